@@ -31,6 +31,7 @@ from kinetic._core.gang.elastic import (
     count_slices,
     loss_of,
     name_slices,
+    tell_who_stays,
 )
 from kinetic._core.gang.machine import Gang
 from kinetic._core.gang.messages import Place
@@ -295,8 +296,7 @@ class ElasticLeader:
     def _tell_who_stays(self, decision: Decision | None) -> None:
         seats = self._seats_of(decision.slices) if isinstance(decision, Form) else []
         if kept := self._lobby.kept(seats):
-            who = f"all {kept}" if kept == len(seats) else f"{kept} of {len(seats)}"
-            self._say(f"{who} hosts go on in the process that they have.")
+            self._say(tell_who_stays(kept, len(seats)))
 
     def _end(self, slices: Iterable[int]) -> None:
         """End what is left of these slices; what their agents have said counts no more."""

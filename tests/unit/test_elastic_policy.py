@@ -18,6 +18,7 @@ from kinetic._core.gang.elastic import (
     Restart,
     Standing,
     loss_of,
+    tell_who_stays,
 )
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import HostReport, RemoteError, judge
@@ -295,3 +296,11 @@ def test_what_comes_and_goes_while_its_slice_is_away_may_not_count():
     assert machine.stays_away(1)
     machine.lost(1, DIED, 2.0)
     assert [failure.slices for failure in machine.failures] == [(1,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "hosts", "told"),
+    [(1, 1, "the host of this slice goes on"), (2, 2, "all 2 hosts go"), (1, 2, "1 of 2 hosts go")],
+)
+def test_it_tells_how_many_hosts_keep_their_process(kept, hosts, told):
+    assert tell_who_stays(kept, hosts).startswith(told)

@@ -304,6 +304,14 @@ def count_slices(number: int) -> str:
     return f"{number} slice{'' if number == 1 else 's'}"
 
 
+def tell_who_stays(kept: int, hosts: int) -> str:
+    """Return how many hosts of the next attempt have the process of the last one."""
+    if hosts == 1:
+        return "the host of this slice goes on in the process that it has."
+    who = f"all {kept}" if kept == hosts else f"{kept} of {hosts}"
+    return f"{who} hosts go on in the process that they have."
+
+
 def first_line(text: str) -> str:
     """Return the first line of a text; "" if it has none."""
     lines = text.splitlines()
