@@ -72,6 +72,12 @@ def waking_fd(signum: int, act: Callable[[], None]) -> int:
     return wake
 
 
+def end_waking(wake: int) -> None:
+    """Close what `waking_fd` has opened. The signal is still taken."""
+    os.close(signal.set_wakeup_fd(-1))
+    os.close(wake)
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies, so that none escapes."""
     if _LINUX:

@@ -37,6 +37,7 @@ def told(folder):
         "slices": kinetic.num_slices(),
         "variable": os.environ["KINETIC_ATTEMPT"],
         "agent": os.getppid(),
+        "descriptors": len(os.listdir(f"/proc/{os.getppid()}/fd")),
         "init": Path(os.environ["KINETIC_LOCAL_DIR"], "jax-init-info.txt").read_text().split(),
     }
     own.with_suffix(".part").write_text(json.dumps(place))
@@ -130,6 +131,8 @@ def test_one_process_survives_again_and_again(begin, tmp_path):
     assert note(tmp_path, 5, 0)["seen"] == [[attempt, first] for attempt in range(1, 6)]
     story = job.story()
     assert "2 of 4 hosts go on in the process that they have." in story
+    opened = [note(tmp_path, attempt, 0)["descriptors"] for attempt in (2, 5)]
+    assert opened[1] - opened[0] < 3, "the agent opens some in each attempt"
 
 
 def learn(folder):

@@ -299,6 +299,16 @@ def test_orbax_keeps_its_counters_where_we_know_them():
         generator._operation_id = int(before)
 
 
+def test_orbax_remembers_nothing_of_the_devices_of_another_world():
+    from jax.sharding import SingleDeviceSharding
+    from orbax.checkpoint._src.serialization import replica_slices
+
+    replica_slices._sharding_num_replicas(SingleDeviceSharding(jax.devices()[0]), (4,))
+    assert replica_slices._sharding_num_replicas.cache_info().currsize
+    assert worlds.forget() == []
+    assert not replica_slices._sharding_num_replicas.cache_info().currsize
+
+
 # -- the persistent tier ---------------------------------------------------------------------------
 
 

@@ -493,5 +493,7 @@ class Agent:
         """Free what outlives the attempt in an agent that goes on."""
         self._link.stop()
         self._selector.close()
+        if self._alive_fd >= 0:
+            processes.end_waking(self._sigterm_fd)
         for port in self._ports:
             port.close()

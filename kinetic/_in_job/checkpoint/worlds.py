@@ -9,6 +9,7 @@ fails when Orbax keeps them elsewhere.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
@@ -68,4 +69,14 @@ def forget() -> list[str]:
             cached.cache_clear()  # type: ignore[union-attr]
         else:
             missing.append("get_signaling_client")
+    _empty_caches()
     return missing
+
+
+def _empty_caches() -> None:
+    """Empty what Orbax remembers of shardings: it would keep the devices of each world, with all
+    their threads."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("orbax.")]
+    for value in (value for module in modules for value in list(vars(module).values())):
+        if isinstance(value, functools._lru_cache_wrapper):
+            value.cache_clear()
