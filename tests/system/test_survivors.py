@@ -297,6 +297,7 @@ def test_a_survivor_is_killed_while_it_waits(begin, tmp_path, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "3")
     job = begin(elastic(), [(1, 3)], [])
     wait_until(lambda: job.losses() == [(1,)], "no loss")
+    assert (job.folder / "local/reserve").stat().st_size, "for records when the disk is full"
     victim = pids(tmp_path, 1)[1]
     wait_until(lambda: not has_connections(victim), "it does not leave its world")
     os.kill(victim, signal.SIGKILL)

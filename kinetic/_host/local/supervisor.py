@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 SOCKET_PATH_LIMIT = 100
 """Bytes of a Unix socket's path; the kernel takes 107."""
 RESERVE_BYTES = 1 << 16
-"""Reserved on disk, so that the verdict can be written when the disk is full."""
+"""Reserved on disk, so that the verdict can be written when the disk is full, and in an elastic job
+those of the attempts before."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,7 @@ class Supervisor:
             return self._lead_elastic(plan, elastic, agents, Endpoint(target, token, plan.job_id))
         if plan.hosts == 1:  # It waits for nobody.
             self._say_ready()
-        # Done while the agents start.
-        processes.reserve_disk(self._own / "reserve", RESERVE_BYTES)
+        self._reserve()  # While the agents start.
         import shutil  # noqa: F401 - for the end
 
         from kinetic._host.leader import Leader
@@ -199,6 +199,12 @@ class Supervisor:
         from kinetic._host.crew import ForkedCrew
         from kinetic._host.elastic_leader import ElasticLeader
 
+        self._reserve()
+
+        def on_agents(attempt: int) -> None:
+            self._publish(agents, attempt, target=endpoint.target, token=endpoint.token)
+            self._reserve()  # What the attempt before may have used up.
+
         return ElasticLeader(
             plan,
             elastic,
@@ -207,11 +213,12 @@ class Supervisor:
             heartbeat_timeout_s=self._request.heartbeat_timeout_s,
             has_records=self._holds_the_lock,
             on_ready=self._say_ready,
-            on_agents=lambda attempt: self._publish(
-                agents, attempt, target=endpoint.target, token=endpoint.token
-            ),
-            make_room=self._make_room,
+            on_agents=on_agents,
+            make_room=self._make_some_room,
         ).lead(endpoint)
+
+    def _reserve(self) -> None:
+        processes.reserve_disk(self._own / "reserve", RESERVE_BYTES)
 
     def _socket_path(self) -> Path:
         path = self._own / "socket"
@@ -281,6 +288,12 @@ class Supervisor:
     def _make_room(self) -> None:
         """Free the disk space reserved for the verdict."""
         (self._own / "reserve").unlink(missing_ok=True)
+
+    def _make_some_room(self) -> None:
+        """Free half of it: more attempts may follow on a disk that stays full."""
+        reserve = self._own / "reserve"
+        with contextlib.suppress(OSError):
+            os.truncate(reserve, reserve.stat().st_size // 2)
 
     def _sweep_up(self) -> None:
         memory_folder.remove_unused(self._request.job_id)
