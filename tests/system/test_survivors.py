@@ -69,7 +69,7 @@ def elastic(function=train, slices=(1, 2), **options):
 # -- they go on ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("victim", [0, 1, 3])
+@pytest.mark.parametrize("victim", [0, 3])
 def test_survivors_keep_their_process_while_the_slice_returns(begin, tmp_path, victim):
     job = begin(elastic(survivors="keep"), [(1, victim)], [])
     assert job.handle.result(timeout=LIMIT_S) == (2, 4, [0, 1], 4 * (STEPS - 1), [2])
@@ -107,7 +107,7 @@ def test_no_host_compiles_again_what_it_has_compiled(begin, survivors):
     assert job.handle.results(timeout=LIMIT_S) == [False] * 4
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("lost", [0, 1])
 def test_survivors_keep_their_process_in_a_smaller_attempt(begin, tmp_path, lost, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     remote = elastic(slices=(1, 3), survivors="keep", on_slice_loss="shrink")
@@ -125,13 +125,13 @@ def test_survivors_keep_their_process_in_a_smaller_attempt(begin, tmp_path, lost
 
 
 def test_one_process_survives_again_and_again(begin, tmp_path):
-    job = begin(elastic(survivors="keep"), [(1, 3), (2, 3), (3, 2), (4, 3)], [])
-    assert job.handle.result(timeout=LIMIT_S)[0] == 5
-    (first,) = {pids(tmp_path, attempt)[0] for attempt in range(1, 6)}
-    assert note(tmp_path, 5, 0)["seen"] == [[attempt, first] for attempt in range(1, 6)]
+    job = begin(elastic(survivors="keep"), [(1, 3), (2, 2), (3, 3)], [])
+    assert job.handle.result(timeout=LIMIT_S)[0] == 4
+    (first,) = {pids(tmp_path, attempt)[0] for attempt in range(1, 5)}
+    assert note(tmp_path, 4, 0)["seen"] == [[attempt, first] for attempt in range(1, 5)]
     story = job.story()
     assert "2 of 4 hosts go on in the process that they have." in story
-    opened = [note(tmp_path, attempt, 0)["descriptors"] for attempt in (2, 5)]
+    opened = [note(tmp_path, attempt, 0)["descriptors"] for attempt in (2, 4)]
     assert opened[1] - opened[0] < 3, "the agent opens some in each attempt"
 
 
