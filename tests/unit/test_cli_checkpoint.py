@@ -122,6 +122,18 @@ def test_steps_are_removed(
     assert store.has("notes/of the user")
 
 
+@pytest.mark.parametrize(("numbers", "what"), [((4,), "step 4"), ((4, 20), "steps 4, 20")])
+def test_it_asks_before_it_removes(
+    world: World, saved: Any, numbers: Any, what: str, monkeypatch: Any, capsys: Capture
+):
+    asked: list[str] = []
+    monkeypatch.setattr("click.confirm", asked.append)
+    steps = [word for number in numbers for word in ("--step", str(number))]
+    assert world("checkpoint", "rm", saved[0], *steps) == 1
+    assert asked[0].startswith(f"Remove {what} (")
+    assert listed(world, capsys, saved[0]) == ALL
+
+
 def test_what_is_asked_for_must_be_there(world: World, saved: Any, capsys: Capture) -> None:
     where, _ = saved
     assert world("checkpoint", "rm", where, "--yes", "--step", "5") == 3

@@ -25,9 +25,10 @@ except ImportError as missing:
 class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
     """Saves what `model.fit` trains, and goes on where it was: weights, optimizer and epoch.
 
-    As `kinetic.Checkpointer`, which explains the tiers and the options; a step is a batch. Every
-    epoch's end is saved to the persistent tier, with the epoch's logs as metrics. An epoch that was
-    cut off begins again, with the weights that it had when it was saved last.
+    As `kinetic.Checkpointer`, which explains the tiers and the options; a step is a batch, or the
+    end of an epoch. Every epoch's end is saved to the persistent tier, with the epoch's logs as
+    metrics. An epoch that was cut off begins again, with the weights that it had when it was saved
+    last.
 
     Args:
         directory: of the persistent tier; by default `checkpoints` below `KINETIC_OUTPUT_DIR`.

@@ -238,8 +238,9 @@ def rm(
         output.notice(f"There is nothing to remove at {found.where}.")
         return exit_codes.OK
     names = ", ".join(dict.fromkeys(str(each.step) for each in chosen))
+    what = "step" if len(chosen) == 1 else "steps"
     size = in_gigabytes(sum(each.size_bytes for each in chosen))
-    if not yes and not click.confirm(f"Remove steps {names} ({size}) from {found.where}?"):
+    if not yes and not click.confirm(f"Remove {what} {names} ({size}) from {found.where}?"):
         return exit_codes.FAILED
     if force:
         found.remove(chosen)

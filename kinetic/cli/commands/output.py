@@ -77,7 +77,7 @@ Examples:
     metavar="N",
     type=click.IntRange(min=1),
     shell_complete=suggested("attempts"),
-    help="Only the N-th attempt of a job with --retries, from 1. [default: all, in order]",
+    help="Only the N-th attempt of a job that had several, from 1. [default: all, in order]",
 )
 @click.option(
     "--timestamps",
