@@ -16,9 +16,10 @@ from typing import Any
 from kinetic._backends.base import Backend, Explains, LogRequest, Status
 from kinetic._client.explaining import explained
 from kinetic._core import layout, record
-from kinetic._core.exits import Exit
+from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.log_format import LogChunk
-from kinetic._core.outcome import HostReport, Outcome, judge, judge_leaderless
+from kinetic._core.outcome import HostReport, Outcome, judge, judge_leaderless, program_code
+from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of, status_of_verdict
 from kinetic._core.values import dataclass
@@ -428,9 +429,21 @@ def _judged_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outco
         else "the job's supervisor was killed"
     )
     outcome = replace(_judge(store, ref, now, reason), supervisor_lost=True)
+    first = outcome.first
+    if first is not None and program_code(first) is not ProgramCode.CODE_FAILED:
+        # Had the supervisor lived, another attempt would have followed the loss of a host.
+        outcome = replace(outcome, blamed=()) if _is_elastic(store, ref) else outcome
     if not gone and all(r.exit.kind.hearsay for r in outcome.reports):
         outcome = replace(outcome, reason=_as_agents_saw_it(outcome) or reason)
     return outcome
+
+
+def _is_elastic(store: Store, ref: JobRef) -> bool:
+    try:
+        plan = Plan.from_json(record.parse(store.get(layout.plan(ref.job_id))))
+    except KineticError:
+        return False
+    return plan.elastic_gang is not None
 
 
 def _as_agents_saw_it(outcome: Outcome) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import os
 import time
@@ -14,6 +15,7 @@ from laptop_fakes import (
     NOW,
     FakeBackend,
     chunk,
+    plan,
     put_attempt,
     put_outcome,
     put_ref,
@@ -195,6 +197,19 @@ def test_an_earlier_attempt_is_not_taken_for_the_one_that_was_under_way(store, b
     assert finished.outcome.attempt == 2
     assert finished.outcome.first.exit is Exit.AGENT_LOST
     assert finished.outcome.supervisor_lost
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_the_loss_that_an_elastic_job_would_have_survived_did_not_end_it(store, backend, elastic):
+    planned = plan(options={"slices": (1, 2) if elastic else 2})
+    job = put_ref(store, ref(hosts=2))
+    store.put(layout.plan(job.job_id), json.dumps(planned.to_json()).encode())
+    backend.phases[job.job_id] = JobStatus.FAILED
+    put_report(store, job, HostReport(0, Exit.STOPPED, "host 1 died"))
+    put_report(store, job, HostReport(1, Exit.SIGNAL, "killed by SIGKILL", signal=9))
+    (finished,) = follow(backend, store, job)
+    assert finished.outcome.reason == "the job's supervisor was killed"
+    assert finished.outcome.blamed == (() if elastic else (1,))
 
 
 def test_how_the_supervisor_was_lost_is_told_as_its_agents_saw_it(store, backend):
