@@ -140,20 +140,25 @@ def count(name: str, value: object, *, least: int) -> int:
 
 def slices(name: str, value: object) -> int | tuple[int, int]:
     """Check a number of slices, or the least and most of an elastic job."""
-    if not isinstance(value, tuple | list):
+    if not isinstance(value, tuple | list | str):
         return count(name, value, least=1)
-    if len(value) != 2:
+    if isinstance(value, str) or len(value) != 2:
         raise UsageTypeError(
             f"{name} must be a number, or two: the least and the most, as in (1, 2); it is "
             f"{value!r}."
         )
     least, most = (count(f"{name}[{index}]", each, least=1) for index, each in enumerate(value))
+    is_flag = name.startswith("--")
+    given, turned = (
+        f"{one}:{other}" if is_flag else f"({one}, {other})"
+        for one, other in ((least, most), (most, least))
+    )
     if least > most:
-        raise UsageError(f"{name} names the least first: write ({most}, {least}), not {value!r}.")
+        raise UsageError(f"{name} names the least first: write {turned}, not {given}.")
     if most == 1:
         raise UsageError(
-            f"{name}={value!r} has no slice to lose: an elastic job needs two or more. Write "
-            f"{name}=1 with retries=, or a larger second number."
+            f"{name}={given} has no slice to lose: an elastic job needs two or more. Write "
+            f"{name}=1 with {'--retries' if is_flag else 'retries='}, or a larger second number."
         )
     return least, most
 

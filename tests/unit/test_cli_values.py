@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kinetic import errors
 from kinetic._client.board import text
 from kinetic._client.board.line_prefix import Prefixer
+from kinetic._core import checks
 from kinetic._core.duration import parse_duration_s
 from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDOUT, LogChunk
@@ -311,3 +312,12 @@ def test_a_program_passes_its_own_code_on(report: HostReport, code: int) -> None
 
 def test_a_program_without_a_guilty_host_fails_with_1() -> None:
     assert exit_codes.of_program(Outcome(Verdict.FAILED)) == 1
+
+
+def test_a_flag_for_slices_is_corrected_as_it_is_written():
+    with pytest.raises(errors.UsageError, match=r"--slices names .* write 2:3, not 3:2\."):
+        checks.slices("--slices", (3, 2))
+    with pytest.raises(
+        errors.UsageError, match=r"--slices=1:1 has .* Write --slices=1 with --retr"
+    ):
+        checks.slices("--slices", (1, 1))

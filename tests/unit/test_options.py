@@ -69,6 +69,7 @@ class Trainer:
         ({"slices": True}, "slices must be a whole number"),
         ({"slices": 2.0}, "slices must be a whole number"),
         ({"slices": (1, 2, 3)}, "slices must be a number, or two: the least and the most"),
+        ({"slices": "1:2"}, "slices must be a number, or two: the least and the most"),
         ({"slices": (0, 2)}, "slices[0] must be 1 or more"),
         ({"slices": (1, "2")}, "slices[1] must be a whole number"),
         ({"slices": (3, 2)}, "slices names the least first: write (2, 3), not (3, 2)"),
