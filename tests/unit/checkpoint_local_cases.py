@@ -411,6 +411,19 @@ def test_memory_that_is_too_small_is_told_with_what_to_ask_for(tmp_path, monkeyp
         ckpt.restore({"w": np.zeros(100_000)})
 
 
+def test_memory_that_has_become_too_small_ends_no_training(tmp_path, monkeypatch, caplog):
+    """A later attempt may have fewer hosts, or less memory."""
+    monkeypatch.setenv("KINETIC_ATTEMPT", "2")
+    small = os.statvfs(tmp_path)
+    monkeypatch.setattr(
+        os, "statvfs", lambda path: type("S", (), {"f_bavail": 1, "f_frsize": small.f_frsize})
+    )
+    with kinetic.Checkpointer(tmp_path / "run", local_directory=tmp_path / "memory") as ckpt:
+        assert ckpt.restore({"w": np.zeros(100_000)})[1] == 0
+    assert "two copies of it need 1.6 MB" in caplog.text
+    assert "The training goes on" in caplog.text
+
+
 def test_without_orbax_it_is_told_what_to_install(tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(

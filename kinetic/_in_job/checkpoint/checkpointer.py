@@ -302,7 +302,9 @@ class Checkpointer:
             return self._opened
         persistent.orbax()  # whether it is there, before anything is done together
         self._peers = peers.of_this_world()
-        self._opened = opening.opened(self._directory, self._local, self._keep, self._peers, state)
+        self._opened = opening.opened(
+            self._directory, self._local, self._keep, self._peers, state, warn=self._warn
+        )
         tier, writer = self._opened.local, self._opened.writer
         if tier is not None:
             self._local_saves = LocalSaves(tier, writer, self._peers, self._warn)

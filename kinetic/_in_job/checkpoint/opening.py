@@ -95,6 +95,8 @@ def opened(
     keep: Keep,
     peers: Peers,
     state: State,
+    *,
+    warn: Callable[[str], None],
 ) -> Opened:
     """Open both tiers; collective.
 
@@ -104,10 +106,12 @@ def opened(
         keep: which persistent checkpoints stay.
         peers: the hosts.
         state: for the room that it needs.
+        warn: called where that is missing in a later attempt, which may have fewer hosts, or less
+            memory: the training goes on.
 
     Raises:
         CheckpointInUse: another job writes there.
-        CheckpointError: a folder cannot be used.
+        CheckpointError: a folder cannot be used, or the first attempt has no room.
     """
     token = os.urandom(8).hex()
     held: list[Lease] = []
@@ -130,7 +134,12 @@ def opened(
             return json.dumps(vars(room.measured(tier.folder, size_of(state))))
 
         rooms = [Room(**json.loads(each)) for each in agree(peers, "folders", look) if each]
-        room.check(rooms)
+        try:
+            room.check(rooms)
+        except CheckpointError as error:
+            if slices.attempt() == 1:
+                raise
+            warn(f"{error} The training goes on; local checkpoints that do not fit are given up.")
         persistent = Persistent(directory, keep)
     except BaseException:
         for each in held:
