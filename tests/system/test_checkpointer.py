@@ -202,6 +202,20 @@ def test_what_cannot_work_is_told_before_the_first_step(tmp_path):
         run(train)(3, folder=str(tmp_path), local_directory=str(tmp_path / "file/below"))
 
 
+def save_another_kind(folder):
+    import numpy as np
+
+    with kinetic.Checkpointer(folder, every=1) as ckpt:
+        _, step = ckpt.restore({"x": 1.0})
+        ckpt.save(step, {"x": np.ones(())})
+
+
+def test_what_could_not_be_restored_is_told_when_it_is_saved_first(tmp_path):
+    told = r"of step 0, which was to be saved, .*'x'\] was an array of shape \(\) and is a number"
+    with pytest.raises(errors.CheckpointMismatch, match=told):
+        kinetic.run("cpu")(save_another_kind)(str(tmp_path))
+
+
 class Numbers:
     """An iterator as Grain's are."""
 

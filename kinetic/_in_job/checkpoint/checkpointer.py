@@ -108,6 +108,7 @@ class Checkpointer:
         self._local_saves: LocalSaves | None = None
         self._numbers = itertools.count()
         self._last = -1
+        self._pattern: list[Leaf] | None = None  # of restore(), until a save was compared with it
         self._is_closed = False
         self.restored: Restored | None = None
 
@@ -138,7 +139,7 @@ class Checkpointer:
             CheckpointError: the checkpoint cannot be read.
         """
         now = tree.taken_apart(state)
-        opened = self._open(now)
+        opened, self._pattern = self._open(now), now.leaves
         if self._local_saves is not None:
             self._local_saves.wait()
         newest, whole = opening.newest(opened, self._peers)
@@ -206,6 +207,7 @@ class Checkpointer:
 
         Raises:
             CheckpointError: this save cannot begin, or an earlier one has failed.
+            CheckpointMismatch: this first save would not fit the state of `restore`.
             Preempted: a host is taken away, and the step has been saved on all hosts: let it pass.
         """
         return self._save(step, lambda: state, metrics=metrics, data=data, force=force)
@@ -243,6 +245,10 @@ class Checkpointer:
         if any(to.values()):
             position = None if data is None else positions.taken(data)
             due = Due(next(self._numbers), step, tree.taken_apart(state_of()), position)
+            if self._pattern is not None:  # Better now than when a host has been lost.
+                where = f"of step {step}, which was to be saved,"
+                tree.check_same(due.state.leaves, self._pattern, where)
+                self._pattern = None
             if self._local_saves is not None and to["local"] and step > self._last:
                 self._local_saves.begin(due)
             if to["persistent"]:

@@ -223,7 +223,9 @@ def check_same(saved: Sequence[Leaf], now: Sequence[Leaf], where: str) -> None:
 def _shape(leaf: Leaf) -> str:
     if leaf.key:
         return f"a key of {leaf.key}"
-    return f"{leaf.shape}" if leaf.dtype else "a number"
+    if not leaf.dtype:
+        return "a number"
+    return f"{leaf.shape}" if leaf.shape else "an array of shape ()"
 
 
 def _named(names: Sequence[str]) -> str:
