@@ -170,6 +170,8 @@ class Agents:
                 return
             if pid == 0:
                 return
+            if self._service is not None and pid == self._service.pid:
+                self._service = None  # Killed by somebody; its id may soon be another's.
             host = self.pids.pop(pid, None)
             if host is not None:
                 yield host, status

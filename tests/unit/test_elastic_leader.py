@@ -6,7 +6,10 @@ In: a leader over agents that are no processes. Out: which slices it counts on.
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -276,3 +279,28 @@ def test_a_slice_that_dies_while_it_waits_is_not_counted_on(hosts):
         assert [failure.slices for failure in leader._policy.failures] == [(1,), (1,)]
 
     asyncio.run(story())
+
+
+KILLED = """
+import os
+from types import SimpleNamespace
+
+from kinetic._core.place import Place
+from kinetic._host.agents import Agents
+from kinetic._store.memory import MemoryStore
+from manifest_cases import planned
+
+if (pid := os.fork()) == 0:
+    os._exit(0)
+os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+agents = Agents(planned("cpu:2", place=Place("local"), slices=(1, 2)), MemoryStore())
+agents._service = SimpleNamespace(pid=pid, end=lambda: print("killed again"))
+print(list(agents.dead()), repr(agents.serve_world(2)))
+"""
+
+
+def test_a_service_of_jax_that_was_killed_is_not_killed_again():
+    """Its process id may be another's by now. In a process of its own: all children are reaped."""
+    line = [sys.executable, "-c", KILLED]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert (done.stdout, done.stderr) == ("[] ''\n", "")
