@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import logging
 import os
 import shutil
 
@@ -17,7 +18,7 @@ import pytest
 from checkpoint_fakes import Crowd, on_all
 
 import kinetic
-from kinetic._in_job.checkpoint import tree, worlds
+from kinetic._in_job.checkpoint import persistent, tree, worlds
 from kinetic._in_job.checkpoint.assembly import Assembly
 from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.local_tier import LocalTier
@@ -444,3 +445,21 @@ def test_options_that_cannot_work(tmp_path, options):
 def test_outside_of_jobs_there_is_no_folder_by_default():
     with pytest.raises(UsageError, match="Give it directory="):
         kinetic.Checkpointer()
+
+
+# -- what Orbax logs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"), [("CANCELLED: WaitAtBarrier", False), ("INTERNAL: no space left", True)]
+)
+def test_a_save_that_was_cut_off_with_its_world_is_no_news(words, is_told, tmp_path, caplog):
+    persistent.Persistent(str(tmp_path), persistent.Keep()).close()
+    try:
+        try:
+            raise jax.errors.JaxRuntimeError(words)
+        except jax.errors.JaxRuntimeError as error:
+            raise TimeoutError("Timed out while waiting for a barrier") from error
+    except TimeoutError:
+        logging.getLogger("absl").exception("Save Finalize thread failed.")
+    assert bool(caplog.records) is is_told

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -20,6 +21,8 @@ from kinetic.errors import CheckpointError, PreflightError
 
 STATE, RECORD = "state", "kinetic"
 """Names of what a checkpoint holds: the state, and what is known about it."""
+_BROKEN, _ENDED = "JaxRuntimeError", "CANCELLED"
+"""What waits for other hosts gets this error when its world ends."""
 _LIMIT_S = 600
 """How long Orbax lets the hosts wait for each other."""
 
@@ -53,6 +56,7 @@ class Persistent:
 
     def __init__(self, directory: str, keep: Keep) -> None:
         ocp = orbax()
+        logging.getLogger("absl").addFilter(is_news)
         self._directory = directory
         self._newest = -1
         options = ocp.CheckpointManagerOptions(
@@ -156,6 +160,18 @@ class Persistent:
         """Wait, and free what the manager holds."""
         with _explained("written", self._directory):
             self._manager.close()
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether a record of Orbax's log says what is said nowhere else: not that a save was cut off
+    because the hosts' world has ended. The leader tells that, and who waits for the save gets it
+    as an error; Orbax logs two tracebacks of many pages."""
+    error = record.exc_info[1] if record.exc_info else None
+    while error is not None:
+        if type(error).__name__ == _BROKEN and str(error).startswith(_ENDED):
+            return False
+        error = error.__cause__ or error.__context__
+    return True
 
 
 def orbax() -> Any:
