@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 
 
 def shut_between(addresses: set[str]) -> int:
@@ -23,6 +24,10 @@ def shut_between(addresses: set[str]) -> int:
 
 
 def _shut(fd: int, addresses: set[str]) -> bool:
+    # Others are not duplicated: Python leaves the copy open when it finds no socket, and to close
+    # that of a file would release the locks that this process holds on the file.
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        return False
     with socket.socket(fileno=os.dup(fd)) as connection:
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
             return False

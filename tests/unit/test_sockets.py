@@ -75,3 +75,14 @@ def test_other_sockets_stay(connect):
         other.sendall(b"x")
         assert one.recv(1) == b"x"
         assert listener.fileno() >= 0
+
+
+def test_what_is_no_socket_is_left_alone(tmp_path):
+    def descriptors_after(times):
+        for _ in range(times):
+            sockets.shut_between(set())
+        return len(os.listdir("/proc/self/fd"))
+
+    with open(tmp_path / "file", "w"):
+        once, often = (int(in_child(lambda n=n: descriptors_after(n))) for n in (0, 3))
+    assert once == often
