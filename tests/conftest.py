@@ -24,6 +24,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from kinetic._system import memory_folder
+
 pytest_plugins = ["cluster.fixtures"]
 
 # A shell that starts the tests in the background lets them ignore Ctrl-C, nohup the end of a
@@ -53,6 +55,8 @@ def playground() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="kn-"))
     (folder / "tmp").mkdir()
     yield folder
+    for job in folder.glob("*/home/jobs/*"):
+        memory_folder.remove(job.name)
     shutil.rmtree(folder, ignore_errors=True)
 
 
