@@ -55,7 +55,7 @@ def playground() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="kn-"))
     (folder / "tmp").mkdir()
     yield folder
-    for job in folder.glob("*/home/jobs/*"):
+    for job in folder.glob("*/*/jobs/*"):
         memory_folder.remove(job.name)
     shutil.rmtree(folder, ignore_errors=True)
 
