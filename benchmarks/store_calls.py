@@ -16,6 +16,7 @@ import contextlib
 import io
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -58,9 +59,9 @@ def main(delay_ms: float = DELAY_MS) -> None:
         store = MemoryStore(delay_s=delay_ms / 1000)
         # A copy, to be changed below.
         project = place / ROOT.name
-        original, near = bundle.build(ROOT, cache_dir=place / "cache"), MemoryStore()
-        bundle.upload(original, near)
-        bundle.unpack(near, original.tree, project)
+        subprocess.run(["git", "clone", "-q", ROOT, project], check=True)
+        (project / ".kineticignore").unlink()  # All of it is sent here.
+        original = bundle.build(project, cache_dir=place / "cache")
 
         def build() -> bundle.Bundle:
             return bundle.build(project, cache_dir=place / "cache")
