@@ -2,7 +2,7 @@
 # The first run of a target sets up .venv; later runs start at once, until pyproject.toml changes.
 #
 #   make demo     a 4-host slice on this machine: Keras, data parallel, on 16 devices
-#   make test     all tests                                      (make test ARGS="-k gang -x")
+#   make test     all tests, four at a time                      (make test ARGS="-k gang -x")
 #   make test-cluster KUBECONFIG=…  the tests of clusters on the one of its current context (see CONTRIBUTING.md)
 #   make check    lint, format, types, import contracts
 #   make docs     this project's site, in site/; what is wrong in it is an error
@@ -60,8 +60,9 @@ $(VENV)/.stamp-docs: pyproject.toml | $(VENV)/.stamp-venv
 demo: $(VENV)/.stamp-demo
 	@$(BIN)/python examples/keras_data_parallel.py
 
+# Most tests wait for something most of the time: more of them at once than there are processors.
 test: $(VENV)/.stamp-test
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(or $(ARGS),-n 4 --dist worksteal)
 
 test-cluster: $(VENV)/.stamp-test
 	@[ -n "$(KUBECONFIG)" ] || { echo "error: which cluster? make test-cluster KUBECONFIG=/path/to/kubeconfig" >&2; exit 2; }
