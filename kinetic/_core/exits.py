@@ -89,6 +89,8 @@ class ProgramCode(IntEnum):
     START_AGAIN = 3
     """On host 0: the next attempt is due, and a host is missing, so the cluster has to start all of
     them."""
+    WORKER_LOST = 4
+    """Of a host of an elastic job: its worker was killed between two attempts."""
     TAKEN_AWAY = 43
     """On host 0: as START_AGAIN, because the cluster has taken a host away, which does not
     count."""

@@ -234,4 +234,6 @@ def cause_of_death(status: int) -> str:
     """Return a sentence for the wait status of an agent."""
     if os.WIFSIGNALED(status):
         return f"Its agent process was killed by {processes.signal_name(os.WTERMSIG(status))}."
+    if os.WEXITSTATUS(status) == ProgramCode.WORKER_LOST:
+        return "Its worker process was killed while it waited for its place."
     return f"Its agent process ended with exit code {os.WEXITSTATUS(status)}."

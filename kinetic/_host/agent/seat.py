@@ -136,4 +136,5 @@ class Seat:
         if ready == [done]:
             os.close(done)
             return told[0]
-        return None, ProgramCode.UNDELIVERED
+        lost = worker.pidfd in ready and self._alive_fd not in ready
+        return None, ProgramCode.WORKER_LOST if lost else ProgramCode.UNDELIVERED
