@@ -207,13 +207,38 @@ def save_another_kind(folder):
 
     with kinetic.Checkpointer(folder, every=1) as ckpt:
         _, step = ckpt.restore({"x": 1.0})
-        ckpt.save(step, {"x": np.ones(())})
+        ckpt.save(step, {"x": np.ones(3)})
 
 
 def test_what_could_not_be_restored_is_told_when_it_is_saved_first(tmp_path):
-    told = r"of step 0, which was to be saved, .*'x'\] was an array of shape \(\) and is a number"
+    told = r"of step 0, which was to be saved, .*'x'\] was \(3,\) and is a number"
     with pytest.raises(errors.CheckpointMismatch, match=told):
         kinetic.run("cpu")(save_another_kind)(str(tmp_path))
+
+
+def compile_steps(local_every):
+    """Steps as Flax's: the first state has numbers, and the next arrays."""
+    import jax
+    import numpy as np
+
+    everywhere = jax.sharding.NamedSharding(kinetic.make_mesh(), jax.sharding.PartitionSpec())
+    weights = jax.make_array_from_callback((3,), everywhere, lambda index: np.ones(3)[index])
+    once = jax.jit(lambda s: {"step": s["step"] + 1, "x": s["x"] * 1.5, "w": s["w"] * s["x"]})
+    with kinetic.Checkpointer(every=4, local_every=local_every) as ckpt:
+        state, start = ckpt.restore({"step": 0, "x": 1.0, "w": weights})
+        for step in range(start, 7):
+            state = once(state)
+            ckpt.save(step, state)
+        ckpt.wait()
+    if kinetic.attempt() == 1:
+        raise OSError("once more")
+    return start, int(state["step"]), float(state["x"]), str(state["x"].dtype)
+
+
+@pytest.mark.parametrize(("local_every", "start"), [(1, 7), (None, 5)])
+def test_a_number_that_has_become_an_array_is_restored_as_one(local_every, start):
+    run = kinetic.run("cpu:2", slices=2, retries=1)
+    assert run(compile_steps)(local_every) == (start, 7, 1.5**7, "float32")
 
 
 class Numbers:

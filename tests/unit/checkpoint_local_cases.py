@@ -45,8 +45,9 @@ def written(tier, number, writer="run"):
 
 
 def read(tier, like):
-    now = tree.taken_apart(like)
-    assembly = Assembly(tier, Crowd(1).hosts()[0], newest([tier.found()]))
+    whole = newest([tier.found()])
+    now = tree.taken_apart(like).as_saved(whole.leaves)
+    assembly = Assembly(tier, Crowd(1).hosts()[0], whole)
     assembly.fetch(now)
     return now.with_values(lambda n: assembly.value(now.leaves[n], now.values[n]))
 
@@ -70,6 +71,15 @@ def test_an_array_takes_the_type_of_the_state(tmp_path):
     written(tier, 5)
     like = state(0) | {"w": np.zeros((3, 4), np.float64)}
     assert read(tier, like)["w"].dtype == np.float64
+
+
+def test_numbers_and_arrays_without_a_shape_come_back_as_they_were_saved(tmp_path):
+    saved, like = {"a": 1, "b": np.float32(0.1)}, {"a": np.zeros(()), "b": 0.5}
+    tier = LocalTier(tmp_path)
+    tier.commit(tier.stage(5, "run", 1, tree.taken_apart(saved)))
+    (found,) = tier.found()
+    tree.check_same(found.leaves, tree.taken_apart(like).leaves, "of step 5")
+    same(read(tier, like), saved)
 
 
 def test_the_step_before_stays_until_it_is_retired_and_then_makes_room(tmp_path):
@@ -262,6 +272,7 @@ def test_a_host_without_a_copy_gets_it_from_another_one(tmp_path):
         ({"a": np.ones(3)}, {"a": 1}, r"\['a'\] was \(3,\) and is a number"),
         ({str(n): n for n in range(9)}, {}, "and 6 more"),
         ({"a": jax.random.key(0)}, {"a": np.ones(2, np.uint32)}, "a key of threefry2x32 and is"),
+        ({"a": jax.random.key(0)}, {"a": 1}, "a key of threefry2x32 and is a number"),
     ],
 )
 def test_a_state_that_does_not_fit(saved, now, words):

@@ -127,7 +127,8 @@ class Checkpointer:
 
         Args:
             state: the state as a new training begins: its structure, shapes and layout over the
-                devices are those of the result; what was saved on another mesh is laid out anew.
+                devices are those of the result; what was saved on another mesh is laid out anew. A
+                number that was saved as an array of shape () comes back as one, and vice versa.
             data: an iterator with `get_state` and `set_state`, to be put where it was.
 
         Returns:
@@ -164,6 +165,7 @@ class Checkpointer:
     def _assembled(self, opened: Opened, whole: Whole, now: State) -> tuple[Any, list[Any], str]:
         assert opened.local is not None
         tree.check_same(whole.leaves, now.leaves, f"of step {whole.step} in memory")
+        now = now.as_saved(whole.leaves)
         assembly = Assembly(opened.local, self._peers, whole)
         assembly.fetch(now)
         found = now.with_values(lambda n: assembly.value(now.leaves[n], now.values[n]))
@@ -175,6 +177,7 @@ class Checkpointer:
         if "leaves" in record:
             saved = [Leaf.from_json(leaf) for leaf in record["leaves"]]
             tree.check_same(saved, now.leaves, f"of step {step} in {self._directory}")
+            now = now.as_saved(saved)
         there, readers = opened.persistent.restore(step, now, self._peers.index)
         where = self._directory
         if readers:

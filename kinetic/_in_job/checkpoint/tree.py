@@ -95,6 +95,22 @@ class State(NamedTuple):
             if leaf.dtype
         ]
 
+    def as_saved(self, leaves: Sequence[Leaf]) -> State:
+        """Return this state with the kind that was saved where one is a number and the other an
+        array of shape (): a number of the first state is an array after a compiled step, and JAX
+        computes with that in another precision."""
+        import numpy as np
+
+        saved = {leaf.name: leaf for leaf in leaves}
+        found = self._replace(leaves=[*self.leaves], values=[*self.values], placed={**self.placed})
+        for number, leaf in enumerate(self.leaves):
+            was = saved.get(leaf.name, leaf)
+            if bool(was.dtype) != bool(leaf.dtype):
+                found.leaves[number] = was
+                found.values[number] = np.zeros((), was.dtype) if was.dtype else was.value
+                found.placed.pop(number, None)
+        return found
+
     def with_values(self, value_of: Callable[[int], Any]) -> Any:
         """Return a pytree of this structure.
 
@@ -194,7 +210,7 @@ def box(index: Sequence[slice], shape: Sequence[int]) -> tuple[tuple[int, ...], 
 
 
 def check_same(saved: Sequence[Leaf], now: Sequence[Leaf], where: str) -> None:
-    """Check that what was saved fits into the state of today.
+    """Check that what was saved fits into the state of today; a number fits an array of shape ().
 
     Raises:
         CheckpointMismatch: it does not; the message names the leaves.
@@ -208,7 +224,7 @@ def check_same(saved: Sequence[Leaf], now: Sequence[Leaf], where: str) -> None:
     shapes = [
         f"{name} was {_shape(old[name])} and is {_shape(leaf)}"
         for name, leaf in new.items()
-        if name in old and _shape(old[name]) != _shape(leaf)
+        if name in old and (old[name].key, old[name].shape) != (leaf.key, leaf.shape)
     ]
     if shapes:
         more = f" and {len(shapes) - _NAMED} more" if len(shapes) > _NAMED else ""
