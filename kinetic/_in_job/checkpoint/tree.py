@@ -70,7 +70,8 @@ class State(NamedTuple):
         values: what is behind them; typed keys as plain arrays, and arrays that each host has for
             itself as arrays of numpy.
         structure: as JAX knows it.
-        placed: on which devices of this host the latter lie, by their numbers.
+        placed: on which devices of this host the latter lie, by their numbers; None for arrays
+            that JAX moves to where they are needed ("uncommitted"), as `jnp.zeros(3)` makes them.
     """
 
     leaves: list[Leaf]
@@ -118,12 +119,15 @@ class State(NamedTuple):
             value_of: the new content of a leaf, from its number.
         """
         import jax
+        import jax.numpy as jnp
+        import numpy as np
 
         values = []
         for number, leaf in enumerate(self.leaves):
             new = value_of(number)
             if number in self.placed:
-                new = jax.device_put(new, self.placed[number])
+                where = self.placed[number]
+                new = jnp.asarray(np.asarray(new)) if where is None else jax.device_put(new, where)
             values.append(jax.random.wrap_key_data(new, impl=leaf.key) if leaf.key else new)
         return jax.tree_util.tree_unflatten(self.structure, values)
 
@@ -140,8 +144,12 @@ def taken_apart(state: Any) -> State:
     with_paths, structure = jax.tree_util.tree_flatten_with_path(state)
     found = [_leaf(jax.tree_util.keystr(path), value) for path, value in with_paths]
     leaves, values = [leaf for leaf, _ in found], [behind for _, behind in found]
-    placed = {n: value.sharding for n, value in enumerate(values) if _is_own(value)}
-    values = [np.asarray(value) if n in placed else value for n, value in enumerate(values)]
+    placed = {
+        n: None if _is_movable(value) else value.sharding
+        for n, value in enumerate(values)
+        if _is_own(value) or _is_movable(value)
+    }
+    values = [np.asarray(value) if _is_own(value) else value for value in values]
     return State(leaves, values, structure, placed)
 
 
@@ -150,6 +158,13 @@ def _is_own(value: Any) -> bool:
     import jax
 
     return isinstance(value, jax.Array) and value.is_fully_addressable and jax.process_count() > 1
+
+
+def _is_movable(value: Any) -> bool:
+    """Whether this array may be in a computation with arrays on other devices."""
+    import jax
+
+    return isinstance(value, jax.Array) and not value.committed and jax.device_count() > 1
 
 
 def _leaf(name: str, value: Any) -> tuple[Leaf, Any]:
