@@ -27,9 +27,9 @@ LIMIT_S = 300
 STEPS = 24
 
 
-def train(folder, pause_s, kills=()):
+def train(folder, pause_s, kills=(), grows=False):
     """Train a layer on all slices that take part; note every step. At the steps of `kills` it waits
-    until the slice is lost."""
+    until the slice is lost; one that `grows` ends on all slices."""
     import time
 
     import jax
@@ -62,6 +62,10 @@ def train(folder, pause_s, kills=()):
             if [kinetic.attempt(), number] in kills:
                 while jax.block_until_ready(weights) is not None:  # until a slice is killed
                     time.sleep(0.01)
+            while grows and number == STEPS - 3 and kinetic.attempt() == 2:
+                if kinetic.should_reform():
+                    break
+                time.sleep(0.02)
             ckpt.save(number, weights)
             time.sleep(pause_s)
     return kinetic.attempt(), kinetic.num_slices(), np.asarray(weights).tolist()
@@ -142,8 +146,8 @@ def test_it_waits_for_the_slice_and_trains_on_as_if_nothing_had_happened(begin, 
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_it_shrinks_and_grows_back_at_a_step(begin, undisturbed, victim, monkeypatch):
-    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "3")
-    training = begin(elastic(on_slice_loss="shrink"), 0.3, [[1, 4]])
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "10")
+    training = begin(elastic(on_slice_loss="shrink"), 0.0, [[1, 4]], True)
     training.reach(1, 4)
     training.handle.kill_hosts(slice=victim)
     attempt, slices, weights = training.result()
