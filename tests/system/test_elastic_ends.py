@@ -1,0 +1,193 @@
+"""Elastic jobs that wait, are cancelled, given up, or lose one of kinetic's own processes.
+
+In: jobs on the local backend, and over programs. Out: values and errors, the story in the log;
+nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from elastic_jobs import LIMIT_S, elastic, half, only_local, only_programs, reached, whole
+from gangs import wait_until
+
+import kinetic
+from kinetic import errors
+from kinetic.errors import HostLost, JobCancelled, UsageError
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
+
+
+@pytest.fixture
+def begin(backend, begin):
+    """On each backend. It waits, unless told otherwise."""
+    return functools.partial(begin, wait=True)
+
+
+# -- while it recovers -----------------------------------------------------------------------------
+
+
+@only_local
+def test_another_slice_is_lost_while_the_job_waits(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "3")
+    job = begin(elastic(), [(1, 3, 0)], wait=False)
+    wait_until(lambda: job.losses() == [(0,)], "no loss")
+    os.kill(job.agents()[3], signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(0,), (1,)]
+    assert any("slice 1 lost (failure 2 of at most 10)" in line for line in job.story())
+
+
+@only_local
+def test_a_slice_that_does_not_return_in_time(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    job = begin(elastic(2, 2, slice_timeout=1), [(1, 3, 2)], wait=False)
+    with pytest.raises(HostLost) as caught:
+        job.handle.result(timeout=LIMIT_S)
+    words = str(caught.value)
+    assert "slice 1 did not return within 1 s (slice_timeout), and there is 1 slice left" in words
+    assert "attempt 1: slice 1 lost: host 2 of 4: The worker process was killed by SIG" in words
+
+
+@only_local
+def test_one_that_has_waited_goes_on_with_those_left(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    job = begin(elastic(slice_timeout=1), [(1, 3, 2)], wait=False)
+    assert job.handle.result(timeout=LIMIT_S) == half(2)
+
+
+@only_local
+def test_it_is_cancelled_while_it_waits(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    job = begin(elastic(2, 2), [(1, 3, 2)], wait=False)
+    wait_until(lambda: job.losses() == [(1,)], "no loss")
+    job.handle.cancel()
+    with pytest.raises(JobCancelled, match="before its next attempt"):
+        job.handle.result(timeout=LIMIT_S)
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def test_its_records_are_removed_while_it_waits(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    job = begin(elastic(2, 2), [(1, 3, 2)], wait=False)
+    wait_until(lambda: job.losses() == [(1,)], "no loss")
+    pid = job.leader()
+    job.folder.rename(job.folder.parents[1] / "removed")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "it goes on without its records")
+    assert not job.folder.exists()
+
+
+def test_it_is_cancelled_while_it_runs(begin):
+    job = begin(elastic(), (), 1.0)
+    job.handle.cancel()
+    with pytest.raises(JobCancelled):
+        job.handle.result(timeout=LIMIT_S)
+    assert job.losses() == []
+
+
+@only_local
+def test_it_is_given_up_with_the_whole_history(begin):
+    job = begin(elastic(max_failures=1), [(1, 2, 3), (2, 2, 0)], wait=False)
+    with pytest.raises(HostLost) as caught:
+        job.handle.result(timeout=LIMIT_S)
+    words = str(caught.value)
+    assert "given up: it failed 2 times, and max_failures is 1. attempt 1: slice 1 lost" in words
+    assert "; attempt 2: slice 0 lost: host 0 of 4" in words
+
+
+def fail(folder):
+    import jax
+
+    if jax.process_index() == 1:
+        raise ValueError("no luck")
+    time.sleep(600)
+
+
+@only_local
+def test_an_exception_of_the_function_is_no_loss(begin):
+    job = begin(elastic(function=fail), wait=False)
+    with pytest.raises(ValueError, match="no luck"):
+        job.handle.result(timeout=LIMIT_S)
+    assert (job.slices(), job.losses()) == ([(0, 1)], [])
+
+
+def test_the_leader_is_killed(begin):
+    job = begin(elastic(), (), 10.0, wait=False)
+    wait_until(lambda: job.slices() == [(0, 1)], "it does not begin")
+    word = "supervisor" if job.is_forked else "which led the job"
+    os.kill(job.leader(), signal.SIGKILL)
+    with pytest.raises(errors.KineticError, match=word):
+        job.handle.result(timeout=LIMIT_S)
+
+
+@only_programs
+def test_the_program_of_a_host_is_killed(begin, tmp_path):
+    """It is started again, and the others stay."""
+    job = begin(elastic(), (), 0.3)
+    before = job.programs()
+    os.kill(before[2], signal.SIGKILL)
+    reached(tmp_path, 2, 0)
+    after = job.programs()
+    assert {h for h in before if before[h] == after[h]} >= {0, 1}
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(1,)]
+
+
+@only_programs
+def test_a_machine_is_gone_at_once(begin, tmp_path):
+    """Nobody is left to say so."""
+    job = begin(elastic(), (), 0.3)
+    program, agent = job.programs()[1], job.agents()[1]
+    os.kill(program, signal.SIGSTOP)
+    for pid in (agent, program):
+        os.kill(pid, signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(0,)]
+
+
+@only_programs
+def test_a_host_is_taken_away(begin):
+    """A cluster asks its program to end, and starts it again."""
+    job = begin(elastic(), (), 0.3)
+    before = job.programs()
+    os.kill(before[2], signal.SIGTERM)
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(1,)]
+
+
+@only_local
+def test_what_forks_is_killed(begin, tmp_path):
+    """Without the process that starts agents, a lost slice cannot return."""
+    job = begin(elastic(on_slice_loss="shrink", slice_timeout=1), (), 0.3)
+    os.kill(job.below_supervisor("kinetic-stem"), signal.SIGKILL)
+    os.kill(job.agents()[3], signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == half(2)
+
+
+def leave_alone(leaver):
+    """One host leaves, the others go on."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    from kinetic._in_job import elastic
+
+    elastic._LIMIT_S = 2.0
+    multihost_utils.process_allgather(np.zeros(1))
+    if jax.process_index() == leaver:
+        kinetic.reform()
+    while True:
+        multihost_utils.process_allgather(np.zeros(1))
+
+
+@pytest.mark.parametrize("leaver", [0, 3])
+def test_a_host_that_leaves_alone_is_told_and_holds_nobody_up(leaver):
+    with pytest.raises(UsageError, match=rf"called on host {leaver}, and hosts .* have not called"):
+        elastic(function=leave_alone)(leaver)
