@@ -111,8 +111,7 @@ def note(folder, attempt, host):
 
 def count(folder, kills=(), pause_s=0.02):
     """Count steps, and meet the other hosts at each by files, without JAX. `kills` says which
-    process
-    is killed in which attempt before which step."""
+    process is killed in which attempt before which step."""
     hosts, mine = int(os.environ["KINETIC_HOSTS"]), int(os.environ["KINETIC_HOST_INDEX"])
     marks = [Path(folder, f"{kinetic.attempt()}-{host}") for host in range(hosts)]
     for step in range(STEPS):
