@@ -77,6 +77,7 @@ def import_half(folder):
 def test_one_that_was_interrupted_in_an_import_is_replaced(begin, tmp_path):
     (tmp_path / "half.py").write_text(HALF)
     job = begin(elastic(import_half, output_dir=str(tmp_path)))
+    all_begun(tmp_path)
     marks = [tmp_path / f"half-{host}" for host in range(2)]
     wait_until(lambda: all(mark.exists() for mark in marks), "nothing is imported")
     os.kill(pids(tmp_path, 1)[3], signal.SIGKILL)
