@@ -18,7 +18,8 @@ from kinetic._backends import registry
 from kinetic._client.batch import handle as handles
 from kinetic._client.batch import launch
 from kinetic._client.batch import manifest as manifests
-from kinetic._client.batch.ledger import BatchRules, Ledger
+from kinetic._client.batch.executor import BatchExecutor
+from kinetic._client.batch.ledger import BatchRules, Ledger, State
 from kinetic._client.batch.manifest import Manifest, new_batch
 from kinetic._client.batch.poller import BatchUpdates
 from kinetic._client.batch.progress import BAR_WIDTH
@@ -77,6 +78,35 @@ def test_another_process_can_cancel(store):
     assert [type(e) for e in found] == [errors.JobCancelled] + [errors.SubmitError] * 4
     assert "cancelled" in str(found[-1])
     batch.wait(timeout=PATIENCE_S)
+
+
+def test_nothing_is_submitted_in_place_of_what_another_process_cancels(tmp_path):
+    """The wish to stop comes in the moment after the batch has looked for one."""
+    cancelled = threading.Event()
+
+    class CancelledAfterALook(LocalStore):
+        def has(self, key):
+            found = super().has(key)
+            if key == layout.group_stop(batch.group_id) and source.hanging:
+                Manifest(store, batch).ask_to_stop()
+                source.cancel(source.hanging[0])
+                seen = executor.events
+                while not executor.ledger.finished:
+                    executor.look(PATIENCE_S, seen)
+                    seen = executor.events
+                cancelled.set()
+            return found
+
+    store = CancelledAfterALook(tmp_path)
+    source = Scripted(store, [["hang"]])
+    batch = new_batch(store, 3, known_ids=True, now=0.0)
+    ledger = Ledger(3, BatchRules(max_concurrent=1))
+    waiter = JobWaiter(first_look_s=0.0)
+    executor = BatchExecutor(ledger, Manifest.begin(store, batch), source, waiter=waiter)
+    executor.start(here=True)
+    assert cancelled.is_set()
+    assert [task.state for task in ledger.tasks] == [State.FAILED, State.SKIPPED, State.SKIPPED]
+    assert source.order == [0]
 
 
 def dead(store, total, submitted, *, retries=0):

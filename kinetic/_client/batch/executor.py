@@ -90,17 +90,23 @@ class BatchExecutor:
         """Submit one input, or wait until that is possible; return whether there is more to do."""
         with self._changed:
             seen, index = self.events, self.ledger.take()
-            if index is None and not self.ledger.submits:
-                return False
-        if index is None:
-            self.look(IDLE_S, seen)
-        else:
-            self._submit(index)
+        # Only now: what made room may have been cancelled by another process, after it asked.
         self._obey()
-        return True
+        if index is not None:
+            self._submit(index)
+            return True
+        with self._changed:
+            submits = self.ledger.submits
+        if submits:
+            self.look(IDLE_S, seen)
+        return submits
 
     def _submit(self, index: int) -> None:
         assert self._submitter is not None
+        with self._changed:
+            if self.ledger.stopped:
+                self.ledger.give_back(index)
+                return self._tell()
         batch, tries = self.manifest.batch, self.ledger.tasks[index].tries
         try:
             handle = self._submitter.submit(
