@@ -107,6 +107,36 @@ print(np.asarray(double(first)).tolist(), copied.sum(), sorted(elastic.get_activ
     assert said[2:] == ["True", "[0.0, 6.0, 12.0, 18.0] 28.0 [0]"]
 
 
+def test_what_is_lost_while_jax_or_numpy_reads_it_is_not_freed_under_their_hands(tmp_path):
+    assert run(
+        tmp_path,
+        """
+from kinetic._host.worker import virtual_slices
+
+def read():
+    made = double(spread(content))
+    made.copy_to_host_async()
+    for shard in made.addressable_shards:
+        np.asarray(shard.data)
+    np.asarray(made)
+
+sys.setswitchinterval(1e-4)
+virtual_slices.SWEEP_S = 0.001
+double = jax.jit(lambda x: x * 2)
+content = np.ones((8192, 8), "float32")
+lose(1)
+failed = 0
+while failed < 25:
+    try:
+        read()
+    except jax.errors.JaxRuntimeError as error:
+        assert "DATA_LOSS" in str(error), error
+        failed += 1
+print(failed)
+""",
+    ) == ["25"]
+
+
 def test_a_slice_that_is_back_is_empty_and_works(tmp_path):
     assert run(
         tmp_path,

@@ -35,7 +35,7 @@ SWEEP_S = 0.02
 STARTING_S = 1.0
 """How long a slice is away at least: its machines have to start."""
 _LOST = "_kinetic_lost"
-"""Attribute of an array that was replaced."""
+"""Attribute of an array that was replaced: its former content, which lives as long as it."""
 
 
 class VirtualSlices:
@@ -95,46 +95,54 @@ class VirtualSlices:
             # Another thread may delete it in between.
             with contextlib.suppress(RuntimeError, ValueError):
                 lost = sorted({d.slice_index for d in array.sharding.device_set} & {*gone})
-                if lost and not getattr(array, _LOST, False):
+                if lost and not hasattr(array, _LOST):
                     _replace(array, lost)
 
 
 class _Turns:
-    """Lets arrays be replaced only while no thread waits for one: JAX waits without the lock of the
-    interpreter, and would go on with an array that is gone."""
+    """Lets arrays be replaced only while no thread is inside one: JAX waits for arrays, copies them
+    and takes them apart without the lock of the interpreter, and would go on with one that is
+    gone."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting = 0
+        self._inside = 0
         self._closed = False
+        self._own = threading.local()
 
-    def waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that waits for arrays, in turn."""
+    def inside(self, use: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that uses arrays, in turn."""
 
         def in_turn(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._own, "inside", False):
+                return use(*args, **kwargs)
             with self._changed:
                 self._changed.wait_for(lambda: not self._closed)
-                self._waiting += 1
+                self._inside += 1
+            self._own.inside = True
             try:
-                return wait(*args, **kwargs)
+                return use(*args, **kwargs)
             finally:
+                self._own.inside = False
                 with self._changed:
-                    self._waiting -= 1
+                    self._inside -= 1
                     self._changed.notify_all()
 
         return in_turn
 
     def alone(self, act: Callable[[], None]) -> bool:
-        """Act while nobody waits; return whether that came about. Not for long: who waits may do so
-        for a computation that calls somebody who wants to wait as well."""
+        """Act while nobody is inside; return whether that came about. Not for long: who waits for
+        an array may do so for a computation that calls somebody who wants to wait as well."""
         with self._changed:
             self._closed = True
             try:
-                if not self._changed.wait_for(lambda: not self._waiting, PATIENCE_S):
+                if not self._changed.wait_for(lambda: not self._inside, PATIENCE_S):
                     return False
+                self._own.inside = True  # or it would wait for itself
                 act()
                 return True
             finally:
+                self._own.inside = False
                 self._closed = False
                 self._changed.notify_all()
 
@@ -147,9 +155,15 @@ def _replace(array: Any, lost: Collection[int]) -> None:
         array.shape, array.dtype, sharding=array.sharding, weak_type=array.weak_type
     )
     names = ", ".join(map(str, lost))
-    error = transfer.make_error_array(like, f"DATA_LOSS: slice {names} is down (simulated)")
+    content, error = (
+        transfer.make_error_array(like, f"DATA_LOSS: slice {names} is down (simulated)")
+        for _ in range(2)
+    )
+    # Whoever looks into the array's memory at present (NumPy does so) must not find it freed.
+    content._replace_with(array)
+    setattr(content, _LOST, True)
     array._replace_with(error)
-    setattr(array, _LOST, True)
+    setattr(array, _LOST, content)
 
 
 def install(world: World, machines: int, away_s: float) -> VirtualSlices:
@@ -185,20 +199,29 @@ def install(world: World, machines: int, away_s: float) -> VirtualSlices:
     xla_client.Device.task_id = property(lambda device: device.id // each)
     pipe = Path(world.file).parent / layout.SLICES_PIPE
     slices = VirtualSlices(pipe, away_s, world.slices)
-    for owner, name in _waits():
-        setattr(owner, name, slices.turns.waiting(getattr(owner, name)))
+    _take_turns(slices.turns)
     slices.watch()
     return slices
 
 
-def _waits() -> list[tuple[Any, str]]:
-    """Where JAX waits for arrays without the lock of the interpreter."""
+def _take_turns(turns: _Turns) -> None:
+    for owner, name in _uses():
+        use = getattr(owner, name)
+        setattr(
+            owner, name, turns.inside(use) if callable(use) else property(turns.inside(use.__get__))
+        )
+
+
+def _uses() -> list[tuple[Any, str]]:
+    """Where JAX is inside an array without the lock of the interpreter."""
     from jax._src import array
     from jax._src.lib import xla_client
 
     return [
         (array.ArrayImpl, "block_until_ready"),
         (array.ArrayImpl, "_single_device_array_to_np_array_did_copy"),
+        (array.ArrayImpl, "_copy_single_device_array_to_host_async"),
+        (array.ArrayImpl, "_arrays"),
         (xla_client, "batched_block_until_ready"),
     ]
 
@@ -212,6 +235,6 @@ def check() -> list[str]:
         (array.ArrayImpl, "_replace_with"),
         (xla_bridge, "make_cpu_client"),
         (transfer, "make_error_array"),
-        *_waits(),
+        *_uses(),
     ]
     return [name for owner, name in wanted if not hasattr(owner, name)]
