@@ -51,8 +51,8 @@ def wait_in_many_threads():
 
 
 def wait_beside_them(waits):
-    """Seen in the stacks when all threads have begun: one that is being started has no frame
-    yet."""
+    """Seen in stacks that are written when all threads have begun: one that is being started has no
+    frame yet."""
     waits.wait()
 
 
@@ -92,6 +92,8 @@ def test_a_function_that_waits_goes_on_waiting(wait, seen, home):
     marker, over = home.parent / "marker", home.parent / "over"
     handle = kinetic.run(accelerator="cpu")(function).run_async(str(marker), str(over))
     wait_until(marker.exists, "the function has not begun")
+    # Threads go on while their stacks are written, the newest first: these may be of two moments.
+    wait_until(lambda: shown(handle, seen), "no stacks")
     for _ in range(3):
         text = wait_until(lambda: shown(handle, seen), "no stacks")
         assert "kinetic/_host" not in text
