@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def fit(epochs, folder, die_in=None, **options):
     """Train, and return the epochs that were done and their losses."""
+    sys.modules.update(sklearn=None, matplotlib=None)  # Keras would import them, for a second each
     import jax
     import keras
     import numpy as np
@@ -26,6 +28,7 @@ def fit(epochs, folder, die_in=None, **options):
             if (self.model.optimizer.iterations.value, jax.process_index()) == (die_in, last):
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    keras.utils.clear_session()  # the second model of a job has the names of the first
     attempt, last = int(os.environ["KINETIC_ATTEMPT"]), jax.process_count() - 1
     if jax.process_count() > 1:
         mesh = keras.distribution.DeviceMesh((jax.device_count(),), ["batch"], jax.devices())
@@ -51,21 +54,30 @@ def fit(epochs, folder, die_in=None, **options):
     return history.epoch, history.history.get("loss", [])
 
 
+def fits(*trainings):
+    """Several trainings one after the other, so that Keras is imported once for all of them."""
+    return [fit(**training) for training in trainings]
+
+
 def test_epochs_go_on_in_another_job(tmp_path):
-    train = kinetic.run("cpu")(fit)
-    epochs, whole = train(4, str(tmp_path / "whole"))
+    train = kinetic.run("cpu")(fits)
+    run = {"folder": str(tmp_path / "run"), "best": "loss"}
+    two = {"epochs": 2} | run
+    four = {"epochs": 4} | run
+    begun, (epochs, whole) = train(two, {"epochs": 4, "folder": str(tmp_path / "whole")})
     assert epochs == [0, 1, 2, 3]
-    folder = str(tmp_path / "run")
-    assert train(2, folder, best="loss") == ([0, 1], whole[:2])
-    assert train(4, folder, best="loss") == ([2, 3], whole[2:])
-    assert train(4, folder, best="loss") == ([], [])
+    assert begun == ([0, 1], whole[:2])
+    assert train(four, four) == [([2, 3], whole[2:]), ([], [])]
 
 
 def test_a_host_is_killed_in_the_third_epoch(tmp_path):
-    run = kinetic.run("cpu:2", slices=2, retries=1)
-    _, whole = run(fit)(4, str(tmp_path / "whole"))
+    train = kinetic.run("cpu:2", slices=2, retries=1)(fits)
     # 4 batches each: the ninth is the first of the third epoch.
-    epochs, losses = run(fit)(4, str(tmp_path / "run"), 9, local_every=None)
+    dies = {"folder": str(tmp_path / "run"), "die_in": 9, "local_every": None}
+    (epochs, losses), (_, whole) = train(
+        {"epochs": 4} | dies, {"epochs": 4, "folder": str(tmp_path / "whole")}
+    )
+    assert len(whole) == 4
     assert epochs[-1] == 3
     assert len(epochs) in (2, 3), "the end of the second epoch may not have been committed"
     assert losses == whole[epochs[0] :]

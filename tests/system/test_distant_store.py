@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from gangs import PATIENCE_S, kill, train, wait_until
+from gangs import PATIENCE_S, kill, wait_until
 
 import kinetic
 from kinetic import errors
@@ -34,13 +34,23 @@ def run(accelerator, **options):
     return kinetic.run(accelerator=accelerator, backend="programs", **options)
 
 
-def test_keras_trains_on_four_hosts(store, capfd):
-    handle = run("tpu-v6e-16")(train).run_async()
-    assert handle.result(timeout=PATIENCE_S, stream_logs=True) == (4, 16, True)
-    assert "host 0 trained" in capfd.readouterr().out
+def add():
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    total = multihost_utils.process_allgather(np.array([jax.process_index()])).sum()
+    print(f"host {jax.process_index()} added", flush=True)
+    return jax.process_count(), jax.device_count(), int(total)
+
+
+def test_four_hosts_work_together(store, capfd):
+    handle = run("tpu-v6e-16")(add).run_async()
+    assert handle.result(timeout=PATIENCE_S, stream_logs=True) == (4, 16, 6)
+    assert "host 0 added" in capfd.readouterr().out
     for host in range(4):
-        assert f"host {host} trained" in handle.logs(host=host)
-    assert handle.tail(1) == "host 0 trained\n"
+        assert f"host {host} added" in handle.logs(host=host)
+    assert handle.tail(1) == "host 0 added\n"
     told = subprocess.run(
         [sys.executable, "-m", "kinetic", "jobs", "list"], capture_output=True, text=True
     )
