@@ -87,9 +87,9 @@ def square(x):
     return x * x
 
 
-def test_a_batch_of_twenty(bucket):
-    results = run("cpu")(square).run_async_map(range(20), max_concurrent=8).results()
-    assert list(results) == [n * n for n in range(20)]
+def test_a_batch_of_ten(bucket):
+    results = run("cpu")(square).run_async_map(range(10), max_concurrent=4).results()
+    assert list(results) == [n * n for n in range(10)]
     wait_until(lambda: pruned(bucket), "the records of jobs that ended a second ago stay")
 
 

@@ -17,8 +17,8 @@ ROWS = 1 << 12
 """Of 512 bytes or more: all arrays with rows are large enough to be sent."""
 
 
-def restore(saves):
-    """Save a state, or restore it; return which leaves differ, and how many bytes were read."""
+def save_and_restore():
+    """Return which leaves differ, and how many bytes were read to restore them."""
     import jax
     import ml_dtypes
     import numpy as np
@@ -27,7 +27,6 @@ def restore(saves):
 
     mesh = kinetic.make_mesh()  # "data" over slices, "fsdp" within
     types = [np.float32, ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn, np.uint32, bool]
-    luck = np.random.default_rng(1)
 
     kinds = (jax.sharding.AxisType.Explicit,) * 2
     explicit = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
@@ -38,13 +37,15 @@ def restore(saves):
         )
 
     def state(blank):
+        luck = np.random.default_rng(1)
+
         def content(columns, dtype):
+            if blank:
+                return np.zeros((ROWS, columns), dtype)
             if dtype is bool:
-                found = luck.integers(0, 2, (ROWS, columns)).astype(bool)
-            else:
-                raw = luck.integers(0, 256, (ROWS, columns * np.dtype(dtype).itemsize), np.uint8)
-                found = raw.view(dtype)  # any bits: also -0.0 and all kinds of NaN
-            return np.zeros_like(found) if blank else found
+                return luck.integers(0, 2, (ROWS, columns), bool)
+            raw = luck.integers(0, 256, (ROWS, columns * np.dtype(dtype).itemsize), np.uint8)
+            return raw.view(dtype)  # any bits: also -0.0 and all kinds of NaN
 
         inside = {np.dtype(t).name: made(content(512, t), P("fsdp")) for t in types}
         return inside | {
@@ -69,19 +70,15 @@ def restore(saves):
     def bytes_read():
         return int(Path("/proc/self/io").read_text().split()[1])
 
-    if saves:
-        with kinetic.Checkpointer(local_every=None) as ckpt:
-            ckpt.save(0, state(blank=False), force=True)
-        return None
+    wanted = state(blank=False)
+    with kinetic.Checkpointer(local_every=None) as ckpt:
+        ckpt.save(0, wanted, force=True)
     for _ in range(2):  # the first time, modules are read as well
         like = state(blank=True)
         with kinetic.Checkpointer(local_every=None) as ckpt:
             before = bytes_read()
             found, start = ckpt.restore(like)
             read = bytes_read() - before
-        luck = np.random.default_rng(1)
-        wanted = state(blank=False)
-        luck = np.random.default_rng(1)
     assert start == 1
     wrong = [name for name in wanted if bits(found[name]) != bits(wanted[name])]
     wrong += [
@@ -94,9 +91,8 @@ def restore(saves):
 
 def test_one_slice_reads_what_both_need(tmp_path):
     # Two hosts in each slice.
-    train = kinetic.run("tpu-v6e-8", slices=2, all_hosts=True, output_dir=str(tmp_path))(restore)
-    train(saves=True)
-    job = train.run_async(saves=False)
+    run = kinetic.run("tpu-v6e-8", slices=2, all_hosts=True, output_dir=str(tmp_path))
+    job = run(save_and_restore).run_async()
     job.result()
     assert [wrong for wrong, _ in job.results()] == [[]] * 4
     read = [size for _, size in job.results()]
