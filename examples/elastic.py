@@ -51,6 +51,7 @@ def train(steps, lost_after):
 
     with kinetic.Checkpointer(every=5, local_every=None) as checkpoints:
         state, first = checkpoints.restore({"weights": make_weights()})
+        step, value = first - 1, float("nan")  # if slice 1 is back after the last step
         print(f"begins at step {first} on {kinetic.num_slices()} of 2 slices", flush=True)
         for step in range(first, steps):
             state["weights"], value = train_step(state["weights"], step)

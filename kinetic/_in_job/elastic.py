@@ -20,12 +20,17 @@ from kinetic.errors import UsageError
 
 _LIMIT_S = 60.0
 FILE = "KINETIC_MAKES_ROOM"
-MOST = "KINETIC_MOST_SLICES"
+LEAST, MOST = "KINETIC_LEAST_SLICES", "KINETIC_MOST_SLICES"
 
 
 def could_grow() -> bool:
     """Return whether slices are missing that may come back; the same on all hosts."""
     return slices.num_slices() < int(slices.told(MOST) or "0")
+
+
+def could_shrink() -> bool:
+    """Return whether the job may go on with fewer slices; the same on all hosts."""
+    return int(slices.told(LEAST) or "0") < int(slices.told(MOST) or "0")
 
 
 def is_asked() -> bool:

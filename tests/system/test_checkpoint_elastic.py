@@ -67,3 +67,33 @@ def test_a_slice_that_is_taken_away_lets_all_save_and_the_job_goes_on(
     assert "Traceback" not in job.logs(all_hosts=True)
     job.cleanup()
     assert not memory_folder.of_job(job.job_id).exists()
+
+
+class Numbers:
+    """Where an iterator is."""
+
+    def __init__(self, begin):
+        self.next = begin
+
+    def get_state(self):
+        return {"next": self.next}
+
+    def set_state(self, state):
+        self.next = state["next"]
+
+
+def read(differ):
+    import jax
+
+    numbers = Numbers(1000 * jax.process_index() if differ else 0)
+    with kinetic.Checkpointer(every=1, local_every=None) as ckpt:
+        _, step = ckpt.restore({"n": 0}, data=numbers)
+        ckpt.save(step, {"n": 1}, data=numbers)
+
+
+@pytest.mark.parametrize(("least", "differ"), [(1, True), (1, False), (2, True)])
+def test_positions_that_fewer_hosts_could_not_share_are_told_before_a_loss(home, least, differ):
+    job = kinetic.run("cpu", slices=(least, 2))(read).run_async(differ)
+    job.result(timeout=400)
+    told = "cannot be restored on fewer hosts" in job.logs()
+    assert told == (least == 1 and differ)

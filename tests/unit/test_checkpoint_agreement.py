@@ -353,7 +353,7 @@ def test_when_steps_are_saved():
 
 
 @pytest.mark.parametrize(
-    "bad", [(0, None, 1), (1, "x", 1), (1, None, -1), (1.5, None, 0), (True, None, 1)]
+    "bad", [(0, None, 1), (1, "x", 1), (1, None, -1), (1.5, None, 1), (True, None, 1)]
 )
 def test_what_cannot_be_a_cadence(bad):
     with pytest.raises(UsageError):

@@ -1,7 +1,7 @@
-"""The local tier and whole states, in a process of its own: once JAX is in use, a fork warns, and
-other tests fork.
+"""The local tier, whole states and misuse, in a process of its own: once JAX is in use, a fork
+warns, and other tests fork.
 
-In: `checkpoint_local_cases`. Out: whether they pass.
+In: `checkpoint_local_cases`, `checkpoint_misuse_cases`. Out: whether they pass.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
-CASES = Path(__file__).with_name("checkpoint_local_cases.py")
+CASES = [
+    str(Path(__file__).with_name(name))
+    for name in ("checkpoint_local_cases.py", "checkpoint_misuse_cases.py")
+]
 
 
 @pytest.mark.timeout(600)
 def test_states_are_written_read_and_put_together():
     env = dict(os.environ) | {"JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CASES]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout

@@ -112,6 +112,7 @@ def _environ(
         preemption.VARIABLE: str(space.root),
     }
     if plan.options.elastic is not None:
+        own["KINETIC_LEAST_SLICES"] = str(plan.options.elastic.least)
         own["KINETIC_MOST_SLICES"] = str(plan.options.most_slices)
         own["KINETIC_MAKES_ROOM"] = str(space.root / ROOM_FILE)
     debugging: dict[str, str] = {}

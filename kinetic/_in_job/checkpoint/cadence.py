@@ -45,6 +45,11 @@ def cadence(every: object, at_least_every: Duration | None, local_every: object)
         UsageError: one of them cannot work.
     """
     every_s = _seconds("at_least_every", at_least_every)
+    if isinstance(every, float):  # `steps / 10` is one, and means steps
+        raise UsageTypeError(
+            f'every= is a number of steps, an int, or a length of time with a unit, such as "10m"; '
+            f"it is {every!r}."
+        )
     if isinstance(every, int | None) and not isinstance(every, bool):
         steps = _steps("every", every)
     else:

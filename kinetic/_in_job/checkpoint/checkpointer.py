@@ -31,7 +31,13 @@ from kinetic._in_job.checkpoint.persistent import Keep
 from kinetic._in_job.checkpoint.pieces import Whole
 from kinetic._in_job.checkpoint.syncing import Moments, Wish
 from kinetic._in_job.checkpoint.tree import Leaf, State
-from kinetic.errors import CheckpointError, UsageError, UsageTypeError, a_type
+from kinetic.errors import (
+    CheckpointError,
+    CheckpointMismatch,
+    UsageError,
+    UsageTypeError,
+    a_type,
+)
 
 S = TypeVar("S")
 _log = logging.getLogger(__name__)
@@ -109,6 +115,7 @@ class Checkpointer:
         self._numbers = itertools.count()
         self._last = -1
         self._pattern: list[Leaf] | None = None  # of restore(), until a save was compared with it
+        self._has_iterator = False  # restore() was given one
         self._is_closed = False
         self.restored: Restored | None = None
 
@@ -136,9 +143,13 @@ class Checkpointer:
 
         Raises:
             CheckpointMismatch: what was saved does not fit `state` or `data`.
+            UsageTypeError: `data` is no such iterator.
             CheckpointInUse: another job writes the folder.
             CheckpointError: the checkpoint cannot be read.
         """
+        self._has_iterator = data is not None
+        if self._has_iterator:
+            positions.check(data)
         now = tree.taken_apart(state)
         opened, self._pattern = self._open(now), now.leaves
         if self._local_saves is not None:
@@ -183,7 +194,8 @@ class Checkpointer:
         if readers:
             where += f", which {len(readers)} of {self._peers.count} hosts have read for all"
         self.restored = Restored(step, "persistent")
-        return now.with_values(lambda n: there[n]), record.get("data") or [], where
+        found = now.with_values(lambda n: now.values[n] if now.leaves[n].is_empty else there[n])
+        return found, record.get("data") or [], where
 
     def save(
         self,
@@ -227,6 +239,8 @@ class Checkpointer:
         """Save as `save` does a state that is only made if it is due."""
         if isinstance(step, bool) or not isinstance(step, int):
             raise UsageTypeError(f"A step is an int, not {a_type(step)}.")
+        if self._is_closed:
+            raise UsageError("This Checkpointer is closed: make a new one.")
         if self._opened is None:
             self._begin_without_restore(self._open(tree.taken_apart(state_of())))
         opened, moments = self._opened, self._moments
@@ -249,8 +263,7 @@ class Checkpointer:
             position = None if data is None else positions.taken(data)
             due = Due(next(self._numbers), step, tree.taken_apart(state_of()), position)
             if self._pattern is not None:  # Better now than when a host has been lost.
-                where = f"of step {step}, which was to be saved,"
-                tree.check_same(due.state.leaves, self._pattern, where)
+                self._check_first(due, self._pattern)
                 self._pattern = None
             if self._local_saves is not None and to["local"] and step > self._last:
                 self._local_saves.begin(due)
@@ -328,6 +341,20 @@ class Checkpointer:
                 f"{self._directory} has checkpoints of an earlier training (the last step is "
                 f"{step}). Call restore() before the first save(), or choose another folder."
             )
+
+    def _check_first(self, due: Due, pattern: list[Leaf]) -> None:
+        """Check whether `restore`, called as it was, would find what it needs in the first save."""
+        tree.check_same(due.state.leaves, pattern, f"of step {due.step}, which was to be saved,")
+        if due.position is None and self._has_iterator:
+            raise CheckpointMismatch(
+                "restore() was given data=, and save() was not: nothing could tell it where to put "
+                "the iterator. Give data= to save(), too."
+            )
+        if due.position is not None and elastic.could_shrink():
+            name = f"first-positions/{due.number}"
+            all_hosts = local_saves.of_all_hosts(self._peers, name, due.position)
+            if any(each != all_hosts[0] for each in all_hosts):
+                self._warn(positions.NOT_SHARED)
 
     def _say(self, words: str) -> None:
         """Tell those who read the job's output, once for all hosts."""

@@ -12,14 +12,19 @@ from typing import Any
 
 from kinetic.errors import CheckpointMismatch, UsageTypeError, a_type
 
+NOT_SHARED = (
+    "the hosts' iterators are at different positions, so a checkpoint of today cannot be restored "
+    "on fewer hosts, as this elastic job would do if it lost a slice: it would end. Let all hosts "
+    "read the same data, and take their part of each batch."
+)
 _BYTES, _TUPLE, _ARRAY = "__bytes__", "__tuple__", "__array__"
 
 
-def taken(data: Any) -> Any:
-    """Return the position of an iterator as a JSON value.
+def check(data: Any) -> None:
+    """Check that an iterator has a position.
 
     Raises:
-        UsageTypeError: it has none, or one that cannot be kept.
+        UsageTypeError: it has none.
     """
     if not callable(getattr(data, "get_state", None)) or not callable(
         getattr(data, "set_state", None)
@@ -28,6 +33,15 @@ def taken(data: Any) -> Any:
             f"data= takes an iterator that has get_state() and set_state(), as Grain's do; this is "
             f"{a_type(data)}."
         )
+
+
+def taken(data: Any) -> Any:
+    """Return the position of an iterator as a JSON value.
+
+    Raises:
+        UsageTypeError: it has none, or one that cannot be kept.
+    """
+    check(data)
     return _encoded(data.get_state())
 
 

@@ -13,6 +13,8 @@ from kinetic._core.values import dataclass
 from kinetic.errors import CheckpointError, CheckpointMismatch, a_type
 
 _PLAIN = (bool, int, float)
+_NO_NUMBERS = "OSUMm"
+"""Kinds of numpy's types that cannot be saved: objects, text, times."""
 _NAMED = 3
 
 
@@ -33,6 +35,11 @@ class Leaf:
     dtype: str = ""
     key: str = ""
     value: bool | int | float | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this is an array without content, as one of shape (0, 3)."""
+        return 0 in self.shape
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object, without what is not given."""
@@ -81,12 +88,17 @@ class State(NamedTuple):
 
     def plain(self) -> Any:
         """Return the same pytree, with plain arrays for typed keys; of one array alone a dict, as
-        Orbax wants it."""
+        Orbax wants it. It saves no empty arrays: a zero stands for each."""
         import jax
+        import numpy as np
 
+        values = [
+            np.zeros((), np.int8) if leaf.is_empty else value
+            for leaf, value in zip(self.leaves, self.values, strict=True)
+        ]
         if jax.tree_util.treedef_is_leaf(self.structure):
-            return {"array": self.values[0]}
-        return jax.tree_util.tree_unflatten(self.structure, self.values)
+            return {"array": values[0]}
+        return jax.tree_util.tree_unflatten(self.structure, values)
 
     def arrays(self) -> list[tuple[int, Any]]:
         """Return the leaves that are arrays, with their numbers."""
@@ -176,12 +188,18 @@ def _leaf(name: str, value: Any) -> tuple[Leaf, Any]:
         data = jax.random.key_data(value)
         return Leaf(name, tuple(data.shape), data.dtype.name, kind), data
     if isinstance(value, jax.Array | np.ndarray | np.generic):
-        if value.dtype == object:
+        if value.dtype.kind in _NO_NUMBERS:
+            what = "Python objects" if value.dtype == object else value.dtype.name
             raise CheckpointError(
-                f"The state's leaf {name} is an array of Python objects: make it one of numbers."
+                f"The state's leaf {name} is an array of {what}: make it one of numbers."
             )
         array = np.asarray(value) if isinstance(value, np.generic) else value
         return Leaf(name, tuple(array.shape), array.dtype.name), array
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        raise CheckpointError(
+            f"The state's leaf {name} is an int of {value.bit_length()} bits, and Orbax saves "
+            "those of 64. Keep it as an array of smaller ones."
+        )
     if isinstance(value, _PLAIN):
         return Leaf(name, value=value), value
     raise CheckpointError(

@@ -1,0 +1,87 @@
+"""In a process of its own (see `test_checkpoint_local`): a `Checkpointer` that is used otherwise
+than it should be, and states with odd leaves.
+
+In: states, iterators, calls in the wrong order. Out: errors before something is lost; or the same
+states.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import kinetic
+from kinetic._in_job.checkpoint import tree
+from kinetic.errors import CheckpointError, CheckpointMismatch, UsageError
+
+STATE = {"n": 0}
+
+
+class Numbers:
+    """An iterator with a position."""
+
+    next = 0
+
+    def get_state(self):
+        return {"next": self.next}
+
+    def set_state(self, state):
+        self.next = state["next"]
+
+
+@pytest.mark.parametrize("step", [1, 2])  # which is due in one tier, in both
+def test_a_closed_checkpointer_saves_nothing(tmp_path, step):
+    options = {"every": 2, "local_every": 1, "local_directory": tmp_path / "memory"}
+    ckpt = kinetic.Checkpointer(tmp_path / "run", **options)
+    ckpt.save(0, STATE)
+    ckpt.close()
+    with pytest.raises(UsageError, match="is closed"):
+        ckpt.save(step, STATE)
+
+
+def test_what_is_no_iterator_is_told_before_there_is_a_checkpoint(tmp_path):
+    with (
+        kinetic.Checkpointer(tmp_path, every=1) as ckpt,
+        pytest.raises(UsageError, match=r"get_state\(\).*this is a list_iterator"),
+    ):
+        ckpt.restore(STATE, data=iter([1]))
+
+
+def test_a_position_that_is_not_saved_is_told_at_the_first_save(tmp_path):
+    with kinetic.Checkpointer(tmp_path, every=2, local_every=None) as ckpt:
+        ckpt.restore(STATE, data=Numbers())
+        assert ckpt.save(1, STATE) == ()
+        with pytest.raises(CheckpointMismatch, match=r"Give data= to save\(\), too"):
+            ckpt.save(2, STATE)
+    assert not (tmp_path / "2").exists()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_arrays_without_content_come_back_from_the_folder(tmp_path, alone):
+    def state(number):
+        empty = {"a": np.zeros((0, 3), np.int16), "b": jax.numpy.zeros((2, 0))}
+        return empty["b"] if alone else empty | {"n": number}
+
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        ckpt.save(0, state(7))
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        found, step = ckpt.restore(state(0))
+    one, other = tree.taken_apart(found), tree.taken_apart(state(7))
+    assert (step, one.leaves) == (1, other.leaves)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "words"),
+    [
+        (np.array(["text"]), "an array of str128"),
+        (np.array("2026-01-01", "datetime64[D]"), r"an array of datetime64\[D\]"),
+        (1 << 64, "an int of 65 bits"),
+    ],
+)
+def test_what_orbax_cannot_save_is_told_before_the_first_step(tmp_path, leaf, words):
+    with (
+        kinetic.Checkpointer(tmp_path, every=1) as ckpt,
+        pytest.raises(CheckpointError, match=rf"\['x'\] is {words}"),
+    ):
+        ckpt.restore({"x": leaf})
