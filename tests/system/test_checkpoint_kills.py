@@ -10,19 +10,21 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forks import Forks
+from gangs import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
-SAVING = """
-import sys
+IMPORTS = """
 import jax, numpy as np
+import orbax.checkpoint
 import kinetic
+"""
+SAVING = """
 root, rounds = sys.argv[1], int(sys.argv[2])
 
 def state(step):
@@ -41,38 +43,44 @@ with kinetic.Checkpointer(
 """
 
 
-def saver(root: Path, rounds: int) -> subprocess.Popen[str]:
-    env = dict(os.environ) | {"JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", SAVING, str(root), str(rounds)]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-
-
 def test_what_is_restored_is_always_whole(tmp_path: Path) -> None:
-    luck = random.Random(20)
-    before, seen = 0, set()
-    for turn in range(10):
-        if turn % 3 == 2:
-            shutil.rmtree(tmp_path / "memory")
-        with saver(tmp_path, 1_000_000) as process:
-            assert process.stdout is not None
-            try:
-                said = process.stdout.readline().split()
-                assert said[:1] == ["restored"], said
-                start, tier = int(said[1]), said[2]
-                seen.add(tier)
-                # Steps that only the memory had are lost with it, and no others.
-                assert start >= before or tier == "persistent"
-                before = start
-                time.sleep(luck.uniform(0.0, 0.6))
-            finally:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-    assert {"local", "persistent"} <= seen
-    with saver(tmp_path, 3) as process:
-        process.wait()
-        assert process.returncode == 0
+    pytest.importorskip("orbax.checkpoint")
+    with Forks(IMPORTS, JAX_PLATFORMS="cpu") as forks:
+        be_killed(forks, tmp_path)
+        forks.start(SAVING, tmp_path, str(tmp_path), "3")
+        assert forks.wait() == 0, (tmp_path / "err").read_text()
     run = {path.name for path in (tmp_path / "run").iterdir()}
     assert not [name for name in run if "tmp" in name], "what was cut off is removed"
     assert len([name for name in run if name.isdigit()]) <= 2
     memory = {path.name for path in (tmp_path / "memory").glob("checkpoints/*/*")}
     assert len([name for name in memory if name.isdigit()]) == 1
+
+
+def be_killed(forks: Forks, root: Path) -> None:
+    luck = random.Random(20)
+    before, seen = 0, set()
+    for turn in range(10):
+        if turn % 3 == 2:
+            shutil.rmtree(root / "memory")
+        pid = forks.start(SAVING, root, str(root), "1000000")
+        try:
+            said = what_it_says(root, pid).split()
+            assert said[:1] == ["restored"], said
+            start, tier = int(said[1]), said[2]
+            seen.add(tier)
+            # Steps that only the memory had are lost with it, and no others.
+            assert start >= before or tier == "persistent"
+            before = start
+            time.sleep(luck.uniform(0.0, 0.6))
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            assert forks.wait() == -signal.SIGKILL, (root / "err").read_text()
+    assert {"local", "persistent"} <= seen
+
+
+def what_it_says(root: Path, pid: int) -> str:
+    """Its first line; what there is of it if it has ended."""
+    out = root / "out"
+    there = Path(f"/proc/{pid}")
+    wait_until(lambda: out.read_text().endswith("\n") or not there.exists(), "it says nothing")
+    return out.read_text()

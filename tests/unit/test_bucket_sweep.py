@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 
 pytest.importorskip("google.cloud.storage")
 
+from forks import Forks
 from gcs import Double, serving
 
 from kinetic._core import layout
@@ -211,8 +211,9 @@ def test_what_no_reference_vouches_for_is_swept(double):
     assert double.buckets.names("bucket") == []
 
 
-SUBMIT = """
-import sys
+IMPORTS = """
+import sys, time
+import google.cloud.storage
 from kinetic._client import planning, submission
 from kinetic._config import settings
 from kinetic._core.accelerators.resolve import resolve
@@ -220,7 +221,9 @@ from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._core.spec import JobSpec
 from kinetic._store.gcs import GcsStore
-
+from kinetic.cli import pruning
+"""
+SUBMIT = """
 class Nowhere:
     def render(self, plan):
         return []
@@ -234,7 +237,27 @@ submission.submit(made, Nowhere(), GcsStore("gs://bucket"))
 """
 
 
-def test_a_submission_that_is_killed_at_any_request_leaves_nothing_for_ever(tmp_path, double):
+@pytest.fixture
+def run_killed(tmp_path, double):
+    """Run a program that is killed before its n-th request is answered, if it makes so many; return
+    whether it was."""
+    with Forks(IMPORTS) as forks:
+
+        def run(program, number):
+            started = queue.SimpleQueue()
+            between = Between(double, number, lambda: os.kill(started.get(), signal.SIGKILL))
+            started.put(forks.start(program, tmp_path, cwd=tmp_path))
+            code = forks.wait()
+            killed, double.before = between.happened, None
+            assert code == (-signal.SIGKILL if killed else 0), (tmp_path / "err").read_text()
+            return killed
+
+        yield run
+
+
+def test_a_submission_that_is_killed_at_any_request_leaves_nothing_for_ever(
+    tmp_path, double, run_killed
+):
     """Either the job can be found, or what there is of it is swept."""
     plant(tmp_path / "root")
     (tmp_path / "root/function.py").write_text("def function():\n    pass\n")
@@ -242,12 +265,8 @@ def test_a_submission_that_is_killed_at_any_request_leaves_nothing_for_ever(tmp_
     number, killed = 0, True
     while killed:
         number += 1
-        with subprocess.Popen([sys.executable, "-c", SUBMIT], cwd=tmp_path) as client:
-            between = Between(double, number, lambda: os.kill(client.pid, signal.SIGKILL))
-            client.wait(200)
-        killed, double.before = between.happened, None
+        killed = run_killed(SUBMIT, number)
         assert double.idle(200)
-        assert client.returncode == (-signal.SIGKILL if killed else 0)
         store = GcsStore("gs://bucket")
         found = [ref.job_id for ref in index.refs(store)]
         assert killed or found
@@ -261,25 +280,18 @@ def test_a_submission_that_is_killed_at_any_request_leaves_nothing_for_ever(tmp_
 
 
 SWEEP = """
-import time
-from kinetic._store.gcs import GcsStore
-from kinetic.cli import pruning
 pruning.sweep(GcsStore("gs://bucket"), older_than=time.time() - 7 * 86400)
 """
 
 
-def test_a_sweep_that_is_killed_at_any_request_harms_nobody(tmp_path, double):
+def test_a_sweep_that_is_killed_at_any_request_harms_nobody(tmp_path, double, run_killed):
     number, killed = 0, True
     while killed:
         number += 3
         place = tmp_path / f"{number}"
         place.mkdir()
         old_unused_tree(place, double)
-        with subprocess.Popen([sys.executable, "-c", SWEEP]) as sweeper:
-            between = Between(double, number, lambda: os.kill(sweeper.pid, signal.SIGKILL))
-            sweeper.wait(200)
-        killed, double.before = between.happened, None
-        assert sweeper.returncode == (-signal.SIGKILL if killed else 0)
+        killed = run_killed(SWEEP, number)
         arrives(place, submit(place, "job-1"), "dest")
         remove("job-1")
         double.buckets.grow_old("bucket", MONTH_S)

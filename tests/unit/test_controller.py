@@ -6,13 +6,10 @@ In: programs with four devices in two slices. Out: what they print.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+from forks import Forks
 
-BEFORE = """
+IMPORTS = """
 import os, sys, time
 from pathlib import Path
 
@@ -25,7 +22,8 @@ import kinetic
 from kinetic._core.options import Elastic
 from kinetic._host.worker.controller import Controller
 from kinetic._host.worker.joining import World
-
+"""
+BEFORE = """
 _jax.Device.slice_index = property(lambda device: device.id // 2)
 slices = {0: jax.devices()[:2], 1: jax.devices()[2:]}
 room = Path(sys.argv[1], "room")
@@ -54,23 +52,28 @@ def steps(count, lose_at=-1):
 """
 
 
-def run(tmp_path, program):
-    done = subprocess.run(
-        [sys.executable, "-c", BEFORE + program, str(tmp_path)],
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "NPROC": "16"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    story = [line for line in done.stderr.splitlines() if line.startswith("kinetic: ")]
-    return done.stdout.splitlines(), story
+@pytest.fixture(scope="module")
+def forks():
+    with Forks(IMPORTS, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="4", NPROC="16") as running:
+        yield running
 
 
-def test_it_shrinks_after_a_loss_and_grows_back_at_a_step(tmp_path):
+@pytest.fixture
+def run(forks, tmp_path):
+    """What a program prints, and what kinetic says in it."""
+
+    def run(program):
+        forks.start(BEFORE + program, tmp_path, str(tmp_path))
+        code, told = forks.wait(), (tmp_path / "err").read_text()
+        assert code == 0, told
+        story = [line for line in told.splitlines() if line.startswith("kinetic: ")]
+        return (tmp_path / "out").read_text().splitlines(), story
+
+    return run
+
+
+def test_it_shrinks_after_a_loss_and_grows_back_at_a_step(run):
     said, story = run(
-        tmp_path,
         """
 def train():
     attempt = kinetic.attempt()
@@ -95,9 +98,8 @@ print(call(train, shrinks=True), room.exists())
     assert third == "kinetic: attempt 3 of 5 begins on all 2 slices."
 
 
-def test_it_waits_for_the_slice_and_keeps_its_mesh(tmp_path):
+def test_it_waits_for_the_slice_and_keeps_its_mesh(run):
     said, story = run(
-        tmp_path,
         """
 import threading
 
@@ -141,14 +143,13 @@ except HostLost as error:
         ),
     ],
 )
-def test_it_gives_up_with_the_whole_history(tmp_path, rules, words):
-    (said,), _ = run(tmp_path, LOSING.replace("{rules}", rules))
+def test_it_gives_up_with_the_whole_history(run, rules, words):
+    (said,), _ = run(LOSING.replace("{rules}", rules))
     assert said.startswith(words)
 
 
-def test_exceptions_of_the_function_are_its_end(tmp_path):
+def test_exceptions_of_the_function_are_its_end(run):
     said, story = run(
-        tmp_path,
         """
 import traceback
 calls = []
@@ -190,9 +191,8 @@ for func in (fails, own_code, late, leaves):
     assert story == []
 
 
-def test_a_loss_that_a_library_has_wrapped_is_a_loss(tmp_path):
+def test_a_loss_that_a_library_has_wrapped_is_a_loss(run):
     said, _ = run(
-        tmp_path,
         """
 def train():
     if kinetic.attempt() == 2:
@@ -209,9 +209,8 @@ print(call(train))
     assert said == ["again"]
 
 
-def test_what_may_be_no_loss_is_tried_once(tmp_path):
+def test_what_may_be_no_loss_is_tried_once(run):
     said, _ = run(
-        tmp_path,
         """
 calls = []
 
@@ -228,9 +227,8 @@ except jax.errors.JaxRuntimeError as error:
     assert said == ["2 INTERNAL: the compiler has a bug"]
 
 
-def test_nothing_of_a_failed_call_is_kept(tmp_path):
+def test_nothing_of_a_failed_call_is_kept(run):
     said, _ = run(
-        tmp_path,
         """
 import weakref
 seen = []

@@ -1,0 +1,68 @@
+"""Programs that begin as forks of one process: what all of them import is imported once.
+
+In: what to import; a program, its arguments. Out: its process id, what it printed, its exit code.
+Called by tests that end or kill one program after another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SERVER = """
+import json, os, sys
+exec(sys.argv[1])
+for line in sys.stdin:
+    program, argv, cwd, env, out, err = json.loads(line)
+    if not (child := os.fork()):
+        break
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+sys.argv[1:] = argv
+os.chdir(cwd)
+os.environ.clear()
+os.environ |= env
+for path, stream in ((out, 1), (err, 2)):
+    os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
+exec(program)
+"""
+
+
+class Forks:
+    """The process that has imported; one program runs at a time, in the environment of the test."""
+
+    def __init__(self, imports: str, **env: str):
+        self._env = env
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, imports],
+            env=os.environ | env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Forks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def start(self, program: str, folder: Path, *argv: str, cwd: Path | None = None) -> int:
+        """Begin a program, which prints to the files "out" and "err" of the folder."""
+        place = str(cwd or Path.cwd())
+        streams = [str(folder / name) for name in ("out", "err")]
+        for stream in streams:
+            Path(stream).write_text("")
+        request = [program, argv, place, os.environ | self._env, *streams]
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def wait(self) -> int:
+        """Return its exit code."""
+        return int(self._process.stdout.readline())
