@@ -103,9 +103,7 @@ def test_it_is_given_up_with_the_whole_history(begin):
 
 
 def fail(folder):
-    import jax
-
-    if jax.process_index() == 1:
+    if os.environ["KINETIC_HOST_INDEX"] == "1":
         raise ValueError("no luck")
     time.sleep(600)
 
