@@ -20,11 +20,13 @@ PATIENCE_S = 200.0
 
 
 def wait_until(look, what):
-    """Return the first true answer."""
+    """Return the first true answer; what takes long to look at is looked at less often."""
     deadline = time.monotonic() + PATIENCE_S
+    begun = time.monotonic()
     while not (found := look()):
         assert time.monotonic() < deadline, what
-        time.sleep(0.002)
+        time.sleep(max(0.002, time.monotonic() - begun))
+        begun = time.monotonic()
     return found
 
 

@@ -19,9 +19,7 @@ pytestmark = pytest.mark.usefixtures("place")
 
 
 def host_index():
-    import jax
-
-    return jax.process_index()
+    return os.environ["KINETIC_HOST_INDEX"]
 
 
 # -- output ----------------------------------------------------------------------------------------
@@ -73,7 +71,7 @@ def test_a_large_output_is_complete_and_in_order(home):
         @kinetic.run(accelerator="cpu")
         def flood():
             import resource
-            for i in range(600_000):
+            for i in range(200_000):
                 print(f"{i:08d} " + "." * 50)
 
         flood()
@@ -81,7 +79,7 @@ def test_a_large_output_is_complete_and_in_order(home):
         home,
     )
     lines = done.stdout.split(b"\n")
-    assert len(lines) == 600_001
+    assert len(lines) == 200_001
     assert all(line.startswith(b"%08d " % i) for i, line in enumerate(lines[:-1]))
 
 
