@@ -65,9 +65,15 @@ def reform() -> NoReturn:
     does not count as a failure. Hosts wait here for each other, up to a minute.
 
     Raises:
-        UsageError: other hosts have not called it within a minute.
+        UsageError: no slice is missing; or other hosts have not called it within a minute.
     """
     _meet()
+    if not could_grow():
+        raise UsageError(
+            "kinetic.reform() was called while no slice of this job was missing: the function "
+            "would begin again, and leave again, without end. Call it where "
+            "kinetic.should_reform() has returned True."
+        )
     raise Leaving
 
 

@@ -189,3 +189,28 @@ def leave_alone(leaver):
 def test_a_host_that_leaves_alone_is_told_and_holds_nobody_up(leaver):
     with pytest.raises(UsageError, match=rf"called on host {leaver}, and hosts .* have not called"):
         elastic(function=leave_alone)(leaver)
+
+
+def leave_unasked(folder):
+    """Leave while all slices are there, and while one is away."""
+    import jax
+
+    jax.devices()
+    if kinetic.attempt() == 1:
+        with pytest.raises(UsageError, match="no slice of this job was missing"):
+            kinetic.reform()
+        Path(folder, os.environ["KINETIC_HOST_INDEX"]).touch()
+        if kinetic.slice_index() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)  # until the slice is missed
+    if kinetic.attempt() == 2:
+        kinetic.reform()
+    return kinetic.attempt()
+
+
+def test_who_leaves_unasked_is_told_or_begins_again(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    run = kinetic.run("cpu", slices=(1, 2), on_slice_loss="shrink")
+    job = run(leave_unasked).run_async(str(tmp_path))
+    assert job.result(timeout=LIMIT_S) == 3
+    assert (tmp_path / "0").exists(), "both hosts were told"
