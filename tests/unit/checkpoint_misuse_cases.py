@@ -7,6 +7,8 @@ states.
 
 from __future__ import annotations
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -85,3 +87,15 @@ def test_what_orbax_cannot_save_is_told_before_the_first_step(tmp_path, leaf, wo
         pytest.raises(CheckpointError, match=rf"\['x'\] is {words}"),
     ):
         ckpt.restore({"x": leaf})
+
+
+def test_of_a_step_that_has_lost_a_part_it_is_told_how_to_go_on(tmp_path):
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        ckpt.save(0, {"n": 1})
+        ckpt.save(1, {"n": 2})
+    shutil.rmtree(tmp_path / "1" / "state")
+    with (
+        kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt,
+        pytest.raises(CheckpointError, match=rf"`kinetic checkpoint rm {tmp_path} --step 1`"),
+    ):
+        ckpt.restore(STATE)

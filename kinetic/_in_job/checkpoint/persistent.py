@@ -252,7 +252,7 @@ def _explained(done: str, directory: str, step: int | None = None) -> Iterator[N
             raise  # a peer is lost, and the gang knows why
         raise CheckpointError(
             f"The folder of checkpoints {directory} could not be {done}: {_first_line(error)}"
-            f"{_advice(error)}",
+            f"{_advice(error, directory, step)}",
             step=step,
         ) from error
 
@@ -267,8 +267,13 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(". ") + "."
 
 
-def _advice(error: BaseException) -> str:
+def _advice(error: BaseException, directory: str, step: int | None) -> str:
     words = str(error)
+    if isinstance(error, KeyError) and "not found in the checkpoint" in words:
+        return (
+            f" A part of this step is gone. `kinetic checkpoint rm {directory} --step {step}` "
+            "removes the rest; then the step before it is restored."
+        )
     if isinstance(error, ImportError) and "gcsfs" in words:
         return (
             " Orbax needs the package gcsfs for buckets: name it in the project's dependencies, or "
