@@ -32,6 +32,7 @@ from kinetic._core.gang.elastic import (
     loss_of,
     name_slices,
     tell_who_stays,
+    what_is_back,
 )
 from kinetic._core.gang.machine import Gang
 from kinetic._core.gang.messages import Place
@@ -259,8 +260,7 @@ class ElasticLeader:
     def _grow(self) -> None:
         """The function has left at a step, because a slice is back."""
         self._count_time()
-        there = [each for each in range(self._policy.rules.most) if self._stands_by(each)]
-        self._say(f"{name_slices(there)} back: the next attempt begins with more slices.")
+        self._say(what_is_back([*filter(self._stands_by, range(self._policy.rules.most))]))
         self._policy.left(time.monotonic())
 
     def _stands_by(self, which: int) -> bool:

@@ -299,6 +299,14 @@ def name_slices(which: Sequence[int]) -> str:
     return f"slices {', '.join(names[:-1])} and {names[-1]}" if names else "no slice"
 
 
+def what_is_back(which: Sequence[int]) -> str:
+    """Return what is said when the function has left its attempt so that these slices, which are
+    back, can take part."""
+    if not which:
+        return "the function has left its attempt, and no slice is back: the next one has as many."
+    return f"{name_slices(which)} back: the next attempt begins with more slices."
+
+
 def count_slices(number: int) -> str:
     """Return "1 slice" or "2 slices"."""
     return f"{number} slice{'' if number == 1 else 's'}"
