@@ -186,16 +186,17 @@ def _serve(channel: Channel, freedom: Freedom, start: Start) -> int:
             return 1
         if "exit" in reply:
             return _wind_down(leave=bool(reply.get("leave")))
-        if kept is None or (following := _stay(channel, kept)) is None:
+        if kept is None or (following := _stay(channel, freedom, kept)) is None:
             return 1
         before, start = (start, kept), following
 
 
-def _stay(channel: Channel, kept: Kept) -> Start | None:
+def _stay(channel: Channel, freedom: Freedom, kept: Kept) -> Start | None:
     """Leave the world, and wait for the next attempt; None when there is none in this process."""
     interpreter.disarm_tracers()
     try:
-        staying.leave(kept)
+        with freedom.leaving():
+            staying.leave(kept)
     except staying.CannotStay as why:
         channel.send({"event": WorkerEvent.CANNOT_STAY, "detail": str(why)})
         return None

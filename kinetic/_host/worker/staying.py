@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kinetic._host.start import Start
@@ -99,6 +99,29 @@ class Freedom:
         """The function has ended."""
         with self._lock:
             self._attempt = 0
+
+    @contextlib.contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Meanwhile, shut the connections to the other hosts again: XLA's client waits for its
+        threads as it ends, and they wait for those if they have opened some since the function
+        ended."""
+        left, over = _thread.allocate_lock(), _thread.allocate_lock()
+
+        def shut() -> None:
+            pause_s = AGAIN_S if self.is_free else SETTLE_S + 1.0
+            while not left.acquire(timeout=pause_s):
+                sockets.shut_between(self._hosts)
+                pause_s = AGAIN_S
+            over.release()
+
+        left.acquire()
+        over.acquire()
+        _thread.start_new_thread(shut, ())
+        try:
+            yield
+        finally:
+            left.release()
+            over.acquire()  # or it would shut those of the next attempt
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError):  # The function has closed it.
