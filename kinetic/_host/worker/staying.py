@@ -109,10 +109,12 @@ class Freedom:
 
         def shut() -> None:
             pause_s = AGAIN_S if self.is_free else SETTLE_S + 1.0
-            while not left.acquire(timeout=pause_s):
-                sockets.shut_between(self._hosts)
-                pause_s = AGAIN_S
-            over.release()
+            try:
+                while not left.acquire(timeout=pause_s):
+                    sockets.shut_between(self._hosts)
+                    pause_s = AGAIN_S
+            finally:
+                over.release()
 
         left.acquire()
         over.acquire()
