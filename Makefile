@@ -3,6 +3,7 @@
 #
 #   make demo     a 4-host slice on this machine: Keras, data parallel, on 16 devices
 #   make test     all tests, four at a time                      (make test ARGS="-k gang -x")
+#   make test-repeat N=10   all tests N times, every second time beside two busy processes; lists what ever failed
 #   make test-cluster KUBECONFIG=…  the tests of clusters on the one of its current context (see CONTRIBUTING.md)
 #   make check    lint, format, types, import contracts
 #   make docs     this project's site, in site/; what is wrong in it is an error
@@ -13,7 +14,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-cluster check docs bench proto clean
+.PHONY: help demo test test-repeat test-cluster check docs bench proto clean
 
 VENV := .venv
 COMMA := ,
@@ -61,8 +62,13 @@ demo: $(VENV)/.stamp-demo
 	@$(BIN)/python examples/keras_data_parallel.py
 
 # Most tests wait for something most of the time: more of them at once than there are processors.
+TEST_ARGS = $(or $(ARGS),-n 4 --dist worksteal)
 test: $(VENV)/.stamp-test
-	@$(BIN)/python -m pytest $(or $(ARGS),-n 4 --dist worksteal)
+	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+N ?= 10
+test-repeat: $(VENV)/.stamp-test
+	@$(BIN)/python tests/repeat.py $(N) $(TEST_ARGS)
 
 test-cluster: $(VENV)/.stamp-test
 	@[ -n "$(KUBECONFIG)" ] || { echo "error: which cluster? make test-cluster KUBECONFIG=/path/to/kubeconfig" >&2; exit 2; }
