@@ -13,11 +13,11 @@ from dataclasses import MISSING, Field, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from kinetic._core import checks
+from kinetic._core import checks, option_rules
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.option_rows import Flag, Option, Takes, option
 from kinetic._core.values import dataclass
-from kinetic.errors import UsageError, UsageTypeError
+from kinetic.errors import UsageTypeError
 
 if TYPE_CHECKING:
     from kinetic._core.checks import Controller, Joins, NetworkDevices, OnSliceLoss, Survivors
@@ -76,7 +76,6 @@ class Elastic:
 
 MAX_FAILURES = 10
 SLICE_TIMEOUT_S = 300.0
-_OF_ELASTIC_JOBS = ("max_failures", "slice_timeout", "on_slice_loss", "survivors")
 
 
 @dataclass(frozen=True)
@@ -362,7 +361,7 @@ def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
         if before is None
         else replace(before, topology=topology, **values)
     )
-    _check_together(options)
+    option_rules.check_together(options)
     return options
 
 
@@ -376,82 +375,6 @@ def _topology(before: Topology | None, given: Mapping[str, Any]) -> Topology:
         return resolve(given["accelerator"], spot=spot)
     name = TABLE["accelerator"].default if before is None else before.name.removesuffix(SPOT)
     return resolve(name, spot=spot)
-
-
-def _check_together(options: Options) -> None:
-    if options.controller == "single":
-        _check_pathways(options.topology)
-    _check_elastic(options)
-    _check_pods(options)
-    both = next((name for name in options.secrets if name in options.env), None)
-    if both is not None:
-        raise UsageError(f"{both} is in env= and in secrets=: name it in one of them.")
-
-
-def _check_elastic(options: Options) -> None:
-    elastic = options.elastic
-    if elastic is None:
-        for name in _OF_ELASTIC_JOBS:
-            if getattr(options, _FIELD_OF[name]) is not None:
-                raise UsageError(
-                    f"{name}= is for elastic jobs, which say how many slices they need at least "
-                    "and at most: slices=(1, 2). Leave it away, or write slices= as two numbers."
-                )
-        return
-    if options.retries:
-        raise UsageError(
-            "retries= restarts a whole job, and an elastic one goes on instead: max_failures= says "
-            "how often. Leave retries= away."
-        )
-    if options.controller == "single" and options.joins_jax == "program":
-        raise UsageError(
-            'A command reaches the slices of controller="single" by itself, and slices=(least, '
-            "most) lets them come and go: run a Python script or module instead (without --), or "
-            "give a fixed number of slices."
-        )
-    if options.survivors is not None and options.controller == "single":
-        raise UsageError(
-            'survivors= is about the processes of hosts, and controller="single" has one process '
-            "for all of them, which always goes on: leave survivors= away."
-        )
-    if options.survivors == "keep" and options.joins_jax == "program":
-        raise UsageError(
-            'survivors="keep" is for functions that use JAX themselves: a program starts anew in '
-            "each attempt. Leave it away."
-        )
-    if options.debug:
-        raise UsageError(
-            "debug=True does not go with slices=(least, most): a breakpoint would hold up the "
-            "attempts after it as well. Debug with a fixed number of slices."
-        )
-
-
-def _check_pods(options: Options) -> None:
-    single = options.controller == "single"
-    if options.local_storage is not None and single:
-        raise UsageError(
-            "local_storage= is memory of the hosts that run the function, and with "
-            'controller="single" none of them has the chips. Leave one of them away.'
-        )
-    if options.network_devices is None:
-        return
-    if single or options.most_slices == 1 or options.topology.kind != "tpu":
-        which = 'controller="single"' if single else f"slices={options.slices}"
-        raise UsageError(
-            "network_devices= joins TPU slices whose hosts run the function, and this job has "
-            f"{which} on {options.topology.name}. Leave it away."
-        )
-
-
-def _check_pathways(topology: Topology) -> None:
-    from kinetic._core.accelerators.families import PATHWAYS_MACHINES  # not needed on hosts
-
-    if topology.machine_type not in PATHWAYS_MACHINES:
-        raise UsageError(
-            f'controller="single" needs what Pathways runs on: v4, v5e, v5p, v6e or tpu7x, on '
-            f"machines of 4 or 8 chips; {topology.name} is something else. Leave controller= "
-            "away, or choose an accelerator such as tpu-v6e-16."
-        )
 
 
 def _no_such_option(name: str) -> str:
