@@ -172,8 +172,6 @@ class ElasticLeader:
             self._places = {}
             self._lobby.give({})
             ended = Attempt(leader.judged(self._gang), self._gang.unwanted, self._removed)
-            if self._gang.unwanted:
-                return ended
             loss = loss_of(ended.outcome, self._policy.slices)
             if loss is not None:
                 self._fail(loss)
@@ -283,7 +281,7 @@ class ElasticLeader:
     def _tell_what_follows(self) -> None:
         policy, rules = self._policy, self._policy.rules
         away = tuple(each for each in policy.missing if policy.stands(each) is Standing.AWAY)
-        if len(policy.failures) > rules.max_failures or not away:
+        if len(policy.failures) > rules.max_failures or not away or self._gang.unwanted:
             return
         left = rules.most - len(away)
         if rules.shrinks and left >= rules.least:

@@ -92,6 +92,14 @@ def test_it_is_cancelled_while_it_runs(begin):
     assert job.losses() == []
 
 
+def test_it_is_cancelled_just_after_a_slice_was_lost(begin):
+    job = begin(elastic(), (), 1.0)
+    os.kill(job.agents()[3], signal.SIGKILL)
+    job.handle.cancel()
+    with pytest.raises(JobCancelled):
+        job.handle.result(timeout=LIMIT_S)
+
+
 @only_local
 def test_it_is_given_up_with_the_whole_history(begin):
     job = begin(elastic(max_failures=1), [(1, 2, 3), (2, 2, 0)], wait=False)

@@ -19,7 +19,7 @@ from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.gang.elastic import Loss, Standing
-from kinetic._core.outcome import Outcome, Verdict
+from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
 from kinetic._host.crew import DistantCrew, ForkedCrew
 from kinetic._host.elastic_leader import JOIN_S, ElasticLeader
@@ -240,6 +240,26 @@ def test_a_host_that_was_ready_and_does_not_join_is_given_up(hosts):
         leader._on_event(GangEvent(EventKind.READY))
         leader._miss_absent(time.monotonic() + JOIN_S)
         assert len(lost) == 1
+
+    asyncio.run(story())
+
+
+def test_a_job_cancelled_while_an_attempt_ends_that_lost_a_slice_is_cancelled():
+    async def story():
+        leader = leading(Forked().crew)
+        gang, now = leader._gang, time.monotonic()
+        leader._coordinator = SimpleNamespace(wait_finished=lambda: asyncio.sleep(0))
+        for host in range(2):
+            gang.join(host, f"agent {host}", "", now)
+        gang.lost(1, "its machine is gone", now)
+        gang.cancel("The job was cancelled.", now)
+        gang.report(HostReport(0, Exit.STOPPED), now)
+        gang.sweep(now)
+        assert gang.finished
+        outcome = (await leader._lead_attempts()).outcome
+        assert outcome.verdict is Verdict.CANCELLED
+        assert "host 1 of 2: its machine is gone" in outcome.reason
+        assert not any("waiting" in line for line in leader._story)
 
     asyncio.run(story())
 
