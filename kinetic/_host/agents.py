@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._rpc.server", "kinetic._rpc.client")
 """What a gang's processes need to communicate; importing it takes longer than a small job."""
+_MOST_WORDS_BYTES = 1 << 16
 
 
 class Agents:
@@ -47,6 +48,7 @@ class Agents:
         self._service: Service | None = None
         self.pids: dict[int, int] = {}
         """The host of each process id that has not been reaped."""
+        self._last_words = os.memfd_create("kinetic-last-words")
         self._stopped_at: dict[int, float] = {}
 
     def fork(self, identities: Iterable[Identity], *, again: bool = False) -> None:
@@ -121,6 +123,22 @@ class Agents:
                 processes.kill(pid, signal.SIGKILL)
 
     def _be_agent(self, identity: Identity, alive: int) -> int:
+        try:
+            return self._run_agent(identity, alive)
+        except Exception as error:
+            words = f"host {identity.seat}: {type(error).__name__}: {error}\n"
+            os.write(self._last_words, words.encode())
+            raise
+
+    def cause_of_death(self, host: int, status: int) -> str:
+        """Return a sentence for the wait status of an agent, with the exception that has ended it,
+        if one has."""
+        words = os.pread(self._last_words, _MOST_WORDS_BYTES, 0).decode(errors="replace")
+        own = [line for line in words.splitlines() if line.startswith(f"host {host}: ")]
+        cause = cause_of_death(status)
+        return f"{cause[:-1]}: {own[-1].partition(': ')[2]}" if own else cause
+
+    def _run_agent(self, identity: Identity, alive: int) -> int:
         processes.set_title(f"kinetic-agent {identity.job_id} host {identity.host}")
         # It says that this host is taken away; the agent unblocks it.
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM])

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
-from kinetic._host.agents import Agents, cause_of_death, delivered
+from kinetic._host.agents import Agents, delivered
 
 
 class Crew(Protocol):
@@ -101,7 +101,8 @@ class ForkedCrew:
         """From their wait statuses."""
         for seat, status in self._agents.dead():
             ended = delivered(status) is not None
-            yield seat, "Its agent process ended early." if ended else cause_of_death(status)
+            cause = self._agents.cause_of_death(seat, status)
+            yield seat, "Its agent process ended early." if ended else cause
         self._agents.end_orphans()
 
     def is_there(self, seat: int) -> bool:

@@ -25,7 +25,7 @@ from kinetic._core.outcome import Outcome, Verdict, judge
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
 from kinetic._host.agent.identity import alone_s
-from kinetic._host.agents import Agents, cause_of_death, delivered, import_gang_modules
+from kinetic._host.agents import Agents, delivered, import_gang_modules
 from kinetic._store import attempts, footprints, index
 from kinetic._store.base import Store
 from kinetic._store.event_log import EventLog
@@ -173,7 +173,7 @@ class Leader:
             left = delivered(status) is not None
             report = self._agents.report_left_by(host, gang.spec.attempt) if left else None
             if report is None:
-                gang.lost(host, cause_of_death(status), time.monotonic())
+                gang.lost(host, self._agents.cause_of_death(host, status), time.monotonic())
             else:
                 gang.join(host, str(os.getpid()), "", time.monotonic())
                 gang.report(report, time.monotonic())
@@ -288,7 +288,7 @@ class Leader:
             if report is not None:
                 coordinator.report(report)
             elif alone or not left:
-                coordinator.lost(host, cause_of_death(status))
+                coordinator.lost(host, self._agents.cause_of_death(host, status))
         if not self._agents.pids:
             all_gone.set()
 

@@ -11,6 +11,8 @@ import contextlib
 import hmac
 import json
 import logging
+import os
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -38,6 +40,7 @@ _URGENT_TICK_S = 0.05
 _STACKS_POLL_S = 0.02
 _MAX_DUMP_S = 60.0
 _STOP_GRACE_S = 1.0
+_MOST_PATH_BYTES = 107
 
 Context = Any  # grpc.aio.ServicerContext; gRPC brings no types
 Answer = Callable[[Any, Context], Awaitable[Any]]
@@ -378,7 +381,18 @@ def _bind(server: aio.Server, endpoint: Endpoint, key: str) -> int:
         pair = (key.encode(), endpoint.certificate.encode())
         return int(server.add_secure_port(target, grpc.ssl_server_credentials([pair])))
     except RuntimeError as error:
-        hint = " A Unix socket's path may have at most 107 bytes." if endpoint.is_unix else ""
-        raise SubmitError(
-            f"The coordinator of the gang cannot listen on {target}.{hint}"
-        ) from error
+        why = _why_not(Path(target.removeprefix("unix:"))) if endpoint.is_unix else ""
+        raise SubmitError(f"The coordinator of the gang cannot listen on {target}{why}.") from error
+
+
+def _why_not(path: Path) -> str:
+    """Why a Unix socket cannot be bound there: gRPC does not say it."""
+    if len(os.fsencode(path)) > _MOST_PATH_BYTES:
+        return f": a Unix socket's path may have at most {_MOST_PATH_BYTES} bytes"
+    try:
+        with socket.socket(socket.AF_UNIX) as again:
+            again.bind(os.fspath(path))
+    except OSError as error:
+        return f": {error.strerror or error}"
+    path.unlink(missing_ok=True)
+    return ""

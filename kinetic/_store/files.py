@@ -20,6 +20,8 @@ _NO_FILE = (errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP, errno.ELOOP)
 """Errors of opening a socket, a missing device, or a loop of symlinks."""
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 CHUNK_BYTES = 1 << 20
+_FEW_INODES = 8
+"""Fewer free ones are none: what could not be written may have been several files."""
 
 
 def opened(path: str | Path) -> FileIO:
@@ -139,8 +141,17 @@ def _writing(path: Path, temporary: Path) -> FileIO:
 
 def _unwritable(path: Path, error: OSError) -> StoreError:
     if error.errno in FULL:
-        return StoreFull(f"Could not write {path}: no space is left on this disk. Free some.")
+        return StoreFull(f"Could not write {path}: {shortage(path.parent)}. Free some.")
     return StoreError(f"Could not write {path}: {error.strerror or error}.")
+
+
+def shortage(folder: str | Path) -> str:
+    """Say what is left no more of on a disk that is full."""
+    with suppress(OSError):
+        disk = os.statvfs(folder)
+        if disk.f_files and disk.f_favail < _FEW_INODES and disk.f_bavail:
+            return "no inodes are left: the disk holds as many files as it can (`df -i`)"
+    return "no space is left"
 
 
 def _misplaced(path: str | Path) -> IsADirectoryError:

@@ -265,7 +265,7 @@ def _explained(doing: str, root: str, *, writes: bool = False) -> Iterator[None]
     except OSError as error:
         if error.errno in files.FULL:
             raise StoreFull(
-                f"Could not {doing} in the store {root}: no space is left. Free some, or set "
+                f"Could not {doing} in the store {root}: {files.shortage(root)}. Free some, or set "
                 "KINETIC_HOME elsewhere."
             ) from error
         if error.errno in _DENIED:

@@ -423,3 +423,38 @@ def test_a_disk_that_the_function_has_filled(project, small_disk):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["value", "mine", "True"]
+
+
+def test_a_disk_without_inodes(project, small_disk):
+    """Wherever files cannot be made any more, whoever waits hears it, and why."""
+    done = run(
+        project,
+        ON_A_SMALL_DISK
+        + """
+    @kinetic.run(accelerator="cpu")
+    def double(number):
+        return 2 * number
+
+    heard = set()
+    for inodes in range(8, 100):
+        few = f"size=3m,mode=700,nr_inodes={inodes}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", few, "none", home], check=True)
+        try:
+            value = double(inodes)
+        except errors.KineticError as error:
+            heard.add(type(error).__name__)
+            words = ("no inodes are left", "No space left on device", "could not be stored")
+            assert any(word in str(error) for word in words), (inodes, error)
+            assert "107" not in str(error), (inodes, error)
+        else:
+            assert value == 2 * inodes
+            break
+        assert all(job.status().ended for job in kinetic.list_jobs()), inodes
+    print(sorted(heard), "then it works" if value else "")
+    """,
+        before=small_disk,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "StoreFull" in done.stdout
+    assert "HostLost" in done.stdout
+    assert done.stdout.endswith("then it works\n")

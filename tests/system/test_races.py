@@ -6,6 +6,7 @@ In: a job that runs, or has ended. Out: what each of them was told, and what is 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -13,10 +14,11 @@ import threading
 import time
 
 import pytest
-from gangs import PATIENCE_S, wait_until
+from gangs import PATIENCE_S, children, kill, wait_until, zygotes
 
 import kinetic
 from kinetic import errors
+from kinetic._backends.local.backend import LocalBackend
 from kinetic._core import layout
 from kinetic._store.local import LocalStore
 
@@ -114,3 +116,30 @@ def collect(job_id, answers):
             answers.append(attached.result())
     except errors.KineticError as error:
         answers.append(type(error).__name__)
+
+
+def test_a_supervisor_that_is_killed_before_it_holds_the_lock(home, monkeypatch):
+    """Its caller is told, and nothing is left of the job."""
+    assert kinetic.run(accelerator="cpu")(quick)() == "value"
+    (zygote,) = zygotes()
+    wait_until(lambda: not children(zygote), "its supervisor does not end")
+    submit = LocalBackend.submit
+
+    def hold_up(self, ref, documents, secrets):
+        """Its log is a pipe that nobody reads, so it waits there."""
+        self._folder(ref).mkdir(parents=True)
+        os.mkfifo(self._folder(ref) / "supervisor.log")
+        submit(self, ref, documents, secrets)
+
+    monkeypatch.setattr(LocalBackend, "submit", hold_up)
+    killer = threading.Thread(
+        target=lambda: kill(wait_until(lambda: children(zygote), "no supervisor")[0])
+    )
+    killer.start()
+    with pytest.raises(errors.SubmitError, match="killed before it held the job's lock"):
+        kinetic.run(accelerator="cpu")(quick).run_async()
+    killer.join()
+    monkeypatch.undo()
+    assert len(kinetic.list_jobs()) == 1
+    assert zygotes() == [zygote], "it starts the next one"
+    assert kinetic.run(accelerator="cpu")(quick)() == "value"

@@ -173,6 +173,8 @@ def test_an_address_that_cannot_be_bound_says_so(tmp_path):
 
     with pytest.raises(SubmitError, match="107 bytes"):
         asyncio.run(start(f"unix:{tmp_path}/{'x' * 200}"))
+    with pytest.raises(SubmitError, match=r"/absent/socket: No such file or directory\.$"):
+        asyncio.run(start("unix:/absent/socket"))
     with pytest.raises(UsageError, match=r"cannot listen on 127\.0\.0\.1:0 without a certificate"):
         asyncio.run(start("127.0.0.1:0"))
 

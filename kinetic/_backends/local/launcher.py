@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from kinetic.errors import SubmitError
+from kinetic._store import files
+from kinetic.errors import KineticError, StoreFull, SubmitError
 
 _lock = threading.Lock()
 _zygotes: dict[tuple[object, ...], Zygote] = {}
@@ -32,6 +33,10 @@ _SILENT = {
 
 _PROGRAM = str(Path(__file__).resolve().parents[2] / "_host" / "local" / "__main__.py")
 """The zygote's program. Not started with `-m`, which imports more."""
+
+
+class _ZygoteDied(SubmitError):
+    """There is nobody any more who could start a supervisor; another zygote may."""
 
 
 class Zygote:
@@ -78,7 +83,9 @@ class Zygote:
         """Fork a supervisor; return its process id once it holds the job's lock.
 
         Raises:
-            SubmitError: the zygote could not start or died.
+            StoreFull: the supervisor found no space for its first files.
+            SubmitError: it could not begin for another reason.
+            _ZygoteDied: there is none any more.
         """
         line = json.dumps(request).encode() + b"\n"
         # A zygote that was stopped (SIGSTOP) would never answer.
@@ -89,8 +96,11 @@ class Zygote:
         except OSError:
             answer = b""
         if not answer:
-            raise SubmitError(f"The process that starts simulated slices died{self._last_words()}")
-        return int(json.loads(answer)["pid"])
+            raise _ZygoteDied(f"The process that starts simulated slices died{self._last_words()}")
+        told = json.loads(answer)
+        if "error" in told:
+            raise _refusal(request["job_id"], told["error"], told.get("errno"))
+        return int(told["pid"])
 
     def _read_line(self) -> bytes:
         data = b""
@@ -145,20 +155,29 @@ def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mappin
     none, and again if it has died.
 
     Raises:
-        SubmitError: no zygote could be started.
+        StoreFull: the supervisor found no space for its first files.
+        SubmitError: no zygote could be started, or the supervisor could not begin.
     """
     with _lock:
         zygote = _zygote_for(modules, environ)
         try:
             return zygote.launch(request)
-        except SubmitError:
+        except _ZygoteDied:
             _forget(zygote)
         zygote = _zygote_for(modules, environ)
         try:
             return zygote.launch(request)
-        except SubmitError:
+        except _ZygoteDied:
             _forget(zygote)
             raise
+
+
+def _refusal(job_id: str, why: str, number: int | None) -> KineticError:
+    """Return what to raise when a supervisor says that it cannot begin."""
+    words = f"The supervisor of {job_id} could not begin: {why}."
+    if number in files.FULL:
+        return StoreFull(f"{words} Free some space, or set KINETIC_HOME elsewhere.")
+    return SubmitError(words)
 
 
 def warm_up(modules: tuple[str, ...], environ: Mapping[str, str]) -> None:

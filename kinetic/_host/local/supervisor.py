@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -71,12 +70,13 @@ class Request:
     unreachable_after_s: float = 30.0
 
 
-def main(request: Request, caller: socket.socket | None = None) -> NoReturn:
+def main(request: Request, answer_fd: int = -1) -> NoReturn:
     """Run the gang and exit. Never returns into the code of the process that forked.
 
-    `caller` receives this process's id as soon as the job's lock is held, and is closed then.
+    To `answer_fd` this process's id is written as soon as the job's lock is held, or why it cannot
+    be; it is closed then.
     """
-    processes.exit_with(lambda: Supervisor(request).run(caller))
+    processes.exit_with(lambda: Supervisor(request).run(answer_fd))
 
 
 class Supervisor:
@@ -91,14 +91,15 @@ class Supervisor:
         self._scratch = self._own / "work"
         self._socket_dir: Path | None = None
 
-    def run(self, caller: socket.socket | None) -> int:
+    def run(self, answer_fd: int) -> int:
         """Return 0 when a verdict was written."""
-        self._init_process()
-        self._lock()
-        if caller is not None:
-            # The caller may have died; that does not stop the job.
-            with caller, contextlib.suppress(OSError):
-                caller.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
+        try:
+            self._init_process()
+            self._lock()
+        except OSError as error:
+            _answer(answer_fd, {"error": str(error), "errno": error.errno})
+            raise
+        _answer(answer_fd, {"pid": os.getpid()})
         plan, ended = self._attempt()
         processes.kill_descendants()
         if plan is not None and plan.data:
@@ -319,6 +320,14 @@ class Supervisor:
         os.execv(
             sys.executable, [sys.executable, "-m", "kinetic._host.local.supervisor", str(spool)]
         )
+
+
+def _answer(fd: int, words: dict[str, Any]) -> None:
+    if fd < 0:
+        return
+    with contextlib.suppress(OSError):
+        os.write(fd, json.dumps(words).encode())
+    os.close(fd)
 
 
 def _remove(folder: Path) -> None:

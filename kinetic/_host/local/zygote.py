@@ -8,6 +8,7 @@ caller. It starts no thread and no JAX backend, so that what it forks can do bot
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -35,6 +36,7 @@ agent, leader. Imported here eventually, because otherwise every process of ever
 it again."""
 IDLE_S = 0.25
 """After this time without a request a first small job is over, so importing cannot slow it."""
+KILLED = "it was killed before it held the job's lock"
 HURRIED = 4
 """This many jobs in a row are started before everything is imported; after that, importing once is
 cheaper."""
@@ -53,7 +55,7 @@ def main() -> None:
 
 
 def serve(caller: socket.socket, *, hurried: int) -> None:
-    """Fork a supervisor for each request, one JSON line; the supervisor answers itself.
+    """Fork a supervisor for each request, one JSON line, and pass on what it answers.
 
     The first `hurried` requests do not wait for imports that their jobs can begin without.
     """
@@ -62,13 +64,27 @@ def serve(caller: socket.socket, *, hurried: int) -> None:
     while line := requests.readline():
         if not line.endswith(b"\n"):
             return  # The caller died while writing.
-        if os.fork() == 0:
-            os.setsid()
-            gc.enable()
-            supervisor.main(supervisor.Request(**json.loads(line)), caller)
+        answer = _fork_supervisor(line, caller)
+        with contextlib.suppress(OSError):  # The caller may have died; that does not stop the job.
+            caller.sendall(answer + b"\n")
         hurried -= 1
         if hurried <= 0 or not _has_request(caller, IDLE_S):
             _import_late()
+
+
+def _fork_supervisor(line: bytes, caller: socket.socket) -> bytes:
+    """Return the answer of the supervisor of this request; it ends with the answer or with the
+    supervisor, whichever is first."""
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        os.close(ours)
+        caller.close()
+        os.setsid()
+        gc.enable()
+        supervisor.main(supervisor.Request(**json.loads(line)), theirs)
+    os.close(theirs)
+    with open(ours, "rb") as answer:
+        return answer.read() or json.dumps({"error": KILLED}).encode()
 
 
 def _import_late(caller: socket.socket | None = None) -> None:
