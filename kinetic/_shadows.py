@@ -202,6 +202,24 @@ class _Shadows:
         level: int = 0,
     ) -> "ModuleType":
         """Take the place of `builtins.__import__`."""
+        try:
+            return self._import(name, globals, locals, fromlist, level)
+        except BaseException as error:
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+                trace = trace.tb_next
+            # As the import system does with its own frames. `raise` adds none for this one.
+            error.__traceback__ = trace
+            raise
+
+    def _import(
+        self,
+        name: str,
+        globals: "Mapping[str, Any] | None",
+        locals: "Mapping[str, Any] | None",
+        fromlist: "Sequence[str] | None",
+        level: int,
+    ) -> "ModuleType":
         top = (name if not level else str((globals or {}).get("__package__") or "")).partition(".")[
             0
         ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from kinetic._client.handle import JobHandle
 from kinetic._config import settings as configuration
+from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._store import index
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
@@ -24,8 +25,9 @@ def attach(job_id: str, project: str | None = None, cluster: str | None = None) 
         NotFound: no job has this id; `suggestions` has the nearest ids.
         UsageError: several ids begin like this.
     """
-    store = _configured_store(project=project, cluster=cluster)
-    return JobHandle(index.find(store, job_id), store=store)
+    with own_frames_hidden:
+        store = _configured_store(project=project, cluster=cluster)
+        return JobHandle(index.find(store, job_id), store=store)
 
 
 def list_jobs(

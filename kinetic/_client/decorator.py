@@ -13,6 +13,7 @@ from kinetic._client.client import warm_up_ahead
 from kinetic._client.options import checked, documented
 from kinetic._client.remote import RemoteCallable, warn_of_spot
 from kinetic._core.options import Keywords
+from kinetic._core.tracebacks import own_frames_hidden
 from kinetic.errors import UsageTypeError
 
 if TYPE_CHECKING:
@@ -57,15 +58,18 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
     """
     given = locals()
     more = given.pop("options")
-    if callable(accelerator):
-        raise UsageTypeError(
-            'Write @kinetic.run(accelerator="...") with parentheses: the decorator takes options.'
-        )
-    made = checked(None, given | more)
+    with own_frames_hidden:
+        if callable(accelerator):
+            raise UsageTypeError(
+                'Write @kinetic.run(accelerator="...") with parentheses: the decorator takes '
+                "options."
+            )
+        made = checked(None, given | more)
     warn_of_spot(made)
 
     def decorate(func: Callable[..., Any]) -> RemoteCallable[..., Any]:
-        decorated: RemoteCallable[..., Any] = RemoteCallable(func, made)
+        with own_frames_hidden:
+            decorated: RemoteCallable[..., Any] = RemoteCallable(func, made)
         warm_up_ahead(func, made)
         return decorated
 

@@ -31,8 +31,9 @@ from kinetic._client.options import Changes, checked
 from kinetic._core import checks, spec
 from kinetic._core.options import Options
 from kinetic._core.spec import JobSpec
+from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._pickling import origin
-from kinetic.errors import KineticError, UsageError, UsageTypeError
+from kinetic.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -107,7 +108,8 @@ class RemoteCallable(Generic[P, R_co]):
         Raises:
             UsageError: an option cannot work.
         """
-        options = checked(self._options, changes)
+        with own_frames_hidden:
+            options = checked(self._options, changes)
         warn_of_spot(options)
         return RemoteCallable(self._func, options, bound=self._bound)
 
@@ -218,11 +220,8 @@ class RemoteCallable(Generic[P, R_co]):
     def run_async(self, *args: Any, **kwargs: Any) -> Any:
         """Submit and return at once; the job runs independently of this process."""
         __tracebackhide__ = True
-        try:
+        with own_frames_hidden:
             return self._submitted(args, kwargs)
-        except KineticError as error:  # The message says what to do.
-            error.__traceback__ = None
-            raise
 
     def _check_place(self) -> None:
         """Jobs are submitted from where people work: a job submitted by a job would outlive it, and
@@ -305,42 +304,45 @@ class RemoteCallable(Generic[P, R_co]):
         from kinetic._client.batch import launch
         from kinetic._client.batch.inputs import calls
 
-        self._check_place()
-        how = launch.rules(
-            max_concurrent=max_concurrent,
-            retries=retries,
-            fail_fast=fail_fast,
-            cancel_running_on_fail=cancel_running_on_fail,
-        )
-        title, notes, made = (
-            checks.text("name", name) or self.__qualname__,
-            launch.tags(tags),
-            calls(inputs, input_mode),
-        )
-        for index, call in enumerate(made):
-            self._check_call(call.args, call.kwargs, f"inputs[{index}]: ")
-        elsewhere = {"project": project, "cluster": cluster}
-        options = checked(
-            self._options, {name: value for name, value in elsewhere.items() if value is not None}
-        )
-        client = client_of(options)
-        client.warm_up(options)
-        func = functools.partial(self._func, *self._bound) if self._bound else self._func
-        source = client.packaged(JobSpec(func, (), {}, self.__qualname__, options), made)
-        client.tell(source.warnings)
-        return launch.launch(source, client.store, len(made), how, name=title, notes=notes)
+        with own_frames_hidden:
+            self._check_place()
+            how = launch.rules(
+                max_concurrent=max_concurrent,
+                retries=retries,
+                fail_fast=fail_fast,
+                cancel_running_on_fail=cancel_running_on_fail,
+            )
+            title, notes, made = (
+                checks.text("name", name) or self.__qualname__,
+                launch.tags(tags),
+                calls(inputs, input_mode),
+            )
+            for index, call in enumerate(made):
+                self._check_call(call.args, call.kwargs, f"inputs[{index}]: ")
+            elsewhere = {"project": project, "cluster": cluster}
+            options = checked(
+                self._options,
+                {name: value for name, value in elsewhere.items() if value is not None},
+            )
+            client = client_of(options)
+            client.warm_up(options)
+            func = functools.partial(self._func, *self._bound) if self._bound else self._func
+            source = client.packaged(JobSpec(func, (), {}, self.__qualname__, options), made)
+            client.tell(source.warnings)
+            return launch.launch(source, client.store, len(made), how, name=title, notes=notes)
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> PlanView:
         """Return what a call would submit. Creates nothing."""
         from kinetic._client.plan_view import PlanView
 
-        client = self._client(args, kwargs)
-        planned = client.planned(self._spec(args, kwargs))
-        documents, files = (
-            tuple(client.backend.render(planned.plan)),
-            () if planned.bundle is None else planned.bundle.files(),
-        )
-        return PlanView(planned.plan, documents, planned.warnings, tuple(files))
+        with own_frames_hidden:
+            client = self._client(args, kwargs)
+            planned = client.planned(self._spec(args, kwargs))
+            documents, files = (
+                tuple(client.backend.render(planned.plan)),
+                () if planned.bundle is None else planned.bundle.files(),
+            )
+            return PlanView(planned.plan, documents, planned.warnings, tuple(files))
 
     @overload
     def local(
@@ -434,8 +436,9 @@ class RemoteCallable(Generic[P, R_co]):
         try:
             signature.bind(*self._bound, *args, **kwargs)
         except TypeError as error:
+            why = spec.wrong_keyword(signature, kwargs) or error
             raise UsageTypeError(
-                f"{where}{self.__name__}{signature}: {error}. Nothing was submitted."
+                f"{where}{self.__name__}{signature}: {why}. Nothing was submitted."
             ) from None
 
 

@@ -32,7 +32,7 @@ _NOISE = re.compile(
 _FRAME = re.compile(r'^ +(?:File )?("[^"]+"|Cell In\[\d+\]), line (\d+), in (.+)$', re.MULTILINE)
 """A line of a traceback that names a file, or a cell of a notebook."""
 _TOO_FAR_APART = "Gloo context initialization failed: DEADLINE_EXCEEDED"
-_LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]")
+_LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]|<frozen ")
 _CONTROL_FLOW = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Raised in the caller, these would end its process or loop instead of reporting the failure."""
 
@@ -99,12 +99,8 @@ def _noted(original: BaseException, evidence: Evidence, first: HostReport) -> Ba
     """Add notes to the function's own exception that say where it comes from."""
     assert first.error is not None
     where = f"Remote traceback ({_who(evidence, first)}, {evidence.job_id})"
-    if original.__traceback__ is None:
-        original.add_note(
-            f"{where}:\n{_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES)}"
-        )
-    else:  # The exception has the remote frames: they are shown with it.
-        original.add_note(f"{where}: as above{_site(first.error.traceback)}.")
+    # The exception has the remote frames, if any: they are shown with it.
+    original.add_note(f"{where}: as above{_site(first.error.traceback)}.")
     if first.error.consequence:
         original.add_note(_echo(evidence, first.error))
         _cut_to_own(original)

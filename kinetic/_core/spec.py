@@ -68,3 +68,25 @@ def name_of(func: Any) -> str:
     if isinstance(func, MethodType):
         func = func.__func__
     return str(getattr(func, "__qualname__", None) or type(func).__qualname__)
+
+
+def wrong_keyword(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
+    """Say which keyword the function does not take, as Python does, which `bind` only does once no
+    argument is missing; "" if it takes them all."""
+    parameters = signature.parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return ""
+    known = [
+        each.name
+        for each in parameters
+        if each.kind not in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)
+    ]
+    wrong = next((name for name in kwargs if name not in known), None)
+    if wrong is None:
+        return ""
+    import difflib  # Only an error needs it.
+
+    near = difflib.get_close_matches(wrong, known, n=1)
+    return f"got an unexpected keyword argument {wrong!r}" + (
+        f"; did you mean {near[0]!r}?" if near else ""
+    )

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._source.threads import in_threads
 from kinetic.errors import UsageError, UsageTypeError
 
@@ -73,10 +74,13 @@ class Data(_Path):
         Raises:
             UsageError: there is no such path, or the URI is malformed.
         """
-        for name, value in (("fuse", fuse), ("hf_trust_remote_code", hf_trust_remote_code)):
-            if not isinstance(value, bool):
-                raise UsageTypeError(f"Data({name}=...) must be True or False; it is {value!r}.")
-        self._path, self._is_dir = _checked(path, fuse)
+        with own_frames_hidden:
+            for name, value in (("fuse", fuse), ("hf_trust_remote_code", hf_trust_remote_code)):
+                if not isinstance(value, bool):
+                    raise UsageTypeError(
+                        f"Data({name}=...) must be True or False; it is {value!r}."
+                    )
+            self._path, self._is_dir = _checked(path, fuse)
         self._fuse = fuse
         self._hf_trust_remote_code = hf_trust_remote_code
         self._forget()

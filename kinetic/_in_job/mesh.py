@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._in_job.slices import SLICES, num_slices, told
 from kinetic.errors import UsageError
 
@@ -48,12 +49,13 @@ def make_mesh(
     """
     import jax
 
-    slices = _by_slice(_taking_part(jax.devices()) if devices is None else devices)
-    between = _fitted("dcn", {"data": REST} if dcn is None else dcn, len(slices), "slice")
-    each = len(slices[0])
-    within = _fitted(
-        "ici", {"fsdp": REST} if ici is None else ici, each, "device", " in each slice"
-    )
+    with own_frames_hidden:
+        slices = _by_slice(_taking_part(jax.devices()) if devices is None else devices)
+        between = _fitted("dcn", {"data": REST} if dcn is None else dcn, len(slices), "slice")
+        each = len(slices[0])
+        within = _fitted(
+            "ici", {"fsdp": REST} if ici is None else ici, each, "device", " in each slice"
+        )
     names = list(dict.fromkeys([*between, *within]))
     return jax.sharding.Mesh(_laid_out(slices, names, between, within), tuple(names))
 

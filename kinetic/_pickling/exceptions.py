@@ -102,7 +102,7 @@ def _node(
     loads: Loads,
     source_map: tuple[str, str] | None,
 ) -> Node:
-    body, whole = _body(error, dumps, loads)
+    body, whole = _body(_where_the_caller_has_it(error, source_map), dumps, loads)
     return {
         "type": f"{type(error).__module__}.{type(error).__qualname__}",
         "text": text_of(error),
@@ -116,6 +116,20 @@ def _node(
         if isinstance(error, BaseExceptionGroup)
         else None,
     }
+
+
+def _where_the_caller_has_it(
+    error: BaseException, source_map: tuple[str, str] | None
+) -> BaseException:
+    """A syntax error names its file itself, not by a frame."""
+    if type(error) not in (SyntaxError, IndentationError, TabError):
+        return error
+    match error.args:
+        case (message, (str(file), *place)) if (moved := _mapped(file, source_map)) != file:
+            copy = type(error)(message, (moved, *place))
+            copy.__dict__.update(vars(error))
+            return copy
+    return error
 
 
 def _body(error: BaseException, dumps: Dumps, loads: Loads) -> tuple[bytes | None, bool]:

@@ -72,6 +72,27 @@ def test_the_error_of_a_script_shows_the_script_and_nothing_of_ours(project: Pat
     assert str(ROOT / "kinetic") not in done.stderr
 
 
+@pytest.mark.parametrize("how", ["run as the script", "imported by it"])
+def test_a_syntax_error_is_shown_once_and_where_the_user_has_it(project: Path, how: str) -> None:
+    (project / "broken.py").write_text("values = (1\n")
+    (project / "uses.py").write_text("import broken\n")
+    done = kn(project, "run", "-a", "cpu", "broken.py" if how == "run as the script" else "uses.py")
+    assert done.returncode == 1
+    assert done.stderr.count("SyntaxError: ") == 1, done.stderr
+    assert done.stderr.count(f'File "{project}/broken.py", line 1') == 1
+    assert "Remote traceback (host 0 of 1, job-" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["no.such.mod", "nothing_such"])
+def test_a_module_that_is_not_there_is_said_in_one_line(project: Path, name: str) -> None:
+    done = kn(project, "run", "-a", "cpu", "-m", name)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "traceback" not in done.stderr
+    assert done.stderr.count(name) == 2, "what is missing, and what has ended"
+    assert "`kinetic run --dry-run` lists what is" in done.stderr
+
+
 def test_a_module_and_its_arguments(project: Path) -> None:
     done = kn(project / "sub", "run", "-a", "cpu", "-m", "train", "-d", "0")
     assert (done.stdout, done.returncode) == ("False __main__ -d\n", 0)

@@ -175,3 +175,20 @@ def test_a_module_that_cannot_be_imported_leaves_the_library_as_it_was(project):
     ]
     (project / "main.py").write_text("\n".join([*lines, "import concurrent.futures.thread, queue"]))
     assert python(project, "main.py") == "mine\n"
+
+
+def test_an_import_that_fails_is_shown_as_plain_python_shows_it(project):
+    """Here and on a host: where the import stands, and nothing of ours."""
+    shadow(project, "secrets", "json")
+    (project / "json.py").write_text("import not_there\n")
+    (project / "main.py").write_text(
+        "import kinetic\n\n@kinetic.run(accelerator='cpu')\ndef load():\n    import json\n\n"
+        "try:\n    import json\nexcept ImportError:\n    import traceback; "
+        "traceback.print_exc()\nload()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "main.py"], cwd=project, capture_output=True, text=True, check=False
+    )
+    assert done.stderr.count("import not_there\nModuleNotFoundError") == 2, done.stderr
+    assert "as above, raised at json.py:1 in <module>." in done.stderr
+    assert "_shadows" not in done.stderr

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,34 @@ def test_what_is_refused_leads_to_the_call_and_to_the_users_own_code(
     ]
     assert caught.value.__cause__ is not None
     assert shown(caught.value.__cause__) == own
+
+
+def generate() -> Any:
+    yield 1
+
+
+MISUSES: dict[str, Callable[[], Any]] = {
+    "an accelerator": lambda: kinetic.run(accelerator="a100x3"),
+    "a misspelt option": lambda: kinetic.run(acelerator="cpu"),  # type: ignore[call-arg]
+    "no parentheses": lambda: kinetic.run(generate),  # type: ignore[arg-type]
+    "a generator": lambda: kinetic.run()(generate),
+    "changed options": lambda: train.with_options(accelerator="a100x3"),
+    "a call": lambda: train(y=1),  # type: ignore[call-arg]
+    "a plan": lambda: train.plan(y=1),  # type: ignore[call-arg]
+    "inputs": lambda: train.run_async_map([(1, 2)]),
+    "an option of a batch": lambda: train.run_async_map([1], retries=-1),
+    "data": lambda: kinetic.Data("not-there"),
+    "a job": lambda: kinetic.attach("job-ffffffff"),
+    "a batch": lambda: kinetic.attach_batch("job-ffffffff"),
+    "a checkpointer": lambda: kinetic.Checkpointer(keep=0),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES.values(), ids=list(MISUSES))
+def test_misuse_leads_to_the_users_line(misuse: Callable[[], Any]) -> None:
+    with pytest.raises(kinetic.errors.KineticError) as caught:
+        misuse()
+    assert shown(caught.value)[1:] == ["<lambda>"]
 
 
 @kinetic.run(accelerator="tpu-v6e-8")

@@ -27,6 +27,7 @@ from kinetic._config import settings as configuration
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
+from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
 from kinetic.errors import (
@@ -429,12 +430,12 @@ def attach_batch(
     Raises:
         NotFound: there is no such batch.
     """
-    if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
-        raise UsageError(f"{group_id!r} is not a batch id. Ids look like grp-1a2b3c4d.")
-    store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).store)
-    return _attach(
-        store, group_id, slowest_s=patience_s(poll_interval), patience_s=patience_s(poll_timeout)
-    )
+    with own_frames_hidden:
+        if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
+            raise UsageError(f"{group_id!r} is not a batch id. Ids look like grp-1a2b3c4d.")
+        store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).store)
+        slowest_s, patience = patience_s(poll_interval), patience_s(poll_timeout)
+        return _attach(store, group_id, slowest_s=slowest_s, patience_s=patience)
 
 
 def _attach(

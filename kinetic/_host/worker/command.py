@@ -103,7 +103,12 @@ def run_module(name: str, args: Sequence[str]) -> None:
     """Run a module as `python -m NAME ARGS…` does."""
     sys.argv = [name, *args]
     _put_first(str(Path.cwd()))
-    _as_main(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
+    try:
+        _as_main(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
+    except ImportError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # It is the module's own.
+        _leave(f"{error}. `kinetic run --dry-run` lists what is sent along.", 1, "module")
 
 
 def run_command(argv: Sequence[str]) -> None:
@@ -209,5 +214,5 @@ def _tell(words: str, code: int) -> int:
     return code
 
 
-def _leave(words: str, code: int) -> NoReturn:
-    raise ProgramExited(_tell(words, code), f"The script exited with code {code}.")
+def _leave(words: str, code: int, kind: str = "script") -> NoReturn:
+    raise ProgramExited(_tell(words, code), f"The {kind} exited with code {code}.") from None

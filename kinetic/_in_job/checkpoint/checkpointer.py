@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from kinetic._core.duration import Duration
+from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._host.worker import streams
 from kinetic._in_job import elastic, local_folder, preemption, slices
 from kinetic._in_job.checkpoint import local_saves, opening, peers, persistent, positions, tree
@@ -104,10 +105,11 @@ class Checkpointer:
         keep_best: int = 1,
         local_directory: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._cadence = cadence(every, at_least_every, local_every)
-        self._directory = _directory(directory)
-        self._keep = _keep(keep, keep_every, best, best_is, keep_best)
-        self._local = None if local_every is None else _local(local_directory, self._directory)
+        with own_frames_hidden:
+            self._cadence = cadence(every, at_least_every, local_every)
+            self._directory = _directory(directory)
+            self._keep = _keep(keep, keep_every, best, best_is, keep_best)
+            self._local = None if local_every is None else _local(local_directory, self._directory)
         self._opened: Opened | None = None
         self._moments: Moments | None = None
         self._peers: peers.Peers = peers.Alone()
