@@ -26,9 +26,14 @@ Survivors = Literal["auto", "keep", "restart"]
 SURVIVORS: tuple[Survivors, ...] = get_args(Survivors)
 NetworkDevices = int | Literal["all"]
 """How many network devices a pod claims; see `Options`."""
+COMPONENTS = ("server", "proxy-server", "worker")
+"""Pathways' programs, as xpk names them: the resource manager, the proxy, one on each machine."""
 _DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
 _IN_CLUSTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([MGT]i?)B?", re.ASCII)
+_PROCESSORS = re.compile(r"\d+(\.\d{1,3})?|\d+m", re.ASCII)
+"""https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/#meaning-of-cpu"""
+_FLAG = re.compile(r"--[A-Za-z]\w*=.*", re.ASCII | re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REGISTRY = r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d+)?"
@@ -72,13 +77,90 @@ def local_storage(name: str, value: object) -> str | None:
     found = text(name, value)
     if found in (None, MULTI_TIER):
         return found
-    size = _SIZE.fullmatch(found)
-    if size is None or not float(size[1]):
+    return size(
+        name,
+        found,
+        f', or "{MULTI_TIER}"',
+        "`kinetic checkpoint size` tells how much a model needs.",
+    )
+
+
+def size(name: str, value: object, other: str = "", advice: str = "") -> str | None:
+    """Check an optional size of memory, and return it as clusters write it.
+
+    Args:
+        name: of the option.
+        value: as written.
+        other: what else the option takes.
+        advice: how to find the size.
+    """
+    found = text(name, value)
+    if found is None:
+        return None
+    written = _SIZE.fullmatch(found)
+    if written is None or not float(written[1]):
         raise UsageError(
-            f'{name} must be a size with its unit, such as "60Gi" or "60000Mi", or "{MULTI_TIER}"; '
-            f"it is {found!r:.80}. `kinetic checkpoint size` tells how much a model needs."
+            f'{name} must be a size with its unit, such as "60Gi" or "60000Mi"{other}; it is '
+            f"{found!r:.80}. {advice}".rstrip()
         )
-    return size[1] + size[2]
+    return written[1] + written[2]
+
+
+def processors(name: str, value: object) -> str | None:
+    """Check an optional number of processors, and return it as clusters write it: "4", "500m"."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise UsageTypeError(f"{name} must be a number of processors such as 4; it is {value!r}.")
+    written = value.strip() if isinstance(value, str) else f"{value:.3f}".rstrip("0").rstrip(".")
+    if not _PROCESSORS.fullmatch(written) or not float(written.removesuffix("m")):
+        raise UsageError(
+            f'{name} must be a number of processors, such as 4, 0.5 or "500m"; it is {value!r:.80}.'
+        )
+    return written
+
+
+def component_flags(name: str, value: object) -> dict[str, list[str]]:
+    """Check flags for Pathways' components, and return those of each as a list of arguments."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UsageTypeError(
+            f'{name} must be a dict such as {{"proxy-server": {{"xla_flag": "true"}}}}; it is '
+            f"{value!r}."
+        )
+    unknown = next((each for each in value if each not in COMPONENTS), None)
+    if unknown is not None:
+        raise UsageError(
+            f"{name}: Pathways has no component {unknown!r}. Components are: "
+            f"{', '.join(COMPONENTS)}."
+        )
+    return {each: _arguments(f"{name}[{each!r}]", flags) for each, flags in value.items()}
+
+
+def _arguments(name: str, flags: object) -> list[str]:
+    """Flags as a dict, or as one text such as a shell takes it."""
+    if isinstance(flags, str):
+        import shlex  # Few jobs need it.
+
+        try:
+            arguments = shlex.split(flags)
+        except ValueError as error:
+            raise UsageError(f"{name} cannot be taken apart: {error}: {flags!r:.80}.") from None
+    elif isinstance(flags, Mapping):
+        arguments = [
+            f"--{str(flag).removeprefix('--')}={str(v).lower() if isinstance(v, bool) else v}"
+            for flag, v in flags.items()
+        ]
+    else:
+        raise UsageTypeError(
+            f'{name} must be a dict of flags and their values, or text such as "--flag=1"; it is '
+            f"{flags!r:.80}."
+        )
+    wrong = next((each for each in arguments if not _FLAG.fullmatch(each)), None)
+    if wrong is not None or not _is_system_text("".join(arguments)):
+        raise UsageError(f"{name}: {wrong!r:.80} is not a flag with its value, such as --flag=1.")
+    return arguments
 
 
 def network_devices(name: str, value: object) -> str | None:

@@ -20,6 +20,7 @@ class Takes(Enum):
     DURATION = auto()
     VARIABLES = auto()
     NAMES = auto()
+    SWITCH = auto()
 
 
 class Flag(NamedTuple):
@@ -28,7 +29,7 @@ class Flag(NamedTuple):
     Attributes:
         names: of the flag.
         metavar: the value's name in the help.
-        takes: what kind of value.
+        takes: what kind of value; a switch takes none.
         offers: the name of what a shell completes it with.
         required: whether it must be given.
     """

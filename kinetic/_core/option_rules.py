@@ -74,6 +74,11 @@ def _check_pods(options: Options) -> None:
             "local_storage= is memory of the hosts that run the function, and with "
             'controller="single" none of them has the chips. Leave one of them away.'
         )
+    if options.pathways_flags and not single:
+        raise UsageError(
+            "pathways_flags= is for the components that Pathways runs beside the function with "
+            'controller="single". Leave it away, or add controller="single".'
+        )
     if options.network_devices is None:
         return
     if single or options.most_slices == 1 or options.topology.kind != "tpu":

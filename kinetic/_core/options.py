@@ -39,6 +39,11 @@ class Keywords(TypedDict, total=False):
     reservation: str | None
     local_storage: str | None
     network_devices: NetworkDevices | None
+    cpu: float | str | None
+    memory: str | None
+    shm: str | None
+    privileged: bool
+    pathways_flags: Mapping[str, Mapping[str, object] | str] | None
     timeout: Duration | None
     start_timeout: Duration | None
     hang_timeout: Duration | None
@@ -219,6 +224,35 @@ class Options:
         '(GKE\'s DRANET): a number, or "all".',
         flag=Flag(("--network-devices",), "N|all"),
         becomes="place",
+    )
+    cpu: str | None = option(
+        checks.processors,
+        "How many processors each pod requests; without it, what its machine has left.",
+        flag=Flag(("--cpu",), "N"),
+    )
+    memory: str | None = option(
+        checks.size,
+        "The memory that each pod requests, with all its folders in memory.",
+        flag=Flag(("--memory",), "SIZE"),
+    )
+    shm: str | None = option(
+        checks.size,
+        "The most that each pod's `/dev/shm` may hold, in memory, such as batches between the "
+        "processes of a data loader; by default half of memory=, or of what the pod may use.",
+        flag=Flag(("--shm",), "SIZE"),
+    )
+    privileged: bool = option(
+        checks.switch,
+        "Whether pods have all rights on their machine, as some device plugins and profilers need.",
+        False,
+        flag=Flag(("--privileged",), takes=Takes.SWITCH),
+    )
+    pathways_flags: Mapping[str, list[str]] = option(
+        checks.component_flags,
+        'More flags for Pathways\' components with controller="single": a dict of "server", '
+        '"proxy-server" or "worker" to a dict of flags, or text such as "--flag=1".',
+        unset={},
+        flag=Flag(("--pathways-flags",), "COMPONENT=FLAGS", Takes.VARIABLES),
     )
     timeout_s: float | None = option(
         checks.seconds,

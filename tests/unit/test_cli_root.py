@@ -60,6 +60,9 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
         "team",
         "--priority",
         "high",
+        "--memory",
+        "16Gi",
+        "--privileged",
         "-d",
     ]
     assert run(world, *options, *more, str(script), "--env", "C=3") == 0
@@ -83,6 +86,11 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
         "reservation": None,
         "local_storage": None,
         "network_devices": None,
+        "cpu": None,
+        "memory": "16Gi",
+        "shm": None,
+        "privileged": True,
+        "pathways_flags": {},
         "joins_jax": "lazy",
         "max_failures": None,
         "slice_timeout": None,

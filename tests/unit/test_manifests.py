@@ -96,6 +96,10 @@ CASES = {
         planned("tpu-v6e-16", slices=2, place=replace(PLACE, network_devices="2")),
         SETTINGS,
     ),
+    "training": (
+        planned("tpu-v6e-16", cpu="8", memory="32Gi", privileged=True),
+        SETTINGS,
+    ),
     "simulated": (
         planned("tpu-v6e-16:spot", place=replace(PLACE, reservation="next-week")),
         PodSettings(
@@ -348,7 +352,7 @@ def test_a_host_finds_what_its_cluster_has_mounted(tmp_path):
     plan = planned(data=data.data)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     mounts = pod_of(render(plan, SETTINGS)[0])["spec"]["containers"][0]["volumeMounts"]
-    assert [mount["mountPath"] for mount in mounts] == [str(tmp_path), LOCAL_FOLDER]
+    assert [mount["mountPath"] for mount in mounts] == [str(tmp_path), LOCAL_FOLDER, "/dev/shm"]
     who = identity.from_environ(env_of(render(plan, SETTINGS)[0]))
     store = MemoryStore()
     assert datasets.prepare(who, plan, store, tmp_path) == Datasets()
@@ -386,6 +390,71 @@ def test_memory_of_a_size_is_reserved():
         assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "60Gi"}
         assert resources["requests"]["memory"] == "60Gi"
         assert "memory" not in resources.get("limits", {})
+
+
+def shared_memory(plan):
+    """The volume at /dev/shm."""
+    spec = pod_of(render(plan, SETTINGS)[0])["spec"]
+    (mount,) = [
+        m for m in spec["containers"][0].get("volumeMounts", ()) if m["mountPath"] == "/dev/shm"
+    ]
+    (volume,) = [v for v in spec["volumes"] if v["name"] == mount["name"]]
+    assert "readOnly" not in mount
+    return volume["emptyDir"]
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({}, None),
+        ({"memory": "16Gi"}, "8Gi"),
+        ({"memory": "7.5Gi"}, "3.75Gi"),
+        ({"memory": "16Gi", "shm": "2Gi"}, "2Gi"),
+        ({"shm": "500M"}, "500M"),
+    ],
+)
+@pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-16"])
+def test_processes_of_a_pod_share_memory(accelerator, options, size):
+    made = shared_memory(planned(accelerator, **options))
+    assert made == {"medium": "Memory"} | ({"sizeLimit": size} if size else {})
+
+
+def test_local_checkpoints_may_be_all_of_the_shared_memory():
+    env = {"KINETIC_LOCAL_DIR": "/dev/shm/"}
+    spec = pod_of(render(planned("tpu-v6e-16", env=env, shm="8Gi"), SETTINGS)[0])["spec"]
+    mounts = [m["name"] for m in spec["containers"][0]["volumeMounts"]]
+    assert mounts == ["local"]
+
+
+def test_the_head_of_an_elastic_job_takes_nothing_of_what_the_function_needs():
+    plan = planned(
+        "tpu-v6e-1",
+        slices=(1, 2),
+        place=replace(PLACE, leader="head"),
+        cpu="8",
+        memory="32Gi",
+        privileged=True,
+    )
+    workload = render(plan, SETTINGS)[0]
+    (head,), (host,) = (pod_of(workload, of)["spec"]["containers"] for of in ("head", "host"))
+    assert head["resources"]["requests"] == {"cpu": "1", "memory": "1Gi"}
+    assert host["resources"]["requests"] == {"google.com/tpu": "1", "cpu": "8", "memory": "32Gi"}
+    assert "securityContext" not in head
+    assert host["securityContext"] == {"privileged": True}
+    assert "/dev/shm" not in {m["mountPath"] for m in head.get("volumeMounts", ())}
+
+
+def test_what_a_pod_requests_counts_its_folders_in_memory():
+    both = planned("tpu-v6e-16", memory="100Gi", place=replace(PLACE, local_storage="60Gi"))
+    container = pod_of(render(both, SETTINGS)[0])["spec"]["containers"][0]
+    assert container["resources"]["requests"] == {"google.com/tpu": "4", "memory": "100Gi"}
+
+
+def test_pods_without_chips_request_processors_and_memory():
+    simulated = replace(SETTINGS, simulated=True)
+    plan = planned("tpu-v6e-1", cpu="500m", memory="2Gi")
+    container = pod_of(render(plan, simulated)[0])["spec"]["containers"][0]
+    assert container["resources"] == {"requests": {"cpu": "500m", "memory": "2Gi"}}
 
 
 def test_the_folder_is_where_the_function_wants_it():

@@ -50,6 +50,21 @@ class Trainer:
             {"local_storage": "1Gi", "controller": "single", "accelerator": "tpu-v6e-16"},
             "local_storage= is memory of the hosts that run the function",
         ),
+        ({"memory": "16"}, 'memory must be a size with its unit, such as "60Gi"'),
+        ({"memory": 16}, "memory must be a string"),
+        ({"shm": "0Gi"}, "shm must be a size with its unit"),
+        ({"cpu": True}, "cpu must be a number of processors such as 4; it is True"),
+        ({"cpu": 0}, 'cpu must be a number of processors, such as 4, 0.5 or "500m"; it is 0'),
+        ({"cpu": "0.5m"}, "cpu must be a number of processors"),
+        ({"cpu": float("nan")}, "cpu must be a number of processors"),
+        ({"cpu": -1}, "cpu must be a number of processors"),
+        ({"privileged": "yes"}, "privileged must be True or False"),
+        ({"pathways_flags": {"server": "--v=1"}}, "Pathways runs beside the function with"),
+        ({"pathways_flags": "--v=1"}, "pathways_flags must be a dict such as"),
+        ({"pathways_flags": {"proxy": "--v=1"}}, "no component 'proxy'. Components are: server, p"),
+        ({"pathways_flags": {"worker": "-v 1"}}, "'-v' is not a flag with its value"),
+        ({"pathways_flags": {"worker": "--v='1"}}, "cannot be taken apart: No closing quotation"),
+        ({"pathways_flags": {"worker": 1}}, "must be a dict of flags and their values"),
         ({"network_devices": 0}, "network_devices must be 1 or more"),
         ({"network_devices": True}, "network_devices must be a number such as 2"),
         ({"network_devices": "two"}, "a number such as 2, or \"all\"; it is 'two'"),
@@ -316,3 +331,24 @@ def test_debugging_on_machines_that_may_go_away_warns():
         with pytest.warns(UserWarning, match="preemptible") as caught:
             kinetic.run(debug=True, **options)
         assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [(4, "4"), (0.5, "0.5"), ("500m", "500m"), ("4", "4"), (96.0, "96"), (None, None)],
+)
+def test_processors(given, stored):
+    assert kinetic.run("cpu", cpu=given)(add).options.cpu == stored
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ({"worker": {"v": 1, "--fast": True}}, {"worker": ["--v=1", "--fast=true"]}),
+        ({"server": "--a=1 --b='two words'"}, {"server": ["--a=1", "--b=two words"]}),
+        (None, {}),
+    ],
+)
+def test_flags_of_pathways(given, stored):
+    options = {"accelerator": "tpu-v6e-16", "controller": "single", "pathways_flags": given}
+    assert kinetic.run(**options)(add).options.pathways_flags == stored

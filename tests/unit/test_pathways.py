@@ -57,6 +57,21 @@ CASES = {
         SETTINGS,
     ),
     "elastic": (planned("tpu-v6e-16", slices=(1, 3), place=SINGLE), SETTINGS),
+    "flags": (
+        planned(
+            "tpu-v6e-16",
+            slices=2,
+            place=SINGLE,
+            cpu="4",
+            memory="64Gi",
+            pathways_flags={
+                "proxy-server": ["--xla_tpu_enable_latency_hiding_scheduler=true"],
+                "server": ["--server_port=29999", "--name=$(HOME)"],
+                "worker": ["--v=1"],
+            },
+        ),
+        SETTINGS,
+    ),
     "simulated": (
         planned("tpu-v6e-16:spot", place=SINGLE),
         replace(NOWHERE, simulated=True, service_account=""),
@@ -71,6 +86,21 @@ def test_documents_are_the_golden_ones(name):
     if REGENERATE:
         path.write_text(written)
     assert written == path.read_text(), f"KINETIC_REGENERATE_GOLDEN=1 writes {path.name} anew"
+
+
+def test_flags_of_the_user_come_after_those_of_pathways():
+    workload = render(*CASES["flags"])[0]
+    pods = [r["template"]["spec"]["template"]["spec"] for r in workload["spec"]["replicatedJobs"]]
+    args = {
+        each["name"]: each["args"]
+        for pod in pods
+        for each in (*pod.get("initContainers", ()), *pod["containers"])
+        if "args" in each
+    }
+    assert args["pathways-proxy"][-1] == "--xla_tpu_enable_latency_hiding_scheduler=true"
+    assert args["pathways-rm"][-2:] == ["--server_port=29999", "--name=$$(HOME)"]
+    assert args["pathways-rm"][0].startswith("--server_port=")
+    assert args["pathways-worker"][-1] == "--v=1"
 
 
 def test_every_golden_file_has_its_case():

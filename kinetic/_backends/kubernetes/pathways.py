@@ -11,11 +11,12 @@ so it is loaded for these jobs only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kinetic._backends.base import Document
 from kinetic._backends.kubernetes.observed import EXCLUSIVE, PATHWAYS_WORKERS
-from kinetic._backends.kubernetes.pods import CONTAINER, PodSettings
+from kinetic._backends.kubernetes.pods import CONTAINER, PodSettings, verbatim
 from kinetic._core import layout
 from kinetic._core.plan import BUCKETS, Plan
 from kinetic.errors import PreflightError
@@ -26,6 +27,12 @@ MISSING = (
 )
 _STARTS_OF_A_WORKER = 4
 """How often a machine may be replaced before its slice counts as lost, in each attempt."""
+_CONTAINERS = {
+    "server": "pathways-rm",
+    "proxy-server": "pathways-proxy",
+    "worker": "pathways-worker",
+}
+"""The containers of the components."""
 _IDLE = (
     "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); "
     "signal.sigwait([signal.SIGTERM])"
@@ -62,6 +69,7 @@ def spec(
         else:
             job["spec"]["template"] = _with_function(theirs, head)
             job["spec"]["podFailurePolicy"] = {"rules": head_rules}
+        _add_flags(job["spec"]["template"]["spec"], plan.options.pathways_flags)
         job["metadata"] = _merged(job["metadata"], {"labels": worker["metadata"]["labels"]})
         if settings.simulated:
             _simulate(job, settings)
@@ -133,6 +141,15 @@ def _merged(theirs: Document, ours: Document) -> Document:
         both = isinstance(before, dict) and isinstance(value, dict)
         merged[name] = _merged(before, value) if both and before is not None else value
     return merged
+
+
+def _add_flags(pod: Document, flags: Mapping[str, list[str]]) -> None:
+    """Add arguments of the user's after the builder's: of two equal flags the last one counts."""
+    by_container = {_CONTAINERS[component]: given for component, given in flags.items()}
+    for kind in ("initContainers", "containers"):
+        for container in pod.get(kind, ()):
+            if given := by_container.get(container["name"]):
+                container["args"] = [*container.get("args", ()), *map(verbatim, given)]
 
 
 def _simulate(job: Document, settings: PodSettings) -> None:

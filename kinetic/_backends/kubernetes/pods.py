@@ -122,6 +122,7 @@ def template(
     mounted = [
         *buckets,
         *(() if is_head else volumes.local(plan, simulated=settings.simulated)),
+        *(() if is_head else volumes.shared_memory(plan)),
         *volumes.cache(settings.cache_dir),
     ]
     spec = {
@@ -182,7 +183,7 @@ def _container(
     in_jobset: bool,
     is_head: bool,
 ) -> Document:
-    run = ["-c", _verbatim(settings.bootstrap)] if settings.bootstrap else ["-m", "kinetic.runner"]
+    run = ["-c", verbatim(settings.bootstrap)] if settings.bootstrap else ["-m", "kinetic.runner"]
     ports: list[Document] = [{"name": "gang", "containerPort": PORT}]
     if plan.options.debug:
         ports.append({"name": "debugpy", "containerPort": DEBUG_PORT})
@@ -196,14 +197,17 @@ def _container(
             "resources": {"requests": dict(HEAD_REQUESTS)}
             if is_head
             else _resources(plan, settings),
+            "securityContext": {"privileged": True}
+            if plan.options.privileged and not is_head
+            else {},
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": mounts,
         }
     )
 
 
-def _verbatim(text: str) -> str:
-    """Escape text in which the cluster would replace $(NAME) by a variable and $$ by $."""
+def verbatim(text: str) -> str:
+    """Return text escaped in which the cluster would replace $(NAME) by a variable and $$ by $."""
     return text.replace("$", "$$")
 
 
@@ -253,7 +257,7 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool) -
     own = literals.keys() | fields.keys()
     kept = {name: secret_key(name) for name in plan.secrets if name not in own} | SECRETS
     return [
-        *({"name": n, "value": _verbatim(value)} for n, value in literals.items()),
+        *({"name": n, "value": verbatim(value)} for n, value in literals.items()),
         *(
             {"name": n, "valueFrom": {"fieldRef": {"fieldPath": path}}}
             for n, path in fields.items()
@@ -294,13 +298,14 @@ def _tolerations(plan: Plan) -> list[Document]:
 
 
 def _resources(plan: Plan, settings: PodSettings) -> Document:
-    """All chips of a machine, the memory of its folder, its network devices."""
+    """All chips of a machine, its network devices, and what the function's part of it needs."""
+    asked = {"cpu": plan.options.cpu or "", "memory": plan.options.memory or ""}
     if settings.simulated or plan.place.has_single_controller:
-        return {}
-    resource, memory = _resource(plan), volumes.reserved(plan)
+        return _given({"requests": _given(asked)})
+    resource = _resource(plan)
     chips = {resource: str(plan.topology.chips_per_host)} if resource else {}
     claims = [{"name": name} for name in _claims(plan, settings)]
-    requests = chips | ({"memory": memory} if memory else {})
+    requests = chips | _given(asked | {"memory": asked["memory"] or volumes.reserved(plan)})
     return _given({"limits": chips, "requests": requests, "claims": claims})
 
 

@@ -135,7 +135,7 @@ def _from_nodes(
     if there and (memory := _too_large(of, there)):
         text = f"No node{kind and f' with {kind}'} has the {memory} of memory that a pod asks for"
         most = max(map(pools.memory_of, there), key=pools.bytes_of)
-        advice = f"they have up to {most}. local_storage= reserves memory: ask for less."
+        advice = f"they have up to {most}. memory= and local_storage= reserve memory: ask for less."
         return Finding(Kind.NO_NODE_POOL, f"{text}; {advice} {_says(scheduler)}", hosts=hosts)
     if there and _most(there) < of.pods_each:
         text = f"Only {_most(there)} of the {of.pods_each} nodes of a slice with {kind} are there."

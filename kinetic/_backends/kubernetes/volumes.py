@@ -5,6 +5,7 @@ In: a plan. Out: volumes with their mounts, and the template of a claim, as plai
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from kinetic._backends.base import Document
@@ -14,6 +15,7 @@ from kinetic._core.plan import BUCKETS, Dataset, Plan
 LOCAL_DIR = "KINETIC_LOCAL_DIR"
 LOCAL_FOLDER = "/_kinetic/local"
 """The folder in memory, unless `env=` names another."""
+SHM = "/dev/shm"
 MULTI_TIER_DRIVER = "multitier-checkpoint.csi.storage.gke.io"
 DEVICE_CLASS = "netdev.google.com"
 """Network devices of TPU machines, as GKE's managed DRANET offers them."""
@@ -86,6 +88,22 @@ def reserved(plan: Plan) -> str:
     """Return the memory that a pod requests for its folder; "" for none."""
     storage = plan.place.local_storage
     return "" if storage == MULTI_TIER else storage
+
+
+def shared_memory(plan: Plan) -> list[Mounted]:
+    """Return the folder in memory that processes of a pod share. Containers get 64 MB, too little
+    for a data loader. Without a size Kubernetes limits it to what the pod may use."""
+    if local_folder(plan).rstrip("/") == SHM:
+        return []  # It is the folder for local checkpoints already.
+    size = plan.options.shm or half_of(plan.options.memory)
+    volume: Document = {"medium": "Memory"} | ({"sizeLimit": size} if size else {})
+    return [Mounted({"name": "shm", "emptyDir": volume}, {"name": "shm", "mountPath": SHM})]
+
+
+def half_of(size: str | None) -> str:
+    """Return half of a size, in its unit; "" for none."""
+    written = re.fullmatch(r"([\d.]+)(\w+)", size or "")
+    return f"{float(written[1]) / 2:.12g}{written[2]}" if written else ""
 
 
 def claim_template(plan: Plan) -> Document:

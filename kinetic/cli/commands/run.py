@@ -106,11 +106,13 @@ def _table_option(row: Option, flag: Flag) -> Callable[[F], F]:
             row.check(flag.names[0], value)
         return value
 
+    is_switch = flag.takes is Takes.SWITCH
     return click.option(
         *flag.names,
         row.name,
-        metavar=flag.metavar,
+        metavar=None if is_switch else flag.metavar,
         type=_TYPES[flag.takes],
+        is_flag=is_switch,
         multiple=made is not None,
         **({"required": True} if flag.required else {} if made else {"default": row.default}),
         callback=checked,
@@ -126,6 +128,7 @@ _TYPES: dict[Takes, Any] = {
     Takes.SLICES: SLICES,
     Takes.DURATION: DURATION,
     Takes.VARIABLES: ASSIGNMENT,
+    Takes.SWITCH: bool,
 }
 _MADE: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAMES: list}
 """The type of options with several values."""
