@@ -1,7 +1,7 @@
 """The local tier, whole states and misuse, in a process of its own: once JAX is in use, a fork
 warns, and other tests fork.
 
-In: `checkpoint_local_cases`, `checkpoint_misuse_cases`. Out: whether they pass.
+In: the cases in `checkpoint_…_cases`. Out: whether they pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ import pytest
 
 CASES = [
     str(Path(__file__).with_name(name))
-    for name in ("checkpoint_local_cases.py", "checkpoint_misuse_cases.py")
+    for name in (
+        "checkpoint_leaf_cases.py",
+        "checkpoint_local_cases.py",
+        "checkpoint_misuse_cases.py",
+    )
 ]
 
 

@@ -118,6 +118,7 @@ class Checkpointer:
         self._last = -1
         self._pattern: list[Leaf] | None = None  # of restore(), until a save was compared with it
         self._has_iterator = False  # restore() was given one
+        self._casts = False  # restore() may lose numbers
         self._is_closed = False
         self.restored: Restored | None = None
 
@@ -131,7 +132,7 @@ class Checkpointer:
         """Of this host's local tier; None where there is none."""
         return None if self._local is None else str(self._local)
 
-    def restore(self, state: S, *, data: Any = None) -> tuple[S, int]:
+    def restore(self, state: S, *, data: Any = None, cast: bool = False) -> tuple[S, int]:
         """Bring back the newest checkpoint of either tier.
 
         Args:
@@ -139,6 +140,8 @@ class Checkpointer:
                 devices are those of the result; what was saved on another mesh is laid out anew. A
                 number that was saved as an array of shape () comes back as one, and vice versa.
             data: an iterator with `get_state` and `set_state`, to be put where it was.
+            cast: whether arrays may be cast to types that cannot hold all their numbers, as from
+                float32 to bfloat16.
 
         Returns:
             the state, and the step to go on with; `state` itself and 0 if nothing was saved.
@@ -149,7 +152,7 @@ class Checkpointer:
             CheckpointInUse: another job writes the folder.
             CheckpointError: the checkpoint cannot be read.
         """
-        self._has_iterator = data is not None
+        self._has_iterator, self._casts = data is not None, cast
         if self._has_iterator:
             positions.check(data)
         now = tree.taken_apart(state)
@@ -177,7 +180,9 @@ class Checkpointer:
 
     def _assembled(self, opened: Opened, whole: Whole, now: State) -> tuple[Any, list[Any], str]:
         assert opened.local is not None
-        tree.check_same(whole.leaves, now.leaves, f"of step {whole.step} in memory")
+        tree.check_same(
+            whole.leaves, now.leaves, f"of step {whole.step} in memory", cast=self._casts
+        )
         now = now.as_saved(whole.leaves)
         assembly = Assembly(opened.local, self._peers, whole)
         assembly.fetch(now)
@@ -189,8 +194,16 @@ class Checkpointer:
         record = opened.persistent.record(step)
         if "leaves" in record:
             saved = [Leaf.from_json(leaf) for leaf in record["leaves"]]
-            tree.check_same(saved, now.leaves, f"of step {step} in {self._directory}")
+            where = f"of step {step} in {self._directory}"
+            tree.check_same(saved, now.leaves, where, cast=self._casts)
             now = now.as_saved(saved)
+            if (alike := now.look_alike()) and not record.get("is_by_name"):
+                raise CheckpointError(
+                    f"An earlier version of kinetic has written {' and '.join(alike[:2])} to one "
+                    f"place in step {step} in {self._directory}: which of them it holds is not "
+                    "known. Restore another step, or choose another folder for a new training.",
+                    step=step,
+                )
         there, readers = opened.persistent.restore(step, now, self._peers.index)
         where = self._directory
         if readers:
@@ -346,7 +359,8 @@ class Checkpointer:
 
     def _check_first(self, due: Due, pattern: list[Leaf]) -> None:
         """Check whether `restore`, called as it was, would find what it needs in the first save."""
-        tree.check_same(due.state.leaves, pattern, f"of step {due.step}, which was to be saved,")
+        where = f"of step {due.step}, which was to be saved,"
+        tree.check_same(due.state.leaves, pattern, where, cast=self._casts)
         if due.position is None and self._has_iterator:
             raise CheckpointMismatch(
                 "restore() was given data=, and save() was not: nothing could tell it where to put "
@@ -423,6 +437,7 @@ class Checkpointer:
             "hosts": self._peers.count,
             "saved_at": time.time(),
             "leaves": [leaf.to_json() for leaf in due.state.leaves],
+            "is_by_name": bool(due.state.look_alike()),
             "data": local_saves.of_all_hosts(self._peers, f"positions/{due.number}", due.position),
         }
         if self._moments is not None:

@@ -124,7 +124,8 @@ class LocalTier:
         except OSError as error:
             raise _explained(error, step, self._folder, size_bytes) from error
         for piece, part in zip(pieces, parts, strict=True):
-            content = np.ascontiguousarray(np.asarray(part.data))
+            content = np.asarray(part.data)
+            content = np.ascontiguousarray(content, content.dtype.newbyteorder("="))
             raw = content.reshape(-1).view(np.uint8)
             space[piece.offset : piece.offset + piece.size_bytes] = raw
         return Local(step, writer, hosts, tuple(state.leaves), pieces)

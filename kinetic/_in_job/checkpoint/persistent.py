@@ -104,13 +104,11 @@ class Persistent:
     def restore(self, step: int, now: State, process: int) -> tuple[list[Any], frozenset[int]]:
         """Return the values of a step, laid out as those of a state, and the processes that have
         read for others; none if each has read for itself."""
-        import jax
-
         sources = {n: replicas.source_of(value) for n, value in now.arrays()}
         shared = {n: source for n, source in sources.items() if source is not None}
         with _explained(f"read (step {step})", self._directory, step):
             if not shared:
-                return jax.tree_util.tree_leaves(self._restored(step, now.plain())), frozenset()
+                return now.values_of(self._restored(step, now.plain())), frozenset()
             found = self._read(step, now, shared, process)
             whole = [now.values[n] for n in shared]
             read = [found[n] if process in shared[n].readers else None for n in shared]
@@ -144,7 +142,7 @@ class Persistent:
                     item, restore_args=ocp.checkpoint_utils.construct_restore_args(item)
                 ),
             )
-        return list(jax.tree_util.tree_leaves(found))
+        return now.values_of(found)
 
     def check(self) -> None:
         """Raise what a save in the background has met."""

@@ -6,10 +6,12 @@ In: a pytree. Out: `Leaf`s, `Part`s; a pytree from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import collections
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kinetic._core.values import dataclass
+from kinetic._in_job.checkpoint.casts import can_lose
 from kinetic.errors import CheckpointError, CheckpointMismatch, a_type
 
 _PLAIN = (bool, int, float)
@@ -79,16 +81,29 @@ class State(NamedTuple):
         structure: as JAX knows it.
         placed: on which devices of this host the latter lie, by their numbers; None for arrays
             that JAX moves to where they are needed ("uncommitted"), as `jnp.zeros(3)` makes them.
+        joined: what Orbax calls the leaves: the keys on their paths, joined by dots.
     """
 
     leaves: list[Leaf]
     values: list[Any]
     structure: Any
     placed: dict[int, Any]
+    joined: list[str]
+
+    def look_alike(self) -> list[str]:
+        """Return the names of leaves that Orbax would write to one place: those of "a.b" and of
+        "b" below "a"."""
+        counts = collections.Counter(self.joined)
+        return [
+            leaf.name
+            for leaf, joined in zip(self.leaves, self.joined, strict=True)
+            if counts[joined] > 1
+        ]
 
     def plain(self) -> Any:
         """Return the same pytree, with plain arrays for typed keys; of one array alone a dict, as
-        Orbax wants it. It saves no empty arrays: a zero stands for each."""
+        Orbax wants it. It saves no empty arrays and no empty states: a zero stands for each. Where
+        leaves look alike to it, it is a dict of them by our names."""
         import jax
         import numpy as np
 
@@ -96,9 +111,23 @@ class State(NamedTuple):
             np.zeros((), np.int8) if leaf.is_empty else value
             for leaf, value in zip(self.leaves, self.values, strict=True)
         ]
+        if not values:
+            return {"nothing": np.zeros((), np.int8)}
         if jax.tree_util.treedef_is_leaf(self.structure):
             return {"array": values[0]}
+        if self.look_alike():
+            return {leaf.name: value for leaf, value in zip(self.leaves, values, strict=True)}
         return jax.tree_util.tree_unflatten(self.structure, values)
+
+    def values_of(self, plain: Any) -> list[Any]:
+        """Return the values of the leaves that Orbax has read for a pytree as `plain` makes it."""
+        import jax
+
+        if not self.leaves:
+            return []
+        if self.look_alike():
+            return [plain[leaf.name] for leaf in self.leaves]
+        return list(jax.tree_util.tree_leaves(plain))
 
     def arrays(self) -> list[tuple[int, Any]]:
         """Return the leaves that are arrays, with their numbers."""
@@ -110,15 +139,15 @@ class State(NamedTuple):
 
     def as_saved(self, leaves: Sequence[Leaf]) -> State:
         """Return this state with the kind that was saved where one is a number and the other an
-        array of shape (): a number of the first state is an array after a compiled step, and JAX
-        computes with that in another precision."""
+        array of shape (), or a number of another kind: a number of the first state is an array
+        after a compiled step, and JAX computes with that in another precision."""
         import numpy as np
 
         saved = {leaf.name: leaf for leaf in leaves}
         found = self._replace(leaves=[*self.leaves], values=[*self.values], placed={**self.placed})
         for number, leaf in enumerate(self.leaves):
             was = saved.get(leaf.name, leaf)
-            if bool(was.dtype) != bool(leaf.dtype):
+            if bool(was.dtype) != bool(leaf.dtype) or type(was.value) is not type(leaf.value):
                 found.leaves[number] = was
                 found.values[number] = np.zeros((), was.dtype) if was.dtype else was.value
                 found.placed.pop(number, None)
@@ -136,7 +165,9 @@ class State(NamedTuple):
 
         values = []
         for number, leaf in enumerate(self.leaves):
-            new = value_of(number)
+            new, like = value_of(number), self.values[number]
+            if isinstance(new, np.ndarray) and isinstance(like, np.ndarray):
+                new = new.astype(like.dtype, copy=False)  # whose bytes may be in another order
             if number in self.placed:
                 where = self.placed[number]
                 new = jnp.asarray(np.asarray(new)) if where is None else jax.device_put(new, where)
@@ -148,7 +179,7 @@ def taken_apart(state: Any) -> State:
     """Take a pytree apart.
 
     Raises:
-        CheckpointError: a leaf is neither an array nor a number.
+        CheckpointError: a leaf is neither an array nor a number, or has the name of another one.
     """
     import jax
     import numpy as np
@@ -156,13 +187,28 @@ def taken_apart(state: Any) -> State:
     with_paths, structure = jax.tree_util.tree_flatten_with_path(state)
     found = [_leaf(jax.tree_util.keystr(path), value) for path, value in with_paths]
     leaves, values = [leaf for leaf, _ in found], [behind for _, behind in found]
+    names = collections.Counter(leaf.name for leaf in leaves)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise CheckpointError(
+            f"The state has two leaves of the name {twice[0]}, so a checkpoint cannot tell them "
+            "apart: let the node of the pytree that they belong to give each a key of its own."
+        )
     placed = {
         n: None if _is_movable(value) else value.sharding
         for n, value in enumerate(values)
         if _is_own(value) or _is_movable(value)
     }
     values = [np.asarray(value) if _is_own(value) else value for value in values]
-    return State(leaves, values, structure, placed)
+    joined = [".".join(_key(key) for key in path) for path, _ in with_paths]
+    return State(leaves, values, structure, placed, joined)
+
+
+def _key(key: Any) -> str:
+    """What Orbax calls a key of a path."""
+    for name in ("key", "idx", "name"):  # of a dict, a sequence, an object
+        if hasattr(key, name):
+            return str(getattr(key, name))
+    return str(key)
 
 
 def _is_own(value: Any) -> bool:
@@ -188,8 +234,10 @@ def _leaf(name: str, value: Any) -> tuple[Leaf, Any]:
         data = jax.random.key_data(value)
         return Leaf(name, tuple(data.shape), data.dtype.name, kind), data
     if isinstance(value, jax.Array | np.ndarray | np.generic):
-        if value.dtype.kind in _NO_NUMBERS:
+        is_record = value.dtype.type is np.void
+        if value.dtype.kind in _NO_NUMBERS or is_record:
             what = "Python objects" if value.dtype == object else value.dtype.name
+            what = "records" if is_record else what
             raise CheckpointError(
                 f"The state's leaf {name} is an array of {what}: make it one of numbers."
             )
@@ -242,8 +290,16 @@ def box(index: Sequence[slice], shape: Sequence[int]) -> tuple[tuple[int, ...], 
     return tuple(a for a, _ in spans), tuple(b - a for a, b in spans)
 
 
-def check_same(saved: Sequence[Leaf], now: Sequence[Leaf], where: str) -> None:
+def check_same(
+    saved: Sequence[Leaf], now: Sequence[Leaf], where: str, *, cast: bool = False
+) -> None:
     """Check that what was saved fits into the state of today; a number fits an array of shape ().
+
+    Args:
+        saved: the leaves of then.
+        now: those of today.
+        where: what was saved, for the message.
+        cast: whether numbers may be lost by a cast.
 
     Raises:
         CheckpointMismatch: it does not; the message names the leaves.
@@ -254,19 +310,32 @@ def check_same(saved: Sequence[Leaf], now: Sequence[Leaf], where: str) -> None:
         faults.append(f"the state of restore() has no {_named(gone)}")
     if added := [name for name in new if name not in old]:
         faults.append(f"the checkpoint has no {_named(added)}")
-    shapes = [
-        f"{name} was {_shape(old[name])} and is {_shape(leaf)}"
-        for name, leaf in new.items()
-        if name in old and (old[name].key, old[name].shape) != (leaf.key, leaf.shape)
-    ]
-    if shapes:
-        more = f" and {len(shapes) - _NAMED} more" if len(shapes) > _NAMED else ""
-        faults.append("; ".join(shapes[:_NAMED]) + more)
+    pairs = [(old[name], leaf) for name, leaf in new.items() if name in old]
+    faults += _some(
+        f"{leaf.name} was {_shape(was)} and is {_shape(leaf)}"
+        for was, leaf in pairs
+        if (was.key, was.shape) != (leaf.key, leaf.shape)
+    )
+    loses = [] if cast else [(was, leaf) for was, leaf in pairs if _would_lose(was, leaf)]
+    faults += _some(f"{leaf.name} was {was.dtype} and is {leaf.dtype}" for was, leaf in loses)
     if faults:
+        types = ", shapes and types" if loses else " and shapes"
+        allow = "; cast=True allows a cast that can lose" if loses else ""
         raise CheckpointMismatch(
             f"The checkpoint {where} does not fit: {'; '.join(faults)}. Give restore() a state of "
-            "the same structure and shapes, or choose another folder for a new training."
+            f"the same structure{types}{allow}, or choose another folder for a new training."
         )
+
+
+def _would_lose(was: Leaf, leaf: Leaf) -> bool:
+    return bool(was.dtype and leaf.dtype) and can_lose(was.dtype, leaf.dtype)
+
+
+def _some(faults: Iterable[str]) -> list[str]:
+    """The first of them, and how many there are more, as one fault or none."""
+    found = [*faults]
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return ["; ".join(found[:_NAMED]) + more] if found else []
 
 
 def _shape(leaf: Leaf) -> str:

@@ -1,0 +1,175 @@
+"""In a process of its own (see `test_checkpoint_local`): names, types and bytes of leaves, in both
+tiers.
+
+In: states with leaves that are easily mistaken. Out: the same leaves, or an error before anything
+is mixed up.
+"""
+
+from __future__ import annotations
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+import kinetic
+from kinetic._in_job.checkpoint import casts, persistent, tree
+from kinetic.errors import CheckpointError, CheckpointMismatch
+
+TIERS = pytest.mark.parametrize("tier", ["local", "persistent"])
+
+
+def options(folder, tier):
+    if tier == "local":
+        return {"local_every": 1, "local_directory": folder / "memory", "at_least_every": None}
+    return {"every": 1, "local_every": None}
+
+
+def saved(folder, tier, state, step=0):
+    with kinetic.Checkpointer(folder / "run", **options(folder, tier)) as ckpt:
+        ckpt.restore(state)
+        assert ckpt.save(step, state) == (tier,)
+
+
+def restored(folder, tier, like, **how):
+    with kinetic.Checkpointer(folder / "run", **options(folder, tier)) as ckpt:
+        found, _ = ckpt.restore(like, **how)
+        assert ckpt.restored.tier == tier
+    return found
+
+
+@TIERS
+def test_leaves_whose_names_look_alike_stay_apart(tmp_path, tier):
+    state = {"a.b": np.arange(3.0), "a": {"b": np.arange(3.0) + 10}, "": {"c": 1}, ".c": 2}
+    saved(tmp_path, tier, state)
+    found = restored(tmp_path, tier, jax.tree_util.tree_map(np.zeros_like, state))
+    assert found["a.b"].tolist() == [0, 1, 2]
+    assert found["a"]["b"].tolist() == [10, 11, 12]
+    assert (found[""]["c"], found[".c"]) == (1, 2)
+
+
+def test_a_step_in_which_an_earlier_version_has_mixed_them_up_is_refused(tmp_path):
+    import orbax.checkpoint as ocp
+
+    state = {"a.b": np.arange(3.0), "a": {"b": np.arange(3.0) + 10}}
+    leaves = [leaf.to_json() for leaf in tree.taken_apart(state).leaves]
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        items = {
+            persistent.STATE: ocp.args.StandardSave(state),
+            persistent.RECORD: ocp.args.JsonSave({"format": 1, "leaves": leaves}),
+        }
+        manager.save(0, args=ocp.args.Composite(**items))
+    with pytest.raises(CheckpointError, match=r"\['a'\]\['b'\] and \['a.b'\] to one place"):
+        restored(tmp_path, "persistent", state)
+
+
+def test_a_step_of_an_earlier_version_whose_names_have_dots_is_restored(tmp_path):
+    import orbax.checkpoint as ocp
+
+    state = {"a.b": np.arange(3.0), "a": {"c": np.arange(3.0) + 10}}
+    leaves = [leaf.to_json() for leaf in tree.taken_apart(state).leaves]
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        items = {
+            persistent.STATE: ocp.args.StandardSave(state),
+            persistent.RECORD: ocp.args.JsonSave({"format": 1, "leaves": leaves}),
+        }
+        manager.save(0, args=ocp.args.Composite(**items))
+    found = restored(tmp_path, "persistent", jax.tree_util.tree_map(np.zeros_like, state))
+    assert (found["a.b"][1], found["a"]["c"][1]) == (1, 11)
+
+
+class Twins:
+    """A node that gives both of its leaves one name."""
+
+    def __init__(self, one, other):
+        self.both = (one, other)
+
+
+key = jax.tree_util.GetAttrKey("both")
+jax.tree_util.register_pytree_with_keys(
+    Twins, lambda twins: ([(key, each) for each in twins.both], None), lambda _, both: Twins(*both)
+)
+
+
+@TIERS
+def test_leaves_of_one_name_are_refused(tmp_path, tier):
+    with pytest.raises(CheckpointError, match=r"two leaves of the name \['x'\]\.both"):
+        saved(tmp_path, tier, {"x": Twins(1, 2)})
+
+
+@TIERS
+@pytest.mark.parametrize("dtype", [">f4", ">i8", ">c16", "<f4"])
+def test_bytes_in_another_order_are_the_same_numbers(tmp_path, tier, dtype):
+    state = {"x": np.arange(1, 5).astype(dtype)}
+    saved(tmp_path, tier, state)
+    found = restored(tmp_path, tier, {"x": np.zeros(4, dtype)})["x"]
+    assert found.tolist() == [1, 2, 3, 4]
+    assert found.dtype == np.dtype(dtype)
+    native = np.zeros(4, np.dtype(dtype).newbyteorder("="))
+    assert restored(tmp_path, tier, {"x": native})["x"].tolist() == [1, 2, 3, 4]
+
+
+@TIERS
+def test_a_cast_that_can_lose_must_be_asked_for(tmp_path, tier):
+    saved(tmp_path, tier, {"x": np.full(2, 0.1, np.float32), "n": np.ones(2)})
+    like = {"x": np.zeros(2, np.float16), "n": np.ones(2)}
+    with pytest.raises(CheckpointMismatch, match=r"\['x'\] was float32 and is float16.*cast=True"):
+        restored(tmp_path, tier, like)
+    found = restored(tmp_path, tier, like, cast=True)
+    assert found["x"].dtype == np.float16
+
+
+@TIERS
+def test_a_number_of_another_kind_comes_back_as_it_was_saved(tmp_path, tier):
+    saved(tmp_path, tier, {"n": 2.5, "m": 1})
+    assert restored(tmp_path, tier, {"n": 0, "m": 0.0}) == {"n": 2.5, "m": 1}
+
+
+def test_that_a_restart_would_lose_is_told_at_the_first_save(tmp_path):
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        ckpt.restore({"x": np.zeros(2, np.float32)})
+        with pytest.raises(CheckpointMismatch, match=r"was float64 and is float32"):
+            ckpt.save(0, {"x": np.zeros(2, np.float64)})
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        ckpt.restore({"x": np.zeros(2, np.float32)}, cast=True)
+        assert ckpt.save(0, {"x": np.zeros(2, np.float64)})
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "loses"),
+    [
+        ("float32", "float64", False),
+        ("float32", ">f4", False),
+        ("bfloat16", "float32", False),
+        ("float8_e4m3fn", "bfloat16", False),
+        ("int8", "bfloat16", False),
+        ("uint16", "bfloat16", True),
+        ("int64", "float64", True),
+        ("int32", "float64", False),
+        ("int32", "float32", True),
+        ("int32", "uint32", True),
+        ("uint8", "int16", False),
+        ("bool", "int8", False),
+        ("int8", "bool", True),
+        ("float16", "bfloat16", True),
+        ("bfloat16", "float16", True),
+        ("float64", "complex64", True),
+        ("float32", "complex64", False),
+        ("complex64", "float32", True),
+        ("int32", "complex64", True),
+    ],
+)
+def test_which_casts_can_lose(saved, now, loses):
+    assert ml_dtypes  # registers its types with numpy
+    assert casts.can_lose(saved, np.dtype(now).name) is loses
+
+
+@TIERS
+def test_a_state_without_leaves_is_a_state(tmp_path, tier):
+    saved(tmp_path, tier, {}, step=3)
+    assert restored(tmp_path, tier, {}) == {}
+
+
+def test_arrays_of_records_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"\['x'\] is an array of records"):
+        saved(tmp_path, "local", {"x": np.zeros(2, [("a", "f4"), ("b", "i4")])})
