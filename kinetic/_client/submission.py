@@ -103,9 +103,11 @@ def _check_distant(plan: Plan, secrets: Mapping[str, str]) -> None:
     """Refuse data that hosts could not reach."""
     for each in plan.data:
         if each.source.startswith(BUCKETS):
+            if each.writable and not plan.place.is_cluster:
+                continue  # A folder of this machine stands in for it.
             from kinetic._datasets import cloud
 
-            cloud.check(each.source, is_dir=each.is_dir)
+            cloud.check(each.source, is_dir=each.is_dir, may_be_empty=each.writable)
         elif each.source.startswith(HUB):
             from kinetic._config import settings
             from kinetic._datasets import hub_check

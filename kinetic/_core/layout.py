@@ -57,6 +57,7 @@ PACKS = "packs"
 PACK_INDEXES = "pack-indexes"
 TREES = "trees"
 DATA = "data"
+BUCKET_FOLDERS = "bucket-folders"
 GROUPS = "groups"
 PROBES = "probes"
 SLICES_PIPE = "slices"
@@ -227,6 +228,11 @@ def group_end(group_id: str) -> str:
 def data(digest: str) -> str:
     """Declared data with this digest, unpacked."""
     return f"{DATA}/{digest}"
+
+
+def bucket_folder(bucket: str, path: str) -> str:
+    """What stands in for a writable folder of a bucket where slices are simulated."""
+    return "/".join(filter(None, (BUCKET_FOLDERS, bucket, path.strip("/"))))
 
 
 def footprint(digest: str) -> str:

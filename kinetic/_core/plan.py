@@ -66,6 +66,7 @@ class Dataset:
             whatever path it has on the host.
         fuse: whether it is mounted instead of copied.
         trusts_code: whether a data set of Hugging Face may run its own code.
+        writable: whether the function can write to it.
     """
 
     source: str
@@ -74,6 +75,7 @@ class Dataset:
     mount: str = ""
     fuse: bool = False
     trusts_code: bool = False
+    writable: bool = False
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ class Plan:
         return {
             number: data.mount if data.mount and data.is_dir else f"{FUSE_FOLDER}/{number}"
             for number, data in enumerate(self.data)
-            if data.fuse and data.source.startswith(BUCKETS)
+            if self.place.is_cluster and data.fuse and data.source.startswith(BUCKETS)
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -129,7 +129,8 @@ def _bundle(data: Data, cache_dir: Path, exclude: Sequence[Path]) -> Bundle | No
 
 def _dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
     tree = None if bundle is None else bundle.tree
-    return Dataset(data.path, data.is_dir, tree, mount, data.fuse, data.hf_trust_remote_code)
+    trusts_code, writable = data.hf_trust_remote_code, data.writable
+    return Dataset(data.path, data.is_dir, tree, mount, data.fuse, trusts_code, writable)
 
 
 def visible(value: object) -> Iterator[Data]:

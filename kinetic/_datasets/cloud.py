@@ -34,7 +34,13 @@ _TRIES = 3
 """For a folder in which objects are being replaced."""
 
 
-def check(source: str, *, is_dir: bool, patience_s: float = _PATIENCE_HERE_S) -> None:
+def check(
+    source: str,
+    *,
+    is_dir: bool,
+    may_be_empty: bool = False,
+    patience_s: float = _PATIENCE_HERE_S,
+) -> None:
     """Refuse data that does not exist, as far as this machine can tell: where it lacks permission,
     the hosts will.
 
@@ -49,7 +55,7 @@ def check(source: str, *, is_dir: bool, patience_s: float = _PATIENCE_HERE_S) ->
         if "there is no bucket" in str(error):
             raise UsageError(f"kinetic.Data({source!r}): {error}") from error
         return
-    if not there:
+    if not there and not may_be_empty:
         raise UsageError(f"kinetic.Data({source!r}): {_missing(bucket, source, path, is_dir)}")
 
 

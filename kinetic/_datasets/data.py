@@ -45,7 +45,8 @@ class Data(_Path):
 
     Pass it as an argument, alone or anywhere inside one, or use it in the function: there it is the
     path, a string, at which the data lies on the host. Or mount it at a fixed path with
-    `volumes={"/data": Data(...)}`. Hosts see it read-only.
+    `volumes={"/data": Data(...)}`. Hosts see it read-only, but for a folder of a bucket that is
+    `writable`.
 
     An instance stands for the content that the path had when it was first used: make a new one to
     send changes.
@@ -58,10 +59,17 @@ class Data(_Path):
             path: str | os.PathLike[str],
             fuse: bool = False,
             hf_trust_remote_code: bool = False,
+            *,
+            writable: bool = False,
         ) -> Self: ...
 
     def __init__(
-        self, path: str | os.PathLike[str], fuse: bool = False, hf_trust_remote_code: bool = False
+        self,
+        path: str | os.PathLike[str],
+        fuse: bool = False,
+        hf_trust_remote_code: bool = False,
+        *,
+        writable: bool = False,
     ) -> None:
         """Declare data; only checks that it exists.
 
@@ -70,18 +78,26 @@ class Data(_Path):
             fuse: mount the data instead of copying it.
             hf_trust_remote_code: let a data set of Hugging Face run its own code while it is
                 loaded.
+            writable: mount a folder of a bucket so that the function can write to it, for what it
+                leaves behind. It need not exist. Where slices are simulated, a folder of this
+                machine stands in for it.
 
         Raises:
             UsageError: there is no such path, or the URI is malformed.
         """
+        switches = {
+            "fuse": fuse,
+            "hf_trust_remote_code": hf_trust_remote_code,
+            "writable": writable,
+        }
         with own_frames_hidden:
-            for name, value in (("fuse", fuse), ("hf_trust_remote_code", hf_trust_remote_code)):
+            for name, value in switches.items():
                 if not isinstance(value, bool):
                     raise UsageTypeError(
                         f"Data({name}=...) must be True or False; it is {value!r}."
                     )
-            self._path, self._is_dir = _checked(path, fuse)
-        self._fuse = fuse
+            self._path, self._is_dir = _checked(path, fuse, writable)
+        self._fuse, self._writable = fuse or writable, writable
         self._hf_trust_remote_code = hf_trust_remote_code
         self._forget()
 
@@ -101,6 +117,11 @@ class Data(_Path):
     def fuse(self) -> bool:
         """Whether the data is mounted instead of copied."""
         return self._fuse
+
+    @property
+    def writable(self) -> bool:
+        """Whether the function can write to it."""
+        return self._writable
 
     @property
     def hf_trust_remote_code(self) -> bool:
@@ -128,7 +149,11 @@ class Data(_Path):
         return not (self.is_gcs or self.is_hf)
 
     def __repr__(self) -> str:
-        options = (("fuse", self._fuse), ("hf_trust_remote_code", self._hf_trust_remote_code))
+        options = (
+            ("fuse", self._fuse and not self._writable),
+            ("hf_trust_remote_code", self._hf_trust_remote_code),
+            ("writable", self._writable),
+        )
         arguments = [repr(self._path), *(f"{name}=True" for name, value in options if value)]
         return f"Data({', '.join(arguments)})"
 
@@ -144,7 +169,8 @@ class Data(_Path):
     def __reduce__(self) -> tuple[Any, ...]:
         # On another machine the path need not exist, so nothing is checked again; the snapshot
         # stays here.
-        return _rebuilt, (self._path, self._is_dir, self._fuse, self._hf_trust_remote_code)
+        facts = (self._path, self._is_dir, self._fuse, self._hf_trust_remote_code, self._writable)
+        return _rebuilt, facts
 
     def content_hash(self) -> str:
         """Return the SHA-256 of names and contents. Computed once: the instance stands for
@@ -185,19 +211,17 @@ class Data(_Path):
             self._bundle, self._was_sent = changed or self._bundle, True
 
 
-def _rebuilt(path: str, is_dir: bool, fuse: bool, hf_trust_remote_code: bool) -> Data:
+def _rebuilt(
+    path: str, is_dir: bool, fuse: bool, hf_trust_remote_code: bool, writable: bool = False
+) -> Data:
     made: Data = object.__new__(Data)
-    made._path, made._is_dir, made._fuse, made._hf_trust_remote_code = (
-        path,
-        is_dir,
-        fuse,
-        hf_trust_remote_code,
-    )
+    made._path, made._is_dir, made._fuse = path, is_dir, fuse
+    made._hf_trust_remote_code, made._writable = hf_trust_remote_code, writable
     made._forget()
     return made
 
 
-def _checked(path: object, fuse: bool) -> tuple[str, bool]:
+def _checked(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:
     """Return the path or URI, and whether it means a folder."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
@@ -207,6 +231,11 @@ def _checked(path: object, fuse: bool) -> tuple[str, bool]:
             "Data takes the path of a file or folder, or a gs:// or hf:// URI; this one is empty."
         )
     scheme, separator, rest = text.partition("://")
+    if writable and (scheme != "gs" or not separator or not text.endswith("/")):
+        raise UsageError(
+            f"Data({text!r}, writable=True): only a folder of a bucket can be written to, such as "
+            "gs://bucket/runs/ with a slash at its end. For files on this machine use output_dir=."
+        )
     if not separator:
         return _local(text)
     if scheme == "gs":

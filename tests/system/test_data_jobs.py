@@ -323,6 +323,33 @@ def test_data_that_is_mounted_and_not_copied(folder, home):
 
 
 @mounting
+def test_a_folder_stands_in_for_one_of_a_bucket_that_can_be_written_to(home, caplog):
+    runs = kinetic.Data("gs://bucket/runs/", writable=True)
+
+    @kinetic.run(accelerator="tpu-v6e-8", joins_jax=False, volumes={f"{TOP}/runs": runs})
+    def leave(name):
+        place = f"{TOP}/runs/{name}-{os.environ['KINETIC_HOST_INDEX']}"
+        with open(place, "w") as file:
+            file.write(name)
+
+    @kinetic.run(accelerator="cpu")
+    def look(folder):
+        return type(folder).__name__, sorted(os.listdir(folder)), try_to_write(folder)
+
+    leave("first")
+    assert f"gs://bucket/runs/ is simulated, by the folder {home}/bucket-folders/bucket/runs." in (
+        caplog.text
+    )
+    leave("second")
+    assert look(kinetic.Data("gs://bucket/", writable=True)) == ("str", ["runs"], "written")
+    left = ["first-0", "first-1", "second-0", "second-1"]
+    assert look(runs) == ("str", left, "written")
+    assert not os.path.exists(TOP)
+    with pytest.raises(errors.UsageError, match="Leave fuse=True out"):
+        look(kinetic.Data("gs://bucket/runs/", fuse=True))
+
+
+@mounting
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_somebody_without_rights_mounts_too_and_cannot_undo_it(folder, tmp_path):
     """As `nobody`, in a user namespace. The code is loaded before, because nobody may read it."""

@@ -83,6 +83,9 @@ def test_what_is_not_there_is_named(images, tmp_path, source, is_dir, message):
 def test_the_check_here_knows_what_it_cannot_know(images, double, monkeypatch):
     cloud.check("gs://bucket/images/", is_dir=True)
     cloud.check("gs://bucket/images/a.png", is_dir=False)
+    cloud.check("gs://bucket/runs/", is_dir=True, may_be_empty=True)
+    with pytest.raises(UsageError, match="no bucket 'none'"):
+        cloud.check("gs://none/runs/", is_dir=True, may_be_empty=True)
     with pytest.raises(UsageError, match="no bucket 'none'"):
         cloud.check("gs://none/x", is_dir=False)
     double.denied |= {"storage.objects.get", "storage.objects.list"}

@@ -86,11 +86,15 @@ def test_a_data_set_of_hugging_face():
         (("hf://a/b?split=x&split=y",), "'split' cannot be used"),
         (("hf://a/b?split",), "malformed"),
         (("hf://a/b", True), "cannot be mounted"),
+        (("gs://bucket/runs", False, False, True), "with a slash at its end"),
+        (("hf://a/b", False, False, True), "only a folder of a bucket can be written to"),
+        (("/tmp", False, False, True), "For files on this machine use output_dir="),
     ],
 )
 def test_what_cannot_be_data_is_refused(arguments, told):
+    names = ("path", "fuse", "hf_trust_remote_code", "writable")
     with pytest.raises(UsageError, match=told):
-        Data(*arguments)
+        Data(**dict(zip(names, arguments, strict=False)))
 
 
 def test_wrong_types_are_refused(folder):
@@ -100,6 +104,14 @@ def test_wrong_types_are_refused(folder):
         Data(b"x")  # type: ignore[arg-type]
     with pytest.raises(UsageTypeError, match="fuse"):
         Data(str(folder), fuse=1)  # type: ignore[arg-type]
+
+
+def test_a_folder_of_a_bucket_that_can_be_written_to():
+    data = Data("gs://bucket/runs/", writable=True)
+    assert (data.writable, data.fuse, data.is_dir) == (True, True, True)
+    assert repr(data) == "Data('gs://bucket/runs/', writable=True)"
+    back = pickle.loads(pickle.dumps(data))
+    assert (repr(back), back.writable, back.fuse) == (repr(data), True, True)
 
 
 def test_a_copy_elsewhere_checks_nothing_again(folder):

@@ -31,8 +31,8 @@ from kinetic._store.memory import MemoryStore
 from kinetic.errors import SetupFailed
 
 
-def fused(source, *, is_dir=True, mount=""):
-    return Dataset(source, is_dir, mount=mount, fuse=True)
+def fused(source, *, is_dir=True, mount="", writable=False):
+    return Dataset(source, is_dir, mount=mount, fuse=True, writable=writable)
 
 
 ELASTIC = replace(PLACE, backend="pathways", leader="head")
@@ -75,6 +75,7 @@ CASES = {
                 Dataset("/home/me/labels", True),
                 fused("gs://images/"),
                 fused("gs://images/train/labels.csv", is_dir=False),
+                fused("gs://runs/mine/", mount="/output", writable=True),
             ),
         ),
         SETTINGS,

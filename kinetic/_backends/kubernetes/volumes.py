@@ -44,9 +44,9 @@ def _bucket(name: str, data: Dataset, folder: str) -> Mounted:
     inside = (path if data.is_dir else path.rpartition("/")[0]).strip("/")
     options = f"implicit-dirs,only-dir={inside}" if inside else "implicit-dirs"
     attributes = {"bucketName": bucket, "mountOptions": options}
-    csi = {"driver": GCSFUSE_DRIVER, "readOnly": True, "volumeAttributes": attributes}
-    mount = {"name": name, "mountPath": folder, "readOnly": True}
-    return Mounted({"name": name, "csi": csi}, mount)
+    read_only: Document = {} if data.writable else {"readOnly": True}
+    csi = {"driver": GCSFUSE_DRIVER} | read_only | {"volumeAttributes": attributes}
+    return Mounted({"name": name, "csi": csi}, {"name": name, "mountPath": folder} | read_only)
 
 
 def cache(folder: str) -> list[Mounted]:

@@ -87,7 +87,7 @@ class LocalBackend:
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold or reach."""
         simulation.check_system(self._system, plan.place)
-        simulation.check_reach(plan)
+        simulation.check_reach(plan, self._store.as_folder())
         simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
         self._check_memory(plan)
         simulation.check_debugger(plan, installed=self._has_debugger)

@@ -5,9 +5,12 @@ In: a plan. Out: the local backend's document, an estimate of memory.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinetic._core import layout
+from kinetic._core.plan import BUCKETS
 from kinetic.errors import InsufficientMemory, PreflightError, UsageError
 
 if TYPE_CHECKING:
@@ -206,13 +209,32 @@ def has_pathways() -> bool:
     return find_spec("pathwaysutils") is not None
 
 
-def check_reach(plan: Plan) -> None:
-    """Refuse data that only a cluster mounts.
+def check_reach(plan: Plan, store_folder: Path | None) -> None:
+    """Refuse data that only a cluster mounts, and say what stands in for it here.
+
+    Args:
+        plan: of the job.
+        store_folder: of the store, which also has what stands in for buckets; None if it is none.
 
     Raises:
         UsageError: with its name and what to do here.
     """
-    mounted = [each.source for each in plan.data if each.fuse and "://" in each.source]
+    for each in (each for each in plan.data if each.writable):
+        if store_folder is None:
+            raise UsageError(
+                f"{each.source} can be written to on a cluster only, while the store is a bucket, "
+                "too. Leave KINETIC_STORE out, and a folder of this machine stands in for it."
+            )
+        bucket, _, path = each.source.removeprefix(BUCKETS).partition("/")
+        folder = store_folder / layout.bucket_folder(bucket, path)
+        logging.getLogger("kinetic").warning(
+            "kinetic: %s is simulated, by the folder %s.", each.source, folder
+        )
+    mounted = [
+        each.source
+        for each in plan.data
+        if each.fuse and not each.writable and "://" in each.source
+    ]
     if mounted:
         raise UsageError(
             f"{mounted[0]} is mounted by a cluster only: hosts on this machine fetch it. Leave "

@@ -86,7 +86,7 @@ class ProgramsBackend:
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold or reach."""
         simulation.check_system(sys.platform, plan.place)
-        simulation.check_reach(plan)
+        simulation.check_reach(plan, self._store.as_folder())
         simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
         simulation.check_memory(plan, machine.available_memory_bytes())
         simulation.check_debugger(plan, installed=simulation.has_debugger)

@@ -63,6 +63,9 @@ def _prepared(
     data: Dataset, identity: Identity, store: Store, own: Path
 ) -> tuple[str, list[Mount]]:
     name = Path(data.source).name
+    if data.writable:
+        place = _stand_in(data, store)
+        return _mounted(place, data.mount, writable=True) if data.mount else (place, [])
     if data.tree is None and not data.source.startswith((BUCKETS, HUB)):
         source = _source(data)
         return _mounted(source, data.mount or _stub(own / name, data.is_dir))
@@ -73,6 +76,20 @@ def _prepared(
         return place, [guard]
     _, mounts = _mounted(place, data.mount)
     return data.mount, [guard, *mounts]
+
+
+def _stand_in(data: Dataset, store: Store) -> str:
+    """The folder of this machine that stands in for one of a bucket: all jobs find what others
+    have left there."""
+    root = store.as_folder()
+    if root is None:
+        raise SetupFailed(
+            f"{data.source} cannot be written to here: hosts on this machine mount no buckets."
+        )
+    bucket, _, path = data.source.removeprefix(BUCKETS).partition("/")
+    folder = root / layout.bucket_folder(bucket, path)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return str(folder)
 
 
 def _copied(data: Dataset, identity: Identity, store: Store) -> Path:
@@ -107,11 +124,13 @@ def _by_cluster(data: Dataset, folder: str) -> tuple[str, list[Mount]]:
     source = folder if data.is_dir else f"{folder}/{Path(data.source).name}"
     if not Path(source).exists():
         raise SetupFailed(f"The data {data.source} is not mounted on this host, at {source}.")
-    return _mounted(source, data.mount) if data.mount not in ("", source) else (source, [])
+    if data.mount in ("", source):
+        return source, []
+    return _mounted(source, data.mount, writable=data.writable)
 
 
-def _mounted(source: str, target: str) -> tuple[str, list[Mount]]:
-    return target, [Mount(source, target)]
+def _mounted(source: str, target: str, *, writable: bool = False) -> tuple[str, list[Mount]]:
+    return target, [Mount(source, target, writable=writable)]
 
 
 def _source(data: Dataset) -> str:

@@ -1,4 +1,4 @@
-"""Data at fixed paths: mounts that only this worker sees, read-only.
+"""Data at fixed paths: mounts that only this worker sees, read-only but for what is writable.
 
 In: what should appear where. Out: a mount namespace of this process's own.
 
@@ -47,18 +47,20 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Mount:
-    """A file or folder that appears at another path, read-only.
+    """A file or folder that appears at another path.
 
     Attributes:
         source: the file or folder.
         target: where it appears; it may exist or not.
         optional: whether the job goes on without it: it only guards what permissions guard as
             well.
+        writable: whether it can be written to there.
     """
 
     source: str
     target: str
     optional: bool = False
+    writable: bool = False
 
 
 def enter(mounts: Sequence[Mount], *, scratch: str) -> None:
@@ -239,7 +241,8 @@ def _bind_all(mounts: Sequence[Mount]) -> None:
     try:
         for source, mount in zip(sources, mounts, strict=True):
             _mount(f"/proc/self/fd/{source}", mount.target, _MS_BIND | _MS_REC)
-            _set_read_only(mount.target, recursive=True)
+            if not mount.writable:
+                _set_read_only(mount.target, recursive=True)
     finally:
         for source in sources:
             os.close(source)
