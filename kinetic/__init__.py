@@ -3,13 +3,13 @@
 In: public names. Out: the objects behind them, imported on first use.
 """
 
-from kinetic._shadows import guard
+from kinetic import _shadows
 
-guard()  # Before other imports: a file of the user's project may shadow a library module.
+_shadows.guard()  # Before other imports: a file of the user's project may shadow a library module.
 
 from kinetic.version import __version__  # noqa: E402
 
-TYPE_CHECKING = False
+TYPE_CHECKING = not __name__  # jedi, which completes in Jupyter and vim, would believe a `False`.
 if TYPE_CHECKING:
     from kinetic import collections as collections
     from kinetic import credentials as credentials
@@ -102,4 +102,5 @@ if not TYPE_CHECKING:  # A type checker should report misspelt names.
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    shown = {name for name in globals() if name.startswith("__")}
+    return sorted(shown.union(__all__, _SUBMODULES) - {"keras"})  # which imports Keras

@@ -17,7 +17,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         return markdown
     from kinetic._core.options import TABLE
 
-    lines = ["| Option | Default | On the command line | |", "|---|---|---|---|"]
+    lines = ["| Option | Default | On the command line | Meaning |", "|---|---|---|---|"]
     for row in TABLE.values():
         flag = "" if row.flag is None else f"`{row.flag.names[0]} {row.flag.metavar}`"
         lines.append(f"| `{row.name}` | `{row.default!r}` | {flag} | {row.help} |")

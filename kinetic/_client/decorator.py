@@ -34,7 +34,7 @@ class Decorator(Protocol):
 
 
 def run(  # noqa: PLR0917 - the order in which scripts may pass them
-    accelerator: str = "tpu-v5e-1",
+    accelerator: str = "tpu-v5litepod-1",
     container_image: str | None = None,
     base_image_repo: str | None = None,
     zone: str | None = None,

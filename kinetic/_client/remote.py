@@ -217,7 +217,7 @@ class RemoteCallable(Generic[P, R_co]):
     @overload
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]: ...
 
-    def run_async(self, *args: Any, **kwargs: Any) -> Any:
+    def run_async(self, *args: Any, **kwargs: Any) -> JobHandle[Any]:
         """Submit and return at once; the job runs independently of this process."""
         __tracebackhide__ = True
         with own_frames_hidden:

@@ -95,7 +95,7 @@ class Options:
                 _unchecked,
                 'The slice, for example "cpu", "gpu-l4" or "tpu-v6e-16"; `kinetic accelerators` '
                 "lists them.",
-                "tpu-v5e-1",
+                "tpu-v5litepod-1",
                 Flag(("--accelerator", "-a"), offers="accelerators", required=True),
             )
         }

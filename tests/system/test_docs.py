@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -240,6 +241,15 @@ def test_every_link_between_files_of_the_project_leads_somewhere() -> None:
             if not (page.parent / target).exists():
                 broken.append(f"{_name(page)}: {target}")
     assert broken == []
+
+
+def test_the_reference_describes_each_name_once_and_no_column_lacks_a_heading() -> None:
+    named = re.findall(r"^::: (\S+)$", (DOCS / "reference/api.md").read_text(), re.MULTILINE)
+    assert len(named) > 20
+    assert [name for name in named if named.count(name) > 1] == []
+    hook = runpy.run_path(str(DOCS / "hooks/options.py"))
+    head, *_ = hook["on_page_markdown"](hook["PLACE"]).splitlines()
+    assert all(column.strip() for column in head.strip("|").split("|")), head
 
 
 def test_every_page_can_be_reached() -> None:

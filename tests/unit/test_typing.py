@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import jedi
 import pytest
 from mypy import api
 
@@ -60,3 +61,27 @@ def test_each_mistake_is_found(cache: Path) -> None:
         for n, code in re.findall(r"mistakes\.py:(\d+): error: .*\[([a-z-]+)\]$", out, re.MULTILINE)
     }
     assert found == expected, out
+
+
+def test_editors_complete_the_public_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without running anything: jedi is what Jupyter and vim ask."""
+    import kinetic
+
+    monkeypatch.setattr(jedi.settings, "cache_directory", str(tmp_path))
+
+    def names(code: str) -> set[str]:
+        script = jedi.Script(code, environment=jedi.InterpreterEnvironment())
+        return {each.name for each in script.complete()}
+
+    assert set(kinetic.__all__) <= names("import kinetic\nkinetic.")
+    call = "import kinetic\n@kinetic.run('cpu')\ndef f(): ...\n"
+    assert {"run_async", "with_options", "plan"} <= names(f"{call}f.")
+    assert {"result", "status", "logs"} <= names(f"{call}f.run_async().")
+
+
+def test_a_notebook_completes_public_names_only() -> None:
+    import kinetic
+
+    plain = {name for name in dir(kinetic) if not name.startswith("_")}
+    assert {"run", "Data", "jobs", "errors"} <= plain
+    assert not plain & {"guard", "TYPE_CHECKING", "version"}
