@@ -40,7 +40,7 @@ In: what went wrong, as text and as attributes. Out: exceptions.
         ├── JobTimeout (TimeoutError)       the job ran longer than timeout
         ├── JobCancelled                    someone cancelled the job
         ├── SetupFailed                     a host could not prepare: bad bundle, unpickling failed,
-        │                                   version mismatch
+        │                                   version mismatch, an image that cannot be pulled
         ├── ResultUnavailable               the function returned,
         │                                   but its value cannot be loaded here
         └── SupervisorLost                  the process that watched the job was killed
@@ -281,8 +281,8 @@ class JobCancelled(JobFailed):
 
 
 class SetupFailed(JobFailed):
-    """A host could not prepare the function: damaged bundle, failed unpickling, version
-    mismatch."""
+    """A host could not prepare the function: damaged bundle, failed unpickling, version mismatch;
+    or its pod can never start, for example because its image does not exist."""
 
 
 class ResultUnavailable(JobFailed):

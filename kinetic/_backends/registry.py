@@ -168,9 +168,11 @@ def cluster_checks(settings: Settings) -> tuple[Check, ...]:
         facts = checks.gather(
             api,
             service_account=settings.service_account,
-            queue=settings.queue or "",
             asked=addons.asked(
-                settings.local_storage, settings.network_devices, simulated=settings.pod_simulated
+                settings.local_storage,
+                settings.network_devices,
+                simulated=settings.pod_simulated,
+                queue=settings.queue,
             ),
         )
     except KineticError as error:

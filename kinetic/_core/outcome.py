@@ -315,7 +315,8 @@ def judge_leaderless(
     Promises: (1) a gang whose hosts have all returned has succeeded; (2) a gang that never ran,
     or that was cancelled, ended as the backend says; (3) otherwise host 0 is to blame,
     whatever the others reported: they lost their leader; (4) a failure reported by host 0 itself
-    stands; under a head, that of any host whose function has failed by itself.
+    stands; under a head, that of any host whose function has failed by itself; (5) a host that the
+    backend cannot start is to blame, and those that waited for it are not.
     """
     outcome = judge(hosts, reports, now=now, attempt=attempt)
     if outcome.ok:
@@ -325,6 +326,12 @@ def judge_leaderless(
         return judge(hosts, reports, blamed=(own.host,), now=now, attempt=attempt)
     reported = {r.host for r in reports}
     others = [r for r in told if r.host not in reported]
+    unable = [r for r in others if r.exit is Exit.SETUP_FAILED]
+    if unable:
+        blamed = tuple(r.host for r in unable)
+        rest = [HostReport(h, Exit.STOPPED) for h in range(hosts) if h not in reported | {*blamed}]
+        known = [*reports, *unable, *rest]
+        return judge(hosts, known, blamed=blamed, reason=reason, now=now, attempt=attempt)
     lost = tuple(r.host for r in others if r.exit is Exit.AGENT_LOST)
     if lost and not led and not reports:
         return judge(hosts, others, blamed=lost, reason=reason, now=now, attempt=attempt)

@@ -54,6 +54,7 @@ from cluster.store import Store
 from cluster.timings import Timings
 
 ADMIN, ADMIN_TOKEN = "admin@example.com", "token-1"
+"""Whom the kubeconfig names; may do everything, unless `restrict` says otherwise."""
 NAMESPACE = "default"
 
 
@@ -200,6 +201,19 @@ class FakeCluster:
         self.api.users[name] = permission
         self.api.tokens[token] = name
         return token
+
+    def restrict(self, permission: Permission) -> None:
+        """Whom the kubeconfig names may do what `permission` says, and is no administrator."""
+        self.api.users[ADMIN] = permission
+        self.api.used.clear()
+
+    def used(self) -> set[tuple[str, str]]:
+        """The verbs and resources that whom the kubeconfig names has used since `restrict`."""
+        return {(verb, noun) for user, verb, noun in self.api.used if user == ADMIN}
+
+    def refused(self) -> list[str]:
+        """What whom the kubeconfig names has tried, and may not do."""
+        return sorted(f"{verb} {noun}" for user, verb, noun in self.api.refused if user == ADMIN)
 
     def expire_token(self) -> None:
         """The administrator's token is refused from now on."""

@@ -86,15 +86,23 @@ def any_cluster(request: pytest.FixtureRequest) -> Iterator[FakeCluster | RealCl
 def on_cluster(
     any_cluster: FakeCluster | RealCluster, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FakeCluster | RealCluster]:
-    """The cluster, named by the settings of the test's process. What a job has made in it must be
-    gone after the test, by whatever ended the job."""
+    """The cluster, named by the settings of the test's process. The caller has the rights that the
+    documentation asks for, and tries nothing else. What a job has made in the cluster must be gone
+    after the test, by whatever ended the job."""
+    from cluster.fake import FakeCluster
+    from cluster.roles import submitter
+
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if isinstance(any_cluster, FakeCluster):
+        any_cluster.restrict(submitter(any_cluster.namespace))
     for name, value in settings_of(any_cluster, home).items():
         monkeypatch.setenv(name, value)
     yield any_cluster
     any_cluster.wait_for(
         lambda: not any_cluster.left_over(), LEFT_WITHIN_S, "a cluster without remains of jobs"
     )
+    if isinstance(any_cluster, FakeCluster):
+        assert any_cluster.refused() == [], "what the documented roles lack"
 
 
 def settings_of(cluster: FakeCluster | RealCluster, home: Path) -> dict[str, str]:

@@ -85,9 +85,14 @@ class Api:
         self.tokens: dict[str, str] = {}
         self.users: dict[str, Permission] = {}
         self.requests: list[Request] = []
+        self.used: set[tuple[str, str, str]] = set()
+        self.refused: set[tuple[str, str, str]] = set()
+        """Users with verbs and resources ("list", "jobs.batch") that they may do, or may not."""
         self.unknown: list[str] = []
         """Fields of created objects that the API does not know."""
         self.webhook_down = False
+        self.job_set_controller = True
+        """Whether more of JobSet is there than its definition."""
         self.protected_pods: set[str] = set()
         self.admitting: list[Callable[[Resource, Object], None]] = []
         """Called with each object before it is created; may change or refuse it."""
@@ -151,7 +156,10 @@ class Api:
     def _authorize(self, user: str, verb: str, target: Target) -> None:
         noun = target.plural + (f".{target.group}" if target.group else "")
         noun += f"/{target.sub}" if target.sub else ""
-        if self._may(user, verb, noun, target.namespace):
+        allowed = self._may(user, verb, noun, target.namespace)
+        with self._lock:
+            (self.used if allowed else self.refused).add((user, verb, noun))
+        if allowed:
             return
         plural = target.plural + (f"/{target.sub}" if target.sub else "")
         scope = f' in the namespace "{target.namespace}"' if target.namespace else ""
@@ -275,7 +283,8 @@ class Api:
         with self._store.lock:
             if resource is PODS:
                 self._admission.place(obj)
-            obj = with_defaults(resource, obj)
+            if resource is not JOB_SETS or self.job_set_controller:
+                obj = with_defaults(resource, obj)
             if resource is PODS:
                 self._admission.check_account(obj)
             self._admission.check_quota(resource, obj)

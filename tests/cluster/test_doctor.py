@@ -65,6 +65,10 @@ def test_what_a_cluster_lacks(configured: FakeCluster, monkeypatch: pytest.Monke
 def test_jobset_is_tried_out(configured: FakeCluster) -> None:
     assert examined()["JobSet"] == ("ok", "is installed, and takes jobs of several hosts")
     assert configured.objects("jobsets") == []
+    configured.api.job_set_controller = False
+    level, said = examined()["JobSet"]
+    assert (level, "only their definition is installed" in said) == ("problem", True)
+    configured.api.job_set_controller = True
     configured.api.webhook_down = True
     level, said = examined()["JobSet"]
     assert (level, "webhook" in said) == ("problem", True)

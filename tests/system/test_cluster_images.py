@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 import kinetic
-from kinetic.errors import JobFailed
+from kinetic.errors import JobFailed, SetupFailed
 
 pytestmark = pytest.mark.double
 
@@ -16,7 +16,9 @@ pytestmark = pytest.mark.double
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-16"])
 def test_an_image_that_cannot_be_pulled_fails_the_job(on_cluster, accelerator):
     image = "example.com/does-not-exist:1"
-    with pytest.raises(JobFailed, match=rf"The image {image} cannot be pulled: .*container_image="):
+    with pytest.raises(
+        SetupFailed, match=rf"The image {image} cannot be pulled: .*container_image="
+    ):
         kinetic.run(accelerator=accelerator, container_image=image)(abs)(-1)
     on_cluster.wait_for(lambda: not on_cluster.left_over())
 

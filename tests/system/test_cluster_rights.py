@@ -7,13 +7,23 @@ before anything is sent.
 from __future__ import annotations
 
 import pytest
+from cluster.kinds import DEVICE_CLASSES
+from cluster.roles import grants_of
 
 import kinetic
-from kinetic._backends.kubernetes.checks import RIGHTS
+from kinetic._backends.kubernetes.volumes import DEVICE_CLASS
+from kinetic.cli.root import call
 from kinetic.errors import PreflightError
 
 pytestmark = pytest.mark.double
-GRANTED = {(right.verb, right.resource.full_name) for right in RIGHTS}
+
+
+def granted():
+    return grants_of("Role") | grants_of("ClusterRole")
+
+
+def four_answers():
+    return 42
 
 
 @pytest.fixture
@@ -21,7 +31,7 @@ def lacking(on_cluster):
     """Make the caller somebody who has the documented rights, but for some."""
 
     def log_in(*without):
-        rights = GRANTED - set(without)
+        rights = granted() - set(without)
         token = on_cluster.add_user("eve", lambda verb, noun, namespace: (verb, noun) in rights)
         on_cluster.write_kubeconfig(on_cluster.kubeconfig, token=token)
 
@@ -36,6 +46,33 @@ def test_the_documented_rights_are_enough(on_cluster, lacking):
     on_cluster.wait_for(lambda: not on_cluster.left_over())
 
 
+def test_the_documented_roles_grant_what_is_used_and_nothing_else(on_cluster, monkeypatch):
+    """Every operation once; that none needs more is checked after each test of a cluster."""
+    on_cluster.faults.reset(verb="create", resource="jobs", after=True)
+    assert kinetic.run(accelerator="cpu")(abs)(-42) == 42
+    on_cluster.faults.reset(verb="create", resource="jobsets", after=True)
+    assert kinetic.run(accelerator="tpu-v6e-16")(four_answers)() == 42
+    on_cluster.hold_back("kinetic-")
+    waiting = kinetic.run(accelerator="tpu-v6e-16")(four_answers).run_async()
+    on_cluster.wait_for(lambda: len(on_cluster.objects("pods")) == 4)
+    waiting.kill_hosts(host=0)
+    waiting.cancel()
+    on_cluster.let_go("kinetic-")
+    on_cluster.install_kueue({"lq": {"google.com/tpu": "32"}}).paused = True
+    asked = {"QUEUE": "lq", "LOCAL_STORAGE": "multi-tier", "NETWORK_DEVICES": "all"}
+    for name, value in (asked | {"POD_SIMULATED": "0"}).items():
+        monkeypatch.setenv(f"KINETIC_{name}", value)
+    call(["doctor"])
+    monkeypatch.delenv("KINETIC_LOCAL_STORAGE")
+    on_cluster.store.create(DEVICE_CLASSES, {"metadata": {"name": DEVICE_CLASS}})
+    queued = kinetic.run(accelerator="tpu-v6e-16", slices=2)(four_answers).run_async()
+    backend = queued._backend
+    on_cluster.wait_for(lambda: "in the queue lq" in (backend.why_waiting(queued.ref) or ""))
+    queued.cancel()
+    on_cluster.store.remove(DEVICE_CLASSES, "", DEVICE_CLASS)
+    assert on_cluster.used() == granted()
+
+
 def test_a_secret_that_was_made_by_an_earlier_round_is_ours(on_cluster, lacking):
     lacking()
     on_cluster.faults.fail(503, times=5, verb="create", resource="secrets", after=True)
@@ -47,6 +84,15 @@ def test_a_missing_right_is_said_before_anything_is_sent(on_cluster, lacking, ho
     lacking(("list", "pods"))
     with pytest.raises(PreflightError, match="You may not list pods in namespace"):
         kinetic.run(accelerator="cpu")(abs)(-42)
+    assert kinetic.list_jobs() == []
+    assert not on_cluster.left_over()
+
+
+def test_a_queue_without_kueue_is_refused_before_anything_is_sent(on_cluster, monkeypatch):
+    monkeypatch.setenv("KINETIC_QUEUE", "team-a")
+    for accelerator in ("cpu", "tpu-v6e-16"):
+        with pytest.raises(PreflightError, match="has no Kueue, so no queue team-a can admit"):
+            kinetic.run(accelerator=accelerator)(abs)(-42)
     assert kinetic.list_jobs() == []
     assert not on_cluster.left_over()
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.roles import grants_of
 from test_kubernetes_waiting import node
 
 from kinetic._backends.kubernetes import checks
+from kinetic._backends.kubernetes.addons import Asked
 from kinetic._backends.kubernetes.answers import Forbidden
 from kinetic._backends.kubernetes.api import Api, Listing, Selection, Version
 from kinetic._backends.kubernetes.checks import (
-    FOR_NETWORKS,
-    RIGHTS,
     Facts,
     Level,
     checks_of,
@@ -22,14 +21,22 @@ from kinetic._backends.kubernetes.checks import (
     why_not,
 )
 from kinetic._backends.kubernetes.controllers import JobSets, Queues
-from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, PODS, Resource
+from kinetic._backends.kubernetes.resources import (
+    DEPLOYMENTS,
+    JOBS,
+    JOBSETS,
+    NODES,
+    PODS,
+    Resource,
+)
+from kinetic._backends.kubernetes.rights import RIGHTS, Need, Right, relevant
 from kinetic.errors import BackendUnavailable, NotFound
 
 WELL = Facts(
     "https://c",
     "ml",
     version=Version("v1.33.4", 1, 33),
-    rights=dict.fromkeys(RIGHTS, True),
+    rights=dict.fromkeys(relevant(), True),
     jobsets=JobSets(True),
     nodes=[node("n0", "tpu", "4x4")],
     service_account="kinetic",
@@ -37,8 +44,8 @@ WELL = Facts(
 )
 
 
-def without(*rights: tuple[str, Resource]) -> dict[checks.Right, bool]:
-    return {right: (right.verb, right.resource) not in rights for right in RIGHTS}
+def without(*rights: tuple[str, Resource]) -> dict[Right, bool]:
+    return {right: (right.verb, right.resource) not in rights for right in relevant()}
 
 
 def test_a_cluster_that_is_well() -> None:
@@ -68,6 +75,7 @@ def test_a_cluster_that_is_well() -> None:
             "You may not create, watch jobsets.jobset.x-k8s.io in namespace ml.",
         ),
         ({"rights": without(("list", NODES))}, "rights", Level.WARN, "", ""),
+        ({"rights": without(("delete", PODS))}, "rights", Level.WARN, "", ""),
         (
             {"has_account": False},
             "service account",
@@ -78,7 +86,13 @@ def test_a_cluster_that_is_well() -> None:
         ({"version": Version("v1.22.0", 1, 22)}, "cluster", Level.WARN, "", ""),
         ({"jobsets": JobSets(True, "0.8.1", is_old=True)}, "JobSet", Level.WARN, "", ""),
         ({"jobsets": JobSets(True, fault="No.")}, "JobSet", Level.PROBLEM, "", ""),
-        ({"queues": Queues(queue="team-a")}, "Kueue", Level.PROBLEM, "", ""),
+        (
+            {"queues": Queues(queue="team-a")},
+            "Kueue",
+            Level.PROBLEM,
+            "The cluster has no Kueue, so no queue team-a can admit the job",
+            "The cluster has no Kueue",
+        ),
         ({"queues": Queues(True, "", "team-a", False)}, "Kueue", Level.PROBLEM, "", ""),
         ({"queues": Queues(True, "", "team-a", True, "Stopped")}, "Kueue", Level.WARN, "", ""),
     ],
@@ -117,7 +131,7 @@ class FakeApi:
         self, _resource: Resource, document: dict[str, Any], *, dry_run: bool
     ) -> dict[str, Any]:
         assert dry_run
-        return document
+        return document | {"spec": document["spec"] | {"successPolicy": {"operator": "All"}}}
 
     def get(self, _resource: Resource, name: str, *, namespace: str = "") -> dict[str, Any]:
         if name not in ("kinetic", "default"):
@@ -167,18 +181,16 @@ def test_node_pools_are_listed_by_the_names_that_options_take() -> None:
 
 
 def test_the_roles_of_the_documentation_are_the_rights_that_are_checked() -> None:
-    yaml = pytest.importorskip("yaml")
-    page = Path(__file__).parents[2] / "docs/how-to/kubernetes.md"
-    block = page.read_text().partition("```yaml\n")[2].partition("```")[0]
-    granted = {
-        (document["kind"], group, kind, verb)
-        for document in yaml.safe_load_all(block)
-        for rule in document["rules"]
-        for group in rule["apiGroups"]
-        for kind in rule["resources"]
-        for verb in rule["verbs"]
-    }
-    assert granted == {
-        ("Role" if to.namespaced else "ClusterRole", to.group, to.plural, verb)
-        for verb, to in ((right.verb, right.resource) for right in (*RIGHTS, *FOR_NETWORKS))
-    }
+    pytest.importorskip("yaml")
+    for kind in ("Role", "ClusterRole"):
+        assert grants_of(kind) == {
+            (right.verb, right.resource.full_name)
+            for right in RIGHTS
+            if (kind == "Role") == (right.resource.namespaced and right.resource != DEPLOYMENTS)
+        }
+
+
+def test_what_is_not_asked_for_needs_no_rights() -> None:
+    plain = {right.need for right in relevant()}
+    assert not plain & {Need.NETWORKS, Need.QUEUES, Need.CHECKS}
+    assert {r.need for r in relevant(Asked(networks=True, queue="q"))} == {*Need} - {Need.CHECKS}

@@ -69,7 +69,7 @@ EXPECTED: dict[tuple[str, str], list[tuple[Kind | None, bool, tuple[int, ...]]]]
     ("15b-job-pod-evicted", "run"): [(Kind.EVICTED, False, (0,)), (None, False, ())],
     ("16a-jobset-created-suspended", "train"): [(Kind.SUSPENDED, False, ()), (None, False, ())],
     ("16b-job-suspended-while-running", "run"): [(Kind.SUSPENDED, False, ()), (None, False, ())],
-    ("17b-job-over-quota", "run"): [(Kind.QUOTA, False, (1,)), (None, False, ())],
+    ("17b-job-over-quota", "run"): [(Kind.QUOTA, HOPELESS, (1,)), (None, False, ())],
     ("19-kueue", "a"): [(Kind.QUEUED, False, ()), (None, False, ())],
     ("19-kueue", "b"): [(Kind.QUEUED, False, ()), (None, False, ())],
     ("19-kueue", "noqueue"): [(Kind.QUEUED, False, ()), (Kind.QUEUE_REFUSED, HOPELESS, ())],

@@ -206,6 +206,58 @@ def test_pods_that_are_not_let_in(message: str, kind: Kind, hopeless: bool, word
     assert words in found.sentence
 
 
+def over(asked: str, limit: str, *, used: str = "0", noun: str = "pods") -> str:
+    return (
+        f'{noun} "x" is forbidden: exceeded quota: q, requested: {asked}, used: '
+        f"{asked.partition('=')[0]}={used}, limited: {asked.partition('=')[0]}={limit}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit", "hopeless"),
+    [
+        ("requests.google.com/tpu=4", "16", False),
+        ("requests.google.com/tpu=4", "12", True),
+        ("requests.memory=60Gi", "200Gi", True),
+        ("requests.cpu=500m", "2", False),
+        ("requests.cpu=500m", "1900m", True),
+        ("pods=1", "3", True),
+    ],
+)
+def test_a_quota_smaller_than_the_gang_never_lets_it_in(
+    asked: str, limit: str, hopeless: bool
+) -> None:
+    """Some of its pods run, and wait for the others."""
+    refused = event("FailedCreate", over(asked, limit), "kinetic-job-1-host-0", kind="Job")
+    found = of(Observed(jobset(), [pod(0)], events=[refused]))
+    assert (found.kind, found.hopeless, found.hosts) == (Kind.QUOTA, hopeless, (1, 2, 3))
+    text = f"each of its 4 pods needs {asked}" if hopeless else "let 3 of its pods in"
+    assert text in found.sentence
+
+
+@pytest.mark.parametrize(("limit", "hopeless"), [("1", True), ("2", False)])
+def test_a_quota_of_jobs_is_not_said_of_pods(limit: str, hopeless: bool) -> None:
+    workload = jobset()
+    workload["spec"]["replicatedJobs"][0]["replicas"] = 2
+    said = over("count/jobs.batch=1", limit, used=limit, noun="jobs.batch")
+    refused = event("JobCreationFailed", said, "kinetic-job-1", kind="JobSet")
+    found = of(Observed(workload, [pod(0)], events=[refused]))
+    assert (found.kind, found.hopeless) == (Kind.QUOTA, hopeless)
+    assert "pod" not in found.sentence
+    assert ("each of its 2 Jobs needs" if hopeless else "let some of its Jobs in") in found.sentence
+
+
+def test_a_quota_that_an_elastic_job_can_do_with_is_waited_for() -> None:
+    workload = jobset()
+    slices = workload["spec"]["replicatedJobs"]
+    slices[0]["replicas"] = 2
+    slices.append({"name": "head", "template": {"spec": {}}})
+    for limit, hopeless in (("16", False), ("12", True)):
+        said = over("requests.google.com/tpu=4", limit)
+        refused = event("FailedCreate", said, "kinetic-job-1-host-1", kind="Job")
+        assert of(Observed(workload, [pod(0)], events=[refused])).hopeless is hopeless
+
+
 def test_a_gang_that_starts_as_usual_is_no_finding() -> None:
     said = 'admission webhook "vpod.kb.io" denied the request: follower pod node selector for x'
     usual = event("FailedCreate", f"Error creating: {said}", "kinetic-job-1-host-0", kind="Job")

@@ -61,6 +61,14 @@ def test_hosts_of_which_the_backend_says_nothing_never_joined_when_none_did():
     assert [r.detail for r in outcome.reports] == ["", "no node takes it", "", ""]
 
 
+def test_a_host_that_can_never_start_is_to_blame_and_not_those_that_wait_for_it():
+    told = [HostReport(host, Exit.AGENT_LOST) for host in (0, 1)]
+    told.append(HostReport(2, Exit.SETUP_FAILED, "The image x cannot be pulled."))
+    outcome = judge_leaderless(3, [], told=told, reason="no image", now=9.0)
+    assert (outcome.blamed, outcome.reason) == ((2,), "no image")
+    assert [r.exit for r in outcome.reports] == [Exit.STOPPED, Exit.STOPPED, Exit.SETUP_FAILED]
+
+
 def test_a_gang_that_was_cancelled_is_cancelled():
     told = [HostReport(host, Exit.CANCELLED) for host in range(2)]
     outcome = judge_leaderless(

@@ -62,11 +62,13 @@ class Asked:
         multi_tier: the volume of multi-tier checkpointing.
         networks: network devices.
         buckets: buckets as folders.
+        queue: the queue that admits them, or "".
     """
 
     multi_tier: bool = False
     networks: bool = False
     buckets: bool = False
+    queue: str = ""
 
 
 def asked(
@@ -75,12 +77,13 @@ def asked(
     *,
     simulated: bool,
     buckets: bool = False,
+    queue: str | None = "",
 ) -> Asked:
     """Return what jobs ask for by these options. Where nodes need no accelerators, they need not
     have what goes with those, either."""
     if simulated:
-        return Asked(buckets=buckets)
-    return Asked(local_storage == MULTI_TIER, bool(network_devices), buckets)
+        return Asked(buckets=buckets, queue=queue or "")
+    return Asked(local_storage == MULTI_TIER, bool(network_devices), buckets, queue or "")
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,7 @@ class KubernetesBackend:
             plan.place.network_devices,
             simulated=self._pods.simulated,
             buckets=bool(plan.mounted_by_cluster()),
+            queue=plan.place.queue,
         )
         preflight.check(api, _pods_of(plan), self._pods.service_account, asked)
 
@@ -282,8 +283,9 @@ class KubernetesBackend:
         failed = status.phase is JobStatus.FAILED or finding.hopeless
         phase = JobStatus.FAILED if failed else status.phase
         known = {host.host: host for host in status.hosts}
+        ended = Exit.SETUP_FAILED if waits and finding.hopeless else None
         told = {
-            host: HostStatus(host, _phase_in(known, host, status), finding.sentence)
+            host: HostStatus(host, _phase_in(known, host, status), finding.sentence, ended)
             for host in hosts
         }
         found = Status(phase, finding.sentence, tuple((known | told).values()))

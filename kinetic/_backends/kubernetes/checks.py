@@ -19,16 +19,13 @@ from kinetic._backends.kubernetes.api import Api, Version
 from kinetic._backends.kubernetes.controllers import JobSets, Queues
 from kinetic._backends.kubernetes.nodes import NodePool
 from kinetic._backends.kubernetes.observed import Document
-from kinetic._backends.kubernetes.resources import (
-    CLAIM_TEMPLATES,
-    EVENTS,
-    JOBS,
-    JOBSETS,
-    NODES,
-    PODS,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    Resource,
+from kinetic._backends.kubernetes.resources import JOBSETS, NODES, SERVICE_ACCOUNTS
+from kinetic._backends.kubernetes.rights import (
+    NOTHING_ASKED,
+    Need,
+    Right,
+    needed,
+    relevant,
 )
 from kinetic._core.accelerators.catalog import catalog_rows
 from kinetic._core.accelerators.topology import Topology
@@ -39,70 +36,9 @@ from kinetic.errors import KineticError, NotFound, PreflightError
 OLDEST = (1, 27)
 """Since then, Indexed Jobs with a pod failure policy are on by default."""
 CALLS_AT_ONCE = 8
-
-
-class Need(StrEnum):
-    """Which jobs need a permission."""
-
-    ALL = "all jobs"
-    SEVERAL_HOSTS = "jobs of several hosts"
-    NOT_ALL = "what explains why a job waits"
-
-
-@dataclass(frozen=True)
-class Right:
-    """A verb on a kind of object.
-
-    Attributes:
-        verb: as RBAC names it.
-        resource: the kind.
-        need: which jobs need it.
-    """
-
-    verb: str
-    resource: Resource
-    need: Need = Need.ALL
-
-    def __str__(self) -> str:
-        return f"{self.verb} {self.resource.full_name}"
-
-
-def _rights(resource: Resource, verbs: str, need: Need = Need.ALL) -> tuple[Right, ...]:
-    return tuple(Right(verb, resource, need) for verb in verbs.split())
-
-
-RIGHTS = (
-    *_rights(JOBS, "create get list watch delete"),
-    *_rights(JOBSETS, "create get list watch delete", Need.SEVERAL_HOSTS),
-    *_rights(SECRETS, "create"),
-    *_rights(PODS, "get list watch"),
-    *_rights(EVENTS, "list", Need.NOT_ALL),
-    *_rights(NODES, "list", Need.NOT_ALL),
-)
-"""Every permission that kinetic uses. Without the last ones jobs run, but explanations are
-shorter."""
-
-
-FOR_NETWORKS = _rights(CLAIM_TEMPLATES, "create", Need.SEVERAL_HOSTS)
-"""What `network_devices=` needs in addition."""
-NOTHING_ASKED = Asked()
-
-
-def _all_rights(asked: Asked) -> tuple[Right, ...]:
-    return RIGHTS + (FOR_NETWORKS if asked.networks else ())
-
-
-def needed(hosts: int, asked: Asked = NOTHING_ASKED) -> tuple[Right, ...]:
-    """Return the permissions without which a job cannot be created, seen and removed; if others are
-    missing, less is known of it, and the doctor says so."""
-    workload = JOBS if hosts == 1 else JOBSETS
-    return tuple(
-        right
-        for right in _all_rights(asked)
-        if right in FOR_NETWORKS
-        or (right.resource == workload and right.verb in ("create", "list", "delete"))
-        or (right.resource in (SECRETS, PODS) and right.verb in ("create", "list"))
-    )
+_VITAL = (Need.ALL, Need.SEVERAL_HOSTS, Need.NETWORKS)
+"""Without these a job is refused."""
+_NO_KUEUE = "Ask an administrator for Kueue, or name no queue: queue=, KINETIC_QUEUE, the profile."
 
 
 @dataclass(frozen=True)
@@ -114,7 +50,7 @@ class Facts:
         problem: why it could not be asked; then the rest is unknown.
         version: of the server.
         rights: whether the caller has each of them.
-        jobsets, queues: JobSet and Kueue; without the doctor only whether JobSet is installed.
+        jobsets, queues: JobSet and Kueue; without the doctor only whether they are installed.
         nodes: None if they may not be listed.
         service_account: the account that pods use, or "".
         has_account: whether it exists; None when unknown.
@@ -137,22 +73,19 @@ class Facts:
     no_buckets: Sequence[Trouble] = ()
 
 
-def gather(
-    api: Api, *, service_account: str = "", queue: str = "", asked: Asked = NOTHING_ASKED
-) -> Facts:
+def gather(api: Api, *, service_account: str = "", asked: Asked = NOTHING_ASKED) -> Facts:
     """Ask a cluster everything, a few calls at a time.
 
     Args:
         api: the cluster.
         service_account: the account of pods, or "".
-        queue: the queue that admits jobs, or "".
         asked: what jobs ask for in addition.
     """
-    rights = _all_rights(asked)
+    rights = relevant(asked)
     try:
         version = api.version()
         answers = at_once(lambda r: api.may(r.verb, r.resource), rights, CALLS_AT_ONCE)
-        jobsets, queues = controllers.jobsets(api), controllers.queues(api, queue)
+        jobsets, queues = controllers.jobsets(api), controllers.queues(api, asked.queue)
         has_account = _has_account(api, service_account)
         multi_tier, networks = _asked_for(api, asked)
     except KineticError as error:
@@ -200,6 +133,7 @@ def gather_for(
         has_jobsets, has_account, *allowed = at_once(lambda ask: ask(), asks, CALLS_AT_ONCE)
         multi_tier, networks = _asked_for(api, asked)
         no_buckets = addons.bucket_troubles(api) if asked.buckets else []
+        has_queues = bool(asked.queue) and controllers.queue_workloads(api) is not None
     except KineticError as error:
         return Facts(api.server, api.namespace, error, service_account=service_account)
     return Facts(
@@ -207,6 +141,7 @@ def gather_for(
         namespace=api.namespace,
         rights=dict(zip(rights, map(bool, allowed), strict=True)),
         jobsets=JobSets(bool(has_jobsets)),
+        queues=Queues(has_queues, queue=asked.queue),
         service_account=service_account,
         has_account=has_account,
         multi_tier=multi_tier,
@@ -314,8 +249,8 @@ def _queues(facts: Facts) -> Check:
     queue = f"the queue {found.queue}"
     named = f"{found.version} is installed" if found.version else "is installed"
     if not found.is_installed and found.queue:
-        remedy = "Ask an administrator for Kueue, or name no queue: KINETIC_QUEUE, the profile."
-        return Check("Kueue", Level.PROBLEM, f"is not installed, so {queue} is not there", remedy)
+        text = f"is not installed, so {queue} is not there"
+        return Check("Kueue", Level.PROBLEM, text, _NO_KUEUE)
     if not found.is_installed:
         return Check("Kueue", Level.OK, "is not installed")
     if not found.queue:
@@ -333,9 +268,9 @@ def _queues(facts: Facts) -> Check:
 
 
 def _allowed(facts: Facts) -> list[Check]:
-    levels = {Need.ALL: Level.PROBLEM, Need.SEVERAL_HOSTS: Level.PROBLEM, Need.NOT_ALL: Level.WARN}
     found = []
-    for need, level in levels.items():
+    for need in Need:
+        level = Level.PROBLEM if need in _VITAL else Level.WARN
         missing = [right for right, allowed in facts.rights.items() if not allowed]
         missing = [right for right in missing if right.need is need]
         if missing:
@@ -428,7 +363,10 @@ def why_not(facts: Facts, *, hosts: int) -> str:
         return str(facts.problem)
     if hosts > 1 and not facts.jobsets.is_installed:
         return not_installed(JOBSETS)
-    needs = (Need.ALL, Need.SEVERAL_HOSTS) if hosts > 1 else (Need.ALL,)
+    if facts.queues.queue and not facts.queues.is_installed:
+        text = f"The cluster has no Kueue, so no queue {facts.queues.queue} can admit the job"
+        return f"{text}; without one it would start at once. {_NO_KUEUE}"
+    needs = _VITAL if hosts > 1 else (Need.ALL,)
     missing = [r for r, allowed in facts.rights.items() if not allowed and r.need in needs]
     if missing:
         return f"You may not {_named(missing)} in namespace {facts.namespace}. {_asked(facts)}"

@@ -32,7 +32,7 @@ from kinetic._backends.kubernetes.api import (
 from kinetic._backends.kubernetes.credentials import Credentials, Proof
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._backends.kubernetes.pools import pools_of
-from kinetic._backends.kubernetes.resources import ACCESS_REVIEWS, Resource
+from kinetic._backends.kubernetes.resources import ACCESS_REVIEWS, JOBS, JOBSETS, Resource
 from kinetic.errors import KineticError, NotFound, PreflightError
 from kinetic.version import __version__
 
@@ -113,12 +113,14 @@ class HttpApi:
             raise
 
     def _same(self, resource: Resource, document: Document, name: str) -> Document | None:
+        if resource not in (JOBS, JOBSETS):
+            return document  # Submitters may not read what goes with a workload; names are unique.
         try:
             there = self.get(resource, name)
         except NotFound:
             return None
         except answers.Forbidden:
-            return document  # It may be a Secret, which submitters may not read; names are unique.
+            return document
         wanted = (document.get("metadata") or {}).get("labels") or {}
         found = (there.get("metadata") or {}).get("labels") or {}
         ours = bool(wanted) and wanted.items() <= found.items()

@@ -33,6 +33,11 @@ from kinetic.errors import BackendUnavailable, KineticError, NotFound, Preflight
 _JOBSET_AT = ("jobset-system", "jobset-controller-manager")
 _KUEUE_AT = ("kueue-system", "kueue-controller-manager")
 """Namespace and Deployment of the manifests that both projects publish."""
+_NO_CONTROLLER = (
+    "only their definition is installed. No controller has filled in what a JobSet leaves open, so "
+    "none would start its hosts"
+)
+"""A controller's webhook sets `spec.successPolicy`, which has no default in the definition."""
 _VERSION = re.compile(r":v?(\d+\.\d+[\w.-]*)(?:@|$)")
 
 
@@ -134,12 +139,12 @@ def _version(api: Api, namespace: str, name: str) -> str:
 def _refusal(api: Api, document: Document) -> str:
     """Why the cluster would refuse an object, or ""."""
     try:
-        api.create(JOBSETS, document, dry_run=True)
+        made = api.create(JOBSETS, document, dry_run=True)
     except Refused as error:
         return str(error)
     except PreflightError:
         return ""  # Permissions are checked separately.
-    return ""
+    return "" if "successPolicy" in made["spec"] else _NO_CONTROLLER
 
 
 def _trial() -> Document:

@@ -18,11 +18,14 @@ from datetime import UTC, datetime
 
 from kinetic._backends.kubernetes import losses, queueing, scheduling
 from kinetic._backends.kubernetes.findings import Finding, Kind
+from kinetic._backends.kubernetes.nodes import amount_of
 from kinetic._backends.kubernetes.observed import (
     IMAGE_REASONS,
     PATHWAYS_WORKERS,
     Document,
+    GangShape,
     Pod,
+    PodSet,
     Stage,
     condition,
     current_pods,
@@ -258,8 +261,8 @@ def _volume(seen: Observed, pod: Pod) -> Finding | None:
 
 
 def _not_created(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
-    wanted = shape_of(seen.workload).hosts
-    if len(pods) >= wanted:
+    shape = shape_of(seen.workload)
+    if len(pods) >= shape.hosts:
         return None
     makers = {metadata(job).get("name") for job in (seen.workload, *seen.jobs)}
     name = str(metadata(seen.workload).get("name", ""))
@@ -273,8 +276,12 @@ def _not_created(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
     if not refused:
         return None
     have = {pod.host for pod in pods}
-    missing = tuple(host for host in range(wanted) if host not in have)
-    return _refusal((refused[-1].get("message") or "").removeprefix("Error creating: "), missing)
+    missing = tuple(host for host in range(shape.hosts) if host not in have)
+    said = (refused[-1].get("message") or "").removeprefix("Error creating: ")
+    quota = _QUOTA.search(said)
+    if quota is not None:
+        return _over_quota(quota, shape.set_made_by(refused[-1]), shape, missing)
+    return _refusal(said, missing)
 
 
 def _is_of(event: Document, makers: Collection[object], workload: str) -> bool:
@@ -285,16 +292,36 @@ def _is_of(event: Document, makers: Collection[object], workload: str) -> bool:
     )
 
 
+def _over_quota(
+    quota: re.Match[str], of: PodSet, shape: GangShape, missing: tuple[int, ...]
+) -> Finding:
+    """A quota refuses the pods of a Job, or the Jobs of a JobSet. One that all of them together
+    exceed lets some in, which then wait for the others."""
+    counts_jobs = "jobs.batch" in quota["requested"]
+    made = sum(s.replicas for s in shape.sets) if counts_jobs else of.pods
+    least = made if not shape.is_elastic else 2 if counts_jobs else of.pods_each
+    noun = "Job" if counts_jobs else "pod"
+    allows = f"it allows {quota['limited']}"
+    if _exceeds(quota, least):
+        need = f"and each of its {least} {noun}s needs" if least > 1 else f"and a {noun} needs"
+        text = f"The quota {quota['name']} of the namespace is too small for the job: {allows}, "
+        advice = "Ask for less, or have an administrator raise it."
+        return Finding(Kind.QUOTA, f"{text}{need} {quota['requested']}. {advice}", True, missing)
+    whose = "some of its Jobs" if counts_jobs else f"{len(missing)} of its pods"
+    text = f"The quota {quota['name']} of the namespace does not let {whose} in: {allows}, "
+    need = f"{quota['used']} is taken, and a {noun} needs {quota['requested']}"
+    advice = "Other jobs must end first, or an administrator must raise it."
+    return Finding(Kind.QUOTA, f"{text}{need}. {advice}", False, missing)
+
+
+def _exceeds(quota: re.Match[str], number: int) -> bool:
+    """Whether so many of what was refused need more than the quota will ever give."""
+    limits = dict(p.split("=", 1) for p in quota["limited"].split(",") if "=" in p)
+    needs = dict(p.split("=", 1) for p in quota["requested"].split(",") if "=" in p)
+    return any(number * amount_of(needs[k]) > amount_of(limits[k]) for k in needs.keys() & limits)
+
+
 def _refusal(said: str, hosts: tuple[int, ...]) -> Finding:
-    quota = _QUOTA.search(said)
-    if quota is not None:
-        text = (
-            f"The quota {quota['name']} of the namespace does not let "
-            f"{'the job' if not hosts else f'{len(hosts)} of its pods'} in: it allows "
-            f"{quota['limited']}, {quota['used']} is taken, and a pod needs {quota['requested']}."
-        )
-        advice = "Other jobs must end first, or an administrator must raise it."
-        return Finding(Kind.QUOTA, f"{text} {advice}", _over(quota), hosts)
     account = _ACCOUNT.search(said)
     if account is not None:
         name = account[1].rpartition("/")[2]
@@ -304,16 +331,6 @@ def _refusal(said: str, hosts: tuple[int, ...]) -> Finding:
     what = "is not answering" if passing else "refuses the pods of the job"
     text = f"The cluster {what}: {_shortened(said)}."
     return Finding(Kind.REFUSED, text, not passing, hosts)
-
-
-def _over(quota: re.Match[str]) -> bool:
-    """Whether one pod alone needs more than the quota will ever give."""
-    limits = dict(p.split("=", 1) for p in quota["limited"].split(",") if "=" in p)
-    needs = dict(p.split("=", 1) for p in quota["requested"].split(",") if "=" in p)
-    return any(
-        needs[k].isdigit() and limits[k].isdigit() and int(needs[k]) > int(limits[k])
-        for k in needs.keys() & limits.keys()
-    )
 
 
 # --- nothing is wrong

@@ -21,7 +21,7 @@ RESERVATION_LABEL = "cloud.google.com/reservation-name"
 MACHINE_LABEL = "node.kubernetes.io/instance-type"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TPU, GPU = "google.com/tpu", "nvidia.com/gpu"
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([kMGTP]|[KMGTP]i)?", re.ASCII)
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([mkMGTP]|[KMGTP]i)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,20 @@ def memory_of(node: Document) -> str:
 
 def bytes_of(quantity: str) -> int:
     """Return the bytes of a quantity as clusters write it, such as 60Gi; 0 if it is none."""
+    return int(amount_of(quantity))
+
+
+def amount_of(quantity: str) -> float:
+    """Return a quantity as clusters write it, such as 60Gi or 500m, as a number; 0 if it is
+    none."""
     found = _QUANTITY.fullmatch(quantity)
     if found is None:
-        return 0
+        return 0.0
     unit = found[2] or ""
+    if unit == "m":
+        return float(found[1]) / 1000
     base = 1024 if unit.endswith("i") else 1000
-    return int(float(found[1]) * base ** " KMGTP".index(unit[:1].upper() or " "))
+    return float(found[1]) * float(base ** " KMGTP".index(unit[:1].upper() or " "))
 
 
 def takes_pods(node: Document) -> bool:

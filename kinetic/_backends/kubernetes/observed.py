@@ -112,6 +112,16 @@ class GangShape:
         name = labels(pod).get(REPLICATED_JOB_LABEL, "")
         return next((s for s in self.sets if s.name == name), self.sets[0])
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job may do with fewer slices: its head outlives them."""
+        return any(s.name in (HEAD, PATHWAYS_HEAD) for s in self.sets)
+
+    def set_made_by(self, event: Document) -> PodSet:
+        """Return the set whose Job, <workload>-<replicated job>-<job>, an event is about."""
+        job = str((event.get("involvedObject") or {}).get("name", ""))
+        return next((s for s in self.sets if s.name and f"-{s.name}-" in job), self.sets[0])
+
     def host_of(self, pod: Document) -> int:
         """Return the index of a pod's host."""
         known, of = labels(pod), self.set_of(pod)

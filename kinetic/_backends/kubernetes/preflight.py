@@ -12,6 +12,7 @@ from collections.abc import Callable
 from kinetic._backends.kubernetes import checks
 from kinetic._backends.kubernetes.addons import Asked
 from kinetic._backends.kubernetes.api import Api
+from kinetic._backends.kubernetes.rights import NOTHING_ASKED
 from kinetic.errors import PreflightError
 
 COUNTS_S = 60.0
@@ -24,7 +25,7 @@ def check(
     api: Api,
     hosts: int,
     service_account: str,
-    asked: Asked = checks.NOTHING_ASKED,
+    asked: Asked = NOTHING_ASKED,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Ask the cluster, unless it was asked recently.
