@@ -71,6 +71,7 @@ class PlanView:
             "gang": f"{plan.hosts} x {plan.devices_per_host} ({self._unit()}; {self._shape()})",
             "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
             "source": self._source(),
+            "editable": ", ".join(rel or "." for rel in plan.editable_rel),
             "files": self._largest(),
             "installs": self._installs(),
             "data": ", ".join(

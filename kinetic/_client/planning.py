@@ -133,7 +133,8 @@ class PlanTemplate:
         from kinetic._pickling.modules import Shipped
 
         manifests = b"" if self.bundle is None else self.bundle.manifests
-        search = (*self.project.sys_path_rel, self.project.entry_rel)
+        project = self.project
+        search = (*project.sys_path_rel, project.entry_rel, *project.editable_rel)
         return Shipped(
             self.project.root,
             search,
@@ -165,6 +166,7 @@ class PlanTemplate:
             entry_rel=project.entry_rel,
             cwd_rel=project.cwd_rel,
             sys_path_rel=tuple(project.sys_path_rel),
+            editable_rel=tuple(project.editable_rel),
             client_root="" if project.root is None else str(project.root),
             cells=_cells(packed.data, shared),
             data=() if data is None else data.data,
@@ -324,6 +326,7 @@ def _source(
         not settings.no_default_excludes,
         configuration.git_files(),
         configuration.temporary_folders(),
+        configuration.worker_environ().get("PYTHONPATH", ""),
     )
     return shipment.of(spec.func, about, data=data, output_dir=draft.output_dir)
 
@@ -338,7 +341,12 @@ def _with_installation(
 
     start = Path.cwd() if project.root is None else project.root / project.entry_rel
     bucket = (settings.pod_store or settings.store).startswith("gs://")
-    made = installation.of(draft, start, cache_dir=settings.cache_dir, bucket=bucket)
+    imported = {
+        str(Path(project.root or "", rel)) for rel in (*project.sys_path_rel, *project.editable_rel)
+    }
+    made = installation.of(
+        draft, start, imported=imported, cache_dir=settings.cache_dir, bucket=bucket
+    )
     changed = dataclasses.replace(draft, runtime=made.runtime, requirements=made.requirements)
     return changed, made.contents
 

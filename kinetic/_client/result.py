@@ -152,7 +152,8 @@ def _project_folders(store: Store, ref: JobRef) -> list[str]:
     if not plan.client_root:
         return []
     folders = dict.fromkeys(
-        Path(plan.client_root, place) for place in (*plan.sys_path_rel, plan.entry_rel)
+        Path(plan.client_root, place)
+        for place in (*plan.sys_path_rel, plan.entry_rel, *plan.editable_rel)
     )
     return [str(folder) for folder in folders if folder.is_dir() and str(folder) not in sys.path]
 

@@ -21,7 +21,7 @@ FUSE_FOLDER = "/_kinetic/fuse-data"
 """Where a cluster mounts data in its pods."""
 PROXY = "proxy"
 """JAX's name for the devices of Pathways."""
-_TUPLES = ("sys_path_rel", "secrets", "captured")
+_TUPLES = ("sys_path_rel", "editable_rel", "secrets", "captured")
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,8 @@ class Plan:
         entry_rel: directory of the function's file, relative to the tree; "" is the root.
         cwd_rel: working directory relative to the tree, or None when the caller was outside it.
         sys_path_rel: entries of the caller's sys.path inside the tree, relative to it, in order.
+        editable_rel: folders of the tree from which the caller imports what is installed editable,
+            relative to it; they come before what is installed.
         cells: source without a file, of the code in the payload.
         client_root: absolute path of the tree on the caller's machine; used to map file names in
             tracebacks.
@@ -179,6 +181,7 @@ class Plan:
     entry_rel: str = ""
     cwd_rel: str | None = None
     sys_path_rel: tuple[str, ...] = ()
+    editable_rel: tuple[str, ...] = ()
     client_root: str = ""
     cells: tuple[Cell, ...] = ()
     secrets: tuple[str, ...] = ()

@@ -47,6 +47,7 @@ class Start:
         env: the whole environment, without what the payload carries.
         cwd: working directory.
         sys_path: entries that go before the interpreter's own.
+        editable: entries that go before the folders of installed packages.
         scratch: folder for the value or the exception.
         world: this process's rank among the processes of JAX.
         joins_jax: when the worker joins the world: True, "lazy", False, or "program"; see `Plan`.
@@ -78,6 +79,7 @@ class Start:
     client_root: str
     all_hosts: bool = False
     jax_options: dict[str, Any] = field(default_factory=dict)
+    editable: list[str] = field(default_factory=list)
     cells: list[dict[str, str]] = field(default_factory=list)
     debugger: dict[str, Any] | None = None
     places: list[str] = field(default_factory=list)

@@ -12,13 +12,12 @@ The registry of cloudpickle belongs to the process: entries of several threads a
 last one cleans up. The user's registrations stay.
 """
 
-# ruff: noqa: PTH113, PTH116, PTH118, PTH120
+# ruff: noqa: PTH113, PTH116, PTH120
 
 from __future__ import annotations
 
 import functools
 import os
-import site
 import sys
 import sysconfig
 import threading
@@ -33,7 +32,7 @@ from typing import Any
 from kinetic import _shadows
 from kinetic._core.values import dataclass
 from kinetic._pickling.origin import MAIN
-from kinetic._source import manifest
+from kinetic._source import editable, manifest
 from kinetic._source.walk import Stamp, stamp_at
 
 _LOCK = threading.Lock()
@@ -213,7 +212,7 @@ def _is_found_elsewhere(top: str, shipped: Shipped) -> bool:
     editable installation."""
     places = [
         os.path.realpath(place)
-        for place in (*shipped.python_path.split(os.pathsep), *_pth_entries())
+        for place in (*shipped.python_path.split(os.pathsep), *editable.pth_entries())
         if place
     ]
     if any(_is_module(f"{place}/{top}") for place in places):
@@ -225,27 +224,6 @@ def _is_found_elsewhere(top: str, shipped: Shipped) -> bool:
                 if finder.find_spec(top, None) is not None:
                     return True
     return False
-
-
-@functools.cache
-def _pth_entries() -> tuple[str, ...]:
-    """Return the folders that `.pth` files of this interpreter add to the import path."""
-    folders = {
-        sysconfig.get_path("purelib"),
-        sysconfig.get_path("platlib"),
-        site.getusersitepackages(),
-    }
-    found: list[str] = []
-    for folder in folders:
-        with suppress(OSError):
-            for pth in sorted(Path(folder).glob("*.pth")):
-                lines = pth.read_text(encoding="utf-8", errors="replace").splitlines()
-                found += [
-                    line
-                    for line in lines
-                    if line.strip() and not line.startswith(("#", "import ", "import\t"))
-                ]
-    return tuple(os.path.join(sysconfig.get_path("purelib"), line) for line in found)
 
 
 @functools.lru_cache(maxsize=4096)

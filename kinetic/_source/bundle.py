@@ -17,12 +17,14 @@ from pathlib import Path
 
 from kinetic._core.plan import Blob, Tree
 from kinetic._core.values import dataclass
-from kinetic._source import cache, hashing, manifest, standalone, walk
+from kinetic._source import beside, cache, hashing, manifest, standalone, walk
+from kinetic._source.beside import Beside
 from kinetic._source.download import unpack
 from kinetic._source.gitconfig import NO_FILES, GitFiles
 from kinetic._source.upload import Sent, upload
 from kinetic.errors import UsageError
 
+NOTHING = Beside()
 _LARGEST = 5
 _NAMED = 10
 _WarningsOf = Callable[[walk.Scan], tuple[str, ...]]
@@ -78,6 +80,7 @@ def build(
     default_excludes: bool = True,
     sparing: bool = False,
     git: GitFiles = NO_FILES,
+    also: Beside = NOTHING,
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
@@ -91,6 +94,7 @@ def build(
         default_excludes: whether virtual environments, caches and the like are left out.
         sparing: whether hidden folders, and what looks like keys, are left out.
         git: where git's settings lie.
+        also: what is packed with it; the paths of the tree are then relative to `beside.top`.
         cache_dir: the user's cache folder; also left out.
         clock_ns: nanoseconds since the epoch.
 
@@ -100,7 +104,7 @@ def build(
     options = _options(
         root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=sparing
     )
-    return _walked(root, dataclasses.replace(options, git=git), cache_dir, clock_ns)
+    return _walked(root, dataclasses.replace(options, git=git), also, cache_dir, clock_ns)
 
 
 def build_unmarked(
@@ -112,6 +116,7 @@ def build_unmarked(
     outputs: Iterable[Path] = (),
     default_excludes: bool = True,
     git: GitFiles = NO_FILES,
+    also: Beside = NOTHING,
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
@@ -122,8 +127,8 @@ def build_unmarked(
         root: the folder.
         seeds: what is known to belong to the script.
         whole: whether the whole folder may be taken.
-        exclude, outputs, default_excludes, git, cache_dir, clock_ns: as for `build`. Keys are
-            always left out.
+        exclude, outputs, default_excludes, git, also, cache_dir, clock_ns: as for `build`. Keys
+            are always left out.
 
     Raises:
         UsageError: what belongs to the script is implausibly large.
@@ -134,17 +139,24 @@ def build_unmarked(
     options = dataclasses.replace(options, git=git)
     if whole:
         try:
-            return _walked(root, dataclasses.replace(options, modest=True), cache_dir, clock_ns)
+            most = (walk.MODEST_FILES, walk.MODEST_BYTES)
+            small = dataclasses.replace(options, most=most)
+            return _walked(root, small, also, cache_dir, clock_ns)
         except walk.TooMuch:
             pass
     top = os.path.realpath(root)
     left_out = options.exclude | options.outputs
-    note = cache.place(cache_dir, f"standalone:{top}:{seeds!r}", left_out, True)
+    note = cache.place(cache_dir, f"standalone:{top}:{seeds!r}{_key(also)}", left_out, True)
+
+    def scan() -> walk.Scan:
+        own = standalone.scan(top, seeds, exclude=left_out)
+        return beside.scan(top, own, also, options, is_whole=False) if also.places else own
+
     return _packed(
-        top,
+        beside.top(top, also.places),
         note,
         clock_ns,
-        lambda: standalone.scan(top, seeds, exclude=left_out),
+        scan,
         functools.partial(_script_warnings, top, seeds),
     )
 
@@ -168,19 +180,35 @@ def _options(
     return walk.ScanOptions(left_out, frozenset(map(str, outputs)), default_excludes, sparing)
 
 
+def _key(also: Beside) -> str:
+    """What the note of a tree depends on, besides its root."""
+    return f":{also!r}" if also.places else ""
+
+
 def _walked(
-    root: Path, options: walk.ScanOptions, cache_dir: Path, clock_ns: Callable[[], int]
+    root: Path,
+    options: walk.ScanOptions,
+    also: Beside,
+    cache_dir: Path,
+    clock_ns: Callable[[], int],
 ) -> Bundle:
     top = os.path.realpath(root)
     kind = "sparing:" if options.sparing else ""
     if options.git != NO_FILES:
         kind += f"{options.git!r}:"
-    note = cache.place(cache_dir, kind + top, options.exclude, options.default_excludes)
+    note = cache.place(
+        cache_dir, kind + top + _key(also), options.exclude, options.default_excludes
+    )
+
+    def scan() -> walk.Scan:
+        own = walk.scan(top, dataclasses.replace(options, imported=also.imported))
+        return beside.scan(top, own, also, options, is_whole=True) if also.places else own
+
     return _packed(
-        top,
+        beside.top(top, also.places),
         note,
         clock_ns,
-        lambda: walk.scan(top, options),
+        scan,
         _source_warnings,
         outputs=tuple(sorted(options.outputs)),
     )
@@ -309,12 +337,19 @@ def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
         (scan.unreadable, "What cannot be read is left out: {}."),
         (scan.loops, "Links to a folder that contains them are left out: {}."),
         (scan.special, "Left out, because they are neither files nor folders: {}."),
+        (
+            scan.too_large,
+            "Too large to be sent, though it is installed editable or on PYTHONPATH: {}. Hosts on "
+            "this machine import it from there, others do not have it. Leave out in its "
+            ".kineticignore what is not needed.",
+        ),
     )
     return tuple(text.format(_named(found)) for found, text in texts if found)
 
 
 def _script_warnings(root: str, seeds: standalone.Seeds, scan: walk.Scan) -> tuple[str, ...]:
-    others = [rel for rel in scan.files if rel not in scan.modules and rel not in scan.neighbours]
+    known = {*scan.modules, *scan.neighbours, *scan.beside}
+    others = [rel for rel in scan.files if rel not in known]
     parts = [*(_named(each) for each in (scan.modules, others) if each)]
     if scan.neighbours:
         parts.append(

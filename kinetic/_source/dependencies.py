@@ -19,8 +19,8 @@ from typing import Any
 
 from kinetic._core.values import dataclass
 from kinetic._source import pyproject, requirements_txt
-from kinetic._source.pyproject import normalized
-from kinetic._source.requirements_txt import Line, Lines
+from kinetic._source.editable import Package
+from kinetic._source.requirements_txt import Here, Line, Lines, normalized
 from kinetic.errors import UsageError
 
 OF_THE_ACCELERATOR = ("jax", "jaxlib", "libtpu", "libtpu-nightly")
@@ -55,33 +55,41 @@ class Requirements:
 
 @dataclass(frozen=True)
 class Declared:
-    """The requirements of a project, and their file."""
+    """The requirements of a project, their file, and the packages that travel with the job."""
 
     lines: Lines = Lines()
     source: str = ""
+    editable: tuple[Package, ...] = ()
 
 
-def find(start: Path, *, home: Path) -> Declared:
+def find(start: Path, *, home: Path, editable: Collection[Package] = ()) -> Declared:
     """Find the project's requirements.
 
     The search goes up from the function's folder and ends at the first folder with a `.git`; home
-    and `/` are searched only if it begins there.
+    and `/` are searched only if it begins there. What is installed editable travels with the job,
+    so hosts install only what it requires.
 
     Raises:
         UsageError: a file cannot be read, or names what hosts cannot install.
     """
+    packages = tuple(editable)
+    here = Here(
+        frozenset(each.name for each in packages), frozenset(each.folder for each in packages)
+    )
     for folder in _upward(start, home):
         listed, project = folder / "requirements.txt", folder / "pyproject.toml"
         content = _toml(project) if project.is_file() else {}
         chooses = "kinetic" in content.get("tool", {})
         if listed.is_file() and not chooses:
-            return Declared(requirements_txt.parse(listed, _read), str(listed))
+            return Declared(requirements_txt.parse(listed, _read, here), str(listed), packages)
         if content:
             lock = _lock(folder, home)
-            parsed = pyproject.parse(project, content, lock, _read, unlocked=OF_THE_ACCELERATOR)
+            parsed = pyproject.parse(
+                project, content, lock, _read, unlocked=OF_THE_ACCELERATOR, here=here
+            )
             if parsed is not None:
-                return Declared(parsed, str(project))
-    return Declared()
+                return Declared(parsed, str(project), packages)
+    return Declared(editable=packages)
 
 
 def for_hosts(
@@ -108,6 +116,15 @@ def for_hosts(
         if named == "cloudpickle" and "cloudpickle" in installed:
             continue
         (dropped if named in OF_THE_ACCELERATOR and not line.keep else kept).append(line)
+    here = {each.name for each in declared.editable}
+    kept = [line for line in kept if _name(line.text) not in here]
+    there = {_name(line.text) for line in kept}
+    kept += [
+        Line(text)
+        for each in declared.editable
+        for text in each.requires
+        if _name(text) not in {*there, *here, *OF_THE_ACCELERATOR, "cloudpickle"}
+    ]
     there = {_name(line.text) for line in kept}
     lines = [line.text for line in kept]
     if "jax" not in there:

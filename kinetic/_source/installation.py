@@ -6,14 +6,14 @@ content for the store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field
 from importlib import metadata
 from pathlib import Path
 
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.values import dataclass
-from kinetic._source import dependencies, runtime
+from kinetic._source import dependencies, editable, runtime
 from kinetic._source.dependencies import Requirements
 
 _MATTER = ("cloudpickle", "jax", "keras", "pathwaysutils")
@@ -36,13 +36,16 @@ class Installation:
     contents: Mapping[str, bytes] = field(repr=False)
 
 
-def of(plan: Plan, start: Path, *, cache_dir: Path, bucket: bool) -> Installation:
+def of(
+    plan: Plan, start: Path, *, imported: Collection[str], cache_dir: Path, bucket: bool
+) -> Installation:
     """Return what pods install for a function. An image of the caller's already has the project's
     requirements; only kinetic's may be missing.
 
     Args:
         plan: as far as it is complete.
         start: the folder of the function's file.
+        imported: real paths of folders of the tree from which the caller imports.
         cache_dir: the user's cache folder.
         bucket: whether the store is a bucket.
 
@@ -53,7 +56,13 @@ def of(plan: Plan, start: Path, *, cache_dir: Path, bucket: bool) -> Installatio
     if plan.place.has_complete_image:
         wanted = dependencies.of_kinetic(installed, bucket=bucket, also=also)
     else:
-        found = dependencies.find(start, home=Path("~").expanduser())
+        # The project's own requirements are those that its nearest file names.
+        packages = [
+            each
+            for each in editable.packages(imported)
+            if not f"{start}/".startswith(f"{each.folder}/")
+        ]
+        found = dependencies.find(start, home=Path("~").expanduser(), editable=packages)
         wanted = dependencies.for_hosts(found, plan.platform, installed, bucket=bucket, also=also)
     return _made(wanted, cache_dir)
 

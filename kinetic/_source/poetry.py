@@ -9,12 +9,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kinetic._source.requirements_txt import NOTHING_HERE, Here
 from kinetic.errors import UsageError
 
 _PARTS = re.compile(r"\s*,\s*|(?<=[\w.*])\s+(?=[<>=!~^])")
 
 
-def requirements(where: str, table: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+def requirements(
+    where: str, table: Mapping[str, Any], here: Here = NOTHING_HERE
+) -> Iterator[tuple[str, bool]]:
     """Yield the requirements of a table of dependencies, and whether each is optional.
 
     Raises:
@@ -22,6 +25,8 @@ def requirements(where: str, table: Mapping[str, Any]) -> Iterator[tuple[str, bo
     """
     for name, given in table.items():
         if name.lower() == "python":
+            continue
+        if here.has(name):
             continue
         for each in given if isinstance(given, list) else [given]:
             about = {"version": each} if isinstance(each, str) else dict(each)

@@ -6,6 +6,7 @@ In: the folder of the function's file, and what the process knows (cwd, home, sy
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ class Project:
         marked: whether something marks the folder as a project; otherwise it may hold anything.
         shared: whether the folder is home, `/` or one for temporary files, which is never a
             project.
+        editable_rel: folders from which the caller imports what is installed editable, relative
+            to the root.
     """
 
     root: Path | None
@@ -42,6 +45,30 @@ class Project:
     sys_path_rel: tuple[str, ...] = ()
     marked: bool = True
     shared: bool = False
+    editable_rel: tuple[str, ...] = ()
+
+    def below(self, top: Path, editable: Sequence[str]) -> Project:
+        """Return the project with all its places relative to a folder around it.
+
+        Args:
+            top: the folder.
+            editable: real paths from which the caller imports what is installed editable.
+        """
+        assert self.root is not None
+
+        def moved(rel: str) -> str:
+            return _relative(Path(self.root or "", rel), top) or ""
+
+        places = tuple(map(moved, self.sys_path_rel))
+        rels = (_relative(Path(folder), top) for folder in editable)
+        return dataclasses.replace(
+            self,
+            root=top,
+            entry_rel=moved(self.entry_rel),
+            cwd_rel=None if self.cwd_rel is None else moved(self.cwd_rel),
+            sys_path_rel=places,
+            editable_rel=tuple(rel for rel in rels if rel is not None and rel not in places),
+        )
 
 
 def find_project(

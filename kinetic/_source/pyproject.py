@@ -13,7 +13,7 @@ from typing import Any
 
 from kinetic._core.values import dataclass
 from kinetic._source import poetry, requirements_txt, uv_lock
-from kinetic._source.requirements_txt import Line, Lines, Read
+from kinetic._source.requirements_txt import NOTHING_HERE, Here, Line, Lines, Read, normalized
 from kinetic.errors import UsageError
 
 _NAME = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*(?:\[([^\]]*)\])?\s*(.*)", re.DOTALL)
@@ -30,11 +30,6 @@ class Chosen:
 
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
-
-
-def normalized(name: str) -> str:
-    """Return the name as the package index has it: "Flax_Extra" is "flax-extra"."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def chosen(where: str, content: Mapping[str, Any]) -> Chosen:
@@ -65,6 +60,7 @@ def parse(
     read: Read,
     *,
     unlocked: Collection[str],
+    here: Here = NOTHING_HERE,
 ) -> Lines | None:
     """Return the project's requirements, in the versions of the lock if there is one.
 
@@ -73,6 +69,7 @@ def parse(
         content: its content.
         lock: content of the uv.lock that belongs to it.
         read: reads the other files that it names.
+        here: what is installed editable, and travels with the job.
         unlocked: names of packages that are not taken from the lock, nor what only they need.
 
     Raises:
@@ -85,7 +82,7 @@ def parse(
         "dependencies" not in project.get("dynamic", ())
     ):
         return None
-    parts = _Parts(file, content, read)
+    parts = _Parts(file, content, read, here)
     lines = parts.dependencies()
     for extra in wanted.extras:
         lines += parts.extra(extra)
@@ -113,6 +110,7 @@ class _Parts:
     file: Path
     content: Mapping[str, Any]
     read: Read
+    here: Here
 
     @property
     def _project(self) -> Mapping[str, Any]:
@@ -128,7 +126,7 @@ class _Parts:
         if "dependencies" in self._project.get("dynamic", ()):
             return self._dynamic()
         where = f"{self.file}, [tool.poetry.dependencies]"
-        found = poetry.requirements(where, self._poetry.get("dependencies", {}))
+        found = poetry.requirements(where, self._poetry.get("dependencies", {}), self.here)
         return Lines(tuple(Line(text) for text, optional in found if not optional))
 
     def _dynamic(self) -> Lines:
@@ -141,7 +139,7 @@ class _Parts:
             )
         found = Lines()
         for each in [files] if isinstance(files, str) else files:
-            found += requirements_txt.parse(self.file.parent / each, self.read)
+            found += requirements_txt.parse(self.file.parent / each, self.read, self.here)
         return found
 
     def extra(self, name: str, around: tuple[str, ...] = ()) -> Lines:
@@ -168,7 +166,7 @@ class _Parts:
         wanted = set(map(normalized, names))
         part = {name: about for name, about in table.items() if normalized(name) in wanted}
         where = f"{self.file}, [tool.poetry.dependencies]"
-        return Lines(tuple(Line(text) for text, _ in poetry.requirements(where, part)))
+        return Lines(tuple(Line(text) for text, _ in poetry.requirements(where, part, self.here)))
 
     def group(self, name: str, around: tuple[str, ...] = ()) -> Lines:
         """A dependency group, with those that it includes."""
@@ -179,7 +177,7 @@ class _Parts:
             raise UsageError(f"{self.file}: the group {key!r} includes itself.")
         if key not in known:
             where = f"{self.file}, group {key}"
-            found = poetry.requirements(where, of_poetry[key].get("dependencies", {}))
+            found = poetry.requirements(where, of_poetry[key].get("dependencies", {}), self.here)
             return Lines(tuple(Line(text) for text, _ in found))
         lines = Lines()
         for each in known[key]:
@@ -212,6 +210,8 @@ class _Parts:
         """A requirement, with its source from `[tool.uv.sources]`."""
         parts = _NAME.match(text)
         assert parts is not None
+        if self.here.has(parts[1]):
+            return Lines()
         sources = _table(self.content, "tool", "uv", "sources").items()
         source = next((s for n, s in sources if normalized(n) == normalized(parts[1])), None)
         if not isinstance(source, dict):

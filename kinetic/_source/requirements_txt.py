@@ -7,6 +7,7 @@ refused.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,31 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Here:
+    """What is installed editable: it travels with the job, so hosts need not install it.
+
+    Attributes:
+        names: of the packages, normalized.
+        folders: real paths of their projects.
+    """
+
+    names: frozenset[str] = frozenset()
+    folders: frozenset[str] = frozenset()
+
+    def has(self, name: str) -> bool:
+        """Whether the package of this name is there."""
+        return normalized(name) in self.names
+
+
+NOTHING_HERE = Here()
+
+
+def normalized(name: str) -> str:
+    """Return the name as the package index has it: "Flax_Extra" is "flax-extra"."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@dataclass(frozen=True)
 class Lines:
     """The requirements of a project.
 
@@ -54,16 +80,16 @@ class Lines:
         return Lines(self.requirements + other.requirements, self.options + other.options)
 
 
-def parse(file: Path, read: Read) -> Lines:
+def parse(file: Path, read: Read, here: Here = NOTHING_HERE) -> Lines:
     """Return the requirements of the file and of those that it includes.
 
     Raises:
         UsageError: it names what hosts cannot install, or cannot be read.
     """
-    return _parse(file, read, ())
+    return _parse(file, read, here, ())
 
 
-def _parse(file: Path, read: Read, around: tuple[Path, ...]) -> Lines:
+def _parse(file: Path, read: Read, here: Here, around: tuple[Path, ...]) -> Lines:
     if file in around:
         raise UsageError(f"{file} includes itself. Take that line out.")
     found = Lines()
@@ -74,7 +100,9 @@ def _parse(file: Path, read: Read, around: tuple[Path, ...]) -> Lines:
             path = (include["path"] or include["glued"]).strip().strip("'\"")
             if "://" in path:
                 raise UsageError(f"{where}: {path} is not on this machine. Download it.")
-            found += _parse(file.parent / path, read, (*around, file))
+            found += _parse(file.parent / path, read, here, (*around, file))
+        elif _folder(file, text) in here.folders:
+            continue
         elif text.startswith("-"):
             found += Lines(options=_option(where, text))
         else:
@@ -95,6 +123,12 @@ def _logical(content: str) -> Iterator[tuple[int, str, str]]:
         if text:
             yield begun, text, comment["text"] if comment else ""
         parts = ""
+
+
+def _folder(file: Path, text: str) -> str:
+    """The folder that a line names ("-e ../lib[extra]", "./lib"), as a real path."""
+    path = re.sub(r"^(-e|--editable)[\s=]*|\[.*$", "", text).strip().strip("'\"")
+    return os.path.realpath(file.parent / path)
 
 
 def _option(where: str, text: str) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from kinetic._core.values import dataclass
-from kinetic._source import bundle, outputs, project, standalone
+from kinetic._source import bundle, editable, outputs, project, standalone
+from kinetic._source.beside import Beside
 from kinetic._source.bundle import Bundle
 from kinetic._source.gitconfig import NO_FILES, GitFiles
 from kinetic._source.project import MODULES, WORDS, Project
@@ -36,6 +37,7 @@ class SourceSettings:
         default_excludes: whether virtual environments, caches and the like are left out.
         git: where git's settings lie.
         temporary: folders for temporary files, never source.
+        python_path: the interpreter's PYTHONPATH.
     """
 
     store: Path
@@ -44,6 +46,7 @@ class SourceSettings:
     default_excludes: bool = True
     git: GitFiles = NO_FILES
     temporary: tuple[Path, ...] = ()
+    python_path: str = ""
 
 
 def of(
@@ -80,6 +83,7 @@ def of(
         *([] if output_dir is None or "://" in output_dir else [output_dir]),
     ]
     exclude = _inside(found, [settings.store, settings.cache_dir, *data])
+    also = _beside(found, settings, home, [settings.store, settings.cache_dir, *data, *output_dirs])
     if found.marked and not found.shared:
         packed = bundle.build(
             found.root,
@@ -88,6 +92,7 @@ def of(
             default_excludes=settings.default_excludes,
             git=settings.git,
             sparing=Path(os.path.realpath(home)).is_relative_to(found.root),
+            also=also,
             cache_dir=settings.cache_dir,
         )
     else:
@@ -99,6 +104,7 @@ def of(
             outputs=_inside(found, output_dirs),
             default_excludes=settings.default_excludes,
             git=settings.git,
+            also=also,
             cache_dir=settings.cache_dir,
         )
     if output_dir is not None and Path(os.path.realpath(output_dir)) in _holding_code(found):
@@ -107,7 +113,25 @@ def of(
             "there. Choose another one."
         )
         packed = dataclasses.replace(packed, warnings=(*packed.warnings, mixed))
-    return found, packed
+    return found.below(packed.root, also.imported), packed
+
+
+def _beside(
+    found: Project, settings: SourceSettings, home: Path, own: Sequence[str | Path]
+) -> Beside:
+    """Return what the caller imports besides the project; `own` are places of kinetic's and of
+    data, which are not source."""
+    assert found.root is not None
+    shared = (home, Path(found.root.anchor), *settings.temporary)
+    never = tuple(dict.fromkeys(Path(os.path.realpath(each)) for each in shared))
+    places = editable.find(sys.path, settings.python_path, never)
+    if not places:
+        return bundle.NOTHING
+    around = {
+        str(each) for place in places for each in (Path(place.folder), *Path(place.folder).parents)
+    }
+    exclude = sorted({os.path.realpath(each) for each in own} - around)
+    return Beside(tuple(places), never, tuple(exclude))
 
 
 def _own_search_path() -> list[str]:

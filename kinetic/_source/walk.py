@@ -8,7 +8,7 @@ on the host.
 """
 
 # A Path for each entry would cost more than the calls themselves.
-# ruff: noqa: PTH116, PTH120
+# ruff: noqa: PTH113, PTH116, PTH120
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import field
 from fnmatch import translate
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import NamedTuple
 
 from kinetic._core.values import dataclass
@@ -38,6 +39,7 @@ _SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # Some file systems have inode numbers beyond a
 
 MOST_FILES, MOST_BYTES = 20_000, 2_000_000_000
 _PROJECT_FACTOR = 10
+_EXTENSIONS = tuple(EXTENSION_SUFFIXES)
 MODEST_FILES, MODEST_BYTES = 1_000, 100_000_000
 """Limits of a folder that is shipped whole although nothing marks it as a project."""
 _SECRETS = (
@@ -78,6 +80,8 @@ class Scan:
         broken, unreadable, loops, special, secrets, kept_back: paths to warn about.
         modules, neighbours: for a script outside any project: what was taken because it is
             imported, and what merely for being there.
+        beside: files of other folders than the project.
+        too_large: folders that were left out for their size.
     """
 
     folders: dict[str, int] = field(default_factory=dict)
@@ -92,10 +96,12 @@ class Scan:
     kept_back: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     neighbours: list[str] = field(default_factory=list)
+    beside: set[str] = field(default_factory=set)
+    too_large: list[str] = field(default_factory=list)
 
 
 class TooMuch(Exception):
-    """A folder that nothing marks as a project is too large to be taken whole."""
+    """A folder is too large to be taken whole."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,11 @@ class ScanOptions:
         outputs: real paths, left out unless an ignore file keeps them ("!results/").
         default_excludes: leave out environments, caches and the like.
         sparing: leave out hidden folders, and what looks like keys.
-        modest: raise `TooMuch` where the folder is larger than `MODEST_FILES` or `MODEST_BYTES`.
+        most: raise `TooMuch` where the folder has more files or bytes than these.
+        only: paths that are taken, relative to the root, if not everything.
+        imported: real paths of folders from which an editable installation is imported. What Python
+            imports of a package in them (generated modules, extensions built in place) is taken
+            even if git ignores it.
         everything: leave out only `exclude`: no ignore file, default or limit applies, as for
             declared data.
         git: where git's settings lie.
@@ -148,7 +158,9 @@ class ScanOptions:
     outputs: frozenset[str] = frozenset()
     default_excludes: bool = True
     sparing: bool = False
-    modest: bool = False
+    most: tuple[int, int] | None = None
+    only: tuple[str, ...] = ()
+    imported: tuple[str, ...] = ()
     everything: bool = False
     git: GitFiles = NO_FILES
 
@@ -179,6 +191,8 @@ class _Walk:
         self._options = options
         self._inside = root.rstrip("/") + "/"
         self._everything = options.everything
+        self._only = options.only
+        self._imported = tuple(f"{folder}/" for folder in options.imported)
         self._default_excludes = options.default_excludes and not options.everything
         self._names = ignore.ALWAYS | ignore.DEFAULTS if self._default_excludes else ignore.ALWAYS
         self._found = Scan()
@@ -276,15 +290,30 @@ class _Walk:
         if self._everything:
             return False
         name = rel.rpartition("/")[2]
+        if self._only and not any(_is_on_the_way(rel, each) for each in self._only):
+            return True
         verdict = self._own.decide(rel, name, is_folder=is_folder)
         if verdict is None:  # For git, a link to a folder is a file.
             verdict = ignore.ignored_by_git(
                 gitignores, rel, name, is_folder=is_folder and not is_link
             )
+            if verdict and self._is_imported(path, name, is_folder=is_folder):
+                verdict = None
         if verdict is None:
             hidden = self._options.sparing and is_folder and name.startswith(".")
             verdict = hidden or name in self._names or path in self._options.outputs
         return verdict
+
+    def _is_imported(self, path: str, name: str, *, is_folder: bool) -> bool:
+        """Whether Python imports this from an editable installation, in whose folder it lies."""
+        if self._only and any(folder.startswith(f"{path}/") for folder in self._imported):
+            return True
+        if not path.startswith(self._imported):
+            return False
+        if is_folder:
+            return os.path.isfile(f"{path}/__init__.py")
+        in_package = os.path.isfile(f"{path[: -len(name)]}__init__.py")
+        return name.endswith(_EXTENSIONS) or (name.endswith(".py") and in_package)
 
     def _meet_link(self, path: str, rel: str, is_folder: bool, visit: _Visit) -> None:
         self._found.watched[path] = stamp_at(path)
@@ -354,7 +383,8 @@ class _Walk:
             return
         self._size_bytes += size_bytes
         files = len(self._found.files)
-        if self._options.modest and (files > MODEST_FILES or self._size_bytes > MODEST_BYTES):
+        most = self._options.most
+        if most is not None and (files > most[0] or self._size_bytes > most[1]):
             raise TooMuch
         check_size(self._root, files, self._size_bytes, self._factor)
 
@@ -421,6 +451,11 @@ class _Walk:
             if folder == "/":
                 return None
             folder = os.path.dirname(folder)
+
+
+def _is_on_the_way(rel: str, wanted: str) -> bool:
+    """Whether a path lies below another one, or above it."""
+    return f"{rel}/".startswith(f"{wanted}/") or wanted.startswith(f"{rel}/")
 
 
 def _prefix(parts: list[str]) -> str:

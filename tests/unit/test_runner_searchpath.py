@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kinetic._host.agent import searchpath
+from kinetic._host.worker import script
 
 
 @pytest.fixture
@@ -53,3 +55,21 @@ def test_a_place_that_would_hide_standard_modules_is_left_to_the_program(place, 
     assert path(place, ["tree"], f"{place}/project") == ["tree"], (
         "the caller's own PYTHONPATH names it"
     )
+
+
+@pytest.mark.parametrize("root", ["", "/repo"])
+def test_what_is_installed_editable_is_imported_from_the_tree_where_it_was_imported(root):
+    start = SimpleNamespace(
+        client_root=root or "/",
+        tree="/t",
+        sys_path=["/t/app"],
+        editable=["/t/own/src", "/t/named", "/t/found"],
+    )
+    inherited = [f"{root}/named", "/std", "/venv/site-packages", f"{root}/own/src", f"{root}/x"]
+    assert script.import_path(start, inherited) == [
+        *("/t/app", "/t/named", "/std", "/t/found", "/venv/site-packages", "/t/own/src"),
+        f"{root}/x",
+    ]
+    assert script.import_path(start, ["/std", "/image/site-packages"]) == [
+        *("/t/app", "/std", *start.editable, "/image/site-packages")
+    ], "on a cluster nothing of the caller's disk is there"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 
 def for_programs(places: Sequence[str], inherited: str, *, client_root: str, tree: str) -> str:
-    """Return the search path: the tree first, then the caller's, with the tree in place of the
-    project.
+    """Return the search path: the tree's places first, then the caller's, with the tree in place of
+    the project.
 
     A folder with a module named like one of the standard library is left out, because it would hide
     that from every program; one that the caller's own PYTHONPATH names stays.
@@ -33,10 +33,11 @@ def moved(value: str, *, client_root: str, tree: str) -> str:
 
 
 def _moved(entry: str, client_root: str, tree: str) -> str:
+    root = client_root.rstrip("/")
     real = os.path.realpath(entry) if entry.startswith("/") and client_root else ""
-    if real != client_root and not real.startswith(f"{client_root}/"):
+    if real != client_root and not real.startswith(f"{root}/"):
         return entry
-    place = tree + real[len(client_root) :]
+    place = tree + real[len(root) :]
     # What was not sent (a virtual environment, for example) stays where it is.
     return place if Path(place).is_dir() else entry
 

@@ -66,6 +66,7 @@ def start_message(
         "env": _environ(who, plan, space, world, debug=debugging is not None),
         "cwd": str(space.cwd),
         "sys_path": list(space.sys_path),
+        "editable": list(space.editable),
         "scratch": str(space.root),
         "world": world.to_json(),
         "joins_jax": plan.options.joins_jax,
@@ -160,6 +161,9 @@ def _python_path(
     if _PYTHONPATH in asked:
         return {_PYTHONPATH: searchpath.moved(asked[_PYTHONPATH], client_root=root, tree=tree)}
     value = searchpath.for_programs(
-        space.sys_path, who.base_env.get(_PYTHONPATH, ""), client_root=root, tree=tree
+        (*space.sys_path, *space.editable),
+        who.base_env.get(_PYTHONPATH, ""),
+        client_root=root,
+        tree=tree,
     )
     return {_PYTHONPATH: value} if value else {}

@@ -37,6 +37,7 @@ class Workspace:
         tree: the unpacked source tree, below root.
         cwd: working directory.
         sys_path: entries that go first on the import path.
+        editable: entries that come before what is installed.
         payload: file with the pickled call.
         function: file with the pickled function, if the payload holds only arguments; else None.
         output_dir: value of KINETIC_OUTPUT_DIR.
@@ -50,6 +51,7 @@ class Workspace:
     tree: Path
     cwd: Path
     sys_path: tuple[str, ...]
+    editable: tuple[str, ...]
     payload: Path
     function: Path | None
     output_dir: str
@@ -86,9 +88,11 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     places = dict.fromkeys(
         [str(tree / p) for p in plan.sys_path_rel] + [str(tree / plan.entry_rel)]
     )
+    editable = tuple(str(tree / p) for p in plan.editable_rel if (tree / p).is_dir())
     sent = {entry.path: entry.size_bytes for entry in entries if isinstance(entry, manifest.File)}
     return Workspace(
-        *(root, tree, cwd, tuple(places), payload, function, output_dir, data, home, sent),
+        *(root, tree, cwd, tuple(places), editable, payload, function, output_dir, data, home),
+        sent,
         time.time_ns(),
     )
 
@@ -120,7 +124,7 @@ def left_behind(space: Workspace) -> str:
 def as_client_names(text: str, tree: Path | None, plan: Plan) -> str:
     """Return a text with files of the tree, once there is one, and cells named as on the client."""
     if tree is not None and plan.client_root:
-        text = text.replace(f"{tree}/", f"{plan.client_root}/")
+        text = text.replace(f"{tree}/", f"{plan.client_root.rstrip('/')}/")
     for cell in plan.cells:
         text = text.replace(f'"{cell.file}"', f'"{cell.title}"')
     return text

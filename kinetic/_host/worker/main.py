@@ -460,7 +460,7 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
     os.environ.update(start.env | captured)
     time.tzset()
     os.chdir(start.cwd)
-    sys.path[:0] = [p for p in start.sys_path if p not in sys.path]
+    sys.path[:] = script.import_path(start, sys.path)
     sys.path_importer_cache.clear()
     _shadows.guard(start.sys_path)
     sys.argv = [start.name]

@@ -224,7 +224,9 @@ def _traceback_with_lines(error: BaseException, start: Start) -> str:
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None)
             if isinstance(file, str) and file.startswith(f"{start.tree}/"):
-                lines = linecache.getlines(file.replace(start.tree, start.client_root, 1))
+                lines = linecache.getlines(
+                    file.replace(start.tree, start.client_root.rstrip("/"), 1)
+                )
                 linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
     return traceback_of(error)
 
@@ -335,7 +337,8 @@ def _as_seen_by_caller(trace: str, start: Start) -> str:
         from kinetic._pickling import cells
 
         trace = cells.titled(trace, start.cells)
-    return trace.replace(start.tree, start.client_root) if start.client_root else trace
+    root = start.client_root.rstrip("/")
+    return trace.replace(start.tree, root) if start.client_root else trace
 
 
 def _drop_own_frames(error: BaseException | None, seen: set[int]) -> None:

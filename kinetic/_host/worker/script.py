@@ -6,11 +6,14 @@ In: the function, what it is started with. Out: a `__main__` that others can loo
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from kinetic._host.start import Start
+
+_INSTALLED = ("/site-packages", "/dist-packages")
 
 
 def adopt(func: Any, start: Start) -> None:
@@ -30,12 +33,26 @@ def adopt(func: Any, start: Start) -> None:
         {name: value for name, value in func.__globals__.items() if not name.startswith("__")}
     )
     script = (
-        code.co_filename.replace(f"{start.client_root}/", f"{start.tree}/", 1)
+        code.co_filename.replace(f"{start.client_root.rstrip('/')}/", f"{start.tree}/", 1)
         if start.client_root
         else ""
     )
     if script.startswith(f"{start.tree}/") and Path(script).is_file():
         main.__file__ = script
+
+
+def import_path(start: Start, inherited: list[str]) -> list[str]:
+    """Return the import path: the tree's places first; what is installed editable for the caller
+    where this interpreter has it from the caller's disk, or else before what is installed."""
+    root = start.client_root.rstrip("/")
+    here = {root + place[len(start.tree) :]: place for place in start.editable}
+    found = [
+        here.pop(os.path.realpath(each), each) if here and each else each for each in inherited
+    ]
+    installed = (number for number, each in enumerate(found) if each.endswith(_INSTALLED))
+    before = next(installed, len(found))
+    found[before:before] = here.values()
+    return [*(place for place in start.sys_path if place not in found), *found]
 
 
 def source_map(start: Start) -> tuple[str, str] | None:

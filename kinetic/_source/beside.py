@@ -1,0 +1,143 @@
+"""One scan of a project and of what is shipped beside it.
+
+In: the project's scan, where else modules are imported from. Out: a `Scan` whose paths are relative
+to a folder that contains all of them.
+"""
+
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kinetic._core.values import dataclass
+from kinetic._source import editable, ignore, walk
+from kinetic._source.editable import Part, Place
+from kinetic._source.project import OWN_MARKER
+from kinetic._source.walk import Scan, ScanOptions
+from kinetic._store import files
+
+_LISTS = ("broken", "unreadable", "loops", "special", "secrets", "kept_back")
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is shipped with a project.
+
+    Attributes:
+        places: where modules are imported from besides the project.
+        never: real paths of folders that hold anything.
+        exclude: real paths, always left out.
+    """
+
+    places: tuple[Place, ...] = ()
+    never: tuple[Path, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    @property
+    def imported(self) -> tuple[str, ...]:
+        """The folders from which modules are imported."""
+        return tuple(place.folder for place in self.places)
+
+
+def top(root: str, places: Iterable[Place]) -> str:
+    """Return the folder that contains the project and all places."""
+    return os.path.commonpath([root, *(place.folder for place in places)])
+
+
+def scan(root: str, own: Scan, beside: Beside, options: ScanOptions, *, is_whole: bool) -> Scan:
+    """Return the project's scan with what lies beside it.
+
+    Args:
+        root: the project's folder.
+        own: the project's scan.
+        beside: what else is shipped.
+        options: of the project's scan.
+        is_whole: whether the project's own rules have decided about all that lies in it.
+    """
+    around = top(root, beside.places)
+    found = Scan(modules=own.modules, neighbours=own.neighbours)
+    _add(found, own, root, around)
+    found.modules, found.neighbours = (
+        [_moved(rel, root, around) for rel in rels] for rels in (own.modules, own.neighbours)
+    )
+    missing = [
+        place
+        for place in beside.places
+        if not (is_whole and _is_inside(place.folder, root) and _is_decided(place, root, own))
+    ]
+    options = dataclasses.replace(options, exclude=options.exclude.union(beside.exclude))
+    for part in editable.parts(missing, beside.never):
+        _add_part(found, part, root, around, options)
+    return found
+
+
+def _add_part(found: Scan, part: Part, root: str, around: str, options: ScanOptions) -> None:
+    others = {root} if not _is_inside(part.root, root) else set()
+    theirs = dataclasses.replace(
+        options,
+        exclude=options.exclude | others,
+        sparing=True,
+        most=(walk.MOST_FILES, walk.MOST_BYTES),
+        only=part.only,
+        imported=part.places,
+    )
+    try:
+        scanned = walk.scan(part.root, theirs)
+    except walk.TooMuch:
+        found.watched[part.root] = walk.stamp_at(part.root)
+        found.too_large.append(part.root)
+        return
+    before = set(found.files)
+    _add(found, scanned, part.root, around)
+    found.beside |= found.files.keys() - before
+
+
+def _add(found: Scan, scanned: Scan, root: str, around: str) -> None:
+    """Add a scan; what is there already stays."""
+    for rel in ("", *scanned.folders):
+        path = _moved(rel, root, around)
+        if path and path not in found.folders:
+            for depth in range(path.count("/")):
+                found.folders.setdefault("/".join(path.split("/")[: depth + 1]), 0o755)
+            found.folders[path] = scanned.folders.get(rel, 0o755)
+    for rel, file in scanned.files.items():
+        found.files.setdefault(_moved(rel, root, around), file)
+    for rel, target in scanned.links.items():
+        found.links.setdefault(_moved(rel, root, around), target)
+    found.watched |= scanned.watched
+    for name in _LISTS:
+        getattr(found, name).extend(_moved(rel, root, around) for rel in getattr(scanned, name))
+
+
+def _moved(rel: str, root: str, around: str) -> str:
+    """Return a path that is relative to the root as one that is relative to the folder around it;
+    "" for what lies above."""
+    path = os.path.normpath(os.path.join(root, rel))
+    return os.path.relpath(path, around) if path != around and _is_inside(path, around) else ""
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
+
+
+def _is_decided(place: Place, root: str, own: Scan) -> bool:
+    """Whether the project's scan has the folder, or the project's `.kineticignore` leaves it
+    out."""
+    if place.folder == root:
+        return True
+    rel = os.path.relpath(place.folder, root)
+    if rel in own.folders:
+        return True
+    try:
+        rules = ignore.kinetic_rules(files.content(Path(root, OWN_MARKER)))
+    except OSError:
+        return False
+    parts = rel.split("/")
+    above: Sequence[str] = ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
+    return any(
+        rules.decide(each, each.rpartition("/")[2], is_folder=True) is True for each in above
+    )

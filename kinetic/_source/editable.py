@@ -1,0 +1,227 @@
+"""Folders beside the project that the caller's interpreter imports from as well: packages that are
+installed editable, and what PYTHONPATH names.
+
+In: site folders and their `.pth` files, the finders of build backends, sys.path, PYTHONPATH. Out:
+`Place`, where modules are imported from; `Part`, what is shipped for it.
+
+An editable installation is a line in a `.pth` file (setuptools' `develop` and src layouts,
+hatchling, uv, Poetry, flit, maturin), or a finder that leads from names to folders (setuptools,
+`editables`). Finders that build on import (meson-python, scikit-build-core) come before any folder,
+so their packages are imported from where they are.
+"""
+
+# ruff: noqa: PTH113, PTH118, PTH120, PTH206
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from kinetic import _shadows
+from kinetic._core.values import dataclass
+from kinetic._source.project import MARKERS, OWN_MARKER
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_OF_HOSTS = _shadows.OTHERS | {"cryptography", "jax", "jaxlib", "kinetic"}
+"""Hosts have these before anything is unpacked."""
+_PACKAGE = os.path.realpath(os.path.dirname(_shadows.__file__))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder from which modules are imported.
+
+    Attributes:
+        folder: its real path.
+        names: what is imported from there, if not everything.
+    """
+
+    folder: str
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A folder that is shipped beside the project.
+
+    Attributes:
+        root: the folder of the package's own project, whose ignore files count.
+        only: paths in it that are shipped, if not everything.
+        places: folders in it from which modules are imported.
+    """
+
+    root: str
+    only: tuple[str, ...]
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that is installed editable.
+
+    Attributes:
+        name: as the package index has it.
+        folder: its project's real path.
+        requires: its dependencies, without those of extras.
+    """
+
+    name: str
+    folder: str
+    requires: tuple[str, ...] = ()
+
+
+def packages(folders: Collection[str]) -> list[Package]:
+    """Return the packages that are imported from these folders, which are real paths."""
+    from importlib import metadata  # not needed for slices on this machine
+
+    found = []
+    for each in metadata.distributions():
+        project = _editable_project(each.read_text("direct_url.json"))
+        if not project:
+            beside = os.path.realpath(str(each.locate_file("")))
+            project = beside if beside in folders else ""
+        if project and any(f"{folder}/".startswith(f"{project}/") for folder in folders):
+            requires = (text for text in each.requires or () if "extra ==" not in text)
+            name = re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower()
+            found.append(Package(name, project, tuple(requires)))
+    return found
+
+
+def _editable_project(text: str | None) -> str:
+    """Return the folder that an installation's `direct_url.json` names; "" if it is not
+    editable."""
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        about = json.loads(text or "{}")
+        if about["dir_info"]["editable"]:
+            return os.path.realpath(unquote(urlsplit(about["url"]).path))
+    except (ValueError, KeyError, TypeError):
+        pass
+    return ""
+
+
+def pth_entries() -> tuple[str, ...]:
+    """Return the folders that `.pth` files of this interpreter add to the import path."""
+    folders = {
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        site.getusersitepackages(),
+    }
+    found: list[str] = []
+    for folder in sorted(folders):
+        with suppress(OSError):
+            for pth in sorted(Path(folder).glob("*.pth")):
+                lines = pth.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+                found += [
+                    os.path.join(folder, line.rstrip())
+                    for line in lines
+                    if line.strip() and not line.startswith(("#", "import ", "import\t"))
+                ]
+    return tuple(found)
+
+
+def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> list[Place]:
+    """Return where modules are imported from besides the interpreter's own folders.
+
+    Args:
+        search: sys.path.
+        python_path: the variable.
+        never: real paths of folders that hold anything: home, `/`, those for temporary files.
+    """
+    active = {os.path.realpath(entry) for entry in search if entry}
+    named = [os.path.realpath(entry) for entry in python_path.split(os.pathsep) if entry]
+    linked = [os.path.realpath(entry) for entry in pth_entries()]
+    found: dict[str, set[str]] = {}
+    for folder in linked:
+        if folder in active and _is_source(folder, never):
+            found[folder] = set()
+    for folder in named:
+        if folder in active and _is_source(folder, never) and _is_own(folder):
+            found[folder] = set()
+    whole = set(found)
+    for folder, name in _redirected():
+        if folder not in whole and name not in _OF_HOSTS and _is_source(folder, never):
+            found.setdefault(folder, set()).add(name)
+    return [Place(folder, tuple(sorted(names))) for folder, names in found.items()]
+
+
+def parts(places: Sequence[Place], never: Collection[Path]) -> list[Part]:
+    """Return what is shipped for these places: one part for each project, in which ignore files
+    are looked for."""
+    by_root: dict[str, list[Place]] = {}
+    for place in places:
+        by_root.setdefault(_project_of(place.folder, never), []).append(place)
+    made = []
+    for root, inside in by_root.items():
+        only: set[str] = set()
+        for place in inside:
+            rel = os.path.relpath(place.folder, root)
+            only |= {os.path.normpath(os.path.join(rel, name)) for name in place.names or ("",)}
+        shipped = () if "." in only else tuple(sorted(only))
+        made.append(Part(root, shipped, tuple(place.folder for place in inside)))
+    return made
+
+
+def _redirected() -> Iterator[tuple[str, str]]:
+    """Yield what the finders of editable installations find: the folder, and the name in it that is
+    imported."""
+    for finder in list(sys.meta_path):
+        module = sys.modules.get(str(getattr(finder, "__module__", "")))
+        known: dict[str, str] = {}
+        for owner, name in (
+            (module, "MAPPING"),
+            (module, "_redirections"),
+            (finder, "_redirections"),
+        ):
+            table = getattr(owner, name, None)
+            if isinstance(table, Mapping):
+                known |= {str(key): str(value) for key, value in table.items()}
+        for name, path in known.items():
+            stem = path.removesuffix(f"{os.sep}__init__.py").removesuffix(".py")
+            folder, tail = stem, name.split(".")
+            for part in reversed(tail):
+                folder, last = os.path.split(folder)
+                if last != part:
+                    break
+            else:
+                is_module = not os.path.isdir(stem) and len(tail) == 1
+                yield os.path.realpath(folder), f"{name}.py" if is_module else tail[0]
+
+
+def _is_source(folder: str, never: Collection[Path]) -> bool:
+    """Whether a folder may hold modules of the caller's own; not where packages are installed, and
+    not what hosts have by themselves."""
+    parts_of = folder.split(os.sep)
+    own = (os.path.realpath(f"{prefix}/lib") for prefix in (sys.prefix, sys.base_prefix))
+    return (
+        os.path.isdir(folder)
+        and Path(folder) not in never
+        and _INSTALLED.isdisjoint(parts_of)
+        and not any(f"{folder}/".startswith(f"{each}/") for each in own)
+        and f"{folder}/kinetic" != _PACKAGE
+        and not any(os.path.isfile(f"{folder}/{name}/__init__.py") for name in _OF_HOSTS)
+    )
+
+
+def _is_own(folder: str) -> bool:
+    """Whether a folder of PYTHONPATH is the caller's work: not a system's or an editor's."""
+    hidden = any(part.startswith(".") for part in folder.split(os.sep))
+    return not hidden and os.access(folder, os.W_OK)
+
+
+def _project_of(folder: str, never: Collection[Path]) -> str:
+    """Return the nearest folder that something marks as a project, or else the folder itself."""
+    for each in (Path(folder), *Path(folder).parents):
+        if each in never:
+            break
+        if any((each / marker).exists() for marker in (*MARKERS, OWN_MARKER)):
+            return str(each)
+    return folder

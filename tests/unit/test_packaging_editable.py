@@ -1,0 +1,200 @@
+"""What is shipped beside the project: packages that are installed editable."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kinetic._source import beside, bundle, editable, walk
+from kinetic._source.beside import Beside
+from kinetic._source.dependencies import find, for_hosts
+from kinetic._source.editable import Place
+from tests.unit.bundle_cases import later, listed, write
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """An interpreter whose packages lie in `site-packages` of this folder."""
+    folder = tmp_path.resolve()
+    (folder / "site-packages").mkdir()
+    paths = {"purelib": str(folder / "site-packages"), "platlib": str(folder / "site-packages")}
+    monkeypatch.setattr(editable.sysconfig, "get_path", paths.__getitem__)
+    monkeypatch.setattr(editable.site, "getusersitepackages", lambda: str(folder / "nobody"))
+    return folder
+
+
+def pth(place: Path, *lines: object) -> list[str]:
+    """Write a `.pth` file; return the search path that it makes."""
+    (place / "site-packages/them.pth").write_text("".join(f"{line}\n" for line in lines))
+    return [str(place / "site-packages"), *map(str, lines)]
+
+
+def built(root: Path, *places: Place, clock=later, **given) -> bundle.Bundle:
+    also = Beside(places, (Path("/"),))
+    return bundle.build(root, also=also, cache_dir=root.parent / "cache", clock_ns=clock, **given)
+
+
+def test_path_lines_are_places_and_what_is_installed_is_not(place):
+    write(place, {"a/src/x.py": "", "other/site-packages/y.py": "", "home/z.py": ""})
+    (place / "link").symlink_to("a")
+    lines = ["# no", "", "import sys", place / "link/src", place / "other/site-packages"]
+    search = pth(place, *lines, place / "home", place / "gone", ROOT)
+    assert editable.find(search, "", [place / "home"]) == [Place(str(place / "a/src"))], (
+        "neither installed packages, home, what is gone, nor kinetic itself"
+    )
+    assert editable.find(search[:1], "", []) == [], "this interpreter does not import from there"
+
+
+def test_folders_of_pythonpath_are_places_unless_an_editor_made_them(place):
+    write(place, {"a/x.py": "", ".editor/helpers/y.py": ""})
+    named = [str(place / "a"), str(place / ".editor/helpers"), str(ROOT)]
+    assert editable.find(named, ":".join(named), []) == [Place(str(place / "a"))]
+
+
+@pytest.mark.parametrize("table", ["MAPPING", "_redirections"])
+def test_finders_of_build_backends_lead_to_places(place, monkeypatch, table):
+    write(place, {"a/pkg/__init__.py": "", "a/solo.py": "", "b/sub/ns/part/__init__.py": ""})
+    known = {
+        "pkg": str(place / "a/pkg"),
+        "solo": str(place / "a/solo"),
+        "ns.part": str(place / "b/sub/ns/part"),
+        "renamed": str(place / "a/pkg"),
+        "kinetic": str(ROOT / "kinetic"),
+    }
+    module = ModuleType("__editable___tests_finder")
+    finder = type("Finder", (), {"__module__": module.__name__})
+    if table == "MAPPING":
+        module.MAPPING = known
+    else:
+        finder._redirections = {
+            name: f"{path}/__init__.py" if Path(path).is_dir() else f"{path}.py"
+            for name, path in known.items()
+        }
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
+    assert editable.find([], "", []) == [
+        Place(str(place / "a"), ("pkg", "solo.py")),
+        Place(str(place / "b/sub"), ("ns",)),
+    ]
+
+
+def test_a_part_is_what_is_imported_of_a_project(place):
+    write(place, {"a/pyproject.toml": "", "a/src/x.py": "", "b/setup.py": "", "b/pkg/y.py": ""})
+    a, b = str(place / "a"), str(place / "b")
+    found = editable.parts([Place(f"{a}/src"), Place(b, ("pkg",)), Place(f"{a}/lib")], [place])
+    assert [(part.root, part.only) for part in found] == [(a, ("lib", "src")), (b, ("pkg",))]
+    assert editable.parts([Place(b)], [place])[0].only == ()
+
+
+def test_the_ignore_rules_of_each_project_count_and_keys_stay(place):
+    native = f"fast{EXTENSION_SUFFIXES[0]}"
+    write(
+        place,
+        {
+            "app/pyproject.toml": "",
+            "app/train.py": "",
+            "lib/pyproject.toml": "",
+            "lib/.git/HEAD": "",
+            "lib/.gitignore": "*.so\n_version.py\n*.bin\n",
+            "lib/.kineticignore": "src/pkg/large/\n",
+            "lib/tests/test.py": "",
+            "lib/src/loose/_version.py": "",
+            "lib/src/pkg/__init__.py": "",
+            "lib/src/pkg/_version.py": "",
+            f"lib/src/pkg/{native}": "",
+            "lib/src/pkg/data.bin": "",
+            "lib/src/pkg/large/x.py": "",
+            "lib/src/pkg/.env": "",
+            "lib/src/pkg/resource.txt": "",
+        },
+    )
+    made = built(place / "app", Place(str(place / "lib/src")))
+    assert made.root == place
+    assert [path for path in listed(made) if (place / path).is_file()] == [
+        "app/pyproject.toml",
+        "app/train.py",
+        "lib/src/pkg/__init__.py",
+        "lib/src/pkg/_version.py",
+        f"lib/src/pkg/{native}",
+        "lib/src/pkg/resource.txt",
+    ]
+    assert any("lib/src/pkg/.env" in text and "keys" in text for text in made.warnings)
+
+
+def test_a_package_around_the_project(place):
+    write(place, {"r/setup.py": "", "r/pkg/__init__.py": "", "r/app/.kineticignore": "no.py\n"})
+    write(place, {"r/app/setup.py": "", "r/app/no.py": "", "r/app/yes.py": "", "r/o.py": ""})
+    files = {
+        path for path in listed(built(place / "r/app", Place(str(place / "r")))) if "." in path
+    }
+    assert files == {
+        *("o.py", "setup.py", "pkg/__init__.py"),
+        *("app/.kineticignore", "app/setup.py", "app/yes.py"),
+    }
+
+
+def test_in_the_project_its_own_rules_decide_but_git_does_not_hide_a_package(place):
+    write(place, {"r/setup.py": "", "r/.git/HEAD": "", "r/.gitignore": "third/\nown/_v.py\n"})
+    write(place, {"r/.kineticignore": "no/\n", "r/no/a.py": "", "r/third/b.py": ""})
+    write(place, {"r/own/__init__.py": "", "r/own/_v.py": ""})
+    places = [Place(str(place / "r" / name)) for name in ("no", "third", "own")]
+    made = built(place / "r", *places)
+    assert {path for path in listed(made) if path.endswith(".py")} == {
+        *("setup.py", "third/b.py", "own/__init__.py", "own/_v.py")
+    }
+    assert made.root == place / "r"
+
+
+def test_a_package_that_is_too_large_is_left_out_and_named(place, monkeypatch):
+    write(place, {"app/setup.py": "", "lib/setup.py": "", "lib/x.py": "", "lib/y.py": ""})
+    monkeypatch.setattr(walk, "MOST_FILES", 2)
+    made = built(place / "app", Place(str(place / "lib")))
+    assert [path for path in listed(made) if path.startswith("lib/")] == []
+    assert any(f"{place}/lib" in text and "Too large" in text for text in made.warnings)
+
+
+def test_an_unchanged_package_is_not_walked_again(place, monkeypatch):
+    write(place, {"app/setup.py": "", "lib/setup.py": "", "lib/x.py": "1"})
+    lib = Place(str(place / "lib"))
+    first = built(place / "app", lib)
+    write(place, {"lib/x.py": "22"})
+    second = built(place / "app", lib)
+    assert first.tree != second.tree
+    monkeypatch.setattr(beside, "scan", None)
+    assert built(place / "app", lib).tree == second.tree
+
+
+def dist(site: Path, name: str, folder: Path, requires: str = "") -> None:
+    about = {"url": folder.as_uri(), "dir_info": {"editable": True}}
+    info = {f"{name}-1.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\n{requires}"}
+    write(site, info | {f"{name}-1.dist-info/direct_url.json": json.dumps(about)})
+
+
+def test_hosts_install_what_an_editable_package_requires_and_not_the_package(place, monkeypatch):
+    site, lib = place / "site-packages", place / "my lib"
+    write(lib, {"src/lib/__init__.py": ""})
+    wants = "Requires-Dist: einops>=0.7\nRequires-Dist: jax\nRequires-Dist: x; extra == 'dev'\n"
+    dist(site, "My_Lib", lib, wants)
+    dist(site, "unused", place / "unused")
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+    packages = editable.packages([str(lib / "src")])
+    assert [(each.name, each.folder) for each in packages] == [("my-lib", str(lib))]
+    for name, text in {
+        "requirements.txt": f"numpy\n-e {lib}\nmy-lib[dev]\n",
+        "pyproject.toml": (
+            '[project]\ndependencies = ["numpy", "my.lib"]\n'
+            "[tool.uv.sources]\nmy_lib = { workspace = true }\n"
+        ),
+    }.items():
+        write(place / "app", {name: text})
+        declared = find(place / "app", home=place, editable=packages)
+        lines = for_hosts(declared, "cpu", {"jax": "0.10.2"}, bucket=False).lines
+        assert lines[:3] == ("numpy", "einops>=0.7", "jax==0.10.2")
+        (place / "app" / name).unlink()
