@@ -89,13 +89,17 @@ def test_what_orbax_cannot_save_is_told_before_the_first_step(tmp_path, leaf, wo
         ckpt.restore({"x": leaf})
 
 
-def test_of_a_step_that_has_lost_a_part_it_is_told_how_to_go_on(tmp_path):
+def test_a_training_goes_on_from_the_step_before_one_that_has_lost_a_part(tmp_path, caplog):
     with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
         ckpt.save(0, {"n": 1})
+        ckpt.save(2, {"n": 3})
+    shutil.rmtree(tmp_path / "2" / "state")
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None, keep=1) as ckpt:
+        assert ckpt.restore(STATE) == ({"n": 1}, 1)
+        assert f"step 2 in {tmp_path} cannot be read" in caplog.text
         ckpt.save(1, {"n": 2})
-    shutil.rmtree(tmp_path / "1" / "state")
-    with (
-        kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt,
-        pytest.raises(CheckpointError, match=rf"`kinetic checkpoint rm {tmp_path} --step 1`"),
-    ):
-        ckpt.restore(STATE)
+        ckpt.wait()
+        assert sorted(path.name for path in tmp_path.glob("[0-9]")) == ["1", "2"]
+        ckpt.save(2, {"n": 4})
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        assert ckpt.restore(STATE) == ({"n": 4}, 3)

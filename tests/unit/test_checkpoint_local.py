@@ -19,6 +19,7 @@ CASES = [
         "checkpoint_leaf_cases.py",
         "checkpoint_local_cases.py",
         "checkpoint_misuse_cases.py",
+        "checkpoint_damage_cases.py",
     )
 ]
 

@@ -1,18 +1,28 @@
 """A state made from the pieces that hosts have in their local tiers.
 
 In: a whole step, the state of today as a pattern. Out: the same state with the saved content, laid
-out as today's.
+out as today's; which pieces are damaged: then that state is worth nothing.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinetic._in_job.checkpoint.local_tier import LocalTier
 from kinetic._in_job.checkpoint.peers import Peers
-from kinetic._in_job.checkpoint.pieces import Box, Local, Transfer, Whole, overlap, transfers
+from kinetic._in_job.checkpoint.pieces import (
+    Box,
+    Piece,
+    Region,
+    Transfer,
+    Whole,
+    overlap,
+    transfers,
+)
 from kinetic._in_job.checkpoint.tree import Leaf, State, box, boxes_of
+from kinetic.errors import CheckpointError
 
 _ROOM_BYTES = 1 << 24
 """How much is sent at a time: it lies on every device for a moment."""
@@ -22,8 +32,15 @@ _LEAST_ROOM = 1 << 12
 class Assembly:
     """Puts a step together; collective.
 
+    Args:
+        tier: of this host.
+        peers: the hosts.
+        whole: what they have.
+
     Attributes:
         received_from: the hosts that have sent something to this one.
+        damaged: pieces that are not what was saved, as far as this host has seen, by the host that
+            has them; and why.
     """
 
     def __init__(self, tier: LocalTier, peers: Peers, whole: Whole) -> None:
@@ -32,8 +49,9 @@ class Assembly:
         self._whole = whole
         self._own = whole.on.get(peers.index)
         self._numbers = {leaf.name: number for number, leaf in enumerate(whole.leaves)}
-        self._content: dict[tuple[int, Box], Any] = {}
+        self._content: dict[Region, Any] = {}
         self.received_from: set[int] = set()
+        self.damaged: dict[tuple[int, Region], str] = {}
 
     def fetch(self, state: State) -> None:
         """Bring here what today's layout needs on this host and other hosts have."""
@@ -49,9 +67,7 @@ class Assembly:
         source, piece, needed_by = transfer
         mine, wanted = self._peers.index == source, self._peers.index in needed_by
         content = (
-            self._tier.read(self._whole.on[source], piece)
-            if mine
-            else np.empty(piece.size_bytes if wanted else 0, np.uint8)
+            self._read(piece) if mine else np.empty(piece.size_bytes if wanted else 0, np.uint8)
         )
         for start in range(0, piece.size_bytes, _ROOM_BYTES):
             size = min(_ROOM_BYTES, piece.size_bytes - start)
@@ -65,6 +81,22 @@ class Assembly:
         if wanted:
             self.received_from.add(source)
             self._content[piece.part] = content
+            if not self._tier.is_copy(piece, content):
+                self.damaged[source, piece.part] = (
+                    f"what host {source} has sent of step {self._whole.step} is not what was saved."
+                )
+
+    def _read(self, piece: Piece) -> Any:
+        """The content of a piece of this host; anything, once it is known to be damaged: other
+        hosts wait for it, and nobody uses what comes of it."""
+        import numpy as np
+
+        assert self._own is not None
+        try:
+            return self._tier.read(self._own, piece)
+        except CheckpointError as error:
+            self.damaged[self._peers.index, piece.part] = str(error)
+            return np.zeros(piece.size_bytes, np.uint8)
 
     def value(self, leaf: Leaf, like: Any) -> Any:
         """Return the saved content of a leaf, as `like` is laid out; an array's type is that of
@@ -103,28 +135,17 @@ class Assembly:
             result[_slices(common, wanted)] = array[_slices(common, part)]
         return result
 
-    def _pieces(self, number: int) -> list[tuple[tuple[int, Box], Any]]:
-        there: list[tuple[tuple[int, Box], Any]] = [
+    def _pieces(self, number: int) -> list[tuple[Region, Any]]:
+        there: list[tuple[Region, Any]] = [
             (part, content) for part, content in self._content.items() if part[0] == number
         ]
         if self._own is not None:
             there += [
-                (piece.part, _Reading(self._tier, self._own, piece))
+                (piece.part, functools.partial(self._read, piece))
                 for piece in self._own.pieces
                 if piece.leaf == number
             ]
         return there
-
-
-class _Reading:
-    """A piece of this host, read when it is needed."""
-
-    def __init__(self, tier: LocalTier, local: Local, piece: Any) -> None:
-        self._given = (tier, local, piece)
-
-    def __call__(self) -> Any:
-        tier, local, piece = self._given
-        return tier.read(local, piece)
 
 
 def _slices(inner: Box, outer: Box) -> tuple[slice, ...]:

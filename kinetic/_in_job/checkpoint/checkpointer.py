@@ -17,19 +17,18 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from kinetic._core.duration import Duration
 from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._host.worker import streams
 from kinetic._in_job import elastic, local_folder, preemption, slices
 from kinetic._in_job.checkpoint import local_saves, opening, peers, persistent, positions, tree
-from kinetic._in_job.checkpoint.assembly import Assembly
 from kinetic._in_job.checkpoint.cadence import cadence
 from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.opening import Opened
 from kinetic._in_job.checkpoint.persistent import Keep
-from kinetic._in_job.checkpoint.pieces import Whole
+from kinetic._in_job.checkpoint.restoring import Restored, Restoring
 from kinetic._in_job.checkpoint.syncing import Moments, Wish
 from kinetic._in_job.checkpoint.tree import Leaf, State
 from kinetic.errors import (
@@ -47,20 +46,6 @@ _AFTER_AN_ERROR_S = 10.0
 """How long saves that have begun may take to end when the function has raised."""
 _ECHOES = ("JaxRuntimeError", "XlaRuntimeError")
 """What a host meets whose peer is lost: nothing more can be committed together."""
-
-
-class Restored(NamedTuple):
-    """What `restore` has found.
-
-    Attributes:
-        step: that was saved.
-        tier: "local" or "persistent".
-        received_from: hosts that have sent local parts to this one.
-    """
-
-    step: int
-    tier: Literal["local", "persistent"]
-    received_from: tuple[int, ...] = ()
 
 
 class Checkpointer:
@@ -86,6 +71,8 @@ class Checkpointer:
         keep_best: how many of the best stay.
         local_directory: this host's folder for the local tier; by default below
             `KINETIC_LOCAL_DIR`, and without that there is no such tier.
+        verify: keep digests of what is saved, and check what is restored; what is damaged is not
+            restored, but another copy or an older step.
 
     Raises:
         UsageError: an option cannot work, or there is no directory.
@@ -104,13 +91,16 @@ class Checkpointer:
         best_is: Literal["min", "max"] = "min",
         keep_best: int = 1,
         local_directory: str | os.PathLike[str] | None = None,
+        verify: bool = True,
     ) -> None:
         with own_frames_hidden:
             self._cadence = cadence(every, at_least_every, local_every)
             self._directory = _directory(directory)
             self._keep = _keep(keep, keep_every, best, best_is, keep_best)
             self._local = None if local_every is None else _local(local_directory, self._directory)
+        self._verify = verify
         self._opened: Opened | None = None
+        self._restoring: Restoring | None = None
         self._moments: Moments | None = None
         self._peers: peers.Peers = peers.Alone()
         self._local_saves: LocalSaves | None = None
@@ -159,58 +149,18 @@ class Checkpointer:
         opened, self._pattern = self._open(now), now.leaves
         if self._local_saves is not None:
             self._local_saves.wait()
-        newest, whole = opening.newest(opened, self._peers)
-        if whole is not None and newest is not None and newest > whole.step:
-            whole = None
+        assert self._restoring is not None  # as soon as it is open
+        found = self._restoring.restore(now, cast=cast)
         if opened.local is not None and self._local_saves is not None:
-            opened.local.keep_only(whole)
+            opened.local.keep_only(None if found is None else found.whole)
             self._local_saves.prepare(now)
-        if whole is not None:
-            found, saved, where = self._assembled(opened, whole, now)
-        elif newest is not None:
-            found, saved, where = self._read(opened, newest, now)
-        else:
+        if found is None:
             return state, 0
         if data is not None:
-            positions.put_back(data, saved, self._peers.index, self._peers.count)
-        assert self.restored is not None  # set by either way
-        self._last = self.restored.step
-        self._say(f"step {self._last} is restored from {where}.")
-        return found, self._last + 1
-
-    def _assembled(self, opened: Opened, whole: Whole, now: State) -> tuple[Any, list[Any], str]:
-        assert opened.local is not None
-        tree.check_same(
-            whole.leaves, now.leaves, f"of step {whole.step} in memory", cast=self._casts
-        )
-        now = now.as_saved(whole.leaves)
-        assembly = Assembly(opened.local, self._peers, whole)
-        assembly.fetch(now)
-        found = now.with_values(lambda n: assembly.value(now.leaves[n], now.values[n]))
-        self.restored = Restored(whole.step, "local", tuple(sorted(assembly.received_from)))
-        return found, whole.data, "the hosts' memory"
-
-    def _read(self, opened: Opened, step: int, now: State) -> tuple[Any, list[Any], str]:
-        record = opened.persistent.record(step)
-        if "leaves" in record:
-            saved = [Leaf.from_json(leaf) for leaf in record["leaves"]]
-            where = f"of step {step} in {self._directory}"
-            tree.check_same(saved, now.leaves, where, cast=self._casts)
-            now = now.as_saved(saved)
-            if (alike := now.look_alike()) and not record.get("is_by_name"):
-                raise CheckpointError(
-                    f"An earlier version of kinetic has written {' and '.join(alike[:2])} to one "
-                    f"place in step {step} in {self._directory}: which of them it holds is not "
-                    "known. Restore another step, or choose another folder for a new training.",
-                    step=step,
-                )
-        there, readers = opened.persistent.restore(step, now, self._peers.index)
-        where = self._directory
-        if readers:
-            where += f", which {len(readers)} of {self._peers.count} hosts have read for all"
-        self.restored = Restored(step, "persistent")
-        found = now.with_values(lambda n: now.values[n] if now.leaves[n].is_empty else there[n])
-        return found, record.get("data") or [], where
+            positions.put_back(data, found.data, self._peers.index, self._peers.count)
+        self.restored, self._last = found.restored, found.restored.step
+        self._say(f"step {self._last} is restored from {found.where}.")
+        return found.state, self._last + 1
 
     def save(
         self,
@@ -257,7 +207,8 @@ class Checkpointer:
         if self._is_closed:
             raise UsageError("This Checkpointer is closed: make a new one.")
         if self._opened is None:
-            self._begin_without_restore(self._open(tree.taken_apart(state_of())))
+            self._open(tree.taken_apart(state_of()))
+            self._begin_without_restore()
         opened, moments = self._opened, self._moments
         assert opened is not None
         assert moments is not None
@@ -340,18 +291,25 @@ class Checkpointer:
         persistent.orbax()  # whether it is there, before anything is done together
         self._peers = peers.of_this_world()
         self._opened = opening.opened(
-            self._directory, self._local, self._keep, self._peers, state, warn=self._warn
+            self._directory,
+            self._local,
+            self._keep,
+            self._peers,
+            state,
+            verify=self._verify,
+            warn=self._warn,
         )
         tier, writer = self._opened.local, self._opened.writer
         if tier is not None:
             self._local_saves = LocalSaves(tier, writer, self._peers, self._warn)
+        self._restoring = Restoring(self._opened, self._peers, self._directory, self._warn)
         self._moments = Moments(self._peers, _wanted, self._cadence.every_s)
         return self._opened
 
-    def _begin_without_restore(self, opened: Opened) -> None:
-        newest, whole = opening.newest(opened, self._peers)
-        if newest is not None or whole is not None:
-            step = max(-1 if newest is None else newest, -1 if whole is None else whole.step)
+    def _begin_without_restore(self) -> None:
+        assert self._restoring is not None  # as soon as it is open
+        step = self._restoring.newest_step()
+        if step is not None:
             raise CheckpointError(
                 f"{self._directory} has checkpoints of an earlier training (the last step is "
                 f"{step}). Call restore() before the first save(), or choose another folder."

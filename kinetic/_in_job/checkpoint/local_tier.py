@@ -1,6 +1,7 @@
 """The local tier: each host's parts of the state, in a folder in its own memory.
 
-In: a state, a folder. Out: `STEP/index.json` and `STEP/data`, complete or not there.
+In: a state, a folder. Out: `STEP/index.json` and `STEP/data`, complete or not there; what of it is
+damaged.
 
 A step is copied from the devices into the mapped file `writing/data`, and the folder is then
 renamed. The step before it stays until all hosts have committed; after that its file is written
@@ -10,6 +11,7 @@ most, and a process that is killed leaves what it has copied: the kernel keeps m
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import mmap
@@ -19,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core.checkpoint_size import in_gigabytes, room_for
+from kinetic._in_job.checkpoint import digests
+from kinetic._in_job.checkpoint.digests import Digesting
 from kinetic._in_job.checkpoint.pieces import Local, Piece, Whole
 from kinetic._in_job.checkpoint.tree import Part, State, parts_here
 from kinetic.errors import CheckpointError, CorruptRecord
 
 _INDEX = "index.json"
 _DATA = "data"
-_WRITING = "writing"
+_WRITING, _REMOVING = "writing", "removing"
 _ALIGNED_TO = 64
 _AT_ONCE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
@@ -58,10 +62,12 @@ class LocalTier:
 
     Args:
         folder: of this host alone; created when it is first written to.
+        verify: keep a digest of every piece, and check it when the piece is read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, verify: bool = True) -> None:
         self._folder = folder
+        self._verify = verify
         self._mapped: dict[tuple[int, int], Any] = {}
 
     @property
@@ -71,21 +77,25 @@ class LocalTier:
 
     def clean(self) -> None:
         """Remove what a process that was killed has left."""
-        shutil.rmtree(self._folder / _WRITING, ignore_errors=True)
+        for name in (_WRITING, _REMOVING):
+            shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def found(self) -> list[Local]:
         """Return what is committed; what is damaged is left out."""
-        there = []
+        return self.look()[0]
+
+    def look(self) -> tuple[list[Local], dict[int, str]]:
+        """Return what is committed, and what is wrong with the steps that cannot be read."""
+        there, faults = [], {}
         for path in self._steps():
             try:
-                local = Local.from_json(json.loads((path / _INDEX).read_text()))
-                size = (path / _DATA).stat().st_size
-            except (OSError, ValueError, CorruptRecord):
-                continue
-            ends = [piece.offset + piece.size_bytes for piece in local.pieces]
-            if path.name == str(local.step) and size >= max(ends, default=0):
-                there.append(local)
-        return there
+                there.append(_committed(path))
+            except (OSError, ValueError, CorruptRecord) as error:
+                why = str(error) if isinstance(error, CorruptRecord) else "its index is no JSON"
+                if isinstance(error, OSError):
+                    why = error.strerror or why
+                faults[int(path.name)] = f"the local checkpoint {path} is damaged: {why}"
+        return there, faults
 
     def _steps(self) -> list[Path]:
         try:
@@ -123,11 +133,17 @@ class LocalTier:
             space = self._space(size_bytes)
         except OSError as error:
             raise _explained(error, step, self._folder, size_bytes) from error
-        for piece, part in zip(pieces, parts, strict=True):
-            content = np.asarray(part.data)
-            content = np.ascontiguousarray(content, content.dtype.newbyteorder("="))
-            raw = content.reshape(-1).view(np.uint8)
-            space[piece.offset : piece.offset + piece.size_bytes] = raw
+        with Digesting() if self._verify else contextlib.nullcontext() as digesting:
+            for piece, part in zip(pieces, parts, strict=True):
+                content = np.asarray(part.data)
+                content = np.ascontiguousarray(content, content.dtype.newbyteorder("="))
+                raw = content.reshape(-1).view(np.uint8)
+                if digesting is not None:
+                    digesting.add(raw)
+                space[piece.offset : piece.offset + piece.size_bytes] = raw
+            if digesting is not None:
+                made = zip(pieces, digesting.finish(), strict=True)
+                pieces = tuple(piece._replace(digest=digest) for piece, digest in made)
         return Local(step, writer, hosts, tuple(state.leaves), pieces)
 
     def _space(self, size_bytes: int) -> Any:
@@ -169,9 +185,9 @@ class LocalTier:
         """
         target, writing = self._folder / str(local.step), self._folder / _WRITING
         try:
-            (writing / _INDEX).write_text(json.dumps(local.to_json()))
+            (writing / _INDEX).write_text(json.dumps(digests.sign(local.to_json())))
             if target.exists():  # of a run that was rewound
-                shutil.rmtree(target)
+                self._remove(target)
             writing.rename(target)
         except OSError as error:
             size = sum(piece.size_bytes for piece in local.pieces)
@@ -192,7 +208,15 @@ class LocalTier:
         try:
             path.rename(self._folder / _WRITING)
         except OSError:  # there is one already
-            shutil.rmtree(path, ignore_errors=True)
+            self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Remove a step. It loses its name first: a process that is killed leaves no half of it."""
+        shutil.rmtree(self._folder / _REMOVING, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.rename(self._folder / _REMOVING)
+        shutil.rmtree(self._folder / _REMOVING, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
     def keep_only(self, whole: Whole | None) -> None:
         """Remove every step but this one, for good: what a later run writes must not be mixed with
@@ -204,13 +228,13 @@ class LocalTier:
         }
         for path in self._steps():
             if path.name not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+                self._remove(path)
 
     def read(self, local: Local, piece: Piece) -> Any:
         """Return the bytes of a piece.
 
         Raises:
-            CheckpointError: it is not there any more.
+            CheckpointError: it is not there any more, or is not what was saved.
         """
         import numpy as np
 
@@ -223,13 +247,38 @@ class LocalTier:
                     if not (count := file.readinto(view[done:])):
                         raise OSError(errno.EIO, "it is shorter than its index says")
                     done += count
-                return content
         except OSError as error:
             raise CheckpointError(
                 f"The local checkpoint of step {local.step} in {self._folder} cannot be read: "
                 f"{error.strerror or error}.",
                 step=local.step,
             ) from error
+        if not self.is_copy(piece, content):
+            raise CheckpointError(
+                f"The local checkpoint of step {local.step} in {self._folder} is damaged: its "
+                "content is not what was saved.",
+                step=local.step,
+            )
+        return content
+
+    def is_copy(self, piece: Piece, content: Any) -> bool:
+        """Whether a content is what was saved, as far as it is verified."""
+        return not self._verify or piece.is_copy(content)
+
+
+def _committed(path: Path) -> Local:
+    """Read the index of a committed step.
+
+    Raises:
+        OSError, ValueError, CorruptRecord: it is damaged, or its data is.
+    """
+    local = Local.from_json(digests.check_signed(json.loads((path / _INDEX).read_text())))
+    size = (path / _DATA).stat().st_size
+    if path.name != str(local.step):
+        raise CorruptRecord(f"its index is that of step {local.step}")
+    if size < max((piece.offset + piece.size_bytes for piece in local.pieces), default=0):
+        raise CorruptRecord("its data are shorter than its index says")
+    return local
 
 
 def _fill(fd: int, size_bytes: int) -> None:

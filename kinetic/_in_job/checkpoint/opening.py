@@ -18,11 +18,11 @@ from typing import Any
 
 from kinetic._core.values import dataclass
 from kinetic._in_job import slices
-from kinetic._in_job.checkpoint import pieces, room
+from kinetic._in_job.checkpoint import digests, room
 from kinetic._in_job.checkpoint.local_tier import LocalTier, size_of
 from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.persistent import Keep, Persistent
-from kinetic._in_job.checkpoint.pieces import Local, Whole
+from kinetic._in_job.checkpoint.pieces import Local
 from kinetic._in_job.checkpoint.room import Room
 from kinetic._in_job.checkpoint.tree import State
 from kinetic._store import lease
@@ -96,6 +96,7 @@ def opened(
     peers: Peers,
     state: State,
     *,
+    verify: bool,
     warn: Callable[[str], None],
 ) -> Opened:
     """Open both tiers; collective.
@@ -106,13 +107,20 @@ def opened(
         keep: which persistent checkpoints stay.
         peers: the hosts.
         state: for the room that it needs.
-        warn: called where that is missing in a later attempt, which may have fewer hosts, or less
+        verify: keep and check digests.
+        warn: called where room is missing in a later attempt, which may have fewer hosts, or less
             memory: the training goes on.
 
     Raises:
         CheckpointInUse: another job writes there.
         CheckpointError: a folder cannot be used, or the first attempt has no room.
     """
+    if verify and not digests.is_available():
+        verify = False
+        warn(
+            "Without the package xxhash on the hosts, damage to a checkpoint may go unnoticed: "
+            "install it there, or say verify=False."
+        )
     token = os.urandom(8).hex()
     held: list[Lease] = []
 
@@ -123,7 +131,7 @@ def opened(
 
     try:
         writer = agree(peers, "owner", own)[0]
-        tier = None if local is None else LocalTier(local)
+        tier = None if local is None else LocalTier(local, verify=verify)
 
         def look() -> str:
             if peers.index > 0:
@@ -174,17 +182,22 @@ def _check_shared(directory: str, token: str) -> None:
         time.sleep(0.1)
 
 
-def newest(opened_: Opened, peers: Peers) -> tuple[int | None, Whole | None]:
-    """Return the newest step of the persistent tier, and the newest whole one of the local tiers;
-    the same on all hosts."""
-    steps = exchange(peers, "steps", json.dumps(opened_.persistent.steps()))
-    persistent = max(json.loads(steps[0]), default=None)
+def look(
+    opened_: Opened, peers: Peers
+) -> tuple[list[int], list[list[Local]], dict[tuple[int, int], str]]:
+    """Return what there is, the same on all hosts: the steps of the persistent tier, what each host
+    has in its memory, and what is wrong there, by host and step."""
+    said = exchange(peers, "steps", json.dumps(opened_.persistent.steps()))
+    steps: list[int] = json.loads(said[0])
     if opened_.local is None:
-        return persistent, None
-    own = [local.to_json() for local in opened_.local.found()]
+        return steps, [], {}
+    there, faults = opened_.local.look()
+    own = {"found": [local.to_json() for local in there], "faults": [*faults.items()]}
     packed = zlib.compress(json.dumps(own).encode(), 1)
-    found = [
-        [Local.from_json(each) for each in json.loads(zlib.decompress(data))]
-        for data in peers.gather(packed)
-    ]
-    return persistent, pieces.newest(found)
+    every = [json.loads(zlib.decompress(data)) for data in peers.gather(packed)]
+    found = [[Local.from_json(each) for each in host["found"]] for host in every]
+    return (
+        steps,
+        found,
+        {(n, step): text for n, host in enumerate(every) for step, text in host["faults"]},
+    )

@@ -10,14 +10,14 @@ import contextlib
 import importlib.util
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from kinetic._core.values import dataclass
-from kinetic._in_job.checkpoint import replicas
+from kinetic._in_job.checkpoint import digests, replicas
 from kinetic._in_job.checkpoint.replicas import Source
 from kinetic._in_job.checkpoint.tree import State
-from kinetic.errors import CheckpointError, PreflightError
+from kinetic.errors import CheckpointError, CorruptRecord, PreflightError
 
 STATE, RECORD = "state", "kinetic"
 """Names of what a checkpoint holds: the state, and what is known about it."""
@@ -46,6 +46,38 @@ class Keep:
     best_count: int = 1
 
 
+class StepUnreadable(CheckpointError):
+    """A step is damaged: an older one may do."""
+
+
+class Reading(NamedTuple):
+    """What a process has read of a step.
+
+    Attributes:
+        values: of the leaves; None where another process has read them for all.
+        shared: where those come from, by the number of the leaf.
+    """
+
+    values: list[Any]
+    shared: Mapping[int, Source]
+
+    @property
+    def readers(self) -> frozenset[int]:
+        """The processes that have read for others; none if each has read for itself."""
+        return frozenset(reader for each in self.shared.values() for reader in each.readers)
+
+    def spread(self, now: State, process: int) -> list[Any]:
+        """Return the values of all leaves, laid out as those of a state; collective."""
+        found = [*self.values]
+        likes = [now.values[n] for n in self.shared]
+        read = [found[n] if process in s.readers else None for n, s in self.shared.items()]
+        for n, value in zip(
+            self.shared, replicas.sent(likes, [*self.shared.values()], read), strict=True
+        ):
+            found[n] = value
+        return found
+
+
 class Persistent:
     """Orbax's manager of a folder; every method is collective, except `steps`.
 
@@ -59,13 +91,12 @@ class Persistent:
         logging.getLogger("absl").addFilter(is_news)
         self._directory = directory
         self._newest = -1
+        self._damaged: set[int] = set()
         options = ocp.CheckpointManagerOptions(
             cleanup_tmp_directories=True,
-            preservation_policy=_policy(keep),
+            preservation_policy=_Undamaged(_policy(keep), keep.newest is None, self._damaged),
             best_fn=_metric(keep),
             best_mode=keep.best_is,
-            # This module's caller decides.
-            should_save_fn=lambda step, latest: True,
             async_options=ocp.AsyncOptions(timeout_secs=_LIMIT_S),
         )
         with _explained("opened", directory):
@@ -77,16 +108,22 @@ class Persistent:
         return sorted(int(step) for step in self._manager.all_steps())
 
     def record(self, step: int) -> dict[str, Any]:
-        """Return what is known about a step; empty for one that another program has written."""
-        ocp = orbax()
-        with _explained(f"read (step {step})", self._directory):
-            try:
-                found = self._manager.restore(
-                    step, args=ocp.args.Composite(**{RECORD: ocp.args.JsonRestore()})
-                )
-            except (KeyError, FileNotFoundError):
+        """Return what is known about a step; empty for one that another program has written.
+
+        Raises:
+            StepUnreadable: it is damaged.
+        """
+        with _explained("read", self._directory, step):
+            folder = self._manager.directory / str(step) / RECORD
+            if not folder.exists():
                 return {}
-            return dict(found[RECORD] or {})
+            return digests.check_signed(orbax().JsonCheckpointHandler().restore(folder) or {})
+
+    def go_on_after(self, step: int) -> None:
+        """Let a training go on after this step, since what is newer is damaged. Nothing of that is
+        removed before the training has come as far again."""
+        self._damaged.update(each for each in self.steps() if each > step)
+        self._newest = max((each for each in self.steps() if each <= step), default=-1)
 
     def save(
         self, step: int, state: Any, record: Mapping[str, Any], metrics: Mapping[str, float]
@@ -94,34 +131,40 @@ class Persistent:
         """Begin to save; return whether this was a new step. Waits for the save before."""
         if step <= self._newest:
             return False
+        if step in self._damaged:
+            with _explained("written", self._directory):
+                self._manager.delete(step)
+            self._damaged.discard(step)
         ocp = orbax()
-        items = {STATE: ocp.args.StandardSave(state), RECORD: ocp.args.JsonSave(dict(record))}
-        with _explained(f"written (step {step})", self._directory, step):
-            self._manager.save(step, args=ocp.args.Composite(**items), metrics=dict(metrics))
+        items = {
+            STATE: ocp.args.StandardSave(state),
+            RECORD: ocp.args.JsonSave(digests.sign(record)),
+        }
+        with _explained(f"written (step {step})", self._directory):
+            # The caller decides; Orbax would refuse what is older than a damaged step.
+            args = ocp.args.Composite(**items)
+            self._manager.save(step, args=args, metrics=dict(metrics), force=True)
         self._newest = step
         return True
 
-    def restore(self, step: int, now: State, process: int) -> tuple[list[Any], frozenset[int]]:
-        """Return the values of a step, laid out as those of a state, and the processes that have
-        read for others; none if each has read for itself."""
+    def read(self, step: int, now: State, process: int) -> Reading:
+        """Read what this process has to, for itself and for others. It waits for no other: any of
+        them may find damage.
+
+        Raises:
+            StepUnreadable: the step is damaged.
+        """
         sources = {n: replicas.source_of(value) for n, value in now.arrays()}
         shared = {n: source for n, source in sources.items() if source is not None}
-        with _explained(f"read (step {step})", self._directory, step):
-            if not shared:
-                return now.values_of(self._restored(step, now.plain())), frozenset()
-            found = self._read(step, now, shared, process)
-            whole = [now.values[n] for n in shared]
-            read = [found[n] if process in shared[n].readers else None for n in shared]
-            for n, value in zip(
-                shared, replicas.sent(whole, [*shared.values()], read), strict=True
-            ):
-                found[n] = value
-        return found, frozenset(reader for each in shared.values() for reader in each.readers)
+        with _explained("read", self._directory, step):
+            if shared:
+                return Reading(self._read(step, now, shared, process), shared)
+            like = orbax().args.StandardRestore(now.plain())
+            found = orbax().StandardCheckpointHandler().restore(self._place(step), args=like)
+            return Reading(now.values_of(found), {})
 
-    def _restored(self, step: int, like: Any) -> Any:
-        ocp = orbax()
-        args = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(like)})
-        return self._manager.restore(step, args=args)[STATE]
+    def _place(self, step: int) -> Any:
+        return self._manager.directory / str(step) / STATE
 
     def _read(self, step: int, now: State, shared: Mapping[int, Source], process: int) -> list[Any]:
         """The values that this process has to read, and something in place of the others."""
@@ -135,13 +178,12 @@ class Persistent:
             wanted[n] = described if process in source.readers else ocp.PLACEHOLDER
         item = now._replace(values=wanted).plain()
         # Orbax's other handler reads the same files, and leaves out what it is told to.
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            found = reader.restore(
-                self._manager.directory / str(step) / STATE,
-                args=ocp.args.PyTreeRestore(
-                    item, restore_args=ocp.checkpoint_utils.construct_restore_args(item)
-                ),
-            )
+        found = ocp.PyTreeCheckpointHandler().restore(
+            self._place(step),
+            args=ocp.args.PyTreeRestore(
+                item, restore_args=ocp.checkpoint_utils.construct_restore_args(item)
+            ),
+        )
         return now.values_of(found)
 
     def check(self) -> None:
@@ -239,20 +281,59 @@ def _policy(keep: Keep) -> Any:
     return policies.AnyPreservationPolicy(chosen)
 
 
+class _Undamaged:
+    """A policy for steps that are not damaged. Those that are stay until there is a newer one."""
+
+    def __init__(self, policy: Any, keeps_all: bool, damaged: Collection[int]) -> None:
+        self._policy = policy
+        self._keeps_all = keeps_all
+        self._damaged = damaged
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Decide as Orbax asks for it."""
+        good = [each for each in checkpoints if each.step not in self._damaged]
+        newest = max((each.step for each in good), default=-1)
+        stays = self._policy.should_preserve(good, context=context)
+        kept = {each.step for each, stay in zip(good, stays, strict=True) if stay}
+        return [
+            each.step in kept
+            or (each.step in self._damaged and (each.step > newest or self._keeps_all))
+            for each in checkpoints
+        ]
+
+
 @contextlib.contextmanager
 def _explained(done: str, directory: str, step: int | None = None) -> Iterator[None]:
+    """Make a vendor's errors ours; `step`: one that is being read, which may be damaged."""
     try:
         yield
     except (CheckpointError, PreflightError):
         raise
+    except CorruptRecord as error:
+        raise StepUnreadable(_of_step(step, directory, f"{error}."), step=step) from error
     except Exception as error:
         if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and _is_echo(error):
             raise  # a peer is lost, and the gang knows why
+        advice = _advice(error)
+        if step is not None and not advice and not _is_full(error):
+            raise StepUnreadable(
+                _of_step(step, directory, _first_line(error)), step=step
+            ) from error
+        what = "" if step is None else f" (step {step})"
         raise CheckpointError(
-            f"The folder of checkpoints {directory} could not be {done}: {_first_line(error)}"
-            f"{_advice(error, directory, step)}",
+            f"The folder of checkpoints {directory} could not be {done}{what}: "
+            f"{_first_line(error)}{advice}",
             step=step,
         ) from error
+
+
+def _of_step(step: int | None, directory: str, why: str) -> str:
+    return f"step {step} in {directory} cannot be read: {why}"
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether memory is missing here, which another step would need, too."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
 def _is_echo(error: BaseException) -> bool:
@@ -265,13 +346,8 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(". ") + "."
 
 
-def _advice(error: BaseException, directory: str, step: int | None) -> str:
+def _advice(error: BaseException) -> str:
     words = str(error)
-    if isinstance(error, KeyError) and "not found in the checkpoint" in words:
-        return (
-            f" A part of this step is gone. `kinetic checkpoint rm {directory} --step {step}` "
-            "removes the rest; then the step before it is restored."
-        )
     if isinstance(error, ImportError) and "gcsfs" in words:
         return (
             " Orbax needs the package gcsfs for buckets: name it in the project's dependencies, or "

@@ -6,15 +6,19 @@ In: what each host has. Out: the newest whole step; the transfers between hosts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kinetic._core.values import dataclass
+from kinetic._in_job.checkpoint.digests import digest_of
 from kinetic._in_job.checkpoint.tree import Leaf
 from kinetic.errors import CorruptRecord
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a part of an array begins, and its shape."""
+Region = tuple[int, Box]
+"""The number of a leaf, and a part of it."""
 
 
 class Piece(NamedTuple):
@@ -25,6 +29,7 @@ class Piece(NamedTuple):
         start, shape: the part of the array.
         offset: of its content in the file.
         size_bytes: of its content.
+        digest: of its content; "" where none was made.
     """
 
     leaf: int
@@ -32,11 +37,16 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
     offset: int
     size_bytes: int
+    digest: str = ""
 
     @property
-    def part(self) -> tuple[int, Box]:
+    def part(self) -> Region:
         """What it is a copy of."""
         return self.leaf, (self.start, self.shape)
+
+    def is_copy(self, content: Any) -> bool:
+        """Whether a content is what was saved, as far as its digest tells."""
+        return not self.digest or digest_of(content) == self.digest
 
 
 @dataclass(frozen=True)
@@ -87,8 +97,8 @@ class Local:
                 int(data["hosts"]),
                 tuple(Leaf.from_json(leaf) for leaf in data["leaves"]),
                 tuple(
-                    Piece(int(n), tuple(start), tuple(shape), int(offset), int(size))
-                    for n, start, shape, offset, size in data["pieces"]
+                    Piece(int(n), tuple(start), tuple(shape), int(offset), int(size), *digest)
+                    for n, start, shape, offset, size, *digest in data["pieces"]
                 ),
                 data.get("data"),
             )
@@ -140,6 +150,21 @@ def newest(found: Sequence[Sequence[Local]]) -> Whole | None:
         if _is_whole(on.values()):
             return Whole(step, on)
     return None
+
+
+def without(
+    found: Sequence[Sequence[Local]], whole: Whole, damaged: Collection[tuple[int, Region]]
+) -> list[list[Local]]:
+    """Return what each host has but for these regions of a step on these hosts."""
+
+    def rest(host: int, local: Local) -> Local:
+        if (local.step, local.writer) != (whole.step, whole.writer):
+            return local
+        return replace(
+            local, pieces=tuple(p for p in local.pieces if (host, p.part) not in damaged)
+        )
+
+    return [[rest(host, local) for local in each] for host, each in enumerate(found)]
 
 
 def _is_whole(locals_: Iterable[Local]) -> bool:

@@ -1,0 +1,205 @@
+"""The way back: the newest whole step of either tier, and what is said of those that are damaged.
+
+In: both tiers, the hosts, the state of today. Out: the same state with the saved content, on all
+hosts of the same step; or an error, where steps were saved and none can be read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from kinetic._in_job.checkpoint import opening, pieces, tree
+from kinetic._in_job.checkpoint.assembly import Assembly
+from kinetic._in_job.checkpoint.opening import Opened
+from kinetic._in_job.checkpoint.peers import Peers
+from kinetic._in_job.checkpoint.persistent import Reading, StepUnreadable
+from kinetic._in_job.checkpoint.pieces import Region, Whole
+from kinetic._in_job.checkpoint.tree import Leaf, State
+from kinetic.errors import CheckpointError
+
+_WAYS = (
+    "To begin a new training, choose another folder with directory= or output_dir=; to restore one "
+    "of these steps, bring back its files from a copy."
+)
+
+
+class Restored(NamedTuple):
+    """What `restore` has found.
+
+    Attributes:
+        step: that was saved.
+        tier: "local" or "persistent".
+        received_from: hosts that have sent local parts to this one.
+    """
+
+    step: int
+    tier: Literal["local", "persistent"]
+    received_from: tuple[int, ...] = ()
+
+
+class Found(NamedTuple):
+    """A state that was saved.
+
+    Attributes:
+        state: laid out as today's.
+        data: the positions of iterators, by host.
+        restored: which one it is.
+        where: in words.
+        whole: the local step that it is; None where it comes from the persistent tier.
+    """
+
+    state: Any
+    data: list[Any]
+    restored: Restored
+    where: str
+    whole: Whole | None = None
+
+
+class Restoring:
+    """Restores; collective.
+
+    Args:
+        opened: both tiers.
+        peers: the hosts.
+        directory: of the persistent tier, for messages.
+        warn: takes what those who read the job's output should know; called on all hosts.
+    """
+
+    def __init__(
+        self, opened: Opened, peers: Peers, directory: str, warn: Callable[[str], None]
+    ) -> None:
+        self._opened = opened
+        self._peers = peers
+        self._directory = directory
+        self._warn = warn
+        self._numbers = itertools.count()
+
+    def newest_step(self) -> int | None:
+        """Return the newest step that seems to be there; None if there is none."""
+        steps, found, _ = opening.look(self._opened, self._peers)
+        whole = pieces.newest(found)
+        return max([*steps, *([] if whole is None else [whole.step])], default=None)
+
+    def restore(self, now: State, *, cast: bool = False) -> Found | None:
+        """Return the newest whole step; None if nothing was saved.
+
+        Args:
+            now: a state that is laid out as the result.
+            cast: whether arrays may lose numbers.
+
+        Raises:
+            CheckpointMismatch: what was saved does not fit it.
+            CheckpointError: none of the steps that were saved can be read.
+        """
+        steps, local, faults = opening.look(self._opened, self._peers)
+        why: list[str] = []
+        while (whole := pieces.newest(local)) is not None or steps:
+            if whole is not None and whole.step >= max(steps, default=-1):
+                found, damaged = self._from_memory(whole, now, cast)
+                local = pieces.without(local, whole, damaged)
+                said = _of_damage(whole, damaged, is_left=_is(whole, pieces.newest(local)))
+            else:
+                found, said = self._from_folder(max(steps), now, cast)
+                steps = [step for step in steps if step != max(steps)]
+            if found is not None:
+                self._tell_of(faults, found.restored)
+                self._opened.persistent.go_on_after(found.restored.step)
+                return found
+            self._warn(said)
+            why.append(said)
+        why += [f"On host {host} {text}." for (host, _), text in faults.items()]
+        if why:
+            raise CheckpointError(
+                f"No step that was saved can be restored. {' '.join(why)} {_WAYS}"
+            )
+        return None
+
+    def _from_memory(
+        self, whole: Whole, now: State, cast: bool
+    ) -> tuple[Found | None, dict[tuple[int, Region], str]]:
+        """The step, or which of its pieces are damaged."""
+        assert self._opened.local is not None
+        tree.check_same(whole.leaves, now.leaves, f"of step {whole.step} in memory", cast=cast)
+        now = now.as_saved(whole.leaves)
+        assembly = Assembly(self._opened.local, self._peers, whole)
+        assembly.fetch(now)
+        state = now.with_values(lambda n: assembly.value(now.leaves[n], now.values[n]))
+        damaged = self._union(assembly.damaged)
+        if damaged:
+            return None, damaged
+        restored = Restored(whole.step, "local", tuple(sorted(assembly.received_from)))
+        return Found(state, whole.data, restored, "the hosts' memory", whole), {}
+
+    def _union(self, damaged: dict[tuple[int, Region], str]) -> dict[tuple[int, Region], str]:
+        """What all hosts together have seen."""
+        own = [[host, *region, why] for (host, region), why in damaged.items()]
+        union = {}
+        for said in self._exchange(json.dumps(own)):
+            for host, leaf, (start, shape), why in json.loads(said):
+                union[host, (leaf, (tuple(start), tuple(shape)))] = why
+        return union
+
+    def _from_folder(self, step: int, now: State, cast: bool) -> tuple[Found | None, str]:
+        """The step, or why it cannot be read."""
+        persistent, me = self._opened.persistent, self._peers.index
+        reading: Reading | None = None
+        failed = ""
+        try:
+            record = persistent.record(step)
+            if "leaves" in record:
+                saved = [Leaf.from_json(leaf) for leaf in record["leaves"]]
+                where = f"of step {step} in {self._directory}"
+                tree.check_same(saved, now.leaves, where, cast=cast)
+                now = now.as_saved(saved)
+                if (alike := now.look_alike()) and not record.get("is_by_name"):
+                    raise CheckpointError(
+                        f"An earlier version of kinetic has written {' and '.join(alike[:2])} to "
+                        f"one place in step {step} in {self._directory}: which of them it holds is "
+                        "not known. Restore another step, or choose another folder for a new "
+                        "training.",
+                        step=step,
+                    )
+            reading = persistent.read(step, now, me)
+        except StepUnreadable as error:
+            failed = str(error)
+        all_said = enumerate(self._exchange(failed))
+        said = next((f"Host {host}: {why}" for host, why in all_said if why), "")
+        if said or reading is None:
+            return None, f"{failed or said} The newest whole step that is left is restored."
+        there = reading.spread(now, me)
+        state = now.with_values(lambda n: now.values[n] if now.leaves[n].is_empty else there[n])
+        where = self._directory
+        if reading.readers:
+            where += (
+                f", which {len(reading.readers)} of {self._peers.count} hosts have read for all"
+            )
+        return Found(state, record.get("data") or [], Restored(step, "persistent"), where), ""
+
+    def _exchange(self, text: str) -> list[str]:
+        return opening.exchange(self._peers, f"restoring/{next(self._numbers)}", text)
+
+    def _tell_of(self, faults: Mapping[tuple[int, int], str], restored: Restored) -> None:
+        """Tell of copies in memory that could not be used, unless something newer was there."""
+        for (host, step), text in faults.items():
+            if step >= restored.step:
+                self._warn(f"host {host}: {text}. It is not used.")
+
+
+def _is(one: Whole, other: Whole | None) -> bool:
+    return other is not None and (one.step, one.writer) == (other.step, other.writer)
+
+
+def _of_damage(whole: Whole, damaged: Mapping[tuple[int, Region], str], *, is_left: bool) -> str:
+    if not damaged:
+        return ""
+    (host, (leaf, _)), why = next(iter(sorted(damaged.items())))
+    more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    then = (
+        "A copy of another host is used."
+        if is_left
+        else "No other host has a copy: the newest whole step that is left is restored."
+    )
+    return f"host {host}: {why.rstrip('.')} (leaf {whole.leaves[leaf].name}{more}). {then}"

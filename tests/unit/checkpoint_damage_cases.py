@@ -1,0 +1,199 @@
+"""In a process of its own (see `test_checkpoint_local`): every file of both tiers is damaged in
+every way.
+
+In: a training with two steps in the folder and a newer one in memory. Out: what was saved, never
+anything else; and a line wherever it is not the newest step.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from checkpoint_fakes import Crowd, on_all
+
+import kinetic
+from kinetic._in_job.checkpoint import tree
+from kinetic._in_job.checkpoint.local_tier import LocalTier
+from kinetic._in_job.checkpoint.opening import Opened
+from kinetic._in_job.checkpoint.restoring import Restoring
+from kinetic.errors import CheckpointError
+
+OPTIONS = {"every": 1, "local_every": 3}
+DAMAGES = ["removed", "emptied", "halved", "zeroed", *(f"flipped at {n}/4" for n in range(4))]
+
+
+def state(step):
+    """Of numbers that do not compress: else damage is found by who unpacks them."""
+    luck = np.random.default_rng(step)
+    return {
+        "w": jax.numpy.asarray(luck.normal(size=(64, 8)).astype(np.float32)),
+        "b": luck.normal(size=300).astype(np.float32),
+        "n": step,
+    }
+
+
+def checkpointer(folder, **more):
+    return kinetic.Checkpointer(folder / "run", local_directory=folder / "memory", **OPTIONS | more)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Steps 1 and 2 in the folder, 3 in memory."""
+    folder = tmp_path_factory.mktemp("trained") / "now"
+    with checkpointer(folder) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, state(step))
+    with checkpointer(folder, every=None) as ckpt:
+        ckpt.restore(state(0))
+        ckpt.save(3, state(3))
+    for left in folder.glob("memory/*/*/writing"):  # for the next step
+        shutil.rmtree(left)
+    return folder.rename(folder.with_name("saved"))
+
+
+def files(folder):
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+def spoil(path, damage):
+    content = bytearray(path.read_bytes())
+    if damage == "removed":
+        path.unlink()
+        return
+    if damage == "emptied":
+        content = b""
+    elif damage == "halved":
+        content = content[: len(content) // 2]
+    elif damage == "zeroed":
+        content = bytes(len(content))
+    elif content:
+        content[len(content) * int(damage.split()[-1][0]) // 4] ^= 1
+    path.write_bytes(content)
+
+
+def restore(folder, **more):
+    """The step that is restored; it is what was saved then."""
+    with checkpointer(folder, **more) as ckpt:
+        found, _ = ckpt.restore(state(0))
+    step = ckpt.restored.step
+    assert found["n"] == step
+    for name in ("w", "b"):
+        np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(state(step)[name]))
+    return step
+
+
+def damaged(trained, tier):
+    """The folder with each damage to each file of a tier, one after the other. It lies where the
+    training was: copies in memory belong to one folder."""
+    folder = trained.with_name("now")
+    for name in files(trained / tier):
+        for damage in DAMAGES:
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(trained, folder)
+            spoil(folder / tier / name, damage)
+            yield f"{name} {damage}", folder
+
+
+def test_damage_to_the_memory_is_never_restored(trained, caplog):
+    seen = {}
+    for what, folder in damaged(trained, "memory"):
+        caplog.clear()
+        seen[what] = (restore(folder), caplog.text)
+        assert seen[what][0] == 2, what
+        assert "3" in caplog.text, what
+        assert "damaged" in caplog.text
+    assert len(seen) == 2 * len(DAMAGES)
+
+
+def halves(host, folder, step):
+    """A checkpoint of which each of two hosts has the same."""
+    tier = LocalTier(folder / str(host.index))
+    tier.commit(tier.stage(step, "run", 2, tree.taken_apart({"w": np.full(99, step)})))
+    return tier
+
+
+class NoFolder:
+    """A persistent tier in which nothing was saved."""
+
+    def steps(self):
+        return []
+
+    def go_on_after(self, step):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "step", "words"),
+    [
+        ([], 2, None),
+        (
+            [(1, 2)],
+            2,
+            r"host 1: .*of step 2.*damaged.*leaf \['w'\].*A copy of another host is used",
+        ),
+        ([(0, 2), (1, 2)], 1, r"host 0: .*of step 2.*No other host has a copy: the newest whole"),
+        ([(0, 2), (1, 2), (0, 1)], 1, r"host 0: .*of step 1.* A copy of another host is used"),
+    ],
+)
+def test_what_one_host_has_lost_another_one_has(tmp_path, spoiled, step, words):
+    warned = {0: [], 1: []}
+    for host in range(2):
+        for saved in (1, 2):
+            halves(Crowd(2).hosts()[host], tmp_path, saved)
+    for host, saved in spoiled:
+        spoil(tmp_path / f"{host}/{saved}/data", "flipped at 2/4")
+
+    def run(host):
+        opened = Opened(None, "run", NoFolder(), LocalTier(tmp_path / str(host.index)))
+        restoring = Restoring(opened, host, "the folder", warned[host.index].append)
+        found = restoring.restore(tree.taken_apart({"w": np.zeros(99, int)}))
+        return found.restored.step, found.state["w"].tolist()
+
+    assert on_all(Crowd(2).hosts(), run) == [(step, [step] * 99)] * 2
+    assert warned[0] == warned[1]
+    if words is None:
+        assert warned[0] == []
+    else:
+        assert re.search(words, " ".join(warned[0]))
+
+
+def test_what_arrives_is_checked(tmp_path):
+    """A host that sends something else than it has read, as a broken network would."""
+    halves(Crowd(1).hosts()[0], tmp_path, 1)
+
+    def run(host):
+        pass_on, host.pass_on = host.pass_on, None
+
+        def garbled(data, source):
+            found = pass_on(data, source).copy()
+            found[3] ^= 1
+            return found
+
+        host.pass_on = garbled
+        opened = Opened(None, "run", NoFolder(), LocalTier(tmp_path / str(host.index)))
+        restoring = Restoring(opened, host, "the folder", lambda words: None)
+        return restoring.restore(tree.taken_apart({"w": np.zeros(99, int)}))
+
+    for error in on_all(Crowd(2).hosts(), run):
+        assert isinstance(error, CheckpointError)
+        assert "what host 0 has sent of step 1 is not what was saved" in str(error)
+
+
+def test_where_nothing_is_left_it_is_an_error_that_says_what_to_do(trained):
+    folder = trained.with_name("now")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(trained, folder)
+    for path in (*folder.glob("run/*/state/_METADATA"), *folder.glob("memory/*/*/3/data")):
+        spoil(path, "zeroed")
+    with (
+        checkpointer(folder) as ckpt,
+        pytest.raises(
+            CheckpointError,
+            match=r"No step that was saved .*step 3.*damaged.*step 2 in .*step 1 in .*directory=",
+        ),
+    ):
+        ckpt.restore(state(0))
