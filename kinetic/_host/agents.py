@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import math
 import os
 import signal
 import time
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._rpc.server", "kinetic._rpc.client")
 """What a gang's processes need to communicate; importing it takes longer than a small job."""
 _MOST_WORDS_BYTES = 1 << 16
+_SERVICE = "the process that serves JAX's coordination"
 
 
 class Agents:
@@ -46,6 +48,8 @@ class Agents:
         self._alive = -1
         self._stem: Stem | None = None
         self._service: Service | None = None
+        self._world_fault = ""
+        self._service_stopped_at = math.inf
         self.pids: dict[int, int] = {}
         """The host of each process id that has not been reaped."""
         self._last_words = os.memfd_create("kinetic-last-words")
@@ -100,12 +104,27 @@ class Agents:
         if self._service is not None:
             self._service.end()
             self._service = None
+        self._world_fault = ""
         if self._stem is None or not service.may_serve(self._plan):
             return ""
         with contextlib.suppress(OSError):  # What forks is gone; the slices that are left go on.
             self._service = Service(self._stem, self._plan.job_id, processes)
             return self._service.address
         return ""
+
+    def world_fault(self, patience_s: float) -> str:
+        """Return what became of the process that serves JAX's coordination, if it serves no more:
+        it has ended, or has been stopped (SIGSTOP) for longer than this. "" if it serves, or
+        nobody has to."""
+        if self._service is None or not processes.is_stopped(self._service.pid):
+            self._service_stopped_at = math.inf
+            return self._world_fault
+        now = time.monotonic()
+        self._service_stopped_at = min(self._service_stopped_at, now)
+        if now - self._service_stopped_at >= patience_s:
+            self._service.end()
+            self._service, self._world_fault = None, f"{_SERVICE} was stopped (SIGSTOP)"
+        return self._world_fault
 
     def end(self, seats: Collection[int]) -> None:
         """Kill these agents with all that is below them, and forget them."""
@@ -116,8 +135,8 @@ class Agents:
 
     def end_orphans(self) -> None:
         """Kill what agents that were killed have left to this process."""
-        beside = (self._stem, self._service)
-        own = {*self.pids, *(each.pid for each in beside if each is not None)}
+        own = {*self.pids, *(() if self._stem is None else self._stem.pids)}
+        own |= set() if self._service is None else {self._service.pid}
         for pid in processes.children(os.getpid()):
             if pid not in own:
                 processes.kill(pid, signal.SIGKILL)
@@ -190,6 +209,8 @@ class Agents:
                 return
             if self._service is not None and pid == self._service.pid:
                 self._service = None  # Killed by somebody; its id may soon be another's.
+                how = f"was killed by {processes.signal_name(os.WTERMSIG(status))}"
+                self._world_fault = f"{_SERVICE} {how if os.WIFSIGNALED(status) else 'ended'}"
             host = self.pids.pop(pid, None)
             if host is not None:
                 yield host, status

@@ -59,6 +59,11 @@ class Crew(Protocol):
         host's worker has to serve it."""
         ...
 
+    def world_fault(self, patience_s: float) -> str:
+        """Return what became of the process that serves it, if that has ended or has been stopped
+        for longer than this; "" otherwise, and where it is no process of the leader's."""
+        ...
+
     def all_gone(self, told: Collection[int]) -> bool:
         """Whether nobody is left to wait for; these were told that nothing follows, or are dead."""
         ...
@@ -112,6 +117,10 @@ class ForkedCrew:
     def serve_world(self, processes: int) -> str:
         """In a child of this process."""
         return self._agents.serve_world(processes)
+
+    def world_fault(self, patience_s: float) -> str:
+        """By its wait status, and its state."""
+        return self._agents.world_fault(patience_s)
 
     def all_gone(self, told: Collection[int]) -> bool:
         """Whether all have been reaped."""
@@ -169,6 +178,10 @@ class DistantCrew:
 
     def serve_world(self, processes: int) -> str:
         """The head has no JAX: its image may be smaller than that of the hosts."""
+        return ""
+
+    def world_fault(self, patience_s: float) -> str:
+        """It is in the worker of a host."""
         return ""
 
     def all_gone(self, told: Collection[int]) -> bool:

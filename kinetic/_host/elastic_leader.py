@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit, ProgramCode
@@ -28,11 +27,8 @@ from kinetic._core.gang.elastic import (
     Loss,
     Restart,
     Standing,
-    count_slices,
     loss_of,
-    name_slices,
-    tell_who_stays,
-    what_is_back,
+    may_follow_from_fault,
 )
 from kinetic._core.gang.machine import Gang
 from kinetic._core.gang.messages import Place
@@ -40,18 +36,17 @@ from kinetic._core.options import Elastic
 from kinetic._core.outcome import Outcome
 from kinetic._core.plan import Plan
 from kinetic._host import leader, questions
-from kinetic._host.agent.log_writer import HostLog
 from kinetic._host.crew import Crew
 from kinetic._host.leader import Attempt
+from kinetic._host.story import Story, seats_of
 from kinetic._rpc.lobby import Lobby
 from kinetic._rpc.server import Coordinator
-from kinetic._store import log_segments
 from kinetic._store.base import Store
-from kinetic._store.event_log import EventLog
-from kinetic.errors import KineticError
 
 LOOK_S = 0.1
 """How often the leader looks what there is to do when nothing wakes it."""
+STOPPED_S = 3.0
+"""How long the process that serves JAX's coordination may be stopped (SIGSTOP)."""
 JOIN_S = 60.0
 """How long a host that was ready for its attempt may take to join it."""
 _SHORTEST_S = 0.001
@@ -100,14 +95,12 @@ class ElasticLeader:
         self._policy = Elasticity(elastic, plan.limits.slice_away_s, attempt, failures)
         self._is_cancelled = is_cancelled
         self._reads_questions = reads_questions
-        self._events = EventLog(store, layout.events(plan.job_id))
+        self._story = Story(store, plan.job_id, self._policy)
         self._dead: set[int] = set()
         """Seats whose agents have ended, and were not started again."""
         self._places: dict[int, Place] = {}
         self._told: set[int] = set()
         """Seats that know that nothing follows."""
-        self._story: list[str] = []
-        self._lost_at = 0.0
         self._ran_s, self._ready_at = 0.0, 0.0
         self._began_at = 0.0
         self._joined: set[int] = set()
@@ -122,7 +115,7 @@ class ElasticLeader:
         asyncio.run(self._serve(endpoint, key))
         ended = self._ended
         self._write_end(ended)
-        self._events.close()
+        self._story.close()
         return ended
 
     async def _serve(self, endpoint: Endpoint, key: str) -> None:
@@ -161,7 +154,7 @@ class ElasticLeader:
             await self._pause()
 
     async def _lead_attempts(self) -> Attempt:
-        self._write(self._formed())
+        self._story.write(self._formed())
         if self._crew.announces:
             self._give_places(lost_at=0.0)
         while True:
@@ -172,16 +165,21 @@ class ElasticLeader:
             self._places = {}
             self._lobby.give({})
             ended = Attempt(leader.judged(self._gang), self._gang.unwanted, self._removed)
-            loss = loss_of(ended.outcome, self._policy.slices)
-            if loss is not None:
+            loss, before = loss_of(ended.outcome, self._policy.slices), len(self._policy.slices)
+            fault = self._crew.world_fault(0.0)
+            if fault and may_follow_from_fault(ended.outcome):
+                self._break_down(fault)
+            elif loss is not None:
                 self._fail(loss)
             elif _has_left(ended.outcome):
                 self._grow()
             else:
                 return ended
             decision = await self._next()
-            self._tell_who_stays(decision)
-            self._flush_story()
+            if isinstance(decision, Form):
+                seats = self._seats_of(decision.slices)
+                self._story.tell_of_next(decision, before, self._lobby.kept(seats), len(seats))
+            self._story.flush()
             if isinstance(decision, Form):
                 self._begin(ended)
             elif isinstance(decision, GiveUp):
@@ -207,7 +205,7 @@ class ElasticLeader:
             if isinstance(decision, Form | GiveUp):
                 return decision
             if self._may_write_story():
-                self._flush_story()
+                self._story.flush()
             await self._pause()
         return None
 
@@ -217,18 +215,20 @@ class ElasticLeader:
         for which in policy.missing:
             if self._is_complete(which):
                 if policy.stands(which) is Standing.AWAY:
-                    self._write(GangEvent(EventKind.SLICE_BACK, slices=(which,)))
+                    self._story.write(GangEvent(EventKind.SLICE_BACK, slices=(which,)))
                 policy.there(which)
         before = len(policy.failures)
         decision = policy.decide(time.monotonic())
         for failure in policy.failures[before:]:
-            self._tell_of(Loss(failure.slices, failure.why))
+            self._story.tell_of_failure(failure)
             self._end(failure.slices)
         if isinstance(decision, Restart):
             self._restart(decision.slices)
         self._crew.look(self._dead)
         if policy.could_grow:
             self._gang.make_room()
+        if not policy.forming and (fault := self._crew.world_fault(STOPPED_S)):
+            self._coordinator.break_off(f"{fault}.")
         self._miss_absent(time.monotonic())
         return decision
 
@@ -251,50 +251,29 @@ class ElasticLeader:
         loss = replace(loss, slices=tuple(sorted(lost & {*self._policy.slices})))
         self._count_time()
         self._policy.failed(loss, time.monotonic())
-        self._tell_of(loss)
+        self._story.tell_of_failure(self._policy.failures[-1])
         self._end(loss.slices)
-        self._tell_what_follows()
+        if not self._gang.unwanted:
+            self._story.tell_of_waiting()
+
+    def _break_down(self, why: str) -> None:
+        """A process of kinetic's own has failed, and the attempt with it."""
+        self._count_time()
+        dead = {seat // self._each for seat in self._dead}
+        slices = tuple(sorted(dead & {*self._policy.slices}))
+        self._policy.broke_down(slices, why, time.monotonic())
+        self._story.tell_of_fault(self._policy.faults[-1])
+        self._end(slices)
 
     def _grow(self) -> None:
         """The function has left at a step, because a slice is back."""
         self._count_time()
-        self._say(what_is_back([*filter(self._stands_by, range(self._policy.rules.most))]))
+        self._story.tell_what_is_back()
         self._policy.left(time.monotonic())
-
-    def _stands_by(self, which: int) -> bool:
-        return self._policy.stands(which) is Standing.THERE
 
     def _count_time(self) -> None:
         self._ran_s += time.monotonic() - self._ready_at if self._ready_at else 0.0
         self._ready_at = 0.0
-
-    def _tell_of(self, loss: Loss) -> None:
-        if not self._lost_at:
-            self._lost_at = time.time()
-        self._write(GangEvent(EventKind.SLICE_LOST, detail=loss.why, slices=loss.slices))
-        what = f"{name_slices(loss.slices)} lost" if loss.slices else "a collective broke"
-        number, most = len(self._policy.failures), self._policy.rules.max_failures
-        limit = f"of at most {most}" if number <= most else f"and max_failures is {most}"
-        counted = f"failure {number} {limit}"
-        self._say(f"{what} ({counted}): {loss.why}")
-
-    def _tell_what_follows(self) -> None:
-        policy, rules = self._policy, self._policy.rules
-        away = tuple(each for each in policy.missing if policy.stands(each) is Standing.AWAY)
-        if len(policy.failures) > rules.max_failures or not away or self._gang.unwanted:
-            return
-        left = rules.most - len(away)
-        if rules.shrinks and left >= rules.least:
-            self._say(f"shrinking to {count_slices(left)} until it is back.")
-            return
-        limit = f"{rules.slice_timeout_s:g} s (slice_timeout)"
-        self._write(GangEvent(EventKind.AWAITED, detail=f"for at most {limit}", slices=away))
-        self._say(f"waiting for {name_slices(away)} to return, for at most {limit}.")
-
-    def _tell_who_stays(self, decision: Decision | None) -> None:
-        seats = self._seats_of(decision.slices) if isinstance(decision, Form) else []
-        if kept := self._lobby.kept(seats):
-            self._say(tell_who_stays(kept, len(seats)))
 
     def _end(self, slices: Iterable[int]) -> None:
         """End what is left of these slices; what their agents have said counts no more."""
@@ -309,7 +288,7 @@ class ElasticLeader:
                     self._dead.discard(seat)
                     self._lobby.expect(seat, start)
             except OSError as error:
-                self._lose(which, f"its hosts could not be started: {error}")
+                self._miss(which, f"the hosts of slice {which} could not be started: {error}")
         self._on_agents(self._policy.attempt)
         self._wake.set()
 
@@ -317,11 +296,11 @@ class ElasticLeader:
         """Begin the attempt that was decided on."""
         self._write_end(ended)
         leader.repeat(self._store, self._plan.job_id, ended.outcome, make_room=self._make_room)
-        self._gang = self._make_gang()
+        self._gang, self._story.attempt = self._make_gang(), self._policy.attempt
         self._began_at, self._joined = time.monotonic(), set()
-        self._write(self._formed())
+        self._story.write(self._formed())
         self._coordinator.serve_next(self._gang)
-        self._give_places(self._lost_at)
+        self._give_places(self._story.lost_at)
         self._on_agents(self._policy.attempt)
 
     def _give_places(self, lost_at: float) -> None:
@@ -352,7 +331,7 @@ class ElasticLeader:
             self._cancel()
             return
         # The head that replaces this one goes on; the hosts wait for it.
-        self._events.close()
+        self._story.close()
         os._exit(ProgramCode.TAKEN_AWAY)
 
     async def _answer_questions(self) -> None:
@@ -381,7 +360,7 @@ class ElasticLeader:
     def _on_death(self, seat: int, why: str) -> None:
         which, slices = seat // self._each, self._policy.slices
         if self._policy.forming or which not in slices:
-            self._lose(which, f"host {seat}: {why}")
+            self._lose(which, f"host {seat % self._each} of slice {which}: {why}")
         elif not self._gang.finished:
             rank = slices.index(which) * self._each + seat % self._each
             self._coordinator.lost(rank, why)
@@ -421,15 +400,23 @@ class ElasticLeader:
         # Hosts that a cluster starts again may come and go while their slice is away.
         counts = not self._crew.announces or self._policy.stands(which) is not Standing.AWAY
         self._policy.lost(which, why, time.monotonic(), counts=counts)
-        if len(self._policy.failures) > before:
-            self._tell_of(Loss((which,), why))
+        for failure in self._policy.failures[before:]:
+            self._story.tell_of_failure(failure)
+        self._end([which])
+
+    def _miss(self, which: int, why: str) -> None:
+        """A slice could not be started again."""
+        before = len(self._policy.faults)
+        self._policy.could_not_start(which, why, time.monotonic())
+        for fault in self._policy.faults[before:]:
+            self._story.tell_of_fault(fault)
         self._end([which])
 
     def _on_event(self, event: GangEvent) -> None:
         if event.kind is EventKind.STOP:
             # An agent that was stopped (SIGSTOP) must get it too.
             self._crew.wake()
-        self._write(event)
+        self._story.write(event)
         if event.host is not None and self._crew.announces and _is_gone(event):
             self._dead.add(self._seats_of(self._policy.slices)[event.host])
         if event.kind is EventKind.JOINED and event.host is not None:
@@ -437,10 +424,7 @@ class ElasticLeader:
         if event.kind is EventKind.READY:
             self._began_at = 0.0
             self._ready_at = time.monotonic()
-            if self._lost_at:
-                took_s = time.time() - self._lost_at
-                self._write(GangEvent(EventKind.RECOVERED, detail=f"after {took_s:.1f} s"))
-                self._lost_at = 0.0
+            self._story.tell_of_recovery()
             self._on_ready()
 
     # -- what is told ------------------------------------------------------------------------------
@@ -452,13 +436,7 @@ class ElasticLeader:
     def _write_end(self, ended: Attempt) -> None:
         reason, blamed = ended.outcome.reason, ended.outcome.blamed
         verdict = None if _has_left(ended.outcome) else ended.outcome.verdict
-        self._write(GangEvent(EventKind.ENDED, detail=reason, hosts=blamed, verdict=verdict))
-
-    def _write(self, event: GangEvent) -> None:
-        self._events.write(leader.line_of(self._gang.spec.attempt, event))
-
-    def _say(self, text: str) -> None:
-        self._story.append(f"kinetic: {text}")
+        self._story.write(GangEvent(EventKind.ENDED, detail=reason, hosts=blamed, verdict=verdict))
 
     def _may_write_story(self) -> bool:
         """Whether nobody else writes to the log of the last attempt's leader any more."""
@@ -466,25 +444,11 @@ class ElasticLeader:
         is_there = seat not in self._dead and self._crew.is_there(seat)
         return self._lobby.waits(seat) or not is_there
 
-    def _flush_story(self) -> None:
-        """Add to the log of the last attempt, which is the one that people read now."""
-        if not self._story:
-            return
-        where, text = (self._plan.job_id, self._gang.spec.attempt, 0), "\n".join(self._story)
-        self._story.clear()
-        if (folder := self._store.as_folder()) is None:
-            with contextlib.suppress(KineticError):  # The events tell it as well.
-                log_segments.add_lines(self._store, layout.log(*where), text, time.time_ns())
-            return
-        log = HostLog(folder / layout.log(*where), folder / layout.log_index(*where))
-        log.say(text)
-        log.close()
-
     def _seats(self, which: int) -> range:
         return range(which * self._each, (which + 1) * self._each)
 
     def _seats_of(self, slices: Sequence[int]) -> tuple[int, ...]:
-        return tuple(seat for which in slices for seat in self._seats(which))
+        return seats_of(slices, self._each)
 
 
 def _is_gone(event: GangEvent) -> bool:

@@ -2,7 +2,8 @@
 
 In: a function to run in each child, small requests, descriptors. Out: process ids. gRPC starts
 threads, and a fork copies the locks that they hold: so a stem is forked before the first thread,
-and forks when it is asked. What it forks are children of the process that asked.
+and forks when it is asked. What it forks are children of the process that asked. One that is
+killed, or stopped, is replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from kinetic._system import processes
 
@@ -24,48 +25,106 @@ Run = Callable[[dict[str, Any], Sequence[int]], int]
 _ANSWER_S = 10.0
 _ADOPTED_S = 10.0
 _MOST_BYTES, _MOST_FDS = 1 << 16, 8
+_BECOME = "become"
+"""A request that is not for `run`: the spare takes the place of the stem, whose title is given, and
+forks another spare, which gets its requests from the descriptor that comes with this one."""
+_SPARE = "spare-"
+
+
+class _Gone(OSError):
+    """A stem that was asked does not answer any more."""
+
+
+class _Line(NamedTuple):
+    """A stem, and the owner's end of the connection to it."""
+
+    pid: int
+    socket: socket.socket
 
 
 class Stem:
     """Forks children for its owner, which must have called `adopt_orphans`: the kernel gives them
     to it because their own parent ends at once.
 
-    Attributes:
-        pid: of the stem.
+    A spare stands by: whoever has threads cannot fork a new stem, and that one can.
     """
 
     def __init__(self, run: Run, title: str, *, without: Sequence[int] = ()) -> None:
-        """Fork the stem; `without` are descriptors that it must not hold open."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """Fork the stem and its spare; `without` are descriptors that they must not hold open."""
+        self._lines: list[_Line] = []
+        self._title = title
         owner = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            ours.close()
-            for fd in without:
-                os.close(fd)
-            processes.exit_with(functools.partial(_serve, theirs, run, title, owner))
-        theirs.close()
-        ours.settimeout(_ANSWER_S)
-        self._socket = ours
+        for title_now in (title, _SPARE + title):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            pid = os.fork()
+            if pid == 0:
+                for fd in (ours.fileno(), *(line.socket.fileno() for line in self._lines)):
+                    os.close(fd)
+                for fd in without:
+                    os.close(fd)
+                serve = functools.partial(_serve, theirs, run, title_now, owner)
+                processes.exit_with(serve)
+            theirs.close()
+            self._add(pid, ours)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the stem, and of the one that stands by."""
+        return tuple(line.pid for line in self._lines)
 
     def fork(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
         """Return the process id of a new child that runs this request.
 
         Raises:
-            OSError: the stem is gone, or the system has no room for a process.
+            OSError: the stem and its spare are gone, or the system has no room for a process.
         """
-        socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
-        answer = self._socket.recv(1024).decode()
-        if not answer.isdecimal():
-            raise OSError(answer or "the process that forks for this one has ended")
-        return int(answer)
+        while self._lines:
+            try:
+                return _ask(self._lines[0], request, fds)
+            except _Gone:
+                self._replace()
+        raise OSError("the process that forks for this one has ended, and so has its spare")
 
     def close(self) -> None:
-        """End it; its children live on."""
-        self._socket.close()
-        processes.kill(self.pid, signal.SIGKILL)
+        """End them; their children live on."""
+        while self._lines:
+            self._drop_first()
+
+    def _add(self, pid: int, ours: socket.socket) -> None:
+        ours.settimeout(_ANSWER_S)
+        self._lines.append(_Line(pid, ours))
+
+    def _replace(self) -> None:
+        """Have the spare take the place of the stem, and fork another spare."""
+        self._drop_first()
+        if not self._lines:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.suppress(OSError), theirs:
+            request = {_BECOME: self._title}
+            self._add(_ask(self._lines[0], request, [theirs.fileno()]), ours)
+
+    def _drop_first(self) -> None:
+        line = self._lines.pop(0)
+        line.socket.close()
+        processes.kill(line.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+            os.waitpid(line.pid, 0)
+
+
+def _ask(line: _Line, request: dict[str, Any], fds: Sequence[int]) -> int:
+    if processes.is_stopped(line.pid):
+        raise _Gone("it is stopped")
+    try:
+        socket.send_fds(line.socket, [json.dumps(request).encode()], fds)
+        answer = line.socket.recv(1024).decode()
+    except OSError as error:
+        raise _Gone(str(error)) from error
+    if not answer:
+        raise _Gone("it has ended")
+    if not answer.isdecimal():
+        raise OSError(answer)
+    return int(answer)
 
 
 def _serve(requests: socket.socket, run: Run, title: str, owner: int) -> int:
@@ -80,8 +139,16 @@ def _serve(requests: socket.socket, run: Run, title: str, owner: int) -> int:
         except OSError as error:
             requests.send(f"no process could be forked: {error.strerror}".encode())
         else:
-            if between == 0:
-                _fork_on(requests, functools.partial(run, json.loads(data), fds), owner)
+            request = json.loads(data)
+            if (now := request.get(_BECOME)) is not None:
+                processes.set_title(now)
+            if between == 0 and now is not None:
+                spare = socket.socket(fileno=fds[0])
+                _fork_on(
+                    requests, functools.partial(_serve, spare, run, _SPARE + now, owner), owner
+                )
+            elif between == 0:
+                _fork_on(requests, functools.partial(run, request, fds), owner)
             os.waitpid(between, 0)
         for fd in fds:
             os.close(fd)

@@ -138,6 +138,11 @@ class Coordinator:
         self._gang.cancel(detail, self._clock())
         self._sweep()
 
+    def break_off(self, reason: str) -> None:
+        """Stop the gang, and blame nobody."""
+        self._gang.break_off(reason, self._clock())
+        self._sweep()
+
     async def dump_stacks(self, timeout_s: float) -> dict[int, str]:
         """Return the stacks of the hosts that answer within this time."""
         number = self._gang.request_stacks(self._clock())

@@ -156,7 +156,7 @@ def test_it_is_given_up_with_the_whole_history(begin):
         job.handle.result(timeout=LIMIT_S)
     words = str(caught.value)
     assert "given up: it failed 2 times, and max_failures is 1. attempt 1: slice 1 lost" in words
-    assert "; attempt 2: slice 0 lost: host 1 of 4" in words
+    assert "; attempt 2: slice 0 lost: host 1 of slice 0" in words
 
 
 def test_a_lost_head_is_replaced_and_goes_on(begin):

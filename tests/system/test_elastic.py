@@ -84,8 +84,8 @@ def test_it_waits_for_a_lost_slice_and_goes_on_with_the_same_mesh(begin, victim,
     lost, waiting, *stay, begins, recovered = job.story()
     assert stay == WHO_STAYS[backend]["2 of 4"]
     assert lost.startswith(
-        f"slice {which} lost (failure 1 of at most 10): host {victim} of 4: The worker process was "
-        "killed by SIGKILL"
+        f"slice {which} lost (failure 1 of at most 10): host {victim % 2} of slice {which}: The "
+        "worker process was killed by SIGKILL"
     )
     assert waiting == f"waiting for slice {which} to return, for at most 300 s (slice_timeout)."
     assert begins == "attempt 2 of 11 begins on all 2 slices."
@@ -177,13 +177,13 @@ def test_no_worker_serves_the_coordination_of_jax(begin):
 
 @only_local
 def test_what_serves_the_coordination_of_jax_is_killed(begin):
-    """JAX aborts all processes; the job goes on."""
+    """JAX may abort the processes; the job goes on, and no failure is counted."""
     job = begin(elastic(function=train), (), 0.3)
     pid = job.below_supervisor("kinetic-service")
     os.kill(pid, signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
-    (lost,) = job.losses()
-    assert lost in {(0,), (1,), (0, 1)}, "some processes may be freed before JAX aborts them"
+    assert job.losses() == [()]
+    assert any("counts against nothing" in line for line in job.story())
 
 
 def keep(folder):

@@ -51,7 +51,9 @@ def test_a_slice_that_does_not_return_in_time(begin, monkeypatch):
         job.handle.result(timeout=LIMIT_S)
     words = str(caught.value)
     assert "slice 1 did not return within 1 s (slice_timeout), and there is 1 slice left" in words
-    assert "attempt 1: slice 1 lost: host 2 of 4: The worker process was killed by SIG" in words
+    assert (
+        "attempt 1: slice 1 lost: host 0 of slice 1: The worker process was killed by SIG" in words
+    )
 
 
 @only_local
@@ -107,7 +109,7 @@ def test_it_is_given_up_with_the_whole_history(begin):
         job.handle.result(timeout=LIMIT_S)
     words = str(caught.value)
     assert "given up: it failed 2 times, and max_failures is 1. attempt 1: slice 1 lost" in words
-    assert "; attempt 2: slice 0 lost: host 0 of 4" in words
+    assert "; attempt 2: slice 0 lost: host 0 of slice 0" in words
 
 
 def fail(folder):
@@ -172,9 +174,75 @@ def test_a_host_is_taken_away(begin):
 def test_what_forks_is_killed(begin, tmp_path):
     """Without the process that starts agents, a lost slice cannot return."""
     job = begin(elastic(on_slice_loss="shrink", slice_timeout=1), (), 0.3)
-    os.kill(job.below_supervisor("kinetic-stem"), signal.SIGKILL)
+    for title in ("kinetic-stem", "spare-kinetic-stem"):
+        os.kill(job.below_supervisor(title), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S) == half(2)
+
+
+@only_local
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_forks_is_replaced(begin, signum):
+    job = begin(elastic(max_failures=1), (), 0.3)
+    os.kill(job.below_supervisor("kinetic-stem"), signum)
+    os.kill(job.agents()[3], signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(1,)]
+
+
+@only_local
+def test_nothing_that_forks_is_left(begin):
+    """No slice can return: that is said, and is no failure of the function's."""
+    job = begin(elastic(2, 2), (), 0.3)
+    for title in ("kinetic-stem", "spare-kinetic-stem"):
+        os.kill(job.below_supervisor(title), signal.SIGKILL)
+    os.kill(job.agents()[3], signal.SIGKILL)
+    with pytest.raises(HostLost) as caught:
+        job.handle.result(timeout=LIMIT_S)
+    words = str(caught.value)
+    assert (
+        "kinetic's own failed 3 times, which is no fault of the function: attempt 1: the" in words
+    )
+    assert "has ended, and so has its spare" in words
+    assert "max_failures was not used up by them. Losses besides: attempt 1: slice 1" in words
+
+
+def wait_before_jax(folder):
+    """Take part in JAX's world only when told."""
+    mark = Path(folder, f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}")
+    mark.write_text("2")
+    while kinetic.attempt() == 1:
+        time.sleep(0.05)
+    import jax
+
+    return kinetic.attempt(), jax.process_count(), kinetic.num_slices()
+
+
+def wait_in_a_barrier(folder):
+    import jax
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices("all are there")
+    Path(folder, f"{kinetic.attempt()}-{jax.process_index()}").write_text("2")
+    if kinetic.attempt() == 1 and jax.process_index() == 0:
+        time.sleep(600)
+    multihost_utils.sync_global_devices("all go on")
+    return kinetic.attempt(), jax.process_count(), kinetic.num_slices()
+
+
+@only_local
+@pytest.mark.parametrize("function", [wait_before_jax, wait_in_a_barrier])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_serves_the_coordination_of_jax_is_replaced(begin, function, signum, tmp_path):
+    """Before anybody has joined, and while all wait."""
+    job = begin(elastic(function=function, max_failures=0))
+    for host in range(4):
+        reached(tmp_path, 1, host)
+    os.kill(job.below_supervisor("kinetic-service"), signum)
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [()]
+    assert "JAX's coordination was" in job.story()[0]
+    assert "counts against nothing (1 of at most 3)" in job.story()[0]
 
 
 def leave_alone(leaver):

@@ -33,15 +33,28 @@ for n in (3, 4):
     assert os.read(read_end, 100) == f"{n} {os.getpid()}".encode(), "its parent is who asked"
     assert os.read(read_end, 100) == b"", "nobody else holds the descriptor"
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == n
-assert processes.children(os.getpid()) == [stem.pid]
-os.kill(stem.pid, signal.SIGKILL)
-os.waitpid(stem.pid, 0)
+def fork(n):
+    read_end, write_end = os.pipe()
+    pid = stem.fork({"n": n}, [write_end])
+    os.close(write_end)
+    assert os.read(read_end, 100) == f"{n} {os.getpid()}".encode(), "of a spare, too"
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == n
+
+assert set(processes.children(os.getpid())) == {*stem.pids}
+for n in (5, 6, 7):
+    first, spare = stem.pids
+    os.kill(first, signal.SIGKILL)
+    fork(n)
+    assert stem.pids[0] == spare and len(stem.pids) == 2, "the spare is the stem, and has a spare"
+    assert set(processes.children(os.getpid())) == {*stem.pids}
+for pid in stem.pids:
+    os.kill(pid, signal.SIGKILL)
 try:
-    stem.fork({"n": 5})
+    stem.fork({"n": 8})
 except OSError as error:
     print("refused")
 again = Stem(run, "kinetic-stem test")
-print(again.pid, flush=True)
+print(*again.pids, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -55,10 +68,11 @@ def test_children_of_a_stem_belong_to_who_asks():
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    refused, pid = done.stdout.split()
+    refused, *pids = done.stdout.split()
     assert refused == "refused"
-    title = Path(f"/proc/{pid}/cmdline")
-    wait_until(
-        lambda: not title.exists() or b"kinetic-stem" not in title.read_bytes(),
-        "it does not die with its owner",
-    )
+    for pid in pids:
+        title = Path(f"/proc/{pid}/cmdline")
+        wait_until(
+            lambda title=title: not title.exists() or b"kinetic-stem" not in title.read_bytes(),
+            "it does not die with its owner",
+        )

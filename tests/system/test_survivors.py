@@ -304,7 +304,7 @@ def test_a_survivor_is_killed_while_it_waits(begin, tmp_path, monkeypatch):
     os.kill(victim, signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S)[0] == 2
     assert victim not in pids(tmp_path, 2).values()
-    told = "host 1: Its worker process was killed while it waited for its place."
+    told = "host 1 of slice 0: Its worker process was killed while it waited for its place."
     assert any(told in line for line in job.story()), job.story()
 
 

@@ -33,6 +33,7 @@ class FakeAgents:
 
     def __init__(self):
         self.pids = {100: 0, 101: 1}
+        self.fault = ""
         self.started = []
 
     def end(self, seats):
@@ -40,6 +41,9 @@ class FakeAgents:
 
     def serve_world(self, processes):
         return ""
+
+    def world_fault(self, patience_s):
+        return self.fault
 
     def fork_again(self, seat, start):
         self.started.append((seat, start))
@@ -202,7 +206,7 @@ def test_hosts_elsewhere_that_come_and_go_while_their_slice_is_away_are_counted_
 def test_the_story_is_in_the_log_also_where_the_store_is_no_folder(hosts):
     leader = leading(hosts.crew)
     leader._fail(Loss((1,), "its machine is gone"))
-    leader._flush_story()
+    leader._story.flush()
     reader = SegmentReader(leader._store, layout.log(leader._plan.job_id, 1, 0), 0)
     told = b"".join(chunk.data for chunk in reader.rest()).decode()
     assert told.startswith("kinetic: slice 1 lost (failure 1 of at most 10): its machine is gone")
@@ -258,8 +262,25 @@ def test_a_job_cancelled_while_an_attempt_ends_that_lost_a_slice_is_cancelled():
         assert gang.finished
         outcome = (await leader._lead_attempts()).outcome
         assert outcome.verdict is Verdict.CANCELLED
-        assert "host 1 of 2: its machine is gone" in outcome.reason
-        assert not any("waiting" in line for line in leader._story)
+        assert "host 0 of slice 1: its machine is gone" in outcome.reason
+        assert not any("waiting" in line for line in leader._story._lines)
+
+    asyncio.run(story())
+
+
+def test_an_attempt_whose_world_is_served_no_more_ends_at_once_and_counts_nothing():
+    async def story():
+        hosts = Forked()
+        leader, broken = leading(hosts.crew), []
+        leader._coordinator = SimpleNamespace(break_off=broken.append)
+        leader._look()
+        assert broken == []
+        hosts.agents.fault = "what serves was killed by SIGKILL"
+        leader._look()
+        assert broken == ["what serves was killed by SIGKILL."]
+        leader._break_down(hosts.agents.fault)
+        assert leader._policy.failures == ()
+        assert "counts against nothing (1 of at most 3)" in leader._story._lines[0]
 
     asyncio.run(story())
 

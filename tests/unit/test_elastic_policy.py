@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kinetic._core.exits import Exit
 from kinetic._core.gang.elastic import (
     COMING_S,
+    MOST_FAULTS,
     Elasticity,
     Failure,
     Form,
@@ -18,6 +19,7 @@ from kinetic._core.gang.elastic import (
     Restart,
     Standing,
     loss_of,
+    may_follow_from_fault,
     tell_who_stays,
 )
 from kinetic._core.options import Elastic
@@ -133,6 +135,64 @@ def test_hosts_that_never_come_back_are_lost_in_the_end():
     machine.decide(0.0)
     assert machine.decide(COMING_S) == Form((0,))
     assert [failure.slices for failure in machine.failures] == [(1,), (2,)]
+
+
+# -- faults of kinetic's own -----------------------------------------------------------------------
+
+
+def test_faults_of_kinetics_own_count_against_nothing_and_end_in_the_third():
+    machine = elasticity(failures=0, most=2)
+    for number in range(1, MOST_FAULTS):
+        machine.broke_down((), "what serves was killed", 0.0)
+        assert machine.decide(0.0) is None
+        for each in machine.missing:
+            machine.there(each)
+        assert machine.decide(0.0) == Form((0, 1))
+        assert (machine.failures, machine.most_attempts) == ((), 1 + number)
+    machine.broke_down((), "what serves was killed", 0.0)
+    found = machine.decide(0.0)
+    assert isinstance(found, GiveUp)
+    assert "kinetic's own failed 3 times, which is no fault of the function" in found.reason
+    assert "attempt 1: what serves was killed; attempt 2: what serves" in found.reason
+
+
+def test_a_slice_that_ends_after_a_fault_is_started_again_and_not_counted():
+    machine = elasticity(failures=0, most=2)
+    machine.broke_down((), "what serves was killed", 0.0)
+    machine.lost(1, "its agent ended", 0.0)
+    assert machine.decide(0.0) == Restart((1,))
+    assert machine.failures == ()
+
+
+def test_hosts_that_cannot_be_started_are_a_fault_only_while_the_job_waits_for_them():
+    machine = elasticity(shrinks=True)
+    lost(machine, 1)
+    assert machine.decide(0.0) == Form((0, 2))
+    now = 0.0
+    for _ in range(10):
+        assert machine.decide(now) == Restart((1,))
+        machine.could_not_start(1, "no process", now)
+        now += 60
+    assert machine.faults == ()
+    lost(machine, 0, now=now)
+    machine.could_not_start(0, "no process", now)
+    assert len(machine.faults) == len(machine.failures) - 1 == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "may"),
+    [
+        (ended(STOPPED, STOPPED), True),
+        (ended(*[Exit.HANG] * 2), True),
+        (ended(STOPPED, RAISED, error=ECHO), True),
+        (ended(RAISED, STOPPED, error=OWN), False),
+        (ended(Exit.SIGNAL, STOPPED), False),
+        (ended(*[Exit.CANCELLED] * 2), False),
+        (judge(1, [HostReport(0, Exit.SIGNAL, signal=6)], now=1.0), True),
+    ],
+)
+def test_what_may_follow_from_a_fault(outcome, may):
+    assert may_follow_from_fault(outcome) is may
 
 
 # -- shrinking and growing -------------------------------------------------------------------------

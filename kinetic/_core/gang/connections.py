@@ -1,9 +1,11 @@
-"""Hosts whose connection has broken, and how long they may still take to connect again.
+"""Hosts whose connection has broken, or that are silent, and how long they may be.
 
 In: breaks, reconnections, passing time. Out: hosts that have not come back in time. Pure.
 """
 
 from __future__ import annotations
+
+from kinetic._core.gang.members import Roster
 
 _MOST_STEP_S = 0.25
 """What one step of time counts at most: after a pause of this process, what hosts have sent must
@@ -40,3 +42,20 @@ class BrokenConnections:
         for host in found:
             del self._left_s[host]
         return found
+
+
+class Silence:
+    """Hosts that have not been heard from for too long, in watched time."""
+
+    def __init__(self, hosts: Roster, limit_s: float) -> None:
+        self._hosts = hosts
+        self._limit_s = self._due = limit_s
+
+    def overdue(self, watched: float) -> list[tuple[float, int]]:
+        """Return the hosts that are silent, and when each was last heard from."""
+        if watched < self._due:
+            return []
+        heard = self._hosts.last_heard()
+        # Next due when the host that was heard from longest ago could be too late.
+        self._due = min((seen for seen, _ in heard), default=watched) + self._limit_s
+        return [(seen, host) for seen, host in heard if watched - seen > self._limit_s]

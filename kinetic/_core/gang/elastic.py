@@ -13,6 +13,7 @@ Promises:
        it has too few.
     3. An exception of the function, a cancelled job and one that ran too long are no loss.
     4. It gives up when it has failed more than `max_failures` times, and names every failure.
+       Faults of kinetic's own processes do not count among them; `MOST_FAULTS` of them end it.
     5. A slice that is lost again before it takes part is started again later and later.
 """
 
@@ -28,6 +29,8 @@ from kinetic._core.values import dataclass
 
 COMING_S = 30.0
 """How long the hosts of a slice that was not lost may take to be ready for the next attempt."""
+MOST_FAULTS = 3
+"""How often kinetic's own processes may fail."""
 _SIGABRT = 6
 _LONGEST_PAUSE_S = 30.0
 _FIRST_PAUSE_S = 0.5
@@ -130,6 +133,17 @@ def _broke(first: HostReport, outcome: Outcome) -> bool:
     return echoes and not any(report.ok for report in outcome.reports)
 
 
+def may_follow_from_fault(outcome: Outcome) -> bool:
+    """Whether an attempt may have ended as it did because JAX's coordination was served no more:
+    JAX aborts its processes then, or has them wait for ever."""
+    return outcome.verdict is Verdict.FAILED and all(
+        _aborted(report)
+        or report.exit in (Exit.HANG, Exit.STOPPED, Exit.RETURNED)
+        or (report.error is not None and report.error.consequence)
+        for report in outcome.reports
+    )
+
+
 class Elasticity:
     """The state machine. An attempt begins with it, on all slices."""
 
@@ -148,8 +162,10 @@ class Elasticity:
         self.failures = failures
         self.slices = tuple(range(rules.most))
         """That take part in the current attempt, or took part in the last one."""
+        self.faults: tuple[Failure, ...] = ()
+        """Of kinetic's own processes."""
         self._growths = 0
-        self._grows = False
+        self._grows = self._is_fault = False
         self._standing = dict.fromkeys(self.slices, Standing.TAKES_PART)
         self._forming_since: float | None = None
         self._early_losses = dict.fromkeys(self.slices, 0)
@@ -165,7 +181,7 @@ class Elasticity:
     @property
     def most_attempts(self) -> int:
         """How many attempts there may be, as things stand; growing counts as no failure."""
-        return self.rules.max_failures + 1 + self._growths
+        return self.rules.max_failures + 1 + self._growths + len(self.faults)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -190,13 +206,26 @@ class Elasticity:
 
     def failed(self, loss: Loss, now: float) -> None:
         """The attempt has failed in a way that another one may follow."""
-        self._grows = False
+        self._grows = self._is_fault = False
         self._count(loss)
         self._leave(loss.slices, now)
 
+    def broke_down(self, slices: Sequence[int], why: str, now: float) -> None:
+        """The attempt has ended because a process of kinetic's own has failed. `slices` have ended
+        with it."""
+        self._grows, self._is_fault = False, True
+        self._note_fault((), why)
+        self._leave(slices, now)
+
+    def could_not_start(self, which: int, why: str, now: float) -> None:
+        """The hosts of a slice could not be started again."""
+        if self.forming:
+            self._note_fault((which,), why)
+        self._away(which, now)
+
     def left(self, now: float) -> None:
         """The attempt has ended to make room for a slice that is back."""
-        self._growths, self._grows = self._growths + 1, True
+        self._growths, self._grows, self._is_fault = self._growths + 1, True, False
         self._leave((), now)
 
     def lost(self, which: int, why: str, now: float, *, counts: bool = True) -> None:
@@ -204,7 +233,7 @@ class Elasticity:
         next attempt waits for it."""
         if self._standing[which] is Standing.TAKES_PART:
             return  # Its attempt is about to end, and says so.
-        if self.forming and counts:
+        if self.forming and counts and not self._is_fault:
             self._count(Loss((which,), first_line(why)))
         self._away(which, now)
 
@@ -219,6 +248,8 @@ class Elasticity:
             return self._due(now)
         if len(self.failures) > self.rules.max_failures:
             return GiveUp(too_many(self.rules, self.failures))
+        if len(self.faults) >= MOST_FAULTS:
+            return GiveUp(too_many_faults(self.faults, self.failures))
         waited_s = now - self._forming_since
         if waited_s >= COMING_S and (late := self._which(Standing.COMING)):
             for which in late:
@@ -238,6 +269,9 @@ class Elasticity:
 
     def _count(self, loss: Loss) -> None:
         self.failures = (*self.failures, Failure(self.attempt, loss.slices, loss.why))
+
+    def _note_fault(self, slices: tuple[int, ...], why: str) -> None:
+        self.faults = (*self.faults, Failure(self.attempt, slices, why))
 
     def _leave(self, lost: Sequence[int], now: float) -> None:
         self._forming_since = now
@@ -276,6 +310,17 @@ def too_many(rules: Elastic, failures: Sequence[Failure]) -> str:
     most = rules.max_failures
     times = "once" if most == 0 else f"{most + 1} times"
     return f"Given up: it failed {times}, and max_failures is {most}. {_history(failures)}"
+
+
+def too_many_faults(faults: Sequence[Failure], failures: Sequence[Failure]) -> str:
+    """Say that processes of kinetic's own have failed too often, with all failures of the job."""
+    told = "; ".join(f"attempt {each.attempt}: {each.why.rstrip('.')}" for each in faults)
+    others = f" Losses besides: {_history(failures)}" if failures else ""
+    return (
+        f"Given up: processes of kinetic's own failed {len(faults)} times, which is no fault of "
+        f"the function: {told}. Look for what kills them (memory? `dmesg`); max_failures was not "
+        f"used up by them.{others}"
+    )
 
 
 def too_few(rules: Elastic, failures: Sequence[Failure], gone: Sequence[int], there: int) -> str:

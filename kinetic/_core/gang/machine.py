@@ -28,13 +28,13 @@ from typing import Any
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import CONSEQUENCE_RANK, EVICTED_RANK, SILENT_RANK, Exit
 from kinetic._core.gang import blame, stops
-from kinetic._core.gang.connections import BrokenConnections
+from kinetic._core.gang.connections import BrokenConnections, Silence
 from kinetic._core.gang.hangs import HangWatch
 from kinetic._core.gang.members import Member, Roster
 from kinetic._core.gang.messages import Activity, GangPhase, GangSpec, Heartbeat, HostView
 from kinetic._core.gang.rendezvous import Peers
 from kinetic._core.gang.stops import Stop
-from kinetic._core.outcome import HostReport, name_of
+from kinetic._core.outcome import HostReport
 from kinetic.errors import UsageError
 
 _GIVE_UP_S = 10.0
@@ -65,7 +65,7 @@ class Gang:
         self._hangs = HangWatch(spec, self._hosts, now)
         self._watched = 0.0
         self._broken = BrokenConnections(spec.reconnect_s)
-        self._silence_due = spec.heartbeat_timeout_s
+        self._silence = Silence(self._hosts, spec.heartbeat_timeout_s)
         self._ready_at: float | None = None
         # (rank, host) in order of arrival, until the stop
         self._failures: list[tuple[int, int]] = []
@@ -166,6 +166,11 @@ class Gang:
         self.unwanted = True
         self._stop(Stop(Exit.CANCELLED, detail or "cancelled"))
 
+    def break_off(self, reason: str, now: float) -> None:
+        """Stop the gang, and blame nobody: kinetic itself has failed."""
+        self._advance(now)
+        self._stop(Stop(Exit.STOPPED, reason))
+
     def make_room(self) -> None:
         """Ask the function to leave at its next step, so that more slices can take part.
         Idempotent."""
@@ -196,8 +201,10 @@ class Gang:
         self._advance(now)
         if self.phase is GangPhase.STOPPING and self._now >= self._give_up_at:
             self._give_up()
-        if self.phase is not GangPhase.FINISHED and self._watched >= self._silence_due:
-            self._find_silent()
+        if self.phase is not GangPhase.FINISHED:
+            limit = f"{self.spec.heartbeat_timeout_s:g} s"
+            silent = self._silence.overdue(self._watched)
+            self._lose_all(silent, f"fell silent: no sign of life for {limit}")
         if hosts := self._broken.overdue():
             late = f"did not come back within {self.spec.reconnect_s:g} s"
             self._lose_all([(0.0, host) for host in hosts], f"its connection broke, and it {late}")
@@ -341,7 +348,7 @@ class Gang:
         # own host. It does not excuse another host's silence: that came first.
         if self._blamed_rank == CONSEQUENCE_RANK or report.host in self.first_failure:
             self.first_failure, self._blamed_rank = (report.host,), rank
-            self.stop_reason = stops.first_failure(self._hosts, (report.host,))
+            self.stop_reason = stops.first_failure(self._hosts, (report.host,), self.spec)
             self._changed()
 
     def _check_completion(self) -> None:
@@ -393,14 +400,6 @@ class Gang:
             for absent in self._hosts.absent():
                 self._lose(absent, detail)
 
-    def _find_silent(self) -> None:
-        limit = self.spec.heartbeat_timeout_s
-        active = self._hosts.last_heard()
-        silent = [(seen, i) for seen, i in active if self._watched - seen > limit]
-        # Next due when the host that was heard from longest ago could be too late.
-        self._silence_due = min((seen for seen, _ in active), default=self._watched) + limit
-        self._lose_all(silent, f"fell silent: no sign of life for {limit:g} s")
-
     def _lose_all(self, silent: list[tuple[float, int]], detail: str) -> None:
         for _, host in sorted(silent):
             self._lose(host, detail)
@@ -425,7 +424,7 @@ class Gang:
     def _stop_failed(self) -> None:
         rank = min(self._failures)[0]
         blamed = tuple(dict.fromkeys(host for r, host in self._failures if r == rank))
-        self._stop(Stop(Exit.STOPPED, stops.first_failure(self._hosts, blamed), blamed))
+        self._stop(Stop(Exit.STOPPED, stops.first_failure(self._hosts, blamed, self.spec), blamed))
         self._blamed_rank = rank
 
     def _stop_unready(self) -> None:
@@ -434,7 +433,7 @@ class Gang:
         for host in missing:
             heard = self._hosts[host].last_heard(self._watched)
             self._report_on_behalf(host, Exit.NEVER_JOINED, f"{within}; {heard}")
-        self._stop(Stop(Exit.STOPPED, f"{name_of(missing, self.spec.hosts)} {within}", missing))
+        self._stop(Stop(Exit.STOPPED, f"{stops.name_places(missing, self.spec)} {within}", missing))
 
     def _stop(self, stop: Stop) -> None:
         if self.phase in (GangPhase.STOPPING, GangPhase.FINISHED):

@@ -13,7 +13,7 @@ from kinetic._core.gang import blame
 from kinetic._core.gang.members import Roster
 from kinetic._core.gang.messages import GangSpec
 from kinetic._core.gang.rendezvous import Delay
-from kinetic._core.outcome import name_of
+from kinetic._core.outcome import name_hosts, name_of
 from kinetic._core.values import dataclass
 
 
@@ -38,23 +38,36 @@ def stood_still(hosts: Roster, stalled: tuple[int, ...], spec: GangSpec) -> str:
     """Say which hosts are stalled, and for how long."""
     longest = max(m.beat.stalled_s for i in stalled if (m := hosts[i]).beat is not None)
     return (
-        f"{name_of(stalled, spec.hosts)} stood still for {longest:.0f} s (hang_timeout is "
+        f"{name_places(stalled, spec)} stood still for {longest:.0f} s (hang_timeout is "
         f"{spec.hang_timeout_s:g} s)"
     )
 
 
-def first_failure(hosts: Roster, blamed: tuple[int, ...]) -> str:
+def name_places(which: tuple[int, ...], spec: GangSpec) -> str:
+    """Return "host 2 of 4"; in an elastic job, where indices are others in each attempt, "host 0 of
+    slice 1"."""
+    each = spec.hosts // len(spec.slices) if spec.slices else 0
+    if not each or len(which) == spec.hosts > 1:
+        return name_of(which, spec.hosts)
+    places: dict[int, list[int]] = {}
+    for host in which:
+        places.setdefault(spec.slices[host // each], []).append(host % each)
+    named = [f"{name_hosts(places[s])} of slice {s}" for s in sorted(places)]
+    return ", ".join(named)
+
+
+def first_failure(hosts: Roster, blamed: tuple[int, ...], spec: GangSpec) -> str:
     """Say why the first of these hosts failed, and which of the others failed in the same way."""
     report = hosts[blamed[0]].report or hosts[blamed[0]].announced
     if report is None:
-        return name_of(blamed, len(hosts))
+        return name_places(blamed, spec)
     alike = sorted(
         host
         for host in blamed
         if (other := hosts[host].report or hosts[host].announced) is not None
         and other.is_like(report)
     )
-    return f"{name_of(alike, len(hosts))}: {blame.why(report)}"
+    return f"{name_places(tuple(alike), spec)}: {blame.why(report)}"
 
 
 def of_hang(
@@ -82,7 +95,7 @@ def of_delay(delay: Delay, running: dict[int, str], spec: GangSpec) -> Stop:
         exits = dict.fromkeys(guilty, Exit.HANG)
         return Stop(Exit.STOPPED, delay.reason, guilty[:1], exits)
     odd = blame.odd_hosts({i: running[i] for i in delay.missing}, ())
-    reason = f"{name_of(odd, spec.hosts)} {delay.reason}"
+    reason = f"{name_places(odd, spec)} {delay.reason}"
     text = "" if (stack := blame.parse(running[odd[0]])).frames else stack.text
     reason += f": {text.splitlines()[0]}" if text else ""
     return Stop(Exit.STOPPED, reason, odd, dict.fromkeys(odd, Exit.NEVER_JOINED))

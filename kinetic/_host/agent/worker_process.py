@@ -61,8 +61,8 @@ class WorkerProcess:
         if stem is not None:
             free, self._free = os.pipe()
             fds = (*fds, free)
-            self.keep: tuple[int, ...] = (stem.pid,)
             self.pid = stem.fork({"title": title}, fds)
+            self.keep: tuple[int, ...] = stem.pids
         else:
             self.keep, parent = (), os.getpid()
             self.pid = os.fork()

@@ -1,0 +1,147 @@
+"""What is told of an elastic job: its events, and lines in the log of its last attempt's leader.
+
+In: what its leader does, and the policy that has decided it. Out: events and lines in the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+from kinetic._core import layout
+from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.gang.elastic import (
+    MOST_FAULTS,
+    Elasticity,
+    Failure,
+    Form,
+    Standing,
+    count_slices,
+    name_slices,
+    tell_who_stays,
+    what_is_back,
+)
+from kinetic._host import leader
+from kinetic._host.agent.log_writer import HostLog
+from kinetic._store import log_segments
+from kinetic._store.base import Store
+from kinetic._store.event_log import EventLog
+from kinetic.errors import KineticError
+
+
+class Story:
+    """Events are written at once; lines when nobody else writes to that log.
+
+    Attributes:
+        attempt: the current one, or the last.
+        lost_at: when the failure happened that the next attempt recovers from, in seconds since the
+            epoch; 0.0 for none.
+    """
+
+    def __init__(self, store: Store, job_id: str, policy: Elasticity) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._policy = policy
+        self._events = EventLog(store, layout.events(job_id))
+        self._lines: list[str] = []
+        self.attempt = policy.attempt
+        self.lost_at = 0.0
+
+    def write(self, event: GangEvent) -> None:
+        """Write an event of the current attempt."""
+        self._events.write(leader.line_of(self.attempt, event))
+
+    def close(self) -> None:
+        """Write no more events."""
+        self._events.close()
+
+    # -- what is told ------------------------------------------------------------------------------
+
+    def tell_of_failure(self, failure: Failure) -> None:
+        """A failure was counted."""
+        self._note_loss(failure)
+        what = f"{name_slices(failure.slices)} lost" if failure.slices else "a collective broke"
+        number, most = len(self._policy.failures), self._policy.rules.max_failures
+        limit = f"of at most {most}" if number <= most else f"and max_failures is {most}"
+        self._say(f"{what} (failure {number} {limit}): {failure.why}")
+
+    def tell_of_fault(self, fault: Failure) -> None:
+        """A process of kinetic's own has failed."""
+        self._note_loss(fault)
+        number = len(self._policy.faults)
+        self._say(
+            f"{fault.why}: this is kinetic's own fault, and counts against nothing ({number} of at "
+            f"most {MOST_FAULTS}); the job is formed again."
+        )
+
+    def _note_loss(self, failure: Failure) -> None:
+        self.lost_at = self.lost_at or time.time()
+        self.write(GangEvent(EventKind.SLICE_LOST, detail=failure.why, slices=failure.slices))
+
+    def tell_of_waiting(self) -> None:
+        """Say for which slices the next attempt waits, unless it goes on without them."""
+        policy, rules = self._policy, self._policy.rules
+        away = self._away()
+        is_over = len(policy.failures) > rules.max_failures
+        if is_over or not away or (rules.shrinks and rules.most - len(away) >= rules.least):
+            return
+        limit = f"{rules.slice_timeout_s:g} s (slice_timeout)"
+        self.write(GangEvent(EventKind.AWAITED, detail=f"for at most {limit}", slices=away))
+        self._say(f"waiting for {name_slices(away)} to return, for at most {limit}.")
+
+    def tell_what_is_back(self) -> None:
+        """The function has left its attempt, to make room."""
+        policy = self._policy
+        back = [s for s in range(policy.rules.most) if policy.stands(s) is Standing.THERE]
+        self._say(what_is_back(back))
+
+    def tell_of_next(self, form: Form, before: int, kept: int, hosts: int) -> None:
+        """Say on what the next attempt runs, with which processes.
+
+        Args:
+            form: what was decided.
+            before: how many slices the last attempt had.
+            kept: hosts that go on in the process that they have.
+            hosts: of the next attempt.
+        """
+        if len(form.slices) < before:
+            they = "it is" if self._policy.rules.most - len(form.slices) == 1 else "they are"
+            self._say(f"shrinking to {count_slices(len(form.slices))} until {they} back.")
+        if kept:
+            self._say(tell_who_stays(kept, hosts))
+
+    def tell_of_recovery(self) -> None:
+        """All hosts are ready again, if something was lost."""
+        if self.lost_at:
+            took_s = time.time() - self.lost_at
+            self.write(GangEvent(EventKind.RECOVERED, detail=f"after {took_s:.1f} s"))
+            self.lost_at = 0.0
+
+    def _away(self) -> tuple[int, ...]:
+        policy = self._policy
+        return tuple(each for each in policy.missing if policy.stands(each) is Standing.AWAY)
+
+    # -- the log -----------------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        self._lines.append(f"kinetic: {text}")
+
+    def flush(self) -> None:
+        """Add to the log of the last attempt, which is the one that people read now."""
+        if not self._lines:
+            return
+        where, text = (self._job_id, self.attempt, 0), "\n".join(self._lines)
+        self._lines.clear()
+        if (folder := self._store.as_folder()) is None:
+            with contextlib.suppress(KineticError):  # The events tell it as well.
+                log_segments.add_lines(self._store, layout.log(*where), text, time.time_ns())
+            return
+        log = HostLog(folder / layout.log(*where), folder / layout.log_index(*where))
+        log.say(text)
+        log.close()
+
+
+def seats_of(slices: Sequence[int], each: int) -> tuple[int, ...]:
+    """Return the indices of these slices' hosts among all hosts of a job."""
+    return tuple(seat for which in slices for seat in range(which * each, (which + 1) * each))
