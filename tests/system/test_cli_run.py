@@ -176,6 +176,27 @@ def test_programs_import_what_was_sent(project: Path) -> None:
     assert done.stdout.endswith("/tree/sub/friend.py\n"), done.stderr
 
 
+def test_a_command_is_that_of_the_environment_which_need_not_be_active(
+    project: Path, tmp_path: Path
+) -> None:
+    other, own = tmp_path / "other/bin/python", Path(sys.executable).parent
+    other.parent.mkdir(parents=True)
+    other.write_text("#!/bin/sh\necho another python\n")
+    other.chmod(0o755)
+    env = {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"}
+    env |= {"PYTHONPATH": str(ROOT), "PATH": f"{other.parent}:/usr/bin:/bin"}
+    shown = "import shutil, sys; print(sys.executable); print(shutil.which('ruff'))"
+    done = subprocess.run(
+        [*KINETIC, "run", "-a", "cpu", "--", "python", "-c", shown],
+        cwd=project,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.stdout.splitlines() == [str(own / "python"), str(own / "ruff")], done.stderr
+
+
 def test_a_command_on_two_hosts(project: Path) -> None:
     line = 'echo "$A $KINETIC_HOST_INDEX"; [ "$KINETIC_HOST_INDEX" != 1 ] || exit "$CODE"; '
     run = ("run", "-a", "tpu-v6e-8", "--all-hosts", "--env", "A=b", "--env")

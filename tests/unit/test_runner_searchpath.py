@@ -73,3 +73,18 @@ def test_what_is_installed_editable_is_imported_from_the_tree_where_it_was_impor
     assert script.import_path(start, ["/std", "/image/site-packages"]) == [
         *("/t/app", "/std", *start.editable, "/image/site-packages")
     ], "on a cluster nothing of the caller's disk is there"
+
+
+def first(path: str | None, *, is_virtual: bool = True) -> dict[str, str]:
+    inherited = {} if path is None else {"PATH": path}
+    given = {"executable": "/me/bin/python", "prefix": "/me", "is_virtual": is_virtual}
+    return searchpath.environment_first(inherited, **given)
+
+
+def test_programs_are_those_of_the_hosts_environment():
+    assert first("/bin:/me/bin") == {"PATH": "/me/bin:/bin", "VIRTUAL_ENV": "/me"}
+    assert first("/other/bin:/bin")["PATH"] == "/me/bin:/other/bin:/bin"
+    assert first("/me/bin:/bin") == {}, "it is active"
+    assert first(None)["PATH"] == f"/me/bin:{os.defpath}"
+    assert first("/bin:/me/bin", is_virtual=False) == {}, "the system's order is its own"
+    assert first("/bin", is_virtual=False) == {"PATH": "/me/bin:/bin"}

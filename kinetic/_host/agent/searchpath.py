@@ -1,14 +1,15 @@
-"""PYTHONPATH of what runs on a host: programs that it starts import what was sent, not the caller's
-folder.
+"""PYTHONPATH and PATH of what runs on a host: programs that it starts import what was sent, not the
+caller's folder, and are those of the environment that the host runs in.
 
-In: the value that the caller has or requests, folders of the tree. Out: the value for the host.
+In: the values that the caller has or requests, folders of the tree, the interpreter. Out: the
+values for the host.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -30,6 +31,27 @@ def moved(value: str, *, client_root: str, tree: str) -> str:
     """Return a search path with the project's folders replaced by those of the tree, if they were
     sent."""
     return os.pathsep.join(_moved(entry, client_root, tree) for entry in value.split(os.pathsep))
+
+
+def environment_first(
+    inherited: Mapping[str, str], *, executable: str, prefix: str, is_virtual: bool
+) -> dict[str, str]:
+    """Return the variables with which `python` and console scripts are the environment's of this
+    interpreter, as if it were active, which it need not be where the job was submitted.
+
+    Args:
+        inherited: the variables so far.
+        executable: the interpreter.
+        prefix: the folder of its environment.
+        is_virtual: whether that is a virtual environment; another one's order is left as it is if
+            it is on PATH at all.
+    """
+    programs = str(Path(executable).parent) if executable else ""
+    entries = inherited.get("PATH", os.defpath).split(os.pathsep)
+    if not programs or (programs in entries if not is_virtual else entries[0] == programs):
+        return {}
+    path = os.pathsep.join(dict.fromkeys([programs, *entries]))
+    return {"PATH": path} | ({"VIRTUAL_ENV": prefix} if is_virtual else {})
 
 
 def _moved(entry: str, client_root: str, tree: str) -> str:

@@ -5,6 +5,7 @@ In: identity, plan, workspace, the leader's address. Out: the fields of `Start`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -129,6 +130,12 @@ def _environ(
         overrides = _of_slices(who, plan, world) | overrides
     else:
         base = dict(who.base_env)
+    base |= searchpath.environment_first(
+        base,
+        executable=sys.executable,
+        prefix=sys.prefix,
+        is_virtual=sys.prefix != sys.base_prefix,
+    )
     return jaxworld.environ(world, base, overrides, automatic=options.joins_jax == "program")
 
 
