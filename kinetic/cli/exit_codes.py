@@ -35,11 +35,11 @@ TABLE: tuple[tuple[int, str], ...] = (
     (OK, "Success."),
     (FAILED, "The job failed or was cancelled; or `doctor` found a problem."),
     (USAGE, "The command line is wrong. Nothing was created."),
-    (NOT_FOUND, "The job or batch does not exist, or what was requested of it was removed."),
+    (NOT_FOUND, "The job or batch does not exist, or what was asked of it was removed."),
     (REFUSED, "The job was refused or could not be submitted."),
     (STORE, "The store could not be read or written."),
     (UNAVAILABLE, "The backend does not answer at present."),
-    (TIMED_OUT, "The --timeout of `jobs wait` or `jobs result` passed; the job keeps running."),
+    (TIMED_OUT, "The --timeout of `jobs wait` or `jobs result` passed; the job goes on."),
     (INTERRUPTED, "Interrupted by Ctrl-C; a running job keeps running."),
 )
 

@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from cli_fakes import NOW, ROOT, Capture, World, chunk, run
 
@@ -19,7 +21,7 @@ from kinetic._core.log_format import STDERR
 from kinetic._core.outcome import HostReport
 from kinetic.cli import output
 from kinetic.cli.context import AppContext
-from kinetic.cli.root import call
+from kinetic.cli.root import call, root
 from kinetic.errors import HostLost
 
 
@@ -205,6 +207,28 @@ def test_on_a_terminal_only_names_are_cut(
     assert out.count("RUNNING") == 2
     assert "[red]bracket :smile:" in out
     assert ("a" * 100 in out) is (columns == 200)
+
+
+def test_help_fits_on_a_terminal_of_80_columns(
+    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    commands = [("kinetic",), *_commands(root, ())]
+    assert len(commands) > 20
+    for command in commands:
+        assert world(*command[1:], "--help") == 0
+        wide = [each for each in capsys.readouterr().out.splitlines() if len(each) > 80]
+        assert wide == [], command
+
+
+def _commands(group: click.Command, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if isinstance(group, click.Group):
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            found = group.get_command(context, name)
+            assert found is not None
+            yield ("kinetic", *above, name)
+            yield from _commands(found, (*above, name))
 
 
 def test_typing_errors_get_a_hint(world: World, capsys: Capture) -> None:

@@ -140,7 +140,14 @@ def test_without_a_snapshot_events_tell_where_hosts_stand() -> None:
 def test_narrow_terminals_show_less() -> None:
     widths = [len(activity.columns(w)) for w in (80, 110, 140, None)]
     assert widths == sorted(widths)
-    assert {"JOB", "HOST", "STATE", "LAST LINE"} <= set(activity.columns(80))
+    assert {"JOB", "HOST", "STATE", "LAST LINE"} <= set(activity.columns(60))
+    for slices in ((), (2, 2)):
+        found = activity.lines(ref(), "RUNNING", snapshot(member(0), slices=slices), Rates(), NOW)
+        for width in (60, 80, 110, 140):
+            shown = activity.columns(width, found)
+            cells = activity.cells(found[0], shown, whole=False)
+            fixed = [max(len(c), len(n)) + 2 for n, c in zip(shown, cells, strict=True)][:-1]
+            assert width - sum(fixed) >= 12, "the last line can be read"
     long = activity.lines(ref(display_name="n" * 40), "PENDING", None, Rates(), NOW)[0]
     assert len(activity.cells(long, ("NAME",), whole=False)[0]) == 20
     assert len(activity.cells(long, ("NAME",))[0]) == 40

@@ -188,6 +188,7 @@ def columns(width: int | None, found: Iterable[HostLine] = ()) -> tuple[str, ...
     left_out = [] if any(line.slice is not None for line in found) else ["SLICE"]
     if width is not None and width < 140:
         left_out += ["ACCELERATOR"] if width >= 110 else ["ACCELERATOR", "NAME", "LOG"]
+        left_out += [] if width >= 80 else ["AGE", "MEMORY"]
     return tuple(name for name in _COLUMNS if name not in left_out)
 
 

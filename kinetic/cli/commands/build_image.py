@@ -35,7 +35,7 @@ and for a repository of Artifact Registry, Cloud Build does.
 
 \b
 Examples:
-  kinetic build-image --repo us-docker.pkg.dev/my-project/images --category tpu
+  kinetic build-image --repo us-docker.pkg.dev/my/images --category tpu
   kinetic build-image --repo ghcr.io/me --dry-run
 """
 

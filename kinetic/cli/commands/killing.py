@@ -24,7 +24,7 @@ cancel`.
 Examples:
   kinetic jobs kill job-1a2b --slice 1
   kinetic jobs kill job-1a2b --slice 1 --host 0
-  kinetic jobs kill job-1a2b --host 3 --agents --signal TERM      preempt a host
+  kinetic jobs kill job-1a2b --host 3 --agents --signal TERM  # preempts it
 """
 
 
