@@ -110,6 +110,7 @@ class Checkpointer:
         self._has_iterator = False  # restore() was given one
         self._casts = False  # restore() may lose numbers
         self._is_closed = False
+        self._owner = 0  # The process that has opened the tiers; forks of it have only their copy.
         self.restored: Restored | None = None
 
     @property
@@ -204,8 +205,7 @@ class Checkpointer:
         """Save as `save` does a state that is only made if it is due."""
         if isinstance(step, bool) or not isinstance(step, int):
             raise UsageTypeError(f"A step is an int, not {a_type(step)}.")
-        if self._is_closed:
-            raise UsageError("This Checkpointer is closed: make a new one.")
+        self._check_usable()
         if self._opened is None:
             self._open(tree.taken_apart(state_of()))
             self._begin_without_restore()
@@ -257,7 +257,7 @@ class Checkpointer:
         Raises:
             CheckpointError: a save has failed.
         """
-        if self._is_closed:
+        if self._is_closed or self._is_forked():
             return
         try:
             self.wait()
@@ -278,16 +278,16 @@ class Checkpointer:
     ) -> None:
         if kind is None:
             self.close()
-        else:
+        elif not self._is_forked():
             self._give_up(waits=self._peers.count == 1 or kind.__name__ not in _ECHOES)
 
     # -- beginning and end -------------------------------------------------------------------------
 
     def _open(self, state: State) -> Opened:
-        if self._is_closed:
-            raise UsageError("This Checkpointer is closed: make a new one.")
+        self._check_usable()
         if self._opened is not None:
             return self._opened
+        self._owner = os.getpid()
         persistent.orbax()  # whether it is there, before anything is done together
         self._peers = peers.of_this_world()
         self._opened = opening.opened(
@@ -305,6 +305,18 @@ class Checkpointer:
         self._restoring = Restoring(self._opened, self._peers, self._directory, self._warn)
         self._moments = Moments(self._peers, _wanted, self._cadence.every_s)
         return self._opened
+
+    def _is_forked(self) -> bool:
+        return self._owner not in (0, os.getpid())
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise UsageError("This Checkpointer is closed: make a new one.")
+        if self._is_forked():
+            raise UsageError(
+                f"This Checkpointer is that of process {self._owner}, of which this one is a fork: "
+                "save and restore there."
+            )
 
     def _begin_without_restore(self) -> None:
         assert self._restoring is not None  # as soon as it is open
