@@ -151,6 +151,12 @@ class _Shadows:
         self._folders: set[str] = set()
         self._families: dict[str, dict[str, ModuleType]] = {}
         self._loading: set[str] = set()
+        self._renew_lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        """A thread of the process that was forked may hold the one before."""
         self._lock = _thread.RLock()
 
     @classmethod

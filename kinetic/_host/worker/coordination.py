@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import pathlib
 import signal
 import sys
@@ -202,10 +203,13 @@ def hold_backends() -> None:
     left would start one of this host alone, between two worlds, and the next function would
     compute with it."""
     module, name, start = entrance()
+    owner = os.getpid()
 
     @functools.wraps(start)
     def wait() -> Any:
         while getattr(module, name) is wait:
+            if os.getpid() != owner:  # Nobody releases it in a fork.
+                return start()
             time.sleep(_LOOK_S)
         return getattr(module, name)()
 
@@ -250,6 +254,23 @@ def keep_compiled(folder: str) -> bool:
         jax.config.update(name, value)
     jax.config.update("jax_compilation_cache_dir", folder)
     return True
+
+
+def tell_slices(world: Any) -> None:
+    """Have simulated devices tell their slice: JAX says 0 for all processors, and has no public way
+    to change that. Slices of processors stay 0: `jax.make_mesh` refuses several slices, but takes
+    any number of such machines."""
+    if world.slices == 1 or not world.simulated or world.platform == "cpu":
+        return
+    from jax._src.lib import xla_client
+
+    if world.processes > 1:
+        each = world.processes // world.slices
+        told = property(lambda device: device.process_index // each)
+    else:
+        each = world.devices // world.slices
+        told = property(lambda device: device.id // each)
+    xla_client.Device.slice_index = told
 
 
 def _remove_cut_off(folder: pathlib.Path) -> None:

@@ -54,6 +54,18 @@ _log, _lock = logging.getLogger("kinetic.runner"), threading.RLock()
 _held: list[int] = []  # The place of this process, for as long as it has joined.
 
 
+def _forget_in_fork() -> None:
+    """A thread of the parent's may have been joining; who of its forks asks to join is refused."""
+    global _lock
+    _lock = threading.RLock()
+    for fd in (_held.pop() for _ in range(len(_held))):
+        with contextlib.suppress(OSError):
+            os.close(fd)  # The lock is the parent's, and stays.
+
+
+os.register_at_fork(after_in_child=_forget_in_fork)
+
+
 class JoinError(RuntimeError):
     """This process cannot join the gang's world, or not as requested. A RuntimeError, as JAX
     raises."""
@@ -196,7 +208,7 @@ class _Seat:
         public: Any = sys.modules["jax.distributed"]
         from jax._src import distributed
 
-        _tell_slices(self._world)
+        coordination.tell_slices(self._world)
         refuse_profiling()
         public.initialize = distributed.initialize = self._wrapped(_plain_initialize(public))
         if self._world.simulated and self._world.platform != "cpu":
@@ -444,23 +456,6 @@ def join_state(file: str) -> str:
         gone = not os.path.exists(f"/proc/{pid}")  # noqa: PTH110
         return APART if state == JOINING and gone else state
     return ""
-
-
-def _tell_slices(world: World) -> None:
-    """Have simulated devices tell their slice: JAX says 0 for all processors, and has no public way
-    to change that. Slices of processors stay 0: `jax.make_mesh` refuses several slices, but takes
-    any number of such machines."""
-    if world.slices == 1 or not world.simulated or world.platform == "cpu":
-        return
-    from jax._src.lib import xla_client
-
-    if world.processes > 1:
-        each = world.processes // world.slices
-        told = property(lambda device: device.process_index // each)
-    else:
-        each = world.devices // world.slices
-        told = property(lambda device: device.id // each)
-    xla_client.Device.slice_index = told
 
 
 def _wait_for_leader(world: World, limit_s: float) -> None:

@@ -105,6 +105,10 @@ class _Turns:
     gone."""
 
     def __init__(self) -> None:
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)  # Its threads are not those of its parent.
+
+    def _begin(self) -> None:
         self._changed = threading.Condition()
         self._inside = 0
         self._closed = False
