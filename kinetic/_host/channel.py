@@ -93,6 +93,13 @@ class Channel:
         """Close this end."""
         self._sock.close()
 
+    def abandon(self) -> None:
+        """Close this end, unless other code of the process has put another file in its place."""
+        if self.is_whole():
+            self._sock.close()
+        else:
+            self._sock.detach()
+
     def _fill(self, flags: int = 0) -> bool:
         try:
             data = self._sock.recv(READ_BYTES, flags)

@@ -132,20 +132,28 @@ class Reserve:
 
     def __init__(self) -> None:
         self._held: list[int] = []
+        self._file: os.stat_result | None = None
 
     def hold(self, least: int) -> None:
         """Take descriptors from `least` upwards."""
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = os.fstat(null)
         self._held = [lifted(null, least) for _ in range(self.COUNT)]
         if null not in self._held:
             os.close(null)
 
-    def release(self) -> None:
-        """Free them, and raise the limit on open files. Idempotent."""
+    def close(self) -> None:
+        """Free those that are still these: other code may have put files of its own in their place.
+        Idempotent."""
         for fd in self._held:
             with contextlib.suppress(OSError):
-                os.close(fd)
+                if self._file is not None and os.path.samestat(os.fstat(fd), self._file):
+                    os.close(fd)
         self._held = []
+
+    def release(self) -> None:
+        """Free them, and raise the limit on open files. Idempotent."""
+        self.close()
         raise_file_limit()
 
 

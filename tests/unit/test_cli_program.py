@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import kinetic
-from kinetic._host.worker import command, report
+from kinetic._host.worker import command, report, signals
 from kinetic._source import shipment
 from kinetic.cli import program
 from kinetic.cli.program import Kind, Program
@@ -132,9 +132,9 @@ def test_what_ended_is_called_what_it_is(
 
 
 def test_a_script_that_is_stopped_by_sigterm_is_stopped(tmp_path: Path) -> None:
-    stop = "from kinetic._host.worker.report import Terminated; raise Terminated(143)"
+    stop = "from kinetic._host.worker.signals import Terminated; raise Terminated(143)"
     write(tmp_path / "s.py", stop)
-    with pytest.raises(report.Terminated):
+    with pytest.raises(signals.Terminated):
         command.run("script", "s.py", ())
 
 

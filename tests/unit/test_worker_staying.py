@@ -12,7 +12,7 @@ BEGIN = """
 import os, signal, sys, time
 from types import SimpleNamespace
 
-from kinetic._host.worker import main, staying
+from kinetic._host.worker import signals, staying
 
 ask, tell = os.pipe()
 freedom = staying.Freedom(ask)
@@ -34,7 +34,7 @@ def test_a_function_that_sleeps_is_interrupted_though_the_first_signal_did_not_w
     """No signal is sent by anybody else, as if it had come just before the sleep; another thread
     waits for what the function does last, which takes longer than the signals are apart."""
     code = """
-main._reset_signals()
+signals.reset()
 freedom.begin(start)
 free()
 try:
@@ -49,7 +49,7 @@ freedom.end()
 
 def test_a_handler_of_the_function_is_not_called_again_and_again():
     code = """
-main._reset_signals()
+signals.reset()
 freedom.begin(start)
 calls = []
 signal.signal(signal.SIGTERM, lambda *_: calls.append(1))
@@ -66,11 +66,11 @@ def test_a_process_that_was_interrupted_in_an_import_cannot_stay(tmp_path):
     (tmp_path / "other.py").write_text("import os; os.kill(os.getpid(), 15)")
     code = """
 sys.path.insert(0, sys.argv[1])
-main._reset_signals()
+signals.reset()
 freedom.begin(start)
 try:
     import half
-except main.report.Terminated:
+except signals.Terminated:
     freedom.end()
 try:
     staying.leave(staying.Kept((print, (), {})))
@@ -82,11 +82,11 @@ except staying.CannotStay as why:
 
 def test_a_process_that_was_interrupted_elsewhere_can():
     code = """
-main._reset_signals()
+signals.reset()
 freedom.begin(start)
 try:
     os.kill(os.getpid(), signal.SIGTERM)
-except main.report.Terminated:
+except signals.Terminated:
     freedom.end()
 staying.leave(staying.Kept((print, (), {})))
 print("stays")

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from kinetic._host.agent import identity
-from kinetic._host.worker.report import ProgramExited, Terminated, short_repr
+from kinetic._host.worker.report import ProgramExited, short_repr
+from kinetic._host.worker.signals import Terminated
 
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126

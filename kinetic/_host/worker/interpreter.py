@@ -1,5 +1,4 @@
-"""Signals, timers and tracers that the function has left: none may strike while its end is
-reported.
+"""Pools and tracers that the function has left: none may strike while its end is reported.
 
 In: the interpreter after the function. Out: one in which kinetic's own code runs undisturbed. What
 a function has broken (builtins, modules) is not repaired: the result is lost, and the error says
@@ -8,38 +7,11 @@ so.
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
 import threading
 
-_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-    signal.SIGVTALRM,
-    signal.SIGPROF,
-)
 EXECUTORS_S = 1.0
 """How long open pools of `concurrent.futures` may take to end."""
-_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-
-
-def silence_signals() -> None:
-    """Disable the function's timers and signal handlers before its end is reported."""
-    for timer in _TIMERS:
-        with contextlib.suppress(Exception):
-            signal.setitimer(timer, 0)
-    for signum in _SIGNALS:
-        with contextlib.suppress(Exception):
-            signal.signal(signum, _ignore)
-
-
-def _ignore(signum: int, frame: object) -> None:
-    """Do nothing. Not SIG_IGN, which child processes would inherit."""
 
 
 def end_executors() -> None:

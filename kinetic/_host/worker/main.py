@@ -18,7 +18,6 @@ import importlib
 import os
 import signal
 import sys
-import threading
 import time
 import types
 from collections.abc import Callable
@@ -28,7 +27,17 @@ from kinetic import _shadows
 from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message, WorkerEvent
 from kinetic._host.start import Start
-from kinetic._host.worker import home, interpreter, jaxworld, report, script, staying, streams
+from kinetic._host.worker import (
+    forks,
+    home,
+    interpreter,
+    jaxworld,
+    report,
+    script,
+    signals,
+    staying,
+    streams,
+)
 from kinetic._host.worker.staying import Call, Freedom, Kept
 from kinetic._store import files
 from kinetic._system import processes
@@ -51,8 +60,6 @@ HIGH_FD = (1 << 13) - 16
 descriptors, as daemons do."""
 REPORT_TRIES = 4
 """How often reporting the end is tried: the function's tracers and threads may interrupt it."""
-SIGTERM_AGAIN_S = 0.05
-"""How soon a SIGTERM whose exception Python dropped is sent again."""
 FREED = "The function was freed from a world that has lost a host."
 
 
@@ -132,9 +139,11 @@ def _init_process(
         low = fd + 1
     processes.RESERVE.hold(high)
     streams.renew()
-    _reset_signals()
+    signals.reset()
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
+    signals.end_in_forks()
+    forks.end_descriptors(channel, {stacks_fd, free_fd} - {-1}, STACKS_SIGNAL)
     return free_fd
 
 
@@ -143,39 +152,11 @@ def high_fd() -> int:
     return min(HIGH_FD, os.sysconf("SC_OPEN_MAX") - 16)
 
 
-def _reset_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    for signum in (signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(signum, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _terminate)
-    sys.unraisablehook = _unraisable
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-
-
-def _terminate(signum: int, frame: types.FrameType | None) -> None:
-    """Unwind the function, so that `finally` blocks and context managers
-    run. A handler of its own replaces this one."""
-    staying.interrupted(frame)
-    raise report.Terminated(128 + signum)
-
-
-def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
-    """Send SIGTERM again when it was raised where Python drops exceptions: in `__del__`, or in a
-    callback of the garbage collector."""
-    if not isinstance(dropped.exc_value, report.Terminated):
-        sys.__unraisablehook__(dropped)
-        return
-    again = threading.Timer(SIGTERM_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
-    again.daemon = True
-    again.start()
-
-
 def _serve(channel: Channel, freedom: Freedom, start: Start) -> int:
     # The message is sent before the interpreter winds down; then the agent says when to exit.
     before: tuple[Start, Kept] | None = None
     while True:
-        message, kept = _attempt(channel, freedom, start, before)
+        message, kept = forks.run(_attempt, channel, freedom, start, before)
         streams.flush()
         if not channel.is_whole():
             report.save_message(start, message)
@@ -200,7 +181,7 @@ def _stay(channel: Channel, freedom: Freedom, kept: Kept) -> Start | None:
     except staying.CannotStay as why:
         channel.send({"event": WorkerEvent.CANNOT_STAY, "detail": str(why)})
         return None
-    _reset_signals()
+    signals.reset()
     processes.RESERVE.hold(high_fd())
     channel.send({"event": WorkerEvent.FREE})
     message = channel.receive()
@@ -260,7 +241,7 @@ def _called_again(func: Any, start: Start) -> Any:
 
 
 def _awaited(func: Any, args: Any, kwargs: Any) -> Any:
-    value = func(*args, **kwargs)
+    value = forks.run(func, *args, **kwargs)
     return _await(value) if hasattr(type(value), "__await__") else value
 
 
@@ -278,9 +259,9 @@ def _run(channel: Channel, freedom: Freedom, call: Call, start: Start) -> Messag
                 _call(end, _await, end[0][0])
             value, error = end[0]
             if os.getpid() != own_pid:
-                _end_fork(error)
+                forks.end(error)
             freedom.end()
-            interpreter.silence_signals()
+            signals.silence()
             processes.RESERVE.release()
             if freedom.is_free and error is not None:
                 return {"event": Exit.STOPPED, "detail": FREED}
@@ -312,21 +293,6 @@ def _await(value: Any) -> Any:
     return asyncio.run(outer())
 
 
-def _end_fork(error: BaseException | None) -> NoReturn:
-    """Exit a child that the function forked and that returned from it: it must not continue as the
-    worker."""
-    code = 0
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if not isinstance(error.code, int | None):
-            streams.say(report.text(error.code))
-    elif error is not None:
-        code = 1
-        streams.say(report.traceback_of(error).rstrip())
-    streams.flush()
-    os._exit(code & 0xFF)
-
-
 def _prepare(channel: Channel, freedom: Freedom, start: Start) -> Call:
     from kinetic._pickling import call as payload
     from kinetic._pickling import envelope
@@ -352,7 +318,8 @@ def _prepare(channel: Channel, freedom: Freedom, start: Start) -> Call:
     freedom.listen()
     _take_place(start, lambda: _enter(start, envelope.read_header(data).env_vars | told))
     try:
-        call: Call = payload.unpack(
+        call: Call = forks.run(
+            payload.unpack,
             data,
             function,
             main=vars(sys.modules["__main__"]),
@@ -365,7 +332,7 @@ def _prepare(channel: Channel, freedom: Freedom, start: Start) -> Call:
             {"event": Exit.SETUP_FAILED, "detail": str(error), "damaged": digest}
         ) from error
     except Exception as error:
-        if isinstance(error.__cause__, report.Terminated):
+        if isinstance(error.__cause__, signals.Terminated):
             raise error.__cause__ from None
         raise _Ended(
             {"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | report.described(error, start)

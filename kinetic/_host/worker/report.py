@@ -22,7 +22,8 @@ from typing import Any
 from kinetic._core.exits import Exit, Leaving
 from kinetic._host.channel import Message, WorkerEvent
 from kinetic._host.start import Start
-from kinetic._host.worker import interpreter, jaxworld, streams
+from kinetic._host.worker import jaxworld, signals, streams
+from kinetic._host.worker.signals import Terminated
 from kinetic.errors import PicklingError
 
 LAST_MESSAGE = "end.json"
@@ -47,10 +48,6 @@ _OWN_CODE = (str(Path(__file__).parents[2]) + "/", SENT_CODE)
 _MACHINERY = (*_OWN_CODE, str(Path(os.__file__).parent / "asyncio") + "/", "<frozen ")
 """Files of frames between kinetic's and the user's: the event loop of an async function, the import
 system."""
-
-
-class Terminated(SystemExit):
-    """SIGTERM was sent to the worker; the function unwinds."""
 
 
 class ProgramExited(SystemExit):
@@ -184,7 +181,7 @@ def described(error: BaseException, start: Start) -> Message:
     """The exception as text and, where possible, as a pickle file."""
     from kinetic._pickling import results
 
-    interpreter.silence_signals()  # No signal may interrupt the report.
+    signals.silence()  # No signal may interrupt the report.
     _explain(error)
     details: Message = {
         "type_name": _qualified_name(type(error)),
