@@ -114,13 +114,15 @@ def test_a_host_is_overdue_once_and_only_after_its_whole_patience(steps):
 # -- over the wire ---------------------------------------------------------------------------------
 
 KILLED = """
-import sys, time
+import sys, threading, time
 from kinetic._core.endpoint import Endpoint
 from kinetic._rpc.client import AgentClient
 agent = AgentClient(Endpoint(*sys.argv[1:4], 1, sys.argv[4]), 1)
-agent.watch(lambda view: None)
+heard = threading.Event()
+agent.watch(lambda view: heard.set())
 agent.join("b", "y")
-print("joined", flush=True)
+heard.wait()
+print("watches", flush=True)
 time.sleep(1000)
 """
 
@@ -134,12 +136,18 @@ def test_a_killed_agent_is_noticed_by_the_end_of_its_connection(serve, opened, a
     end = served.endpoint
     argv = [end.target, end.token, end.job_id, end.certificate]
     broken, disconnected = threading.Event(), served.gang.disconnected
-    served.gang.disconnected = lambda host, now: (disconnected(host, now), broken.set())
+
+    def note(host, now):
+        disconnected(host, now)
+        if host == 1:
+            broken.set()
+
+    served.gang.disconnected = note
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, *argv], stdout=subprocess.PIPE, text=True
     ) as second:
         assert second.stdout is not None
-        assert second.stdout.readline() == "joined\n"
+        assert second.stdout.readline() == "watches\n"
         os.kill(second.pid, signal.SIGKILL)
     assert broken.wait(PATIENCE_S)
     for _ in range(10):
