@@ -90,7 +90,10 @@ def damaged(trained, tier):
     """The folder with each damage to each file of a tier, one after the other. It lies where the
     training was: copies in memory belong to one folder."""
     folder = trained.with_name("now")
+    old = folder.with_name("saved") / "run" / "1"  # has what the newer step has
     for name in files(trained / tier):
+        if old in (trained / tier / name).parents:
+            continue
         for damage in DAMAGES:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(trained, folder)
@@ -107,6 +110,35 @@ def test_damage_to_the_memory_is_never_restored(trained, caplog):
         assert "3" in caplog.text, what
         assert "damaged" in caplog.text
     assert len(seen) == 2 * len(DAMAGES)
+
+
+def test_damage_to_the_folder_is_never_restored(trained, caplog):
+    seen = {}
+    for what, folder in damaged(trained, "run"):
+        shutil.rmtree(folder / "memory")
+        caplog.clear()
+        seen[what] = (restore(folder), " ".join(each.getMessage() for each in caplog.records))
+    silent = [what for what, (step, said) in seen.items() if step != 2 and "step 2" not in said]
+    assert silent == []
+    assert {step for step, _ in seen.values()} == {1, 2}
+    found = [what for what, (_, said) in seen.items() if "is not what was saved" in said]
+    assert len(found) >= 4, "a flipped bit among numbers, which nobody else sees"
+
+
+def test_without_verifying_damage_is_restored_and_a_step_without_digests_always(trained):
+    """So a state can be saved from a step of which only the digests are gone."""
+    (folder,) = {
+        path for what, path in damaged(trained, "run") if what == "kinetic-owner.json removed"
+    }
+    shutil.rmtree(folder / "memory")
+    shutil.rmtree(folder / "run/2/digests")
+    assert restore(folder, verify=False) == 2
+    assert restore(folder) == 1
+    with checkpointer(folder, verify=False) as ckpt:
+        ckpt.restore(state(0))
+        ckpt.save(4, state(4))
+    assert not (folder / "run/4/digests").exists()
+    assert restore(folder) == 4
 
 
 def halves(host, folder, step):

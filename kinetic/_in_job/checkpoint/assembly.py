@@ -19,6 +19,7 @@ from kinetic._in_job.checkpoint.pieces import (
     Transfer,
     Whole,
     overlap,
+    slices_of,
     transfers,
 )
 from kinetic._in_job.checkpoint.tree import Leaf, State, box, boxes_of
@@ -132,7 +133,7 @@ class Assembly:
                 continue
             raw = content() if callable(content) else content
             array = raw.view(dtype).reshape(part[1])
-            result[_slices(common, wanted)] = array[_slices(common, part)]
+            result[slices_of(common, wanted)] = array[slices_of(common, part)]
         return result
 
     def _pieces(self, number: int) -> list[tuple[Region, Any]]:
@@ -146,10 +147,3 @@ class Assembly:
                 if piece.leaf == number
             ]
         return there
-
-
-def _slices(inner: Box, outer: Box) -> tuple[slice, ...]:
-    return tuple(
-        slice(start - offset, start - offset + size)
-        for start, size, offset in zip(inner[0], inner[1], outer[0], strict=True)
-    )

@@ -23,7 +23,15 @@ from kinetic._core.duration import Duration
 from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._host.worker import streams
 from kinetic._in_job import elastic, local_folder, preemption, slices
-from kinetic._in_job.checkpoint import local_saves, opening, peers, persistent, positions, tree
+from kinetic._in_job.checkpoint import (
+    local_saves,
+    opening,
+    peers,
+    persistent,
+    positions,
+    tree,
+    verifying,
+)
 from kinetic._in_job.checkpoint.cadence import cadence
 from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.opening import Opened
@@ -412,7 +420,11 @@ class Checkpointer:
         }
         if self._moments is not None:
             self._moments.saved()
-        return opened.persistent.save(due.step, due.state.plain(), record, _numbers(metrics))
+        own = None
+        if opened.verify:
+            own = verifying.digests_here(due.state, self._peers.index)
+            record["digests"] = self._peers.count
+        return opened.persistent.save(due.step, due.state.plain(), record, _numbers(metrics), own)
 
 
 def _directory(given: str | os.PathLike[str] | None) -> str:

@@ -47,12 +47,14 @@ class Opened:
         writer: marks what this run writes.
         persistent: the persistent tier.
         local: the local tier; None where there is none.
+        verify: whether digests are kept and checked.
     """
 
     lease: Lease | None
     writer: str
     persistent: Persistent
     local: LocalTier | None
+    verify: bool = True
 
 
 def exchange(peers: Peers, name: str, text: str) -> list[str]:
@@ -148,12 +150,12 @@ def opened(
             if slices.attempt() == 1:
                 raise
             warn(f"{error} The training goes on; local checkpoints that do not fit are given up.")
-        persistent = Persistent(directory, keep)
+        persistent = Persistent(directory, keep, peers.index)
     except BaseException:
         for each in held:
             each.release()
         raise
-    return Opened(held[0] if held else None, writer, persistent, tier)
+    return Opened(held[0] if held else None, writer, persistent, tier, verify)
 
 
 def _leased(directory: str, token: str) -> Lease:

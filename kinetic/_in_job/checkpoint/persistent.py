@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,15 +17,18 @@ from typing import Any, NamedTuple
 from kinetic._core.values import dataclass
 from kinetic._in_job.checkpoint import digests, replicas
 from kinetic._in_job.checkpoint.replicas import Source
-from kinetic._in_job.checkpoint.tree import State
+from kinetic._in_job.checkpoint.tree import Leaf, State
 from kinetic.errors import CheckpointError, CorruptRecord, PreflightError
 
-STATE, RECORD = "state", "kinetic"
-"""Names of what a checkpoint holds: the state, and what is known about it."""
+STATE, RECORD, DIGESTS = "state", "kinetic", "digests"
+"""Names of what a checkpoint holds: the state, what is known about it, digests of its parts."""
 _BROKEN, _ENDED = "JaxRuntimeError", "CANCELLED"
 """What waits for other hosts gets this error when its world ends."""
 _LIMIT_S = 600
 """How long Orbax lets the hosts wait for each other."""
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,13 +85,19 @@ class Reading(NamedTuple):
 class Persistent:
     """Orbax's manager of a folder; every method is collective, except `steps`.
 
+    Args:
+        directory: the folder.
+        keep: which steps stay.
+        process: this one.
+
     Raises:
         PreflightError: Orbax is not installed, or too old.
         CheckpointError: the folder cannot be used.
     """
 
-    def __init__(self, directory: str, keep: Keep) -> None:
+    def __init__(self, directory: str, keep: Keep, process: int = 0) -> None:
         ocp = orbax()
+        self._process = process
         logging.getLogger("absl").addFilter(is_news)
         self._directory = directory
         self._newest = -1
@@ -100,7 +110,11 @@ class Persistent:
             async_options=ocp.AsyncOptions(timeout_secs=_LIMIT_S),
         )
         with _explained("opened", directory):
-            self._manager = ocp.CheckpointManager(directory, options=options)
+            if process == 0:
+                _replace_damaged_metrics(directory)
+            self._manager = ocp.CheckpointManager(
+                directory, options=options, handler_registry=_registry(process)
+            )
             self._newest = max(self.steps(), default=-1)
 
     def steps(self) -> list[int]:
@@ -125,10 +139,35 @@ class Persistent:
         self._damaged.update(each for each in self.steps() if each > step)
         self._newest = max((each for each in self.steps() if each <= step), default=-1)
 
+    def digests(self, step: int, files: int) -> list[Any]:
+        """Return this process's share of the digests of a step; all processes have all of them.
+
+        Args:
+            step: the step.
+            files: how many processes have written them.
+
+        Raises:
+            StepUnreadable: they are damaged.
+        """
+        import jax
+
+        found = []
+        with _explained("read", self._directory, step):
+            for number in range(self._process, files, jax.process_count()):
+                file = self._manager.directory / str(step) / DIGESTS / _file(number)
+                found += digests.check_signed(json.loads(file.read_text()))[DIGESTS]
+        return found
+
     def save(
-        self, step: int, state: Any, record: Mapping[str, Any], metrics: Mapping[str, float]
+        self,
+        step: int,
+        state: Any,
+        record: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        digests_here: list[Any] | None = None,
     ) -> bool:
-        """Begin to save; return whether this was a new step. Waits for the save before."""
+        """Begin to save; return whether this was a new step. Waits for the save before. Each
+        process writes its own digests: the step gets its name when all of them are there."""
         if step <= self._newest:
             return False
         if step in self._damaged:
@@ -140,6 +179,8 @@ class Persistent:
             STATE: ocp.args.StandardSave(state),
             RECORD: ocp.args.JsonSave(digests.sign(record)),
         }
+        if digests_here is not None:
+            items[DIGESTS] = ocp.args.JsonSave(digests.sign({DIGESTS: digests_here}))
         with _explained(f"written (step {step})", self._directory):
             # The caller decides; Orbax would refuse what is older than a damaged step.
             args = ocp.args.Composite(**items)
@@ -163,6 +204,19 @@ class Persistent:
             found = orbax().StandardCheckpointHandler().restore(self._place(step), args=like)
             return Reading(now.values_of(found), {})
 
+    def read_alone(self, step: int, now: State, saved: Leaf) -> Any:
+        """Return one leaf as it was saved, in this process's memory; None if it is damaged."""
+        import numpy as np
+
+        wanted = [orbax().PLACEHOLDER] * len(now.leaves)
+        number = next(n for n, leaf in enumerate(now.leaves) if leaf.name == saved.name)
+        wanted[number] = np.broadcast_to(np.zeros((), saved.dtype), saved.shape)
+        try:
+            with _explained("read", self._directory, step):
+                return self._restored(step, now, wanted)[number]
+        except StepUnreadable:
+            return None
+
     def _place(self, step: int) -> Any:
         return self._manager.directory / str(step) / STATE
 
@@ -176,8 +230,12 @@ class Persistent:
                 wanted[n].shape, wanted[n].dtype, sharding=source.sharding
             )
             wanted[n] = described if process in source.readers else ocp.PLACEHOLDER
-        item = now._replace(values=wanted).plain()
-        # Orbax's other handler reads the same files, and leaves out what it is told to.
+        return self._restored(step, now, wanted)
+
+    def _restored(self, step: int, now: State, wanted: list[Any]) -> list[Any]:
+        """The values of a step but for placeholders; Orbax's other handler reads the same files,
+        and leaves those out."""
+        ocp, item = orbax(), now._replace(values=wanted).plain()
         found = ocp.PyTreeCheckpointHandler().restore(
             self._place(step),
             args=ocp.args.PyTreeRestore(
@@ -250,6 +308,41 @@ def _parse_flags() -> None:
 
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
+
+
+def _file(process: int) -> str:
+    return f"host-{process}.json"
+
+
+def _registry(process: int) -> Any:
+    """Where digests are written: each process has a file of its own."""
+    ocp = orbax()
+    every = ocp.options.MultiprocessingOptions(primary_host=None)
+    handler = ocp.JsonCheckpointHandler(_file(process), multiprocessing_options=every)
+    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    registry.add(DIGESTS, ocp.args.JsonSave, handler)
+    registry.add(DIGESTS, ocp.args.JsonRestore, handler)
+    return registry
+
+
+def _replace_damaged_metrics(directory: str) -> None:
+    """Let steps of which only the metrics are damaged count as ones without: Orbax would not open
+    the folder. The other processes are waited for before it reads them."""
+    from etils import epath
+
+    for file in epath.Path(directory).glob("*/metrics/metrics"):
+        step = file.parent.parent
+        if not step.name.isdigit() or not (step / RECORD).exists():
+            continue  # another program's
+        try:
+            is_damaged = not isinstance(json.loads(file.read_text()), dict)
+        except ValueError:
+            is_damaged = True
+        if is_damaged:
+            _log.warning(
+                "the metrics of step %s in %s are damaged: none count", step.name, directory
+            )
+            file.write_text("{}")
 
 
 def _metric(keep: Keep) -> Callable[[Any], float]:

@@ -200,6 +200,14 @@ def overlap(one: Box, other: Box) -> Box | None:
     return None if any(size <= 0 for size in shape) else (begin, shape)
 
 
+def slices_of(inner: Box, outer: Box) -> tuple[slice, ...]:
+    """Return where a box lies within another one."""
+    return tuple(
+        slice(start - offset, start - offset + size)
+        for start, size, offset in zip(inner[0], inner[1], outer[0], strict=True)
+    )
+
+
 class Transfer(NamedTuple):
     """A piece that other hosts need.
 

@@ -6,6 +6,7 @@ hosts of the same step; or an error, where steps were saved and none can be read
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping
@@ -18,12 +19,17 @@ from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.persistent import Reading, StepUnreadable
 from kinetic._in_job.checkpoint.pieces import Region, Whole
 from kinetic._in_job.checkpoint.tree import Leaf, State
+from kinetic._in_job.checkpoint.verifying import Verification
 from kinetic.errors import CheckpointError
 
 _WAYS = (
     "To begin a new training, choose another folder with directory= or output_dir=; to restore one "
-    "of these steps, bring back its files from a copy."
+    "of these steps, bring back its files from a copy, or, if you know that they are right, say "
+    "verify=False."
 )
+
+
+_NEXT = "The newest whole step that is left is restored."
 
 
 class Restored(NamedTuple):
@@ -146,6 +152,8 @@ class Restoring:
         """The step, or why it cannot be read."""
         persistent, me = self._opened.persistent, self._peers.index
         reading: Reading | None = None
+        saved: list[Leaf] = []
+        own: list[Any] | None = None
         failed = ""
         try:
             record = persistent.record(step)
@@ -163,13 +171,24 @@ class Restoring:
                         step=step,
                     )
             reading = persistent.read(step, now, me)
+            if self._opened.verify and (files := record.get("digests")):
+                own = persistent.digests(step, files)
         except StepUnreadable as error:
             failed = str(error)
         all_said = enumerate(self._exchange(failed))
         said = next((f"Host {host}: {why}" for host, why in all_said if why), "")
         if said or reading is None:
-            return None, f"{failed or said} The newest whole step that is left is restored."
+            return None, f"{failed or said} {_NEXT}"
         there = reading.spread(now, me)
+        if own is not None:
+            again = functools.partial(persistent.read_alone, step, now)
+            verification = Verification(self._peers, self._exchange, saved, again)
+            if differing := verification.differing(own, now, there):
+                more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+                return None, (
+                    f"step {step} in {self._directory} is damaged: leaf {differing[0]}{more} is "
+                    f"not what was saved. {_NEXT}"
+                )
         state = now.with_values(lambda n: now.values[n] if now.leaves[n].is_empty else there[n])
         where = self._directory
         if reading.readers:
