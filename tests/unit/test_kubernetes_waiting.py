@@ -463,3 +463,21 @@ def test_memory_that_no_node_has_is_not_waited_for(asked: str, has: str, hopeles
         assert "has the 60Gi of memory that a pod asks for; they have up to 50Gi" in found.sentence
     else:
         assert found.kind is Kind.NO_ROOM
+
+
+def test_pods_that_their_job_removes_afterwards_did_not_go_first() -> None:
+    """Host 2 was deleted by force. The Job has begun to remove the others, and said so of two."""
+    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    child = {"metadata": {"name": "j", "uid": "j"}, "status": {"conditions": [failed]}}
+    over = jobset()
+    over["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    leaving = [pod(host) for host in (0, 1)]
+    for each in leaving:
+        each["metadata"]["deletionTimestamp"] = "2026-11-21T01:00:40Z"
+    of_job = {"kind": "Job", "name": "j", "uid": "j"}
+    said = [f"Created pod: kinetic-job-1-host-0-{host}-abcde" for host in range(4)]
+    said += [f"Deleted pod: kinetic-job-1-host-0-{host}-abcde" for host in (0, 3)]
+    events = [{"type": "Normal", "message": words, "involvedObject": of_job} for words in said]
+    found = of(Observed(over, pods=leaving, jobs=[child], events=events))
+    assert found.hosts == (2,)
+    assert found.sentence.startswith("The pod of host 2 was deleted, or ended before")

@@ -106,7 +106,7 @@ def diagnose(
     jobs = [seen.workload, *seen.jobs]
     lost = losses.why_stopped(jobs) or losses.why_lost(pods)
     if lost is None and condition(seen.workload, "Failed"):
-        lost = losses.why_gone(jobs, seen.events)
+        lost = losses.why_gone(jobs, seen.events, pods)
     if lost is not None:
         return _final(seen.workload, lost)
     if condition(seen.workload, "Failed"):

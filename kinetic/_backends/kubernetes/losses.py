@@ -100,12 +100,15 @@ def why_stopped(jobs: Iterable[Document]) -> Finding | None:
     return None
 
 
-def why_gone(jobs: Sequence[Document], events: Iterable[Document]) -> Finding | None:
+def why_gone(
+    jobs: Sequence[Document], events: Iterable[Document], pods: Iterable[Pod] = ()
+) -> Finding | None:
     """Return why a Job whose pods are gone has failed, from its condition or its events.
 
     Args:
         jobs: the workload, and the Jobs that a JobSet made.
         events: of these.
+        pods: those that are still there, listed before the events.
     """
     shape = shape_of(jobs[0])
     said = [
@@ -122,12 +125,15 @@ def why_gone(jobs: Sequence[Document], events: Iterable[Document]) -> Finding | 
             host = shape.host_named(ended[1])
             text = f"Host {host} was lost: the cluster ended its pod. It was evicted or preempted"
             return Finding(Kind.EVICTED, f"{text}, or its node was lost.", True, (host,))
-    return _not_ended_by(jobs, events)
+    return _not_ended_by(jobs, events, {pod.name for pod in pods})
 
 
-def _not_ended_by(jobs: Sequence[Document], events: Iterable[Document]) -> Finding | None:
+def _not_ended_by(
+    jobs: Sequence[Document], events: Iterable[Document], there: set[str]
+) -> Finding | None:
     """Return which hosts went first, where nothing says why, or None. A Job that fails deletes the
-    pods that are left, and says so of each: the others had gone before."""
+    pods that are left, and says so of each, if a moment later: the others had gone before, and none
+    of those that are still there."""
     shape = shape_of(jobs[0])
     failed = [j for j in jobs if condition(j, "FailureTarget") or condition(j, "Failed")]
     uids = {metadata(job).get("uid") for job in failed}
@@ -138,9 +144,10 @@ def _not_ended_by(jobs: Sequence[Document], events: Iterable[Document]) -> Findi
             told = _POD_OF_JOB.match(event.get("message") or "")
             if told:
                 (made if told[1] == "Created" else deleted).add(told[2])
-    if not deleted or not made - deleted:
+    gone = made - deleted - there
+    if not deleted | there or not gone:
         return None
-    hosts = tuple(sorted(shape.host_named(pod) for pod in made - deleted))
+    hosts = tuple(sorted(shape.host_named(pod) for pod in gone))
     whose = f"pod of host {hosts[0]} was"
     if len(hosts) > 1:
         whose = f"pods of hosts {', '.join(map(str, hosts))} were"
