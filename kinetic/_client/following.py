@@ -66,6 +66,10 @@ class Waiting:
 
     reason: str
 
+    def told_of(self, ref: JobRef) -> str:
+        """Return the line for those who wait."""
+        return f"kinetic: {ref.job_id}: {self.reason}"
+
 
 Event = LogChunk | Tick | Waiting | Finished
 OnStatus = Callable[[JobStatus], Any]
@@ -133,11 +137,12 @@ def chunks(
     ref: JobRef,
     request: LogRequest,
     *,
+    tell: Callable[[str], object] | None = None,
     now: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[LogChunk | None]:
     """Yield a job's output: what there is, or with `follow` until the job has ended; None while
-    there is nothing new.
+    there is nothing new. `tell` gets why the job does not run yet.
 
     Raises:
         BackendUnavailable, StoreError: the output could not be read for half a minute.
@@ -145,6 +150,8 @@ def chunks(
     """
     if request.follow:
         for event in follow(backend, store, ref, request, now=now, pause=pause):
+            if isinstance(event, Waiting) and tell is not None:
+                tell(event.told_of(ref))
             yield event if isinstance(event, LogChunk) else None
         return
     _check(store, ref, request)

@@ -441,7 +441,7 @@ class JobHandle(JobView, Generic[R_co]):
                     show(event.outcome)
                     return event.outcome
                 if isinstance(event, Waiting) and printer is not None:
-                    console.notice(f"kinetic: {self.job_id}: {event.reason}")
+                    console.notice(event.told_of(self.ref))
                 if isinstance(event, LogChunk) and printer is not None:
                     show.before(event.data)
                     printer.write(event)

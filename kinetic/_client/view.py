@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kinetic._backends import registry
@@ -127,9 +127,12 @@ class JobView:
         closes; None if there is none."""
         return self._backend.ending_fd(self.ref) if isinstance(self._backend, Signals) else None
 
-    def chunks(self, request: LogRequest) -> Iterator[LogChunk | None]:
-        """Yield output as bytes with host, stream and time; None while nothing is new."""
-        return following.chunks(self._backend, self._store, self.ref, request)
+    def chunks(
+        self, request: LogRequest, tell: Callable[[str], object] | None = None
+    ) -> Iterator[LogChunk | None]:
+        """Yield output as bytes with host, stream and time; None while nothing is new. With
+        `follow`, `tell` gets why the job does not run yet."""
+        return following.chunks(self._backend, self._store, self.ref, request, tell=tell)
 
     def events(self) -> list[dict[str, Any]]:
         """Return what happened when, oldest first, as JSON objects. Damaged lines, and events that

@@ -144,10 +144,12 @@ class AppContext:
         """Return the handle of the job with this id, or of the only one whose id starts with it."""
         return self.handle_of(self.find(text))
 
-    def output_of(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
+    def output_of(
+        self, ref: JobRef, request: LogRequest, tell: Callable[[str], object] | None = None
+    ) -> Iterator[LogChunk | None]:
         """Yield the output so far, or with `follow` until the job has ended; None when there is
-        nothing new."""
-        return self.handle_of(ref).chunks(request)
+        nothing new. `tell` gets why a job that is followed does not run yet."""
+        return self.handle_of(ref).chunks(request, tell)
 
     def ending(self, ref: JobRef) -> Ending | None:
         """Return how the job ended, or None while the store has no verdict."""

@@ -180,6 +180,19 @@ def test_a_job_that_can_never_run_fails_and_says_why(on_cluster, monkeypatch, ca
 
 
 @pytest.mark.double
+def test_the_command_line_says_what_it_waits_for_though_it_is_piped(on_cluster):
+    on_cluster.hold_back("kinetic-")
+    command = [sys.executable, "-m", "kinetic", "run", "-a", "cpu", "--", "echo", "done"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    line = next(each for each in run.stderr if each.startswith("kinetic: job-"))
+    job_id = re.fullmatch(r"kinetic: (job-\w{8}): \S.*\n", line)[1]
+    on_cluster.let_go("kinetic-")
+    assert run.communicate(timeout=100)[0] == "done\n"
+    assert run.returncode == 0
+    kinetic.attach(job_id).cleanup()
+
+
+@pytest.mark.double
 def test_what_a_job_waits_for_is_said_until_it_gives_up(on_cluster, monkeypatch, capfd):
     on_cluster.hold_back("kinetic-")
     with pytest.raises(JobFailed, match="did not start within"):

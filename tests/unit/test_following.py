@@ -279,6 +279,19 @@ def test_why_a_job_waits_is_said_when_it_changes(store):
     assert told == ["no node", "an image is pulled"]
 
 
+def test_who_reads_output_is_told_why_there_is_none(store):
+    backend = Queue(store, ["no node", None])
+    job = put_ref(store, ref())
+    put_success(store, job, 1)
+    backend.output = [None] * 4
+    told, times = [], iter(range(1, 10_000))
+    request = LogRequest(hosts=None, follow=True)
+    now = lambda: NOW + next(times) * following.EXPLAIN_EVERY_S  # noqa: E731
+    for _ in following.chunks(backend, store, job, request, tell=told.append, now=now):
+        pass
+    assert told == [f"kinetic: {job.job_id}: no node"]
+
+
 def test_a_start_that_was_given_up_is_explained_by_what_was_waited_for(store):
     job = put_ref(store, dataclasses.replace(ref(), place=Place("pathways")))
     late = HostReport(0, Exit.NEVER_JOINED, "was not ready within 8 s (start_timeout)")

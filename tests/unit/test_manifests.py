@@ -7,8 +7,11 @@ In: plans. Out: documents. KINETIC_REGENERATE_GOLDEN=1 writes the golden files a
 from __future__ import annotations
 
 import json
+import os
 import re
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -221,7 +224,22 @@ def env_of(workload, slice_=0, pod=0, of="host"):
         else:
             reference = each["valueFrom"]["secretKeyRef"]
             env[each["name"]] = f"{reference['name']}/{reference['key']}"
+    if "KINETIC_TLS_KEY_DIR" in env:
+        env["KINETIC_TLS_KEY_DIR"] = leader_folder(workload, env)
     return env
+
+
+def leader_folder(workload, env):
+    """What a pod has instead of the folder for the leader's key, as the cluster makes it."""
+    spec = pod_of(workload, "host")["spec"]
+    (volume,) = [v for v in spec["volumes"] if "secret" in v]
+    (mount,) = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == volume["name"]]
+    assert mount["mountPath"] == env["KINETIC_TLS_KEY_DIR"]
+    made = Path(tempfile.mkdtemp(dir=os.environ.get("TMPDIR")))
+    for item in volume["secret"]["items"]:
+        (made / item["path"]).parent.mkdir(parents=True, exist_ok=True)
+        (made / item["path"]).write_text(f"{volume['secret']['secretName']}/{item['key']}")
+    return str(made / re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], mount["subPathExpr"]))
 
 
 @hypothesis(deadline=None, max_examples=60)
@@ -243,6 +261,8 @@ def test_whatever_the_plan(plan):
     assert len(env) == len(pod_of(workload)["spec"]["containers"][0]["env"]), "a name comes twice"
     assert set(secret["stringData"].values()) == {""}
     wanted = {value.partition("/")[2] for value in env.values() if value.startswith("kinetic-job")}
+    if "KINETIC_TLS_KEY_DIR" in env:
+        wanted.add("tls.key")
     assert wanted - {""} == set(secret["stringData"])
     kubernetes_validate.validate(as_job(workload), "1.33", strict=True)
 
@@ -260,7 +280,10 @@ def test_every_pod_knows_who_it_is_and_the_first_one_leads(name):
     assert [who.host for who in hosts] == list(range(plan.hosts))
     assert {who.hosts for who in hosts} == {plan.hosts}
     assert hosts[0].target == "10.0.0.1:7777"
+    key = "kinetic-job-00c0ffee/tls.key"
+    assert [who.key for who in hosts] == [key] + [""] * (plan.hosts - 1)
     if plan.hosts > 1:
+        assert not (Path(env_of(workload, 0, 1)["KINETIC_TLS_KEY_DIR"]) / "tls.key").exists()
         assert {(who.is_pod, who.restarts) for who in hosts} == {(True, 2)}
         leader = "kinetic-job-00c0ffee-host-0-0.kinetic-job-00c0ffee:7777"
         assert {who.target for who in hosts[1:]} == {leader}
@@ -290,6 +313,40 @@ def test_the_head_of_an_elastic_job_leads_and_has_no_chips():
     assert spec["containers"][0]["resources"] == {"requests": {"cpu": "1", "memory": "1Gi"}}
     shape = observed.shape_of(workload)
     assert (shape.hosts, shape.leader) == (9, 8)
+
+
+def test_seats_of_an_elastic_job_and_workers_of_pathways_have_no_key():
+    workload, _ = render(*CASES["tpu-v6e-16-elastic"])
+    assert not [name for name in env_of(workload) if "TLS_KEY" in name]
+    assert "volumes" not in pod_of(workload, "host")["spec"] or not [
+        volume for volume in pod_of(workload, "host")["spec"]["volumes"] if "secret" in volume
+    ]
+
+
+def test_a_pod_has_no_more_rights_than_what_it_does_needs():
+    (container,) = pod_of(render(*CASES["cpu"])[0])["spec"]["containers"]
+    context = container["securityContext"]
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert "NET_RAW" not in context["capabilities"]["add"]
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = pod_of(render(*CASES["buckets"])[0])["spec"]["containers"]
+    assert "seccompProfile" in container["securityContext"], "the cluster mounts them"
+    data = (Dataset("/home/me/labels", True, mount="/labels"),)
+    (container,) = pod_of(render(planned("cpu", data=data), SETTINGS)[0])["spec"]["containers"]
+    context = container["securityContext"]
+    assert "seccompProfile" not in context, "hosts mount in a user namespace"
+    assert "SETFCAP" in context["capabilities"]["add"]
+    (container,) = pod_of(render(*CASES["training"])[0])["spec"]["containers"]
+    assert container["securityContext"] == {"privileged": True}
+
+
+def test_only_a_service_account_that_is_named_gives_pods_its_token():
+    for has_token in (False, True):
+        settings = replace(SETTINGS, has_token=has_token)
+        spec = pod_of(render(CASES["cpu"][0], settings)[0])["spec"]
+        assert spec.get("automountServiceAccountToken", True) is has_token
+        assert spec["serviceAccountName"] == "kinetic"
 
 
 def test_with_its_head_an_elastic_job_ends_and_a_slice_does_not_end_it():
@@ -424,7 +481,7 @@ def test_local_checkpoints_may_be_all_of_the_shared_memory():
     env = {"KINETIC_LOCAL_DIR": "/dev/shm/"}
     spec = pod_of(render(planned("tpu-v6e-16", env=env, shm="8Gi"), SETTINGS)[0])["spec"]
     mounts = [m["name"] for m in spec["containers"][0]["volumeMounts"]]
-    assert mounts == ["local"]
+    assert mounts == ["local", "leader"]
 
 
 def test_the_head_of_an_elastic_job_takes_nothing_of_what_the_function_needs():
@@ -440,7 +497,7 @@ def test_the_head_of_an_elastic_job_takes_nothing_of_what_the_function_needs():
     (head,), (host,) = (pod_of(workload, of)["spec"]["containers"] for of in ("head", "host"))
     assert head["resources"]["requests"] == {"cpu": "1", "memory": "1Gi"}
     assert host["resources"]["requests"] == {"google.com/tpu": "1", "cpu": "8", "memory": "32Gi"}
-    assert "securityContext" not in head
+    assert "privileged" not in head["securityContext"]
     assert host["securityContext"] == {"privileged": True}
     assert "/dev/shm" not in {m["mountPath"] for m in head.get("volumeMounts", ())}
 

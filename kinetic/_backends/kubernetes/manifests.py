@@ -266,7 +266,7 @@ def _kept_s(plan: Plan) -> int:
 
 
 def _secret(plan: Plan) -> Document:
-    keys = [*pods.SECRETS.values(), *map(pods.secret_key, plan.secrets)]
+    keys = [*pods.SECRETS.values(), *pods.KEY.values(), *map(pods.secret_key, plan.secrets)]
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -43,12 +43,14 @@ POD_INDEX = "batch.kubernetes.io/job-completion-index"
 LEAST_GRACE_S = 30
 GRACE_MARGIN_S = 10
 """Time for the agent's reports, after the function's grace."""
-SECRETS = {
-    "KINETIC_TOKEN": "token",
-    "KINETIC_TLS_CERTIFICATE": "tls.crt",
-    "KINETIC_TLS_KEY": "tls.key",
-}
-"""The gang's own secrets: variables, and their keys in the job's Secret."""
+SECRETS = {"KINETIC_TOKEN": "token", "KINETIC_TLS_CERTIFICATE": "tls.crt"}
+KEY = {"KINETIC_TLS_KEY": "tls.key"}
+"""The gang's own secrets: variables, and their keys in the job's Secret. The key of the certificate
+is for the leader only."""
+OF_ROOT = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
+"""What installing packages, and ending what a function has started, takes."""
+TO_MOUNT = "SETFCAP"
+"""What root needs to enter a user namespace, in which hosts mount data at fixed paths."""
 HEAD_REQUESTS = {"cpu": "1", "memory": "1Gi"}
 """What the head of an elastic job asks for: it holds one connection to each host."""
 
@@ -65,6 +67,7 @@ class PodSettings:
         variables: variables for the bootstrap, or for the image.
         simulated: whether virtual devices of the processor replace chips.
         service_account: "" for the namespace's default.
+        has_token: whether pods have the token of their service account.
         cache_dir: a folder of the node that its pods share, for installed packages; "" for none.
         head_pool: the node pool for the pod of a single controller, or the head of an elastic job;
             "" for any.
@@ -78,6 +81,7 @@ class PodSettings:
     variables: Mapping[str, str] = field(default_factory=dict)
     simulated: bool = False
     service_account: str = "kinetic"
+    has_token: bool = False
     cache_dir: str = ""
     head_pool: str = ""
     pathways_version: str = "latest"
@@ -124,6 +128,11 @@ def template(
         *(() if is_head else volumes.local(plan, simulated=settings.simulated)),
         *(() if is_head else volumes.shared_memory(plan)),
         *volumes.cache(settings.cache_dir),
+        *(
+            [volumes.key_of_leader(workload_name(plan), *KEY.values())]
+            if _shares_template(plan, in_jobset=in_jobset)
+            else ()
+        ),
     ]
     spec = {
         "restartPolicy": "Never",
@@ -170,6 +179,7 @@ def _placed(plan: Plan, settings: PodSettings, *, on_chips: bool) -> Document:
     return {
         "enableServiceLinks": False,  # The function does not need them in its environment.
         "serviceAccountName": settings.service_account,
+        **({} if settings.has_token else {"automountServiceAccountToken": False}),
         "priorityClassName": "" if plan.place.queue else plan.place.priority,
         **({} if settings.simulated else machines if on_chips else head),
     }
@@ -197,13 +207,29 @@ def _container(
             "resources": {"requests": dict(HEAD_REQUESTS)}
             if is_head
             else _resources(plan, settings),
-            "securityContext": {"privileged": True}
-            if plan.options.privileged and not is_head
-            else {},
+            "securityContext": _security(plan, is_head=is_head),
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": mounts,
         }
     )
+
+
+def _shares_template(plan: Plan, *, in_jobset: bool) -> bool:
+    """Whether the leader is one of several pods of a template."""
+    return in_jobset and not (plan.place.has_head or plan.place.has_single_controller)
+
+
+def _security(plan: Plan, *, is_head: bool) -> Document:
+    """As little as installing packages and running a function takes, or what the function says."""
+    if plan.options.privileged and not is_head:
+        return {"privileged": True}
+    context: Document = {"allowPrivilegeEscalation": False}
+    if is_head or not volumes.are_bound_by_hosts(plan):
+        context["capabilities"] = {"drop": ["ALL"], "add": [*OF_ROOT]}
+        context["seccompProfile"] = {"type": "RuntimeDefault"}  # It forbids user namespaces.
+    else:
+        context["capabilities"] = {"drop": ["ALL"], "add": [*OF_ROOT, TO_MOUNT]}
+    return context
 
 
 def verbatim(text: str) -> str:
@@ -254,8 +280,13 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool) -
     else:
         literals["KINETIC_JOB_INDEX"] = "0"
     literals |= settings.variables
-    own = literals.keys() | fields.keys()
-    kept = {name: secret_key(name) for name in plan.secrets if name not in own} | SECRETS
+    gang = SECRETS
+    if _shares_template(plan, in_jobset=in_jobset):
+        literals[volumes.KEY_DIR] = volumes.KEY_FOLDER
+    elif is_head or not plan.place.has_head:
+        gang = SECRETS | KEY
+    own = literals.keys() | fields.keys() | KEY.keys() | {volumes.KEY_DIR}
+    kept = {name: secret_key(name) for name in plan.secrets if name not in own} | gang
     return [
         *({"name": n, "value": verbatim(value)} for n, value in literals.items()),
         *(

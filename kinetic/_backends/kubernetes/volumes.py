@@ -16,6 +16,9 @@ LOCAL_DIR = "KINETIC_LOCAL_DIR"
 LOCAL_FOLDER = "/_kinetic/local"
 """The folder in memory, unless `env=` names another."""
 SHM = "/dev/shm"
+KEY_DIR = "KINETIC_TLS_KEY_DIR"
+KEY_FOLDER = "/_kinetic/leader"
+"""Where the pods of a gang look for the key to lead it."""
 MULTI_TIER_DRIVER = "multitier-checkpoint.csi.storage.gke.io"
 DEVICE_CLASS = "netdev.google.com"
 """Network devices of TPU machines, as GKE's managed DRANET offers them."""
@@ -47,6 +50,26 @@ def _bucket(name: str, data: Dataset, folder: str) -> Mounted:
     read_only: Document = {} if data.writable else {"readOnly": True}
     csi = {"driver": GCSFUSE_DRIVER} | read_only | {"volumeAttributes": attributes}
     return Mounted({"name": name, "csi": csi}, {"name": name, "mountPath": folder} | read_only)
+
+
+def key_of_leader(secret: str, key: str) -> Mounted:
+    """Return the key of the gang's certificate, for pods that share a template: host 0 finds it,
+    and for the others, of which the Secret has nothing, the cluster mounts an empty folder.
+
+    Args:
+        secret: its name.
+        key: what the Secret calls it.
+    """
+    items = [{"key": key, "path": f"0-0/{key}"}]
+    volume: Document = {"name": "leader", "secret": {"secretName": secret, "items": items}}
+    own = {"subPathExpr": "$(KINETIC_JOB_INDEX)-$(KINETIC_POD_INDEX)", "readOnly": True}
+    return Mounted(volume, {"name": "leader", "mountPath": KEY_FOLDER} | own)
+
+
+def are_bound_by_hosts(plan: Plan) -> bool:
+    """Whether hosts mount data at fixed paths themselves, since the cluster does not."""
+    theirs = plan.mounted_by_cluster()
+    return any(data.mount and theirs.get(n) != data.mount for n, data in enumerate(plan.data))
 
 
 def cache(folder: str) -> list[Mounted]:

@@ -139,7 +139,8 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
     `KINETIC_JOB_INDEX` (the slice), `KINETIC_POD_INDEX` (in it) and `KINETIC_HOSTS_PER_SLICE`
     instead. The secrets of the gang lie in the folder that `KINETIC_CREDENTIALS` names (`token`,
     `tls.crt`, and for the leader `tls.key`), or are `KINETIC_TOKEN`, `KINETIC_TLS_CERTIFICATE` and
-    `KINETIC_TLS_KEY`.
+    `KINETIC_TLS_KEY`; where all hosts share a template, the folder that `KINETIC_TLS_KEY_DIR` names
+    has `tls.key` on host 0 alone.
 
     Raises:
         UsageError: a variable or a file is missing or malformed.
@@ -219,8 +220,13 @@ def _secrets(env: Mapping[str, str], *, leads: bool) -> _Secrets:
         key = (folder / "tls.key").read_text() if leads else ""
         token = (folder / "token").read_text()
         return _Secrets(token.strip(), (folder / "tls.crt").read_text(), key)
-    key = env["KINETIC_TLS_KEY"] if leads else ""
+    key = _key(env) if leads else ""
     return _Secrets(env["KINETIC_TOKEN"].strip(), env["KINETIC_TLS_CERTIFICATE"], key)
+
+
+def _key(env: Mapping[str, str]) -> str:
+    folder = env.get("KINETIC_TLS_KEY_DIR")
+    return (Path(folder) / "tls.key").read_text() if folder else env["KINETIC_TLS_KEY"]
 
 
 def _target(coordinator: str, address: str, *, leads: bool) -> str:
@@ -237,7 +243,14 @@ _OF_THE_HOST = frozenset(
     for name in (
         *("ATTEMPT", "COORDINATOR", "CREDENTIALS", "DEBUG_PORT", "FAILED_BEFORE", "HOST_ADDRESS"),
         *("HOSTS_PER_SLICE", "JOB_INDEX", "POD_INDEX", "SCRATCH", "SIMULATED", "STORE", "TEE"),
-        *("TLS_CERTIFICATE", "TLS_KEY", "TOKEN", "UNREACHABLE_AFTER_S", "JOIN_TIMEOUT_S"),
+        *(
+            "TLS_CERTIFICATE",
+            "TLS_KEY",
+            "TLS_KEY_DIR",
+            "TOKEN",
+            "UNREACHABLE_AFTER_S",
+            "JOIN_TIMEOUT_S",
+        ),
         *("PROGRAMS", "RESTARTS", "ROLE"),
         # the bootstrap's
         *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_CACHE", "POD_CACHE_GB", "POD_PATIENCE_S"),

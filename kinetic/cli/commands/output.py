@@ -106,7 +106,8 @@ def logs(
     chosen = None if all_hosts else _checked(hosts or (0,), ref.hosts)
     prefixer = Prefixer(hosts=chosen is None or len(chosen) > 1, times=timestamps)
     request = LogRequest(hosts=chosen, follow=follow, tail=tail, attempt=attempt)
-    if not output.copy_log(app.output_of(ref, request), prefixer, flush=follow) and tail != 0:
+    chunks = app.output_of(ref, request, output.notice)
+    if not output.copy_log(chunks, prefixer, flush=follow) and tail != 0:
         output.notice(
             f"There is no output. `kinetic jobs status {ref.job_id}` shows where the job stands."
         )

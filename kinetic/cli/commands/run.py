@@ -286,9 +286,8 @@ def _print_output(app: AppContext, handle: JobHandle[Any], all_hosts: bool) -> N
 
     ref = app.find(handle.job_id)
     request = LogRequest(hosts=None if all_hosts else (0,), follow=True, failures=False)
-    output.copy_output(
-        app.output_of(ref, request), Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts)
-    )
+    chunks = app.output_of(ref, request, output.notice)
+    output.copy_output(chunks, Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
 
 
 def _failed(handle: JobHandle[Any], outcome: Outcome, program: Program) -> int:
