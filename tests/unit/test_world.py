@@ -55,6 +55,10 @@ def test_the_environment_holds_what_each_framework_reads_and_the_caller_wins():
         "127.0.0.1",
         "1",
     )
+    assert (env["NODE_RANK"], env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == ("1", "1", "2"), (
+        "Lightning takes every host for the first without"
+    )
+    assert "TORCHELASTIC_RUN_ID" not in env, "torch would look for torchrun's store"
     assert (env["PET_MASTER_PORT"], env["PET_NNODES"], env["PET_NODE_RANK"]) == ("4002", "2", "1")
     assert (env["PATH"], env["JAX_PROCESS_ID"], env["JAX_PLATFORMS"]) == ("/bin", "1", "cpu")
     assert json.loads(env["KINETIC_WORLD"]) == WORLD.to_json() | {"automatic": True}

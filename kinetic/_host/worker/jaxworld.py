@@ -109,10 +109,13 @@ def _threads(devices: int, cores: int) -> int:
 
 
 def _for_torch(world: World) -> dict[str, str]:
-    """What torch.distributed reads (`env://`), and torchrun's defaults (PET_*)."""
+    """What torch.distributed reads (`env://`), what torchrun and Lightning call a host, and
+    torchrun's defaults (PET_*). Not TORCHELASTIC_*: with it torch looks for torchrun's store. Not
+    NNODES: programs that start torchrun themselves take it as a request."""
     rank, size, port = str(world.process), str(world.processes), str(world.port)
     env = {"MASTER_ADDR": world.address, "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
     env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    env |= {"NODE_RANK": rank, "GROUP_RANK": rank, "GROUP_WORLD_SIZE": size}
     if world.processes > 1:
         env |= {
             "PET_MASTER_ADDR": world.address,
