@@ -49,11 +49,13 @@ class Ending(NamedTuple):
         state: the final state.
         at: when it ended, in seconds since the epoch.
         started_at: when its function started; None when it never did.
+        reason: why it failed, in one line; "" where it did not, or where it is not known.
     """
 
     state: JobStatus
     at: float
     started_at: float | None = None
+    reason: str = ""
 
 
 class Standing(NamedTuple):
@@ -183,13 +185,15 @@ class AppContext:
         found: dict[str, Standing] = {}
         for ref in refs:
             listed = self._endings.get(ref.job_id, {})
-            if (ended := _ending_of(listed, ref)) is not None:
+            ended = _ending_of(listed, ref)
+            # What is listed does not say why.
+            if ended is not None and ended.state is not JobStatus.FAILED:
                 found[ref.job_id] = Standing(ended.state, ending=ended)
         keys = {layout.outcome(ref.job_id): ref for ref in refs if ref.job_id not in found}
         for key, data in get_many(self.store, keys).items():
             ending = _ending(data, keys[key])
             if ending is not None:
-                found[keys[key].job_id] = Standing(ending.state, ending=ending)
+                found[keys[key].job_id] = Standing(ending.state, ending.reason, ending)
         by_backend: dict[tuple[Place, str], list[JobRef]] = {}
         for ref in refs:
             if ref.job_id not in found:
@@ -229,10 +233,12 @@ def _ending(data: bytes, ref: JobRef) -> Ending | None:
 def _ending_of(verdict: Mapping[str, Any], ref: JobRef) -> Ending | None:
     try:
         started = [float(report.get("started_at") or 0.0) for report in verdict.get("reports", ())]
+        state, lines = status_of_verdict(verdict["verdict"]), verdict.get("reason", "").splitlines()
         return Ending(
-            status_of_verdict(verdict["verdict"]),
+            state,
             float(verdict.get("ended_at") or ref.created_at),
             min(filter(None, started), default=None),
+            lines[0] if lines and state is JobStatus.FAILED else "",
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

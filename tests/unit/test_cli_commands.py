@@ -45,11 +45,12 @@ def test_list_shows_all_states_newest_first(world: World, capsys: Capture) -> No
     world.end("job-00000002", Outcome(Verdict.CANCELLED))
     assert world("jobs", "list") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE"]
+    heads = ["ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE", "REASON"]
+    assert lines[0].split() == heads
     assert [line.split() for line in lines[1:]] == [
         ["job-00000003", "f3", "tpu-v6e-8", "1", "RUNNING", "-", "16m"],
         ["job-00000002", "f2", "tpu-v6e-8", "1", "CANCELLED", "-", "33m"],
-        ["job-00000001", "f1", "tpu-v6e-8", "1", "FAILED", "-", "50m"],
+        ["job-00000001", "f1", "tpu-v6e-8", "1", "FAILED", "-", "50m", "host", "1", "ended"],
         ["job-00000000", "f0", "tpu-v6e-8", "1", "SUCCEEDED", "-", "66m"],
     ]
 

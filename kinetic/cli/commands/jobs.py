@@ -296,7 +296,7 @@ def _facts(
         ("Job", ref.job_id),
         ("Name", ref.display_name),
         ("State", found.state),
-        ("Reason", found.reason),
+        ("Reason", found.reason if outcome is None else ""),
         ("Accelerator", shape.described(ref)),
         ("Backend", ref.backend),
         *(
