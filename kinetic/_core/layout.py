@@ -89,6 +89,11 @@ def job(job_id: str) -> str:
     return f"{JOBS}/{job_id}"
 
 
+def fetching(job_id: str) -> str:
+    """What a host of the local backend is fetching from a bucket or hub at this moment."""
+    return f"{job(job_id)}/local/fetching"
+
+
 def ref(job_id: str) -> str:
     """The reference. All references have one prefix, so that listing jobs walks no job folders."""
     return f"{REFS}/{job_id}.json"

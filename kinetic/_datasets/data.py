@@ -29,6 +29,7 @@ else:
 
 _THREADED_FROM = 17
 _CHUNK_BYTES = 1 << 20
+_OF_DATASETS = "datasets/"
 _HF_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _alive: weakref.WeakValueDictionary[int, Data] = weakref.WeakValueDictionary()
 _HF_OPTIONS = ("split", "config_name", "revision")
@@ -241,8 +242,7 @@ def _checked(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:
     if scheme == "gs":
         return text, _is_folder_of_gcs(text, rest)
     if scheme == "hf":
-        _check_hf(text, rest, fuse)
-        return text, True
+        return f"hf://{_of_hub(text, rest, fuse)}", True
     raise UsageError(
         f"Data cannot be read from {scheme}://. Give a local path, gs://bucket/path, or hf://name."
     )
@@ -282,7 +282,8 @@ def _is_folder_of_gcs(text: str, rest: str) -> bool:
     return False
 
 
-def _check_hf(text: str, rest: str, fuse: bool) -> None:
+def _of_hub(text: str, rest: str, fuse: bool) -> str:
+    """Return what follows hf://. The hub itself also writes hf://datasets/owner/name@revision."""
     from urllib.parse import parse_qsl
 
     if fuse:
@@ -291,10 +292,13 @@ def _check_hf(text: str, rest: str, fuse: bool) -> None:
             "out."
         )
     name, _, query = rest.partition("?")
+    name, _, revision = name.removeprefix(_OF_DATASETS).partition("@")
+    if revision:
+        query = "&".join(filter(None, (query, f"revision={revision}")))
     if not _HF_NAME.fullmatch(name):
         raise UsageError(
-            f"Data({text!r}): write hf://name or hf://owner/name, then ?split=... if you need a "
-            "part."
+            f"Data({text!r}): write hf://name or hf://owner/name, for a whole data set, then "
+            "?split=... if you need a part."
         )
     try:
         options = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
@@ -313,6 +317,7 @@ def _check_hf(text: str, rest: str, fuse: bool) -> None:
             f"Data({text!r}): {wrong[0]!r} cannot be used like this. Options are "
             f"{', '.join(_HF_OPTIONS)}, each once and with a value."
         )
+    return f"{name}?{query}" if query else name
 
 
 # -- the digest ------------------------------------------------------------------------------------

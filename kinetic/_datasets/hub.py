@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -30,10 +31,23 @@ _REQUIRED = (
     "{source} needs the package {package} on the host. Add {name} to the requirements of the "
     "project, or to the image."
 )
+ANSWER_S = 20.0
+"""How long the hub may take to accept a connection, and to send more."""
+_SILENT = (
+    "{} could not be read: the hub did not answer within {:g} s. Submit the job again when it "
+    "does, or set HF_ENDPOINT on the hosts to a mirror that they reach."
+)
 _CHILD = "import sys; sys.path.append({!r}); from kinetic._datasets import hub; hub.main()"
 
 
-def provide(source: str, *, root: Path, token: str = "", trusts_code: bool = False) -> Path:
+def provide(
+    source: str,
+    *,
+    root: Path,
+    token: str = "",
+    trusts_code: bool = False,
+    answer_s: float = ANSWER_S,
+) -> Path:
     """Return the folder with the content of a data set: of its revision's current commit.
 
     Args:
@@ -41,14 +55,15 @@ def provide(source: str, *, root: Path, token: str = "", trusts_code: bool = Fal
         root: folder of all copies on this host.
         token: of the hub, for what is private; "" for what the host is logged in with.
         trusts_code: whether the data set may run its own code while it is loaded.
+        answer_s: how long the hub may be silent, each time it is asked.
 
     Raises:
         NotFound: there is no such data set or revision, or it is private.
         StoreError: it cannot be read, or the host's disk does not take it.
     """
     name, _, query = source.removeprefix("hf://").partition("?")
-    asked = {"source": source, "repo": name, "token": token, "trusts_code": trusts_code}
-    asked |= dict(parse_qsl(query))
+    asked: dict[str, Any] = {"source": source, "repo": name, "token": token}
+    asked |= {"trusts_code": trusts_code, "answer_s": answer_s, **dict(parse_qsl(query))}
     found = _done("resolve", asked)
     key = f"{source}\0{found['commit']}\0{found['saved']}\0{trusts_code}"
 
@@ -94,14 +109,39 @@ def _protect(dest: str) -> None:
 def main() -> None:
     """Read a request from stdin, do it, and write one line of JSON."""
     asked = json.loads(sys.stdin.read())
+    _limit_waits(asked["answer_s"])
     try:
         answer = {"resolve": _resolve, "fetch": _fetch}[asked["act"]](asked)
     except KineticError as error:
         answer = {"error": str(error), "missing": isinstance(error, NotFound)}
     except Exception as error:  # noqa: BLE001  whatever these packages raise is shown
         text = f"{asked['source']} could not be read: {type(error).__name__}: {error}"
+        if _is_silence(error):
+            text = _SILENT.format(asked["source"], asked["answer_s"])
         answer = {"error": text, "missing": False}
     sys.stdout.write(f"\n{json.dumps(answer)}\n")
+
+
+def _is_silence(error: BaseException | None) -> bool:
+    """Whether no answer came in time, by the names of what was raised: the hub's package has
+    changed its HTTP library twice."""
+    while error is not None:
+        if "Timeout" in type(error).__name__:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _limit_waits(limit_s: float) -> None:
+    """Let no connection of this process wait for longer. The hub's package passes no limit to most
+    of its requests, so it is set below all of them."""
+    plain = socket.socket.settimeout
+
+    def settimeout(own: socket.socket, value: float | None, /) -> None:
+        plain(own, limit_s if value is None else min(value, limit_s))
+
+    socket.setdefaulttimeout(limit_s)
+    socket.socket.settimeout = settimeout  # type: ignore[method-assign, assignment]
 
 
 def _resolve(asked: dict[str, Any]) -> dict[str, Any]:

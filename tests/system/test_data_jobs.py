@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -509,3 +511,44 @@ def test_prune_removes_data_that_no_job_names(folder, home):
     assert cached_copy.copies(home / "data") == []
     assert list(store.list(layout.BLOBS)) == []
     assert removed.digest
+
+
+def test_what_is_being_fetched_is_said_and_what_cannot_be_is_not_the_source(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    asked, gate = threading.Event(), threading.Event()
+
+    class Hub(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            if not self.headers["User-Agent"].startswith("Python-urllib"):  # a host's
+                asked.set()
+                gate.wait()
+                self.send_error(500)
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+        job = kinetic.run(accelerator="cpu")(os.listdir).run_async(
+            kinetic.Data("hf://datasets/owner/images")
+        )
+        assert asked.wait(120)
+        listed = subprocess.run(
+            [sys.executable, "-m", "kinetic", "jobs", "list"], capture_output=True, text=True
+        )
+        gate.set()
+        with pytest.raises(errors.SetupFailed) as caught:
+            job.result()
+        server.shutdown()
+        thread.join()
+    assert "it is fetching hf://owner/images" in " ".join(listed.stdout.split()), listed.stderr
+    said = str(caught.value)
+    assert "The data of the job could not be fetched: hf://owner/images could not be read" in said

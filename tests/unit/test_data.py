@@ -66,6 +66,9 @@ def test_a_data_set_of_hugging_face():
     )
     assert (data.is_hf, data.is_dir, data.hf_trust_remote_code) == (True, True, True)
     assert Data("hf://squad").path == "hf://squad"
+    assert Data("hf://datasets/owner/name").path == "hf://owner/name"
+    assert Data("hf://datasets/squad?split=train").path == "hf://squad?split=train"
+    assert Data("hf://datasets/owner/name@v1").path == "hf://owner/name?revision=v1"
 
 
 @pytest.mark.parametrize(
@@ -81,6 +84,8 @@ def test_a_data_set_of_hugging_face():
         (("gs://bucket/../x/",), "without '.' and '..'"),
         (("hf://",), "hf://owner/name"),
         (("hf://a/b/c",), "hf://owner/name"),
+        (("hf://datasets/a/b/c.csv",), "whole data set"),
+        (("hf://a/b@v1?revision=v2",), "'revision' cannot be used"),
         (("hf://a/b?splits=x",), "'splits' cannot be used"),
         (("hf://a/b?split=",), "'split' cannot be used"),
         (("hf://a/b?split=x&split=y",), "'split' cannot be used"),

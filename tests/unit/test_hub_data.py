@@ -114,3 +114,21 @@ def test_what_is_not_there_is_named(endpoint, tmp_path):
 def test_a_split_needs_the_package_that_knows_splits(endpoint, tmp_path):
     with pytest.raises(StoreError, match="needs the package datasets on the host"):
         hub.provide("hf://owner/images?split=train", root=tmp_path)
+
+
+def test_a_hub_that_never_answers_is_given_up(endpoint, tmp_path, monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(endpoint, "do_GET", lambda _: gate.wait())
+    try:
+        with pytest.raises(StoreError, match=r"the hub did not answer within 0\.2 s.*HF_ENDPOINT"):
+            hub.provide("hf://owner/images", root=tmp_path / "data", answer_s=0.2)
+    finally:
+        gate.set()
+
+
+def test_silence_is_known_also_behind_what_the_package_makes_of_it():
+    error = LookupError("not in the cache")
+    error.__context__ = TimeoutError("read")
+    assert hub._is_silence(error)
+    assert not hub._is_silence(LookupError("not there"))
+    assert not hub._is_silence(None)

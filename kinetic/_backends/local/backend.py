@@ -163,6 +163,9 @@ class LocalBackend:
             return verdict
         if self._is_supervised(ref):
             is_ready = (self._folder(ref) / "state.json").exists()
+            with contextlib.suppress(OSError):
+                source = files.content(self._root / layout.fetching(ref.job_id)).decode()
+                return Status(JobStatus.RUNNING, f"it is fetching {source}")
             return Status(JobStatus.RUNNING) if is_ready else Status(JobStatus.PENDING, _STARTING)
         if not self._was_supervised(ref):  # It is being submitted, or was interrupted.
             return self._verdict(ref) or Status(JobStatus.NOT_FOUND)

@@ -6,6 +6,8 @@ In: identity, plan, store. Out: `Datasets`, and content on disk.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from kinetic._core import layout
@@ -16,7 +18,7 @@ from kinetic._host.agent import node_cache
 from kinetic._host.agent.identity import Identity
 from kinetic._host.worker.mounts import Mount
 from kinetic._store.base import Store
-from kinetic.errors import NotFound, SetupFailed
+from kinetic.errors import NotFound, SetupFailed, StoreError
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,30 @@ def _copied(data: Dataset, identity: Identity, store: Store) -> Path:
     def provide(copies: Path) -> Path:
         if data.tree is not None:
             return cached_copy.provide(store, data.tree, copies)
-        return _fetched(data, copies, identity.secrets.get("HF_TOKEN", ""))
+        with _noted(data.source, identity, store):
+            return _fetched(data, copies, identity.secrets.get("HF_TOKEN", ""))
 
     own = root(identity, store)
     if store.as_folder() is not None:
         return provide(own)
     name = cached_copy.name_of(data.source) if data.tree is None else data.tree.manifest.digest
     return node_cache.provided(identity, name, data.source, own, provide)
+
+
+@contextlib.contextmanager
+def _noted(source: str, identity: Identity, store: Store) -> Iterator[None]:
+    """Let the list of jobs say what is being fetched, where the local backend looks for it."""
+    folder, key = store.as_folder(), layout.fetching(identity.job_id)
+    if folder is None or not (folder / key).parent.is_dir():
+        yield
+        return
+    with contextlib.suppress(StoreError):
+        store.put(key, source.encode())
+    try:
+        yield
+    finally:
+        with contextlib.suppress(StoreError):
+            store.delete(key)
 
 
 def _fetched(data: Dataset, copies: Path, token: str) -> Path:

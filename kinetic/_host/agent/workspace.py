@@ -77,11 +77,16 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
             None if plan.function is None else _file_of(store, plan.function, root / "function.pkl")
         )
         output_dir = _output_dir(store, plan)
-        data = datasets.prepare(identity, plan, store, root)
         home = local_folder.prepare(identity, plan)
     except (StoreError, LookupError, OSError) as error:
         raise SetupFailed(
             f"The source of the job could not be unpacked: {error}", job_id=plan.job_id
+        ) from error
+    try:
+        data = datasets.prepare(identity, plan, store, root)
+    except (StoreError, LookupError, OSError) as error:
+        raise SetupFailed(
+            f"The data of the job could not be fetched: {error}", job_id=plan.job_id
         ) from error
     cwd = tree / (plan.cwd_rel if plan.cwd_rel is not None else plan.entry_rel)
     cwd.mkdir(parents=True, exist_ok=True)

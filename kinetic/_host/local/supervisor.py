@@ -298,7 +298,7 @@ class Supervisor:
 
     def _sweep_up(self) -> None:
         memory_folder.remove_unused(self._request.job_id)
-        for name in ("reserve", "socket", "supervisor.json", "state.json"):
+        for name in ("reserve", "socket", "supervisor.json", "state.json", "fetching"):
             (self._own / name).unlink(missing_ok=True)
         if self._socket_dir is not None:
             _remove(self._socket_dir)
