@@ -19,6 +19,7 @@ from kinetic.errors import CorruptRecord
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Stacks of 1,024 hosts are some 10 MB; gRPC's own limit is 4 MB."""
+_MAX_WAITING_CALLS = 1 << 16
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -27,6 +28,10 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Beyond 1,000 calls that wait for a busy server, gRPC cancels some at random: hosts of a large
+    # gang join, and report, all at once.
+    ("grpc.server.max_pending_requests", _MAX_WAITING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", _MAX_WAITING_CALLS),
 )
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 
+import grpc
 import pytest
 import service_cases
 from service_cases import PATIENCE_S, ended
@@ -12,6 +14,11 @@ from service_cases import PATIENCE_S, ended
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Activity, Heartbeat
 from kinetic._core.outcome import RemoteError
+from kinetic._rpc import codec
+
+LARGE = 2000
+ARRIVED_S = 1.0
+"""How long calls may take to arrive where none is refused; later ones prove less."""
 
 opened, serve, agents = service_cases.opened, service_cases.serve, service_cases.agents
 
@@ -181,6 +188,23 @@ def test_the_last_news_end_the_watch(serve, agents):
     served.finish()
     first._watcher.join(PATIENCE_S)
     assert not first._watcher.is_alive()  # nobody closed it: the coordinator has ended the stream
+
+
+def test_a_busy_coordinator_refuses_no_host_of_a_large_gang(serve, opened):
+    """It stands still while all hosts call: gRPC would cancel some of them at random."""
+    served = serve(LARGE)
+    goes_on, refused = threading.Event(), threading.Event()
+    channel = opened(grpc.insecure_channel(served.endpoint.target, codec.CHANNEL_OPTIONS))
+    beat = channel.unary_unary(codec.HEARTBEAT.path)
+    served.loop.call_soon_threadsafe(goes_on.wait, PATIENCE_S)
+    metadata = codec.metadata_of(served.endpoint)
+    calls = [beat.future(b"", metadata=metadata) for _ in range(LARGE)]
+    for call in calls:
+        call.add_done_callback(lambda _: refused.set())
+    refused.wait(ARRIVED_S)
+    goes_on.set()
+    codes = Counter(call.exception(PATIENCE_S) and call.code() for call in calls)
+    assert codes == {None: LARGE}
 
 
 def test_the_same_view_is_shown_once_however_often_the_stream_is_renewed(
