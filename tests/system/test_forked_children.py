@@ -375,3 +375,30 @@ def test_a_child_does_not_end_the_checkpointer_of_its_parent(tmp_path):
     value, logs = run(leave_a_checkpointer, str(tmp_path))
     assert value == (5, True, ("persistent",))
     assert "of which this one is a fork" in logs
+
+
+# -- pools of libraries ----------------------------------------------------------------------------
+
+
+def square(x):
+    return x * x
+
+
+def compute_with_joblib():
+    from joblib import Parallel, delayed
+
+    return Parallel(n_jobs=2)(delayed(square)(x) for x in range(4))
+
+
+def leave_a_tracker_that_stands_still():
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()
+    os.kill(resource_tracker._resource_tracker._pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("function", [compute_with_joblib, leave_a_tracker_that_stands_still])
+def test_processes_that_pools_keep_are_ended_without_a_word(function):
+    value, logs = run(function)
+    assert value == (None if function is leave_a_tracker_that_stands_still else [0, 1, 4, 9])
+    assert "still running" not in logs

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,14 +34,25 @@ from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import KineticError, StoreFull
 
+_log = logging.getLogger("kinetic.runner")
 LEFTOVER_GRACE_S = 0.2
 """How long processes that the function left behind may take to end by themselves once the worker
 has ended."""
 LEFTOVERS_NAMED = 5
-
+POOLS_S = 2.0
+"""How long processes that a library's pools keep may take beyond that; they clean up behind it."""
+OF_POOLS = (b"resource_tracker import main", b"loky.backend.popen_loky_posix")
+"""In their command lines: Python's and joblib's trackers, joblib's workers."""
 
 ENDS_QUIETLY = (".Terminated", ".Preempted")
 """Exceptions that only end the function."""
+
+
+def _is_of_pool(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        command = processes.command_line(pid)
+        return any(words in command for words in OF_POOLS)
+    return True  # It is gone.
 
 
 def last_message(folder: Path) -> Message | None:
@@ -131,12 +143,12 @@ class Reporter:
         )
 
     def name_leftovers(self, own: Collection[int]) -> None:
-        """Log which processes the function left behind, without those that end in time, and
-        `own`."""
-        pids = processes.await_leaving(LEFTOVER_GRACE_S, keep=own)
+        """Log which processes the function left behind, without those that end in time, `own`, and
+        those of pools, which a library ends when the interpreter does."""
         left = [
             f"{processes.name(pid).replace('kinetic-worker', 'fork of the function')} ({pid})"
-            for pid in pids
+            for pid in processes.await_leaving(LEFTOVER_GRACE_S, keep=own)
+            if not _is_of_pool(pid)
         ]
         if left:
             shown = ", ".join(left[:LEFTOVERS_NAMED]) + (
@@ -145,6 +157,8 @@ class Reporter:
             self._say_after_output(
                 f"kinetic: still running after the function ended, and killed: processes {shown}"
             )
+        elif late := processes.await_leaving(POOLS_S, keep=own):
+            _log.debug("processes of pools were killed: %s", late)
 
     def name_files(self, space: Workspace) -> None:
         """Log which files the function wrote where they will not be kept."""
