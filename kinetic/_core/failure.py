@@ -261,12 +261,16 @@ def _others(evidence: Evidence, first: HostReport) -> list[str]:
 
 
 def _tail(evidence: Evidence, first: HostReport) -> list[str]:
-    if first.exit.kind.of_the_job:
-        return []
-    lines = [line[:400] for line in evidence.tail.rstrip().splitlines() if not _NOISE.search(line)][
-        -_TAIL_LINES:
-    ]
-    return [f"Last lines of host {first.host}:\n{_indented(chr(10).join(lines))}"] if lines else []
+    shown = "" if first.exit.kind.of_the_job else last_lines(evidence.tail, first.host)
+    return [shown] if shown else []
+
+
+def last_lines(printed: str, host: int) -> str:
+    """Return the last lines that a host has printed, as they are shown with its failure; "" if none
+    says anything."""
+    lines = [line[:400] for line in printed.rstrip().splitlines() if not _NOISE.search(line)]
+    shown = _indented("\n".join(lines[-_TAIL_LINES:]))
+    return f"Last lines of host {host}:\n{shown}" if lines else ""
 
 
 def _more(evidence: Evidence, first: HostReport) -> str:

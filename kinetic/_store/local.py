@@ -27,9 +27,7 @@ from kinetic.errors import NotFound, StoreError, StoreFull, UsageError
 
 _TEMPORARY = ".tmp"
 _TEMPORARY_LIFE_S = 24 * 3600.0
-_REMEDY = (
-    "Make the folder yours and free of other files, or set KINETIC_HOME to a folder that you own."
-)
+_REMEDY = "Set KINETIC_STORE to a folder that you own, with nothing else in it."
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 

@@ -45,8 +45,8 @@ def fault_of(root: str, facts: os.stat_result) -> str:
     if facts.st_uid != os.geteuid():
         return (
             f"The store {root} belongs to {_user(facts.st_uid)}, and this is "
-            f"{_user(os.geteuid())}: its owner could run code as you. Set KINETIC_HOME to a folder "
-            f"of your own, or make it yours: chown -R {os.geteuid()} {_quoted(root)}"
+            f"{_user(os.geteuid())}: its owner could run code as you. Set KINETIC_STORE to a "
+            f"folder of your own, or run this as {_user(facts.st_uid)}."
         )
     if others := _writers(facts):
         mode = stat.S_IMODE(facts.st_mode)

@@ -209,6 +209,23 @@ def test_a_command_on_two_hosts(project: Path) -> None:
     assert done.returncode == 9
     assert "[host 1] b 1\n" in done.stdout
     assert "sh exited with code 9 on host 1 of 2" in done.stderr
+    assert "Last lines of host 1" not in done.stderr, "--all-hosts has shown them"
+
+
+@pytest.mark.parametrize("how", ["command", "script"])
+def test_the_last_lines_of_a_host_that_was_not_shown(project: Path, how: str) -> None:
+    (project / "fails.py").write_text(
+        "import os, sys, time\n"
+        "if os.environ['KINETIC_HOST_INDEX'] == '1':\n"
+        "    print('the real cause', file=sys.stderr)\n"
+        "    sys.exit(9)\n"
+        "time.sleep(300)\n"
+    )
+    command = ["--", "sh", "-c", "python fails.py"] if how == "command" else ["fails.py"]
+    done = kn(project, "run", "-a", "tpu-v6e-8", *command)
+    assert done.returncode == 9
+    assert "exited with code 9 on host 1 of 2" in done.stderr
+    assert "\nLast lines of host 1:\n  the real cause\n" in done.stderr
 
 
 def test_a_detached_job_is_found_again(project: Path) -> None:

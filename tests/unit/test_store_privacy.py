@@ -40,8 +40,9 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path):
     root = tmp_path / "store"
     root.mkdir(mode=0o700)
     os.chown(root, 65534, -1)
-    with pytest.raises(StoreError, match=f"belongs to .*chown -R 0 {root}"):
+    with pytest.raises(StoreError, match=r"belongs to .*Set KINETIC_STORE to a folder") as caught:
         open_store(root)
+    assert "chown" not in str(caught.value), "it may be somebody's home"
 
 
 def test_a_folder_that_others_can_look_into_is_told_once(tmp_path, caplog):

@@ -6,6 +6,7 @@ the id of a detached job.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
@@ -25,8 +26,10 @@ from kinetic.cli.lazy import suggested
 from kinetic.cli.misplaced import OptionNames
 from kinetic.cli.options import ASSIGNMENT, DURATION, SLICES, json_option
 from kinetic.cli.program import Kind, Program
-from kinetic.errors import UsageError
+from kinetic.errors import KineticError, UsageError
 
+_TAIL_LINES = 60
+"""More than are shown: some say nothing."""
 _HELP = """Run a program on every host of an accelerator slice, and print what the leader prints.
 
 \b
@@ -277,7 +280,7 @@ def _follow(app: AppContext, handle: JobHandle[Any], program: Program, all_hosts
             f"To stop it: kinetic jobs cancel {handle.job_id}"
         )
         return exit_codes.INTERRUPTED
-    return exit_codes.OK if outcome.ok else _failed(handle, outcome, program)
+    return exit_codes.OK if outcome.ok else _failed(handle, outcome, program, all_hosts)
 
 
 def _print_output(app: AppContext, handle: JobHandle[Any], all_hosts: bool) -> None:
@@ -290,12 +293,13 @@ def _print_output(app: AppContext, handle: JobHandle[Any], all_hosts: bool) -> N
     output.copy_output(chunks, Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
 
 
-def _failed(handle: JobHandle[Any], outcome: Outcome, program: Program) -> int:
+def _failed(handle: JobHandle[Any], outcome: Outcome, program: Program, all_hosts: bool) -> int:
+    from kinetic._core import failure
     from kinetic._core.exits import Exit
 
     first = outcome.first
     if first is not None and first.exit is Exit.SYS_EXIT:
-        # The program has printed its own reason.
+        # The program has printed its own reason, here or on a host whose output was not shown.
         where = (
             "" if len(outcome.reports) == 1 else f" on host {first.host} of {len(outcome.reports)}"
         )
@@ -304,9 +308,22 @@ def _failed(handle: JobHandle[Any], outcome: Outcome, program: Program) -> int:
             if first.exit_code == exit_codes.USAGE
             else ""
         )
+        unseen = "" if all_hosts or not first.host else _printed_on(handle, first.host, outcome)
         output.error(
-            f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).", hint
+            f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).",
+            "\n".join(filter(None, (failure.last_lines(unseen, first.host), hint))),
         )
     else:
         print_failure(handle, seen=True)
     return exit_codes.of_program(outcome)
+
+
+def _printed_on(handle: JobHandle[Any], host: int, outcome: Outcome) -> str:
+    """What the host has printed at last."""
+    from kinetic._backends.base import LogRequest
+
+    request = LogRequest((host,), False, _TAIL_LINES, failures=False, attempt=outcome.attempt)
+    with contextlib.suppress(KineticError, OSError):
+        chunks = [chunk.data for chunk in handle.chunks(request) if chunk is not None]
+        return b"".join(chunks).decode(errors="replace")
+    return ""
