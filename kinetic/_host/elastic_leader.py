@@ -32,6 +32,7 @@ from kinetic._core.gang.elastic import (
 )
 from kinetic._core.gang.machine import Gang
 from kinetic._core.gang.messages import Place
+from kinetic._core.gang.patience import patience_with
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import Outcome
 from kinetic._core.plan import Plan
@@ -319,6 +320,7 @@ class ElasticLeader:
                 spec,
                 hosts=len(self._policy.slices) * self._each,
                 slices=self._policy.slices,
+                report_s=patience_with(self._policy.rules.survivors).report_s,
                 timeout_s=None if limit_s is None else max(limit_s - self._ran_s, _SHORTEST_S),
             ),
             time.monotonic(),

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from kinetic._core.exits import Exit
 from kinetic._core.gang.elastic import (
-    COMING_S,
     MOST_FAULTS,
     Elasticity,
     Failure,
@@ -22,14 +21,20 @@ from kinetic._core.gang.elastic import (
     may_follow_from_fault,
     tell_who_stays,
 )
+from kinetic._core.gang.messages import GangSpec
+from kinetic._core.gang.patience import patience_with
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import HostReport, RemoteError, judge
 
 DIED = "host 2 of 4: the worker process was killed by SIGKILL"
 
 
-def elasticity(least=1, most=3, failures=5, timeout=60.0, shrinks=False):
-    return Elasticity(Elastic(least, most, failures, timeout, shrinks=shrinks))
+READY_S = patience_with("auto").ready_s
+
+
+def elasticity(least=1, most=3, failures=5, timeout=60.0, shrinks=False, survivors="auto"):
+    rules = Elastic(least, most, failures, timeout, shrinks=shrinks, survivors=survivors)
+    return Elasticity(rules)
 
 
 def lost(machine, *slices, now=0.0):
@@ -128,13 +133,34 @@ def test_it_does_not_form_while_hosts_of_a_living_slice_are_coming():
     assert machine.decide(1.0) == Form((0, 2))
 
 
-def test_hosts_that_never_come_back_are_lost_in_the_end():
-    machine = elasticity(shrinks=True)
+@pytest.mark.parametrize("survivors", ["auto", "restart", "keep"])
+def test_hosts_that_never_come_back_are_lost_in_the_end(survivors):
+    machine = elasticity(shrinks=True, survivors=survivors)
     machine.failed(Loss((1,), DIED), 0.0)
     machine.there(0)
     machine.decide(0.0)
-    assert machine.decide(COMING_S) == Form((0,))
+    ready_s = patience_with(survivors).ready_s
+    assert machine.decide(ready_s - 1.0) is None
+    assert machine.decide(ready_s) == Form((0,))
     assert [failure.slices for failure in machine.failures] == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("survivors", ["auto", "restart", "keep"])
+def test_nobody_gives_up_a_host_while_its_agent_still_has_time(survivors):
+    """Each limit leaves time for a machine that is busy."""
+    patience, grace_s = patience_with(survivors), GangSpec(1).grace_s
+    assert patience.free_s + 10 <= grace_s + patience.report_s
+    assert patience.leave_s + 20 <= patience.ready_s
+
+
+def test_a_survivor_that_must_stay_may_take_as_long_to_leave_as_its_agent_lets_it():
+    machine = elasticity(most=2, survivors="keep")
+    machine.failed(Loss((1,), DIED), 0.0)
+    machine.decide(0.0)
+    machine.there(1)
+    assert machine.decide(patience_with("keep").leave_s) is None
+    machine.there(0)
+    assert machine.decide(patience_with("keep").leave_s + 1.0) == Form((0, 1))
 
 
 # -- faults of kinetic's own -----------------------------------------------------------------------
@@ -334,7 +360,7 @@ def test_promises_hold_in_any_order(least, shrinks, failures, steps):
         assert len(machine.failures) >= counted
         if machine.forming:
             assert len(machine.failures) <= failures, "it gives up as soon as there are more"
-            assert now - since <= 50.0 + COMING_S
+            assert now - since <= 50.0 + READY_S
 
 
 def test_one_that_takes_over_goes_on_counting():

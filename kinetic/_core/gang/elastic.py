@@ -23,12 +23,11 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from kinetic._core.exits import Exit
+from kinetic._core.gang.patience import patience_with
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.values import dataclass
 
-COMING_S = 30.0
-"""How long the hosts of a slice that was not lost may take to be ready for the next attempt."""
 MOST_FAULTS = 3
 """How often kinetic's own processes may fail."""
 _SIGABRT = 6
@@ -251,9 +250,10 @@ class Elasticity:
         if len(self.faults) >= MOST_FAULTS:
             return GiveUp(too_many_faults(self.faults, self.failures))
         waited_s = now - self._forming_since
-        if waited_s >= COMING_S and (late := self._which(Standing.COMING)):
+        ready_s = patience_with(self.rules.survivors).ready_s
+        if waited_s >= ready_s and (late := self._which(Standing.COMING)):
             for which in late:
-                self.lost(which, f"its hosts were not ready within {COMING_S:g} s", now)
+                self.lost(which, f"its hosts were not ready within {ready_s:g} s", now)
             return self.decide(now)
         ready, over = self._which(Standing.THERE), waited_s >= self.rules.slice_timeout_s
         enough = len(ready) >= self.rules.least and not self._which(Standing.COMING)

@@ -11,8 +11,8 @@ Promises:
     1. No host sees "ready" before every host has joined.
     2. The first failure is a cause if one was reported before the stop; else a host that fell
        silent; else one that its cluster took away; else a consequence.
-    3. After a stop every host reports within `grace_s` + 10 s or is given up: the gang always
-       finishes.
+    3. After a stop every host reports within `grace_s` + `report_s`, or is given up: the gang
+       always finishes.
     4. A host whose connection has broken, and that is not heard from within `reconnect_s`, is lost.
     5. Every call is idempotent; a clock that runs backwards counts as standing still; time in which
        the gang was not watched counts against no host.
@@ -37,8 +37,6 @@ from kinetic._core.gang.stops import Stop
 from kinetic._core.outcome import HostReport
 from kinetic.errors import UsageError
 
-_GIVE_UP_S = 10.0
-"""How long a stopped host may take to report, on top of `grace_s`."""
 _INTERVALS = 10
 """Heartbeats that an agent sends within `heartbeat_timeout_s`."""
 _LATE_INTERVALS = 3
@@ -442,7 +440,7 @@ class Gang:
         self.first_failure, self.stop_reason = stop.blamed, stop.reason
         self._stop_exit, self._stop_exits = stop.exit, stop.exits
         self._hung = Exit.HANG in stop.exits.values()
-        self._give_up_at = self._now + self.spec.grace_s + _GIVE_UP_S
+        self._give_up_at = self._now + self.spec.grace_s + self.spec.report_s
         self._window_opened = None
         self._hangs.forget()
         self._changed()
@@ -459,7 +457,7 @@ class Gang:
         self._emit(EventKind.REPORT, host, detail, how)
 
     def _give_up(self) -> None:
-        waited_s = self.spec.grace_s + _GIVE_UP_S
+        waited_s = self.spec.grace_s + self.spec.report_s
         for _, host in self._hosts.last_heard():
             self._lose(host, f"did not report within {waited_s:g} s after it was told to stop")
         self._finish_if_complete()

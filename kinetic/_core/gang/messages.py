@@ -39,6 +39,7 @@ class GangSpec:
         blame_window_s: how long to wait for the cause after a consequence was reported.
         stacks_window_s: how long hosts may take to answer with their stacks.
         grace_s: time between SIGTERM and SIGKILL for workers.
+        report_s: how long a stopped host may take to report, on top of that.
         peers_window_s: how long other hosts may run on after code failed on one of them, to fail in
             the same way; each that does restarts it.
         notice_after_s: how long all running hosts must have been stalled, when others have
@@ -56,6 +57,7 @@ class GangSpec:
     blame_window_s: float = 1.0
     stacks_window_s: float = 2.0
     grace_s: float = 5.0
+    report_s: float = 10.0
     peers_window_s: float = 0.0
     notice_after_s: float = 20.0
     attempt: int = 1

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from kinetic._core.exits import Exit
 from kinetic._core.gang.messages import Activity, HostView
+from kinetic._core.gang.patience import patience_with
 from kinetic._core.preemption import LOOKS, NOTICE, SEEN
 from kinetic._host.agent.loop import Agent
 from kinetic._host.agent.mountpoints import Mountpoints
@@ -21,19 +22,6 @@ from kinetic._host.agent.start_message import ROOM_FILE
 from kinetic._host.agent.workspace import Workspace
 from kinetic._host.channel import Message, WorkerEvent
 
-
-class Patience(NamedTuple):
-    """Seconds."""
-
-    free_s: float
-    """That a function may take to end, once its collectives are broken."""
-    leave_s: float
-    """That a worker may take to leave its world."""
-
-
-PATIENCE = {"auto": Patience(5.0, 10.0), "keep": Patience(12.0, 60.0)}
-"""By what becomes of survivors. A host that has not reported within `grace_s` and 10 s is given up
-by its gang."""
 _MARKS = (ROOM_FILE, NOTICE, LOOKS, SEEN)
 """What an attempt leaves in the host's folder."""
 
@@ -56,9 +44,7 @@ class StayingAgent(Agent):
         place = self._who.elastic
         self._can_leave = place is not None and bool(place.service)
         elastic = self._plan.elastic_gang
-        self._patience = PATIENCE.get(
-            "" if elastic is None else elastic.survivors, PATIENCE["auto"]
-        )
+        self._patience = patience_with("auto" if elastic is None else elastic.survivors)
         if kept is not None:
             self._armed, self._mountpoints = True, kept.mountpoints
 
