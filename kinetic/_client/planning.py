@@ -270,6 +270,7 @@ def _limits(options: Options, settings: Settings) -> Limits:
         hang_timeout_s=options.hang_timeout_s,
         grace_s=settings.grace_s,
         slice_away_s=settings.slice_away_s,
+        still_notice_s=settings.still_notice_s,
         debug_wait_s=settings.debug_wait_s,
     )
     return _patient(limits) if options.debug else limits

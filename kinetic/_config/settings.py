@@ -100,6 +100,7 @@ class Settings:
             hosts wait in JAX for others.
         grace_s: between SIGTERM and SIGKILL when a job is stopped.
         slice_away_s: how long a simulated slice that was lost stays away.
+        still_notice_s: how long all hosts stand still before the output says who holds them up.
         preload: "auto" keeps a process with JAX imported while the caller lives; "off" does not.
         service_account: of a cluster's pods.
         pod_python: an interpreter in the pods that has kinetic; then nothing is installed.
@@ -141,6 +142,7 @@ class Settings:
     start_timeout_s: float = 600.0
     grace_s: float = 5.0
     slice_away_s: float = 0.0
+    still_notice_s: float = 60.0
     preload: str = "auto"
     service_account: str = "kinetic"
     pod_python: str = ""
@@ -450,6 +452,7 @@ _ROWS: dict[str, _Row] = {
     "start_timeout_s": _Row("KINETIC_START_TIMEOUT_S", parsers.positive),
     "grace_s": _Row("KINETIC_GRACE_S", parsers.number),
     "slice_away_s": _Row("KINETIC_SLICE_AWAY_S", parsers.number),
+    "still_notice_s": _Row("KINETIC_STILL_NOTICE_S", parsers.positive),
     "preload": _Row("KINETIC_PRELOAD", parsers.one_of("auto", "off")),
     "service_account": _Row("KINETIC_SERVICE_ACCOUNT", parsers.text),
     "pod_python": _Row("KINETIC_POD_PYTHON", parsers.lasting),

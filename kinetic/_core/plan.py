@@ -104,6 +104,7 @@ class Limits:
         hang_timeout_s: longest time that a host may be stalled.
         grace_s: between SIGTERM and SIGKILL when the job is cancelled or times out.
         slice_away_s: how long a simulated slice that was lost stays away.
+        still_notice_s: how long all hosts stand still before the output says who holds them up.
         debug_wait_s: how long a debug job waits for a debugger before it starts without one.
     """
 
@@ -112,6 +113,7 @@ class Limits:
     hang_timeout_s: float | None = None
     grace_s: float = 5.0
     slice_away_s: float = 0.0
+    still_notice_s: float = 60.0
     debug_wait_s: float = 600.0
 
 

@@ -48,8 +48,6 @@ LOOK_S = 0.1
 """How often the leader looks what there is to do when nothing wakes it."""
 STOPPED_S = 3.0
 """How long the process that serves JAX's coordination may be stopped (SIGSTOP)."""
-JOIN_S = 60.0
-"""How long a host that was ready for its attempt may take to join it."""
 _SHORTEST_S = 0.001
 
 
@@ -103,10 +101,9 @@ class ElasticLeader:
         self._told: set[int] = set()
         """Seats that know that nothing follows."""
         self._ran_s, self._ready_at = 0.0, 0.0
-        self._began_at = 0.0
         self._joined: set[int] = set()
         self._removed = self._over = False
-        self._gang = self._make_gang()
+        self._gang = self._make_gang(are_there=not crew.announces)
         self._wake = asyncio.Event()
         self._lobby = Lobby(self, announced=crew.announces)
 
@@ -230,21 +227,12 @@ class ElasticLeader:
             self._gang.make_room()
         if not policy.forming and (fault := self._crew.world_fault(STOPPED_S)):
             self._coordinator.break_off(f"{fault}.")
-        self._miss_absent(time.monotonic())
         return decision
 
     def _is_complete(self, which: int) -> bool:
         seats = self._seats(which)
         is_over = self._policy.stays_away(which) or not self._dead.isdisjoint(seats)
         return self._lobby.is_complete(seats) and not is_over
-
-    def _miss_absent(self, now: float) -> None:
-        """Give up hosts that were ready and do not join: their agents may have been stopped."""
-        if self._policy.forming or not self._began_at or now - self._began_at < JOIN_S:
-            return
-        self._began_at = 0.0
-        for rank in set(range(self._gang.spec.hosts)) - self._joined:
-            self._coordinator.lost(rank, f"It was ready, and did not join within {JOIN_S:g} s.")
 
     def _fail(self, loss: Loss) -> None:
         """Count the failure of an attempt, and end what is left of the slices it has lost."""
@@ -298,7 +286,7 @@ class ElasticLeader:
         self._write_end(ended)
         leader.repeat(self._store, self._plan.job_id, ended.outcome, make_room=self._make_room)
         self._gang, self._story.attempt = self._make_gang(), self._policy.attempt
-        self._began_at, self._joined = time.monotonic(), set()
+        self._joined = set()
         self._story.write(self._formed())
         self._coordinator.serve_next(self._gang)
         self._give_places(self._story.lost_at)
@@ -312,7 +300,8 @@ class ElasticLeader:
         self._places = {seat: replace(place, host=rank) for rank, seat in enumerate(seats)}
         self._lobby.give(self._places)
 
-    def _make_gang(self) -> Gang:
+    def _make_gang(self, *, are_there: bool = True) -> Gang:
+        """`are_there`: all hosts, which were forked or have waited for their places."""
         limit_s = self._plan.limits.timeout_s
         spec = leader.gang_spec(self._plan, self._policy.attempt, self._heartbeat_timeout_s)
         return Gang(
@@ -321,6 +310,7 @@ class ElasticLeader:
                 hosts=len(self._policy.slices) * self._each,
                 slices=self._policy.slices,
                 report_s=patience_with(self._policy.rules.survivors).report_s,
+                first_sign_s=leader.FIRST_SIGN_S if are_there else None,
                 timeout_s=None if limit_s is None else max(limit_s - self._ran_s, _SHORTEST_S),
             ),
             time.monotonic(),
@@ -424,7 +414,6 @@ class ElasticLeader:
         if event.kind is EventKind.JOINED and event.host is not None:
             self._joined.add(event.host)
         if event.kind is EventKind.READY:
-            self._began_at = 0.0
             self._ready_at = time.monotonic()
             self._story.tell_of_recovery()
             self._on_ready()

@@ -40,6 +40,8 @@ LEAVE_S = 3.0
 """How long agents may take to exit, once everything has been reported."""
 PEERS_S = 0.3
 """How long other hosts may take to fail as one just did, so that all are named."""
+FIRST_SIGN_S = 60.0
+"""How long a host that is there may take to be heard from."""
 ROLL_CALL_S = 10.0
 """How long hosts that are programs may take to ask for another attempt, once all have reported."""
 LOOK_EVERY_S = 0.5
@@ -142,10 +144,10 @@ class Leader:
         self._events = EventLog(store, layout.events(plan.job_id))
         self._all_go_on = True
         self._others = frozenset(range(plan.hosts)) - set(agents.pids.values())
-        self._gang = Gang(
-            gang_spec(plan, attempt, heartbeat_timeout_s),
-            time.monotonic(),
-        )
+        spec = gang_spec(plan, attempt, heartbeat_timeout_s)
+        if not self._others:  # All agents are children of this process.
+            spec = replace(spec, first_sign_s=FIRST_SIGN_S)
+        self._gang = Gang(spec, time.monotonic())
 
     def lead(self, endpoint: Endpoint, key: str = "") -> Attempt:
         """Serve the gang there until it has finished, and judge it. `key` belongs to the endpoint's
@@ -386,5 +388,6 @@ def gang_spec(plan: Plan, attempt: int, heartbeat_timeout_s: float) -> GangSpec:
         heartbeat_timeout_s=heartbeat_timeout_s,
         grace_s=limits.grace_s,
         peers_window_s=PEERS_S,
+        still_notice_s=limits.still_notice_s,
         attempt=attempt,
     )

@@ -244,3 +244,41 @@ def carry(source: socket.socket, sink: socket.socket) -> None:
 def hang_up(end: socket.socket) -> None:
     with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
+
+
+# --- before they have joined
+
+
+def test_a_host_that_falls_silent_before_it_joins_is_lost_as_any_other():
+    gang = gang_of(2, joined=False)
+    gang.join(0, "agent-0", "", 0.0)
+    gang.connected(1, 1.0)
+    now = let_pass(gang, 1.0, 20.0, beating=(0, 1), state="preparing")
+    assert gang.phase is GangPhase.JOINING, "it unpacks something large"
+    now = let_pass(gang, now, 9.5, beating=(0,))
+    assert gang.phase is GangPhase.JOINING
+    let_pass(gang, now, 1.5, beating=(0,))
+    assert gang.first_failure == (1,)
+    assert gang.stop_reason == "host 1 of 2: fell silent: no sign of life for 10 s"
+
+
+def test_a_host_whose_connection_breaks_before_it_joins_may_come_back_any_time():
+    gang = gang_of(2, joined=False)
+    gang.join(0, "agent-0", "", 0.0)
+    gang.connected(1, 1.0)
+    gang.disconnected(1, 2.0)
+    let_pass(gang, 2.0, 100.0, beating=(0,))
+    assert gang.phase is GangPhase.JOINING
+
+
+@pytest.mark.parametrize("first_sign_s", [60.0, None])
+def test_a_host_that_is_there_must_be_heard_from(first_sign_s):
+    gang = gang_of(2, joined=False, first_sign_s=first_sign_s)
+    gang.join(0, "agent-0", "", 0.0)
+    let_pass(gang, 0.0, 59.0, beating=(0,))
+    assert gang.phase is GangPhase.JOINING
+    let_pass(gang, 59.0, 2.0, beating=(0,))
+    if first_sign_s is None:
+        assert gang.phase is GangPhase.JOINING
+    else:
+        assert gang.stop_reason == "host 1 of 2: nothing was heard from it within 60 s"

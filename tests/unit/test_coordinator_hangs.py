@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._core.exits import Exit
-from kinetic._core.gang.blame import notice_of
+from kinetic._core.gang.blame import STOPPED, notice_of
 from kinetic._core.gang.machine import Activity, Gang, GangPhase, GangSpec, Heartbeat
 from kinetic._core.outcome import RemoteError, blame_rank
 from kinetic.errors import UsageError
@@ -389,3 +389,91 @@ def test_a_wish_to_cancel_that_comes_after_a_failure_is_remembered():
     gang.cancel("enough", 1.1)
     assert gang.unwanted
     assert gang.first_failure == (0,)
+
+
+# --- standing still in every phase
+
+
+STATES = (Activity.STARTING, Activity.RUNNING, Activity.JOINING)
+
+
+def beat(gang, now, *states, stalled_s=61.0):
+    """Hosts with these states have stood still; None: it moves."""
+    for host, state in enumerate(states):
+        still_s = stalled_s if state is not None else 0.5
+        gang.heartbeat(Heartbeat(host, state or Activity.RUNNING, stalled_s=still_s), now)
+    gang.sweep(now)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_worker_that_is_stopped_hangs_in_every_phase(state):
+    gang = gang_of(3, hang_timeout_s=30.0)
+    beat(gang, 40.0, Activity.JOINING, state, Activity.JOINING)
+    for host, stacks in enumerate((WAITING, STOPPED, WAITING)):
+        gang.stacks(host, 1, stacks, 40.1)
+    gang.sweep(40.2)
+    assert gang.first_failure == (1,)
+    assert "stood still for 61 s" in gang.stop_reason
+    assert gang.view(1).stop_exit is Exit.HANG
+
+
+@pytest.mark.parametrize("state", [Activity.STARTING, Activity.JOINING])
+def test_hosts_that_wait_in_jax_for_one_that_moves_are_not_hung(state):
+    gang = gang_of(3, hang_timeout_s=30.0)
+    beat(gang, 40.0, state, None, state)
+    assert gang.view(0).stacks_request == 0
+
+
+def notice(*stacks, states=(Activity.RUNNING,) * 3, **limits):
+    gang = gang_of(len(states), **limits)
+    beat(gang, 70.0, *states)
+    gang.sweep(70.1)
+    request = gang.view(0).stacks_request
+    for host, text in enumerate(stacks) if request else ():
+        gang.stacks(host, request, text, 70.1)
+    gang.sweep(70.2)
+    assert gang.phase is GangPhase.RUNNING
+    return gang.view(0).notice
+
+
+JOINING = (Activity.JOINING, Activity.STARTING, Activity.JOINING)
+
+
+@pytest.mark.parametrize(
+    ("told", "stacks", "states"),
+    [
+        (" at train.py:3 in load", (WAITING, SLEEPING, WAITING), STATES),
+        (f" ({STOPPED.rstrip('.')})", (WAITING, STOPPED, WAITING), JOINING),
+        (f" ({STOPPED.rstrip('.')})", (SLEEPING, STOPPED, SLEEPING), (Activity.RUNNING,) * 3),
+    ],
+)
+def test_the_host_that_all_others_wait_for_is_named(told, stacks, states):
+    still = f"host 1 of 3 has stood still for 60 s{told}; all others wait for it."
+    assert notice(*stacks, states=states) == still
+
+
+@pytest.mark.parametrize(
+    ("why", "stacks", "states"),
+    [
+        ("a long computation on the devices", (WAITING,) * 3, STATES),
+        ("all sleep, or wait for something else", (SLEEPING,) * 3, STATES),
+        ("they run programs", (SLEEPING, "", SLEEPING), STATES),
+        ("one moves: it compiles, or reads", (WAITING, SLEEPING, WAITING), (*STATES[:2], None)),
+        ("one waits for a debugger", (WAITING,) * 3, (*STATES[:2], Activity.DEBUGGING)),
+        ("there are no others", (SLEEPING,), STATES[:1]),
+    ],
+)
+def test_a_host_that_may_have_reasons_is_not_accused(why, stacks, states):
+    assert notice(*stacks, states=states) == "", why
+
+
+def test_stacks_are_asked_for_once_each_time_that_all_stand_still():
+    gang = gang_of(2)
+    for number, since in enumerate((100.0, 200.0), start=1):
+        for second in range(5):
+            beat(gang, since + second, Activity.RUNNING, Activity.RUNNING)
+            for host in range(2):
+                gang.stacks(host, number, SLEEPING, since + second)
+            gang.sweep(since + second)
+        assert gang.view(0).stacks_request == number
+        beat(gang, since + 10, None, Activity.RUNNING)

@@ -15,6 +15,8 @@ from kinetic._core.values import dataclass
 
 StackFrame = tuple[str, str]
 """Where ("train.py:12") and in what function."""
+STOPPED = "The worker process is stopped: it received SIGSTOP. SIGCONT continues it."
+"""Takes the place of the stacks of a host whose process cannot write them."""
 RETURNED = "The function has returned."
 """Takes the place of the stacks of a host that waits for the others to return."""
 
@@ -92,6 +94,25 @@ def odd_hosts(stacks: Mapping[int, str], returned: Collection[int]) -> tuple[int
     return tuple(
         sorted(host for hosts in groups.values() if len(hosts) == smallest for host in hosts)
     )
+
+
+def holding_up(stacks: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the hosts for which all others certainly wait: those that are stopped; else, where
+    some wait inside JAX, those that stand still elsewhere. () where all of them may wait for
+    something else, a computation on their devices for example."""
+    parsed = {host: parse(text) for host, text in stacks.items()}
+    if stopped := [host for host, stack in parsed.items() if stack.text == STOPPED]:
+        return tuple(sorted(stopped))
+    if not all(stack.frames for stack in parsed.values()):
+        return ()
+    elsewhere = sorted(_not_waiting(parsed))
+    return tuple(elsewhere) if len(elsewhere) < len(parsed) else ()
+
+
+def place_of(text: str) -> str:
+    """Return " at train.py:12 in load", or what stands instead of stacks."""
+    stack = parse(text)
+    return _place(stack) if stack.frames else f" ({stack.text.splitlines()[0].rstrip('.')})"
 
 
 def explain_hang(

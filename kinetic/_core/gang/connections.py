@@ -55,7 +55,7 @@ class Silence:
         """Return the hosts that are silent, and when each was last heard from."""
         if watched < self._due:
             return []
-        heard = self._hosts.last_heard()
+        heard = self._hosts.in_touch()
         # Next due when the host that was heard from longest ago could be too late.
         self._due = min((seen for seen, _ in heard), default=watched) + self._limit_s
         return [(seen, host) for seen, host in heard if watched - seen > self._limit_s]

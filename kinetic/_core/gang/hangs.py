@@ -43,11 +43,13 @@ class HangWatch:
         self._spec, self._hosts = spec, hosts
         self._rendezvous = Rendezvous(spec, hosts, now)
         self._gathering = self._suspected = self._standing = False
+        self._still = self._knows_still = self._asks_still = False
         self._delay: Delay | None = None
         self._request = 0
         self._due = 0.0
         self.notice = ""
-        """Sent to all hosts, once: some have returned, and all others stand still."""
+        """Sent to all hosts, once: some have returned, and all others stand still; or one stands
+        still, and all others wait for it."""
 
     @property
     def asking(self) -> bool:
@@ -59,8 +61,11 @@ class HangWatch:
         beat, limit_s = member.beat, self._spec.hang_timeout_s
         if beat is not None and beat.state in (Activity.STARTING, Activity.JOINING):
             self._gathering = True
-        if limit_s is not None and member.stalls(limit_s):
+        if limit_s is not None and member.stands(limit_s):
             self._suspected = True
+        stands = member.stands(self._spec.still_notice_s)
+        self._still = self._still or (stands and not self._knows_still)
+        self._knows_still &= stands
         if not self.notice and member.stalls(self._spec.notice_after_s):
             self._standing = True
 
@@ -80,6 +85,8 @@ class HangWatch:
             return self._suspect()
         if self._standing:
             return self._notice_waiting()
+        if self._still and not self.notice:
+            return self._look_at_still()
         return self._watch_gathering(now) if self._gathering else _NOTHING
 
     def _suspect(self) -> Step:
@@ -98,6 +105,25 @@ class HangWatch:
         self.notice = blame.notice_of(gone, busy, limit_s)
         return Step(Found(EventKind.WAITING, self.notice))
 
+    def _look_at_still(self) -> Step:
+        """Ask for stacks, once for each time that all hosts stand still."""
+        self._still = False
+        if self._hosts.gone() or len(self._hosts) == 1 or not self._who_stands():
+            return _NOTHING
+        self._knows_still = self._asks_still = True
+        return Step(asks=True)
+
+    def _notice_still(self, running: dict[int, str]) -> Step:
+        stalled = self._who_stands()
+        held_up = blame.holding_up(running) if stalled else ()
+        if not held_up:
+            return _NOTHING
+        self.notice = stops.notice_of_still(held_up, running, self._spec)
+        return Step(Found(EventKind.WAITING, self.notice))
+
+    def _who_stands(self) -> tuple[int, ...]:
+        return self._hosts.standing(self._spec.still_notice_s)
+
     def _watch_gathering(self, now: float) -> Step:
         self._delay = delay = self._rendezvous.delay(now)
         if delay is not None:
@@ -112,6 +138,9 @@ class HangWatch:
         answers = self._hosts.answers(self._request)
         running = {host: answers.get(host, "") for host in self._hosts.busy()}
         self._request = 0
+        if self._asks_still:
+            self._asks_still = False
+            return self._notice_still(running)
         if self._delay is not None:
             self._delay = None
             return self._decide_delay(self._rendezvous.delay(now), running)
@@ -130,4 +159,6 @@ class HangWatch:
 
     def _stalled(self) -> tuple[int, ...]:
         limit_s = self._spec.hang_timeout_s
-        return () if limit_s is None else self._hosts.stalled(limit_s)
+        if limit_s is None:
+            return ()
+        return self._hosts.stalled(limit_s) or self._hosts.standing(limit_s)

@@ -112,11 +112,13 @@ class Gang:
     def connected(self, host: int, now: float) -> None:
         """A host has connected, perhaps again."""
         self._advance(now)
+        self._hosts[host].connected, self._hosts[host].seen = True, self._watched
         self._broken.mended(host)
 
     def disconnected(self, host: int, now: float) -> None:
-        """The connection of a host has broken, which means nothing before it has joined."""
+        """The connection of a host has broken; before it has joined, it may come back any time."""
         self._advance(now)
+        self._hosts[host].connected = False
         if self._hosts[host].joined:
             self._broken.broke(host)
 
@@ -133,7 +135,7 @@ class Gang:
         if not report.stacks:
             report = replace(report, stacks=member.kept_stacks(report.exit, hung=self._hung))
         self._hosts.record(member, report)
-        self._emit(EventKind.REPORT, report.host, report.detail, report.exit)
+        self._emit(EventKind.REPORT, report.host, report.detail, exit=report.exit)
         self._failed(report)
 
     def _failed(self, report: HostReport) -> None:
@@ -218,8 +220,12 @@ class Gang:
         elif self._window_opened is not None:
             self._close_window()
         elif self.phase is GangPhase.JOINING:
+            first_sign_s = self.spec.first_sign_s
             if self._now - self._started >= self.spec.start_timeout_s:
                 self._stop_unready()
+            elif first_sign_s is not None and self._watched >= first_sign_s:
+                late = f"nothing was heard from it within {first_sign_s:g} s"
+                self._lose_all(self._hosts.unheard(), late)
         elif self._overran():
             reason = f"the job ran longer than its timeout of {self.spec.timeout_s:g} s"
             self._stop(Stop(Exit.TIMEOUT, reason))
@@ -316,7 +322,7 @@ class Gang:
         if needed:
             detail = f"{detail}; its function had returned, but other hosts were still running"
         report = self._substitute_report(host, self._lost_exit(host, member), detail)
-        self._emit(EventKind.LOST, host, detail, report.exit)
+        self._emit(EventKind.LOST, host, detail, exit=report.exit)
         self._hosts.record(member, report)
         self._count_failure(report)
         return True
@@ -336,7 +342,7 @@ class Gang:
             return
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):
             self._failures.append((rank, report.host))
-            self._emit(EventKind.FAILURE, report.host, blame.why(report), report.exit)
+            self._emit(EventKind.FAILURE, report.host, blame.why(report), exit=report.exit)
             self._changed()
         elif self._blamed_rank is not None and rank < self._blamed_rank:
             self._blame_again(report, rank)
@@ -454,7 +460,7 @@ class Gang:
     def _report_on_behalf(self, host: int, how: Exit, detail: str) -> None:
         """Report on behalf of a host that cannot."""
         self._hosts.record(self._hosts[host], self._substitute_report(host, how, detail))
-        self._emit(EventKind.REPORT, host, detail, how)
+        self._emit(EventKind.REPORT, host, detail, exit=how)
 
     def _give_up(self) -> None:
         waited_s = self.spec.grace_s + self.spec.report_s
@@ -486,12 +492,5 @@ class Gang:
         self.version += 1
         self._views.clear()
 
-    def _emit(
-        self,
-        kind: EventKind,
-        host: int | None,
-        detail: str,
-        exit: Exit | None = None,
-        hosts: tuple[int, ...] = (),
-    ) -> None:
-        self._events.append(GangEvent(kind, host, detail, exit, hosts, attempt=self.spec.attempt))
+    def _emit(self, kind: EventKind, host: int | None, detail: str, **more: Any) -> None:
+        self._events.append(GangEvent(kind, host, detail, attempt=self.spec.attempt, **more))

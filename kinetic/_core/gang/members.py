@@ -14,22 +14,25 @@ from kinetic._core.outcome import HostReport
 from kinetic.errors import UsageError
 
 _MAX_WAITING = 8 * 1024
+_MAY_STAND = (Activity.STARTING, Activity.RUNNING, Activity.JOINING)
 MISSING = "missing"
 """The displayed state of a host from which nothing has been heard."""
 
 
 class Member:
-    """What is known about one host. `seen` is when it was last heard from, in watched time."""
+    """What is known about one host. `seen` is when it was last heard from, in watched time;
+    `connected`, whether it has a connection, as far as that matters before it has joined."""
 
     __slots__ = (
-        *("address", "announced", "beat", "incarnation", "report", "seen", "stacks"),
-        "stacks_request",
+        *("address", "announced", "beat", "connected", "incarnation", "report", "seen"),
+        *("stacks", "stacks_request"),
     )
 
     def __init__(self) -> None:
         self.incarnation = ""
         self.address = ""
         self.seen = 0.0
+        self.connected = False
         self.beat: Heartbeat | None = None
         self.report: HostReport | None = None
         self.announced: HostReport | None = None
@@ -61,6 +64,14 @@ class Member:
         return (
             self.beat is not None
             and self.beat.state is Activity.RUNNING
+            and self.beat.stalled_s >= limit_s
+        )
+
+    def stands(self, limit_s: float) -> bool:
+        """Whether it has been stalled for this long, also while its worker starts or joins."""
+        return (
+            self.beat is not None
+            and self.beat.state in _MAY_STAND
             and self.beat.stalled_s >= limit_s
         )
 
@@ -142,6 +153,28 @@ class Roster:
     def reports(self) -> tuple[HostReport, ...]:
         """The reports there are, by host."""
         return tuple(m.report for m in self._members if m.report is not None)
+
+    def standing(self, limit_s: float) -> tuple[int, ...]:
+        """Busy hosts that have stood still for this long, also while they start or join; () unless
+        all do: a host that moves may be what the others wait for."""
+        busy = self.busy()
+        return busy if busy and all(self[i].stands(limit_s) for i in busy) else ()
+
+    def in_touch(self) -> list[tuple[float, int]]:
+        """(when, host) of all hosts that are active, or connected and about to join."""
+        return [
+            (m.seen, i)
+            for i, m in enumerate(self._members)
+            if m.report is None and (m.joined or m.connected)
+        ]
+
+    def unheard(self) -> list[tuple[float, int]]:
+        """The others that have not ended."""
+        return [
+            (0.0, i)
+            for i, m in enumerate(self._members)
+            if m.report is None and not (m.joined or m.connected)
+        ]
 
     def last_heard(self) -> list[tuple[float, int]]:
         """(when, host) of all active hosts."""

@@ -44,6 +44,10 @@ class GangSpec:
             the same way; each that does restarts it.
         notice_after_s: how long all running hosts must have been stalled, when others have
             returned, before users are told.
+        still_notice_s: how long all hosts must have stood still before users are told which one
+            holds the others up.
+        first_sign_s: how long a host that is known to be there may take to be heard from; None
+            where nobody knows when it starts.
         attempt: from 1.
         slices: that take part, in the order of their hosts; () unless the job is elastic.
     """
@@ -60,6 +64,8 @@ class GangSpec:
     report_s: float = 10.0
     peers_window_s: float = 0.0
     notice_after_s: float = 20.0
+    still_notice_s: float = 60.0
+    first_sign_s: float | None = None
     attempt: int = 1
     slices: tuple[int, ...] = ()
 

@@ -43,6 +43,17 @@ def stood_still(hosts: Roster, stalled: tuple[int, ...], spec: GangSpec) -> str:
     )
 
 
+def notice_of_still(held_up: tuple[int, ...], stacks: Mapping[int, str], spec: GangSpec) -> str:
+    """Say which hosts stand still, where the first of them does, and that others wait."""
+    have = "has" if len(held_up) == 1 else "have"
+    others = len(held_up) < spec.hosts
+    waited_for = f"; all others wait for {'it' if len(held_up) == 1 else 'them'}" if others else ""
+    return (
+        f"{name_places(held_up, spec)} {have} stood still for {spec.still_notice_s:g} s"
+        f"{blame.place_of(stacks[held_up[0]])}{waited_for}."
+    )
+
+
 def name_places(which: tuple[int, ...], spec: GangSpec) -> str:
     """Return "host 2 of 4"; in an elastic job, where indices are others in each attempt, "host 0 of
     slice 1"."""

@@ -7,6 +7,7 @@ pipe to wake it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -55,18 +56,19 @@ class Link:
         self._orders: queue.SimpleQueue[Callable[[AgentClient], object]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.wake_fd, self._wake = os.pipe()
-        self._joined = False
+        self._joined = self._reached = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Connect and watch, without joining the gang yet. Idempotent."""
         if self._thread is None:
-            self._orders.put(lambda client: client.watch(lambda view: self._post(Event(view=view))))
+            self._orders.put(lambda client: client.watch(self._on_view))
             self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)
             self._thread.start()
 
     def join(self, address: str) -> None:
-        """Join as a host that its peers reach at `address`; from now on it sends heartbeats."""
+        """Join as a host that its peers reach at `address`. Heartbeats are sent since the
+        coordinator was reached first; from now on they must arrive."""
         incarnation = os.urandom(8).hex()
 
         def join(client: AgentClient) -> None:
@@ -114,6 +116,10 @@ class Link:
             found.append(self._events.get())
         return found
 
+    def _on_view(self, view: HostView) -> None:
+        self._reached = True
+        self._post(Event(view=view))
+
     def _post(self, event: Event) -> None:
         self._events.put(event)
         os.write(self._wake, b"!")
@@ -149,6 +155,9 @@ class Link:
             except queue.Empty:
                 if self._joined:
                     client.heartbeat(self._beat())
+                elif self._reached:
+                    with contextlib.suppress(CoordinatorLost):  # Another one may take its place.
+                        client.heartbeat(self._beat())
                 due = time.monotonic() + self._identity.heartbeat_s
                 continue
             order(client)

@@ -41,6 +41,7 @@ from kinetic.errors import KineticError
 if TYPE_CHECKING:
     from kinetic._host.worker.debugger import Gate
 
+_MAY_STALL = (Activity.STARTING, Activity.RUNNING, Activity.JOINING)
 OPEN_LINE_S = 0.05
 """An unfinished line is shown after this time."""
 RESERVE_BYTES = 1 << 18
@@ -389,6 +390,7 @@ class Agent:
         ):
             return
         self._started = True
+        self._stall = StallDetector(self._worker.sample(self._log.output_bytes))
         debugging = None if self._gate is None else self._gate.start_message()
         view = self._view
         leader = view.addresses[0] if view is not None and view.ready else self._address
@@ -403,9 +405,8 @@ class Agent:
             from kinetic._core.gang.blame import RETURNED
 
             return RETURNED
-        text = (
-            self._worker.stacks() if self._armed or processes.is_stopped(self._worker.pid) else ""
-        )
+        can_tell = self._armed or processes.is_stopped(self._worker.pid)
+        text = self._worker.stacks() if can_tell else ""
         tree = self._workspace.tree if self._started else None
         self._stacks_text = text = workspace.as_client_names(text, tree, self._plan)
         return text
@@ -418,7 +419,7 @@ class Agent:
         return Heartbeat(
             host=self._who.host,
             state=(state := self._state_now()),
-            stalled_s=self._stall.stalled_s(now) if state is Activity.RUNNING else 0.0,
+            stalled_s=self._stall.stalled_s(now) if self._started and state in _MAY_STALL else 0.0,
             rss_bytes=self._worker.rss_bytes,
             cpu_s=now.cpu_s,
             log_bytes=now.log_bytes,

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from kinetic._core.gang.blame import STOPPED
 from kinetic._host.agent.stall import Sample
 from kinetic._host.channel import Channel
 from kinetic._host.stem import Stem
@@ -24,7 +25,6 @@ from kinetic._system import processes
 PIPE_BYTES = 1 << 20
 STACKS_S = 1.0
 """How long a worker may take to write its stacks."""
-STOPPED = "The worker process is stopped: it received SIGSTOP. SIGCONT continues it."
 _BYSTANDER = r"(?m)^Current thread 0x[0-9a-f]+[^\n]*most recent call first\):\n\s*?\n(?=\S)"
 """The thread that took the signal, if it runs only kinetic's code: of no use to users."""
 _OWN_FRAME = (

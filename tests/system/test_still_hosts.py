@@ -1,0 +1,69 @@
+"""Hosts that stand still while they start, join or run: they are named, or lost, in every phase.
+
+In: gangs on the local backend of which a process is stopped, or waits. Out: a line in the output,
+an error, another attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from elastic_jobs import LIMIT_S, elastic, pids, reached, whole
+from gangs import stop, wait_until
+
+import kinetic
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
+
+
+def one_waits(folder):
+    import jax
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices("all are there")
+    if jax.process_index() == 1:
+        while not Path(folder, "go on").exists():
+            time.sleep(0.5)
+    multihost_utils.sync_global_devices("all go on")
+    return "done"
+
+
+def test_the_output_says_which_host_holds_the_others_up(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("KINETIC_STILL_NOTICE_S", "3")
+    job = kinetic.run("tpu-v6e-8")(one_waits).run_async(str(tmp_path))
+
+    def told():
+        return [line for line in job.logs().splitlines() if "has stood still for 3 s" in line]
+
+    (line,) = wait_until(told, "nothing is said")
+    assert "kinetic: host 1 of 2 has stood still for 3 s at test_still_hosts.py:" in line
+    assert f"in one_waits; all others wait for it. `kinetic jobs stacks {job.job_id}` shows" in line
+    Path(tmp_path, "go on").touch()
+    assert job.result(timeout=LIMIT_S) == "done"
+
+
+def meet(folder):
+    """Wait for all processes of the attempt in JAX, with a note of this one before."""
+    note = f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}"
+    Path(folder, f"{note}.part").write_text(f'{{"pid": {os.getpid()}}}')
+    Path(folder, f"{note}.part").rename(Path(folder, f"{note}.json"))
+    Path(folder, note).write_text("2")
+    last = os.environ["KINETIC_HOST_INDEX"] == "3"
+    while kinetic.attempt() == 1 and last and not Path(folder, "join").exists():
+        time.sleep(0.05)
+    import jax
+
+    return kinetic.attempt(), jax.process_count(), kinetic.num_slices()
+
+
+def test_a_worker_that_is_stopped_before_it_joins_is_lost_with_its_slice(begin, tmp_path):
+    """The others wait for it in JAX, and hang_timeout holds there."""
+    job = begin(elastic(function=meet, hang_timeout=3))
+    for host in range(4):
+        reached(tmp_path, 1, host)
+    stop(pids(tmp_path, 1)[3])
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(1,)]
