@@ -114,7 +114,7 @@ def test_an_elastic_job_tells_its_story_over_a_distant_store(distant):
     handle.result(timeout=PATIENCE_S)
     first, lost, waiting, begins, _, second = "".join(handle.logs()).splitlines()
     assert (first, second) == ("attempt 1", "attempt 2")
-    assert lost.startswith("kinetic: slice 1 lost (failure 1 of at most 10): host 1 of 2")
+    assert lost.startswith("kinetic: slice 1 lost (failure 1 of at most 10): host 0 of slice 1")
     assert waiting.startswith("kinetic: waiting for slice 1 to return")
     assert begins == "kinetic: attempt 2 of 11 begins on all 2 slices."
 
