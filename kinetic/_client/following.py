@@ -319,13 +319,17 @@ def _settled(
 ) -> Outcome | None:
     """Return the verdict of a job that had none before its backend was asked."""
     status = _status_without_verdict(store, ref, told.phase, now)
-    if status is JobStatus.NOT_FOUND:
-        raise NotFound(f"The records of {ref.job_id} were removed: there is nothing left to read.")
     if not status.ended:
         return None
-    found = stored(store, ref, now)
+    gone = status is JobStatus.NOT_FOUND
+    found = None if gone else stored(store, ref, now)
     if found is None:
-        found = explained(backend, store, ref, _judge_orphan(store, ref, told, now), now)
+        judged = None if gone else _judge_orphan(store, ref, told, now)
+        if judged is None:
+            raise NotFound(
+                f"The records of {ref.job_id} were removed: there is nothing left to read."
+            )
+        found = explained(backend, store, ref, judged, now)
         if not ref.place.is_supervised:
             _release(backend, ref)
     return found
@@ -341,6 +345,7 @@ def standing(
     phase, found = told.phase, stored(store, ref, now)
     if found is None and phase.ended and phase is not JobStatus.NOT_FOUND:
         found = _judge_orphan(store, ref, told, now)
+        phase = JobStatus.NOT_FOUND if found is None else phase
     if found is not None:
         return status_of_verdict(found.verdict), found
     return _status_without_verdict(store, ref, phase, now), None
@@ -403,16 +408,20 @@ def _last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
     return attempts.reports(store, ref.job_id, attempt, ref.hosts), attempt
 
 
-def _judge_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcome:
+def _judge_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcome | None:
     """Judge a job whose supervisor was killed, and store the verdict unless another process was
-    first.
-    """
+    first. None if the job was removed since its backend was asked: nothing is written then."""
+    if not store.has(layout.ref(ref.job_id)):
+        return None
     outcome = _judged_orphan(store, ref, told, now)
     try:
         first = index.write_outcome(store, ref.job_id, outcome, if_absent=True)
     except StoreError as error:
         _log.warning("the verdict of %s could not be kept: %s", ref.job_id, error)
         return outcome
+    if not store.has(layout.ref(ref.job_id)):
+        store.delete(layout.job(ref.job_id))  # Who removed it has not seen this verdict.
+        return None
     return outcome if first else stored(store, ref, now) or outcome
 
 

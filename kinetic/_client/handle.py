@@ -23,7 +23,6 @@ from kinetic._client.board.console import Printer, leads_to_the_caller
 from kinetic._client.explaining import explained
 from kinetic._client.following import Finished, OnStatus, StatusWatch, Waiting
 from kinetic._client.view import JobView
-from kinetic._core import layout
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
@@ -395,7 +394,6 @@ class JobHandle(JobView, Generic[R_co]):
         if k8s:
             self._backend.cleanup(self.ref)
         if gcs:
-            self._store.delete(layout.job(self.job_id))
             stored.remove(self._store, self.job_id)
 
     # -- inside ------------------------------------------------------------------------------------

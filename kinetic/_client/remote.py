@@ -245,12 +245,15 @@ class RemoteCallable(Generic[P, R_co]):
         client.tell(planned.warnings)
         client.note_output(planned.plan.output_dir)
         if "kinetic._client.handle" not in sys.modules:
-            threading.Thread(target=_import_handle).start()  # While the backend works.
+            threading.Thread(target=_import_handle, daemon=True).start()  # While the backend works.
         ref = submission.submit(planned, client.backend, client.store)
+        try:
+            from kinetic._client.handle import JobHandle
 
-        from kinetic._client.handle import JobHandle
-
-        return JobHandle(ref, client.backend, client.store)
+            return JobHandle(ref, client.backend, client.store)
+        except KeyboardInterrupt as interrupt:
+            submission.take_back(ref, client.backend, client.store, interrupt)
+            raise
 
     @overload
     def run_async_map(

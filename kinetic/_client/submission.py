@@ -25,6 +25,8 @@ from kinetic._store.gc_lock import submitting
 from kinetic.errors import BackendUnavailable, KineticError, SubmitError
 
 _log = logging.getLogger("kinetic.submission")
+TAKE_BACK_S = 30.0
+"""How long a job may take to stop whose submission was interrupted."""
 
 
 def submit(
@@ -41,8 +43,9 @@ def submit(
     Promises: (1) what can be refused is refused before the first write; (2) the reference is
     written before the job is created, so that no job is an orphan; (3) if anything fails, the
     job's records are removed, the reference last; they stay if a backend that does not answer may
-    have created the job. Content-addressed blobs may stay: other jobs may share them, and the next
-    submission need not send them again.
+    have created the job; (4) Ctrl-C removes the job whole, or says that it is there.
+    Content-addressed blobs may stay: other jobs may share them, and the next submission need not
+    send them again.
 
     Raises:
         BackendUnavailable: the backend does not answer.
@@ -60,22 +63,24 @@ def submit(
         planned = dataclasses.replace(planned, plan=chosen)
         plan, documents = chosen, backend.render(chosen)
     ref = ref_of(plan, store.uri)
-    # Content that is there already must not be swept before the plan names it.
-    with submitting(store):
-        with sending.shown(store, _most_bytes(planned)) as watched:
-            planned = _sent(planned, watched)
-        if on_sent is not None:
-            on_sent(planned)
-        if planned.plan is not plan:
-            plan = planned.plan
-            documents = backend.render(plan)
-        if not store.put(layout.plan(plan.job_id), _json(plan.to_json()), if_absent=True):
-            raise SubmitError(
-                f"There is already a job {plan.job_id}. Submit again; the next id will be another "
-                "one."
-            )
-    with _undone_on_failure(ref, backend, store):
-        index.add(store, ref)
+    with contextlib.ExitStack() as guard:
+        # Content that is there already must not be swept before the plan names it; nor the plan
+        # before the reference does.
+        with submitting(store):
+            with sending.shown(store, _most_bytes(planned)) as watched:
+                planned = _sent(planned, watched)
+            if on_sent is not None:
+                on_sent(planned)
+            if planned.plan is not plan:
+                plan = planned.plan
+                documents = backend.render(plan)
+            if not store.put(layout.plan(plan.job_id), _json(plan.to_json()), if_absent=True):
+                raise SubmitError(
+                    f"There is already a job {plan.job_id}. Submit again; the next id will be "
+                    "another one."
+                )
+            guard.enter_context(_undone_on_failure(ref, backend, store))
+            index.add(store, ref)
         backend.submit(ref, documents, values)
         if isinstance(backend, BuildsImages):
             backend.build_behind(plan, planned.installed, _told)
@@ -214,20 +219,46 @@ def _undone_on_failure(ref: JobRef, backend: Backend, store: Store) -> Iterator[
         raise SubmitError(
             f"The job {ref.job_id} could not be created: {error}. Nothing of it is left."
         ) from error
-    except BaseException:  # Ctrl-C: the job may or may not have been created.
-        # If the backend does not answer, the job can still be found and cancelled later.
-        with contextlib.suppress(BackendUnavailable):
-            backend.cancel(ref)
-            if phase_of(backend, ref) is JobStatus.NOT_FOUND:
-                _remove(store, ref.job_id)
+    except BaseException as interrupt:  # Ctrl-C: the job may or may not have been created.
+        take_back(ref, backend, store, interrupt)
         raise
+
+
+def take_back(ref: JobRef, backend: Backend, store: Store, interrupt: BaseException) -> None:
+    """Remove a job whose submission was interrupted, and have it said last; or, if it does not stop
+    soon or its backend does not answer, that it is there."""
+    job_id = ref.job_id
+    words = (
+        f"kinetic: the submission of {job_id} was interrupted, and it may be running: `kinetic "
+        f"jobs cleanup {job_id}` stops and removes it."
+    )
+    try:
+        _remove_all(ref, backend, store)
+        words = f"kinetic: the submission of {job_id} was interrupted: nothing of it is left."
+    except (KineticError, OSError) as error:
+        _log.info("%s could not be taken back: %s", job_id, error)
+    finally:  # A second Ctrl-C leaves it.
+        if isinstance(interrupt, KeyboardInterrupt):
+            console.tell_last(interrupt, words)
+        else:
+            console.notice(words)
+
+
+def _remove_all(ref: JobRef, backend: Backend, store: Store) -> None:
+    backend.cancel(ref)
+    if phase_of(backend, ref) is JobStatus.NOT_FOUND:
+        index.remove(store, ref.job_id)
+        return
+    from kinetic._client.handle import JobHandle
+
+    console.notice(f"\nkinetic: {ref.job_id} was submitted already, and is being stopped ...")
+    JobHandle(ref, backend, store).cleanup(cleanup_timeout=TAKE_BACK_S)
 
 
 def _remove(store: Store, job_id: str) -> None:
     """Remove the job's records. If the store does not even allow that, the reference remains, and
     the records can be found by it."""
     try:
-        store.delete(layout.job(job_id))
         index.remove(store, job_id)
     except KineticError as error:
         _log.warning(

@@ -109,6 +109,13 @@ def plan(job_id: str) -> str:
     return f"{job(job_id)}/plan.json"
 
 
+def job_of(key: str) -> str:
+    """Return the id of the job whose record this is; "" for other keys."""
+    first, _, rest = key.partition("/")
+    job_id, _, record = rest.partition("/")
+    return job_id if first == JOBS and record else ""
+
+
 def outcome(job_id: str) -> str:
     """The verdict."""
     return f"{job(job_id)}/outcome.json"

@@ -42,7 +42,7 @@ def main() -> int:
     streams.replace_closed()
     try:
         who = identity.from_environ()
-        store = open_store(who.store_uri)
+        store = open_store(who.store_uri, existing=True)
         plan = Plan.from_json(record.parse(store.get(layout.plan(who.job_id))))
         if who.is_pod:  # A pod before it, killed on this machine, may have left something.
             shutil.rmtree(who.scratch, ignore_errors=True)

@@ -23,7 +23,7 @@ from kinetic._core.gang.elastic import (
     what_is_back,
 )
 from kinetic._host import leader
-from kinetic._host.agent.log_writer import HostLog
+from kinetic._host.agent.log_writer import open_log
 from kinetic._store import log_segments
 from kinetic._store.base import Store
 from kinetic._store.event_log import EventLog
@@ -137,7 +137,8 @@ class Story:
             with contextlib.suppress(KineticError):  # The events tell it as well.
                 log_segments.add_lines(self._store, layout.log(*where), text, time.time_ns())
             return
-        log = HostLog(folder / layout.log(*where), folder / layout.log_index(*where))
+        key = layout.log(*where)
+        log = open_log(self._store, key, (folder / key, folder / layout.log_index(*where)))
         log.say(text)
         log.close()
 

@@ -77,9 +77,13 @@ def replace(store: Store, ref: JobRef) -> None:
 
 
 def remove(store: Store, job_id: str) -> None:
-    """Remove the reference of a job."""
+    """Remove the reference of a job and its records."""
+    store.delete(layout.job(job_id))
     _unlist(store, job_id)
+    # After the records, so that an interrupted removal can be found and repeated.
     store.delete(layout.ref(job_id))
+    # Somebody may have judged the job meanwhile, who was to find its reference gone.
+    store.delete(layout.job(job_id))
 
 
 def write_outcome(store: Store, job_id: str, outcome: Outcome, *, if_absent: bool = False) -> bool:

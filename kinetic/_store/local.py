@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
+from kinetic._core import layout
 from kinetic._store import files, privacy
 from kinetic._store.base import Entry, check_key
 from kinetic.errors import NotFound, StoreError, StoreFull, UsageError
@@ -37,7 +38,8 @@ class LocalStore:
 
     Args:
         root: the folder.
-        existing: never create it: a running job must not recreate a store that was removed.
+        existing: never create it, nor the folder of a job in it: a running job must not recreate
+            what was removed.
         sweeps: remove what killed writers have left, at the first write.
     """
 
@@ -122,7 +124,7 @@ class LocalStore:
                 except FileNotFoundError:  # the first write, or the store was removed
                     self._make_temporary()
                     _fill(temporary, data)
-                written = self._publish(temporary, target, if_absent)
+                written = self._publish(temporary, key, if_absent)
                 moved = not if_absent
                 return written
             finally:
@@ -205,6 +207,17 @@ class LocalStore:
     def _make(self, folder: str) -> None:
         _make_private(folder, self._text, makes_root=not self._existing)
 
+    def _make_folder_of(self, key: str) -> None:
+        folder = f"{self._text}/{key.rpartition('/')[0]}".rstrip("/")
+        job_id = layout.job_of(key) if self._existing else ""
+        if not job_id:
+            self._make(folder)
+            return
+        try:
+            _make_private(folder, f"{self._text}/{layout.job(job_id)}", makes_root=False)
+        except StoreError:
+            raise StoreError(f"The job {job_id} was removed from the store {self._text}.") from None
+
     def _make_temporary(self) -> None:
         self._make(f"{self._text}/{_TEMPORARY}")
         self.check()  # Another user may have made it first.
@@ -215,13 +228,14 @@ class LocalStore:
             if self._sweeps:
                 _sweep(f"{self._text}/{_TEMPORARY}", time.time() - _TEMPORARY_LIFE_S)
 
-    def _publish(self, temporary: str, target: str, if_absent: bool) -> bool:
+    def _publish(self, temporary: str, key: str, if_absent: bool) -> bool:
+        target = self._locate(key)
         # The folder may be deleted between its creation and its use.
         for _ in range(100):
             try:
                 return _give_name(temporary, target, if_absent)
             except FileNotFoundError:
-                self._make(os.path.dirname(target))
+                self._make_folder_of(key)
         raise StoreError(f"Could not write {target}: another process keeps deleting its folder.")
 
     def _walk(self, folder: str, prefix: str) -> Iterator[str]:
@@ -314,8 +328,10 @@ def _give_name(temporary: str, target: str, if_absent: bool) -> bool:
 
 def _make_private(folder: str, root: str, *, makes_root: bool = True) -> None:
     """Create the folder and its parents up to the root, private to their owner."""
-    if folder == root and not makes_root and not os.path.isdir(root):
-        raise StoreError(f"The store {root} was removed.")
+    if folder == root and not makes_root:
+        if not os.path.isdir(root):
+            raise StoreError(f"The store {root} was removed.")
+        return
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:

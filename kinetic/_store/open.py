@@ -13,8 +13,9 @@ from kinetic._store.local import LocalStore
 from kinetic.errors import UsageError
 
 
-def open_store(uri: str | Path) -> Store:
-    """Open the store with this address; creates nothing.
+def open_store(uri: str | Path, *, existing: bool = False) -> Store:
+    """Open the store with this address; creates nothing. If it is `existing` and a folder, what was
+    removed of it stays so, see `LocalStore`.
 
     Raises:
         UsageError: it is not the address of a store.
@@ -27,7 +28,7 @@ def open_store(uri: str | Path) -> Store:
             f"{text!r} does not name a store. Give the path of a folder, or a gs:// URI."
         )
     if not separator:
-        return _checked(Path(text))
+        return _checked(Path(text), existing=existing)
     if scheme not in _SCHEMES:
         raise UsageError(
             f"No store is known for {scheme}:// in {text!r}. Give the path of a folder, "
@@ -36,8 +37,8 @@ def open_store(uri: str | Path) -> Store:
     return _SCHEMES[scheme](text, rest)
 
 
-def _checked(folder: Path) -> LocalStore:
-    store = LocalStore(folder)
+def _checked(folder: Path, *, existing: bool = False) -> LocalStore:
+    store = LocalStore(folder, existing=existing)
     store.check()
     return store
 

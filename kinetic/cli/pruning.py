@@ -69,8 +69,6 @@ def remove(app: AppContext, ref: JobRef) -> None:
     """Remove what the backend holds, the records and the logs of an ended job; its output folder
     stays."""
     app.backend_of(ref).cleanup(ref)
-    app.store.delete(layout.job(ref.job_id))
-    # last, so that an interrupted removal can be found and repeated
     stored.remove(app.store, ref.job_id)
 
 

@@ -1,8 +1,8 @@
-"""kill -9 of a caller at each step of its submission: it leaves nothing, or a job that can be
-found, stopped and removed.
+"""kill -9 and Ctrl-C of a caller at each step of its submission: it leaves nothing, or a job that
+can be found, stopped and removed.
 
-In: a caller that kills itself before or after a step. Out: what other processes find. The fixtures
-`no_leftovers` and `on_cluster` look for processes and objects after each test.
+In: a caller that kills or interrupts itself before or after a step. Out: what other processes find.
+The fixtures `no_leftovers` and `on_cluster` look for processes and objects after each test.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ import kinetic
 module, owner, name, moment, kind = sys.argv[1:]
 importlib.import_module(module)
 owner = getattr(importlib.import_module(module), owner) if owner else sys.modules[module]
+if (kept := os.environ.get("KEPT")):
+    from kinetic._backends.local.backend import LocalBackend
+    from kinetic.errors import BackendUnavailable
+
+    def refuse(*_):
+        raise BackendUnavailable("It does not answer.")
+
+    LocalBackend.cancel = refuse
 step = getattr(owner, name)
 
 def die(found, *args, **more):
@@ -34,7 +42,9 @@ def die(found, *args, **more):
         return step(found, *args, **more)
     if moment == "after":
         step(found, *args, **more)
-    os.kill(os.getpid(), signal.SIGKILL)
+    setattr(owner, name, step)
+    os.kill(os.getpid(), getattr(signal, os.environ.get("SIGNAL", "SIGKILL")))
+    return step(found, *args, **more)
 
 setattr(owner, name, die)
 
@@ -87,6 +97,59 @@ def test_a_job_that_was_never_created_was_not_removed_either(on_cluster, monkeyp
 def test_a_caller_that_is_killed_while_objects_are_created(step, on_cluster, home, monkeypatch):
     killed_caller(CLUSTER_STEPS[step], "cpu" if "Job" in step.split() else "tpu-v6e-8", monkeypatch)
     remove_the_only_job(home)
+
+
+INTERRUPTED = {
+    **STEPS,
+    "before the start": ("kinetic._backends.local.launcher", "", "launch", "before", ""),
+    "before the answer": ("kinetic._backends.local.launcher", "Zygote", "_read_line", "before", ""),
+    "after the answer": ("kinetic._backends.local.launcher", "Zygote", "_read_line", "after", ""),
+    "after the start": ("kinetic._backends.local.launcher", "", "launch", "after", ""),
+    "before the handle": ("kinetic._client.handle", "JobHandle", "__init__", "before", ""),
+}
+
+
+def interrupted_caller(step, monkeypatch, **environ):
+    for name, value in {"SLICE": "tpu-v6e-8", "SIGNAL": "SIGINT", **environ}.items():
+        monkeypatch.setenv(name, value)
+    done = subprocess.run(
+        [sys.executable, "-c", CALLER, *INTERRUPTED[step]],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode in (1, -signal.SIGINT), done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("step", INTERRUPTED)
+def test_ctrl_c_during_a_submission_leaves_nothing(step, home, monkeypatch):
+    said = interrupted_caller(step, monkeypatch)
+    assert "was interrupted: nothing of it is left" in said
+    assert kinetic.list_jobs() == []
+    assert list(home.glob("jobs/*")) == []
+
+
+def test_ctrl_c_says_that_a_job_is_there_if_it_cannot_be_removed(home, monkeypatch):
+    said = interrupted_caller("after the start", monkeypatch, KEPT="1")
+    (handle,) = kinetic.list_jobs()
+    assert f"`kinetic jobs cleanup {handle.job_id}` stops and removes it." in said
+    remove_the_only_job(home)
+
+
+def test_a_supervisor_that_comes_after_its_job_was_removed_makes_nothing(home):
+    """It was asked for by a caller that was interrupted before the answer."""
+    kinetic.run(accelerator="cpu")(int)()
+    (done,) = kinetic.list_jobs()
+    done.cleanup()
+    late = (
+        "import sys; from kinetic._host.local.supervisor import Request, Supervisor; "
+        "Supervisor(Request(*sys.argv[1:])).run(-1)"
+    )
+    run = [sys.executable, "-c", late, str(home), done.job_id]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert "FileNotFoundError" in ended.stderr
+    assert list(home.glob("jobs/*")) == []
 
 
 def remove_the_only_job(home):

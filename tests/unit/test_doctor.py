@@ -238,6 +238,20 @@ def job(store: LocalStore, job_id: str, *, left: bool = True, age_s: float = 360
     return ref
 
 
+def test_a_submission_that_was_killed_before_its_reference_is_tidied_up(store: LocalStore) -> None:
+    for job_id, age_s in (("job-00000001", 90.0), ("job-00000002", 9.0)):
+        store.put(layout.plan(job_id), b"{}")
+        os.utime(store.path(layout.job(job_id)), (NOW - age_s, NOW - age_s))
+    traces = facts.traces(store, NOW)
+    old = store.path(layout.job("job-00000001"))
+    assert leftovers.removable(traces) == (("", str(old)),)
+    assert [(found.check, found.fixable) for found in leftovers.check(traces)] == [
+        ("leftovers", True)
+    ]
+    assert repair(store, traces, lambda: NOW) == [f"{old} is removed."]
+    assert list(store.parts(layout.JOBS)) == ["job-00000002"]
+
+
 def test_a_mess_is_found_and_tidied_up(store: LocalStore, tmp_path: Path) -> None:
     job(store, "job-00000001")
     store.put(

@@ -33,8 +33,9 @@ from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport
 from kinetic._core.place import Place
 from kinetic._core.state import JobStatus
+from kinetic._store import index
 from kinetic._store.local import LocalStore
-from kinetic.errors import NotFound
+from kinetic.errors import NotFound, StoreError
 
 
 @pytest.fixture
@@ -324,6 +325,47 @@ def test_what_a_job_holds_that_never_ran_is_released(store, backend):
     (finished,) = follow(backend, store, job)[-1:]
     assert not finished.outcome.ok
     assert backend.calls == ["cleanup"]
+
+
+class RemovedMeanwhile(LocalStore):
+    """Another process removes the job just before, or just after, its verdict is written."""
+
+    moment = "before"
+
+    def put(self, key, data, **how):
+        verdict = key.endswith("/outcome.json")
+        if verdict and self.moment == "before":
+            index.remove(self, "job-0000abcd")
+        wrote = super().put(key, data, **how)
+        if verdict and self.moment == "after":
+            index.remove(self, "job-0000abcd")
+        return wrote
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_job_that_was_removed_meanwhile_is_not_judged(moment, tmp_path, backend):
+    store = RemovedMeanwhile(tmp_path / "removed")
+    store.moment = moment
+    job = put_ref(store, ref("job-0000abcd"))
+    killed = Status(JobStatus.FAILED, "its supervisor was killed")
+    assert following.standing(store, job, killed, time.time()) == (JobStatus.NOT_FOUND, None)
+    assert list(store.parts(layout.JOBS)) == []
+    job = put_ref(store, ref("job-0000abcd"))
+    backend.phases[job.job_id] = JobStatus.FAILED
+    with pytest.raises(NotFound, match="were removed"):
+        following.settle(backend, store, job, time.time())
+    assert list(store.parts(layout.JOBS)) == []
+
+
+def test_what_was_removed_is_not_made_again_by_a_running_job(store):
+    job = put_ref(store, ref())
+    running = LocalStore(store.as_folder(), existing=True)
+    running.put(layout.report(job.job_id, 1, 0), b"{}")
+    index.remove(store, job.job_id)
+    for key in (layout.outcome(job.job_id), layout.report(job.job_id, 1, 0)):
+        with pytest.raises(StoreError, match=f"{job.job_id} was removed"):
+            running.put(key, b"{}")
+    assert list(store.parts(layout.JOBS)) == []
 
 
 @pytest.mark.parametrize("wrong_by_s", [-3600, 3600])

@@ -151,7 +151,11 @@ class LocalBackend:
             "secrets": dict(secrets),
             "unreachable_after_s": self._unreachable_after_s,
         }
-        launcher.launch(request, modules=tuple(gang["preload"]), environ=self._environ)
+        try:
+            launcher.launch(request, modules=tuple(gang["preload"]), environ=self._environ)
+        except BaseException:
+            liveness.bar_supervisor(folder)
+            raise
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
         """From the verdicts or, without one, from the supervisors' locks and states."""

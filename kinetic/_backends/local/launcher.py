@@ -95,6 +95,10 @@ class Zygote:
             answer = self._read_line()
         except OSError:
             answer = b""
+        except BaseException:  # Ctrl-C: it must not start this job later, nor answer the next one.
+            self._process.kill()
+            self._end()
+            raise
         if not answer:
             raise _ZygoteDied(f"The process that starts simulated slices died{self._last_words()}")
         told = json.loads(answer)

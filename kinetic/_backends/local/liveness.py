@@ -138,6 +138,16 @@ def ending_fd(folder: Path) -> int:
     return fd
 
 
+def bar_supervisor(folder: Path) -> None:
+    """Remove the folder of a job whose start was given up, unless its supervisor has begun: one
+    that comes later finds no folder, and ends."""
+    import shutil
+
+    with contextlib.suppress(OSError), open(folder / "lock", "a") as lock:
+        if locks.try_hold_record(lock.fileno()):
+            shutil.rmtree(folder)
+
+
 def supervisor(lock: Path) -> int:
     """The supervisor that holds the job's lock; 0 if it is free. The kernel knows it before the
     supervisor has written anything."""

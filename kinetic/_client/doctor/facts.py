@@ -35,7 +35,7 @@ from kinetic._store.base import Expires
 from kinetic._store.local import LocalStore
 from kinetic._store.many import has_many
 from kinetic._store.open import open_store
-from kinetic._system import processes
+from kinetic._system import locks, processes
 from kinetic._system.machine import available_memory_bytes, usable_cpus
 from kinetic.errors import CorruptRecord, KineticError, NotFound, UnsupportedVersion
 from kinetic.version import __version__
@@ -163,7 +163,12 @@ def traces(store: LocalStore, now: float) -> Traces:
     return Traces(
         jobs=tuple(jobs),
         processes=tuple(_processes()),
-        scraps=(*_writes(store, now), *_socket_folders(now), *_programs_folders(now)),
+        scraps=(
+            *_writes(store, now),
+            *_unfinished(store, now),
+            *_socket_folders(now),
+            *_programs_folders(now),
+        ),
         damaged=(*damaged, *(fault for ref in found for fault in _damaged(store, ref))),
     )
 
@@ -231,6 +236,16 @@ def _writes(store: LocalStore, now: float) -> Iterator[Scrap]:
     with contextlib.suppress(OSError):
         for entry in (Path(store.uri) / ".tmp").iterdir():
             yield Scrap(str(entry), now - entry.lstat().st_mtime, is_write=True)
+
+
+def _unfinished(store: LocalStore, now: float) -> Iterator[Scrap]:
+    """Folders of jobs whose submission was killed before it wrote their reference."""
+    folders_there = set(store.parts(layout.JOBS))
+    for job_id in sorted(folders_there.difference(index.ids(store))):
+        folder = store.path(layout.job(job_id))
+        with contextlib.suppress(OSError):
+            if not locks.is_record_held(folder / "local" / "lock"):
+                yield Scrap(str(folder), now - folder.lstat().st_mtime)
 
 
 def _socket_folders(now: float) -> Iterator[Scrap]:

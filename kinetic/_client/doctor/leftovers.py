@@ -166,7 +166,7 @@ def _scraps(traces: Traces) -> list[Finding]:
         return []
     detail = (
         f"{_counted(len(paths), 'temporary file or folder', 'temporary files or folders')} of jobs "
-        "that have ended: "
+        "that have ended or never began: "
     )
     return [
         warn(

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kinetic._core import layout
 from kinetic._core.log_format import RECORD, STDERR, STDOUT, encode_record
 from kinetic._host.agent.mirror import Mirror
 
@@ -48,12 +49,18 @@ of lines may be mixed. Compiled by `re` when a gang of several hosts prints some
 
 
 class HostLog:
-    """The two files of one host in one attempt."""
+    """The two files of one host in one attempt, in a folder that is made; but not `within`, the
+    job's: it may have been removed."""
 
     def __init__(
-        self, log: Path, index: Path, *, clock_ns: Callable[[], int] = time.time_ns
+        self,
+        log: Path,
+        index: Path,
+        *,
+        within: Path | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_folder(log.parent, within)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._log = os.open(log, flags, 0o600)
         self._index = os.open(index, flags, 0o600)
@@ -184,14 +191,25 @@ def open_log(
         paths: `log` and `log.idx`.
         mirrored: whether this process's standard streams get the output too.
     """
-    log = HostLog(*paths)
+    root = store.as_folder()
+    within = None if root is None else root / layout.job(layout.job_of(key))
+    log = HostLog(*paths, within=within)
     if mirrored:
         log.show_on(Mirror())
-    if store.as_folder() is None:
+    if root is None:
         from kinetic._store.log_segments import SegmentWriter
 
         log.send_by(SegmentWriter(store, key, paths))
     return log
+
+
+def _make_folder(folder: Path, within: Path | None) -> None:
+    if within is None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return
+    for name in folder.relative_to(within).parts:
+        within /= name
+        within.mkdir(exist_ok=True, mode=0o700)
 
 
 def last_line(data: bytes) -> str:

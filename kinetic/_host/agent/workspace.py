@@ -70,7 +70,8 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     root = Path(identity.scratch) / f"host-{identity.seat}"
     tree = root / "tree"
     try:
-        tree.mkdir(parents=True, mode=0o700, exist_ok=True)
+        root.mkdir(mode=0o700, exist_ok=True)  # Not its parents: the job may have been removed.
+        tree.mkdir(mode=0o700, exist_ok=True)
         entries = [] if plan.tree is None else download.unpack(store, plan.tree, tree)
         payload = _file_of(store, plan.payload, root / "payload.pkl")
         function = (

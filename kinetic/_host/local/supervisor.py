@@ -7,6 +7,7 @@ in its own session, so it outlives the caller; the job's lock is free exactly wh
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -118,7 +119,6 @@ class Supervisor:
 
     def _init_process(self) -> None:
         """Detach from the caller: own streams, signals, folder and title."""
-        self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.umask(0o077)
         os.chdir("/")
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -136,9 +136,15 @@ class Supervisor:
 
     def _lock(self) -> None:
         """Hold the job's lock for as long as this process lives. A record lock is not inherited by
-        children, and survives the exec of another attempt."""
+        children, and survives the exec of another attempt.
+
+        Raises:
+            FileNotFoundError: the submission was taken back.
+        """
         self._lock_file = open(self._own / "lock", "w")
         locks.hold_record(self._lock_file.fileno())
+        if not self._holds_the_lock():
+            raise FileNotFoundError(errno.ENOENT, "the job was removed", str(self._job))
         self._lock_file.write("held\n")  # An empty one says that no supervisor has begun.
         self._lock_file.flush()
 

@@ -11,7 +11,7 @@ import click
 
 from kinetic._client.board.line_prefix import Prefixer
 from kinetic.cli import exit_codes, output
-from kinetic.cli.context import AppContext, pass_app
+from kinetic.cli.context import SUBMITTING, AppContext, pass_app
 from kinetic.cli.lazy import suggested
 from kinetic.cli.options import DURATION, accepted, job_argument, json_option
 from kinetic.errors import UsageError, a_type
@@ -106,6 +106,8 @@ def logs(
     chosen = None if all_hosts else _checked(hosts or (0,), ref.hosts)
     prefixer = Prefixer(hosts=chosen is None or len(chosen) > 1, times=timestamps)
     request = LogRequest(hosts=chosen, follow=follow, tail=tail, attempt=attempt)
+    if follow and app.standing(ref).reason == SUBMITTING:
+        output.notice(f"kinetic: {ref.job_id} does not run yet: {SUBMITTING}.")
     chunks = app.output_of(ref, request, output.notice)
     if not output.copy_log(chunks, prefixer, flush=follow) and tail != 0:
         output.notice(
