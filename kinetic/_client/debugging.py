@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import socket
 import subprocess
 import threading
@@ -290,7 +291,8 @@ def _listener(port: object) -> socket.socket:
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
+        why = os.strerror(error.errno or 0).lower()
         raise UsageError(
-            f"Port {port} of this machine cannot be used ({error.strerror}). Choose another one, "
-            "or 0 for any free one."
+            f"Port {port} of this machine cannot be used ({why}). Choose another one, or 0 for any "
+            "free one: `kinetic jobs debug --port 0`, or debug_attach(local_port=0)."
         ) from error

@@ -95,6 +95,12 @@ class RemoteCallable(Generic[P, R_co]):
         """The options of the decorator."""
         return self._options
 
+    if not TYPE_CHECKING:  # A type checker should report them.
+
+        def __getattr__(self, name):
+            why = f"a decorated function has no attribute {name!r}{spec.instead_of(name)}"
+            raise AttributeError(why, name=name, obj=self)
+
     def __repr__(self) -> str:
         return f"<RemoteCallable {self.__qualname__} on {self._options.topology.name}>"
 

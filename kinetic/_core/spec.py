@@ -15,6 +15,10 @@ from kinetic._core.options import Options
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageTypeError
 
+_ELSEWHERE = dict.fromkeys(("map", "starmap"), "run_async_map(inputs) submits a job for each input")
+_ELSEWHERE |= dict.fromkeys(("delay", "remote", "spawn", "submit"), "run_async(...) submits a job")
+"""What other libraries call the methods of a decorated function."""
+
 
 @dataclass(frozen=True)
 class JobSpec:
@@ -68,6 +72,11 @@ def name_of(func: Any) -> str:
     if isinstance(func, MethodType):
         func = func.__func__
     return str(getattr(func, "__qualname__", None) or type(func).__qualname__)
+
+
+def instead_of(attribute: str) -> str:
+    """Return the end of a sentence about a method that a decorated function does not have."""
+    return f"; {_ELSEWHERE[attribute]}" if attribute in _ELSEWHERE else ""
 
 
 def wrong_keyword(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str:

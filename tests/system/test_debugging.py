@@ -3,6 +3,7 @@ is left."""
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import json
 import os
@@ -297,3 +298,49 @@ def test_the_command_line_lets_go_on_interruption():
     handle.cancel()
     with pytest.raises(errors.JobCancelled):
         handle.result()
+
+
+@kinetic.run(accelerator="cpu")
+def stop(how):
+    if how == "breakpoint":
+        breakpoint()  # the line: breakpoint
+    elif how == "pdb":
+        import pdb
+
+        pdb.set_trace()  # the line: pdb
+    else:
+        import bdb
+
+        raise bdb.BdbQuit  # as debuggers do that find no input
+    return how
+
+
+@pytest.mark.parametrize("how", ["breakpoint", "pdb"])
+def test_a_breakpoint_that_nobody_can_attach_to_says_so_in_one_line(how, capfd):
+    with pytest.raises(errors.UsageError) as caught:
+        stop(how)
+    words = "breakpoint()" if how == "breakpoint" else "pdb.set_trace()"
+    assert str(caught.value).startswith(f"{words}: a job has no terminal")
+    assert "debug=True" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    where = f"as above, raised at {HERE.name}:{line_of(f'the line: {how}')} in stop."
+    assert where in "".join(caught.value.__notes__)
+    assert "Pdb" not in capfd.readouterr().out
+
+
+def test_a_debugger_of_ones_own_that_finds_no_terminal_is_explained():
+    with pytest.raises(bdb.BdbQuit) as caught:
+        stop("another")
+    assert "debug=True" in "".join(caught.value.__notes__)
+
+
+def test_breakpoints_can_be_passed_over():
+    assert stop.with_options(env={"PYTHONBREAKPOINT": "0"})("breakpoint") == "breakpoint"
+
+
+def test_a_job_that_waits_for_its_debugger_says_so():
+    handle = stop.with_options(debug=True).run_async("breakpoint")
+    waiting = wait_until(lambda: handle.tail(1), "the job's output")
+    assert "waits for a debugger" in waiting
+    assert f"kinetic jobs debug {handle.job_id}" in waiting
+    handle.cancel()

@@ -59,6 +59,15 @@ def test_wrong_arguments_fail_before_anything_is_created(backend, home, call, wo
     assert not home.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"), [("map", "run_async_map"), ("remote", "run_async"), ("spawn", "run_async")]
+)
+def test_other_libraries_words_name_ours(name, instead):
+    with pytest.raises(AttributeError, match=instead):
+        getattr(kinetic.run("cpu")(add), name)
+    assert not hasattr(kinetic.run("cpu")(add), name)
+
+
 def test_a_call(backend):
     remote = kinetic.run("cpu")(add)
     assert remote(2, b=3) == 5

@@ -62,7 +62,7 @@ frozen modules."""
 # -- in workers ------------------------------------------------------------------------------------
 
 
-def serve(channel: Channel, port: int, window_s: float, folder: str) -> None:
+def serve(channel: Channel, port: int, window_s: float, folder: str, job_id: str) -> None:
     """Listen, and return once a debugger is ready or the window has passed. `port` 0 takes any free
     one.
 
@@ -85,14 +85,22 @@ def serve(channel: Channel, port: int, window_s: float, folder: str) -> None:
             f"The debugger could not listen on port {port} of the leader: {error}"
         ) from error
     channel.send({"event": WorkerEvent.DEBUGGER_LISTENING, "port": port})
+    if window_s > 0:
+        _say(
+            f"the function waits for a debugger for up to {window_s:g} s: "
+            f"`kinetic jobs debug {job_id}` brings it to your machine."
+        )
     attached = _wait(debugpy, window_s)
     if not attached:
-        text = (
-            f"kinetic: no debugger attached within {window_s:g} s; the function starts without "
-            "one. It can still be attached."
+        _say(
+            f"no debugger attached within {window_s:g} s; the function starts without one. It can "
+            "still be attached."
         )
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the job's output
     channel.send({"event": WorkerEvent.DEBUGGER_ATTACHED, "attached": attached})
+
+
+def _say(words: str) -> None:
+    print(f"kinetic: {words}", file=sys.stderr, flush=True)  # noqa: T201 - the job's output
 
 
 def _guarded_python(folder: Path) -> Path:

@@ -407,16 +407,10 @@ def _move_in(start: Start) -> dict[str, str]:
 
 
 def _meet_debugger(channel: Channel, start: Start) -> None:
-    """In a debug job: the leader waits for a debugger, the other hosts for the leader."""
-    if start.debugger is None:
-        return
-    from kinetic._host.worker import debugger
+    from kinetic._host.worker import breakpoints
 
     try:
-        if start.world.process == 0:
-            debugger.serve(channel, **start.debugger, folder=start.scratch)
-        else:
-            debugger.hold(channel)
+        breakpoints.set_up(channel, start)
     except (KineticError, SystemExit) as error:  # SystemExit: the job was stopped in the meantime.
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
 

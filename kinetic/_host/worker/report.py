@@ -197,7 +197,12 @@ def described(error: BaseException, start: Start) -> Message:
 
 
 def _explain(error: BaseException) -> None:
-    """A decorated function is sent as the plain function, which cannot submit anything."""
+    """A decorated function is sent as the plain function, which cannot submit anything; a debugger
+    finds no terminal."""
+    if type(error).__name__ == "BdbQuit":
+        from kinetic._host.worker import breakpoints
+
+        error.add_note(f"A debugger was called: {breakpoints.ADVICE}")
     if (
         isinstance(error, AttributeError)
         and error.name in _OF_DECORATED
