@@ -43,12 +43,15 @@ def verdict(store: Store, ref: JobRef) -> Status | None:
     return Status(status_of_verdict(outcome.verdict), outcome.reason)
 
 
-def has_begun(store: Store, ref: JobRef) -> bool:
-    """Return whether all hosts of an attempt were ever there, as the job's leader says."""
+def has_begun(store: Store, ref: JobRef, attempt: int = 0) -> bool:
+    """Return whether all hosts of an attempt were ever there, as the job's leader says; of one
+    attempt, whether it has a leader."""
     try:
         told = events.parse(store.get(layout.events(ref.job_id)))
     except NotFound:
         return False
+    if attempt:
+        return any(event.attempt == attempt for event in told)
     return any(event.kind is events.EventKind.READY for event in told)
 
 

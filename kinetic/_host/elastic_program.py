@@ -69,6 +69,7 @@ class Head:
         attempt = 1
         try:
             if self._who.is_pod and (lost := self._lost()) is not None:
+                leader.write_verdict(self._store, self._plan.job_id, lost)
                 if lost.ok or lost.verdict is not Verdict.FAILED or _is_final(lost):
                     return Attempt(lost)  # Nobody was left to say it.
                 leader.repeat(self._store, self._plan.job_id, lost)

@@ -11,8 +11,9 @@ import pytest
 from manifest_cases import PLACE, planned
 
 from kinetic._core import layout
-from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.events import EventKind, GangEvent, parse
 from kinetic._core.exits import Exit
+from kinetic._core.gang.picture import picture_of
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._host import leader
@@ -57,6 +58,17 @@ def test_an_attempt_that_was_left_is_a_failure_and_the_next_one_follows(store, m
     ((attempt, (failure,)),) = begun
     assert (attempt, failure.attempt, failure.slices) == (2, 1, ())
     assert failure.why == "the head, which led the job, was lost"
+
+
+def test_an_attempt_that_was_left_has_its_times_and_its_end(store, monkeypatch):
+    left(store, 1)
+    leader.write_event(store, PLAN.job_id, 1, GangEvent(EventKind.READY))
+    monkeypatch.setattr(Head, "_lead", lambda self, *told: None)
+    head(store)._attempt()
+    attempt = picture_of(parse(store.get(layout.events(PLAN.job_id))), 2).attempts[0]
+    assert attempt.began_at <= attempt.ready_at <= attempt.ended_at
+    assert attempt.verdict is Verdict.FAILED
+    assert attempt.reason == "the head, which led the job, was lost"
 
 
 def test_an_exception_that_nobody_has_told_ends_the_job(store):

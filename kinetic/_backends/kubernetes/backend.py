@@ -61,9 +61,6 @@ SUBMISSION_S = 15.0
 """A submission that has not created the Secret by then was interrupted."""
 PATIENT_TRIES = 5
 """How often the Secret is created, each time with the connection's patience: some 15 seconds."""
-VARIABLE_BYTES = 131_072
-"""How long a variable may be, with its name, for a program that is started: MAX_ARG_STRLEN of
-execve(2)."""
 _GRACES_S: dict[int, int | None] = {signal.SIGKILL: 0, signal.SIGTERM: None}
 """How long a pod that is deleted in place of these signals may take to end; None for the time in
 its spec."""
@@ -161,7 +158,7 @@ class KubernetesBackend:
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
         """Create the workload, then the rest, which is deleted with it. The Secret is the last:
         without it the submission was interrupted."""
-        _check(secrets)
+        manifests.check_values(secrets)
         workload, secret, *others = documents
         resource = BY_KIND[workload["apiVersion"], workload["kind"]]
         made = self._create_workload(resource, workload)
@@ -256,14 +253,15 @@ class KubernetesBackend:
         return self._explained(ref, look, workload, status)
 
     def _led(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
-        """A running job. One whose leader's node is lost has failed: the cluster keeps its pods
-        until the node is removed."""
-        leader = [pod for pod in current_pods(workload, look.pods(ref)) if pod.leads]
-        lost = losses.why_given_up(leader)
+        """A running job. One that has lost its leader has failed, though the cluster says so only
+        when its other pods have ended, or their node was removed."""
+        lost = losses.why_leaderless(workload, current_pods(workload, look.pods(ref)))
         if lost is None or ref.place.has_head:  # A head is replaced, and goes on.
             return status
         attempt, retries = attempts.newest(self._store, ref.job_id), self._plan(ref).options.retries
-        if attempts.may_follow(self._store, ref.job_id, attempt, retries):
+        may_follow = attempts.may_follow(self._store, ref.job_id, attempt, retries)
+        is_due = not stored.has_begun(self._store, ref, attempt)
+        if may_follow or is_due or self._store.has(layout.cancelled(ref.job_id)):
             return Status(JobStatus.RUNNING, lost.sentence, status.hosts)
         known = {host.host: host for host in status.hosts}
         known[0] = HostStatus(0, JobStatus.FAILED, lost.sentence)
@@ -442,17 +440,6 @@ class KubernetesBackend:
     def _delete(self, ref: JobRef, propagation: str) -> None:
         name = names.workload_of(ref.job_id)
         self._api.delete(resource_of(ref), name, propagation=propagation)
-
-
-def _check(secrets: Mapping[str, str]) -> None:
-    for name, value in secrets.items():
-        size_bytes = len(f"{name}={value}".encode(errors="surrogateescape")) + 1
-        if size_bytes > VARIABLE_BYTES:
-            raise PreflightError(
-                f"The secret {name} has {size_bytes:,} bytes, and Linux starts no program with a "
-                f"variable of more than {VARIABLE_BYTES:,}. Leave it in a secret manager, and have "
-                "the function fetch it there."
-            )
 
 
 def _is_led(workload: Document, pods: Sequence[Document]) -> bool:

@@ -155,13 +155,21 @@ def _not_ended_by(
     return Finding(Kind.HOST_FAILED, text, True, hosts)
 
 
-def why_given_up(pods: Iterable[Pod]) -> Finding | None:
-    """Return that the cluster gave up pods because of their node, or None. Such a pod stays, and
-    it is unknown whether it runs, until its node is back or is removed."""
-    gone = [
-        pod for pod in pods if pod.is_deleting and not pod.is_ready and pod.disruption in _NODE_GONE
-    ]
-    return why_lost(gone)
+def why_leaderless(workload: Document, pods: Iterable[Pod]) -> Finding | None:
+    """Return why a gang has no leader any more, or None. The cluster says that it has failed only
+    once all other pods have ended, which takes as long as they are given; and a pod that it gave up
+    with its node stays until the node is back or is removed."""
+    pods = list(pods)
+    leader = next((pod for pod in pods if pod.leads), None)
+    if leader is not None and leader.is_deleting and not leader.is_ready:
+        return why_lost([leader] if leader.disruption in _NODE_GONE else [])
+    if not pods or "deletionTimestamp" in metadata(workload):
+        return None
+    if leader is None:
+        host = shape_of(workload).leader
+        text = f"Host {host} was lost: its pod is gone. It was deleted, or its node was removed."
+        return Finding(Kind.HOST_FAILED, text, hosts=(host,))
+    return why_lost([leader]) if leader.stage is Stage.FAILED else None
 
 
 def _is_lost(pod: Pod) -> bool:

@@ -1,0 +1,109 @@
+"""A leader that is lost with its pod is seen at once, not when the other pods have ended.
+
+In: a gang on the double of a cluster, whose pods take long to end. Out: its status.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("kubernetes_validate")
+
+from cluster.fake import FakeCluster
+from cluster.objects import is_true
+from manifest_cases import SETTINGS, planned
+
+from kinetic._backends.base import Status
+from kinetic._backends.kubernetes import kubeconfig
+from kinetic._backends.kubernetes.backend import KubernetesBackend
+from kinetic._backends.kubernetes.connection import HttpApi
+from kinetic._core import layout
+from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.outcome import Outcome, Verdict
+from kinetic._core.place import Place
+from kinetic._core.plan import Limits
+from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
+from kinetic._host import leader
+from kinetic._store.memory import MemoryStore
+
+SLOW = Limits(grace_s=600.0)
+pytestmark = pytest.mark.cluster(deaf=True)
+
+
+class Gang:
+    """Four pods that run, and what their leader has written."""
+
+    def __init__(self, cluster: FakeCluster, *, retries: int = 0) -> None:
+        self.cluster, self.store = cluster, MemoryStore()
+        self.plan = planned("tpu-v6e-16", retries=retries, limits=SLOW, place=Place("pathways"))
+        plan = self.plan
+        self.ref = JobRef(plan.job_id, plan.place, "x", "f", "f", 0.0, self.store.uri, hosts=4)
+        variables = {"KUBECONFIG": str(cluster.kubeconfig)}
+        access = kubeconfig.find(variables)
+        asleep = "import time; time.sleep(1000)"
+        settings = replace(SETTINGS, simulated=True, python=sys.executable, bootstrap=asleep)
+        self.backend = KubernetesBackend(
+            "pathways", self.store, settings, lambda: HttpApi(access, variables)
+        )
+        self.store.put(layout.plan(plan.job_id), json.dumps(plan.to_json()).encode())
+        self.backend.submit(self.ref, self.backend.render(plan), {})
+        cluster.wait_for(lambda: len(self.running()) == 4)
+
+    def running(self) -> list[str]:
+        pods = self.cluster.objects("pods")
+        return [p["metadata"]["name"] for p in pods if p["status"].get("phase") == "Running"]
+
+    def begins(self, attempt: int = 1) -> None:
+        leader.write_event(
+            self.store, self.plan.job_id, attempt, GangEvent(EventKind.JOINED, host=0)
+        )
+
+    def loses_its_leader(self) -> None:
+        (name,) = (name for name in self.running() if "-host-0-0-" in name)
+        self.cluster.delete_pod(name, force=True)
+
+    def status(self) -> Status:
+        return self.backend.status([self.ref])[self.plan.job_id]
+
+    def is_over(self) -> bool:
+        """Whether its pods have ended, by which the cluster knows it."""
+        return any(is_true(jobset, "Failed") for jobset in self.cluster.objects("jobsets"))
+
+
+def test_a_leader_that_was_killed_with_its_pod_is_found_before_the_other_pods_end(
+    cluster: FakeCluster,
+) -> None:
+    gang = Gang(cluster)
+    gang.begins()
+    assert gang.status().phase is JobStatus.RUNNING
+    gang.loses_its_leader()
+    cluster.wait_for(lambda: gang.status().phase is JobStatus.FAILED)
+    assert not gang.is_over()
+    (lost,) = (host for host in gang.status().hosts if host.phase is JobStatus.FAILED)
+    assert lost.host == 0
+    assert "its pod is gone" in gang.status().reason
+
+
+def test_a_leader_that_has_begun_nothing_may_come_again(cluster: FakeCluster) -> None:
+    gang = Gang(cluster)
+    gang.loses_its_leader()
+    cluster.wait_for(lambda: len(gang.running()) == 3)
+    assert not gang.status().phase.ended
+
+
+def test_with_attempts_left_the_cluster_starts_the_gang_again(cluster: FakeCluster) -> None:
+    gang = Gang(cluster, retries=1)
+    gang.begins()
+    gang.loses_its_leader()
+    cluster.wait_for(lambda: "its pod is gone" in gang.status().reason)
+    assert gang.status().phase is JobStatus.RUNNING
+    lost = Outcome(Verdict.FAILED, (0,), "lost", attempt=1)
+    leader.repeat(gang.store, gang.plan.job_id, lost)
+    assert gang.status().phase is JobStatus.RUNNING, "the last one is due, and has not begun"
+    gang.begins(2)
+    assert gang.status().phase is JobStatus.FAILED
