@@ -6,11 +6,17 @@ before anything is sent.
 
 from __future__ import annotations
 
+import contextlib
+import json
+
 import pytest
 from cluster.kinds import DEVICE_CLASSES
 from cluster.roles import grants_of
 
 import kinetic
+from kinetic._backends.kubernetes import kubeconfig
+from kinetic._backends.kubernetes.connection import HttpApi
+from kinetic._backends.kubernetes.resources import BY_KIND
 from kinetic._backends.kubernetes.volumes import DEVICE_CLASS
 from kinetic.cli.root import call
 from kinetic.errors import PreflightError
@@ -124,3 +130,48 @@ def test_a_secret_that_no_program_could_be_started_with_is_refused(on_cluster, m
     assert not on_cluster.left_over()
     monkeypatch.setenv("MODEL_KEY", "k" * (131_072 - len("MODEL_KEY=") - 1))
     assert call(-3) == 3
+
+
+@pytest.mark.cluster(namespaces=["ml"])
+def test_the_page_can_be_followed_by_whom_its_roles_were_given(
+    on_cluster, monkeypatch, tmp_path, capsys
+):
+    """What docs/how-to/kubernetes.md has typed, but for the cluster's name and its store."""
+    monkeypatch.delenv("KINETIC_CLUSTER")
+    monkeypatch.chdir(tmp_path)
+    program = (
+        "import os, time\nprint('host', os.environ['KINETIC_HOST_INDEX'])\n"
+        f"while not os.path.exists({str(tmp_path / 'enough')!r}): time.sleep(0.05)\n"
+    )
+    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "pyproject.toml").touch()
+
+    def typed(line, code=0):
+        found = call(line.split())
+        assert code in (None, found), capsys.readouterr()
+        return capsys.readouterr()
+
+    typed("profile create tpus --cluster fake --namespace ml")
+    typed("profile use tpus")
+    checks = json.loads(typed("doctor --json", code=None).out)["findings"]
+    of_cluster = [c for c in checks if c["check"] in ("cluster", "JobSet", "rights", "node pools")]
+    assert {check["level"] for check in of_cluster} == {"ok"}
+    assert "tpu-v6e-16" in typed("accelerators --live").out
+    documents = json.loads(typed("run -a tpu-v6e-16 --dry-run -o json train.py").out)
+    variables = {"KUBECONFIG": str(on_cluster.kubeconfig)}
+    with contextlib.closing(HttpApi(kubeconfig.find(variables), variables)) as api:
+        for document in documents["items"]:
+            kind = BY_KIND[document["apiVersion"], document["kind"]]
+            api.create(kind, document, dry_run=True)
+    job_id = typed("run -a tpu-v6e-16 --detach train.py").out.strip()
+    handle = kinetic.attach(job_id)
+    on_cluster.wait_for(lambda: handle.status() == "RUNNING")
+    assert "RUNNING" in typed("jobs list").out
+    typed(f"jobs status {job_id}")
+    typed(f"jobs kill --yes {job_id} --host 2")
+    assert typed(f"jobs wait {job_id}", code=1).err
+    assert "host 2" in typed(f"jobs status {job_id}").out
+    waiting = typed("run -a tpu-v6e-16 --detach train.py").out.strip()
+    typed(f"jobs cancel {waiting}")
+    for each in (job_id, waiting):
+        typed(f"jobs cleanup --yes {each}")
