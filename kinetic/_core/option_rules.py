@@ -55,6 +55,11 @@ def _check_elastic(options: Options) -> None:
             'survivors= is about the processes of hosts, and controller="single" has one process '
             "for all of them, which always goes on: leave survivors= away."
         )
+    if options.start_wait_s is not None and options.controller == "single":
+        raise UsageError(
+            "start_wait= is about slices that come one by one, and one process with "
+            'controller="single" starts with all of them: leave start_wait= away.'
+        )
     if options.survivors == "keep" and options.joins_jax == "program":
         raise UsageError(
             'survivors="keep" is for functions that use JAX themselves: a program starts anew in '
@@ -105,6 +110,7 @@ def _only_elastic(options: Options) -> dict[str, object]:
     return {
         "max_failures": options.max_failures,
         "slice_timeout": options.slice_timeout_s,
+        "start_wait": options.start_wait_s,
         "on_slice_loss": options.on_slice_loss,
         "survivors": options.survivors,
     }

@@ -31,6 +31,7 @@ class Keywords(TypedDict, total=False):
     slices: int | tuple[int, int]
     max_failures: int | None
     slice_timeout: Duration | None
+    start_wait: Duration | None
     on_slice_loss: OnSliceLoss | None
     survivors: Survivors | None
     controller: Controller
@@ -69,6 +70,7 @@ class Elastic:
         slice_timeout_s: how long a lost slice is waited for.
         shrinks: whether the job goes on with the slices left meanwhile.
         survivors: what becomes of the processes of hosts that are not lost.
+        start_wait_s: how long the first attempt waits for more slices, once it has the least.
     """
 
     least: int
@@ -77,6 +79,7 @@ class Elastic:
     slice_timeout_s: float
     shrinks: bool = False
     survivors: Survivors = "auto"
+    start_wait_s: float = 60.0
 
 
 MAX_FAILURES = 10
@@ -170,6 +173,13 @@ class Options:
         "How long an elastic job waits for a lost slice to return; 5 minutes by default.",
         name="slice_timeout",
         flag=Flag(("--slice-timeout",), "DURATION", Takes.DURATION),
+    )
+    start_wait_s: float | None = option(
+        checks.seconds,
+        "How long an elastic job waits for more slices before it starts, once the least number is "
+        "there; a minute by default.",
+        name="start_wait",
+        flag=Flag(("--start-wait",), "DURATION", Takes.DURATION),
     )
     on_slice_loss: OnSliceLoss | None = option(
         checks.on_slice_loss,
@@ -329,6 +339,7 @@ class Options:
             self.slice_timeout_s or SLICE_TIMEOUT_S,
             shrinks=self.on_slice_loss == "shrink",
             survivors=self.survivors or "auto",
+            start_wait_s=self.start_wait_s or Elastic.start_wait_s,
         )
 
     def travelling(self) -> Options:

@@ -48,6 +48,9 @@ LOOK_S = 0.1
 """How often the leader looks what there is to do when nothing wakes it."""
 STOPPED_S = 3.0
 """How long the process that serves JAX's coordination may be stopped (SIGSTOP)."""
+TO_JOIN_S = 10.0
+"""How long hosts that are there may take to join when others have not come within
+`start_timeout`."""
 _SHORTEST_S = 0.001
 
 
@@ -152,6 +155,7 @@ class ElasticLeader:
             await self._pause()
 
     async def _lead_attempts(self) -> Attempt:
+        await self._gather()
         self._story.write(self._formed())
         if self._crew.announces:
             self._give_places(lost_at=0.0)
@@ -185,6 +189,23 @@ class ElasticLeader:
                 return replace(ended, outcome=outcome)
             else:
                 return replace(ended.cancelled(), removed=self._removed)
+
+    async def _gather(self) -> None:
+        """Where hosts come one by one: wait until enough slices are there for the first attempt.
+        If they are not in time, it is on all slices, and its gang says which hosts are missing."""
+        if not self._crew.announces:
+            return
+        limit_s = self._plan.limits.start_timeout_s
+        until = time.monotonic() + max(limit_s - TO_JOIN_S, limit_s / 2)
+        self._policy.gather(time.monotonic())
+        while not self._gang.unwanted and time.monotonic() < until:
+            if isinstance(decision := self._look(), Form):
+                if len(decision.slices) < self._policy.rules.most:
+                    self._gang = self._make_gang()
+                    self._coordinator.serve_next(self._gang)
+                return
+            await self._pause()
+        self._policy.take_all()
 
     async def _pause(self, finished: asyncio.Task[None] | None = None) -> None:
         """Until something has happened, or a moment has passed."""

@@ -114,7 +114,9 @@ class Coordinator:
         return replace(endpoint, target=f"{endpoint.target.rpartition(':')[0]}:{port}")
 
     def serve_next(self, gang: Gang) -> None:
-        """Serve the gang of the next attempt; the one before has finished."""
+        """Serve this gang instead: that of the next attempt, or of fewer hosts."""
+        if self._ticker is not None:
+            self._ticker.cancel()
         self._gang, self._seen_version = gang, gang.version
         self._views, self._finished = (0, {}), asyncio.Event()
         self._watchers = Counter()

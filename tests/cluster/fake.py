@@ -468,7 +468,7 @@ class FakeCluster:
         self.store.remove(NODES, "", name)
 
     def hold_back(self, prefix: str) -> None:
-        """Pods whose names start so are not scheduled and nobody says why."""
+        """Pods whose names start so (a pattern) are not scheduled and nobody says why."""
         self.scheduler.held.add(prefix)
 
     def let_go(self, prefix: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from fnmatch import fnmatchcase as fnmatch
 
 from cluster.collector import TERMINAL
 from cluster.engine import Engine
@@ -56,7 +57,7 @@ class Scheduler:
         if pod is None or pod["spec"].get("nodeName") or "deletionTimestamp" in pod["metadata"]:
             self._waiting.discard(key)
             return
-        if any(key[1].startswith(prefix) for prefix in self.held):
+        if any(fnmatch(key[1], f"{prefix}*") for prefix in self.held):
             return
         nodes = self._store.all(NODES)
         pods = [

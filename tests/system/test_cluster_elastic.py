@@ -15,7 +15,7 @@ from cluster.fixtures import SHARES_FILES
 from gangs import wait_until
 
 import kinetic
-from kinetic.errors import HostLost, JobCancelled
+from kinetic.errors import HostLost, JobCancelled, JobFailed
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -63,7 +63,7 @@ class Job:
     def __init__(self, cluster, folder, function=wait, **options):
         self.cluster, self.folder = cluster, folder
         folder.mkdir(parents=True, exist_ok=True)
-        remote = kinetic.run("tpu-v6e-8", slices=(1, 2), **options)(function)
+        remote = kinetic.run("tpu-v6e-8", **{"slices": (1, 2)} | options)(function)
         self.handle = remote.run_async(str(folder))
 
     def reaches(self, attempt, hosts=4):
@@ -189,3 +189,25 @@ def test_an_exception_of_the_function_is_no_loss(begin):
     with pytest.raises(ValueError, match="no luck"):
         job.handle.result(timeout=LIMIT_S)
     assert job.losses() == []
+
+
+@pytest.mark.double
+def test_it_starts_with_the_slices_that_are_there_and_grows(begin, on_cluster):
+    on_cluster.hold_back("*-host-1-*")
+    job = begin(train, start_wait=1).reaches(1, hosts=2)
+    assert job.handle.status() == "RUNNING"
+    assert "attempt 1 of 11 begins on slice 0 of 2" in job.handle.logs()
+    on_cluster.let_go("*-host-1-*")
+    job.reaches(2)
+    assert job.is_enough() == (2, 4, 2)
+    assert job.losses() == []
+
+
+@pytest.mark.double
+def test_too_few_slices_do_not_start_and_the_missing_hosts_are_named(begin, on_cluster):
+    on_cluster.hold_back("*-host-1-*")
+    job = begin(slices=(2, 2), start_timeout="8s", slice_timeout=1)
+    with pytest.raises(JobFailed) as caught:
+        job.handle.result(timeout=LIMIT_S)
+    assert "slice 1 lost: hosts 0-1 of slice 1 did not join within 8 s" in str(caught.value)
+    on_cluster.let_go("*-host-1-*")

@@ -96,6 +96,7 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
         "joins_jax": "lazy",
         "max_failures": None,
         "slice_timeout": None,
+        "start_wait": None,
         "on_slice_loss": None,
     }
     assert function.__name__ == "train.py"

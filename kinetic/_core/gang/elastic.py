@@ -3,6 +3,7 @@
 In: how attempts end, which slices are there, the time. Out: a `Form`, a `Restart` or a `GiveUp`;
 whether the running gang should make room for a slice that is back. Pure: no I/O, no clock.
 
+    GATHERING ──all slices there, or enough and nobody has come for a while──> RUNNING
     RUNNING ──an attempt failed──> FORMING ──all slices there, or enough and no time left──> RUNNING
                                       └──too few in time, too many failures──> given up
 
@@ -14,7 +15,9 @@ Promises:
     3. An exception of the function, a cancelled job and one that ran too long are no loss.
     4. It gives up when it has failed more than `max_failures` times, and names every failure.
        Faults of kinetic's own processes do not count among them; `MOST_FAULTS` of them end it.
-    5. A slice that is lost again before it takes part is started again later and later.
+    5. The first attempt waits for more slices than `least` for `start_wait_s`, where slices come
+       one by one; what happens before it is no failure.
+    6. A slice that is lost again before it takes part is started again later and later.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ class Standing(Enum):
     """Where a slice stands."""
 
     TAKES_PART = auto()
+    EXPECTED = auto()
+    """It has not been there yet."""
     COMING = auto()
     """It was not lost; its hosts get ready for the next attempt."""
     THERE = auto()
@@ -164,11 +169,23 @@ class Elasticity:
         self.faults: tuple[Failure, ...] = ()
         """Of kinetic's own processes."""
         self._growths = 0
-        self._grows = self._is_fault = False
+        self._grows = self._is_fault = self.gathers = False
+        self._enough_since: float | None = None
         self._standing = dict.fromkeys(self.slices, Standing.TAKES_PART)
         self._forming_since: float | None = None
         self._early_losses = dict.fromkeys(self.slices, 0)
         self._start_at: dict[int, float] = {}
+
+    def gather(self, now: float) -> None:
+        """Wait for slices before the first attempt, which forms on those that are there."""
+        self.gathers, self._forming_since = True, now
+        self._standing = dict.fromkeys(self.slices, Standing.EXPECTED)
+
+    def take_all(self) -> None:
+        """Do not gather any longer: the first attempt is on all slices, there or not."""
+        self.gathers, self._forming_since = False, None
+        self._start_at.clear()
+        self._standing = dict.fromkeys(self.slices, Standing.TAKES_PART)
 
     # -- what is known -----------------------------------------------------------------------------
 
@@ -185,7 +202,7 @@ class Elasticity:
     @property
     def missing(self) -> tuple[int, ...]:
         """Slices that neither take part nor are ready to."""
-        gone = (Standing.AWAY, Standing.COMING)
+        gone = (Standing.AWAY, Standing.COMING, Standing.EXPECTED)
         return tuple(each for each, standing in self._standing.items() if standing in gone)
 
     @property
@@ -232,7 +249,7 @@ class Elasticity:
         next attempt waits for it."""
         if self._standing[which] is Standing.TAKES_PART:
             return  # Its attempt is about to end, and says so.
-        if self.forming and counts and not self._is_fault:
+        if self.forming and counts and not (self._is_fault or self.gathers):
             self._count(Loss((which,), first_line(why)))
         self._away(which, now)
 
@@ -249,6 +266,8 @@ class Elasticity:
             return GiveUp(too_many(self.rules, self.failures))
         if len(self.faults) >= MOST_FAULTS:
             return GiveUp(too_many_faults(self.faults, self.failures))
+        if self.gathers:
+            return self._gathered(now)
         waited_s = now - self._forming_since
         ready_s = patience_with(self.rules.survivors).ready_s
         if waited_s >= ready_s and (late := self._which(Standing.COMING)):
@@ -263,6 +282,16 @@ class Elasticity:
         if over and not self._which(Standing.COMING):
             gone = self._which(Standing.AWAY)
             return GiveUp(too_few(self.rules, self.failures, gone, len(ready)))
+        return self._due(now)
+
+    def _gathered(self, now: float) -> Decision | None:
+        ready = self._which(Standing.THERE)
+        if len(ready) < self.rules.least:
+            self._enough_since = None
+            return self._due(now)
+        since = self._enough_since = now if self._enough_since is None else self._enough_since
+        if len(ready) == self.rules.most or now - since >= self.rules.start_wait_s:
+            return self._form(ready)
         return self._due(now)
 
     # -- details -----------------------------------------------------------------------------------
@@ -298,8 +327,8 @@ class Elasticity:
         return tuple(each for each, its in self._standing.items() if its is standing)
 
     def _form(self, ready: tuple[int, ...]) -> Form:
-        self.attempt += 1
-        self.slices, self._forming_since = ready, None
+        self.attempt += not self.gathers
+        self.gathers, self.slices, self._forming_since = False, ready, None
         for which in ready:
             self._standing[which] = Standing.TAKES_PART
         return Form(ready)

@@ -110,7 +110,7 @@ class Reporter:
     def _announce_slices(self, place: Place) -> None:
         most, on = self._plan.options.most_slices, elastic.name_slices(place.slices)
         on = f"{on} of {most}" if len(place.slices) < most else f"all {most} slices"
-        if place.attempt > 1:
+        if place.attempt > 1 or len(place.slices) < most:
             self._log.say(
                 f"kinetic: attempt {place.attempt} of {place.most_attempts} begins on {on}."
             )

@@ -203,7 +203,7 @@ def run(
 
 def _check_elastic(options: Mapping[str, Any]) -> None:
     """Refuse what would have no effect."""
-    rules = ("max_failures", "slice_timeout", "on_slice_loss")
+    rules = ("max_failures", "slice_timeout", "start_wait", "on_slice_loss")
     given = next((name for name in rules if options[name] is not None), None)
     if given is not None and options["controller"] == "single":
         raise UsageError(
