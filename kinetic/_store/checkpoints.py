@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core.values import dataclass
+from kinetic._store import checkpoint_layouts as layouts
+from kinetic._store import lease
 from kinetic._store.base import Store
+from kinetic._store.checkpoint_layouts import UNFINISHED, Layout
 from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound
 
 _MARKER = "commit_success.txt"
-_UNFINISHED = ".orbax-checkpoint-tmp"
 _RECORD, _METRICS, _ABOUT = "kinetic/metadata", "metrics/metrics", "_CHECKPOINT_METADATA"
 _BELOW = "checkpoints"
 """Where a job's checkpoints lie below its output folder."""
@@ -33,8 +35,8 @@ class Step:
     """A checkpoint.
 
     Attributes:
-        name: of its folder.
-        step: of the training.
+        name: of its folder; "" where that is the folder that was asked for.
+        step: of the training; -1 where it has no number.
         is_committed: whether it is whole; else a save is going on there, or was cut off.
         size_bytes: of all its files.
         saved_at: seconds since the epoch; None where that is not known.
@@ -43,6 +45,8 @@ class Step:
         metrics: that were saved with it.
         leaves: of the state, as `kinetic.Checkpointer` has described them; None for others'.
         positions: how many positions of iterators it has.
+        layout: which program has written it, and what lies where.
+        is_message: whether it is a file of flax.training.
     """
 
     name: str
@@ -55,10 +59,15 @@ class Step:
     metrics: dict[str, float] | None = None
     leaves: tuple[dict[str, Any], ...] | None = None
     positions: int = 0
+    layout: Layout = Layout("")
+    is_message: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
         known = dict(vars(self))
+        layout = known.pop("layout")
+        known["program"] = layout.program or "kinetic"
+        known["items"] = [*layout.trees, *layout.others]
         return known | {"leaves": None if self.leaves is None else list(self.leaves)}
 
 
@@ -71,16 +80,100 @@ class Checkpoints:
 
     def __init__(self, where: str) -> None:
         self.where = where.rstrip("/") or where
-        self._store = _opened(self.where)
-        self._keys = self._listed()
+        self._look()
         below = f"{_BELOW}/"
-        if not self._names() and any(key.startswith(below) for key in self._keys):
+        if not self._names and any(key.startswith(below) for key in self._keys):
             self.where = f"{self.where}/{_BELOW}"
-            self._store = _opened(self.where)
-            self._keys = self._listed()
+            self._look()
 
-    def _listed(self) -> list[str]:
-        return list(self._store.list(""))
+    def _look(self) -> None:
+        self._store = _opened(self.where)
+        self._keys = list(self._store.list(""))
+        self._files: dict[str, list[str]] = {}
+        for key in self._keys:
+            top, below, rest = key.partition("/")
+            self._files.setdefault(top, []).extend([rest] if below else [])
+        self._messages = {
+            top
+            for top, files in self._files.items()
+            if not files and layouts.number_of(top) is not None and self._is_message(top)
+        }
+        self._names = [
+            top
+            for top, files in self._files.items()
+            if top in self._messages or (files and self._is_step(top))
+        ]
+        if layouts.is_one(self._keys, has_steps=bool(self._names)):
+            self._names = [""]
+
+    def _is_message(self, name: str) -> bool:
+        folder = self._store.as_folder()
+        if folder is None:
+            return layouts.is_message(name, b"\x80")  # It would have to be read whole.
+        try:
+            with (folder / name).open("rb") as file:
+                return layouts.is_message(name, file.read(1))
+        except OSError:
+            return False
+
+    def _is_step(self, name: str) -> bool:
+        """Whether a folder is one of a step: by its number alone, or by what is in it, too."""
+        if layouts.number_of(name) is None:
+            return False
+        return name[0].isdigit() or bool(layouts.layout_of(name, self._files[name]).trees)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether this is the folder of one checkpoint, not of many."""
+        return self._names == [""]
+
+    @property
+    def program(self) -> str:
+        """Whose checkpoints these are: the name of another program; "" for kinetic, and where there
+        are none. A folder that a job has owned is kinetic's, until there is a step of another."""
+        if self.is_one:
+            return layouts.layout_of("", self._keys).program or "kinetic"
+        if not self._names:
+            other = layouts.other_program(self.where, self._keys)
+            return other[0] if other and not self.has_owner else ""
+        steps = [self._step(name) for name in self._names]
+        if not all(each.layout.program for each in steps):
+            return ""
+        if not any(each.is_committed for each in steps) and self.has_owner:
+            return ""
+        return steps[-1].layout.program
+
+    @property
+    def has_owner(self) -> bool:
+        """Whether kinetic has noted here who writes."""
+        return any(key.endswith(lease.RECORD) and key.count("/") < 2 for key in self._keys)
+
+    def lines(self, step: Step | None = None) -> list[str]:
+        """Return the lines of Python that read a step, or what another program has left."""
+        if step is None:
+            other = layouts.other_program(self.where, self._keys)
+            return other[1] if other else []
+        if step.layout.program == layouts.ANOTHER:
+            return []
+        return layouts.lines_for(self.path(step), step.layout, is_message=step.is_message)
+
+    def names(self, step: Step) -> list[str]:
+        """Return the names of the leaves that another program has saved with Orbax."""
+        item = step.layout.item if step.layout.program and not step.is_message else None
+        if item is None:
+            return []
+        parts = [each for each in (step.name, item, "_METADATA") if each]
+        leaves = self._document("/".join(parts)).get("tree_metadata") or {}
+        with contextlib.suppress(AttributeError, KeyError, TypeError):
+            return [
+                ".".join(str(key["key"]) for key in each["key_metadata"])
+                for each in leaves.values()
+            ]
+        return []
+
+    def path(self, step: Step) -> str:
+        """Return the path or URI of a step."""
+        return f"{self.where}/{step.name}" if step.name else self.where
 
     def steps(self) -> list[Step]:
         """Return them all, oldest step first.
@@ -94,7 +187,7 @@ class Checkpoints:
                 f"There is nothing at {self.where}. Name the folder that `kinetic.Checkpointer` "
                 "wrote to, or the output folder of its job (`kinetic jobs status` shows it)."
             )
-        found = [self._step(name) for name in self._names()]
+        found = [self._step(name) for name in self._names]
         return sorted(found, key=lambda each: (each.step, each.name))
 
     def step(self, number: int | None) -> Step:
@@ -120,39 +213,52 @@ class Checkpoints:
                 self._store.delete(each.name)
                 continue
             path = folder / each.name
-            if _UNFINISHED not in each.name:
-                away = path.with_name(f"{each.name}{_UNFINISHED}-removed-{os.getpid()}")
+            if each.is_message:
+                path.unlink(missing_ok=True)
+                continue
+            if UNFINISHED not in each.name:
+                away = path.with_name(f"{each.name}{UNFINISHED}-removed-{os.getpid()}")
                 with contextlib.suppress(FileNotFoundError):
                     path.rename(away)
                 path = away
             shutil.rmtree(path, ignore_errors=True)
 
-    def _names(self) -> list[str]:
-        tops = dict.fromkeys(key.partition("/")[0] for key in self._keys if "/" in key)
-        return [name for name in tops if _number(name) is not None]
-
     def _step(self, name: str) -> Step:
-        number = _number(name)
-        assert number is not None  # of its name
+        number = layouts.number_of(name or os.path.basename(self.where))  # noqa: PTH119 - or a URI
+        prefix = f"{name}/" if name else ""
         in_place = self._store.as_folder() is None
-        committed = _UNFINISHED not in name and (not in_place or f"{name}/{_MARKER}" in self._keys)
-        size = sum(entry.size_bytes for entry in self._store.entries(name))
+        committed = UNFINISHED not in name and (
+            not in_place or name in self._messages or f"{prefix}{_MARKER}" in self._keys
+        )
+        entries = self._store.entries("" if name in self._messages else name)
+        size = sum(
+            each.size_bytes for each in entries if name not in self._messages or each.key == name
+        )
+        step = -1 if number is None else number
+        layout = layouts.layout_of(name, self._files[name] if name else self._keys)
+        if name in self._messages:
+            return Step(name, step, True, size, layout=Layout(layouts.FLAX, ("",)), is_message=True)
+        about = self._document(f"{prefix}{_ABOUT}")
+        handlers = about.get("item_handlers")
+        if isinstance(handlers, dict) and layouts.RECORD_ITEM in handlers:  # also without its files
+            layout = Layout("", (layouts.STATE_ITEM,))
         if not committed:
-            return Step(name, number, False, size)
-        record, about = self._document(f"{name}/{_RECORD}"), self._document(f"{name}/{_ABOUT}")
+            return Step(name, step, False, size, layout=layout)
+        record = self._document(f"{prefix}{_RECORD}")
         nanoseconds = about.get("commit_timestamp_nsecs")
         leaves = record.get("leaves")
         return Step(
             name,
-            number,
+            step,
             True,
             size,
             nanoseconds / 1e9 if isinstance(nanoseconds, int) else record.get("saved_at"),
             str(record.get("job_id") or ""),
             int(record.get("hosts") or 0),
-            self._document(f"{name}/{_METRICS}") or None,
+            self._document(f"{prefix}{_METRICS}") or None,
             None if leaves is None else tuple(leaves),
             len(record.get("data") or ()),
+            layout,
         )
 
     def _document(self, key: str) -> dict[str, Any]:
@@ -162,12 +268,8 @@ class Checkpoints:
         return {}
 
 
-def _number(name: str) -> int | None:
-    digits = name.partition(_UNFINISHED)[0]
-    return int(digits) if digits.isdigit() and digits.isascii() else None
-
-
 def _opened(where: str) -> Store:
+    where = where.removeprefix("file://")
     if "://" not in where:
         return LocalStore(Path(where), existing=True)
     from kinetic._store.open import open_store

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 CASES = [
+    "checkpoint_foreign_cases.py",
     "checkpoint_leaf_cases.py",
     "checkpoint_local_cases.py",
     "checkpoint_misuse_cases.py",

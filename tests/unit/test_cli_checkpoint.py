@@ -184,3 +184,80 @@ def test_a_slice_has_its_hosts(world: World, capsys: Capture) -> None:
     assert (document["hosts"], document["part_bytes"]) == (4, 3e9)
     assert world("checkpoint", "size", "--params", "1e9") == 2
     assert world("checkpoint", "size", "--params", "0", "--hosts", "1") == 2
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def foreign(request: Any, tmp_path: Path) -> Any:
+    """Checkpoints as Orbax's manager writes them for another program, and their store."""
+    in_place = request.param == "bucket"
+    where = f"memory://c{os.urandom(4).hex()}" if in_place else str(tmp_path / "run")
+    store = MemoryStore(where.removeprefix("memory://")) if in_place else LocalStore(Path(where))
+    keys = [{"key": "params"}, {"key": "w"}]
+    for step in (4, 20):
+        put(store, f"{step}/items/_METADATA", {"tree_metadata": {"x": {"key_metadata": keys}}})
+        put(store, f"{step}/items/manifest.ocdbt", {})
+        put(store, f"{step}/_CHECKPOINT_METADATA", {"item_handlers": {"items": "a.b"}})
+        put(store, f"{step}/commit_success.txt", {})
+    return where, store
+
+
+def test_checkpoints_of_others_are_shown_and_left_as_they_are(
+    world: World, foreign: Any, capsys: Capture
+) -> None:
+    where, store = foreign
+    before = list(store.list(""))
+    assert listed(world, capsys, where) == [(4, True), (20, True)]
+    assert world("checkpoint", "ls", where) == 0
+    assert "checkpoints of Orbax" in capsys.readouterr().err
+    assert world("checkpoint", "inspect", where) == 0
+    out = capsys.readouterr().out
+    assert "Program     Orbax\nItems       items\n" in out
+    assert f"path, reader = '{where}/20/items'," in out
+    assert out.endswith("LEAF\nparams.w\n")
+    assert world("checkpoint", "inspect", where, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["program"] == "Orbax"
+    assert world("checkpoint", "size", where, "--hosts", "2") == 0
+    assert f"{where}/20" in capsys.readouterr().out
+    assert list(store.list("")) == before
+    assert world("checkpoint", "rm", where, "--step", "4", "--yes") == 0
+    assert list(store.list("")) == [key for key in before if not key.startswith("4/")]
+
+
+def test_whose_checkpoints_are_removed_is_asked(
+    world: World, foreign: Any, monkeypatch: Any, capsys: Capture
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("click.confirm", asked.append)
+    assert world("checkpoint", "rm", foreign[0], "--all") == 1
+    assert asked[0].endswith(f"from {foreign[0]}, where Orbax has written?")
+
+
+@pytest.mark.parametrize("foreign", ["folder"], indirect=True)
+def test_one_checkpoint_is_no_folder_of_steps(world: World, foreign: Any, capsys: Capture) -> None:
+    where, store = foreign
+    before = list(store.list(""))
+    assert world("checkpoint", "ls", f"{where}/20/items") == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["-", "committed"]
+    assert world("checkpoint", "inspect", f"{where}/20/items") == 0
+    assert "Step        without a number" in capsys.readouterr().out
+    assert world("checkpoint", "rm", f"{where}/20/items", "--all", "--yes") == 2
+    assert "is one checkpoint" in capsys.readouterr().err
+    assert list(store.list("")) == before
+
+
+def test_formats_that_cannot_be_restored_are_named(
+    world: World, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    assert world("checkpoint", "ls", str(tmp_path)) == 0
+    told = capsys.readouterr()
+    assert "checkpoints of safetensors" in told.err
+    assert f"load_file('{tmp_path}/model.safetensors')" in told.out
+    assert world("checkpoint", "ls", str(tmp_path), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_the_size_is_of_a_model_or_of_a_checkpoint(world: World, capsys: Capture) -> None:
+    assert world("checkpoint", "size", "--hosts", "1") == 2
+    assert world("checkpoint", "size", "x", "--params", "1", "--hosts", "1") == 2
+    assert "either --params or the URI" in capsys.readouterr().err

@@ -8,22 +8,22 @@ with. Used inside a job, on all hosts alike.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from kinetic._core.duration import Duration
 from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._host.worker import streams
-from kinetic._in_job import elastic, local_folder, preemption, slices
+from kinetic._in_job import elastic, preemption, slices
 from kinetic._in_job.checkpoint import (
+    arguments,
+    foreign,
     local_saves,
     opening,
     peers,
@@ -35,7 +35,6 @@ from kinetic._in_job.checkpoint import (
 from kinetic._in_job.checkpoint.cadence import cadence
 from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.opening import Opened
-from kinetic._in_job.checkpoint.persistent import Keep
 from kinetic._in_job.checkpoint.restoring import Restored, Restoring
 from kinetic._in_job.checkpoint.syncing import Moments, Wish
 from kinetic._in_job.checkpoint.tree import Leaf, State
@@ -103,9 +102,10 @@ class Checkpointer:
     ) -> None:
         with own_frames_hidden:
             self._cadence = cadence(every, at_least_every, local_every)
-            self._directory = _directory(directory)
-            self._keep = _keep(keep, keep_every, best, best_is, keep_best)
-            self._local = None if local_every is None else _local(local_directory, self._directory)
+            self._directory = arguments.persistent_folder(directory)
+            self._keep = arguments.check_keep(keep, keep_every, best, best_is, keep_best)
+            local = arguments.folder_in_memory(local_directory, self._directory)
+            self._local = None if local_every is None else local
         self._verify = verify
         self._opened: Opened | None = None
         self._restoring: Restoring | None = None
@@ -131,8 +131,17 @@ class Checkpointer:
         """Of this host's local tier; None where there is none."""
         return None if self._local is None else str(self._local)
 
-    def restore(self, state: S, *, data: Any = None, cast: bool = False) -> tuple[S, int]:
+    def restore(
+        self,
+        state: S,
+        *,
+        data: Any = None,
+        cast: bool = False,
+        start_from: str | os.PathLike[str] | None = None,
+    ) -> tuple[S, int]:
         """Bring back the newest checkpoint of either tier.
+
+        A folder with checkpoints of another program is read as well, and never written to.
 
         Args:
             state: the state as a new training begins: its structure, shapes and layout over the
@@ -141,9 +150,12 @@ class Checkpointer:
             data: an iterator with `get_state` and `set_state`, to be put where it was.
             cast: whether arrays may be cast to types that cannot hold all their numbers, as from
                 float32 to bfloat16.
+            start_from: a folder or URI with checkpoints of another training or program, the newest
+                of which is read where this training has not saved anything.
 
         Returns:
-            the state, and the step to go on with; `state` itself and 0 if nothing was saved.
+            the state, and the step to go on with; `state` itself and 0 if nothing was saved; 0
+            also after a checkpoint without a number.
 
         Raises:
             CheckpointMismatch: what was saved does not fit `state` or `data`.
@@ -159,16 +171,21 @@ class Checkpointer:
         if self._local_saves is not None:
             self._local_saves.wait()
         assert self._restoring is not None  # as soon as it is open
-        found = self._restoring.restore(now, cast=cast)
+        place = None if start_from is None else arguments.absolute(start_from)
+        found = self._restoring.restore(now, cast=cast, start_from=place)
         if opened.local is not None and self._local_saves is not None:
             opened.local.keep_only(None if found is None else found.whole)
             self._local_saves.prepare(now)
         if found is None:
             return state, 0
+        if found.is_start:
+            self.restored = found.restored
+            self._say(f"the training starts from {found.where}.")
+            return found.state, found.restored.step + 1
         if data is not None:
             positions.put_back(data, found.data, self._peers.index, self._peers.count)
         self.restored, self._last = found.restored, found.restored.step
-        self._say(f"step {self._last} is restored from {found.where}.")
+        self._say(f"{_named(self._last)} is restored from {found.where}.")
         return found.state, self._last + 1
 
     def save(
@@ -328,6 +345,8 @@ class Checkpointer:
 
     def _begin_without_restore(self) -> None:
         assert self._restoring is not None  # as soon as it is open
+        if self._opened is not None and isinstance(self._opened.persistent, foreign.Guest):
+            self._opened.persistent.check()
         step = self._restoring.newest_step()
         if step is not None:
             raise CheckpointError(
@@ -424,54 +443,12 @@ class Checkpointer:
         if opened.verify:
             own = verifying.digests_here(due.state, self._peers.index)
             record["digests"] = self._peers.count
-        return opened.persistent.save(due.step, due.state.plain(), record, _numbers(metrics), own)
+        numbers = arguments.read_metrics(metrics)
+        return opened.persistent.save(due.step, due.state.plain(), record, numbers, own)
 
 
-def _directory(given: str | os.PathLike[str] | None) -> str:
-    if given is not None:
-        text = os.fspath(given)
-        if not text:
-            raise UsageError("directory= is empty: give the path of a folder, or a URI.")
-        return text if persistent.is_bucket(text) else str(Path(text).absolute())
-    output = slices.told("KINETIC_OUTPUT_DIR")
-    if not output:
-        raise UsageError(
-            "Checkpointer() does not know where to save: outside of a job there is no "
-            "KINETIC_OUTPUT_DIR. Give it directory=."
-        )
-    return persistent.joined(output, _FOLDER)
-
-
-def _local(given: str | os.PathLike[str] | None, directory: str) -> Path | None:
-    """This host's folder for the local checkpoints of one training; a job may have several."""
-    folder = local_folder.local_folder() if given is None else Path(given).absolute()
-    if folder is None:
-        return None
-    return folder / _FOLDER / hashlib.sha256(directory.encode()).hexdigest()[:12]
-
-
-def _keep(
-    newest: int | None, every: int | None, best: str | None, best_is: str, count: int
-) -> Keep:
-    for name, value in (("keep", newest), ("keep_every", every), ("keep_best", count)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise UsageTypeError(f"{name}= is a number of checkpoints or steps; it is {value!r}.")
-        if value is not None and value < 1:
-            raise UsageError(f"{name}= must be at least 1; it is {value}.")
-    if best_is not in ("min", "max"):
-        raise UsageError(f'best_is= is "min" or "max"; it is {best_is!r}.')
-    return Keep(newest, every, best or "", best_is, count)
-
-
-def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    found = {}
-    for name, value in (metrics or {}).items():
-        here = value.addressable_data(0) if hasattr(value, "addressable_data") else value
-        try:
-            found[str(name)] = float(here)
-        except (TypeError, ValueError) as error:
-            raise UsageTypeError(f"metrics= takes numbers; {name!r} is {a_type(value)}.") from error
-    return found
+def _named(step: int) -> str:
+    return f"step {step}" if step >= 0 else "the state"
 
 
 def _wanted() -> Wish | None:

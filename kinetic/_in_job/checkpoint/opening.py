@@ -18,7 +18,8 @@ from typing import Any
 
 from kinetic._core.values import dataclass
 from kinetic._in_job import slices
-from kinetic._in_job.checkpoint import digests, room
+from kinetic._in_job.checkpoint import digests, foreign, room
+from kinetic._in_job.checkpoint.foreign import Guest
 from kinetic._in_job.checkpoint.local_tier import LocalTier, size_of
 from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.persistent import Keep, Persistent
@@ -45,14 +46,14 @@ class Opened:
     Attributes:
         lease: held by the leader; on other hosts None.
         writer: marks what this run writes.
-        persistent: the persistent tier.
+        persistent: the persistent tier; a guest where the folder is of another program.
         local: the local tier; None where there is none.
         verify: whether digests are kept and checked.
     """
 
     lease: Lease | None
     writer: str
-    persistent: Persistent
+    persistent: Persistent | Guest
     local: LocalTier | None
     verify: bool = True
 
@@ -128,11 +129,15 @@ def opened(
 
     def own() -> str:
         if peers.index == 0:
+            if foreign.is_foreign(directory):  # Nothing is written into it, not even our name.
+                return ""
             held.append(_leased(directory, token))
         return token
 
     try:
         writer = agree(peers, "owner", own)[0]
+        if not writer:
+            return Opened(None, token, Guest(directory), None)
         tier = None if local is None else LocalTier(local, verify=verify)
 
         def look() -> str:

@@ -104,12 +104,14 @@ class Persistent:
         self._damaged: set[int] = set()
         options = ocp.CheckpointManagerOptions(
             cleanup_tmp_directories=True,
-            preservation_policy=_Undamaged(_policy(keep), keep.newest is None, self._damaged),
+            preservation_policy=_Undamaged(
+                _policy(keep, _steps_of_others(directory)), keep.newest is None, self._damaged
+            ),
             best_fn=_metric(keep),
             best_mode=keep.best_is,
             async_options=ocp.AsyncOptions(timeout_secs=_LIMIT_S),
         )
-        with _explained("opened", directory):
+        with explained("opened", directory):
             if process == 0:
                 _replace_damaged_metrics(directory)
             self._manager = ocp.CheckpointManager(
@@ -127,7 +129,7 @@ class Persistent:
         Raises:
             StepUnreadable: it is damaged.
         """
-        with _explained("read", self._directory, step):
+        with explained("read", self._directory, step):
             folder = self._manager.directory / str(step) / RECORD
             if not folder.exists():
                 return {}
@@ -152,7 +154,7 @@ class Persistent:
         import jax
 
         found = []
-        with _explained("read", self._directory, step):
+        with explained("read", self._directory, step):
             for number in range(self._process, files, jax.process_count()):
                 file = self._manager.directory / str(step) / DIGESTS / _file(number)
                 found += digests.check_signed(json.loads(file.read_text()))[DIGESTS]
@@ -171,7 +173,7 @@ class Persistent:
         if step <= self._newest:
             return False
         if step in self._damaged:
-            with _explained("written", self._directory):
+            with explained("written", self._directory):
                 self._manager.delete(step)
             self._damaged.discard(step)
         ocp = orbax()
@@ -181,7 +183,7 @@ class Persistent:
         }
         if digests_here is not None:
             items[DIGESTS] = ocp.args.JsonSave(digests.sign({DIGESTS: digests_here}))
-        with _explained(f"written (step {step})", self._directory):
+        with explained(f"written (step {step})", self._directory):
             # The caller decides; Orbax would refuse what is older than a damaged step.
             args = ocp.args.Composite(**items)
             self._manager.save(step, args=args, metrics=dict(metrics), force=True)
@@ -197,7 +199,7 @@ class Persistent:
         """
         sources = {n: replicas.source_of(value) for n, value in now.arrays()}
         shared = {n: source for n, source in sources.items() if source is not None}
-        with _explained("read", self._directory, step):
+        with explained("read", self._directory, step):
             if shared:
                 return Reading(self._read(step, now, shared, process), shared)
             like = orbax().args.StandardRestore(now.plain())
@@ -212,7 +214,7 @@ class Persistent:
         number = next(n for n, leaf in enumerate(now.leaves) if leaf.name == saved.name)
         wanted[number] = np.broadcast_to(np.zeros((), saved.dtype), saved.shape)
         try:
-            with _explained("read", self._directory, step):
+            with explained("read", self._directory, step):
                 return self._restored(step, now, wanted)[number]
         except StepUnreadable:
             return None
@@ -246,17 +248,17 @@ class Persistent:
 
     def check(self) -> None:
         """Raise what a save in the background has met."""
-        with _explained("written", self._directory):
+        with explained("written", self._directory):
             self._manager.check_for_errors()
 
     def wait(self) -> None:
         """Wait until all that was saved is committed."""
-        with _explained("written", self._directory):
+        with explained("written", self._directory):
             self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait, and free what the manager holds."""
-        with _explained("written", self._directory):
+        with explained("written", self._directory):
             self._manager.close()
 
 
@@ -356,10 +358,24 @@ def _metric(keep: Keep) -> Callable[[Any], float]:
     return of
 
 
-def _policy(keep: Keep) -> Any:
+def _steps_of_others(directory: str) -> list[int]:
+    """The steps that another program has saved here, which stay."""
+    from etils import epath
+
+    folder = epath.Path(directory)
+    with explained("opened", directory):
+        steps = (
+            [each for each in folder.iterdir() if each.name.isdigit()] if folder.exists() else []
+        )
+        return [int(each.name) for each in steps if not (each / RECORD).exists()]
+
+
+def _policy(keep: Keep, of_others: list[int]) -> Any:
     policies = orbax().checkpoint_managers
     newest = policies.LatestN(keep.newest)
     chosen: list[Any] = [newest]
+    if keep.newest is not None and of_others:
+        chosen.append(policies.CustomSteps(of_others))
     if keep.newest is not None and keep.every is not None:
         chosen.append(policies.EveryNSteps(keep.every))
     if keep.newest is not None and keep.best:
@@ -396,7 +412,7 @@ class _Undamaged:
 
 
 @contextlib.contextmanager
-def _explained(done: str, directory: str, step: int | None = None) -> Iterator[None]:
+def explained(done: str, directory: str, step: int | None = None) -> Iterator[None]:
     """Make a vendor's errors ours; `step`: one that is being read, which may be damaged."""
     try:
         yield

@@ -12,11 +12,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from kinetic._in_job.checkpoint import opening, pieces, tree
+from kinetic._in_job.checkpoint import foreign, opening, pieces, tree
 from kinetic._in_job.checkpoint.assembly import Assembly
 from kinetic._in_job.checkpoint.opening import Opened
 from kinetic._in_job.checkpoint.peers import Peers
-from kinetic._in_job.checkpoint.persistent import Reading, StepUnreadable
+from kinetic._in_job.checkpoint.persistent import Persistent, Reading, StepUnreadable
 from kinetic._in_job.checkpoint.pieces import Region, Whole
 from kinetic._in_job.checkpoint.tree import Leaf, State
 from kinetic._in_job.checkpoint.verifying import Verification
@@ -36,7 +36,7 @@ class Restored(NamedTuple):
     """What `restore` has found.
 
     Attributes:
-        step: that was saved.
+        step: that was saved; -1 for a checkpoint without a number.
         tier: "local" or "persistent".
         received_from: hosts that have sent local parts to this one.
     """
@@ -55,6 +55,7 @@ class Found(NamedTuple):
         restored: which one it is.
         where: in words.
         whole: the local step that it is; None where it comes from the persistent tier.
+        is_start: whether another training or program has saved it, elsewhere.
     """
 
     state: Any
@@ -62,6 +63,7 @@ class Found(NamedTuple):
     restored: Restored
     where: str
     whole: Whole | None = None
+    is_start: bool = False
 
 
 class Restoring:
@@ -89,12 +91,15 @@ class Restoring:
         whole = pieces.newest(found)
         return max([*steps, *([] if whole is None else [whole.step])], default=None)
 
-    def restore(self, now: State, *, cast: bool = False) -> Found | None:
+    def restore(
+        self, now: State, *, cast: bool = False, start_from: str | None = None
+    ) -> Found | None:
         """Return the newest whole step; None if nothing was saved.
 
         Args:
             now: a state that is laid out as the result.
             cast: whether arrays may lose numbers.
+            start_from: a folder that is read where nothing was saved; None for none.
 
         Raises:
             CheckpointMismatch: what was saved does not fit it.
@@ -121,7 +126,14 @@ class Restoring:
             raise CheckpointError(
                 f"No step that was saved can be restored. {' '.join(why)} {_WAYS}"
             )
-        return None
+        return None if start_from is None else self._from_elsewhere(start_from, now, cast)
+
+    def _from_elsewhere(self, directory: str, now: State, cast: bool) -> Found:
+        guest = foreign.Guest(directory)
+        if not (steps := guest.steps()):
+            raise CheckpointError(f"There is no checkpoint to start from at {directory}.")
+        state, where = guest.restore(max(steps), now, cast=cast)
+        return Found(state, [], Restored(max(steps), "persistent"), where, is_start=True)
 
     def _from_memory(
         self, whole: Whole, now: State, cast: bool
@@ -155,8 +167,13 @@ class Restoring:
         saved: list[Leaf] = []
         own: list[Any] | None = None
         failed = ""
+        record: dict[str, Any] = {}
+        of_others: tuple[Any, str] | None = None
         try:
             record = persistent.record(step)
+            if not record:
+                guest = foreign.Guest(self._directory)
+                of_others = guest.restore(step, now, cast=cast)
             if "leaves" in record:
                 saved = [Leaf.from_json(leaf) for leaf in record["leaves"]]
                 where = f"of step {step} in {self._directory}"
@@ -170,14 +187,17 @@ class Restoring:
                         "training.",
                         step=step,
                     )
-            reading = persistent.read(step, now, me)
-            if self._opened.verify and (files := record.get("digests")):
-                own = persistent.digests(step, files)
+            if record and isinstance(persistent, Persistent):
+                reading = persistent.read(step, now, me)
+                if self._opened.verify and (files := record.get("digests")):
+                    own = persistent.digests(step, files)
         except StepUnreadable as error:
             failed = str(error)
         all_said = enumerate(self._exchange(failed))
         said = next((f"Host {host}: {why}" for host, why in all_said if why), "")
-        if said or reading is None:
+        if of_others is not None and not said:
+            return Found(of_others[0], [], Restored(step, "persistent"), of_others[1]), ""
+        if said or reading is None or not isinstance(persistent, Persistent):
             return None, f"{failed or said} {_NEXT}"
         there = reading.spread(now, me)
         if own is not None:

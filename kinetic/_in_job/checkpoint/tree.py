@@ -81,7 +81,7 @@ class State(NamedTuple):
         structure: as JAX knows it.
         placed: on which devices of this host the latter lie, by their numbers; None for arrays
             that JAX moves to where they are needed ("uncommitted"), as `jnp.zeros(3)` makes them.
-        joined: what Orbax calls the leaves: the keys on their paths, joined by dots.
+        joined: what Orbax calls the leaves.
     """
 
     leaves: list[Leaf]
@@ -96,8 +96,8 @@ class State(NamedTuple):
         counts = collections.Counter(self.joined)
         return [
             leaf.name
-            for leaf, joined in zip(self.leaves, self.joined, strict=True)
-            if counts[joined] > 1
+            for leaf, name in zip(self.leaves, self.joined, strict=True)
+            if counts[name] > 1
         ]
 
     def plain(self) -> Any:
@@ -199,8 +199,12 @@ def taken_apart(state: Any) -> State:
         if _is_own(value) or _is_movable(value)
     }
     values = [np.asarray(value) if _is_own(value) else value for value in values]
-    joined = [".".join(_key(key) for key in path) for path, _ in with_paths]
-    return State(leaves, values, structure, placed, joined)
+    return State(leaves, values, structure, placed, [joined(path) for path, _ in with_paths])
+
+
+def joined(path: Iterable[Any]) -> str:
+    """Return what Orbax calls the leaf at a path: its keys, joined by dots."""
+    return ".".join(_key(key) for key in path)
 
 
 def _key(key: Any) -> str:

@@ -17,6 +17,7 @@ import click
 from kinetic._client.board import text
 from kinetic._core import checkpoint_size
 from kinetic._core.checkpoint_size import Size, in_gigabytes
+from kinetic._store.checkpoint_layouts import ANOTHER
 from kinetic.cli import exit_codes, output
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import suggested
@@ -33,7 +34,7 @@ _LEAVES = ("LEAF", "SHAPE", "TYPE", "SIZE")
 _GROUP_HELP = """Look at the checkpoints of a training, and size the memory for local ones.
 
 URI is the folder or gs:// URI that `kinetic.Checkpointer` wrote to, the output folder above it, or
-the id of the job.
+the id of the job. Checkpoints of Orbax, MaxText and Flax are shown as well.
 
 \b
 Examples:
@@ -62,7 +63,8 @@ Examples:
   kinetic checkpoint inspect runs/42 --step 100 --json
 """
 
-_RM_HELP = """Remove checkpoints. A folder that a job is writing is left alone.
+_RM_HELP = """Remove checkpoints. A folder that a job is writing is left alone. Whether another
+program is writing there is not known.
 
 \b
 Examples:
@@ -73,13 +75,15 @@ Examples:
 
 _SIZE_HELP = """Show how much memory each host needs for local checkpoints, and why.
 
-A checkpoint has the weights and the optimizer's state, which the hosts of a slice share. A host
-keeps its last one while it writes the next, so it needs twice its part, and some room beyond.
+A checkpoint has the weights and the optimizer's state, which the hosts of a slice share; with URI,
+it is the newest one there, as large as on disk, also one of another program. A host keeps its last
+one while it writes the next, so it needs twice its part, and some room beyond.
 
 \b
 Examples:
   kinetic checkpoint size --params 70e9 --hosts 32
   kinetic checkpoint size --params 8e9 --accelerator tpu-v6e-64
+  kinetic checkpoint size gs://bucket/run-42 --hosts 32
   kinetic checkpoint size --params 70e9 --hosts 32 --ramdisk 64Gi
 """
 
@@ -121,6 +125,11 @@ def ls(app: AppContext, /, *, uri: str, as_json: bool) -> None:
         return
     if not steps:
         output.notice(f"There are no checkpoints at {found.where}.")
+    if (program := found.program) and not as_json:
+        output.notice(f"These are checkpoints of {program}.")
+    for line in [] if steps else found.lines():
+        output.line(line)
+    if not steps:
         return
     now = time.time()
     output.table(_COLUMNS, [_row(each, now) for each in steps], right=_NUMBERS, cut="METRICS")
@@ -132,7 +141,7 @@ def _count(step: Step) -> int | None:
 
 def _row(step: Step, now: float) -> tuple[str, ...]:
     return (
-        str(step.step),
+        str(step.step) if step.step >= 0 else "-",
         "committed" if step.is_committed else "unfinished",
         "-" if step.saved_at is None else text.age(now - step.saved_at),
         in_gigabytes(step.size_bytes),
@@ -156,11 +165,18 @@ def inspect(app: AppContext, /, *, uri: str, step: int | None, as_json: bool) ->
     found = _found(app, uri)
     chosen = found.step(step)
     if as_json:
-        output.json_document(chosen.to_json() | {"folder": f"{found.where}/{chosen.name}"})
+        output.json_document(chosen.to_json() | {"folder": found.path(chosen)})
         return
     for name, words in _about(found, chosen):
         output.line(f"{name:<12}{words}")
-    if chosen.leaves is not None:
+    if lines := found.lines(chosen) if chosen.layout.program else []:
+        output.line()
+        for line in lines:
+            output.line(line)
+    if names := found.names(chosen):
+        output.line()
+        output.table(_LEAVES[:1], [(name,) for name in names], wrap="LEAF")
+    if chosen.leaves:
         output.line()
         rows = [_leaf(each) for each in chosen.leaves]
         output.table(_LEAVES, rows, right=("SIZE",), wrap="LEAF")
@@ -170,16 +186,20 @@ def _about(found: Checkpoints, step: Step) -> list[tuple[str, str]]:
     arrays = [each for each in step.leaves or () if "dtype" in each]
     saved = "" if step.saved_at is None else f"{text.age(time.time() - step.saved_at)} ago"
     job = f"{step.job_id}, {step.hosts} hosts" if step.job_id else ""
+    is_unknown = step.layout.program == ANOTHER
+    items = (*step.layout.trees, *step.layout.others) if step.layout.program else ()
     said = [
-        ("Step", str(step.step)),
-        ("Folder", f"{found.where}/{step.name}"),
+        ("Step", str(step.step) if step.step >= 0 else "without a number"),
+        ("Folder", found.path(step)),
         ("Saved", saved),
         ("By", job),
         ("Size", in_gigabytes(step.size_bytes)),
         ("Numbers", f"{sum(math.prod(each['shape']) for each in arrays):,}" if arrays else ""),
         ("Metrics", _metrics(step)),
         ("Iterators", f"the positions of {step.positions} hosts" if step.positions else ""),
-        ("State", "of another program: its leaves are not known" if step.leaves is None else ""),
+        ("Program", "" if is_unknown else step.layout.program),
+        ("State", "of another program: its leaves are not known" if is_unknown else ""),
+        ("Items", ", ".join(each for each in items if each)),
     ]
     return [(name, words) for name, words in said if words]
 
@@ -226,6 +246,10 @@ def rm(
         raise UsageError("Say what to remove: --step N, --unfinished or --all.")
     found = _found(app, uri)
     steps = found.steps()
+    if found.is_one:
+        raise UsageError(
+            f"{found.where} is one checkpoint: this command removes steps from a folder of many."
+        )
     missing = [n for n in numbers if n not in {each.step for each in steps}]
     if missing:
         found.step(missing[0])  # says which there are
@@ -240,9 +264,12 @@ def rm(
     names = ", ".join(dict.fromkeys(str(each.step) for each in chosen))
     what = "step" if len(chosen) == 1 else "steps"
     size = in_gigabytes(sum(each.size_bytes for each in chosen))
-    if not yes and not click.confirm(f"Remove {what} {names} ({size}) from {found.where}?"):
+    where = (
+        f"{found.where}, where {program} has written" if (program := found.program) else found.where
+    )
+    if not yes and not click.confirm(f"Remove {what} {names} ({size}) from {where}?"):
         return exit_codes.FAILED
-    if force:
+    if force or (program and not found.has_owner):  # else our name would be left there
         found.remove(chosen)
     else:
         _remove_alone(found, chosen)
@@ -264,9 +291,7 @@ def _remove_alone(found: Checkpoints, chosen: list[Step]) -> None:
 
 
 @checkpoint.command("size", help=_SIZE_HELP, short_help="Size the memory for local checkpoints.")
-@click.option(
-    "--params", metavar="N", type=float, required=True, help="Parameters of the model, e.g. 70e9."
-)
+@click.option("--params", metavar="N", type=float, help="Parameters of the model, e.g. 70e9.")
 @click.option("--hosts", metavar="N", type=click.IntRange(min=1), help="Hosts of one slice.")
 @click.option(
     "--accelerator",
@@ -293,9 +318,14 @@ def _remove_alone(found: Checkpoints, chosen: list[Step]) -> None:
 )
 @click.option("--ramdisk", metavar="SIZE", help="Check that this is enough, e.g. 64Gi.")
 @json_option
+@click.argument("uri", metavar="[URI]", required=False, shell_complete=suggested("folders"))
+@pass_app
 def size(
+    app: AppContext,
+    /,
     *,
-    params: float,
+    uri: str | None,
+    params: float | None,
     hosts: int | None,
     accelerator: str | None,
     bytes_per_param: float,
@@ -304,6 +334,16 @@ def size(
     as_json: bool,
 ) -> int:
     """Print the formula with its numbers."""
+    if (uri is None) == (params is None):
+        raise UsageError("Give either --params or the URI of checkpoints.")
+    if uri is not None:
+        found = _found(app, uri)
+        step = found.step(None)
+        params, bytes_per_param = float(step.size_bytes), 1.0
+        what = found.path(step)
+    else:
+        assert params is not None  # see above
+        what = f"{params:,.0f} parameters x {bytes_per_param:g} bytes"
     if not (0 < params < math.inf and 0 < bytes_per_param < math.inf):
         raise UsageError("--params and --bytes-per-param are numbers above zero.")
     needed = Size(params, _hosts(hosts, accelerator), bytes_per_param, margin / 100)
@@ -312,8 +352,8 @@ def size(
     if as_json:
         output.json_document(_document(needed, ask, has))
     else:
-        for what, how, result in _formula(needed):
-            output.line(f"{what:<14}{how:<40}= {result}")
+        for row, how, result in _formula(needed, what):
+            output.line(f"{row:<14}{how:<40}= {result}")
         output.line(f"{in_gigabytes(needed.host_bytes)} per host: a ramdisk of at least {ask}.")
     if has is not None and has < needed.host_bytes:
         output.error(
@@ -335,15 +375,11 @@ def _hosts(hosts: int | None, accelerator: str | None) -> int:
     return resolve(str(accelerator)).hosts
 
 
-def _formula(needed: Size) -> list[tuple[str, str, str]]:
+def _formula(needed: Size, what: str) -> list[tuple[str, str, str]]:
     whole, part = in_gigabytes(needed.checkpoint_bytes), in_gigabytes(needed.part_bytes)
     two = in_gigabytes(needed.part_bytes * checkpoint_size.COPIES)
     return [
-        (
-            "Checkpoint",
-            f"{needed.parameters:,.0f} parameters x {needed.bytes_per_parameter:g} bytes",
-            whole,
-        ),
+        ("Checkpoint", f"{what} ", whole),
         ("Each host", f"{whole} / {needed.hosts} hosts of a slice", part),
         ("Two copies", f"{part} x {checkpoint_size.COPIES}", two),
         ("With margin", f"{two} x {1 + needed.margin:g}", in_gigabytes(needed.host_bytes)),

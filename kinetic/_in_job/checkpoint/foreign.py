@@ -1,0 +1,270 @@
+"""Checkpoints that other programs have written with Orbax or Flax: read, never written.
+
+In: a folder, a state as a pattern. Out: the same state with the saved content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kinetic._in_job.checkpoint import tree
+from kinetic._in_job.checkpoint.persistent import explained, orbax
+from kinetic._in_job.checkpoint.tree import Leaf, State
+from kinetic._store.checkpoints import Checkpoints, Step
+from kinetic.errors import CheckpointError, NotFound, PreflightError
+
+_DOWN = "\n    "
+
+
+def is_foreign(directory: str) -> bool:
+    """Whether a folder has checkpoints of other programs, and none of kinetic's; or is one
+    checkpoint itself, which nothing can be added to."""
+    return bool(Checkpoints(directory).program)
+
+
+class Guest:
+    """The checkpoints of a folder that is only read; the same methods as `Persistent`.
+
+    Args:
+        directory: with checkpoints of another program, or of another training.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._there = Checkpoints(directory)
+        self._directory = directory
+
+    def steps(self) -> list[int]:
+        """Return the committed steps; -1 stands for one without a number.
+
+        Raises:
+            CheckpointError: nothing that is there can be read.
+        """
+        try:
+            found = [each.step for each in self._there.steps() if each.is_committed]
+        except NotFound as error:
+            raise CheckpointError(str(error)) from error
+        if not found and (lines := self._there.lines()):
+            raise CheckpointError(
+                f"{self._directory} has checkpoints of {self._there.program}, which are not in the "
+                f"format of Orbax. {_how_to_go_on(lines)}"
+            )
+        return found
+
+    def record(self, step: int) -> dict[str, Any]:
+        """Nothing is known of what others have written."""
+        return {}
+
+    def restore(self, step: int, now: State, *, cast: bool) -> tuple[Any, str]:
+        """Return a state with the content of a step, and whose that is.
+
+        Args:
+            step: that is there.
+            now: how the state is laid out.
+            cast: whether numbers may be lost by a cast.
+
+        Raises:
+            CheckpointError: it cannot be read, or it is not clear what of it is the state.
+            CheckpointMismatch: it does not fit.
+            PreflightError: it takes a package that is not there.
+        """
+        found = self._there.step(step)
+        path = self._there.path(found)
+        where = f"of {found.layout.program or 'kinetic'} in {path}"
+        content: _Tree | _Message
+        if not found.layout.program:
+            content = _OwnTree(f"{path}/{found.layout.item}", step, found)
+        elif found.is_message:
+            content = _Message(path, step)
+        elif found.layout.item is None:
+            raise CheckpointError(self._is_unclear(found, path))
+        else:
+            content = _Tree(f"{path}/{found.layout.item}".rstrip("/"), step)
+        saved = content.leaves(now)
+        tree.check_same(saved, now.leaves, where, cast=cast)
+        now = now.as_saved(saved)
+        values = content.values(now)
+        return now.with_values(lambda n: now.values[n] if now.leaves[n].is_empty else values[n]), (
+            f"{path}, a checkpoint of {found.layout.program or 'kinetic'}"
+        )
+
+    def _is_unclear(self, step: Step, path: str) -> str:
+        trees = ", ".join(step.layout.trees)
+        what = f"several pytrees ({trees})" if trees else "no pytree that is known here"
+        return (
+            f"{path} is a checkpoint of {step.layout.program} with {what}, so it is not clear what "
+            f"the state is. {_how_to_go_on(self._there.lines(step))}"
+        )
+
+    def go_on_after(self, step: int) -> None:
+        """Nothing is written here."""
+
+    def check(self) -> None:
+        """Say that nothing is written here.
+
+        Raises:
+            CheckpointError: always.
+        """
+        raise CheckpointError(
+            f"{self._directory} has checkpoints of {self._there.program or 'another training'}: "
+            "they are read, and nothing is written beside them. Give this training a folder of its "
+            "own, with directory= or output_dir=, and let it begin with them: "
+            f"restore(state, start_from={self._directory!r})."
+        )
+
+    def save(self, *_: Any) -> bool:
+        """Never: see `check`."""
+        self.check()
+        return False
+
+    def wait(self) -> None:
+        """Nothing is being written."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _how_to_go_on(lines: list[str]) -> str:
+    read = f"Read it yourself:{_DOWN}{_DOWN.join(lines)}\nThen give" if lines else "Give"
+    return f"{read} this training a folder of its own, with directory= or output_dir=."
+
+
+class _Tree:
+    """A pytree as Orbax writes it."""
+
+    def __init__(self, path: str, number: int) -> None:
+        self._path = path
+        self._number = number
+        self._names: list[str] = []
+        self._structure: Any = None
+
+    def leaves(self, now: State) -> list[Leaf]:
+        """Return its leaves, by the names that they have in the state."""
+        import jax
+
+        described = _described(self._path, self._number)
+        with_paths, self._structure = jax.tree_util.tree_flatten_with_path(described)
+        self._names = [tree.joined(path) for path, _ in with_paths]
+        if len(with_paths) == len(now.leaves) == 1 and now.joined == [""]:
+            self._names = [""]  # an array alone has no key
+        names = dict(zip(now.joined, (leaf.name for leaf in now.leaves), strict=True))
+        return [
+            _leaf(names.get(name, name), about)
+            for name, (_, about) in zip(self._names, with_paths, strict=True)
+        ]
+
+    def values(self, now: State) -> list[Any]:
+        """Return the values, laid out as those of the state."""
+        import jax
+
+        wanted = dict(zip(now.joined, now.values, strict=True))
+        item = jax.tree_util.tree_unflatten(self._structure, [wanted[n] for n in self._names])
+        found = jax.tree_util.tree_leaves(_read_tree(self._path, self._number, item))
+        by_name = dict(zip(self._names, found, strict=True))
+        return [by_name[name] for name in now.joined]
+
+
+class _OwnTree(_Tree):
+    """A pytree as kinetic writes it, with what it knows of its leaves."""
+
+    def __init__(self, path: str, number: int, step: Step) -> None:
+        super().__init__(path, number)
+        self._step = step
+
+    def leaves(self, now: State) -> list[Leaf]:
+        """Return its leaves."""
+        if self._step.leaves is None:
+            return super().leaves(now)
+        return [Leaf.from_json(leaf) for leaf in self._step.leaves]
+
+    def values(self, now: State) -> list[Any]:
+        """Return the values, laid out as those of the state."""
+        if self._step.leaves is None:
+            return super().values(now)
+        return now.values_of(_read_tree(self._path, self._number, now.plain()))
+
+
+class _Message:
+    """A file of flax.training."""
+
+    def __init__(self, path: str, number: int) -> None:
+        flax = _flax()
+        content = _content_of(path, number)
+        self._there = tree.taken_apart(flax.serialization.msgpack_restore(content))
+
+    def leaves(self, now: State) -> list[Leaf]:
+        """Return its leaves, by the names that they have in the state."""
+        names = dict(zip(now.joined, (leaf.name for leaf in now.leaves), strict=True))
+        return [
+            Leaf(names.get(name, name), leaf.shape, leaf.dtype, leaf.key, leaf.value)
+            for name, leaf in zip(self._there.joined, self._there.leaves, strict=True)
+        ]
+
+    def values(self, now: State) -> list[Any]:
+        """Return the values, laid out as those of the state."""
+        by_name = dict(zip(self._there.joined, self._there.values, strict=True))
+        pairs = zip(now.values, (by_name[name] for name in now.joined), strict=True)
+        return [_laid_out(like, value) for like, value in pairs]
+
+
+def _laid_out(like: Any, value: Any) -> Any:
+    import jax
+    import numpy as np
+
+    if not isinstance(like, jax.Array):
+        return value
+    array = np.asarray(value).astype(like.dtype, copy=False)
+    part: Callable[[Any], Any] = lambda index: array[index]  # noqa: E731
+    return jax.make_array_from_callback(array.shape, like.sharding, part)
+
+
+def _leaf(name: str, about: Any) -> Leaf:
+    """What Orbax knows of a leaf."""
+    import numpy as np
+
+    dtype = np.dtype(about.dtype)
+    if type(about).__name__ == "ScalarMetadata":
+        return Leaf(name, value=dtype.type(0).item())
+    return Leaf(name, tuple(about.shape), dtype.name)
+
+
+def _flax() -> Any:
+    try:
+        import flax.serialization
+    except ImportError as error:
+        raise PreflightError(
+            "These checkpoints are of flax.training, and flax is not installed on this host: pip "
+            "install flax, or name it in the project's dependencies."
+        ) from error
+    return flax
+
+
+def _described(path: str, step: int) -> Any:
+    """Return what Orbax knows of a pytree that it has written: types and shapes."""
+    from etils import epath
+
+    ocp = orbax()
+    with explained("read", path, step):
+        found = ocp.PyTreeCheckpointHandler().metadata(epath.Path(path))
+        return getattr(found, "tree", found)
+
+
+def _read_tree(path: str, step: int, like: Any) -> Any:
+    """Return a pytree that Orbax has written, laid out as another one."""
+    ocp = orbax()
+    with (
+        explained("read", path, step),
+        # This handler reads what each of Orbax's handlers of pytrees has written.
+        ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader,
+    ):
+        how = ocp.checkpoint_utils.construct_restore_args(like)
+        return reader.restore(path, args=ocp.args.PyTreeRestore(like, restore_args=how))
+
+
+def _content_of(path: str, step: int) -> bytes:
+    """Return the content of a file in a folder or bucket."""
+    from etils import epath
+
+    with explained("read", path, step):
+        content: bytes = epath.Path(path).read_bytes()
+        return content

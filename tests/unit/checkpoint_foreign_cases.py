@@ -1,0 +1,300 @@
+"""In a process of its own (see `test_checkpoint_local`): checkpoints that other libraries have
+really written, and what a `Checkpointer` makes of them.
+
+In: Orbax's managers and checkpointers, MaxText's layout, Flax's own files. Out: the same states, or
+an error that names the program; and never a new file beside them.
+"""
+
+from __future__ import annotations
+
+import flax
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax.training import checkpoints, train_state
+
+import kinetic
+from kinetic._store.checkpoints import Checkpoints
+from kinetic.errors import CheckpointError, CheckpointMismatch
+
+
+def state(number=7):
+    return {
+        "params": {"w": jnp.arange(6.0).reshape(2, 3) * number, "b": np.arange(3, dtype=np.int16)},
+        "step": number,
+        "opt": [jnp.ones(2) * number, {"mu": jnp.float32(number)}],
+    }
+
+
+def trained(number=7):
+    model = flax.linen.Dense(3)
+    params = model.init(jax.random.key(number), jnp.ones((1, 2)))["params"]
+    made = train_state.TrainState.create(
+        apply_fn=model.apply, params=params, tx=optax.adamw(1e-3 * number)
+    )
+    return made.replace(step=number)
+
+
+def manager(folder, **options):
+    options = ocp.CheckpointManagerOptions(**options)
+    with ocp.CheckpointManager(folder, options=options) as there:
+        there.save(3, args=ocp.args.StandardSave(state()))
+
+
+def composite(folder):
+    with ocp.CheckpointManager(folder) as there:
+        items = {"model": ocp.args.StandardSave(state()), "about": ocp.args.JsonSave({"a": 1})}
+        there.save(3, args=ocp.args.Composite(**items), metrics={"loss": 1.0})
+
+
+def maxtext(folder):
+    handlers = {"items": ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)}
+    with ocp.CheckpointManager(folder, item_names=("items",), item_handlers=handlers) as there:
+        there.save(3, args=ocp.args.Composite(items=ocp.args.PyTreeSave(item=state())))
+
+
+def standard(folder):
+    with ocp.StandardCheckpointer() as there:
+        there.save(folder, state())
+
+
+def pytree(folder):
+    ocp.PyTreeCheckpointer().save(folder, state())
+
+
+def files(folder):
+    ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)).save(folder, state())
+
+
+def fixed_length(folder):
+    manager(folder, step_prefix="model", step_format_fixed_length=8)
+
+
+def below(make, *names):
+    """What is one of several folders that a program has written."""
+
+    def made(folder):
+        make(folder.with_name("all"))
+        folder.parent.mkdir(exist_ok=True)
+        folder.symlink_to(folder.with_name("all").joinpath(*names), target_is_directory=True)
+
+    return made
+
+
+WRITTEN = {
+    "manager": (manager, 3),
+    "fixed length": (fixed_length, 3),
+    "composite": (composite, 3),
+    "maxtext": (maxtext, 3),
+    "maxtext's items": (below(maxtext, "3", "items"), -1),
+    "standard": (standard, -1),
+    "pytree": (pytree, -1),
+    "files": (files, -1),
+}
+
+
+def everything(folder):
+    return sorted((str(each), each.stat().st_mtime_ns) for each in folder.rglob("*"))
+
+
+def same(one, other):
+    jax.tree_util.tree_map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_what_others_have_saved_is_restored_and_left_alone(tmp_path, written):
+    (tmp_path / "of others").mkdir()
+    folder, (write, step) = tmp_path / "of others" / "run", WRITTEN[written]
+    write(folder)
+    before = everything(tmp_path / "of others")
+    with kinetic.Checkpointer(
+        folder, every=1, local_every=1, local_directory=tmp_path / "m"
+    ) as ckpt:
+        found, start = ckpt.restore(state(0))
+        assert ckpt.restored.step == step
+        with pytest.raises(CheckpointError, match=r"of Orbax.*start_from="):
+            ckpt.save(start, found)
+    same(found, state())
+    assert start == step + 1
+    assert everything(tmp_path / "of others") == before
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_training_starts_from_what_others_have_saved(tmp_path, written):
+    (tmp_path / "of others").mkdir()
+    folder, (write, step) = tmp_path / "of others" / "run", WRITTEN[written]
+    write(folder)
+    before = everything(tmp_path / "of others")
+    for attempt in range(2):
+        with kinetic.Checkpointer(tmp_path / "own", every=1, local_every=None) as ckpt:
+            found, start = ckpt.restore(state(0), start_from=folder)
+            assert start == step + 1 + attempt  # its own step is newer
+            same(found, state() if not attempt else state(9))
+            ckpt.save(start, state(9))
+    assert everything(tmp_path / "of others") == before
+
+
+FLAX = pytest.mark.filterwarnings("ignore:Flax Checkpointing will soon be deprecated")
+
+
+@FLAX
+@pytest.mark.parametrize("through_orbax", [True, False])
+def test_checkpoints_of_flax_training_are_restored(tmp_path, through_orbax):
+    flax.config.update("flax_use_orbax_checkpointing", through_orbax)
+    for step in (2, 12):
+        checkpoints.save_checkpoint(str(tmp_path / "run"), trained(step), step=step, keep=2)
+    before = everything(tmp_path)
+    with kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt:
+        found, start = ckpt.restore(trained(1))
+    same(found.params, trained(12).params)
+    same(found.opt_state, trained(12).opt_state)
+    assert (found.step, start) == (12, 13)
+    assert everything(tmp_path) == before
+
+
+def test_they_are_laid_out_as_the_state(tmp_path):
+    manager(tmp_path / "run")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("all",))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    like = state(0)
+    like["params"]["w"] = jax.device_put(like["params"]["w"], spread)
+    with kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt:
+        found, _ = ckpt.restore(like)
+    assert found["params"]["w"].sharding == spread
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    manager(tmp_path / "run")
+    with kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt:
+        with pytest.raises(CheckpointMismatch, match=r"has no opt\.0, opt\.1\.mu"):
+            ckpt.restore({key: each for key, each in state().items() if key != "opt"})
+        half = state()
+        half["params"]["w"] = half["params"]["w"].astype(jnp.bfloat16)
+        with pytest.raises(CheckpointMismatch, match=r"was float32 and is bfloat16.*cast=True"):
+            ckpt.restore(half)
+        found, _ = ckpt.restore(half, cast=True)
+    assert found["params"]["w"].dtype == jnp.bfloat16
+
+
+def run(lines):
+    scope = {}
+    exec("\n".join(lines), scope)
+    return scope["found"]
+
+
+def test_of_several_states_the_lines_are_told_that_read_them(tmp_path):
+    with ocp.CheckpointManager(tmp_path / "run") as there:
+        items = {name: ocp.args.StandardSave({"x": np.arange(3)}) for name in ("model", "opt")}
+        there.save(5, args=ocp.args.Composite(**items))
+    before = everything(tmp_path)
+    with (
+        kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt,
+        pytest.raises(CheckpointError, match=r"of Orbax with several pytrees") as caught,
+    ):
+        ckpt.restore({"x": np.zeros(3)})
+    lines = [line[4:] for line in str(caught.value).splitlines() if line.startswith("    ")]
+    assert len(lines) == 3
+    assert list(run(lines)["x"]) == [0, 1, 2]
+    assert "/5/model'" in lines[1]
+    assert lines[1].endswith("# or opt")
+    assert "rm" not in str(caught.value).split()
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("written", [name for name in WRITTEN if "'" not in name])
+def test_the_lines_read_what_was_saved(tmp_path, written):
+    WRITTEN[written][0](tmp_path / "run")
+    there = Checkpoints(str(tmp_path / "run"))
+    lines = there.lines(there.step(None))
+    assert len(lines) == 3
+    assert run(lines)["opt"][0].tolist() == [7, 7]
+
+
+@FLAX
+def test_the_lines_read_what_flax_has_saved(tmp_path):
+    flax.config.update("flax_use_orbax_checkpointing", False)
+    checkpoints.save_checkpoint(str(tmp_path), {"x": np.arange(3)}, step=1)
+    there = Checkpoints(str(tmp_path))
+    assert run(there.lines(there.step(None)))["x"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # of Keras with this JAX
+def test_formats_of_others_are_named_and_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    import keras
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.save(tmp_path / "last.keras")
+    before = everything(tmp_path)
+    with (
+        kinetic.Checkpointer(tmp_path, local_every=None) as ckpt,
+        pytest.raises(CheckpointError, match=r"checkpoints of Keras.*\n.*\n.*load_model\('.*last"),
+    ):
+        ckpt.restore({"x": 1})
+    assert everything(tmp_path) == before
+
+
+def test_files_that_are_no_checkpoints_do_not_matter(tmp_path):
+    (tmp_path / "events.out.tfevents.1").write_text("x")
+    (tmp_path / "eval_2024").mkdir()
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        assert ckpt.restore({"x": 1}) == ({"x": 1}, 0)
+        ckpt.save(0, {"x": 2})
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        assert ckpt.restore({"x": 1}) == ({"x": 2}, 1)
+
+
+def test_a_note_that_an_earlier_version_left_does_not_make_a_folder_ours(tmp_path):
+    manager(tmp_path / "run")
+    (tmp_path / "run/kinetic-owner.json").write_text("")
+    with kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt:
+        assert ckpt.restore(state(0))[1] == 4
+        with pytest.raises(CheckpointError, match="nothing is written beside them"):
+            ckpt.save(4, state())
+
+
+def test_steps_of_others_in_our_folder_stay(tmp_path):
+    def saved(*steps):
+        with kinetic.Checkpointer(tmp_path, every=1, local_every=None, keep=1) as ckpt:
+            found, start = ckpt.restore({"x": 0})
+            for step in steps:
+                ckpt.save(step, {"x": step})
+        return found, start
+
+    saved(0, 1)
+    with ocp.CheckpointManager(tmp_path) as there:
+        there.save(5, args=ocp.args.StandardSave({"x": 50}))
+    assert saved(6, 7) == ({"x": 50}, 6)
+    assert [each.step for each in Checkpoints(str(tmp_path)).steps()] == [5, 7]
+
+
+def test_a_training_starts_from_another_one(tmp_path):
+    ours = {"a.b": jnp.arange(3.0), "a": {"b": np.ones(2)}, "k": jax.random.key(1), "n": 5}
+    with kinetic.Checkpointer(tmp_path / "one", every=1, local_every=None) as ckpt:
+        ckpt.save(4, ours)
+    like = {"a.b": jnp.zeros(3), "a": {"b": np.zeros(2)}, "k": jax.random.key(0), "n": 0}
+    with kinetic.Checkpointer(tmp_path / "two", every=1, local_every=None) as ckpt:
+        found, start = ckpt.restore(like, start_from=tmp_path / "one")
+        assert start == 5
+        ckpt.save(0, found)  # counts anew
+    assert (found["a.b"].tolist(), found["a"]["b"].tolist()) == ([0, 1, 2], [1, 1])
+    assert (jax.random.key_data(found["k"]) == jax.random.key_data(ours["k"])).all()
+    with (
+        kinetic.Checkpointer(tmp_path / "one" / "4", local_every=None) as ckpt,
+        pytest.raises(CheckpointError, match="nothing is written beside them"),
+    ):
+        ckpt.save(0, ours)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_nothing_to_start_from_is_told(tmp_path, there):
+    (tmp_path / "empty").mkdir() if there else None
+    with (
+        kinetic.Checkpointer(tmp_path / "own", local_every=None) as ckpt,
+        pytest.raises(CheckpointError, match=r"empty"),
+    ):
+        ckpt.restore({"x": 1}, start_from=tmp_path / "empty")
