@@ -4,7 +4,7 @@ In: the project's scan, where else modules are imported from. Out: a `Scan` whos
 to a folder that contains all of them.
 """
 
-# ruff: noqa: PTH118
+# ruff: noqa: PTH116, PTH118
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kinetic._core.values import dataclass
 from kinetic._source import editable, ignore, walk
 from kinetic._source.editable import Part, Place
 from kinetic._source.project import OWN_MARKER
-from kinetic._source.walk import Scan, ScanOptions
+from kinetic._source.walk import FoundFile, Scan, ScanOptions
 from kinetic._store import files
 
 _LISTS = ("broken", "unreadable", "loops", "special", "secrets", "kept_back")
@@ -72,7 +72,28 @@ def scan(root: str, own: Scan, beside: Beside, options: ScanOptions, *, is_whole
     options = dataclasses.replace(options, exclude=options.exclude.union(beside.exclude))
     for part in editable.parts(missing, beside.never):
         _add_part(found, part, root, around, options)
+    _add_descriptions(found, beside, around)
     return found
+
+
+def _add_descriptions(found: Scan, beside: Beside, around: str) -> None:
+    """Add what a package asks for about itself, such as its version, to the folder that it is
+    imported from."""
+    shipped = [
+        folder
+        for folder in beside.imported
+        if folder == around or _moved("", folder, around) in found.folders
+    ]
+    for folder, path in editable.descriptions(shipped):
+        info = os.stat(path)
+        above, name = path.rsplit("/", 2)[1:]
+        rel = _moved(f"{above}/{name}", folder, around)
+        found.folders.setdefault(rel.rpartition("/")[0], 0o755)
+        found.files.setdefault(
+            rel, FoundFile(path, info.st_mode & 0o777, info.st_size, walk.stamp_of(info))
+        )
+        found.watched[path] = walk.stamp_of(info)
+        found.beside.add(rel)
 
 
 def _add_part(found: Scan, part: Part, root: str, around: str, options: ScanOptions) -> None:

@@ -31,6 +31,7 @@ from kinetic._source.project import MARKERS, OWN_MARKER
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _OF_HOSTS = _shadows.OTHERS | {"cryptography", "jax", "jaxlib", "kinetic"}
 """Hosts have these before anything is unpacked."""
+_DESCRIBING = ("METADATA", "entry_points.txt", "top_level.txt")
 _PACKAGE = os.path.realpath(os.path.dirname(_shadows.__file__))
 
 
@@ -87,7 +88,11 @@ def packages(folders: Collection[str]) -> list[Package]:
         if not project:
             beside = os.path.realpath(str(each.locate_file("")))
             project = beside if beside in folders else ""
-        if project and any(f"{folder}/".startswith(f"{project}/") for folder in folders):
+        if (
+            project
+            and not _is_kinetic(project)
+            and any(f"{folder}/".startswith(f"{project}/") for folder in folders)
+        ):
             requires = (text for text in each.requires or () if "extra ==" not in text)
             name = re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower()
             found.append(Package(name, project, tuple(requires)))
@@ -108,15 +113,32 @@ def _editable_project(text: str | None) -> str:
     return ""
 
 
+def _is_kinetic(folder: str) -> bool:
+    return f"{folder}/kinetic" == _PACKAGE
+
+
+def descriptions(folders: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield what `importlib.metadata` reads about packages that are imported from these folders:
+    the folder, and a file of the package's `.dist-info`."""
+    for site_folder in _site_folders():
+        for about in sorted(Path(site_folder).glob("*.dist-info/direct_url.json")):
+            with suppress(OSError):
+                project = _editable_project(about.read_text())
+                inside = [each for each in folders if f"{each}/".startswith(f"{project}/")]
+                if project and inside and not _is_kinetic(project):
+                    files = (about.with_name(name) for name in _DESCRIBING)
+                    yield from ((min(inside), str(file)) for file in files if file.is_file())
+
+
+def _site_folders() -> list[str]:
+    purelib, platlib = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
+    return sorted({purelib, platlib, site.getusersitepackages()})
+
+
 def pth_entries() -> tuple[str, ...]:
     """Return the folders that `.pth` files of this interpreter add to the import path."""
-    folders = {
-        sysconfig.get_path("purelib"),
-        sysconfig.get_path("platlib"),
-        site.getusersitepackages(),
-    }
     found: list[str] = []
-    for folder in sorted(folders):
+    for folder in _site_folders():
         with suppress(OSError):
             for pth in sorted(Path(folder).glob("*.pth")):
                 lines = pth.read_text(encoding="utf-8-sig", errors="replace").splitlines()
@@ -206,7 +228,7 @@ def _is_source(folder: str, never: Collection[Path]) -> bool:
         and Path(folder) not in never
         and _INSTALLED.isdisjoint(parts_of)
         and not any(f"{folder}/".startswith(f"{each}/") for each in own)
-        and f"{folder}/kinetic" != _PACKAGE
+        and not _is_kinetic(folder)
         and not any(os.path.isfile(f"{folder}/{name}/__init__.py") for name in _OF_HOSTS)
     )
 

@@ -177,6 +177,21 @@ def dist(site: Path, name: str, folder: Path, requires: str = "") -> None:
     write(site, info | {f"{name}-1.dist-info/direct_url.json": json.dumps(about)})
 
 
+def test_a_package_still_knows_its_version(place):
+    site, lib, app = place / "site-packages", place / "lib", place / "app"
+    write(place, {"app/setup.py": "", "lib/setup.py": "", "lib/src/lib/__init__.py": ""})
+    dist(site, "lib", lib)
+    dist(site, "kinetic-sdk", ROOT)
+    dist(site, "unused", place / "unused")
+    made = built(app, Place(str(lib / "src")))
+    assert [path for path in listed(made) if "dist-info" in path] == [
+        "lib/src/lib-1.dist-info",
+        "lib/src/lib-1.dist-info/METADATA",
+    ]
+    dist(site, "lib", lib, "Summary: changed\n")
+    assert built(app, Place(str(lib / "src"))).tree != made.tree
+
+
 def test_hosts_install_what_an_editable_package_requires_and_not_the_package(place, monkeypatch):
     site, lib = place / "site-packages", place / "my lib"
     write(lib, {"src/lib/__init__.py": ""})
