@@ -93,7 +93,12 @@ def packages(folders: Collection[str]) -> list[Package]:
             and not _is_kinetic(project)
             and any(f"{folder}/".startswith(f"{project}/") for folder in folders)
         ):
-            requires = (text for text in each.requires or () if "extra ==" not in text)
+            # Some build backends add what their finder needs.
+            requires = (
+                text
+                for text in each.requires or ()
+                if "extra ==" not in text and not text.startswith("editables")
+            )
             name = re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower()
             found.append(Package(name, project, tuple(requires)))
     return found
@@ -158,9 +163,9 @@ def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> li
         python_path: the variable.
         never: real paths of folders that hold anything: home, `/`, those for temporary files.
     """
-    active = {os.path.realpath(entry) for entry in search if entry}
     named = [os.path.realpath(entry) for entry in python_path.split(os.pathsep) if entry]
     linked = [os.path.realpath(entry) for entry in pth_entries()]
+    active = {os.path.realpath(entry) for entry in search if entry} if linked or named else set()
     found: dict[str, set[str]] = {}
     for folder in linked:
         if folder in active and _is_source(folder, never):
