@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +85,23 @@ def test_kinds_that_are_not_installed_are_absent(cluster: FakeCluster) -> None:
     assert seen.objects("jobsets") == []
     assert seen.left_over() == []
     seen.close()
+
+
+def test_tests_of_a_real_cluster_ask_for_nothing_else() -> None:
+    """What only the double can do needs the mark `double`."""
+    offered = {name for name in dir(RealCluster) if not name.startswith("_")} | {"kubeconfig"}
+    for path in (Path(__file__).parents[1] / "system").glob("test_*.py"):
+        tree = ast.parse(path.read_text())
+        marks = [ast.unparse(n) for n in tree.body if isinstance(n, ast.Assign)]
+        if any("pytestmark" in mark and "double" in mark for mark in marks):
+            continue
+        for test in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
+            marks = [ast.unparse(mark) for mark in test.decorator_list]
+            if not test.name.startswith("test_") or any("double" in mark for mark in marks):
+                continue
+            used = {
+                node.attr
+                for node in ast.walk(test)
+                if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "on_cluster"
+            }
+            assert used <= offered, f"{path.name}: {test.name}"

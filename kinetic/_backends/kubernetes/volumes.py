@@ -54,7 +54,8 @@ def _bucket(name: str, data: Dataset, folder: str) -> Mounted:
 
 def key_of_leader(secret: str, key: str) -> Mounted:
     """Return the key of the gang's certificate, for pods that share a template: host 0 finds it,
-    and for the others, of which the Secret has nothing, the cluster mounts an empty folder.
+    and for the others, of which the Secret has nothing, the cluster mounts an empty folder
+    (https://github.com/kubernetes/kubernetes/issues/65452).
 
     Args:
         secret: its name.
