@@ -101,16 +101,16 @@ class Agents:
         """Have a process of its own serve JAX's coordination for the next attempt, and end the one
         of the last, which nobody uses any more; return its address, "" where the first host's
         worker has to serve it."""
-        if self._service is not None:
-            self._service.end()
-            self._service = None
+        before, self._service = self._service, None
         self._world_fault = ""
-        if self._stem is None or not service.may_serve(self._plan):
-            return ""
         with contextlib.suppress(OSError):  # What forks is gone; the slices that are left go on.
-            self._service = Service(self._stem, self._plan.job_id, processes)
-            return self._service.address
-        return ""
+            if self._stem is not None and service.may_serve(self._plan):
+                # While the one before holds its port, the kernel gives this one another: who still
+                # looks for that world must not find this.
+                self._service = Service(self._stem, self._plan.job_id, processes)
+        if before is not None:
+            before.end()
+        return "" if self._service is None else self._service.address
 
     def world_fault(self, patience_s: float) -> str:
         """Return what became of the process that serves JAX's coordination, if it serves no more:

@@ -337,3 +337,27 @@ def test_a_service_of_jax_that_was_killed_is_not_killed_again():
     line = [sys.executable, "-c", KILLED]
     done = subprocess.run(line, capture_output=True, text=True, cwd=Path(__file__).parent)
     assert (done.stdout, done.stderr) == ("[] ''\n", "")
+
+
+NEXT = """
+from types import SimpleNamespace
+
+from kinetic._core.place import Place
+from kinetic._host import service
+from kinetic._host.agents import Agents
+from kinetic._store.memory import MemoryStore
+from manifest_cases import planned
+
+service.may_serve = lambda plan: True
+agents = Agents(planned("cpu:2", place=Place("local"), slices=(1, 2)), MemoryStore())
+agents._stem = SimpleNamespace(fork=lambda request, fds: print("begun") or 1)
+agents._service = SimpleNamespace(pid=1, end=lambda: print("ended"))
+agents.serve_world(2)
+"""
+
+
+def test_a_service_of_jax_ends_when_the_next_one_has_its_port():
+    """Else that could be the same: a process that is late would find a world not its own."""
+    line = [sys.executable, "-c", NEXT]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert (done.stdout, done.stderr) == ("begun\nended\n", "")
