@@ -20,10 +20,22 @@ from kinetic.errors import CorruptRecord
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Stacks of 1,024 hosts are some 10 MB; gRPC's own limit is 4 MB."""
 _MAX_WAITING_CALLS = 1 << 16
+_WINDOW_BYTES = 1 << 16
+_MOST_CONNECTIONS = 4096
+"""Three of each host in the largest gangs."""
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    # A stranger is refused when its metadata is there: of its message, no more than one window is
+    # in memory by then, and the probe would make windows larger.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
+    ("grpc.max_metadata_size", _WINDOW_BYTES),
+    # Agents keep a stream open, so that no connection of theirs is idle.
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
     # Two coordinators on one port would share its calls; the second must fail instead.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),

@@ -359,10 +359,11 @@ class _AuthenticatedHandlers:
 
 
 def _refusal(code: grpc.StatusCode, words: str) -> Any:
-    async def refuse(request: Any, context: Context) -> None:
+    async def refuse(requests: Any, context: Context) -> None:
         await context.abort(code, words)
 
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    # As a stream, of which nothing is read: gRPC would receive the message of a unary call first.
+    return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 def _handler(method: codec.Method, answer: Answer) -> Any:
