@@ -329,7 +329,28 @@ def _source(
         configuration.temporary_folders(),
         configuration.worker_environ().get("PYTHONPATH", ""),
     )
-    return shipment.of(spec.func, about, data=data, output_dir=draft.output_dir)
+    project, bundle = shipment.of(spec.func, about, data=data, output_dir=draft.output_dir)
+    if draft.place.is_cluster and bundle is not None:
+        bundle = dataclasses.replace(bundle, warnings=(*bundle.warnings, *_hooked(project)))
+    return project, bundle
+
+
+def _imported(project: Project) -> set[str]:
+    """Return the folders of the tree from which the caller imports."""
+    places = (*project.sys_path_rel, project.entry_rel, *project.editable_rel)
+    return {str(Path(project.root or "", rel)) for rel in places}
+
+
+def _hooked(project: Project) -> tuple[str, ...]:
+    """A warning about packages that only slices on this machine can import."""
+    from kinetic._source import editable
+
+    names = editable.hooked(_imported(project))
+    text = (
+        f"Not sent, because the build backend imports it by a hook of its own: {', '.join(names)}. "
+        "Hosts of a cluster have it only if their image does: install it there, or here without -e."
+    )
+    return (text,) if names else ()
 
 
 def _with_installation(
@@ -342,11 +363,8 @@ def _with_installation(
 
     start = Path.cwd() if project.root is None else project.root / project.entry_rel
     bucket = (settings.pod_store or settings.store).startswith("gs://")
-    imported = {
-        str(Path(project.root or "", rel)) for rel in (*project.sys_path_rel, *project.editable_rel)
-    }
     made = installation.of(
-        draft, start, imported=imported, cache_dir=settings.cache_dir, bucket=bucket
+        draft, start, imported=_imported(project), cache_dir=settings.cache_dir, bucket=bucket
     )
     changed = dataclasses.replace(draft, runtime=made.runtime, requirements=made.requirements)
     return changed, made.contents

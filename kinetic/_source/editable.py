@@ -125,19 +125,37 @@ def _is_kinetic(folder: str) -> bool:
 def descriptions(folders: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield what `importlib.metadata` reads about packages that are imported from these folders:
     the folder, and a file of the package's `.dist-info`."""
+    for about, project in _editable():
+        inside = [each for each in folders if f"{each}/".startswith(f"{project}/")]
+        if inside:
+            files = (about.with_name(name) for name in _DESCRIBING)
+            yield from ((min(inside), str(file)) for file in files if file.is_file())
+
+
+def hooked(folders: Collection[str]) -> list[str]:
+    """Return the packages that are installed editable, but imported from none of these folders:
+    their build backend finds them by a hook of its own."""
+    return sorted(
+        about.parent.name.partition("-")[0]
+        for about, project in _editable()
+        if not any(f"{each}/".startswith(f"{project}/") for each in folders)
+        and not any(Path(project, name, "__init__.py").is_file() for name in _OF_HOSTS)
+    )
+
+
+def _editable() -> Iterator[tuple[Path, str]]:
+    """Yield the `direct_url.json` of each editable installation but kinetic's, and its folder."""
     for site_folder in _site_folders():
         for about in sorted(Path(site_folder).glob("*.dist-info/direct_url.json")):
             with suppress(OSError):
                 project = _editable_project(about.read_text())
-                inside = [each for each in folders if f"{each}/".startswith(f"{project}/")]
-                if project and inside and not _is_kinetic(project):
-                    files = (about.with_name(name) for name in _DESCRIBING)
-                    yield from ((min(inside), str(file)) for file in files if file.is_file())
+                if project and not _is_kinetic(project):
+                    yield about, project
 
 
 def _site_folders() -> list[str]:
-    purelib, platlib = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
-    return sorted({purelib, platlib, site.getusersitepackages()})
+    found = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    return sorted(found | ({site.getusersitepackages()} if site.ENABLE_USER_SITE else set()))
 
 
 def pth_entries() -> tuple[str, ...]:

@@ -192,6 +192,15 @@ def test_a_package_still_knows_its_version(place):
     assert built(app, Place(str(lib / "src"))).tree != made.tree
 
 
+def test_what_only_a_hook_of_its_build_backend_finds_is_named(place):
+    site = place / "site-packages"
+    for name in ("found", "hooked_one", "jaxes"):
+        dist(site, name, place / name)
+    write(place, {"jaxes/jax/__init__.py": ""})
+    dist(site, "kinetic-sdk", ROOT)
+    assert editable.hooked([str(place / "found/src")]) == ["hooked_one"]
+
+
 def test_hosts_install_what_an_editable_package_requires_and_not_the_package(place, monkeypatch):
     site, lib = place / "site-packages", place / "my lib"
     write(lib, {"src/lib/__init__.py": ""})
