@@ -75,6 +75,18 @@ def save_and_restore():
     return found
 
 
+def restore_alone():
+    import jax
+    import numpy as np
+
+    like = {"w": np.zeros((64, 96), np.float32), "n": 0, "nan": float("nan")}
+    like |= {"half": jax.numpy.zeros((64, 96), "bfloat16"), "own": np.zeros(3, np.float32)}
+    with kinetic.Checkpointer(local_every=None) as ckpt:
+        found, _ = ckpt.restore(like)
+    content = np.random.default_rng(ckpt.restored.step).normal(size=(64, 96)).astype(np.float32)
+    return ckpt.restored.step, bool((found["w"] == content).all())
+
+
 def test_damage_is_found_on_every_mesh(tmp_path):
     run = kinetic.run("cpu:2", slices=2, all_hosts=True, output_dir=str(tmp_path))
     job = run(save_and_restore).run_async()
@@ -87,3 +99,6 @@ def test_damage_is_found_on_every_mesh(tmp_path):
     told = [line for line in job.logs().splitlines() if "leaf ['w'] is not what was saved" in line]
     assert len(told) == 4, job.logs()
     assert "step 2 in" in told[0]
+    alone = kinetic.run("cpu", output_dir=str(tmp_path))(restore_alone).run_async()
+    assert alone.result() == (1, True)
+    assert "leaf ['w'] is not what was saved" in alone.logs()

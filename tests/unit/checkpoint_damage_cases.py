@@ -16,7 +16,7 @@ import pytest
 from checkpoint_fakes import Crowd, on_all
 
 import kinetic
-from kinetic._in_job.checkpoint import tree
+from kinetic._in_job.checkpoint import digests, tree
 from kinetic._in_job.checkpoint.local_tier import LocalTier
 from kinetic._in_job.checkpoint.opening import Opened
 from kinetic._in_job.checkpoint.restoring import Restoring
@@ -139,6 +139,18 @@ def test_without_verifying_damage_is_restored_and_a_step_without_digests_always(
         ckpt.save(4, state(4))
     assert not (folder / "run/4/digests").exists()
     assert restore(folder) == 4
+
+
+def test_where_the_library_is_missing_it_is_said_and_the_training_goes_on(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(digests, "is_available", lambda: False)
+    with checkpointer(tmp_path) as ckpt:
+        ckpt.save(3, state(3))
+    assert "Without the package xxhash" in caplog.text
+    assert not (tmp_path / "run/3/digests").exists()
+    monkeypatch.undo()
+    assert restore(tmp_path) == 3
 
 
 def halves(host, folder, step):

@@ -39,6 +39,7 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
         keep: how many of the newest persistent checkpoints stay; None for all.
         best: name of a log, such as "val_loss": the best checkpoint by it stays, too.
         best_is: "min" or "max".
+        verify: keep digests of what is saved, and check what is restored.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
         keep: int | None = 3,
         best: str | None = None,
         best_is: Literal["min", "max"] = "min",
+        verify: bool = True,
     ) -> None:
         super().__init__()
         self._each_epoch = each_epoch
@@ -63,6 +65,7 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
             keep=keep,
             best=best,
             best_is=best_is,
+            verify=verify,
         )
         self._checkpointer: Checkpointer | None = None
         self._epoch = 0

@@ -424,7 +424,7 @@ def explained(done: str, directory: str, step: int | None = None) -> Iterator[No
         if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and _is_echo(error):
             raise  # a peer is lost, and the gang knows why
         advice = _advice(error)
-        if step is not None and not advice and not _is_full(error):
+        if step is not None and not isinstance(error, ImportError) and not _is_full(error):
             raise StepUnreadable(
                 _of_step(step, directory, _first_line(error)), step=step
             ) from error

@@ -24,8 +24,8 @@ from kinetic.errors import CheckpointError
 
 _WAYS = (
     "To begin a new training, choose another folder with directory= or output_dir=; to restore one "
-    "of these steps, bring back its files from a copy, or, if you know that they are right, say "
-    "verify=False."
+    "of these steps, bring back its files from a copy, or say verify=False if you know that they "
+    "are right, as where the copies of one array differed between devices."
 )
 
 
