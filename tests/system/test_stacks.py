@@ -177,13 +177,14 @@ def test_a_collective_that_one_host_never_enters_is_told_with_the_users_line():
         early()
     told = str(caught.value)
     assert re.search(
-        r": host 2 has returned; hosts 0-1, 3 wait for it at test_stacks\.py:\d+ in early\. Hosts? "
-        r"[0-9, -]+ of 4 stood still",
+        r": host 2 has returned; hosts 0-1, 3 wait for it in sync_global_devices at "
+        r"test_stacks\.py:\d+ in early\. Hosts? [0-9, -]+ of 4 stood still",
         told,
     )
     assert re.search(
         r"\n  hosts 0-1, 3 wait at test_stacks\.py:\d+ in early:\n"
-        r"    \S+/test_stacks\.py:\d+ in early\n    … ",
+        r"    \S+/test_stacks\.py:\d+ in early\n"
+        r"    \S+multihost_utils\.py:\d+ in sync_global_devices\n    … ",
         told,
     )
     assert caught.value.hosts == (0, 1, 3)

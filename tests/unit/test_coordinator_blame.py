@@ -154,8 +154,8 @@ def test_the_gist_names_who_holds_up_and_what_the_others_wait_in():
     ) == (
         "host 1 is at data.py:3 in load:\n  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n"
         "hosts 0, 2 wait at data.py:3 in load:\n"
-        "  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n  … 9 more calls …\n"
-        "  jax/_src/array.py:9 in _value\n"
+        "  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n  jax/_src/api.py:7 in call\n"
+        "  … 8 more calls …\n  jax/_src/array.py:9 in _value\n"
     )
 
 
@@ -234,6 +234,26 @@ def test_who_has_returned_is_shown_first_and_never_blamed():
         "host 2 has returned\nhosts 0-1 wait at train.py:7 in early:\n"
         "  /w/train.py:5 in <module>\n  /w/train.py:7 in early\n  jax/_src/array.py:9 in _value\n"
     )
+
+
+SYNC = (
+    JAX
+    + '  File "/v/site-packages/jax/_src/api.py", line 7 in call\n' * 6
+    + '  File "/v/site-packages/jax/multihost.py", line 3 in sync_global_devices\n'
+    + '  File "/v/site-packages/jax/_src/traceback_util.py", line 3 in reraise\n'
+)
+
+
+def test_the_call_that_the_others_wait_in_is_named():
+    early = SYNC + '  File "/w/train.py", line 7 in early\n' + USER
+    stacks = {0: early, 1: early, 2: RETURNED}
+    assert explain_hang(stacks, (0, 1), (0, 1), STILL).startswith(
+        "host 2 has returned; hosts 0-1 wait for it in sync_global_devices at train.py:7 in early."
+    )
+    assert (
+        "  /w/train.py:7 in early\n  jax/multihost.py:3 in sync_global_devices\n"
+        "  … 7 more calls …\n  jax/_src/array.py:9 in _value\n"
+    ) in summarize_groups(stacks, (0, 1))
 
 
 def test_a_long_stack_shows_its_own_lines_and_the_innermost_calls():

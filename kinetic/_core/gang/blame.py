@@ -27,6 +27,8 @@ _FRAME = r'^\s*File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*
 _HEX = r"0x[0-9a-fA-F]+"
 _WAITING = r"[/\\]((site|dist)-packages[/\\](jax|jaxlib)|jax[/\\]_src|jaxlib)[/\\]"
 
+_WRAPPERS = r"[/\\](traceback_util|contextlib|functools)\.py:"
+"""Calls between what is called and what calls it."""
 _PACKAGES = r"^.*[/\\](site|dist)-packages[/\\]"
 _LIBRARY = r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]|^<frozen "
 
@@ -65,6 +67,14 @@ class Stack:
     def own(self) -> tuple[StackFrame, ...]:
         """The calls in the user's code, most recent first."""
         return tuple(frame for frame in self.frames if not re.search(_LIBRARY, frame[0]))
+
+    @property
+    def called(self) -> StackFrame | None:
+        """What the user's code has called in JAX, of a host that waits there; None if unknown."""
+        if not self.waits or not self.own:
+            return None
+        below = self.frames[: self.frames.index(self.own[0])]
+        return next((f for f in reversed(below) if not re.search(_WRAPPERS, f[0])), None)
 
     @property
     def waits(self) -> bool:
@@ -160,7 +170,7 @@ def _wait_for(gone: Collection[int], running: Mapping[int, Stack]) -> str:
     them = "it" if len(gone) == 1 else "them"
     places: dict[str, list[int]] = {}
     for host in sorted(running):
-        places.setdefault(_place(running[host]), []).append(host)
+        places.setdefault(_call_of(running[host]) + _place(running[host]), []).append(host)
     texts = [
         f"{name_hosts(hosts)} {_verb(hosts, 'wait')} for {them}{place}"
         for place, hosts in places.items()
@@ -220,6 +230,12 @@ def _title(stack: Stack, hosts: Collection[int]) -> str:
     )
 
 
+def _call_of(stack: Stack) -> str:
+    """Return " in sync_global_devices" for a host that waits in what users know by its name."""
+    name = "" if stack.called is None else stack.called[1]
+    return f" in {name}" if name and not name.startswith(("_", "<")) else ""
+
+
 def _place(stack: Stack) -> str:
     where, function = (stack.own or stack.frames)[0]
     return f" at {where.replace(chr(92), '/').rpartition('/')[2]} in {function}"
@@ -239,13 +255,14 @@ def _gist(stack: Stack) -> str:
         len(stack.frames),
     )
     inner = stack.frames[: min(depth, 1 if stack.waits else _MOST_INNER)]
-    left_out = depth - len(inner)
+    called = [stack.called] if stack.called and stack.called not in inner else []
+    left_out = depth - len(inner) - len(called)
     more = [f"  … {left_out} more {'call' if left_out == 1 else 'calls'} …"] if left_out else []
-    own, below = (
+    own, first, below = (
         [f"  {re.sub(_PACKAGES, '', where)} in {function}" for where, function in reversed(frames)]
-        for frames in (stack.own[:_MOST_OWN], inner)
+        for frames in (stack.own[:_MOST_OWN], called, inner)
     )
-    return "\n".join([*own, *more, *below]) + "\n"
+    return "\n".join([*own, *first, *more, *below]) + "\n"
 
 
 def _frame(match: re.Match[str]) -> StackFrame:
