@@ -13,6 +13,8 @@ COUNT = "KINETIC_NUM_SLICES"
 ATTEMPT = "KINETIC_ATTEMPT"
 SLICES = "KINETIC_SLICES"
 """Those that take part, where a single controller of an elastic job has them all: "0,2"."""
+LOST_AT = "KINETIC_LOST_AT"
+"""When the slice was lost from whose loss this attempt recovers, in seconds since the epoch."""
 
 
 def slice_index() -> int:

@@ -89,7 +89,7 @@ def test_it_waits_for_a_lost_slice_and_goes_on_with_the_same_mesh(begin, victim,
     )
     assert waiting == f"waiting for slice {which} to return, for at most 300 s (slice_timeout)."
     assert begins == "attempt 2 of 11 begins on all 2 slices."
-    assert re.fullmatch(r"recovered after [\d.]+ s\.", recovered)
+    assert re.fullmatch(r"function called again after [\d.]+ s\.", recovered)
     assert job.slices() == [(0, 1), (0, 1)]
 
 

@@ -161,12 +161,13 @@ def test_it_waits_for_the_slice_and_trains_on_as_if_nothing_had_happened(
     assert len({note["pid"] for note in notes}) == 1, "the process lives on"
     repeated = [note["step"] for note in notes if note["attempt"] == 2]
     assert repeated[0] in (11, 12), "from the newest checkpoint"
-    lost, waiting, second, recovered, restored = training.story()
+    lost, waiting, second, recovered, restored, stepped = training.story()
     assert re.match(r"slice 1 lost \(failure 1 of at most 10\): .*DATA_LOSS: slice 1 is down", lost)
     assert waiting == "waiting for slice 1 to return, for at most 300 s (slice_timeout)."
     assert second == "attempt 2 of 11 begins on all 3 slices."
-    assert re.fullmatch(r"recovered after [\d.]+ s\.", recovered)
+    assert re.fullmatch(r"function called again after [\d.]+ s\.", recovered)
     assert re.fullmatch(r"step 1[01] is restored from the hosts' memory\.", restored)
+    assert re.fullmatch(r"first step after [\d.]+ s\.", stepped)
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laptop_fakes import NOW, plan, ref
 
-from kinetic._client.board import drawing
+from kinetic._client.board import drawing, shape
 from kinetic._client.plan_view import PlanView
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.exits import Exit
@@ -225,3 +225,13 @@ def test_a_single_controller_has_all_chips():
     view = PlanView(dataclasses.replace(planned, place=single), ())
     assert "1 x 16 (single controller x devices; tpu 4x4)" in repr(view)
     assert view._repr_html_().count("9px;height:9px") == 16
+
+
+@pytest.mark.parametrize(
+    ("slices", "told"),
+    [(1, ""), (3, "3 slices of "), ((2, 3), "2 to 3 slices of "), ((2, 2), "2 slices of ")],
+)
+def test_a_single_controller_names_its_slices(slices, told):
+    place = dataclasses.replace(ref().place, controller="single")
+    job = dataclasses.replace(ref(), place=place, accelerator="tpu-v6e-8", hosts=1)
+    assert shape.described(job, slices) == f"{told}tpu-v6e-8 (single controller)"

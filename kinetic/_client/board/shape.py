@@ -42,10 +42,13 @@ def slice_of(ref: JobRef, host: int, slices: Sequence[int] = ()) -> int | None:
     return slices[index] if index < len(slices) else index
 
 
-def described(ref: JobRef) -> str:
-    """Return "2 slices of tpu-v6e-8 (4 hosts)"."""
+def described(ref: JobRef, slices: int | tuple[int, int] = 1) -> str:
+    """Return "2 slices of tpu-v6e-8 (4 hosts)", or "2 to 3 slices of tpu-v6e-8 (single
+    controller)": of one process, `slices` is what was asked for."""
     if ref.place.has_single_controller:
-        return f"{ref.accelerator} (single controller)"
+        least, most = (slices, slices) if isinstance(slices, int) else slices
+        several = f"{most}" if least == most else f"{least} to {most}"
+        return f"{f'{several} slices of ' if most > 1 else ''}{ref.accelerator} (single controller)"
     topology, hosts = topology_of(ref), text.count(ref.hosts, "host")
     slices = 1 if topology is None else ref.hosts // topology.hosts
     return f"{f'{slices} slices of ' if slices > 1 else ''}{ref.accelerator} ({hosts})"

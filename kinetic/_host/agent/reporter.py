@@ -119,7 +119,7 @@ class Reporter:
         """Log for how long an elastic job did not run; only the leader does."""
         if self._elastic is not None and self._elastic.lost_at and not self._where[2]:
             took_s = max(started_at - self._elastic.lost_at, 0.0)
-            self._log.say(f"kinetic: recovered after {took_s:.1f} s.")
+            self._log.say(f"kinetic: function called again after {took_s:.1f} s.")
 
     def notice(self, text: str) -> None:
         """Log the coordinator's notice of a stall; only the leader does, for all hosts."""

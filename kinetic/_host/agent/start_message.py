@@ -117,6 +117,8 @@ def _environ(
         own["KINETIC_LEAST_SLICES"] = str(plan.options.elastic.least)
         own["KINETIC_MOST_SLICES"] = str(plan.options.most_slices)
         own["KINETIC_MAKES_ROOM"] = str(space.root / ROOM_FILE)
+    if who.elastic is not None and who.elastic.lost_at:
+        own["KINETIC_LOST_AT"] = str(who.elastic.lost_at)
     debugging: dict[str, str] = {}
     if debug:
         from kinetic._host.worker.debugger import ENVIRON  # few jobs are debugged

@@ -99,7 +99,9 @@ class Controller:
         self._tell({"KINETIC_ATTEMPT": str(self._calls.attempt)})
         on = f"{name_slices(slices)} of {most}" if len(slices) < most else f"all {most} slices"
         _say(f"attempt {self._calls.attempt} of {self._calls.most_attempts} begins on {on}.")
-        _say(f"recovered after {time.monotonic() - self._lost_at:.1f} s.")
+        took_s = time.monotonic() - self._lost_at
+        self._tell({"KINETIC_LOST_AT": str(time.time() - took_s)})
+        _say(f"function called again after {took_s:.1f} s.")
         self._lost_at = 0.0
 
     def _goes_on(self, error: Exception) -> bool:

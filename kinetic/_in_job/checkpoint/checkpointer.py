@@ -117,7 +117,7 @@ class Checkpointer:
         self._pattern: list[Leaf] | None = None  # of restore(), until a save was compared with it
         self._has_iterator = False  # restore() was given one
         self._casts = False  # restore() may lose numbers
-        self._is_closed = False
+        self._is_closed = self._has_stepped = False
         self._owner = 0  # The process that has opened the tiers; forks of it have only their copy.
         self.restored: Restored | None = None
 
@@ -244,6 +244,7 @@ class Checkpointer:
                 "with the step that restore() returns.",
                 step=step,
             )
+        self._tell_of_first_step()
         asked = force or wished is not None
         to = {
             "local": opened.local is not None and self._cadence.is_local(step),
@@ -374,6 +375,12 @@ class Checkpointer:
         _log.info(words)
         if self._peers.index == 0 and slices.told("KINETIC_JOB_ID"):
             streams.say(f"kinetic: {words}")
+
+    def _tell_of_first_step(self) -> None:
+        """Say how long an elastic job that had lost a slice did no step."""
+        if not self._has_stepped and (lost_at := slices.told(slices.LOST_AT)):
+            self._say(f"first step after {time.time() - float(lost_at):.1f} s.")
+        self._has_stepped = True
 
     def _warn(self, words: str) -> None:
         """Warn those who read the job's output; called on all hosts."""

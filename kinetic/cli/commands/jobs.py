@@ -15,7 +15,7 @@ from kinetic.cli import output
 from kinetic.cli.context import UNKNOWN, AppContext, Ending, Standing, pass_app
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import accepted, job_argument, json_option
-from kinetic.errors import NotFound, UsageError
+from kinetic.errors import KineticError, NotFound, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -297,7 +297,7 @@ def _facts(
         ("Name", ref.display_name),
         ("State", found.state),
         ("Reason", found.reason if outcome is None else ""),
-        ("Accelerator", shape.described(ref)),
+        ("Accelerator", shape.described(ref, _slices(app, ref))),
         ("Backend", ref.backend),
         *(
             [("Batch", f"{app.batch_name(ref.group_id)}, input {ref.group_index}")]
@@ -310,6 +310,19 @@ def _facts(
     ]
     facts = [(name, value) for name, value in facts if value]
     return facts if outcome is None else facts + _ending_facts(ref, outcome)
+
+
+def _slices(app: AppContext, ref: JobRef) -> int | tuple[int, int]:
+    """How many slices one process was to have; the hosts of other jobs tell theirs."""
+    if not ref.place.has_single_controller:
+        return 1
+    from kinetic._core import layout, record
+    from kinetic._core.plan import Plan
+
+    try:
+        return Plan.from_json(record.parse(app.store.get(layout.plan(ref.job_id)))).options.slices
+    except (KineticError, LookupError):
+        return 1
 
 
 def _started(started_at: float | None, ended_at: float | None, now: float) -> str:
