@@ -145,7 +145,8 @@ class Leader:
         self._all_go_on = True
         self._others = frozenset(range(plan.hosts)) - set(agents.pids.values())
         spec = gang_spec(plan, attempt, heartbeat_timeout_s)
-        if not self._others:  # All agents are children of this process.
+        # All agents are children of this process; one that is alone connects when it has prepared.
+        if plan.hosts > 1 and not self._others:
             spec = replace(spec, first_sign_s=FIRST_SIGN_S)
         self._gang = Gang(spec, time.monotonic())
 

@@ -9,6 +9,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from manifest_cases import planned
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
-from kinetic._core.gang.elastic import Loss, Standing
+from kinetic._core.gang.elastic import Form, Loss, Standing
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
 from kinetic._host.crew import DistantCrew, ForkedCrew
@@ -361,3 +362,18 @@ def test_a_service_of_jax_ends_when_the_next_one_has_its_port():
     line = [sys.executable, "-c", NEXT]
     done = subprocess.run(line, capture_output=True, text=True, cwd=Path(__file__).parent)
     assert (done.stdout, done.stderr) == ("begun\nended\n", "")
+
+
+@pytest.mark.parametrize(
+    ("slices", "told"),
+    [((0,), ["kinetic: shrinking to 1 slice until it is back."]), ((0, 1), [])],
+)
+def test_only_a_job_that_shrinks_is_said_to(slices, told):
+    """The slice may be back before the others are ready."""
+    leader = leading(Forked().crew)
+    leader._policy.rules = replace(leader._policy.rules, shrinks=True)
+    leader._fail(Loss((1,), "its machine is gone"))
+    (lost,) = leader._story._lines
+    assert "slice 1 lost" in lost
+    leader._story.tell_of_next(Form(slices), before=2, kept=0, hosts=len(slices))
+    assert leader._story._lines[1:] == told

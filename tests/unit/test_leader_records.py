@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import pytest
 from laptop_fakes import plan
 
 from kinetic._core import events, layout
@@ -37,3 +39,18 @@ def test_an_attempt_that_lost_its_leader_ended_too():
     )
     assert first.ended_at is not None
     assert second.verdict is None
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "forked", "first_sign_s"),
+    [("cpu", 1, None), ("tpu-v6e-8", 2, leader.FIRST_SIGN_S), ("tpu-v6e-8", 1, None)],
+)
+def test_only_hosts_that_are_there_and_connect_at_once_must_be_heard_from(
+    accelerator, forked, first_sign_s
+):
+    """The agent of a gang of one connects when it has fetched its data; programs may come late."""
+    planned = plan("job-00000001", accelerator, {})
+    agents = SimpleNamespace(pids={100 + host: host for host in range(forked)})
+    store = MemoryStore("leader-records-3")
+    led = leader.Leader(planned, store, agents, has_records=lambda: True)
+    assert led._gang.spec.first_sign_s == first_sign_s

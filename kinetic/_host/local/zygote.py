@@ -78,7 +78,7 @@ def _fork_supervisor(line: bytes, caller: socket.socket) -> bytes:
     ours, theirs = os.pipe()
     if os.fork() == 0:
         os.close(ours)
-        caller.close()
+        os.close(caller.detach())  # `close` would leave it to the file that reads requests.
         os.setsid()
         gc.enable()
         supervisor.main(supervisor.Request(**json.loads(line)), theirs)
