@@ -30,6 +30,8 @@ SMALL_BYTES = 256 << 10
 """Larger files are objects of their own."""
 PACK_BYTES = 16 << 20
 """A pack takes contents until it reaches this size."""
+MOST_LIST_BYTES = 2 << 20
+"""A list of a folder has at most 64 entries; longer ones are split (`manifest`)."""
 _MOST_PARTIAL = 6
 _SCHEMA = 1
 _MAGIC = b"KNPACK1\n"
@@ -155,11 +157,13 @@ def parse_many(data: bytes) -> Iterator[Index]:
 
 
 def inflated(data: bytes) -> bytes:
-    """Return a content that is stored deflated; "" if it is damaged."""
+    """Return a list that is stored deflated; "" if it is damaged, or larger than any list."""
+    inflating = zlib.decompressobj()
     try:
-        return zlib.decompress(data)
+        found = inflating.decompress(data, MOST_LIST_BYTES)
     except zlib.error:
         return b""
+    return found if inflating.eof and not inflating.unused_data else b""
 
 
 def choose(needed: Mapping[str, int], there: Iterable[Index]) -> list[Index]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +58,38 @@ def test_bare_calls_are_refused(serve, metadata):
             with pytest.raises(grpc.RpcError) as caught:
                 call(b"", timeout=PATIENCE_S, metadata=metadata)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("method", [codec.REPORT.path, codec.WATCH.path, "/no/such"])
+def test_a_stranger_is_refused_before_its_message_is_read(serve, method):
+    """Else every stranger could fill the leader's memory with a message of 64 MB."""
+    served, never = serve(1), threading.Event()
+
+    def messages():
+        never.wait()
+        yield from ()
+
+    with grpc.insecure_channel(served.endpoint.target) as channel:
+        call = channel.stream_unary(method)
+        try:
+            with pytest.raises(grpc.RpcError) as caught:
+                call(messages(), timeout=PATIENCE_S, metadata=((codec.AUTHORIZATION, "wrong"),))
+        finally:
+            never.set()
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_only_so_many_may_connect(serve, monkeypatch, tmp_path):
+    options = dict(codec.SERVER_OPTIONS) | {"grpc.max_allowed_incoming_connections": 3}
+    monkeypatch.setattr(codec, "SERVER_OPTIONS", tuple(options.items()))
+    serve(1)
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(9)]
+        for each in idle:
+            each.settimeout(PATIENCE_S)
+            each.connect(str(tmp_path / "s"))
+        # A server greets whom it takes with its settings, and hangs up on others.
+        assert sorted(bool(each.recv(1)) for each in idle) == [False] * 6 + [True] * 3
 
 
 def test_a_stranger_watching_is_logged_and_gives_up(serve, opened, caplog):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kinetic._core import layout
-from kinetic._source import bundle, packs
+from kinetic._source import bundle, manifest, packs
 from kinetic._store.memory import MemoryStore
 from kinetic.errors import CorruptRecord
 
@@ -63,6 +65,27 @@ def test_garbage_is_no_index(garbage):
         with pytest.raises(CorruptRecord):
             packs.parse(data)
     assert packs.inflated(b"garbage") == b""
+
+
+def test_a_list_that_inflates_without_end_is_damaged():
+    longest = bytes(packs.MOST_LIST_BYTES)
+    assert packs.inflated(zlib.compress(longest)) == longest
+    bomb = zlib.compress(longest + b"x")
+    tracemalloc.start()
+    try:
+        assert packs.inflated(bomb) == b""
+        assert tracemalloc.get_traced_memory()[1] < 4 * packs.MOST_LIST_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_largest_list_may_be_stored():
+    """As many entries as a list takes, with the longest names and targets, badly encoded."""
+    rows = [
+        manifest.Symlink(f"{n:04}" + "\udcff" * 251, "\udcff" * 4095) for n in range(manifest._WIDE)
+    ]
+    (found,) = manifest.encode(rows).values()
+    assert len(found) <= packs.MOST_LIST_BYTES
 
 
 @pytest.mark.parametrize(
