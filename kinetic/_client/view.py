@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from kinetic._client.board.drawing import Picture
     from kinetic._core.place import Place
 
+_OF_FUTURES = ("_condition", "_state", "_waiters")
+"""What the functions of `concurrent.futures` ask for first."""
+
 
 class JobView:
     """One job, to look at; the base of `JobHandle`."""
@@ -69,6 +72,12 @@ class JobView:
                 return getattr(self.ref, name)
             if name in ATTRIBUTES:
                 return self.ref.attributes()[name]
+            if name in _OF_FUTURES:
+                raise AttributeError(
+                    f"{self.job_id} is no future of concurrent.futures, whose wait() and "
+                    "as_completed() take only their own. Use kinetic.as_completed(handles), or "
+                    "await the handle."
+                )
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:

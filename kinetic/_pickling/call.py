@@ -149,13 +149,13 @@ class _CallerState:
         try:
             with self.by_value():
                 return replace(make(), warnings=self._warnings(), parts=lambda: self._parts(call))
-        except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything
             if self._edited:
                 by_value = self._modules
                 self._modules = tuple(
                     module for module in by_value if module.__name__ not in self._edited
                 )
-                with suppress(Exception), self.by_value():
+                with suppress(Exception, SystemExit), self.by_value():
                     return replace(make(), warnings=self._warnings())
                 self._modules = by_value
             self._blame(call, error)
@@ -168,7 +168,7 @@ class _CallerState:
         def size(value: object) -> int:
             file = io.BytesIO()
             # Alone, a part may not be picklable.
-            with suppress(Exception):
+            with suppress(Exception, SystemExit):
                 self.dump(file, value, registrations=False)
             return file.tell()
 
@@ -222,16 +222,16 @@ class _CallerState:
             else:
                 return pickler
 
-    def attempt(self, value: object) -> Exception | None:
+    def attempt(self, value: object) -> BaseException | None:
         """Return why the value cannot be pickled, or None."""
         try:
             self.dump(io.BytesIO(), value, registrations=False)
-        except Exception as error:  # noqa: BLE001 - as above
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
             return error
         return None
 
     def _blame(
-        self, call: tuple[Any, tuple[Any, ...], dict[str, Any]], error: Exception
+        self, call: tuple[Any, tuple[Any, ...], dict[str, Any]], error: BaseException
     ) -> NoReturn:
         """Raise with the name of the part that cannot be pickled."""
         from kinetic._pickling import diagnosis
@@ -307,7 +307,7 @@ class BatchPickler:
             with self._process.by_value():
                 dump = functools.partial(self._pickler.dump_more, arguments)
                 return _packed("call", dump, self._env_vars, function=self.function.digest)
-        except Exception:  # noqa: BLE001 - pickling runs the objects' own code; `pack` finds out which part fails
+        except (Exception, SystemExit):  # noqa: BLE001 - pickling runs the objects' own code; `pack` finds out which part fails
             return pack(
                 self._func,
                 args,

@@ -13,7 +13,7 @@ from typing import Any
 from kinetic._core.values import dataclass
 from kinetic.errors import PicklingError, with_article
 
-Attempt = Callable[[object], Exception | None]
+Attempt = Callable[[object], BaseException | None]
 _DEEPEST = 20
 _MOST = 500
 _MOST_PARTS = 200
@@ -46,7 +46,7 @@ class Diagnosis:
     path: str = ""
     returned: bool = False
 
-    def as_error(self, cause: Exception) -> PicklingError:
+    def as_error(self, cause: BaseException) -> PicklingError:
         """Make the exception that the user sees."""
         where = f"{self.component} cannot be pickled"
         if self.path:

@@ -22,7 +22,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
@@ -111,7 +111,8 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return self._defined(obj, found)
             if isinstance(obj, FunctionType) and (module := _module_of(obj)) is not None:
                 return self._in_module(obj, module)
-            return super().reducer_override(obj)
+            reduced = super().reducer_override(obj)
+            return _with_slots(obj, reduced) if isinstance(obj, type) else reduced
         if issubclass(kind, ModuleType):
             by_reference = _should_pickle_by_reference(obj)
             return (
@@ -278,6 +279,19 @@ class _ModuleNamespace(dict[str, Any]):
 
     def __reduce__(self) -> Any:
         return unpickler.module_namespace, (self["__name__"],)
+
+
+def _with_slots(made: type, reduced: Any) -> Any:
+    """Have a class rebuilt with its slots: cloudpickle makes it without, and sets the attribute
+    later, when it has no effect."""
+    if "__slots__" not in vars(made) or not isinstance(reduced, tuple):
+        return reduced
+    make, (kind, name, bases, body, *more), (state, slots), *rest = reduced
+    body = body | {"__slots__": vars(made)["__slots__"]}
+    kept = {
+        name: value for name, value in state.items() if not isinstance(value, MemberDescriptorType)
+    }
+    return make, (kind, name, bases, body, *more), (kept, slots), *rest
 
 
 def _is_of_script(value: object) -> bool:

@@ -23,7 +23,10 @@ def pack_value(value: object) -> bytes:
     """
     try:
         return _container("value", value, {})
-    except Exception as error:  # Pickling runs the objects' own code, which may raise anything.
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # Pickling runs the objects' own code.
         from kinetic._pickling import diagnosis
 
         found = diagnosis.of_value(
@@ -91,11 +94,11 @@ def _dumps(value: object) -> bytes:
     return data
 
 
-def _attempt(value: object) -> Exception | None:
+def _attempt(value: object) -> BaseException | None:
     """Return why the value cannot be pickled, or None."""
     try:
         _dumps(value)
-    except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything.
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything.
         return error
     return None
 

@@ -66,6 +66,7 @@ def notice(words: str) -> None:
 
 def error(words: str, hint: str = "") -> None:
     """Print an error and, if there is one, a hint what to do next."""
+    words = text.printable_lines(words)
     notice(_wrapped(f"error: {words}" + (f"\n{hint}" if hint else "")))
 
 
@@ -275,7 +276,7 @@ def failure(problem: BaseException) -> None:
 
     if isinstance(problem, KineticError):
         return error("\n".join([str(problem), *getattr(problem, "__notes__", ())]).rstrip())
-    return notice("".join(traceback.format_exception(problem)).rstrip())
+    return notice(text.printable_lines("".join(traceback.format_exception(problem)).rstrip()))
 
 
 def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bool) -> bool:

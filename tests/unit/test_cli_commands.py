@@ -26,7 +26,7 @@ from kinetic._pickling import results
 from kinetic._store.local import LocalStore
 from kinetic.cli.context import AppContext
 from kinetic.cli.root import call
-from kinetic.errors import PreflightError
+from kinetic.errors import PreflightError, UsageError
 
 
 @pytest.fixture
@@ -427,6 +427,19 @@ def test_arrays_have_a_json_form_and_sets_have_none(world: World, capsys: Captur
         out, err = capsys.readouterr()
         assert out == ""
         assert "--json" in err
+
+
+def test_what_a_host_raised_does_not_steer_the_terminal(world: World, capsys: Capture) -> None:
+    world.job("job-00000001")
+    key = layout.error("job-00000001", 1, 0)
+    for problem in (ValueError("\x1b]0;title\x07 gone\r"), UsageError("\x1b[2Jgone")):
+        world.store.put(key, results.pack_exception(problem))
+        remote = RemoteError(type(problem).__name__, str(problem), "", key=key)
+        world.fail("job-00000001", HostReport(0, Exit.RAISED, error=remote))
+        assert world("jobs", "result", "job-0") == 1
+        err = capsys.readouterr().err
+        assert "gone" in err
+        assert not {"\x1b", "\x07", "\r"} & set(err)
 
 
 def test_the_result_of_a_failed_job_is_its_error(world: World, capsys: Capture) -> None:

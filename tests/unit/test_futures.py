@@ -4,6 +4,7 @@ end."""
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import itertools
 import logging
@@ -51,6 +52,12 @@ def test_done(source, job):
     source.release(0)
     assert job.done()
     assert job.exception() is None
+
+
+@pytest.mark.parametrize("function", [concurrent.futures.wait, concurrent.futures.as_completed])
+def test_the_standard_librarys_functions_name_ours(job, function):
+    with pytest.raises(AttributeError, match=r"Use kinetic\.as_completed\(handles\)"):
+        list(function([job]))
 
 
 def test_many_jobs_are_asked_for_at_once(source):

@@ -138,10 +138,26 @@ def test_deep_nesting_is_named():
         deep = deep.pop()
 
 
-def test_a_reduce_that_raises_is_reported():
+def test_lists_may_be_nested_more_deeply_than_functions_may_call():
+    deep: list = []
+    for _ in range(1500):
+        deep = [deep]
+    limit = sys.getrecursionlimit()
+    _, (back,), _ = call.unpack(pack(double, deep).data)
+    returned = results.unpack_value(results.pack_value(deep))
+    assert sys.getrecursionlimit() == limit
+    for whole in (back, returned):
+        left, depth = whole, 0
+        while left:
+            (left,), depth = left, depth + 1
+        assert depth == 1500
+
+
+@pytest.mark.parametrize("kind", [OSError, SystemExit])
+def test_a_reduce_that_raises_is_reported(kind):
     class Bad:
         def __reduce__(self):
-            raise OSError("no way")
+            raise kind("no way")
 
     with pytest.raises(PicklingError, match="no way"):
         pack(double, Bad())

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kinetic._host.worker import report
 from kinetic._pickling import envelope, results
 from kinetic.errors import CorruptRecord, PicklingError, UserCodeFailed
 
@@ -30,6 +31,23 @@ def caught(function, *args) -> BaseException:
 def formatted(error):
     """What people see."""
     return "".join(traceback.format_exception(error)).splitlines()
+
+
+def test_an_exception_with_a_thousand_causes():
+    def chain():
+        error = None
+        for number in range(1000):
+            try:
+                raise ValueError(number) from error
+            except ValueError as caught:
+                error = caught
+        raise error
+
+    error = caught(chain)
+    assert report.traceback_of(error).endswith("ValueError: 999\n")
+    back = there_and_back(error)
+    assert (type(back), back.args) == (ValueError, (999,))
+    assert back.__cause__.args == (998,)
 
 
 class NeedsTwo(Exception):

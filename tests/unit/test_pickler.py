@@ -394,3 +394,28 @@ def test_a_module_of_a_class_of_its_own_travels_by_reference(
     made = Lazy("picklertest_lazy")
     monkeypatch.setitem(sys.modules, made.__name__, made)
     assert sent("import picklertest_lazy as lazy", "lazy").value == [made]
+
+
+@pytest.mark.parametrize("slots", ["'x', 'y'", "'x', '__y'", "'x', '__dict__'"])
+def test_a_class_keeps_its_slots(slots: str) -> None:
+    host = sent(
+        f"class A:\n    __slots__ = ({slots})\n    def put(self, x): self.x = x; return self\n"
+        "a = A().put(3)\n",
+        "A",
+        "a",
+    )
+    cls, one = host.value
+    here = host.here["A"]
+    assert (cls.__slots__, one.x) == (here.__slots__, 3)
+    assert hasattr(one, "__dict__") == hasattr(host.here["a"], "__dict__")
+    assert vars(cls).keys() == vars(here).keys()
+
+
+def test_slots_of_one_name_and_of_a_subclass() -> None:
+    host = sent(
+        "class A:\n    __slots__ = 'x'\nclass B(A):\n    __slots__ = ('y',)\n"
+        "b = B(); b.x, b.y = 1, 2\n",
+        "b",
+    )
+    (one,) = host.value
+    assert (one.x, one.y, hasattr(one, "__dict__")) == (1, 2, False)

@@ -61,6 +61,14 @@ def printable(value: object) -> str:
     )
 
 
+def printable_lines(value: str) -> str:
+    """Return text of several lines with its control characters written out: what a host says must
+    not steer the terminal."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in value
+    )
+
+
 def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows below a head line, columns padded with blanks; nothing is cut off, so that
     programs can read it."""

@@ -237,7 +237,7 @@ def traceback_of(error: BaseException) -> str:
     """The formatted traceback as Python prints it, without the frames that lead to the function."""
     import traceback
 
-    _drop_own_frames(error, set())
+    _drop_own_frames(error)
     return "".join(traceback.format_exception(error))
 
 
@@ -343,16 +343,17 @@ def _as_seen_by_caller(trace: str, start: Start) -> str:
     return trace.replace(start.tree, root) if start.client_root else trace
 
 
-def _drop_own_frames(error: BaseException | None, seen: set[int]) -> None:
+def _drop_own_frames(error: BaseException) -> None:
     """Remove kinetic's frames above the user's code from the exception and from all that are linked
     to it."""
-    if error is None or id(error) in seen:
-        return
-    seen.add(id(error))
-    error.__traceback__ = _without_own(error.__traceback__)
-    members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    for other in (*members, error.__cause__, error.__context__):
-        _drop_own_frames(other, seen)
+    found, seen = [error], {id(error)}
+    for each in found:  # Grows during the loop.
+        each.__traceback__ = _without_own(each.__traceback__)
+        members = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+        for other in (*members, each.__cause__, each.__context__):
+            if other is not None and id(other) not in seen:
+                seen.add(id(other))
+                found.append(other)
 
 
 def _without_own(trace: TracebackType | None) -> TracebackType | None:
