@@ -11,6 +11,9 @@ import venv
 from pathlib import Path
 
 import pytest
+from places import EVERYWHERE
+
+import kinetic
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 300
@@ -220,3 +223,25 @@ def test_a_finder_that_leads_into_the_project_itself(repository, interpreter):
     _, _, found, program = show(repository, interpreter, "own", "other")
     assert found == "[('own', 5, True), ('other', 6, True)]"
     assert program == "['5', 'True']"
+
+
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
+def test_what_lies_beside_the_project_is_imported_wherever_the_job_runs(
+    place, tmp_path, monkeypatch
+):
+    """The project and the folder have only `/` in common here."""
+    write(tmp_path, "beside/lies_beside.py", "VALUE = 7\ndef fail():\n    raise OSError('there')\n")
+    folder = (tmp_path / "beside").resolve()
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(str(folder))
+
+    @kinetic.run(accelerator="cpu")
+    def look(how):
+        import lies_beside
+
+        return (lies_beside.VALUE, "/tree/" in lies_beside.__file__) if how else lies_beside.fail()
+
+    assert look(True) == (7, True)
+    with pytest.raises(OSError, match="there") as caught:
+        look(False)
+    assert str(caught.traceback[-1].path) == str(folder / "lies_beside.py")
