@@ -99,8 +99,11 @@ def _noted(original: BaseException, evidence: Evidence, first: HostReport) -> Ba
     """Add notes to the function's own exception that say where it comes from."""
     assert first.error is not None
     where = f"Remote traceback ({_who(evidence, first)}, {evidence.job_id})"
-    # The exception has the remote frames, if any: they are shown with it.
-    original.add_note(f"{where}: as above{_site(first.error.traceback)}.")
+    if original.__traceback__ is None and first.error.traceback.startswith("Traceback"):
+        told = _shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES)
+        original.add_note(f"{where}:\n{told}")
+    else:  # The exception has the remote frames, if there are any: they are shown with it.
+        original.add_note(f"{where}: as above{_site(first.error.traceback)}.")
     if first.error.consequence:
         original.add_note(_echo(evidence, first.error))
         _cut_to_own(original)

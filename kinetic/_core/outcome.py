@@ -36,6 +36,11 @@ class RemoteError:
     key: str = ""
     consequence: bool = False
 
+    @property
+    def summary(self) -> str:
+        """The last line of its traceback: "ValueError: no", or "ValueError" without a message."""
+        return f"{self.type_name}: {self.message}" if self.message else self.type_name
+
 
 @dataclass(frozen=True)
 class HostReport:

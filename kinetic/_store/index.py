@@ -119,7 +119,7 @@ def find(store: Store, text: str) -> JobRef:
     try:
         return _read(store, layout.ref(wanted))
     except NotFound:
-        return _read(store, layout.ref(_only(wanted, ids(store))))
+        return _read(store, layout.ref(_only(wanted, store)))
 
 
 def find_to_end(store: Store, text: str) -> JobRef:
@@ -136,7 +136,7 @@ def find_to_end(store: Store, text: str) -> JobRef:
         if (folder := store.as_folder()) is None:
             raise
         if isinstance(error, CorruptRecord):
-            wanted = _only(wanted, ids(store))
+            wanted = _only(wanted, store)
         elif not (folder / layout.job(wanted)).is_dir():
             raise
         return JobRef(wanted, Place("local"), "", "", wanted, 0.0, store.uri)
@@ -166,7 +166,8 @@ def _misplaced(store: Store) -> list[str]:
     return []
 
 
-def _only(wanted: str, existing: Sequence[str]) -> str:
+def _only(wanted: str, store: Store) -> str:
+    existing = ids(store)
     if wanted in existing:
         return wanted
     found = [i for i in existing if i.startswith(wanted)] or [
@@ -183,8 +184,8 @@ def _only(wanted: str, existing: Sequence[str]) -> str:
     nearest = _nearest(wanted, existing)
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     raise NotFound(
-        f"There is no job {wanted!r} in this store.{hint} `kinetic jobs list --all` shows all "
-        "jobs.",
+        f"There is no job {wanted!r} in the store {store.uri}.{hint} `kinetic jobs list --all` "
+        "shows all jobs.",
         suggestions=nearest,
     )
 

@@ -16,6 +16,7 @@ from kinetic._client.board import text
 from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -51,6 +52,7 @@ _STATE_STYLES: dict[str, str] = {
 
 
 _NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
+_LINES_BELOW = 3
 
 
 def line(words: str = "") -> None:
@@ -117,11 +119,13 @@ def table(
     right: Sequence[str] = (),
     cut: str = "",
     wrap: str = "",
+    below: str = "",
 ) -> None:
     """Print rows below a header: fitted to the width of a terminal, or plain and uncut in a pipe.
 
     On a narrow terminal only the column `cut` is truncated and only the column `wrap` is wrapped:
-    what users copy and compare stays whole.
+    what users copy and compare stays whole. On any terminal what is in the column `below` stands
+    below its row, in at most `_LINES_BELOW` lines.
     """
     clean = [tuple(map(text.printable, row)) for row in rows]
     if not sys.stdout.isatty():
@@ -129,9 +133,26 @@ def table(
         return
     from rich.console import Console
 
-    Console(highlight=False, markup=False, emoji=False).print(
-        _grid(columns, clean, right, {cut, wrap}, wrap)
-    )
+    console = Console(highlight=False, markup=False, emoji=False)
+    if below in columns:
+        at = columns.index(below)
+        narrow = [(*row[:at], *row[at + 1 :]) for row in (columns, *clean)]
+        grid = _grid(narrow[0], narrow[1:], right, {cut}, "")
+        return _print_with_lines_below(console, grid, ["", *(row[at] for row in clean)])
+    return console.print(_grid(columns, clean, right, {cut, wrap}, wrap))
+
+
+def _print_with_lines_below(console: Console, grid: Table, below: Sequence[str]) -> None:
+    from textwrap import wrap
+
+    from rich.segment import Segment, Segments
+
+    width = max(console.width - 3, 20)
+    lines = console.render_lines(grid, pad=False)
+    for line, words in zip(lines, below, strict=True):
+        console.print(Segments([*line, Segment.line()]), end="")
+        for more in wrap(words, width, max_lines=_LINES_BELOW, placeholder=" …"):
+            console.print(f"  {more}", style="dim", soft_wrap=True)
 
 
 def width() -> int | None:

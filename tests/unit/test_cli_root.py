@@ -19,6 +19,7 @@ import kinetic
 from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDERR
 from kinetic._core.outcome import HostReport
+from kinetic._core.state import JobStatus
 from kinetic.cli import output
 from kinetic.cli.context import AppContext
 from kinetic.cli.root import call, root
@@ -208,6 +209,30 @@ def test_on_a_terminal_only_names_are_cut(
     assert out.count("RUNNING") == 2
     assert "[red]bracket :smile:" in out
     assert ("a" * 100 in out) is (columns == 200)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_on_a_terminal_reasons_stand_below_their_jobs(
+    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    world.job("job-00000001", name="train_the_model")
+    world.job("job-00000002", name="waits", age=30)
+    world.backend.phases["job-00000001"] = JobStatus.PENDING
+    world.backend.reasons["job-00000001"] = "no node has room: " + "words that say why " * 30
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert world("jobs", "list") == 0
+    head, *lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert "REASON" not in head
+    assert ("ACCELERATOR" in head) is (columns > 60)
+    assert max(map(len, lines)) <= columns
+    jobs = [index for index, each in enumerate(lines) if each.startswith("job-")]
+    assert [lines[index].split()[0] for index in jobs] == ["job-00000002", "job-00000001"]
+    assert "train_the_model" in lines[jobs[1]]
+    below = lines[jobs[1] + 1 :]
+    assert below[0].startswith("  no node has room: words")
+    assert (len(below), below[-1][-1]) == (3, "…")
 
 
 def test_help_fits_on_a_terminal_of_80_columns(

@@ -445,8 +445,8 @@ def _attach(
         manifest = Manifest.open(store, group_id)
     except NotFound as error:
         raise NotFound(
-            f"There is no batch {group_id} in this store. `kinetic jobs list --all --json` names "
-            "the batch of each job."
+            f"There is no batch {group_id} in the store {store.uri}. `kinetic jobs list --all "
+            "--json` names the batch of each job."
         ) from error
     rules = BatchRules(max_concurrent=None, retries=manifest.batch.retries)
 

@@ -325,6 +325,6 @@ def improves(new: HostReport, old: HostReport) -> bool:
 
 def why(report: HostReport) -> str:
     """Say in one line why a host failed."""
-    raised = f"{report.error.type_name}: {report.error.message}" if report.error is not None else ""
+    raised = "" if report.error is None else report.error.summary
     lines = (report.detail or raised or str(report.exit)).splitlines()
     return lines[0][:_WHY_CHARS] if lines else str(report.exit)

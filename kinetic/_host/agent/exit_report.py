@@ -134,7 +134,7 @@ def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
             consequence=raised["consequence"],
         )
     kind = Exit(end["event"])
-    detail = end.get("detail") or (f"{error.type_name}: {error.message}"[:500] if error else "")
+    detail = end.get("detail") or (error.summary[:500] if error else "")
     if "repr" in end:
         detail = f"{detail}\nIts repr: {end['repr']}"
     return HostReport(

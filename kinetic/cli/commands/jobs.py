@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from kinetic._core.ref import JobRef
 
 STATES = (*JobStatus, UNKNOWN)
-_COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE")
+_COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE", "REASON")
+_NARROW = 72
+"""Columns of a terminal below which names would not be readable beside everything else."""
 _RUNNING_COLUMNS = ("SLICE", "HOST", "STATE", "CPU", "MEMORY", "LOG", "STILL", "LAST LINE")
 _HOST_COLUMNS = ("SLICE", "HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
 _ATTEMPT_COLUMNS = ("SLICES", "ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
@@ -164,9 +166,13 @@ def list_jobs(
         output.notice(f"Batch {app.batch_name(shown[0][0].group_id or group)}:")
     # Most jobs have no reason: the column appears only if one has.
     told = any(found.reason for _, found in shown if found.state != UNKNOWN)
-    columns = (*_COLUMNS, "REASON") if told else _COLUMNS
-    rows = [_cells(app, ref, found)[: len(columns)] for ref, found in shown]
-    output.table(columns, rows, right=("HOSTS", "TIME", "AGE"), cut="NAME", wrap="REASON")
+    left_out = [] if told else ["REASON"]
+    if (output.width() or _NARROW) < _NARROW:
+        left_out += ["ACCELERATOR", "HOSTS"]
+    columns = [name for name in _COLUMNS if name not in left_out]
+    cells = [dict(zip(_COLUMNS, _cells(app, ref, found), strict=True)) for ref, found in shown]
+    rows = [tuple(each[name] for name in columns) for each in cells]
+    output.table(columns, rows, right=("HOSTS", "TIME", "AGE"), cut="NAME", below="REASON")
     if more:
         output.notice("There are more jobs: --all shows them.")
     for why in dict.fromkeys(found.reason for _, found in shown if found.state == UNKNOWN):
@@ -193,8 +199,8 @@ def _refs_of_batch(app: AppContext, text: str) -> list[JobRef]:
         )
     if not found and not app.has_batch(text):
         raise NotFound(
-            f"There is no batch {text!r} in this store. `kinetic jobs list --all --json` names the "
-            "batch of each job."
+            f"There is no batch {text!r} in the store {app.store.uri}. `kinetic jobs list --all "
+            "--json` names the batch of each job."
         )
     return [ref for ref in refs if ref.group_id in found]
 
