@@ -103,3 +103,24 @@ def test_a_training_goes_on_from_the_step_before_one_that_has_lost_a_part(tmp_pa
         ckpt.save(2, {"n": 4})
     with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
         assert ckpt.restore(STATE) == ({"n": 4}, 3)
+
+
+def test_what_a_kill_has_left_of_a_removal_is_removed_later(tmp_path, monkeypatch):
+    """Orbax removes the files of a step in any order: what is left may have lost our mark."""
+    from orbax.checkpoint._src.path import deleter
+
+    def remove_a_part(self, step):
+        shutil.rmtree(tmp_path / f"{step}" / "kinetic")
+
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None, keep=1) as ckpt:
+        ckpt.save(0, {"n": 1})
+        ckpt.wait()
+        with monkeypatch.context() as patched:
+            patched.setattr(deleter.StandardCheckpointDeleter, "delete", remove_a_part)
+            ckpt.save(1, {"n": 2})
+            ckpt.wait()
+    assert (tmp_path / "0" / "state").exists()
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None, keep=1) as ckpt:
+        assert ckpt.restore(STATE) == ({"n": 2}, 2)
+        ckpt.save(2, {"n": 3})
+    assert sorted(path.name for path in tmp_path.glob("[0-9]")) == ["2"]

@@ -11,11 +11,12 @@ import importlib.util
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kinetic._core.values import dataclass
 from kinetic._in_job.checkpoint import digests, replicas
+from kinetic._in_job.checkpoint.keeping import Undamaged
 from kinetic._in_job.checkpoint.replicas import Source
 from kinetic._in_job.checkpoint.tree import Leaf, State
 from kinetic.errors import CheckpointError, CorruptRecord, PreflightError
@@ -28,6 +29,8 @@ _LIMIT_S = 600
 """How long Orbax lets the hosts wait for each other."""
 
 
+_REMOVED = "kinetic-removed.json"
+"""Beside the steps: those of ours that are being removed, of which a kill may leave a part."""
 _log = logging.getLogger(__name__)
 
 
@@ -104,8 +107,11 @@ class Persistent:
         self._damaged: set[int] = set()
         options = ocp.CheckpointManagerOptions(
             cleanup_tmp_directories=True,
-            preservation_policy=_Undamaged(
-                _policy(keep, _steps_of_others(directory)), keep.newest is None, self._damaged
+            preservation_policy=Undamaged(
+                _policy(keep, _steps_of_others(directory)),
+                keep.newest is None,
+                self._damaged,
+                self._note_removal,
             ),
             best_fn=_metric(keep),
             best_mode=keep.best_is,
@@ -174,6 +180,7 @@ class Persistent:
             return False
         if step in self._damaged:
             with explained("written", self._directory):
+                self._note_removal([step])
                 self._manager.delete(step)
             self._damaged.discard(step)
         ocp = orbax()
@@ -245,6 +252,10 @@ class Persistent:
             ),
         )
         return now.values_of(found)
+
+    def _note_removal(self, steps: list[int]) -> None:
+        if self._process == 0:
+            (self._manager.directory / _REMOVED).write_text(json.dumps(steps))
 
     def check(self) -> None:
         """Raise what a save in the background has met."""
@@ -359,7 +370,8 @@ def _metric(keep: Keep) -> Callable[[Any], float]:
 
 
 def _steps_of_others(directory: str) -> list[int]:
-    """The steps that another program has saved here, which stay."""
+    """The steps that another program has saved here, which stay; ours that were being removed
+    when a process was killed may look like them."""
     from etils import epath
 
     folder = epath.Path(directory)
@@ -367,7 +379,11 @@ def _steps_of_others(directory: str) -> list[int]:
         steps = (
             [each for each in folder.iterdir() if each.name.isdigit()] if folder.exists() else []
         )
-        return [int(each.name) for each in steps if not (each / RECORD).exists()]
+        of_others = {int(each.name) for each in steps if not (each / RECORD).exists()}
+        if of_others and (folder / _REMOVED).exists():
+            with contextlib.suppress(ValueError):
+                of_others -= {*json.loads((folder / _REMOVED).read_text())}
+        return sorted(of_others)
 
 
 def _policy(keep: Keep, of_others: list[int]) -> Any:
@@ -388,27 +404,6 @@ def _policy(keep: Keep, of_others: list[int]) -> Any:
             )
         )
     return policies.AnyPreservationPolicy(chosen)
-
-
-class _Undamaged:
-    """A policy for steps that are not damaged. Those that are stay until there is a newer one."""
-
-    def __init__(self, policy: Any, keeps_all: bool, damaged: Collection[int]) -> None:
-        self._policy = policy
-        self._keeps_all = keeps_all
-        self._damaged = damaged
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Decide as Orbax asks for it."""
-        good = [each for each in checkpoints if each.step not in self._damaged]
-        newest = max((each.step for each in good), default=-1)
-        stays = self._policy.should_preserve(good, context=context)
-        kept = {each.step for each, stay in zip(good, stays, strict=True) if stay}
-        return [
-            each.step in kept
-            or (each.step in self._damaged and (each.step > newest or self._keeps_all))
-            for each in checkpoints
-        ]
 
 
 @contextlib.contextmanager
