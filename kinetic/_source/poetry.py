@@ -37,7 +37,8 @@ def _requirement(where: str, name: str, about: Mapping[str, Any]) -> str:
     if "path" in about:
         raise UsageError(
             f"{where}: {name} is a folder of this machine ({about['path']}), where hosts cannot "
-            "read it. Name a published version, or move its files into the project."
+            "read it. Install it editable here, and it is sent with the job; or name a published "
+            "version."
         )
     extras = f"[{','.join(about['extras'])}]" if about.get("extras") else ""
     if "git" in about:

@@ -229,7 +229,8 @@ class _Parts:
             where = source.get("path", "a member of the workspace")
             raise UsageError(
                 f"{self.file}: {parts[1]} is {where} on this machine, where hosts cannot read it. "
-                "Name a published version, or move its files into the project."
+                "Install it editable here, and it is sent with the job; or name a published "
+                "version."
             )
         return Lines((Line(f"{parts[1]}{extras} @ {place}{marker}"),))
 

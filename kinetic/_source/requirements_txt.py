@@ -138,9 +138,9 @@ def _option(where: str, text: str) -> tuple[str, ...]:
         return ()
     if name in ("-e", "--editable") or text.startswith("-e"):
         raise UsageError(
-            f"{where}: {text} names a folder of this machine. The project's files travel with the "
-            "job and are imported from there: take the line out, and list what that folder "
-            "requires."
+            f"{where}: {text} names a folder of this machine. Install it, and it is sent with the "
+            "job; or, if it is the project itself, whose files are sent anyway, take the line out "
+            "and list what it requires."
         )
     if name in ("-c", "--constraint"):
         raise UsageError(

@@ -105,8 +105,9 @@ def _line(where: str, package: Mapping[str, Any], conditions: Collection[Conditi
     place = source.get("path") or source.get("directory")
     if place:
         raise UsageError(
-            f"{where}: {name} is {place} on this machine, where hosts cannot read it. Name a "
-            "published version, or move its files into the project."
+            f"{where}: {name} is {place} on this machine, where hosts cannot read it. Make it "
+            "`editable = true` in [tool.uv.sources], and it is sent with the job; or name a "
+            "published version."
         )
     if "git" in source:
         address, _, commit = source["git"].partition("#")
