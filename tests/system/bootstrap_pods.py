@@ -38,12 +38,12 @@ print(json.dumps({"found": found, "python": sys.executable, "kinetic": kinetic._
 
 
 def package(runner=RUNNER):
-    """An archive like kinetic's, whose runner tells where it is."""
+    """An archive like kinetic's, whose runner tells where it is; the same bytes each time."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
-        archive.writestr("kinetic/__init__.py", "")
-        archive.writestr("kinetic/runner/__init__.py", "")
-        archive.writestr("kinetic/runner/__main__.py", runner)
+        archive.writestr(zipfile.ZipInfo("kinetic/__init__.py"), "")
+        archive.writestr(zipfile.ZipInfo("kinetic/runner/__init__.py"), "")
+        archive.writestr(zipfile.ZipInfo("kinetic/runner/__main__.py"), runner)
     return made.getvalue()
 
 
