@@ -409,9 +409,10 @@ class RemoteCallable(Generic[P, R_co]):
             return self
         return RemoteCallable(self._func, self._options, bound=(instance,))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Pickled as the plain function, with the standard library only: the other side needs no
-        # kinetic to load it.
+    def __reduce__(self) -> tuple[Any, ...] | str:
+        if origin.is_found(self) and not origin.is_cloudpickle(sys._getframe(1)):
+            return self.__qualname__
+        # As the plain function, with the standard library only: the other side needs no kinetic.
         func = functools.partial(self._func, *self._bound) if self._bound else self._func
         return operator.itemgetter(0), ((func,),)
 

@@ -148,7 +148,9 @@ class _CallerState:
         """
         try:
             with self.by_value():
-                return replace(make(), warnings=self._warnings(), parts=lambda: self._parts(call))
+                made = make()
+                warnings = (*self._warnings(), *made.warnings)
+                return replace(made, warnings=warnings, parts=lambda: self._parts(call))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything
             if self._edited:
                 by_value = self._modules
@@ -265,7 +267,14 @@ def _packed(
     used: list[CallPickler] = []
     data = envelope.framed(kind, lambda file: used.append(dump(file)), env_vars, function=function)
     digest = hashlib.sha256(data).hexdigest()
-    return Packed(data, digest, len(data), envelope.versions_here(), external=used[0].external)
+    return Packed(
+        data,
+        digest,
+        len(data),
+        envelope.versions_here(),
+        warnings=used[0].changes,
+        external=used[0].external,
+    )
 
 
 class BatchPickler:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +40,20 @@ def see(func: object) -> None:
 def namespaces() -> list[dict[str, Any]]:
     """Return the globals of the scripts that were seen."""
     return [space for space, _ in _SEEN.values()]
+
+
+def is_found(made: Any) -> bool:
+    """Whether the object is what its module has under its name, as pickle wants it of functions."""
+    found: Any = sys.modules.get(made.__module__)
+    for name in made.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is made
+
+
+def is_cloudpickle(caller: FrameType) -> bool:
+    """Whether an object is asked by cloudpickle how it is pickled: for a process that may lack the
+    script, so that a name would not do."""
+    return str(caller.f_globals.get("__name__")).startswith("cloudpickle")
 
 
 def script_of(func: object) -> Script:

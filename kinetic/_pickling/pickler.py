@@ -22,6 +22,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from io import TextIOWrapper
 from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, BinaryIO, ClassVar
 
@@ -59,6 +60,7 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     Attributes:
         external: what was left out of the pickle; see `ExternalObjectPickler`.
+        changes: what arrives as something else, in sentences.
     """
 
     external: tuple[object, ...] = ()
@@ -91,6 +93,7 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._own = {id(each) for each in script.namespace.values() if _is_of_script(each)}
         self._seen: set[int] = set()
         self._plain: set[type] = set()
+        self.changes: tuple[str, ...] = ()
         self.globals_ref[id(script.namespace)] = _ScriptNamespace(script.namespace)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -120,13 +123,27 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 if by_reference
                 else super().reducer_override(obj)
             )
-        if not callable(obj):
+        if kind in (memoryview, TextIOWrapper):
+            self._note_change(obj)
+        elif not callable(obj):
             self._plain.add(kind)
         if _is_global(obj):
             return obj.__qualname__
         if _wrapped(obj) is not None and _is_made_of_arguments(kind):
             return unpickler.bare, (kind,), vars(obj)
         return NotImplemented
+
+    def _note_change(self, obj: memoryview | TextIOWrapper) -> None:
+        if isinstance(obj, memoryview):
+            words = "a memoryview is bytes on its hosts: what they write to it stays there"
+        elif obj in (sys.stdout, sys.stderr):
+            return
+        else:
+            words = (
+                f"the open file {obj.name!r} is its content on its hosts, an io.StringIO: "
+                "send its path, or kinetic.Data, if they are to have the file"
+            )
+        self.changes = tuple(dict.fromkeys((*self.changes, f"Of what the function gets, {words}.")))
 
     def _defined(self, obj: Any, found: Definition) -> Any:
         needs_unfinished = any(

@@ -23,10 +23,8 @@ def pack_value(value: object) -> bytes:
     """
     try:
         return _container("value", value, {})
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # Pickling runs the objects' own code.
+    except (Exception, SystemExit) as error:
+        # Pickling runs the objects' own code, which may raise anything.
         from kinetic._pickling import diagnosis
 
         found = diagnosis.of_value(

@@ -138,6 +138,20 @@ def test_deep_nesting_is_named():
         deep = deep.pop()
 
 
+def test_what_arrives_as_something_else_is_said(tmp_path):
+    (tmp_path / "notes.txt").write_text("text")
+    with (tmp_path / "notes.txt").open() as file:
+        made = pack(double, [file, file, memoryview(b"view")])
+        _, ((there, _, view),), _ = call.unpack(made.data)
+    assert (there.read(), view) == ("text", b"view")
+    assert [("StringIO" in each, "memoryview" in each) for each in made.warnings] == [
+        (True, False),
+        (False, True),
+    ]
+    assert "notes.txt" in made.warnings[0]
+    assert pack(double, 1).warnings == ()
+
+
 def test_lists_may_be_nested_more_deeply_than_functions_may_call():
     deep: list = []
     for _ in range(1500):

@@ -152,6 +152,43 @@ def test_it_travels_as_the_plain_function(dumps):
     assert plain(2) == 3
 
 
+@kinetic.run("cpu")
+def triple(number):
+    return 3 * number
+
+
+def test_pickle_finds_it_by_its_name():
+    assert pickle.loads(pickle.dumps(triple)) is triple
+    assert pickle.loads(pickle.dumps([triple]))[0] is triple
+    plain = pickle.loads(cloudpickle.dumps(triple))
+    assert not isinstance(plain, RemoteCallable)
+    assert plain(2) == 6
+
+
+@pytest.mark.parametrize("kind", ["fork", "spawn"])
+def test_processes_of_a_pool_find_it(kind, tmp_path):
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(f"""
+        import multiprocessing
+        import kinetic
+
+        @kinetic.run("cpu")
+        def triple(number):
+            return 3 * number
+
+        def name_of(function):
+            return type(function).__name__
+
+        if __name__ == "__main__":
+            with multiprocessing.get_context("{kind}").Pool(1) as pool:
+                print(pool.apply(name_of, [triple]), pool.map(triple.local, [1, 2]))
+        """)
+    )
+    run = [sys.executable, "-W", "ignore", "script.py"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "RemoteCallable [3, 6]\n", done.stderr
+
+
 def test_the_other_side_needs_no_kinetic(tmp_path):
     namespace = {"__name__": "__main__"}
     exec("def outer(n):\n    return 0 if n == 0 else 1 + outer(n - 1)", namespace)
