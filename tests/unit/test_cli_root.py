@@ -235,6 +235,17 @@ def test_on_a_terminal_reasons_stand_below_their_jobs(
     assert (len(below), below[-1][-1]) == (3, "…")
 
 
+def test_a_table_that_is_too_wide_says_that_it_is_cut(
+    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert world("accelerators", "v6e") == 0
+    _, *lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert all(len(line) <= 60 and line.rstrip().endswith("…") for line in lines), lines
+
+
 def test_help_fits_on_a_terminal_of_80_columns(
     world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

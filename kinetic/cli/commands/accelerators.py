@@ -61,7 +61,7 @@ def accelerators(words: str | None, as_json: bool, live: bool, **place: str | No
     if as_json:
         output.json_document([_document(row) for row in rows])
     else:
-        output.table(_COLUMNS, [_cells(row) for row in rows], right=_NUMBERS)
+        output.table(_COLUMNS, [_cells(row) for row in rows], right=_NUMBERS, cut=_COLUMNS[-1])
 
 
 def _print_live(words: str | None, flags: dict[str, str | None], *, as_json: bool) -> None:
