@@ -7,6 +7,7 @@ In: a job's id. Out: a path; nothing, once it is removed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -25,15 +26,28 @@ def of_job(job_id: str) -> Path:
 def make(job_id: str, name: str) -> Path | None:
     """Make a folder of this name in the job's, for its owner alone, and return it; None where the
     machine has no file system in memory, or somebody else has taken the name."""
-    folder = of_job(job_id) / name
     with contextlib.suppress(OSError):
-        for each in (folder.parent.parent, folder.parent, folder):
-            each.mkdir(mode=0o700, exist_ok=True)
-            about = each.lstat()
-            if about.st_uid != os.getuid() or about.st_mode & 0o022:
-                return None
-        return folder
+        return _make(job_id, name)
     return None
+
+
+def fault_of(job_id: str, name: str) -> str:
+    """Return why such a folder cannot be made; "" where it can."""
+    try:
+        _make(job_id, name)
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    return ""
+
+
+def _make(job_id: str, name: str) -> Path:
+    folder = of_job(job_id) / name
+    for each in (folder.parent.parent, folder.parent, folder):
+        each.mkdir(mode=0o700, exist_ok=True)
+        about = each.lstat()
+        if about.st_uid != os.getuid() or about.st_mode & 0o022:
+            raise PermissionError(errno.EPERM, "other users own it, or may write to it", str(each))
+    return folder
 
 
 def remove_unused(job_id: str) -> None:

@@ -7,6 +7,8 @@ states.
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
 
 import jax
@@ -15,6 +17,7 @@ import pytest
 
 import kinetic
 from kinetic._in_job.checkpoint import tree
+from kinetic._system import memory_folder
 from kinetic.errors import CheckpointError, CheckpointMismatch, UsageError
 
 STATE = {"n": 0}
@@ -124,3 +127,58 @@ def test_what_a_kill_has_left_of_a_removal_is_removed_later(tmp_path, monkeypatc
         assert ckpt.restore(STATE) == ({"n": 2}, 2)
         ckpt.save(2, {"n": 3})
     assert sorted(path.name for path in tmp_path.glob("[0-9]")) == ["2"]
+
+
+def fill_the_disk_in_step_1(folder):
+    state = {"x": np.random.default_rng(0).random(300_000)}
+    with kinetic.Checkpointer(folder, every=1, local_every=None, at_least_every=None) as ckpt:
+        ckpt.save(0, state)
+        ckpt.wait()
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+        try:
+            ckpt.save(1, state)
+            ckpt.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full_is_told_with_the_step_that_was_being_saved(tmp_path):
+    with pytest.raises(CheckpointError, match=r"written \(step 1\)") as caught:
+        fill_the_disk_in_step_1(tmp_path)
+    assert caught.value.step == 1
+
+
+@pytest.mark.parametrize("last", ["persistent", "local"])
+def test_memory_is_freed_when_the_folder_has_the_last_step(tmp_path, monkeypatch, last):
+    monkeypatch.setenv("KINETIC_LOCAL_DIR", str(tmp_path / "memory"))
+    with kinetic.Checkpointer(tmp_path / "run", every=1, local_every=1) as ckpt:
+        ckpt.restore({"x": np.zeros(3)})
+        ckpt.save(0, {"x": np.ones(3)})
+        if last == "local":
+            ckpt._cadence = ckpt._cadence.__class__(None, None, 1)
+            assert ckpt.save(1, {"x": np.ones(3)}) == ("local",)
+    left = [path for path in (tmp_path / "memory").rglob("*") if path.is_file()]
+    assert bool(left) is (last == "local")
+
+
+@pytest.mark.parametrize("taken", ["gone", "by a file", "by others"])
+def test_that_there_is_no_folder_in_memory_is_told(tmp_path, monkeypatch, capfd, taken):
+    memory = tmp_path / "shm"
+    monkeypatch.setattr(memory_folder, "MEMORY", memory)
+    monkeypatch.setenv("KINETIC_JOB_ID", "job-0000000a")
+    folder = memory / f"kinetic-{os.getuid()}"
+    if taken != "gone":
+        memory.mkdir()
+    if taken == "by a file":
+        folder.write_text("")
+    if taken == "by others":
+        folder.mkdir()
+        folder.chmod(0o777)
+    with kinetic.Checkpointer(tmp_path / "run", every=1) as ckpt:
+        ckpt.restore({"x": 0})
+        assert ckpt.save(10, {"x": 1}) == ("persistent",)
+    assert f"no folder in memory ({folder}: " in capfd.readouterr().err
+    with kinetic.Checkpointer(tmp_path / "run", every=1, local_every=None) as ckpt:
+        ckpt.restore({"x": 0})
+    assert "no folder in memory" not in capfd.readouterr().err

@@ -13,7 +13,7 @@ from typing import Any
 
 from kinetic._in_job import local_folder, slices
 from kinetic._in_job.checkpoint import persistent
-from kinetic._in_job.checkpoint.persistent import Keep
+from kinetic._in_job.checkpoint.keeping import Keep
 from kinetic.errors import UsageError, UsageTypeError, a_type
 
 _FOLDER = "checkpoints"

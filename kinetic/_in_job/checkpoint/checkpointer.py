@@ -35,9 +35,11 @@ from kinetic._in_job.checkpoint import (
 from kinetic._in_job.checkpoint.cadence import cadence
 from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.opening import Opened
+from kinetic._in_job.checkpoint.persistent import Persistent
 from kinetic._in_job.checkpoint.restoring import Restored, Restoring
 from kinetic._in_job.checkpoint.syncing import Moments, Wish
 from kinetic._in_job.checkpoint.tree import Leaf, State
+from kinetic._system import memory_folder
 from kinetic.errors import (
     CheckpointError,
     CheckpointMismatch,
@@ -106,6 +108,7 @@ class Checkpointer:
             self._keep = arguments.check_keep(keep, keep_every, best, best_is, keep_best)
             local = arguments.folder_in_memory(local_directory, self._directory)
             self._local = None if local_every is None else local
+        self._has_job_folder = local_directory is None
         self._verify = verify
         self._opened: Opened | None = None
         self._restoring: Restoring | None = None
@@ -289,6 +292,7 @@ class Checkpointer:
             self.wait()
             if self._opened is not None:
                 self._opened.persistent.close()
+                self._free_memory(self._opened)
         finally:
             self._free()
 
@@ -330,7 +334,18 @@ class Checkpointer:
             self._local_saves = LocalSaves(tier, writer, self._peers, self._warn)
         self._restoring = Restoring(self._opened, self._peers, self._directory, self._warn)
         self._moments = Moments(self._peers, _wanted, self._cadence.every_s)
+        if self._local is None and self._cadence.local_every is not None:
+            self._tell_why_not_local()
         return self._opened
+
+    def _tell_why_not_local(self) -> None:
+        job = slices.told("KINETIC_JOB_ID")
+        if job and (fault := memory_folder.fault_of(job, "local")):
+            self._warn(
+                f"there are no local checkpoints, as this machine gives its hosts no folder in "
+                f"memory ({fault}). Clear the way, give local_directory= a folder, or say "
+                "local_every=None."
+            )
 
     def _is_forked(self) -> bool:
         return self._owner not in (0, os.getpid())
@@ -417,6 +432,14 @@ class Checkpointer:
             self._moments.close()
         if self._opened is not None and self._opened.lease is not None:
             self._opened.lease.release()
+
+    def _free_memory(self, opened: Opened) -> None:
+        """Free the job's memory of what the persistent tier has as well: nobody else reads it, and
+        the job may wait for long to be cleaned up."""
+        if opened.local is None or not self._has_job_folder or self._last < 0:
+            return
+        if isinstance(opened.persistent, Persistent) and opened.persistent.has(self._last):
+            opened.local.remove()
 
     def _leave(self, why: Wish | None, step: int) -> None:
         """Every host has saved this step: wait until it is committed, and go."""

@@ -1,12 +1,72 @@
-"""Which steps of the folder stay, where some of them are damaged. Pure but for one callback.
+"""Which persistent checkpoints stay. Pure but for one callback.
 
-In: a policy of Orbax's, the damaged steps. Out: a policy; the steps that are about to be removed.
+In: options, Orbax's policies, the damaged steps. Out: policies as Orbax asks for them; the steps
+that are about to be removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
+
+from kinetic._core.values import dataclass
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which persistent checkpoints stay.
+
+    Attributes:
+        newest: so many of the newest; None for all.
+        every: and those of steps that this divides.
+        best: and the best ones by the metric of this name; "" for none.
+        best_is: "min" or "max".
+        best_count: so many of the best.
+    """
+
+    newest: int | None = 3
+    every: int | None = None
+    best: str = ""
+    best_is: str = "min"
+    best_count: int = 1
+
+
+def metric_of(keep: Keep) -> Callable[[Any], float]:
+    """What the best checkpoint is chosen by; one that was saved without it is the worst."""
+    worst = math.inf if keep.best_is == "min" else -math.inf
+
+    def of(metrics: Mapping[str, float] | None) -> float:
+        found = float((metrics or {}).get(keep.best, worst))
+        return worst if math.isnan(found) else found
+
+    return of
+
+
+def policy_of(keep: Keep, of_others: list[int], policies: Any) -> Any:
+    """Return a policy for Orbax.
+
+    Args:
+        keep: which steps stay.
+        of_others: steps that another program has saved, which stay as well.
+        policies: Orbax's.
+    """
+    newest = policies.LatestN(keep.newest)
+    chosen: list[Any] = [newest]
+    if keep.newest is not None and of_others:
+        chosen.append(policies.CustomSteps(of_others))
+    if keep.newest is not None and keep.every is not None:
+        chosen.append(policies.EveryNSteps(keep.every))
+    if keep.newest is not None and keep.best:
+        chosen.append(
+            policies.BestN(
+                get_metric_fn=metric_of(keep),
+                reverse=keep.best_is == "min",
+                n=keep.best_count,
+                keep_checkpoints_without_metrics=False,
+            )
+        )
+    return policies.AnyPreservationPolicy(chosen)
 
 
 class Undamaged:

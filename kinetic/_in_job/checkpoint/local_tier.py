@@ -218,6 +218,11 @@ class LocalTier:
         shutil.rmtree(self._folder / _REMOVING, ignore_errors=True)
         shutil.rmtree(path, ignore_errors=True)
 
+    def remove(self) -> None:
+        """Remove everything: it is not needed any more."""
+        self._mapped.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def keep_only(self, whole: Whole | None) -> None:
         """Remove every step but this one, for good: what a later run writes must not be mixed with
         what an earlier one had written."""

@@ -10,13 +10,11 @@ import contextlib
 import importlib.util
 import json
 import logging
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kinetic._core.values import dataclass
-from kinetic._in_job.checkpoint import digests, replicas
-from kinetic._in_job.checkpoint.keeping import Undamaged
+from kinetic._in_job.checkpoint import digests, keeping, replicas
+from kinetic._in_job.checkpoint.keeping import Keep
 from kinetic._in_job.checkpoint.replicas import Source
 from kinetic._in_job.checkpoint.tree import Leaf, State
 from kinetic.errors import CheckpointError, CorruptRecord, PreflightError
@@ -25,6 +23,8 @@ STATE, RECORD, DIGESTS = "state", "kinetic", "digests"
 """Names of what a checkpoint holds: the state, what is known about it, digests of its parts."""
 _BROKEN, _ENDED = "JaxRuntimeError", "CANCELLED"
 """What waits for other hosts gets this error when its world ends."""
+_COMMITTED = "commit_success.txt"
+"""What a step in a bucket has when it is whole."""
 _LIMIT_S = 600
 """How long Orbax lets the hosts wait for each other."""
 
@@ -32,25 +32,6 @@ _LIMIT_S = 600
 _REMOVED = "kinetic-removed.json"
 """Beside the steps: those of ours that are being removed, of which a kill may leave a part."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Keep:
-    """Which persistent checkpoints stay.
-
-    Attributes:
-        newest: so many of the newest; None for all.
-        every: and those of steps that this divides.
-        best: and the best ones by the metric of this name; "" for none.
-        best_is: "min" or "max".
-        best_count: so many of the best.
-    """
-
-    newest: int | None = 3
-    every: int | None = None
-    best: str = ""
-    best_is: str = "min"
-    best_count: int = 1
 
 
 class StepUnreadable(CheckpointError):
@@ -104,16 +85,16 @@ class Persistent:
         logging.getLogger("absl").addFilter(is_news)
         self._directory = directory
         self._newest = -1
+        self._saving: int | None = None
         self._damaged: set[int] = set()
+        of_others = _steps_of_others(directory)
+        policy = keeping.policy_of(keep, of_others, ocp.checkpoint_managers)
         options = ocp.CheckpointManagerOptions(
             cleanup_tmp_directories=True,
-            preservation_policy=Undamaged(
-                _policy(keep, _steps_of_others(directory)),
-                keep.newest is None,
-                self._damaged,
-                self._note_removal,
+            preservation_policy=keeping.Undamaged(
+                policy, keep.newest is None, self._damaged, self._note_removal
             ),
-            best_fn=_metric(keep),
+            best_fn=keeping.metric_of(keep),
             best_mode=keep.best_is,
             async_options=ocp.AsyncOptions(timeout_secs=_LIMIT_S),
         )
@@ -174,8 +155,8 @@ class Persistent:
         metrics: Mapping[str, float],
         digests_here: list[Any] | None = None,
     ) -> bool:
-        """Begin to save; return whether this was a new step. Waits for the save before. Each
-        process writes its own digests: the step gets its name when all of them are there."""
+        """Begin to save; return whether this was a new step. Waits for the save before. The step
+        gets its name when the digests of all processes are there."""
         if step <= self._newest:
             return False
         if step in self._damaged:
@@ -190,7 +171,9 @@ class Persistent:
         }
         if digests_here is not None:
             items[DIGESTS] = ocp.args.JsonSave(digests.sign({DIGESTS: digests_here}))
-        with explained(f"written (step {step})", self._directory):
+        self.wait()
+        self._saving = step
+        with self._writing():
             # The caller decides; Orbax would refuse what is older than a damaged step.
             args = ocp.args.Composite(**items)
             self._manager.save(step, args=args, metrics=dict(metrics), force=True)
@@ -257,20 +240,38 @@ class Persistent:
         if self._process == 0:
             (self._manager.directory / _REMOVED).write_text(json.dumps(steps))
 
+    def has(self, step: int) -> bool:
+        """Whether a step is committed, as far as this process sees it now."""
+        with contextlib.suppress(OSError):
+            folder = self._manager.directory / str(step)
+            return bool((folder / _COMMITTED if is_bucket(self._directory) else folder).exists())
+        return False
+
     def check(self) -> None:
         """Raise what a save in the background has met."""
-        with explained("written", self._directory):
+        with self._writing():
             self._manager.check_for_errors()
 
     def wait(self) -> None:
         """Wait until all that was saved is committed."""
-        with explained("written", self._directory):
+        with self._writing():
             self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait, and free what the manager holds."""
-        with explained("written", self._directory):
+        with self._writing():
             self._manager.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Name the step that is being saved in an error."""
+        done = "written" if self._saving is None else f"written (step {self._saving})"
+        try:
+            with explained(done, self._directory):
+                yield
+        except CheckpointError as error:
+            error.step = self._saving
+            raise
 
 
 def is_news(record: logging.LogRecord) -> bool:
@@ -358,17 +359,6 @@ def _replace_damaged_metrics(directory: str) -> None:
             file.write_text("{}")
 
 
-def _metric(keep: Keep) -> Callable[[Any], float]:
-    """What the best checkpoint is chosen by; one that was saved without it is the worst."""
-    worst = math.inf if keep.best_is == "min" else -math.inf
-
-    def of(metrics: Mapping[str, float] | None) -> float:
-        found = float((metrics or {}).get(keep.best, worst))
-        return worst if math.isnan(found) else found
-
-    return of
-
-
 def _steps_of_others(directory: str) -> list[int]:
     """The steps that another program has saved here, which stay; ours that were being removed
     when a process was killed may look like them."""
@@ -384,26 +374,6 @@ def _steps_of_others(directory: str) -> list[int]:
             with contextlib.suppress(ValueError):
                 of_others -= {*json.loads((folder / _REMOVED).read_text())}
         return sorted(of_others)
-
-
-def _policy(keep: Keep, of_others: list[int]) -> Any:
-    policies = orbax().checkpoint_managers
-    newest = policies.LatestN(keep.newest)
-    chosen: list[Any] = [newest]
-    if keep.newest is not None and of_others:
-        chosen.append(policies.CustomSteps(of_others))
-    if keep.newest is not None and keep.every is not None:
-        chosen.append(policies.EveryNSteps(keep.every))
-    if keep.newest is not None and keep.best:
-        chosen.append(
-            policies.BestN(
-                get_metric_fn=_metric(keep),
-                reverse=keep.best_is == "min",
-                n=keep.best_count,
-                keep_checkpoints_without_metrics=False,
-            )
-        )
-    return policies.AnyPreservationPolicy(chosen)
 
 
 @contextlib.contextmanager
