@@ -23,6 +23,14 @@ def of_job(job_id: str) -> Path:
     return MEMORY / f"kinetic-{os.getuid()}" / job_id
 
 
+def jobs() -> list[str]:
+    """Return the ids of the jobs of this user that have something there."""
+    try:
+        return sorted(os.listdir(MEMORY / f"kinetic-{os.getuid()}"))
+    except OSError:
+        return []
+
+
 def make(job_id: str, name: str) -> Path | None:
     """Make a folder of this name in the job's, for its owner alone, and return it; None where the
     machine has no file system in memory, or somebody else has taken the name."""

@@ -41,6 +41,8 @@ SOCKET_PATH_LIMIT = 100
 RESERVE_BYTES = 1 << 16
 """Reserved on disk, so that the verdict can be written when the disk is full, and in an elastic job
 those of the attempts before."""
+FREE_AFTER_S = 3600.0
+"""How long what a job that has succeeded has in memory stays when nobody fetches its value."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,23 @@ def main(request: Request, answer_fd: int = -1) -> NoReturn:
     be; it is closed then.
     """
     processes.exit_with(lambda: Supervisor(request).run(answer_fd))
+
+
+def free_memory_of_ended(store: LocalStore, now: float) -> None:
+    """Free what jobs that have succeeded have left in this machine's memory, after a while: their
+    values may never be fetched, and only that cleans them up.
+
+    Args:
+        store: of jobs; what those of another one have left stays.
+        now: seconds since the epoch.
+    """
+    from kinetic._core.outcome import Outcome, Verdict
+
+    for job_id in memory_folder.jobs():
+        with contextlib.suppress(KineticError, LookupError, ValueError, TypeError):
+            outcome = Outcome.from_json(json.loads(store.get(layout.outcome(job_id))))
+            if outcome.verdict is Verdict.SUCCEEDED and outcome.ended_at < now - FREE_AFTER_S:
+                memory_folder.remove(job_id)
 
 
 class Supervisor:
@@ -304,6 +323,7 @@ class Supervisor:
 
     def _sweep_up(self) -> None:
         memory_folder.remove_unused(self._request.job_id)
+        free_memory_of_ended(self._store, time.time())
         for name in ("reserve", "socket", "supervisor.json", "state.json", "fetching"):
             (self._own / name).unlink(missing_ok=True)
         if self._socket_dir is not None:
