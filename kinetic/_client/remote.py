@@ -73,6 +73,8 @@ class RemoteCallable(Generic[P, R_co]):
     Within a job it is the plain function: a call runs its body there.
     """
 
+    is_plain_in_jobs = True  # for `_pickling`
+
     def __init__(
         self, func: Callable[P, Any], options: Options, *, bound: tuple[Any, ...] = ()
     ) -> None:

@@ -53,7 +53,7 @@ def is_found(made: Any) -> bool:
 def is_cloudpickle(caller: FrameType) -> bool:
     """Whether an object is asked by cloudpickle how it is pickled: for a process that may lack the
     script, so that a name would not do."""
-    return str(caller.f_globals.get("__name__")).startswith("cloudpickle")
+    return str(caller.f_globals.get("__name__")).startswith(("cloudpickle", __package__))
 
 
 def script_of(func: object) -> Script:

@@ -123,25 +123,28 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 if by_reference
                 else super().reducer_override(obj)
             )
-        if kind in (memoryview, TextIOWrapper):
-            self._note_change(obj)
-        elif not callable(obj):
-            self._plain.add(kind)
+        self._note_kind(obj)
         if _is_global(obj):
             return obj.__qualname__
+        if getattr(kind, "is_plain_in_jobs", False):
+            return unpickler.decorated, obj.__reduce__()
         if _wrapped(obj) is not None and _is_made_of_arguments(kind):
             return unpickler.bare, (kind,), vars(obj)
         return NotImplemented
 
-    def _note_change(self, obj: memoryview | TextIOWrapper) -> None:
+    def _note_kind(self, obj: object) -> None:
+        """Remember a kind that needs no decision again, or what arrives as something else."""
+        if type(obj) not in (memoryview, TextIOWrapper):
+            self._plain |= set() if callable(obj) else {type(obj)}
+            return
         if isinstance(obj, memoryview):
             words = "a memoryview is bytes on its hosts: what they write to it stays there"
         elif obj in (sys.stdout, sys.stderr):
             return
         else:
             words = (
-                f"the open file {obj.name!r} is its content on its hosts, an io.StringIO: "
-                "send its path, or kinetic.Data, if they are to have the file"
+                f"the open file {getattr(obj, 'name', '')!r} is its content on its hosts, an "
+                "io.StringIO: send its path, or kinetic.Data, if they are to have the file"
             )
         self.changes = tuple(dict.fromkeys((*self.changes, f"Of what the function gets, {words}.")))
 

@@ -17,11 +17,11 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, ModuleType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from kinetic._core.values import dataclass
 from kinetic._pickling.origin import MAIN
-from kinetic.errors import SetupFailed
+from kinetic.errors import SetupFailed, UsageError
 
 
 def _without_hooks(
@@ -167,6 +167,27 @@ def unwrapped(module: str, qualname: str, depth: int) -> Any:
     for _ in range(depth):
         found = found.__wrapped__
     return found
+
+
+_OF_THE_CALLER = ("run_async", "run_async_map", "with_options", "plan", "aio")
+
+
+def decorated(pick: Callable[[Any], Any], args: tuple[Any, ...]) -> Any:
+    """Return the plain function of a decorated one; what else its caller has says why it is not
+    here."""
+    func = pick(*args)
+    name = getattr(func, "__name__", "it")
+    for each in _OF_THE_CALLER:
+        with contextlib.suppress(AttributeError, TypeError):
+            setattr(func, each, functools.partial(_refuse, each, name))
+    return func
+
+
+def _refuse(what: str, name: str, *args: object, **kwargs: object) -> NoReturn:
+    raise UsageError(
+        f"{name}.{what} is of the script that submits jobs: a job cannot submit other jobs. In a "
+        f"job, {name}(...) runs the function right there, on this host."
+    )
 
 
 class CallUnpickler(pickle.Unpickler):

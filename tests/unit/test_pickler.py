@@ -13,6 +13,7 @@ import pytest
 from kinetic._pickling.pickler import CallPickler, Circular
 from kinetic._pickling.script import Script, ScriptSource
 from kinetic._pickling.unpickler import CallUnpickler
+from kinetic.errors import UsageError
 
 REGISTERED: list[Any] = []
 
@@ -419,3 +420,17 @@ def test_slots_of_one_name_and_of_a_subclass() -> None:
     )
     (one,) = host.value
     assert (one.x, one.y, hasattr(one, "__dict__")) == (1, 2, False)
+
+
+def test_what_only_the_caller_has_of_a_decorated_function_says_so() -> None:
+    host = sent(
+        "import kinetic\n@kinetic.run('cpu')\ndef f(n):\n    return f(n - 1) + 1 if n else 0\n"
+        "def g(): return f\n",
+        "g",
+    )
+    (g,) = host.value
+    function = g()
+    assert (type(function), function(3)) == (types.FunctionType, 3)
+    for name in ("run_async", "run_async_map", "with_options", "plan"):
+        with pytest.raises(UsageError, match=rf"f\.{name} is of the script that submits jobs"):
+            getattr(function, name)(1, x=2)
