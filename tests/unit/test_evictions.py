@@ -63,6 +63,20 @@ def test_hosts_that_are_all_taken_away_at_once_are_all_named():
     assert gang.stop_reason == f"all 4 hosts: {WHY}"
 
 
+@pytest.mark.parametrize("says", [evicted, lambda host: replace(evicted(host), announced=True)])
+def test_hosts_that_are_asked_to_end_after_one_is_gone_are_not_named(says):
+    """A Job whose pod was deleted by force deletes the others, a second later."""
+    gang = gang_of(4)
+    now = let_pass(gang, 0.0, 5.0, beating=range(4))
+    gang.report(says(2), now)
+    gang.report(says(3), now + 0.2)
+    gang.report(says(0), now + 0.9)
+    let_pass(gang, now + 0.9, 2.0, beating=range(4))
+    gang.report(evicted(0), now + 3.0)
+    assert gang.first_failure == (2, 3)
+    assert gang.stop_reason == f"hosts 2-3 of 4: {WHY}"
+
+
 def test_what_follows_from_it_is_not_the_cause():
     gang = gang_of(4)
     now = let_pass(gang, 0.0, 5.0, beating=range(4))

@@ -10,7 +10,7 @@ events, the first failure. Pure: no I/O, no clock, no gRPC.
 Promises:
     1. No host sees "ready" before every host has joined.
     2. The first failure is a cause if one was reported before the stop; else a host that fell
-       silent; else one that its cluster took away; else a consequence.
+       silent; else those that their cluster took away first; else a consequence.
     3. After a stop every host reports within `grace_s` + `report_s`, or is given up: the gang
        always finishes.
     4. A host whose connection has broken, and that is not heard from within `reconnect_s`, is lost.
@@ -21,6 +21,7 @@ Promises:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -41,6 +42,9 @@ _INTERVALS = 10
 """Heartbeats that an agent sends within `heartbeat_timeout_s`."""
 _LATE_INTERVALS = 3
 """A host that misses this many heartbeats is silent if another host has just lost a peer."""
+_TOGETHER_S = 0.5
+"""Hosts that are taken away later than this after the first one are so because of it: a Job that
+has lost a pod deletes the others, a second later."""
 _MAX_STACKS = 256 * 1024
 
 __all__ = ["Activity", "Gang", "GangPhase", "GangSpec", "Heartbeat", "HostView"]
@@ -67,6 +71,7 @@ class Gang:
         self._ready_at: float | None = None
         # (rank, host) in order of arrival, until the stop
         self._failures: list[tuple[int, int]] = []
+        self._evicted_at = math.inf  # of the first one
         # (now, watched) of the first consequence
         self._window_opened: tuple[float, float] | None = None
         self._peers = Peers(spec.peers_window_s)
@@ -321,23 +326,19 @@ class Gang:
             return False
         if needed:
             detail = f"{detail}; its function had returned, but other hosts were still running"
-        report = self._substitute_report(host, self._lost_exit(host, member), detail)
+        how = member.exit_if_lost(self._stop_exits.get(host, self._stop_exit))
+        report = self._substitute_report(host, how, detail)
         self._emit(EventKind.LOST, host, detail, exit=report.exit)
         self._hosts.record(member, report)
         self._count_failure(report)
         return True
 
-    def _lost_exit(self, host: int, member: Member) -> Exit:
-        # A host that falls silent after a stop ended as the stop says: a cancelled job stays
-        # cancelled.
-        stop = self._stop_exits.get(host, self._stop_exit)
-        if member.announced is not None and stop is not Exit.CANCELLED:
-            return member.announced.exit
-        return Exit.AGENT_LOST if stop is None or (stop is Exit.STOPPED and member.joined) else stop
-
     def _count_failure(self, report: HostReport) -> None:
         """Count a report as a failure, or after the stop as the cause of the first one."""
         rank = blame.rank_of(report)
+        if rank == EVICTED_RANK and (rank, report.host) not in self._failures:
+            self._evicted_at = min(self._evicted_at, self._now)
+            rank = CONSEQUENCE_RANK if self._now > self._evicted_at + _TOGETHER_S else rank
         if rank > CONSEQUENCE_RANK or (rank, report.host) in self._failures:
             return
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):

@@ -59,6 +59,13 @@ class Member:
         """Whether its agent has said that the function returned."""
         return self.beat is not None and self.beat.state is Activity.RETURNED
 
+    def exit_if_lost(self, stop: Exit | None) -> Exit:
+        """Return how it ended if it is not heard from any more: after a stop as that says, since a
+        cancelled job stays cancelled."""
+        if self.announced is not None and stop is not Exit.CANCELLED:
+            return self.announced.exit
+        return Exit.AGENT_LOST if stop is None or (stop is Exit.STOPPED and self.joined) else stop
+
     def stalls(self, limit_s: float) -> bool:
         """Whether its function has been stalled for this long."""
         return (
