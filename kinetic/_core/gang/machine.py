@@ -31,7 +31,7 @@ from kinetic._core.exits import CONSEQUENCE_RANK, EVICTED_RANK, SILENT_RANK, Exi
 from kinetic._core.gang import blame, stops
 from kinetic._core.gang.connections import BrokenConnections, Silence
 from kinetic._core.gang.hangs import HangWatch
-from kinetic._core.gang.members import Member, Roster
+from kinetic._core.gang.members import Roster
 from kinetic._core.gang.messages import Activity, GangPhase, GangSpec, Heartbeat, HostView
 from kinetic._core.gang.rendezvous import Peers
 from kinetic._core.gang.stops import Stop
