@@ -119,7 +119,7 @@ def table(
     right: Sequence[str] = (),
     cut: str = "",
     wrap: str = "",
-    below: str = "",
+    below: str | None = None,
 ) -> None:
     """Print rows below a header: fitted to the width of a terminal, or plain and uncut in a pipe.
 
@@ -134,7 +134,7 @@ def table(
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
-    if below in columns:
+    if below is not None and below in columns:
         at = columns.index(below)
         narrow = [(*row[:at], *row[at + 1 :]) for row in (columns, *clean)]
         grid = _grid(narrow[0], narrow[1:], right, {cut}, "")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +151,11 @@ def test_the_store(folder: StoreFolder, expected: list[str]) -> None:
     found = checks.store(folder)
     assert levels(*found) == expected
     assert all(f.remedy for f in found if f.level is not Level.OK)
+
+
+def test_a_store_of_somebody_else_is_not_made_yours() -> None:
+    (found,) = checks.store(StoreFolder("/s", is_mine=False))
+    assert found.remedy == "set KINETIC_STORE to a folder of your own."
 
 
 def test_the_zygote() -> None:
@@ -406,6 +413,26 @@ def test_the_command(capsys: pytest.CaptureFixture[str], home: Path) -> None:
         "settings",
         "zygote",
     }
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("columns", [60, 100])
+def test_on_a_terminal_a_finding_is_a_row_whose_words_are_wrapped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    assert call(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert call(["doctor"]) == 0
+    head, *lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert head.split() == ["CHECK", "FOUND"]
+    assert max(map(len, lines)) <= columns
+    rows = [line.split()[:2] for line in lines if not line.startswith(" ")]
+    assert rows == [[each["level"], each["check"]] for each in found]
+    memory = next(each["detail"] for each in found if each["check"] == "memory")
+    assert memory.split()[-1] in " ".join(lines), "nothing is cut"
 
 
 @pytest.mark.usefixtures("quick")

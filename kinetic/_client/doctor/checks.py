@@ -235,7 +235,7 @@ def namespaces(machine: Machine) -> Finding:
 
 def store(folder: StoreFolder) -> list[Finding]:
     """Check the folder of the store."""
-    elsewhere = "or set KINETIC_HOME to another folder."
+    elsewhere = "or set KINETIC_STORE to a folder of your own."
     if folder.exists and not folder.is_folder:
         return [problem("store", f"{folder.path} is not a folder.", f"Move it away, {elsewhere}")]
     if folder.exists and not folder.is_mine:
@@ -251,9 +251,7 @@ def store(folder: StoreFolder) -> list[Finding]:
         return [problem("store", why, remedy)]
     if not folder.writable:
         doing = "written to" if folder.exists else "made"
-        return [
-            problem("store", f"{folder.path} cannot be {doing}.", f"Make it yours, {elsewhere}")
-        ]
+        return [problem("store", f"{folder.path} cannot be {doing}.", f"Allow it, {elsewhere}")]
     found = [ok("store", f"{folder.path}{'' if folder.exists else ' (made by the first job)'}.")]
     if folder.exists and folder.mode & _OTHERS:
         found.append(
