@@ -72,12 +72,15 @@ def test_the_error_of_a_script_shows_the_script_and_nothing_of_ours(project: Pat
     assert str(ROOT / "kinetic") not in done.stderr
 
 
-@pytest.mark.parametrize("how", ["run as the script", "imported by it"])
-def test_a_syntax_error_is_shown_once_and_where_the_user_has_it(project: Path, how: str) -> None:
+@pytest.mark.parametrize("program", [("broken.py",), ("uses.py",), ("-m", "broken")])
+def test_a_syntax_error_is_shown_once_and_where_the_user_has_it(
+    project: Path, program: tuple[str, ...]
+) -> None:
     (project / "broken.py").write_text("values = (1\n")
     (project / "uses.py").write_text("import broken\n")
-    done = kn(project, "run", "-a", "cpu", "broken.py" if how == "run as the script" else "uses.py")
+    done = kn(project, "run", "-a", "cpu", *program)
     assert done.returncode == 1
+    assert "<frozen " not in done.stderr
     assert done.stderr.count("SyntaxError: ") == 1, done.stderr
     assert done.stderr.count(f'File "{project}/broken.py", line 1') == 1
     assert "Remote traceback (host 0 of 1, job-" in done.stderr

@@ -203,9 +203,9 @@ def _as_main(run: Callable[[], Any]) -> None:
 
 
 def _without_machinery(trace: types.TracebackType | None) -> types.TracebackType | None:
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    ours = (__file__, runpy.__file__, "<frozen ")
     at = trace
-    while at is not None and at.tb_frame.f_code.co_filename in ours:
+    while at is not None and at.tb_frame.f_code.co_filename.startswith(ours):
         at = at.tb_next
     return at
 
