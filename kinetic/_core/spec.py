@@ -97,5 +97,5 @@ def wrong_keyword(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> st
 
     near = difflib.get_close_matches(wrong, known, n=1)
     return f"got an unexpected keyword argument {wrong!r}" + (
-        f"; did you mean {near[0]!r}?" if near else ""
+        f" (did you mean {near[0]!r}?)" if near else ""
     )

@@ -119,7 +119,8 @@ def find(store: Store, text: str) -> JobRef:
     try:
         return _read(store, layout.ref(wanted))
     except NotFound:
-        return _read(store, layout.ref(_only(wanted, store)))
+        pass  # What follows is no consequence of this.
+    return _read(store, layout.ref(_only(wanted, store)))
 
 
 def find_to_end(store: Store, text: str) -> JobRef:

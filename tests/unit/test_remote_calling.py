@@ -45,7 +45,7 @@ class Callable_:
         (lambda f: f(1, 2, 3), "too many positional"),
         (lambda f: f(1, c=2), "unexpected keyword argument 'c'"),
         (lambda f: f(c=2), "unexpected keyword argument 'c'"),
-        (lambda f: f(bb=2), "unexpected keyword argument 'bb'; did you mean 'b'?"),
+        (lambda f: f(bb=2), "unexpected keyword argument 'bb' (did you mean 'b'?)"),
         (lambda f: f.run_async(), "missing"),
         (lambda f: f.plan(), "missing"),
     ],
