@@ -28,7 +28,9 @@ from kinetic.errors import NotFound, StoreError, StoreFull, UsageError
 
 _TEMPORARY = ".tmp"
 _TEMPORARY_LIFE_S = 24 * 3600.0
-_REMEDY = "Set KINETIC_STORE to a folder that you own, with nothing else in it."
+_REMEDY = (
+    "Set KINETIC_HOME, or KINETIC_STORE alone, to a folder that you own, with nothing else in it."
+)
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 

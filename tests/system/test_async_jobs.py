@@ -165,11 +165,13 @@ def test_a_job_that_submits_another_is_told_what_works():
     inner = kinetic.run(accelerator="cpu")(lambda: 1)  # travels by value, as the plain function
 
     @kinetic.run(accelerator="cpu")
-    def outer():
-        return inner.run_async()
+    def outer(submit):
+        return inner.run_async() if submit else inner.options
 
+    with pytest.raises(errors.UsageError, match="a job cannot submit other jobs. In a job, <lam"):
+        outer(True)
     with pytest.raises(AttributeError) as caught:
-        outer()
+        outer(False)
     assert "in a job it is the plain function, and a job cannot submit other jobs" in "\n".join(
         caught.value.__notes__
     )

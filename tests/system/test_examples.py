@@ -58,7 +58,7 @@ def test_multislice() -> None:
 def test_elastic() -> None:
     done = run("elastic.py")
     told = done.stdout + done.stderr
-    assert "slice 1 lost (failure 1 of at most 3): host 1 of 2" in told
+    assert "slice 1 lost (failure 1 of at most 3): host 0 of slice 1:" in told
     assert "begins at step 11 on 1 of 2 slices" in told
     left = re.search(r"step (\d+) is saved on all hosts, which begin again on all slices", told)
     assert left is not None, told
@@ -71,7 +71,7 @@ def test_elastic() -> None:
 def test_elastic_transformer(tmp_path: Path) -> None:
     picture = tmp_path / "loss.png"
     done = run("elastic_transformer.py", str(picture))
-    assert "slice 1 lost (failure 1 of at most 3): host 1 of 3" in done.stderr
+    assert "slice 1 lost (failure 1 of at most 3): host 0 of slice 1:" in done.stderr
     *_, repeated, loss, drawn = done.stdout.splitlines()
     # The script kills from outside, so a save or two may have happened since.
     assert re.fullmatch(r"steps [123]1 to \d+ were repeated, with equal losses: True", repeated)

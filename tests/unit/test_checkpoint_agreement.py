@@ -382,6 +382,6 @@ def test_what_orbax_lacks_for_a_bucket_is_named():
     missing = ImportError("Please install gcsfs to access Google Storage")
     with (
         pytest.raises(CheckpointError, match="name it in the project's dependencies"),
-        persistent._explained("opened", "gs://bucket/run"),
+        persistent.explained("opened", "gs://bucket/run"),
     ):
         raise missing

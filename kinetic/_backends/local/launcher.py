@@ -31,6 +31,10 @@ _SILENT = {
     "SPT_NOENV": "1",
 }
 
+_READ_BY_ZYGOTES = (
+    *("PYTHON", "LD_", "JAX_", "XLA_", "KERAS_", "TMPDIR", "HOME"),
+    *("SSL_", "REQUESTS_CA_", "CURL_CA_", "GOOGLE_", "CLOUDSDK_", "STORAGE_", "HF_"),
+)
 _PROGRAM = str(Path(__file__).resolve().parents[2] / "_host" / "local" / "__main__.py")
 """The zygote's program. Not started with `-m`, which imports more."""
 
@@ -201,7 +205,7 @@ def try_out(modules: tuple[str, ...], environ: Mapping[str, str], *, limit_s: fl
 
 
 def _zygote_for(modules: tuple[str, ...], environ: Mapping[str, str]) -> Zygote:
-    key = (os.getpid(), sys.executable, modules, _import_settings(environ))
+    key = (os.getpid(), sys.executable, modules, _settings_of_zygote(environ))
     if key not in _zygotes:
         if not _zygotes:
             atexit.register(_close_all)
@@ -218,14 +222,14 @@ def _spool() -> IO[bytes]:
     return TemporaryFile()
 
 
-def _import_settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Variables that take effect when modules are imported: a zygote serves only callers with
-    equal ones."""
+def _settings_of_zygote(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Variables that take effect when modules are imported, and those by which agents fetch data:
+    a zygote serves only callers with equal ones."""
     return tuple(
         sorted(
             (k, v)
             for k, v in environ.items()
-            if k.startswith(("PYTHON", "LD_", "JAX_", "XLA_", "KERAS_"))
+            if k.startswith(_READ_BY_ZYGOTES) or k.lower().endswith("_proxy")
         )
     )
 
