@@ -517,6 +517,7 @@ def test_what_is_being_fetched_is_said_and_what_cannot_be_is_not_the_source(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("huggingface_hub")
+    assert kinetic.run(accelerator="cpu")(os.getpid)()  # Later jobs know variables set after it.
     asked, gate = threading.Event(), threading.Event()
 
     class Hub(BaseHTTPRequestHandler):
