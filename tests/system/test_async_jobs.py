@@ -168,7 +168,7 @@ def test_a_job_that_submits_another_is_told_what_works():
     def outer(submit):
         return inner.run_async() if submit else inner.options
 
-    with pytest.raises(errors.UsageError, match="a job cannot submit other jobs. In a job, <lam"):
+    with pytest.raises(errors.UsageError, match=r"a job cannot submit other jobs\. In a job, <lam"):
         outer(True)
     with pytest.raises(AttributeError) as caught:
         outer(False)

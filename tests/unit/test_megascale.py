@@ -40,7 +40,8 @@ HOST = Identity(
 
 def told(who, accelerator="tpu-v6e-8"):
     plan = planned(accelerator, slices=(1, 3), place=replace(PLACE, leader="head"))
-    space = SimpleNamespace(root=Path("host"), output_dir="", tree=Path("tree"), sys_path=(), editable=())
+    names = {"root": Path("host"), "output_dir": "", "tree": Path("tree"), "sys_path": ()}
+    space = SimpleNamespace(**names, editable=())
     world = start_message.World("10.0.0.7:4321", who.hosts, who.host, 0, "tpu", False)
     env = start_message._environ(who, plan, space, world, debug=False)
     return {name: value for name, value in env.items() if name in INJECTED}
