@@ -21,8 +21,10 @@ from pathlib import Path
 import pytest
 
 import kinetic
+from kinetic._host.agent import reporter
 from kinetic._host.worker import main
 from kinetic._host.worker.virtual_slices import _Turns
+from kinetic._system import processes
 
 PATIENCE_S = 200
 CRASHES = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
@@ -402,3 +404,14 @@ def test_processes_that_pools_keep_are_ended_without_a_word(function):
     value, logs = run(function)
     assert value == (None if function is leave_a_tracker_that_stands_still else [0, 1, 4, 9])
     assert "still running" not in logs
+
+
+def test_a_process_that_is_just_ending_was_not_left_running():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert processes.command_line(child) == b"", "the kernel has taken its memory"
+    assert reporter.ends_quietly(child)
+    os.waitpid(child, 0)
+    assert not reporter.ends_quietly(os.getpid())

@@ -48,11 +48,12 @@ ENDS_QUIETLY = (".Terminated", ".Preempted")
 """Exceptions that only end the function."""
 
 
-def _is_of_pool(pid: int) -> bool:
+def ends_quietly(pid: int) -> bool:
+    """Whether a process that the function left behind is a pool's, or is ending by itself."""
     with contextlib.suppress(OSError):
-        command = processes.command_line(pid)
+        command = processes.lasting_command_line(pid)
         return any(words in command for words in OF_POOLS)
-    return True  # It is gone.
+    return True  # It has no command line any more.
 
 
 def last_message(folder: Path) -> Message | None:
@@ -148,7 +149,7 @@ class Reporter:
         left = [
             f"{processes.name(pid).replace('kinetic-worker', 'fork of the function')} ({pid})"
             for pid in processes.await_leaving(LEFTOVER_GRACE_S, keep=own)
-            if not _is_of_pool(pid)
+            if not ends_quietly(pid)
         ]
         if left:
             shown = ", ".join(left[:LEFTOVERS_NAMED]) + (
