@@ -177,9 +177,10 @@ def decorated(pick: Callable[[Any], Any], args: tuple[Any, ...]) -> Any:
     here."""
     func = pick(*args)
     name = getattr(func, "__name__", "it")
-    for each in _OF_THE_CALLER:
+    here = {each: functools.partial(_refuse, each, name) for each in _OF_THE_CALLER}
+    for each, value in (here | {"local": func}).items():
         with contextlib.suppress(AttributeError, TypeError):
-            setattr(func, each, functools.partial(_refuse, each, name))
+            setattr(func, each, value)
     return func
 
 

@@ -265,6 +265,22 @@ def test_a_str_that_raises_does_no_harm():
     assert type(there_and_back(Mute("x"))).__name__ == "Mute"
 
 
+def test_what_a_decorated_function_lacks_in_a_job_is_explained():
+    def decorated():
+        pass
+
+    decorated.run_async = None  # As unpickling leaves it.
+    for name in ("options", "map", "plan"):
+        with pytest.raises(AttributeError) as caught:
+            getattr(decorated, name)
+        report.explain(caught.value)
+        assert "in a job it is the plain function" in caught.value.__notes__[0]
+    with pytest.raises(AttributeError) as caught:
+        getattr(report.explain, "options")  # noqa: B009
+    report.explain(caught.value)
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_a_class_unknown_here_is_told_as_text(tmp_path):
     (tmp_path / "only_there.py").write_text("class Gone(Exception): pass")
     code = (

@@ -434,3 +434,4 @@ def test_what_only_the_caller_has_of_a_decorated_function_says_so() -> None:
     for name in ("run_async", "run_async_map", "with_options", "plan"):
         with pytest.raises(UsageError, match=rf"f\.{name} is of the script that submits jobs"):
             getattr(function, name)(1, x=2)
+    assert function.local(2) == 2, "it runs right there, as everywhere"

@@ -184,7 +184,7 @@ def described(error: BaseException, start: Start) -> Message:
     from kinetic._pickling import results
 
     signals.silence()  # No signal may interrupt the report.
-    _explain(error)
+    explain(error)
     details: Message = {
         "type_name": _qualified_name(type(error)),
         "message": _short(text(error)),
@@ -198,7 +198,7 @@ def described(error: BaseException, start: Start) -> Message:
     return {"error": details}
 
 
-def _explain(error: BaseException) -> None:
+def explain(error: BaseException) -> None:
     """A decorated function is sent as the plain function, which cannot submit anything; a debugger
     finds no terminal."""
     if type(error).__name__ == "BdbQuit":
@@ -207,8 +207,8 @@ def _explain(error: BaseException) -> None:
         error.add_note(f"A debugger was called: {breakpoints.ADVICE}")
     if (
         isinstance(error, AttributeError)
-        and error.name in _OF_DECORATED
         and isinstance(error.obj, FunctionType)
+        and (error.name in _OF_DECORATED or hasattr(error.obj, "run_async"))
     ):
         called = error.obj.__name__
         error.add_note(
