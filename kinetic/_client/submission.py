@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from kinetic._backends.base import Backend, BuildsImages, phase_of
 from kinetic._client.board import console, sending
@@ -74,12 +76,13 @@ def submit(
             if planned.plan is not plan:
                 plan = planned.plan
                 documents = backend.render(plan)
+            guard.push(functools.partial(_undo, ref, backend, store))
             if not store.put(layout.plan(plan.job_id), _json(plan.to_json()), if_absent=True):
+                guard.pop_all()  # It is another's.
                 raise SubmitError(
                     f"There is already a job {plan.job_id}. Submit again; the next id will be "
                     "another one."
                 )
-            guard.enter_context(_undone_on_failure(ref, backend, store))
             index.add(store, ref)
         backend.submit(ref, documents, values)
         if isinstance(backend, BuildsImages):
@@ -198,11 +201,15 @@ def _with_trees(plan: Plan, now: Mapping[Tree, Tree]) -> Plan:
     return dataclasses.replace(plan, tree=sent(plan.tree), data=data)
 
 
-@contextlib.contextmanager
-def _undone_on_failure(ref: JobRef, backend: Backend, store: Store) -> Iterator[None]:
-    try:
-        yield
-    except BackendUnavailable as error:  # The job may or may not have been created.
+def _undo(ref: JobRef, backend: Backend, store: Store, *raised: Any) -> None:
+    """Remove what was written of a job, if something was raised: a type, an error, a traceback."""
+    error = raised[1]
+    if error is None:
+        return
+    if not isinstance(error, Exception):  # Ctrl-C: the job may or may not have been created.
+        take_back(ref, backend, store, error)
+        return
+    if isinstance(error, BackendUnavailable):  # The job may or may not have been created.
         try:
             backend.cancel(ref)
         except BackendUnavailable:
@@ -210,18 +217,11 @@ def _undone_on_failure(ref: JobRef, backend: Backend, store: Store) -> Iterator[
                 f"{error} Parts of {ref.job_id} may be there: once the backend answers, remove "
                 f"them with `kinetic jobs cleanup {ref.job_id}`."
             ) from error
-        _remove(store, ref.job_id)
-        raise
-    except Exception as error:
-        _remove(store, ref.job_id)
-        if isinstance(error, KineticError):
-            raise
+    _remove(store, ref.job_id)
+    if not isinstance(error, KineticError):
         raise SubmitError(
             f"The job {ref.job_id} could not be created: {error}. Nothing of it is left."
         ) from error
-    except BaseException as interrupt:  # Ctrl-C: the job may or may not have been created.
-        take_back(ref, backend, store, interrupt)
-        raise
 
 
 def take_back(ref: JobRef, backend: Backend, store: Store, interrupt: BaseException) -> None:
