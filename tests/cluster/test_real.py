@@ -13,6 +13,7 @@ pytest.importorskip("kubernetes_validate")
 from cluster.fake import FakeCluster
 from cluster.manifests import job
 from cluster.real import RealCluster
+from cluster.roles import submitter
 from kinetic._backends.kubernetes import kubeconfig
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.resources import JOBS
@@ -85,6 +86,24 @@ def test_kinds_that_are_not_installed_are_absent(cluster: FakeCluster) -> None:
     assert seen.objects("jobsets") == []
     assert seen.left_over() == []
     seen.close()
+
+
+def test_whoever_has_the_documented_roles_sees_what_jobs_leave(
+    api: HttpApi, cluster: FakeCluster
+) -> None:
+    cluster.restrict(submitter(cluster.namespace))
+    real = RealCluster(cluster.kubeconfig)
+    api.create(JOBS, job("kinetic-job-1", "sleep 100"))
+    real.wait_for(lambda: real.objects("pods"))
+    assert real.objects("secrets") == []
+    assert len(real.left_over()) == 2
+    (pod,) = real.objects("pods")
+    with pytest.raises(pytest.skip.Exception, match="the right to create pods/eviction"):
+        real.evict_pod(pod["metadata"]["name"])
+    real.delete_pod(pod["metadata"]["name"], force=True)
+    api.delete(JOBS, "kinetic-job-1")
+    real.wait_for(lambda: real.left_over() == [])
+    real.close()
 
 
 def test_tests_of_a_real_cluster_ask_for_nothing_else() -> None:
