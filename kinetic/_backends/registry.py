@@ -89,6 +89,7 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
         reservation=settings.reservation or "",
         local_storage="" if single else settings.local_storage or "",
         network_devices=settings.network_devices or "" if joins_slices else "",
+        service_account=settings.service_account if "service_account" in settings.sources else "",
         controller="single" if single else "",
         leader="head" if options.elastic and not single and name != "local" else "",
     )
@@ -281,7 +282,6 @@ def _pods(store: Store, chosen: Settings) -> PodSettings:
         bootstrap="" if chosen.pod_python else runtime.bootstrap(),
         simulated=chosen.pod_simulated,
         service_account=chosen.service_account,
-        has_token="service_account" in chosen.sources,
         cache_dir=chosen.pod_cache,
         head_pool=chosen.pathways_head_pool or "",
         pathways_version=chosen.pathways_version,

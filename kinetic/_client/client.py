@@ -105,6 +105,7 @@ class Client:
 _OF_A_PLACE = (
     *("project", "zone", "cluster", "namespace", "base_image_repo"),
     *("queue", "priority", "reservation", "local_storage", "network_devices"),
+    "service_account",
 )
 """Options that are settings too."""
 

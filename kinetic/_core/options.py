@@ -40,6 +40,7 @@ class Keywords(TypedDict, total=False):
     reservation: str | None
     local_storage: str | None
     network_devices: NetworkDevices | None
+    service_account: str | None
     cpu: float | str | None
     memory: str | None
     shm: str | None
@@ -133,7 +134,8 @@ class Options:
     namespace: str | None = option(checks.text, "The namespace in the cluster.", becomes="place")
     volumes: Mapping[str, Any] = option(
         _unchecked,
-        'Data at fixed paths, for example {"/data": kinetic.Data("./images")}; read-only.',
+        'Data at fixed paths, for example {"/data": kinetic.Data("./images")}; read-only, '
+        "but for folders of buckets that are `writable`.",
         unset={},
         becomes="data",
     )
@@ -235,6 +237,13 @@ class Options:
         flag=Flag(("--network-devices",), "N|all"),
         becomes="place",
     )
+    service_account: str | None = option(
+        checks.cluster_name,
+        "The service account of the pods, for functions that call the cluster: pods get the token "
+        "of an account that is named.",
+        flag=Flag(("--service-account",)),
+        becomes="place",
+    )
     cpu: str | None = option(
         checks.processors,
         "How many processors each pod requests; without it, what its machine has left.",
@@ -259,8 +268,8 @@ class Options:
     )
     pathways_flags: Mapping[str, list[str]] = option(
         checks.component_flags,
-        'More flags for Pathways\' components with controller="single": a dict of "server", '
-        '"proxy-server" or "worker" to a dict of flags, or text such as "--flag=1".',
+        'More flags for Pathways\' components "server", "proxy-server" and "worker", with '
+        'controller="single": for each a dict of flags, or text such as "--flag=1 --other=2".',
         unset={},
         flag=Flag(("--pathways-flags",), "COMPONENT=FLAGS", Takes.VARIABLES),
     )

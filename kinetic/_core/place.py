@@ -38,6 +38,7 @@ class Place:
         reservation: the reserved machines that the job takes.
         local_storage: the size of each host's folder in memory, such as 60Gi; or `MULTI_TIER`.
         network_devices: how many network devices each pod claims, or `ALL_DEVICES`.
+        service_account: of the pods, if somebody named it: then they have its token.
         controller: "single" where one process has the devices of all slices; else "".
         leader: "head" where a program that runs no function leads the gang; else "".
     """
@@ -55,6 +56,7 @@ class Place:
     reservation: str = ""
     local_storage: str = ""
     network_devices: str = ""
+    service_account: str = ""
     controller: str = ""
     leader: str = ""
 

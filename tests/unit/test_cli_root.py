@@ -89,6 +89,7 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
         "reservation": None,
         "local_storage": None,
         "network_devices": None,
+        "service_account": None,
         "cpu": None,
         "memory": "16Gi",
         "shm": None,

@@ -342,11 +342,11 @@ def test_a_pod_has_no_more_rights_than_what_it_does_needs():
 
 
 def test_only_a_service_account_that_is_named_gives_pods_its_token():
-    for has_token in (False, True):
-        settings = replace(SETTINGS, has_token=has_token)
-        spec = pod_of(render(CASES["cpu"][0], settings)[0])["spec"]
-        assert spec.get("automountServiceAccountToken", True) is has_token
-        assert spec["serviceAccountName"] == "kinetic"
+    for named, used in (("", "kinetic"), ("kinetic", "kinetic"), ("trainer", "trainer")):
+        plan = planned("cpu", place=replace(PLACE, service_account=named))
+        spec = pod_of(render(plan, SETTINGS)[0])["spec"]
+        assert spec.get("automountServiceAccountToken", True) is bool(named)
+        assert spec["serviceAccountName"] == used
 
 
 def test_with_its_head_an_elastic_job_ends_and_a_slice_does_not_end_it():

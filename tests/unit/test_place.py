@@ -32,6 +32,7 @@ CLUSTER = Place(
     priority="high",
     reservation="next-week",
     local_storage="60Gi",
+    service_account="trainer",
 )
 OPTIONS = {
     "backend": "gke",
@@ -45,6 +46,7 @@ OPTIONS = {
     "priority": "high",
     "reservation": "next-week",
     "local_storage": "60Gi",
+    "service_account": "trainer",
 }
 
 
@@ -195,6 +197,13 @@ def test_what_pods_get_by_settings_goes_to_jobs_that_can_use_it():
     assert chosen(environ, accelerator="gpu-l4", slices=2).place.network_devices == ""
     single = chosen(environ, slices=2, controller="single").place
     assert (single.local_storage, single.network_devices) == ("", "")
+
+
+def test_only_a_service_account_that_somebody_names_is_in_the_place():
+    cluster = {"KINETIC_CLUSTER": "c"}
+    assert chosen(cluster).place.service_account == ""
+    named = cluster | {"KINETIC_SERVICE_ACCOUNT": "team"}
+    assert chosen(named).place.service_account == "team"
 
 
 @pytest.mark.parametrize(

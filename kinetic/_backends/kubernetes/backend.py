@@ -125,7 +125,8 @@ class KubernetesBackend:
             buckets=bool(plan.mounted_by_cluster()),
             queue=plan.place.queue,
         )
-        preflight.check(api, _pods_of(plan), self._pods.service_account, asked)
+        account = plan.place.service_account or self._pods.service_account
+        preflight.check(api, _pods_of(plan), account, asked)
 
     def _check_hosts(self, plan: Plan) -> None:
         if self.name == "gke" and plan.hosts > 1:

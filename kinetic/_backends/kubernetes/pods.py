@@ -66,8 +66,7 @@ class PodSettings:
         bootstrap: a program that makes a bare pod a host; "" if the image contains kinetic.
         variables: variables for the bootstrap, or for the image.
         simulated: whether virtual devices of the processor replace chips.
-        service_account: "" for the namespace's default.
-        has_token: whether pods have the token of their service account.
+        service_account: where the plan names none; "" for the namespace's default.
         cache_dir: a folder of the node that its pods share, for installed packages; "" for none.
         head_pool: the node pool for the pod of a single controller, or the head of an elastic job;
             "" for any.
@@ -81,7 +80,6 @@ class PodSettings:
     variables: Mapping[str, str] = field(default_factory=dict)
     simulated: bool = False
     service_account: str = "kinetic"
-    has_token: bool = False
     cache_dir: str = ""
     head_pool: str = ""
     pathways_version: str = "latest"
@@ -178,8 +176,8 @@ def _placed(plan: Plan, settings: PodSettings, *, on_chips: bool) -> Document:
     }
     return {
         "enableServiceLinks": False,  # The function does not need them in its environment.
-        "serviceAccountName": settings.service_account,
-        **({} if settings.has_token else {"automountServiceAccountToken": False}),
+        "serviceAccountName": plan.place.service_account or settings.service_account,
+        **({} if plan.place.service_account else {"automountServiceAccountToken": False}),
         "priorityClassName": "" if plan.place.queue else plan.place.priority,
         **({} if settings.simulated else machines if on_chips else head),
     }
