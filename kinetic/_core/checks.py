@@ -33,7 +33,7 @@ _IN_CLUSTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([MGT]i?)B?", re.ASCII)
 _PROCESSORS = re.compile(r"\d+(\.\d{1,3})?|\d+m", re.ASCII)
 """https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/#meaning-of-cpu"""
-_FLAG = re.compile(r"--[A-Za-z]\w*=.*", re.ASCII | re.DOTALL)
+_FLAG = re.compile(r"--[A-Za-z]\w*(=.*)?", re.ASCII | re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REGISTRY = r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d+)?"
@@ -159,7 +159,7 @@ def _arguments(name: str, flags: object) -> list[str]:
         )
     wrong = next((each for each in arguments if not _FLAG.fullmatch(each)), None)
     if wrong is not None or not _is_system_text("".join(arguments)):
-        raise UsageError(f"{name}: {wrong!r:.80} is not a flag with its value, such as --flag=1.")
+        raise UsageError(f"{name}: {wrong!r:.80} is not a flag, such as --flag=1.")
     return arguments
 
 

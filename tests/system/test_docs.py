@@ -14,6 +14,7 @@ a block may stand
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
 import re
 import runpy
@@ -313,6 +314,16 @@ def test_every_exit_code_is_listed() -> None:
 
     page = (DOCS / "reference/cli.md").read_text()
     assert [code for code, _ in exit_codes.TABLE if f"| {code} |" not in page] == []
+
+
+def test_every_option_of_kinetic_run_is_listed() -> None:
+    from kinetic._core.options import Options
+
+    page = (DOCS / "reference/cli.md").read_text()
+    rows = [field.metadata["option"] for field in dataclasses.fields(Options)]
+    flags = [row.flag.names[0] for row in rows if row.flag is not None]
+    assert len(flags) > 20
+    assert [flag for flag in flags if f"`{flag}" not in page] == []
 
 
 # -- the tests of the tests ------------------------------------------------------------------------

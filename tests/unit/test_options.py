@@ -62,7 +62,7 @@ class Trainer:
         ({"pathways_flags": {"server": "--v=1"}}, "Pathways runs beside the function with"),
         ({"pathways_flags": "--v=1"}, "pathways_flags must be a dict such as"),
         ({"pathways_flags": {"proxy": "--v=1"}}, "no component 'proxy'. Components are: server, p"),
-        ({"pathways_flags": {"worker": "-v 1"}}, "'-v' is not a flag with its value"),
+        ({"pathways_flags": {"worker": "-v 1"}}, "'-v' is not a flag, such as --flag=1"),
         ({"pathways_flags": {"worker": "--v='1"}}, "cannot be taken apart: No closing quotation"),
         ({"pathways_flags": {"worker": 1}}, "must be a dict of flags and their values"),
         ({"network_devices": 0}, "network_devices must be 1 or more"),
@@ -346,6 +346,7 @@ def test_processors(given, stored):
     [
         ({"worker": {"v": 1, "--fast": True}}, {"worker": ["--v=1", "--fast=true"]}),
         ({"server": "--a=1 --b='two words'"}, {"server": ["--a=1", "--b=two words"]}),
+        ({"worker": "--nofast --v=2"}, {"worker": ["--nofast", "--v=2"]}),
         (None, {}),
     ],
 )
