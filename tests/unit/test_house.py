@@ -4,6 +4,7 @@ text that breaks it."""
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from collections import Counter
@@ -52,12 +53,17 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@functools.lru_cache(maxsize=1)
+def nodes_of(source: str) -> list[ast.AST]:
+    """All nodes of a module, itself first. Kept for the next rule, not for long: all trees at once
+    would be a burden to the tests after these."""
+    return list(ast.walk(ast.parse(source)))
+
+
 def environment_uses(source: str) -> tuple[list[int], list[int]]:
     """Lines that read the environment of the process, and lines that change it."""
-    tree = ast.parse(source)
-    parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
     reads, writes = [], []
-    for node in ast.walk(tree):
+    for node in nodes_of(source):
         if isinstance(node, ast.ImportFrom) and node.module == "os":
             reads += [
                 node.lineno
@@ -75,12 +81,12 @@ def environment_uses(source: str) -> tuple[list[int], list[int]]:
         elif node.attr in {"putenv", "unsetenv"}:
             writes.append(node.lineno)
         elif node.attr in {"environ", "environb"}:
-            (writes if _changes(node, parents) else reads).append(node.lineno)
+            (writes if _changes(node, source) else reads).append(node.lineno)
     return reads, writes
 
 
-def _changes(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
-    parent = parents[node]
+def _changes(node: ast.AST, source: str) -> bool:
+    parent = next(each for each in nodes_of(source) if node in ast.iter_child_nodes(each))
     if isinstance(parent, ast.Subscript):
         return isinstance(parent.ctx, ast.Store | ast.Del)
     if isinstance(parent, ast.AugAssign):
@@ -92,7 +98,7 @@ def lock_calls(source: str) -> list[int]:
     """Lines that lock a file, or ask who does."""
     return [
         node.lineno
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.Attribute)
         and re.fullmatch(r"flock|lockf|F_(OFD_)?[GS]ETLKW?", node.attr)
     ]
@@ -102,7 +108,7 @@ def proc_paths(source: str) -> list[int]:
     """Lines with a path below /proc."""
     return [
         node.lineno
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and re.match(r"/proc(/|$)", node.value)
@@ -111,17 +117,16 @@ def proc_paths(source: str) -> list[int]:
 
 def imports_of_kinetic(source: str) -> list[int]:
     """Lines that import something of kinetic when they run, and cannot do without."""
-    tree = ast.parse(source)
     quiet = {
         node
-        for block in ast.walk(tree)
+        for block in nodes_of(source)
         if (isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING")
         or (isinstance(block, ast.Try) and "except ImportError:" in ast.unparse(block))
         for node in ast.walk(block)
     }
     return [
         node.lineno
-        for node in ast.walk(tree)
+        for node in nodes_of(source)
         if node not in quiet
         and isinstance(node, ast.Import | ast.ImportFrom)
         and re.match(r"(from|import) kinetic\b", ast.unparse(node))
@@ -130,7 +135,7 @@ def imports_of_kinetic(source: str) -> list[int]:
 
 def docstring_fault(source: str) -> str:
     """What the opening of a module lacks, or "": what it is, what comes in, what goes out."""
-    text = ast.get_docstring(ast.parse(source)) or ""
+    text = ast.get_docstring(nodes_of(source)[0]) or ""
     first, _, rest = text.partition("\n\n")
     if not first.strip().endswith((".", ":")):
         return "a first sentence that says what it is"
@@ -140,9 +145,7 @@ def docstring_fault(source: str) -> str:
 def bare_raises(source: str) -> list[int]:
     """Lines that raise RuntimeError or Exception, which tell the caller nothing to catch."""
     raised = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Raise) and node.exc is not None
+        node for node in nodes_of(source) if isinstance(node, ast.Raise) and node.exc is not None
     ]
     return [
         node.lineno
@@ -185,73 +188,74 @@ def tight_limits(source: str) -> list[str]:
     return short + re.findall(rf"assert [^\n]*{_CLOCKS} - [^\n]*", source)
 
 
-def faults(rule: Callable[[Path], object]) -> dict[str, object]:
-    """What a rule finds, by module."""
-    return {name(path): found for path in modules() if (found := rule(path))}
-
-
-def test_every_module_opens_with_where_it_sits() -> None:
-    assert (
-        faults(lambda path: path.name != "__init__.py" and docstring_fault(path.read_text())) == {}
-    )
-
-
-def test_the_environment_is_read_in_two_modules() -> None:
-    assert (
-        faults(
-            lambda path: (
-                name(path) not in MAY_READ_ENVIRON and environment_uses(path.read_text())[0]
-            )
-        )
-        == {}
-    )
-
-
-def test_the_environment_is_changed_only_in_workers() -> None:
-    assert (
-        faults(
-            lambda path: (
-                name(path) not in MAY_WRITE_ENVIRON and environment_uses(path.read_text())[1]
-            )
-        )
-        == {}
-    )
-
-
 def is_of_system(path: Path) -> bool:
     return name(path).startswith("kinetic/_system/")
 
 
+RULES: dict[str, Callable[[Path, str], object]] = {
+    "opening": lambda path, source: path.name != "__init__.py" and docstring_fault(source),
+    "reads": lambda path, source: (
+        name(path) not in MAY_READ_ENVIRON and environment_uses(source)[0]
+    ),
+    "changes": lambda path, source: (
+        name(path) not in MAY_WRITE_ENVIRON and environment_uses(source)[1]
+    ),
+    "locks": lambda path, source: not is_of_system(path) and lock_calls(source),
+    "proc": lambda path, source: not is_of_system(path) and proc_paths(source),
+    "imports": lambda path, source: name(path) in WITHOUT_KINETIC and imports_of_kinetic(source),
+    "length": lambda _, source: (lines := len(source.splitlines())) > MAX_LINES and lines,
+    "name": lambda path, _: FORBIDDEN_NAMES & {*path.relative_to(ROOT).with_suffix("").parts},
+    "raises": lambda _, source: bare_raises(source),
+}
+"""What each rule says of a module, given its text: what breaks it, or nothing."""
+
+
+@functools.cache
+def all_faults() -> dict[str, dict[str, object]]:
+    """What every rule finds, by module. All rules see a module before the next is parsed."""
+    found: dict[str, dict[str, object]] = {rule: {} for rule in RULES}
+    for path in modules():
+        source = path.read_text()
+        for rule, look in RULES.items():
+            if fault := look(path, source):
+                found[rule][name(path)] = fault
+    return found
+
+
+def test_every_module_opens_with_where_it_sits() -> None:
+    assert all_faults()["opening"] == {}
+
+
+def test_the_environment_is_read_in_two_modules() -> None:
+    assert all_faults()["reads"] == {}
+
+
+def test_the_environment_is_changed_only_in_workers() -> None:
+    assert all_faults()["changes"] == {}
+
+
 def test_only_system_locks_files() -> None:
-    found = faults(lambda path: not is_of_system(path) and lock_calls(path.read_text()))
-    assert found.keys() <= MAY_LOCK
+    assert all_faults()["locks"].keys() <= MAY_LOCK
 
 
 def test_only_system_reads_proc() -> None:
-    found = faults(lambda path: not is_of_system(path) and proc_paths(path.read_text()))
-    assert found.keys() <= MAY_NAME_PROC
+    assert all_faults()["proc"].keys() <= MAY_NAME_PROC
 
 
 def test_what_runs_without_kinetic_does_not_import_it() -> None:
-    found = faults(lambda p: name(p) in WITHOUT_KINETIC and imports_of_kinetic(p.read_text()))
-    assert found == {}
+    assert all_faults()["imports"] == {}
 
 
 def test_no_module_is_two_rooms() -> None:
-    assert (
-        faults(lambda path: (lines := len(path.read_text().splitlines())) > MAX_LINES and lines)
-        == {}
-    )
+    assert all_faults()["length"] == {}
 
 
 def test_modules_are_named_for_what_they_are() -> None:
-    assert (
-        faults(lambda path: FORBIDDEN_NAMES & {*path.relative_to(ROOT).with_suffix("").parts}) == {}
-    )
+    assert all_faults()["name"] == {}
 
 
 def test_errors_can_be_caught_by_name() -> None:
-    assert faults(lambda path: bare_raises(path.read_text())) == {}
+    assert all_faults()["raises"] == {}
 
 
 def test_tests_pass_on_a_busy_machine() -> None:
