@@ -6,37 +6,39 @@ In: programs with eight devices in two slices. Out: values and errors.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+from forks import Forks
 
-from kinetic._host.worker import virtual_slices
+from kinetic._host.worker import jaxworld, virtual_slices
 from kinetic._host.worker.joining import World
 from kinetic._system import pipes
 
-BEFORE = """
-import os, sys, time
+IMPORTS = """
+import os, sys, threading, time
+from pathlib import Path
+
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import pathwaysutils
+from pathwaysutils.elastic import elastic
+
 from kinetic._core.options import Elastic
 from kinetic._host.start import ElasticSlices
-from kinetic._host.worker import jaxworld
+from kinetic._host.worker import jaxworld, virtual_slices
 from kinetic._host.worker.joining import World
 from kinetic._system import pipes
-
+"""
+BEFORE = """
 folder, away_s = sys.argv[1], float(sys.argv[2])
 world = World("127.0.0.1:1", 1, 0, 8, "proxy", True, slices=2, file=folder + "/world")
 slices = ElasticSlices(Elastic(1, 2, 3, 60.0), machines=4, away_s=away_s)
 jaxworld.enter(world, "lazy", slices)
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from pathwaysutils.elastic import elastic
-
 devices = np.array(jax.devices())
 def spread(value, over=devices):
     return jax.device_put(value, NamedSharding(Mesh(over, ("d",)), PartitionSpec("d")))
 
 def lose(index):
-    from pathlib import Path
     assert pipes.tell(Path(sys.argv[1], "slices"), f"{index}\\n")
     while index in elastic.get_active_slice_indices():
         time.sleep(0.01)
@@ -52,34 +54,31 @@ def error_of(act):
 HERE = World("127.0.0.1:1", 1, 0, 8, "proxy", simulated=True, slices=2)
 
 
-def run(tmp_path, program, away_s=600.0):
-    done = subprocess.run(
-        [sys.executable, "-c", BEFORE + program, str(tmp_path), str(away_s)],
-        env=jaxworld_environ(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+@pytest.fixture(scope="module")
+def forks():
+    with Forks(IMPORTS, **jaxworld.environ(HERE, {}, {}, automatic=False)) as running:
+        yield running
 
 
-def jaxworld_environ():
-    from kinetic._host.worker import jaxworld
+@pytest.fixture
+def run(forks, tmp_path):
+    """What a program prints."""
 
-    return jaxworld.environ(HERE, os.environ, {}, automatic=False)
+    def run(program, away_s=600.0):
+        forks.start(BEFORE + program, tmp_path, str(tmp_path), str(away_s))
+        assert forks.wait() == 0, (tmp_path / "err").read_text()
+        return (tmp_path / "out").read_text().splitlines()
+
+    return run
 
 
 def test_this_jax_has_all_that_is_needed():
     assert virtual_slices.check() == []
 
 
-def test_devices_look_like_those_of_pathways(tmp_path):
+def test_devices_look_like_those_of_pathways(run):
     assert run(
-        tmp_path,
         """
-import pathwaysutils
 print(pathwaysutils.is_pathways_backend_used(), jax.process_count(), len(devices))
 print([d.slice_index for d in devices], [d.task_id for d in devices])
 print(sorted(elastic.get_active_slice_indices()))
@@ -87,9 +86,8 @@ print(sorted(elastic.get_active_slice_indices()))
     ) == ["True 1 8", "[0, 0, 0, 0, 1, 1, 1, 1] [0, 0, 1, 1, 2, 2, 3, 3]", "[0, 1]"]
 
 
-def test_what_lies_on_a_lost_slice_fails_and_what_does_not_stays(tmp_path):
+def test_what_lies_on_a_lost_slice_fails_and_what_does_not_stays(run):
     said = run(
-        tmp_path,
         """
 all_, first = spread(np.arange(8.0)), spread(np.arange(4.0), devices[:4])
 copied = np.asarray(all_)
@@ -107,12 +105,9 @@ print(np.asarray(double(first)).tolist(), copied.sum(), sorted(elastic.get_activ
     assert said[2:] == ["True", "[0.0, 6.0, 12.0, 18.0] 28.0 [0]"]
 
 
-def test_what_is_lost_while_jax_or_numpy_reads_it_is_not_freed_under_their_hands(tmp_path):
+def test_what_is_lost_while_jax_or_numpy_reads_it_is_not_freed_under_their_hands(run):
     assert run(
-        tmp_path,
         """
-from kinetic._host.worker import virtual_slices
-
 def read():
     made = double(spread(content))
     made.copy_to_host_async()
@@ -137,24 +132,24 @@ print(failed)
     ) == ["25"]
 
 
-def test_a_slice_that_is_back_is_empty_and_works(tmp_path):
+def test_a_slice_that_is_back_is_empty_and_works(run):
     assert run(
-        tmp_path,
         """
 old = spread(np.arange(8.0))
-lose(1)
+assert pipes.tell(Path(sys.argv[1], "slices"), "1\\n")
+while error_of(lambda: jax.block_until_ready(old)) is None:  # it may be back before anybody looks
+    time.sleep(0.01)
 while len(elastic.get_active_slice_indices()) < 2:
     time.sleep(0.01)
 print("DATA_LOSS" in error_of(lambda: np.asarray(old)))
 print(float(jax.jit(jnp.sum)(spread(np.arange(8.0)))))
 """,
         away_s=0.0,
-    ) == ["True", "28.0"]
+    )[-2:] == ["True", "28.0"]
 
 
-def test_what_comes_to_lie_on_a_slice_that_is_away_is_lost_too(tmp_path):
+def test_what_comes_to_lie_on_a_slice_that_is_away_is_lost_too(run):
     assert run(
-        tmp_path,
         """
 lose(0)
 new = spread(np.arange(8.0))
@@ -165,9 +160,8 @@ print("lost")
     )[-1:] == ["lost"]
 
 
-def test_errors_have_the_kind_that_pathwaysutils_takes_for_a_loss(tmp_path):
+def test_errors_have_the_kind_that_pathwaysutils_takes_for_a_loss(run):
     assert run(
-        tmp_path,
         """
 array = spread(np.arange(8.0))
 lose(1)
@@ -191,14 +185,10 @@ def test_a_pipe_tells_whether_somebody_listens(tmp_path):
     assert not pipes.tell(path, "1\n")
 
 
-def test_who_waits_for_an_array_while_its_slice_is_lost_gets_the_error(tmp_path):
+def test_who_waits_for_an_array_while_its_slice_is_lost_gets_the_error(run):
     """Many times, at any moment: JAX must not go on with an array that is gone."""
     said = run(
-        tmp_path,
         """
-import threading
-from pathlib import Path
-
 def wait_for_ever(arrays):
     while True:
         jax.block_until_ready(arrays)
