@@ -86,17 +86,21 @@ def restore(folder, **more):
     return step
 
 
-def damaged(trained, tier):
-    """The folder with each damage to each file of a tier, one after the other. It lies where the
-    training was: copies in memory belong to one folder."""
+def copied(trained):
+    """The folder anew. It lies where the training was: copies in memory belong to one folder."""
     folder = trained.with_name("now")
-    old = folder.with_name("saved") / "run" / "1"  # has what the newer step has
+    shutil.rmtree(folder, ignore_errors=True)
+    return shutil.copytree(trained, folder)
+
+
+def damaged(trained, tier):
+    """The folder with each damage to each file of a tier, one after the other."""
+    old = trained / "run" / "1"  # has what the newer step has
     for name in files(trained / tier):
         if old in (trained / tier / name).parents:
             continue
         for damage in DAMAGES:
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.copytree(trained, folder)
+            folder = copied(trained)
             spoil(folder / tier / name, damage)
             yield f"{name} {damage}", folder
 
@@ -122,14 +126,15 @@ def test_damage_to_the_folder_is_never_restored(trained, caplog):
     assert silent == []
     assert {step for step, _ in seen.values()} == {1, 2}
     found = [what for what, (_, said) in seen.items() if "is not what was saved" in said]
-    assert len(found) >= 4, "a flipped bit among numbers, which nobody else sees"
+    run = trained / "run"  # how many files the numbers are in depends on who was first
+    most = max(files(run), key=lambda name: (name.parts[0] == "2", (run / name).stat().st_size))
+    missed = {f"{most} flipped at {n}/4" for n in (1, 2, 3)} - {*found}
+    assert missed == set(), "a flipped bit among numbers, which nobody else sees"
 
 
 def test_without_verifying_damage_is_restored_and_a_step_without_digests_always(trained):
     """So a state can be saved from a step of which only the digests are gone."""
-    (folder,) = {
-        path for what, path in damaged(trained, "run") if what == "kinetic-owner.json removed"
-    }
+    folder = copied(trained)
     shutil.rmtree(folder / "memory")
     shutil.rmtree(folder / "run/2/digests")
     assert restore(folder, verify=False) == 2
@@ -228,9 +233,7 @@ def test_what_arrives_is_checked(tmp_path):
 
 
 def test_where_nothing_is_left_it_is_an_error_that_says_what_to_do(trained):
-    folder = trained.with_name("now")
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(trained, folder)
+    folder = copied(trained)
     for path in (*folder.glob("run/*/state/_METADATA"), *folder.glob("memory/*/*/3/data")):
         spoil(path, "zeroed")
     with (
