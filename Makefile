@@ -12,6 +12,8 @@
 #   make clean    remove everything that make made
 
 SHELL := /bin/sh
+# Where it is set, each of the many processes that the tests start would compile again what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-repeat test-cluster check docs bench proto clean
