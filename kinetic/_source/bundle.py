@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class Bundle:
         warnings: for the caller, one sentence each.
         largest: the largest files, (path, bytes), largest first.
         note: the file in the user's cache that records what the tree held; None without a cache.
+        elsewhere: where files are read that do not lie at their path below the root.
     """
 
     manifests: bytes
@@ -53,6 +54,11 @@ class Bundle:
     warnings: tuple[str, ...] = ()
     largest: tuple[tuple[str, int], ...] = ()
     note: Path | None = field(default=None, compare=False)
+    elsewhere: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def place_of(self, path: str) -> str:
+        """Return where the content of a file of the tree is read."""
+        return self.elsewhere.get(path) or str(self.root / path)
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each file's content, by path relative to the root."""
@@ -269,7 +275,9 @@ def _packed(
         began_ns = clock_ns()
         old = dataclasses.replace(_pack(root, scan(), old, warnings_of), outputs=outputs)
         cache.save(note, old, began_ns=began_ns)
-    return Bundle(old.manifests, old.tree, Path(root), old.warnings, old.largest, note)
+    return Bundle(
+        old.manifests, old.tree, Path(root), old.warnings, old.largest, note, old.followed
+    )
 
 
 def _pack(

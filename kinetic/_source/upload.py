@@ -233,7 +233,7 @@ def _read(bundle: Bundle, store: Store, sources: Iterable[Sequence[manifest.File
             except OSError as error:
                 _log.info(
                     "%s could not be read while it was sent, and is left out: %s",
-                    bundle.root / file.path,
+                    bundle.place_of(file.path),
                     error,
                 )
                 now = None
@@ -247,7 +247,7 @@ def _read(bundle: Bundle, store: Store, sources: Iterable[Sequence[manifest.File
 def _read_file(bundle: Bundle, staged_files: _Staged, file: manifest.File) -> manifest.File:
     """Read the content that a file was packed with, or else its current one; return the file as
     read."""
-    with hashing.opened(str(bundle.root / file.path)) as source:
+    with hashing.opened(bundle.place_of(file.path)) as source:
         try:
             staged_files.add(file, _verified(source, file))
         except _Differs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from kinetic._source import beside, bundle, editable, walk
 from kinetic._source.beside import Beside
 from kinetic._source.dependencies import find, for_hosts
 from kinetic._source.editable import Place
+from kinetic._store.local import LocalStore
 from tests.unit.bundle_cases import later, listed, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,7 +175,8 @@ def test_an_unchanged_package_is_not_walked_again(place, monkeypatch):
 
 def dist(site: Path, name: str, folder: Path, requires: str = "") -> None:
     about = {"url": folder.as_uri(), "dir_info": {"editable": True}}
-    info = {f"{name}-1.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\n{requires}"}
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n{requires}"
+    info = {f"{name}-1.dist-info/METADATA": text}
     write(site, info | {f"{name}-1.dist-info/direct_url.json": json.dumps(about)})
 
 
@@ -188,6 +191,11 @@ def test_a_package_still_knows_its_version(place):
         "lib/src/lib-1.dist-info",
         "lib/src/lib-1.dist-info/METADATA",
     ]
+    store = LocalStore(place / "store")
+    assert bundle.upload(made, store).changed is None
+    bundle.unpack(store, made.tree, place / "host")
+    (found,) = metadata.distributions(path=[str(place / "host/lib/src")])
+    assert (found.name, found.version) == ("lib", "1")
     dist(site, "lib", lib, "Summary: changed\n")
     assert built(app, Place(str(lib / "src"))).tree != made.tree
 
