@@ -305,7 +305,7 @@ def _account(facts: Facts) -> Check:
 def _create(facts: Facts) -> str:
     return (
         f"Create it (kubectl create serviceaccount {facts.service_account} -n {facts.namespace}), "
-        "or name another one: KINETIC_SERVICE_ACCOUNT."
+        "or name another one: service_account=, KINETIC_SERVICE_ACCOUNT."
     )
 
 
