@@ -4,12 +4,13 @@ In: the globals of `__main__`, and its source. Out: `Definition`s.
 
 A class is executed again if its definition does more than make a class: a decorator, a metaclass or
 a base's `__init_subclass__` that comes from a module may register it there, and a copy of its parts
-would not be registered on the host. The same holds for functions with a decorator that registers,
-and for statements such as `register_pytree_node(Point, …)` that name a class of the script. If what
-registers them belongs to the script itself, it is pickled by value with all its state. Nothing else
-of a script runs again: what it computes at its top level stays what it was here. (Importing the
-whole script, as `multiprocessing` does, would run it again where no `if __name__ == "__main__"`
-guards it, and notebooks cannot be imported.)
+would not be registered on the host. The same holds for a decorator of the script itself that calls
+what registers in a module, for functions with a decorator that registers, and for statements such
+as `register_pytree_node(Point, …)` that name a class of the script. A registry that belongs to the
+script itself is pickled by value with all its state. Nothing else of a script runs again: what it
+computes at its top level stays what it was here. (Importing the whole script, as `multiprocessing`
+does, would run it again where no `if __name__ == "__main__"` guards it, and notebooks cannot be
+imported.)
 """
 
 from __future__ import annotations
@@ -187,9 +188,21 @@ class Script:
         metaclasses = () if type(cls) in _PLAIN_METACLASSES else (type(cls),)
         decorators = map(self._value, map(_called, node.decorator_list))
         return any(
-            _is_foreign(each)
+            _is_foreign(each) or self._has_registering(each)
             for each in (*bases, *metaclasses, *decorators)
             if each not in _PLAIN_DECORATORS
+        )
+
+    def _has_registering(self, decorator: object) -> bool:
+        """Whether a decorator of the script registers what it gets with a library."""
+        found = (
+            self._statement(decorator)
+            if isinstance(decorator, FunctionType) and self._registering
+            else None
+        )
+        return found is not None and any(
+            isinstance(each, ast.Call) and self._is_register(each.func)
+            for each in ast.walk(found[1])
         )
 
     def _registers(self, node: _Made) -> bool:

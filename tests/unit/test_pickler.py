@@ -149,6 +149,27 @@ class A(Root, extra=WIDTH):
     )
 
 
+def test_a_decorator_of_the_script_registers_with_a_library_on_the_host_as_well(
+    library: Any,
+) -> None:
+    text = f"""{IMPORT}
+def pytree(cls):
+    cls.is_tree = True
+    return register(cls)
+@pytree
+class A:
+    pass
+def plain(cls): return cls
+@plain
+class B:
+    pass
+"""
+    host = sent(text, "A", "B", library=library)
+    assert [each.__name__ for each in host.value] == ["A", "B"]
+    assert host.value[0].is_tree
+    assert library.SEEN == ["A"]
+
+
 def test_what_registers_in_the_script_itself_is_sent_with_what_it_knows() -> None:
     text = """
 KNOWN = {}
