@@ -292,7 +292,7 @@ def _of_hub(text: str, rest: str, fuse: bool) -> str:
             "out."
         )
     name, _, query = rest.partition("?")
-    name, _, revision = name.removeprefix(_OF_DATASETS).partition("@")
+    name, _, revision = name.removeprefix(_OF_DATASETS).rstrip("/").partition("@")
     if revision:
         query = "&".join(filter(None, (query, f"revision={revision}")))
     if not _HF_NAME.fullmatch(name):

@@ -75,8 +75,8 @@ def _open(root: str) -> int | None:
         return None
     except OSError as error:
         raise StoreError(
-            f"The store {root} cannot be opened: {error}. Make it yours, or set KINETIC_HOME "
-            "elsewhere."
+            f"The store {root} cannot be opened: {error}. Set KINETIC_HOME, or KINETIC_STORE "
+            "alone, to a folder that you own."
         ) from error
 
 

@@ -67,6 +67,7 @@ def test_a_data_set_of_hugging_face():
     assert (data.is_hf, data.is_dir, data.hf_trust_remote_code) == (True, True, True)
     assert Data("hf://squad").path == "hf://squad"
     assert Data("hf://datasets/owner/name").path == "hf://owner/name"
+    assert Data("hf://datasets/owner/name/").path == "hf://owner/name"
     assert Data("hf://datasets/squad?split=train").path == "hf://squad?split=train"
     assert Data("hf://datasets/owner/name@v1").path == "hf://owner/name?revision=v1"
 
