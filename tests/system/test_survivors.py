@@ -6,6 +6,7 @@ losses of a training; nothing is left behind.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -215,6 +216,46 @@ def test_a_function_that_waits_at_a_barrier_is_freed(begin, tmp_path):
     assert pids(tmp_path, 1)[0] == pids(tmp_path, 2)[0]
 
 
+def connect_in_vain(folder):
+    """Host 3 stands still when it has said where it listens, so that others wait for connections
+    from it; then it is killed."""
+    import jax
+    import numpy as np
+
+    mesh, marks = kinetic.make_mesh(), Path(folder)
+    every = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(mesh.axis_names))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    ones = jax.make_array_from_callback((64,), every, lambda part: np.ones(64)[part])
+    add_up = jax.jit(lambda x: x.sum(), out_shardings=whole)
+    told(folder)
+    if kinetic.attempt() == 1:
+        host = jax.process_index()
+        while host < 3 and not (marks / "stands still").exists():
+            time.sleep(0.05)
+        add_up(ones)
+        del ones
+        (marks / f"begun by {host}").touch()
+        if host == 3:
+            time.sleep(1.0)
+            (marks / "stands still").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while host == 2 and len(list(marks.glob("begun by *"))) < 4:
+            time.sleep(0.05)
+        if host == 2:
+            time.sleep(1.0)
+            os.kill(pids(folder, 1)[3], signal.SIGKILL)
+        time.sleep(600)
+    return kinetic.attempt(), float(add_up(ones))
+
+
+def test_threads_of_jax_that_wait_for_a_lost_host_keep_nobody(begin, tmp_path):
+    """Which of two hosts connects to the other is chance: two of three times one waits here."""
+    job = begin(elastic(connect_in_vain, survivors="keep"))
+    assert job.handle.result(timeout=LIMIT_S) == (2, 64.0)
+    assert [pids(tmp_path, 1)[host] == pids(tmp_path, 2)[host] for host in (0, 1)] == [True, True]
+    assert job.losses() == [(1,)]
+
+
 TICKS: list[int] = []
 
 
@@ -318,8 +359,14 @@ def has_connections(pid):
     """Whether a process has TCP connections."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     inodes = {f"socket:[{row[9]}]" for row in rows}
-    files = Path(f"/proc/{pid}/fd").iterdir()
-    return any(os.path.islink(file) and os.readlink(file) in inodes for file in files)
+    return any(open_file(fd) in inodes for fd in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def open_file(fd):
+    """What it leads to; "" once it is closed."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.readlink(fd)
+    return ""
 
 
 def test_a_survivor_is_killed_as_soon_as_it_goes_on(begin, tmp_path):

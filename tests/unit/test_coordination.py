@@ -151,6 +151,35 @@ def test_who_waits_at_a_barrier_is_freed(serve):
     other.communicate(timeout=100)
 
 
+ENDS_LATE = """
+    import threading
+    from kinetic._host.worker import coordination
+    import jax
+    from jax._src import xla_bridge
+
+    class Client:
+        def __init__(self):
+            self.devices = [self]
+
+        def __del__(self):
+            threads.append(threading.get_ident())
+            over.wait()
+
+    threads, over = [], threading.Event()
+    jax.config.update("jax_platforms", "cpu")
+    jax.devices()
+    xla_bridge._backends["late"] = Client()
+    coordination.leave()
+    print(coordination.has_backends(), threads[0] == threading.get_ident(), jax.device_count())
+    over.set()
+"""
+
+
+def test_a_client_of_xla_that_does_not_end_keeps_nobody_in_its_world():
+    said, _ = start(ENDS_LATE).communicate(timeout=100)
+    assert said == "False False 1\n"
+
+
 COMPILES_AS_PROCESS_1 = """
     import os, sys
     from kinetic._host.worker import coordination

@@ -11,6 +11,7 @@ is not, worlds are joined by the public interface, and each by a process of its 
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import functools
 import gc
@@ -44,6 +45,9 @@ ORIGINAL = "_kinetic_original"
 _HELD = "_kinetic_held"
 _LOOK_S = 0.02
 _SHUTDOWN_S = 5
+_END_S = 3.0
+"""How long XLA's client may take to end before the next world is entered beside it."""
+_ending = _thread.allocate_lock()
 _CACHE_WRITE = "_cache_write"
 _ALL_COMPILED = {
     "jax_enable_compilation_cache": True,
@@ -175,6 +179,7 @@ def leave() -> None:
     if distributed is None:
         return
     import jax.extend.backend
+    from jax._src import xla_bridge
 
     hang_up()
     state = distributed.global_state
@@ -182,9 +187,28 @@ def leave() -> None:
         with contextlib.suppress(Exception):
             state.preemption_sync_manager.shutdown()
     _reset(state)
+    clients = [*getattr(xla_bridge, "_backends", {}).values()]
     jax.clear_caches()
     jax.extend.backend.clear_backends()
     gc.collect()
+    _end(clients)
+
+
+def _end(clients: list[Any]) -> None:
+    """Give up XLA's clients, and wait a moment for their threads. One may wait in Gloo for a
+    connection from a host that is gone: there is nothing to shut, and Gloo gives up after minutes
+    only."""
+    ended = _thread.allocate_lock()
+    ended.acquire()
+
+    def end() -> None:
+        with _ending:
+            clients.clear()
+            gc.collect()  # They are parts of cycles. It does nothing while another thread does.
+        ended.release()
+
+    _thread.start_new_thread(end, ())
+    ended.acquire(timeout=_END_S)
 
 
 def entrance() -> tuple[Any, str, Callable[[], Any]]:
