@@ -105,7 +105,7 @@ class FakeCluster:
             self.timings,
             self.kubelet.lost_nodes,
         )
-        JobSets(self.store, self.engine, self.recorder, self.collector)
+        JobSets(self.store, self.engine, self.recorder, self.collector, self.admission)
         Jobs(self.store, self.engine, self.recorder, self.collector, self.admission, self.timings)
         self.api = Api(
             self.store, self.collector, self.admission, self.kubelet, self.faults, self.timings

@@ -9,6 +9,7 @@ import hashlib
 import re
 import uuid
 
+from cluster.admission import Admission
 from cluster.collector import Collector
 from cluster.engine import Engine
 from cluster.kinds import JOB_SETS, JOBS, SERVICES, with_defaults
@@ -36,10 +37,15 @@ COMPLETED = "jobset completed successfully"
 
 class JobSets:
     def __init__(
-        self, store: Store, engine: Engine, recorder: Recorder, collector: Collector
+        self,
+        store: Store,
+        engine: Engine,
+        recorder: Recorder,
+        collector: Collector,
+        admission: Admission,
     ) -> None:
         self.store, self.engine, self.recorder = store, engine, recorder
-        self.collector = collector
+        self.collector, self.admission = collector, admission
         engine.handle("jobset", self._sync)
         store.listeners.append(self._heard)
 
@@ -281,11 +287,11 @@ class _Sync:
                 self.of.engine.add("jobset", self.key, 0.2)
                 return
 
-    @staticmethod
-    def _check(job: Object) -> None:
+    def _check(self, job: Object) -> None:
         from cluster.validation import check
 
         check(JOBS, job)
+        self.of.admission.check_quota(JOBS, job)
 
     def _may_start(self, group: str) -> bool:
         """Whether what this replicated Job waits for is there."""

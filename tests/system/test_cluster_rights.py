@@ -10,7 +10,7 @@ import contextlib
 import json
 
 import pytest
-from cluster.kinds import DEVICE_CLASSES
+from cluster.kinds import DEVICE_CLASSES, QUOTAS
 from cluster.roles import grants_of
 
 import kinetic
@@ -19,7 +19,7 @@ from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.resources import BY_KIND
 from kinetic._backends.kubernetes.volumes import DEVICE_CLASS
 from kinetic.cli.root import call
-from kinetic.errors import PreflightError
+from kinetic.errors import PreflightError, SetupFailed
 
 pytestmark = pytest.mark.double
 
@@ -101,6 +101,14 @@ def test_a_queue_without_kueue_is_refused_before_anything_is_sent(on_cluster, mo
             kinetic.run(accelerator=accelerator)(abs)(-42)
     assert kinetic.list_jobs() == []
     assert not on_cluster.left_over()
+
+
+def test_a_quota_of_jobs_that_is_smaller_than_the_job_ends_it_at_once(on_cluster):
+    on_cluster.add_quota("few", {"count/jobs.batch": "1"})
+    said = "The quota few .*too small for the job.*each of its 2 Jobs needs count/jobs.batch=1"
+    with pytest.raises(SetupFailed, match=said):
+        kinetic.run(accelerator="cpu", slices=2)(abs)(-42)
+    on_cluster.store.remove(QUOTAS, on_cluster.namespace, "few")
 
 
 @pytest.mark.cluster(service_accounts=["default"])

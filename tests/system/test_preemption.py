@@ -89,6 +89,7 @@ def take_away(place, handle, host):
         os.kill(place.host(handle, host), signal.SIGTERM)
 
 
+@pytest.mark.evicts
 @pytest.mark.parametrize("place", elsewhere_than("programs"), indirect=True)
 def test_all_hosts_save_and_another_attempt_follows_that_does_not_count(place, monkeypatch):
     monkeypatch.setenv("KINETIC_GRACE_S", "15")
