@@ -53,7 +53,8 @@ CHANNEL_OPTIONS = (
     # The client retries by itself; reconnecting must not wait for gRPC's back-off of a minute.
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    # Despite its name, how long one attempt to connect may take, TLS included.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 500),
     # A leader's name is known some time after its pod: gRPC would ask again only after 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 500),

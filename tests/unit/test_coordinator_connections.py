@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -194,10 +195,21 @@ def test_a_connection_that_is_cut_and_comes_back_is_no_loss(serve, opened):
     assert agent.hear(lambda v: v.stop).stop_exit is Exit.CANCELLED
 
 
-class Network:
-    """A network between two programs, which can be cut."""
+def test_a_connection_that_takes_a_second_is_waited_for(serve, opened):
+    """So does TLS with a distant cluster, or with a leader on a busy machine."""
+    served = serve(1, "127.0.0.1:0")
+    network = opened(Network(served.endpoint.target, delay_s=1.0))
+    agent = opened(Agent(replace(served.endpoint, target=network.target), 0))
+    assert agent.join("a", "x").ready
+    assert network.connections == 1
 
-    def __init__(self, target: str) -> None:
+
+class Network:
+    """A network between two programs, which can be cut; each connection takes `delay_s`."""
+
+    def __init__(self, target: str, delay_s: float = 0.0) -> None:
+        self._delay_s = delay_s
+        self.connections = 0
         host, _, port = target.rpartition(":")
         self._to = host, int(port)
         self._door = socket.create_server(("127.0.0.1", 0))
@@ -210,6 +222,8 @@ class Network:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._door.accept()
+                self.connections += 1
+                time.sleep(self._delay_s)
                 far = socket.create_connection(self._to)
                 self._ends += [near, far]
                 pairs = ((near, far), (far, near))
