@@ -232,6 +232,19 @@ def test_whose_checkpoints_are_removed_is_asked(
     assert asked[0].endswith(f"from {foreign[0]}, where Orbax has written?")
 
 
+def test_folders_of_an_unknown_program_are_never_removed(
+    world: World, foreign: Any, capsys: Capture
+) -> None:
+    where, store = foreign
+    for key in list(store.list("")):
+        store.delete(key)
+    put(store, "5/weights.npz", {})
+    for ask in (["--all"], ["--step", "5"], ["--unfinished"]):
+        assert world("checkpoint", "rm", where, *ask, "--yes", "--force") == 2
+        assert "no checkpoint of kinetic, Orbax or Flax" in capsys.readouterr().err
+    assert list(store.list("")) == ["5/weights.npz"]
+
+
 @pytest.mark.parametrize("foreign", ["folder"], indirect=True)
 def test_one_checkpoint_is_no_folder_of_steps(world: World, foreign: Any, capsys: Capture) -> None:
     where, store = foreign

@@ -250,6 +250,11 @@ def rm(
         raise UsageError(
             f"{found.where} is one checkpoint: this command removes steps from a folder of many."
         )
+    if steps and not found.has_owner and all(each.layout.program == ANOTHER for each in steps):
+        raise UsageError(
+            f"{found.where} has no checkpoint of kinetic, Orbax or Flax: remove with its own "
+            "program what another one has written."
+        )
     missing = [n for n in numbers if n not in {each.step for each in steps}]
     if missing:
         found.step(missing[0])  # says which there are
