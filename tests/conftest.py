@@ -156,7 +156,12 @@ def marked_processes(playground: Path) -> dict[int, str]:
 
 def _is_own(entry: Path, command: bytes) -> bool:
     """Whether this starts the test process's hosts, and lives as long as it: the zygote of its
-    jobs, the container runtime of its cluster."""
-    parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[1]
-    starts = b"kinetic/_host/local/__main__.py" in command or b"tests/cluster/shim.py" in command
-    return int(parent) == os.getpid() and starts
+    jobs, the container runtimes of its clusters."""
+    parent = _parent(entry)
+    if b"tests/cluster/shim.py" in command:
+        return os.getpid() in (parent, _parent(Path("/proc", str(parent))))
+    return parent == os.getpid() and b"kinetic/_host/local/__main__.py" in command
+
+
+def _parent(entry: Path) -> int:
+    return int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])

@@ -6,6 +6,7 @@ calls of `on_news` from a thread of its own when a container started or ended.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import selectors
@@ -24,6 +25,8 @@ LINE_LIMIT, BYTE_LIMIT = 80, 2048
 """How much of a log's end becomes the message of a container that failed."""
 READ_BYTES = 1 << 16
 LOOK_S = 0.2
+ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Variables without which importing NumPy starts threads."""
 
 
 class Log:
@@ -111,6 +114,50 @@ class Container:
                 pass
 
 
+class _Shims:
+    """The process of which those that start containers are forks; it is started for the first
+    cluster, and ends with this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wire: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def fork(self) -> socket.socket:
+        """Return the way to a new one."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with self._lock, theirs:
+            if self._wire is None:
+                self._wire = self._start()
+                atexit.register(self._close)
+            socket.send_fds(self._wire, [b"x"], [theirs.fileno()])
+        return ours
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        program = Path(__file__).with_name("shim.py")
+        kept = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, str(program), str(theirs.fileno())],
+                env=kept | ALONE,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return ours
+
+    def _close(self) -> None:
+        assert self._wire is not None
+        assert self._process is not None
+        self._wire.close()
+        self._process.wait()
+
+
+_shims = _Shims()
+
+
 class Runtime:
     """Starts containers; all of them end with it."""
 
@@ -120,24 +167,15 @@ class Runtime:
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
         self._wire: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
         self._woken, self._waker = os.pipe()
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._listen, name="containers", daemon=True)
         self._thread.start()
 
     def _shim(self) -> socket.socket:
-        """The way to the program that starts containers; it is started for the first one."""
+        """The way to the process that starts containers; it is forked for the first one."""
         if self._wire is None:
-            self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            program = Path(__file__).with_name("shim.py")
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(program), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            theirs.close()
+            self._wire = _shims.fork()
         return self._wire
 
     def start(
@@ -173,9 +211,10 @@ class Runtime:
 
     def close(self) -> None:
         """End all containers."""
-        if self._wire is not None and self._process is not None:
+        if self._wire is not None:
+            self._wire.shutdown(socket.SHUT_WR)
+            self._wire.recv(1)  # until the other end is closed
             self._wire.close()
-            self._process.wait()
         os.close(self._waker)
         self._thread.join()
         for key in list(self._selector.get_map().values()):

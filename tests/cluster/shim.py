@@ -1,16 +1,23 @@
-"""The container runtime: a program of its own that starts containers' processes and outlives none.
+"""The container runtime: programs of their own that start containers' processes and outlive none.
 
-In: a socket on which each message is the path of a JSON file (argv, env, cwd), with two pipes: for
-output and for news. Out: lines of JSON on the second pipe: `{"pid": n}` or `{"error": text}`, then
-`{"exit": code, "signal": n}`. Started by `containers.Runtime`; uses the standard library alone.
+In: a socket on which each message brings a cluster's own. On that each message is the path of a
+JSON file (argv, env, cwd), with two pipes: for output and for news. Out: lines of JSON on the
+second pipe: `{"pid": n}` or `{"error": text}`, then `{"exit": code, "signal": n}`. Started by
+`containers.Runtime`.
 
-Each container gets a small process that adopts all its descendants. When the container's first
-process ends, so do they all, as in a pid namespace; also when the tests that started it are killed.
+Each cluster gets a process, and each container a small one that adopts all its descendants. When
+the container's first process ends, so do they all, as in a pid namespace; also when the tests that
+started it are killed. What the hosts of kinetic's gangs import is imported once, here: the first
+process of such a pod is a fork instead of a program. Single hosts are programs, also hosts with
+variables that take effect when something is imported, and those that go on as the next attempt.
 """
 
 import ctypes
+import gc
+import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -18,12 +25,47 @@ import sys
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None, use_errno=True)
 
+RUNNER = "kinetic.runner"
+AHEAD = ("kinetic._host.elastic_program", "kinetic._host.worker.main", "kinetic._rpc.client")
+READ_AT_IMPORT = ("JAX_", "XLA_", "GRPC_", "LD_", "OMP_", "OPENBLAS_", "PYTHON")
+
 
 def main():
-    wire = socket.socket(fileno=int(sys.argv[1]))
-    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    """Fork a shim for each cluster, until the tests are gone."""
+    del sys.path[0]  # its modules are nobody else's
+    clusters = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    import_ahead()
+    while True:
+        message, fds, _, _ = socket.recv_fds(clusters, 16, 1)
+        if not message:
+            return
+        if os.fork() == 0:
+            try:
+                clusters.close()
+                serve(socket.socket(fileno=fds[0]))
+            finally:
+                os._exit(0)
+        os.close(fds[0])
+
+
+def import_ahead():
+    import setproctitle
+
+    from kinetic._host.worker import jaxworld
+
+    for module in AHEAD:
+        importlib.import_module(module)
+    jaxworld.preload(("numpy", "jax"))
+    setproctitle.getproctitle()  # finds the room for titles, before variables are set
+    assert jaxworld.is_fork_safe()
+    gc.freeze()
+
+
+def serve(wire):
+    """Start the containers of a cluster, until it is closed."""
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     while True:
         message, fds, _, _ = socket.recv_fds(wire, 65536, 2)
         if not message:
@@ -86,10 +128,41 @@ def become(wanted, output, failing):
         os.dup2(output, 2)
         os.closerange(3, failing)
         os.closerange(failing + 1, 256)
-        os.execvpe(wanted["argv"][0], wanted["argv"], wanted["env"])
+        if not needs_no_interpreter(wanted):
+            os.execvpe(wanted["argv"][0], wanted["argv"], wanted["env"])
     except BaseException as error:
         os.write(failing, str(error).encode())
-    os._exit(128)
+        os._exit(128)
+    os.close(failing)
+    run_here(wanted)
+
+
+def needs_no_interpreter(wanted):
+    """Whether it is a host of a gang, which needs JAX, and would import what is imported here."""
+    env, is_host = wanted["env"], wanted["argv"] == [sys.executable, "-m", RUNNER]
+    reads = any(name.startswith(READ_AT_IMPORT) for name in env)
+    return is_host and int(env.get("KINETIC_HOSTS", "1")) > 1 and not reads
+
+
+def run_here(wanted):
+    """Go on as an interpreter does that was started with this command."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(wanted["env"])
+    sys.path.insert(0, wanted["cwd"])
+    sys.argv[1:] = []
+    code = 1
+    try:
+        runpy.run_module(RUNNER, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as error:
+        code = error.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def tell(news, what):
