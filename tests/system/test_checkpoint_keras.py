@@ -28,6 +28,7 @@ def fit(epochs, folder, die_in=None, **options):
             if (self.model.optimizer.iterations.value, jax.process_index()) == (die_in, last):
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    jax.config.update("jax_disable_most_optimizations", True)  # they take longer than the training
     keras.utils.clear_session()  # the second model of a job has the names of the first
     attempt, last = int(os.environ["KINETIC_ATTEMPT"]), jax.process_count() - 1
     if jax.process_count() > 1:
@@ -37,7 +38,7 @@ def fit(epochs, folder, die_in=None, **options):
         )
     keras.utils.set_random_seed(0)
     x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-    layers = [keras.layers.Dense(8), keras.layers.Dropout(0.1), keras.layers.Dense(1)]
+    layers = [keras.layers.Dropout(0.1), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((4,)), *layers])
     model.compile(optimizer="adam", loss="mse")
     saving = kinetic.keras.Checkpointer(folder, **options)
