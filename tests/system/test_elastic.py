@@ -309,13 +309,19 @@ def learn(folder, pause_s):
     return attempt, step, seen
 
 
-def test_it_grows_back_at_a_step_and_repeats_none(begin, monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "slice_", "hosts"),
+    [("local", "tpu-v6e-8", 2), ("programs", "tpu-v6e-4", 1)],
+    indirect=["backend"],
+)
+def test_it_grows_back_at_a_step_and_repeats_none(begin, monkeypatch, slice_, hosts):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")
-    job = begin(elastic(function=learn, on_slice_loss="shrink"), 1.0, wait=False)
+    remote = kinetic.run(slice_, slices=(1, 2), on_slice_loss="shrink")(learn)
+    job = begin(remote, 1.0, wait=False)
     attempt, steps, seen = job.handle.result(timeout=LIMIT_S)
     assert (attempt, steps, len(seen)) == (3, 40, 40), "the second attempt began anew, unsaved"
     assert seen == sorted(seen)
-    assert {2, 4} == set(seen)
+    assert {hosts, 2 * hosts} == set(seen)
     assert job.slices() == [(0, 1), (0,), (0, 1)]
     assert job.losses() == [(1,)]
     story = job.story()
