@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+ABSENT = str(Path(__file__).resolve().parents[1] / "absent")
+
 
 def run(folder: Path, files: dict[str, str], main: str = "main.py") -> str:
     """Write a project and run its main script; return what it prints."""
@@ -19,7 +21,7 @@ def run(folder: Path, files: dict[str, str], main: str = "main.py") -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        env=os.environ | {"KERAS_BACKEND": "jax"},
+        env=os.environ | {"KERAS_BACKEND": "jax", "PYTHONPATH": ABSENT},
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
