@@ -16,13 +16,16 @@ SERVER = """
 import json, os, sys
 exec(sys.argv[1])
 for line in sys.stdin:
-    program, argv, cwd, env, out, err = json.loads(line)
-    if not (child := os.fork()):
+    request = json.loads(line)
+    if isinstance(request, int):
+        print(os.waitstatus_to_exitcode(os.waitpid(request, 0)[1]), flush=True)
+    elif child := os.fork():
+        print(child, flush=True)
+    else:
         break
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 else:
     sys.exit()
+program, argv, cwd, env, out, err = request
 sys.argv[1:] = argv
 os.chdir(cwd)
 os.environ.clear()
@@ -34,7 +37,7 @@ exec(program)
 
 
 class Forks:
-    """The process that has imported; one program runs at a time, in the environment of the test."""
+    """The process that has imported; programs run in the environment of the test."""
 
     def __init__(self, imports: str, **env: str):
         self._env = env
@@ -59,10 +62,14 @@ class Forks:
         for stream in streams:
             Path(stream).write_text("")
         request = [program, argv, place, os.environ | self._env, *streams]
+        self._last = self._ask(request)
+        return self._last
+
+    def wait(self, pid: int = 0) -> int:
+        """Return the exit code of a program, by default of the last."""
+        return self._ask(pid or self._last)
+
+    def _ask(self, request: list[object] | int) -> int:
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def wait(self) -> int:
-        """Return its exit code."""
         return int(self._process.stdout.readline())

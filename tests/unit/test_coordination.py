@@ -8,45 +8,41 @@ joined, left and joined again.
 from __future__ import annotations
 
 import os
+import signal
 import socket
-import subprocess
-import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 import pytest
+from forks import Forks
 
 from kinetic._host.worker import coordination
 
+IMPORTS = """
+import os, signal, sys, threading
+import jax
+from jax._src import distributed, xla_bridge
+from jax.experimental import multihost_utils
+from kinetic._host.worker import coordination, joining, jaxworld
+
+limits = {"initialization_timeout": 60, "heartbeat_timeout_seconds": 100}
+"""
 JOINS_TWICE = """
-    import sys
-    from kinetic._host.worker import coordination
-
     process, *addresses = sys.argv[1:]
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    limits = {"initialization_timeout": 60, "heartbeat_timeout_seconds": 100}
     sums = []
     for address in addresses:
         coordination.connect(address, 2, int(process), limits)
-        from jax.experimental import multihost_utils
-
         sums.append(multihost_utils.process_allgather(jax.numpy.ones(1)).sum().item())
         coordination.leave()
     print(sums, jax.process_count())
 """
 WAITS = """
-    import sys, threading
-    from kinetic._host.worker import coordination
-
     process, address = sys.argv[1:]
-    limits = {"initialization_timeout": 60, "heartbeat_timeout_seconds": 100}
     coordination.connect(address, 2, int(process), limits)
-    from jax._src import distributed
-
     if process == "1":
-        sys.stdin.read()
+        signal.pause()
     else:
         threading.Timer(0.1, coordination.hang_up).start()
         try:
@@ -56,16 +52,11 @@ WAITS = """
 """
 
 CALLS_BETWEEN_WORLDS = """
-    import threading
-    from kinetic._host.worker import coordination, joining, jaxworld
-    import jax
-
     def call():
         begun.set()
         jax.numpy.ones(1)
         ended.set()
 
-    jax.config.update("jax_platforms", "cpu")
     jax.devices()
     coordination.hold_backends()
     coordination.leave()
@@ -85,32 +76,48 @@ def free_address():
         return f"127.0.0.1:{sock.getsockname()[1]}"
 
 
+@pytest.fixture(scope="module")
+def forks():
+    with Forks(IMPORTS, JAX_PLATFORMS="cpu", JAX_ENABLE_PREEMPTION_SERVICE="0") as running:
+        yield running
+
+
 @pytest.fixture
-def serve():
+def begin(forks, tmp_path):
+    """Begin a program; return what waits for its end and returns what it printed."""
+    running = []
+
+    def begin(code, *args):
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        pid = forks.start(textwrap.dedent(code), folder, *args)
+        running.append(pid)
+
+        def end():
+            code = forks.wait(pid)
+            running.remove(pid)
+            out, err = ((folder / name).read_text() for name in ("out", "err"))
+            assert code == 0, err
+            return out, err
+
+        return end
+
+    yield begin
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+        forks.wait(pid)
+
+
+@pytest.fixture
+def serve(begin):
     """Serve worlds of two processes, each in a process of its own; return their addresses."""
-    begun = []
 
     def serve(count):
         addresses = [free_address() for _ in range(count)]
         for address in addresses:
-            code = f"from kinetic._host.worker import coordination as c; c.serve({address!r}, 2, 9)"
-            begun.append(subprocess.Popen([sys.executable, "-c", code]))
+            begin("coordination.serve(sys.argv[1], 2, 9)", address)
         return addresses
 
-    yield serve
-    for process in begun:
-        process.kill()
-        process.wait()
-
-
-def start(code, *args):
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *args],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"JAX_ENABLE_PREEMPTION_SERVICE": "0"},
-    )
+    return serve
 
 
 def test_this_jax_is_one_that_we_know():
@@ -132,31 +139,25 @@ def test_a_jax_without_an_attribute_is_unknown(monkeypatch, name):
     assert coordination.why_unknown() == f"JAX has no {name} where it was"
 
 
-def test_a_process_joins_one_world_after_the_other(serve):
+def test_a_process_joins_one_world_after_the_other(serve, begin):
     addresses = serve(2)
-    both = [start(JOINS_TWICE, str(each), *addresses) for each in range(2)]
-    said = [process.communicate(timeout=100)[0].splitlines()[-1] for process in both]
+    both = [begin(JOINS_TWICE, str(each), *addresses) for each in range(2)]
+    said = [end()[0].splitlines()[-1] for end in both]
     assert said == ["[2.0, 2.0] 1"] * 2
 
 
-def test_a_thread_that_calls_for_devices_between_two_worlds_gets_those_of_the_next():
-    said, _ = start(CALLS_BETWEEN_WORLDS).communicate(timeout=100)
+def test_a_thread_that_calls_for_devices_between_two_worlds_gets_those_of_the_next(begin):
+    said, _ = begin(CALLS_BETWEEN_WORLDS)()
     assert said.splitlines() == ["False False", "True 3"]
 
 
-def test_who_waits_at_a_barrier_is_freed(serve):
+def test_who_waits_at_a_barrier_is_freed(serve, begin):
     (address,) = serve(1)
-    waits, other = (start(WAITS, str(each), address) for each in range(2))
-    assert waits.communicate(timeout=100)[0] == "raised True\n"
-    other.communicate(timeout=100)
+    waits, _ = (begin(WAITS, str(each), address) for each in range(2))
+    assert waits()[0] == "raised True\n"
 
 
 ENDS_LATE = """
-    import threading
-    from kinetic._host.worker import coordination
-    import jax
-    from jax._src import xla_bridge
-
     class Client:
         def __init__(self):
             self.devices = [self]
@@ -166,7 +167,6 @@ ENDS_LATE = """
             over.wait()
 
     threads, over = [], threading.Event()
-    jax.config.update("jax_platforms", "cpu")
     jax.devices()
     xla_bridge._backends["late"] = Client()
     coordination.leave()
@@ -175,19 +175,12 @@ ENDS_LATE = """
 """
 
 
-def test_a_client_of_xla_that_does_not_end_keeps_nobody_in_its_world():
-    said, _ = start(ENDS_LATE).communicate(timeout=100)
+def test_a_client_of_xla_that_does_not_end_keeps_nobody_in_its_world(begin):
+    said, _ = begin(ENDS_LATE)()
     assert said == "False False 1\n"
 
 
 COMPILES_AS_PROCESS_1 = """
-    import os, sys
-    from kinetic._host.worker import coordination
-
-    import jax
-    from jax._src import distributed
-
-    jax.config.update("jax_platforms", "cpu")
     distributed.global_state.process_id = 1
     folder = sys.argv[1]
     print(coordination.keep_compiled(folder), coordination.keep_compiled(folder))
@@ -196,20 +189,17 @@ COMPILES_AS_PROCESS_1 = """
 """
 
 
-def compiles(folder):
-    command = [sys.executable, "-c", textwrap.dedent(COMPILES_AS_PROCESS_1), str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-
-
-def test_any_process_keeps_what_it_compiles(tmp_path):
+def test_any_process_keeps_what_it_compiles(begin, tmp_path):
     """Fails when JAX writes its cache in another way."""
-    assert compiles(tmp_path).stdout.split() == ["True", "True", "True"]
+    said, _ = begin(COMPILES_AS_PROCESS_1, str(tmp_path))()
+    assert said.split() == ["True", "True", "True"]
 
 
-def test_what_a_killed_process_was_writing_is_compiled_again_without_a_warning(tmp_path):
-    compiles(tmp_path)
+def test_what_a_killed_process_was_writing_is_compiled_again_without_a_warning(begin, tmp_path):
+    begin(COMPILES_AS_PROCESS_1, str(tmp_path))()
     last = max(tmp_path.glob("*-cache"), key=lambda each: each.stat().st_mtime_ns)
     whole = last.stat().st_size
     os.truncate(last, whole // 2)
-    assert not compiles(tmp_path).stderr
+    _, told = begin(COMPILES_AS_PROCESS_1, str(tmp_path))()
+    assert not told
     assert last.stat().st_size > whole // 2
