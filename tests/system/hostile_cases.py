@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 import kinetic
@@ -34,7 +32,3 @@ def told(handle: JobHandle, error: BaseException | None = None) -> str:
         if isinstance(error, errors.KineticError)
         else f"{notes}\n{handle.logs()}"
     )
-
-
-def exit_with(code):
-    sys.exit(code)

@@ -12,11 +12,11 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 from gangs import wait_until
+from on_hosts import INIT, find_folder, join_as_told, join_when_alone, look, look_again
 
 import kinetic
 from kinetic._host.worker.mounts import unshare
@@ -40,24 +40,6 @@ pytestmark = [
 ]
 
 
-INIT = "jax-init-info.txt"
-"""What GKE's multi-tier checkpointing writes into the ramdisk of a host."""
-
-
-def look(name="mark"):
-    """What this host sees, after all hosts have left a mark."""
-    import jax
-    from jax.experimental import multihost_utils
-
-    folder = Path(os.environ["KINETIC_LOCAL_DIR"])
-    before = sorted(path.name for path in folder.iterdir())
-    (folder / f"{name}-{jax.process_index()}").touch()
-    multihost_utils.sync_global_devices("marked")
-    here = socket.gethostname()
-    address = socket.gethostbyname(here)
-    return here, address, str(folder), before, sorted(path.name for path in folder.iterdir())
-
-
 @pytest.mark.parametrize("place", ["local", "programs"], indirect=True)
 def test_hosts_have_a_name_and_a_folder_of_their_own(place):
     handle = kinetic.run("tpu-v6e-8", all_hosts=True)(look).run_async()
@@ -72,35 +54,11 @@ def test_hosts_have_a_name_and_a_folder_of_their_own(place):
     assert not memory_folder.of_job(handle.job_id).exists()
 
 
-def look_again():
-    """In the first attempt, leave a mark and die."""
-    seen = look(os.environ["KINETIC_ATTEMPT"])
-    if os.environ["KINETIC_ATTEMPT"] == "1":
-        os._exit(7)
-    return seen
-
-
 def test_both_are_the_same_in_the_next_attempt():
     handle = kinetic.run("tpu-v6e-8", retries=1, all_hosts=True)(look_again).run_async()
     (first, second) = handle.results(timeout=200)
     assert (first[3], second[3]) == (["1-0", INIT], ["1-1", INIT])
     handle.cleanup()
-
-
-def join_as_told():
-    """As MaxText does for emergency checkpoints; in the first attempt, host 0 dies then."""
-    import jax
-
-    file = Path(os.environ["KINETIC_LOCAL_DIR"], INIT)
-    rank, address, rest = file.read_text().split("\n")
-    jax.distributed.initialize(coordinator_address=address, process_id=int(rank))
-    if os.environ["KINETIC_ATTEMPT"] == "1":
-        if rank == "0":
-            os._exit(7)
-        time.sleep(100)  # until this host is stopped
-    mine = Path(file).parent.joinpath("mine")
-    mine.write_text(rank)
-    return int(rank), jax.process_index(), len(jax.devices()), rest, mine.read_text()
 
 
 @pytest.mark.parametrize("place", ["local", "programs"], indirect=True)
@@ -110,23 +68,10 @@ def test_a_file_in_the_folder_says_which_process_of_jax_a_host_is(place):
     handle.cleanup()
 
 
-def told():
-    """What this attempt is told, and as which process it takes part."""
-    import jax
-
-    if kinetic.attempt() == 1:
-        jax.devices()
-        if kinetic.slice_index() == 0:
-            os._exit(7)
-        time.sleep(100)
-    rank, address, _ = Path(os.environ["KINETIC_LOCAL_DIR"], INIT).read_text().split("\n")
-    jax.distributed.initialize(coordinator_address=address, process_id=int(rank))
-    return rank, jax.process_count()
-
-
 def test_a_host_that_is_left_alone_is_told_that_it_is_the_first(monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
-    handle = kinetic.run("tpu-v6e-4", slices=(1, 2), on_slice_loss="shrink")(told).run_async()
+    train = kinetic.run("tpu-v6e-4", slices=(1, 2), on_slice_loss="shrink")(join_when_alone)
+    handle = train.run_async()
     assert handle.result(timeout=200) == ("0", 1)
 
 
@@ -157,14 +102,10 @@ def test_with_data_mounted_too(tmp_path):
     assert first[2] == second[2]
 
 
-def one():
-    return Path(os.environ["KINETIC_LOCAL_DIR"]).is_dir(), socket.gethostname()
-
-
 @pytest.mark.parametrize("place", ["local", "programs"], indirect=True)
 @pytest.mark.parametrize(("accelerator", "suffix"), [("cpu", ""), ("tpu-v6e-8", "-0")])
 def test_a_folder_that_nobody_uses_goes_with_the_job(place, accelerator, suffix):
-    handle = kinetic.run(accelerator)(one).run_async()
+    handle = kinetic.run(accelerator)(find_folder).run_async()
     handle.wait(timeout=200)
     folder = memory_folder.of_job(handle.job_id)
     wait_until(lambda: not folder.exists(), "it was left behind")

@@ -7,14 +7,13 @@ attempts.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from gangs import wait_until
+from on_hosts import wait_at_first
 from places import EVERYWHERE
 
 import kinetic
@@ -23,16 +22,6 @@ from kinetic.errors import HostLost, NotFound
 KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 pytestmark = pytest.mark.settles_within(30)
 everywhere = pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
-
-
-def wait_at_first(marker):
-    """Leave a mark, then wait for ever in the first attempt."""
-    mark = Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}")
-    if mark.exists():
-        return f"attempt {os.environ['KINETIC_ATTEMPT']}"
-    mark.touch()
-    while True:
-        time.sleep(0.05)
 
 
 def begun(place, **options):

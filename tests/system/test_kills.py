@@ -28,17 +28,11 @@ from gangs import (
     worker_of,
     zygotes,
 )
+from on_hosts import clean_up_slowly, return_when_told, second_time
 from places import Place
 
 import kinetic
 from kinetic import errors
-
-
-def return_when_told(marker):
-    Path(marker).touch()
-    while Path(marker).exists():
-        time.sleep(0.01)
-    return "value"
 
 
 def test_a_supervisor_killed_after_its_hosts_reported_costs_nothing(home, nothing_left):
@@ -220,17 +214,6 @@ def test_a_job_whose_zygote_dies_goes_on(home):
 # -- another attempt, and a job that is being cancelled --------------------------------------------
 
 
-def second_time(marker):
-    """Fails at first, is there to be killed in the second attempt, returns in the third."""
-    attempt = int(os.environ["KINETIC_ATTEMPT"])
-    if attempt == 1:
-        raise ValueError("at first")
-    if attempt == 2:
-        Path(marker).touch()
-        time.sleep(1000)
-    return attempt
-
-
 def in_the_second_attempt(home):
     marker = home.parent / "marker"
     handle = kinetic.run(accelerator="tpu-v6e-8", retries=2)(second_time).run_async(str(marker))
@@ -277,15 +260,6 @@ def test_a_wish_to_cancel_between_two_attempts_is_not_lost(home):
 
 def retried(handle):
     return sum(event["kind"] == "retry" for event in handle.events())
-
-
-def clean_up_slowly(marker):
-    print("running", flush=True)
-    try:
-        time.sleep(1000)
-    finally:
-        Path(marker).touch()
-        time.sleep(1000)
 
 
 @pytest.mark.parametrize("which", ["supervisor", "agent", "worker"])

@@ -9,7 +9,8 @@ import threading
 import time
 
 import pytest
-from hostile_cases import OURS, PATIENCE_S, exit_with, failure_of, started, told
+from havoc import exit_with
+from hostile_cases import OURS, PATIENCE_S, failure_of, started, told
 
 import kinetic
 from kinetic import errors

@@ -10,6 +10,7 @@ import traceback
 
 import pytest
 from gangs import PATIENCE_S
+from on_hosts import end_with, host_index, psum_of_indices
 
 import kinetic
 from kinetic import errors
@@ -19,29 +20,6 @@ LONG_S = 1.5
 
 
 pytestmark = pytest.mark.usefixtures("place")
-
-
-def psum_of_indices():
-    import jax
-    import numpy as np
-    from jax.sharding import NamedSharding
-    from jax.sharding import PartitionSpec as P
-
-    n = jax.device_count()
-    mesh = jax.make_mesh((n,), ("d",))
-    x = jax.make_array_from_callback(
-        (n,), NamedSharding(mesh, P("d")), lambda i: np.arange(n, dtype=np.float32)[i]
-    )
-    total = jax.jit(
-        jax.shard_map(lambda a: jax.lax.psum(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
-    )(x)
-    return float(np.asarray(total.addressable_data(0))[0])
-
-
-def host_index():
-    import jax
-
-    return jax.process_index()
 
 
 def gang_of(place):
@@ -177,26 +155,6 @@ def test_the_raising_host_is_named_not_those_that_broke(place):
 
 
 # -- ends that are not exceptions ------------------------------------------------------------------
-
-
-def end_with(how):
-    if how == "os._exit":
-        os._exit(3)
-    if how == "sys.exit":
-        sys.exit(4)
-    if how == "sys.exit text":
-        sys.exit("a word of goodbye")
-    if how == "segfault":
-        import ctypes
-
-        ctypes.string_at(0)
-    if how == "abort":
-        os.abort()
-    if how == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if how == "unpicklable":
-        return (i for i in range(3))
-    return sys.exit(0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,156 @@
+"""Functions that tests run on hosts.
+
+In: markers, words. Out: what hosts see, values, ends. Hosts import this module and not those of the
+tests: pytest would cost each of them more than its whole job.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import kinetic
+
+
+def psum_of_indices():
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    n = jax.device_count()
+    mesh = jax.make_mesh((n,), ("d",))
+    x = jax.make_array_from_callback(
+        (n,), NamedSharding(mesh, P("d")), lambda i: np.arange(n, dtype=np.float32)[i]
+    )
+    total = jax.jit(
+        jax.shard_map(lambda a: jax.lax.psum(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    )(x)
+    return float(np.asarray(total.addressable_data(0))[0])
+
+
+def host_index():
+    import jax
+
+    return jax.process_index()
+
+
+def end_with(how):
+    if how == "os._exit":
+        os._exit(3)
+    if how == "sys.exit":
+        sys.exit(4)
+    if how == "sys.exit text":
+        sys.exit("a word of goodbye")
+    if how == "segfault":
+        import ctypes
+
+        ctypes.string_at(0)
+    if how == "abort":
+        os.abort()
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "unpicklable":
+        return (i for i in range(3))
+    return sys.exit(0)
+
+
+def wait_at_first(marker):
+    """Leave a mark, then wait for ever in the first attempt."""
+    mark = Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}")
+    if mark.exists():
+        return f"attempt {os.environ['KINETIC_ATTEMPT']}"
+    mark.touch()
+    while True:
+        time.sleep(0.05)
+
+
+def return_when_told(marker):
+    Path(marker).touch()
+    while Path(marker).exists():
+        time.sleep(0.01)
+    return "value"
+
+
+def second_time(marker):
+    """Fails at first, is there to be killed in the second attempt, returns in the third."""
+    attempt = int(os.environ["KINETIC_ATTEMPT"])
+    if attempt == 1:
+        raise ValueError("at first")
+    if attempt == 2:
+        Path(marker).touch()
+        time.sleep(1000)
+    return attempt
+
+
+def clean_up_slowly(marker):
+    print("running", flush=True)
+    try:
+        time.sleep(1000)
+    finally:
+        Path(marker).touch()
+        time.sleep(1000)
+
+
+INIT = "jax-init-info.txt"
+"""What GKE's multi-tier checkpointing writes into the ramdisk of a host."""
+
+
+def look(name="mark"):
+    """What this host sees, after all hosts have left a mark."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    folder = Path(os.environ["KINETIC_LOCAL_DIR"])
+    before = sorted(path.name for path in folder.iterdir())
+    (folder / f"{name}-{jax.process_index()}").touch()
+    multihost_utils.sync_global_devices("marked")
+    here = socket.gethostname()
+    address = socket.gethostbyname(here)
+    return here, address, str(folder), before, sorted(path.name for path in folder.iterdir())
+
+
+def look_again():
+    """In the first attempt, leave a mark and die."""
+    seen = look(os.environ["KINETIC_ATTEMPT"])
+    if os.environ["KINETIC_ATTEMPT"] == "1":
+        os._exit(7)
+    return seen
+
+
+def join_as_told():
+    """As MaxText does for emergency checkpoints; in the first attempt, host 0 dies then."""
+    import jax
+
+    file = Path(os.environ["KINETIC_LOCAL_DIR"], INIT)
+    rank, address, rest = file.read_text().split("\n")
+    jax.distributed.initialize(coordinator_address=address, process_id=int(rank))
+    if os.environ["KINETIC_ATTEMPT"] == "1":
+        if rank == "0":
+            os._exit(7)
+        time.sleep(100)  # until this host is stopped
+    mine = Path(file).parent.joinpath("mine")
+    mine.write_text(rank)
+    return int(rank), jax.process_index(), len(jax.devices()), rest, mine.read_text()
+
+
+def join_when_alone():
+    """What this attempt is told, and as which process it takes part."""
+    import jax
+
+    if kinetic.attempt() == 1:
+        jax.devices()
+        if kinetic.slice_index() == 0:
+            os._exit(7)
+        time.sleep(100)
+    rank, address, _ = Path(os.environ["KINETIC_LOCAL_DIR"], INIT).read_text().split("\n")
+    jax.distributed.initialize(coordinator_address=address, process_id=int(rank))
+    return rank, jax.process_count()
+
+
+def find_folder():
+    return Path(os.environ["KINETIC_LOCAL_DIR"]).is_dir(), socket.gethostname()
