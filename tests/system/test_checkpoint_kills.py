@@ -71,11 +71,17 @@ def be_killed(forks: Forks, root: Path) -> None:
             # Steps that only the memory had are lost with it, and no others.
             assert start >= before or tier == "persistent"
             before = start
+            if turn == 1:  # What the memory alone has would be lost with it in the next turn.
+                wait_until(lambda: has_whole_step(root / "run"), "it commits nothing")
             time.sleep(luck.uniform(0.0, 0.6))
         finally:
             os.kill(pid, signal.SIGKILL)
             assert forks.wait() == -signal.SIGKILL, (root / "err").read_text()
     assert {"local", "persistent"} <= seen
+
+
+def has_whole_step(run: Path) -> bool:
+    return run.is_dir() and any(path.name.isdigit() for path in run.iterdir())
 
 
 def what_it_says(root: Path, pid: int) -> str:
