@@ -32,9 +32,7 @@ REPR_LIMIT = 20_000
 TEXT_LIMIT = 100_000
 """The most characters of a message or a traceback; the pickled exception has all of them."""
 THREADS_NAMED = 10
-_OF_DECORATED = frozenset(
-    {"run_async", "run_async_map", "aio", "plan", "local", "with_options", "options"}
-)
+_OF_DECORATED = frozenset({"run_async", "run_async_map", "aio", "plan", "local", "with_options"})
 """Attributes that only decorated functions have."""
 BROKEN_CODE = 70
 """Exit code of a worker whose own code failed, for example without Python's builtins."""
