@@ -219,13 +219,14 @@ def explain(error: BaseException) -> None:
 def _traceback_with_lines(error: BaseException, start: Start) -> str:
     """The formatted traceback; if the function can no longer read its source tree, with lines of
     the caller's."""
-    # Path.is_dir raises without read permission.
-    if start.client_root and not os.path.isdir(start.tree):
+    if start.client_root:
         import linecache
 
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None)
-            if isinstance(file, str) and file.startswith(f"{start.tree}/"):
+            if not isinstance(file, str) or not file.startswith(f"{start.tree}/"):
+                continue
+            if not os.path.isfile(file):  # Path.is_file raises without read permission.
                 lines = linecache.getlines(
                     file.replace(start.tree, start.client_root.rstrip("/"), 1)
                 )
