@@ -226,7 +226,8 @@ def _traceback_with_lines(error: BaseException, start: Start) -> str:
             file = getattr(module, "__file__", None)
             if not isinstance(file, str) or not file.startswith(f"{start.tree}/"):
                 continue
-            if not os.path.isfile(file):  # Path.is_file raises without read permission.
+            # Path.is_file raises without read permission.
+            if not os.path.isfile(file):  # noqa: PTH113
                 lines = linecache.getlines(
                     file.replace(start.tree, start.client_root.rstrip("/"), 1)
                 )
