@@ -34,6 +34,7 @@ from cloudpickle.cloudpickle import (
 )
 
 from kinetic._pickling import unpickler
+from kinetic._pickling.code_pickler import CodePickler
 from kinetic._pickling.origin import MAIN
 from kinetic._pickling.script import Script, global_names
 from kinetic._pickling.unpickler import Definition
@@ -50,7 +51,7 @@ class Circular(Exception):
         self.made = made
 
 
-class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
+class CallPickler(CodePickler):
     """Pickles calls.
 
     Args:
@@ -65,7 +66,7 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     external: tuple[object, ...] = ()
 
-    dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child(
+    dispatch_table: ClassVar[Any] = CodePickler.dispatch_table.new_child(
         {
             functools.cached_property: lambda found: (
                 unpickler.cached_property,

@@ -5,6 +5,7 @@ In: live Python objects. Out: bytes that the caller turns back into them.
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Mapping
 from dataclasses import replace
@@ -80,16 +81,17 @@ def unpack_exception(data: bytes) -> BaseException:
 
 
 def _container(kind: str, body: object, env_vars: Mapping[str, str]) -> bytes:
-    import cloudpickle
+    from kinetic._pickling import code_pickler
 
-    return envelope.framed(kind, lambda file: cloudpickle.dump(body, file), env_vars)
+    return envelope.framed(kind, lambda file: code_pickler.dump(body, file), env_vars)
 
 
 def _dumps(value: object) -> bytes:
-    import cloudpickle
+    from kinetic._pickling import code_pickler
 
-    data: bytes = cloudpickle.dumps(value)
-    return data
+    file = io.BytesIO()
+    code_pickler.dump(value, file)
+    return file.getvalue()
 
 
 def _attempt(value: object) -> BaseException | None:

@@ -6,12 +6,11 @@ import linecache
 import pickle
 import traceback
 
-import cloudpickle
 import pytest
 from laptop_fakes import plan as make_plan
 
 from kinetic._core.plan import Cell, Plan
-from kinetic._pickling import cells
+from kinetic._pickling import cells, results
 
 CELL = """\
 password = "hunter2"
@@ -73,8 +72,15 @@ def test_code_made_of_a_cell_leads_to_it(monkeypatch):
     space = {"decorate": lambda _: lambda f: f, "__name__": "__main__"}
     exec(compile(CELL, FILE, "exec"), space)
     monkeypatch.setitem(linecache.cache, FILE, typed(FILE, CELL)[FILE])
-    (found,) = cells.referenced([cloudpickle.dumps(space["train"])], title)
+    (found,) = cells.referenced([results.pack_value(space["train"])], title)
     assert found.file == FILE
+
+
+def test_a_function_that_comes_back_leads_to_its_file():
+    space = {"__name__": "__main__"}
+    exec(compile("def train(): return lambda: 1", FILE, "exec"), space)
+    train = results.unpack_value(results.pack_value(space["train"]))
+    assert [train.__code__.co_filename, train().__code__.co_filename] == [FILE, FILE]
 
 
 def test_a_traceback_shows_the_lines_under_the_cells_title(monkeypatch):
