@@ -1,26 +1,22 @@
-"""Elastic jobs that tests watch and harm, and a function for them.
+"""Elastic jobs that tests watch and harm.
 
 In: a handle, a job's folder. Out: its processes, its events, its story. Called by system tests.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
-import time
 from pathlib import Path
 
 import pytest
 from gangs import children, wait_until
+from on_elastic_hosts import count
 
 import kinetic
 from kinetic._core import layout
 from kinetic._core.events import parse
 
 LIMIT_S = 300
-STEPS = 10
 
 only_local = pytest.mark.parametrize("backend", ["local"], indirect=True)
 only_programs = pytest.mark.parametrize("backend", ["programs"], indirect=True)
@@ -97,40 +93,6 @@ def reached(folder, attempt, host, step=2):
         return mark.exists() and int(mark.read_text() or 0) >= step
 
     wait_until(done, f"host {host} does not reach step {step} of attempt {attempt}")
-
-
-def pids(folder, attempt):
-    """Of the workers of an attempt, by host."""
-    notes = Path(folder).glob(f"{attempt}-*.json")
-    return {int(n.stem.partition("-")[2]): json.loads(n.read_text())["pid"] for n in notes}
-
-
-def note(folder, attempt, host):
-    return json.loads(Path(folder, f"{attempt}-{host}.json").read_text())
-
-
-def count(folder, kills=(), pause_s=0.02):
-    """Count steps, and meet the other hosts at each by files, without JAX. `kills` says which
-    process is killed in which attempt before which step."""
-    hosts, mine = int(os.environ["KINETIC_HOSTS"]), int(os.environ["KINETIC_HOST_INDEX"])
-    marks = [Path(folder, f"{kinetic.attempt()}-{host}") for host in range(hosts)]
-    for step in range(STEPS):
-        die_if_asked(kills, step)
-        marks[mine].write_text(str(step))
-        while any(not mark.exists() or int(mark.read_text() or -1) < step for mark in marks):
-            time.sleep(0.01)
-        pause(pause_s)
-    return kinetic.attempt(), hosts, kinetic.num_slices()
-
-
-def pause(seconds):
-    """Attempts that nobody harms are short."""
-    time.sleep(seconds if kinetic.attempt() == 1 else min(seconds, 0.3))
-
-
-def die_if_asked(kills, step):
-    if (kinetic.attempt(), step, int(os.environ["KINETIC_HOST_INDEX"])) in kills:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def whole(attempt):

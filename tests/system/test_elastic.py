@@ -8,53 +8,22 @@ behind.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from elastic_jobs import (
-    LIMIT_S,
-    STEPS,
-    count,
-    die_if_asked,
-    elastic,
-    half,
-    only_local,
-    pause,
-    reached,
-    whole,
-)
+from elastic_jobs import LIMIT_S, elastic, half, only_local, reached, whole
 from gangs import wait_until
+from on_elastic_hosts import compile_once, count, hold, keep, learn, train, who_serves
 
 import kinetic
 
 KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
-
-
-def train(folder, kills=(), pause_s=0.02):
-    """Count steps with a collective in each. `kills` says which process is killed in which attempt
-    before which step; -1 is before the first use of JAX."""
-    die_if_asked(kills, -1)
-    import jax
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    for step in range(STEPS):
-        die_if_asked(kills, step)
-        total = multihost_utils.process_allgather(np.array([step])).sum()
-        assert total == jax.process_count() * step
-        Path(folder, f"{kinetic.attempt()}-{jax.process_index()}").write_text(str(step))
-        pause(pause_s)
-    assert {d.slice_index for d in jax.devices()} == set(range(kinetic.num_slices()))
-    return kinetic.attempt(), jax.process_count(), kinetic.num_slices()
-
 
 STEPPING = {"local": train, "programs": count}
 """Hosts that are programs leave their world as they end; how they get another is tested below."""
@@ -126,45 +95,11 @@ def test_a_host_is_lost_before_it_uses_jax(begin):
     assert job.losses() == [(0,), (1,)]
 
 
-def compile_once(folder):
-    """The process with index 2 is killed while it compiles, in the first attempt."""
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    mesh = kinetic.make_mesh()
-    everywhere = NamedSharding(mesh, PartitionSpec())
-
-    @jax.jit
-    def traced(x):
-        if kinetic.attempt() == 1 and jax.process_index() == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        x = jax.lax.with_sharding_constraint(
-            x, NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-        )
-        return jax.lax.with_sharding_constraint(x.sum(), everywhere)
-
-    return float(traced(jnp.ones(16)))
-
-
 @only_local
 def test_a_host_is_lost_while_it_compiles(begin):
     job = begin(elastic(function=compile_once, all_hosts=True), wait=False)
     assert job.handle.results(timeout=LIMIT_S) == [16.0] * 4
     assert job.losses() == [(1,)]
-
-
-def who_serves(folder):
-    """Say which process serves JAX's coordination; host 0 is killed in the first attempt."""
-    import jax
-    from jax._src import distributed
-    from jax.experimental import multihost_utils
-
-    multihost_utils.sync_global_devices("all are there")
-    if kinetic.attempt() == 1 and jax.process_index() == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(600 if kinetic.attempt() == 1 else 0)
-    return distributed.global_state.service is None, os.environ["JAX_COORDINATOR_ADDRESS"]
 
 
 @only_local
@@ -184,21 +119,6 @@ def test_what_serves_the_coordination_of_jax_is_killed(begin):
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
     assert job.losses() == [()]
     assert any("counts against nothing" in line for line in job.story())
-
-
-def keep(folder):
-    """Leave a file in this host's own folder, and return what the host has left there before."""
-    import jax
-    from jax.experimental import multihost_utils
-
-    own = Path(os.environ["KINETIC_LOCAL_DIR"], "left")
-    before = own.read_text() if own.exists() else ""
-    own.write_text(f"{kinetic.slice_index()} of {kinetic.num_slices()}")
-    multihost_utils.sync_global_devices("all have left a file")
-    if kinetic.attempt() == 1 and kinetic.slice_index() == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(600 if kinetic.attempt() == 1 else 0)
-    return kinetic.attempt(), jax.process_count(), before
 
 
 @only_local
@@ -258,18 +178,6 @@ def test_all_slices_are_killed(begin):
     assert job.losses() == [(0, 1)]
 
 
-def hold(folder, leave):
-    """Start a process that outlives the worker, and wait for ever."""
-    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    mark = Path(folder, f"child-{os.environ['KINETIC_ATTEMPT']}-{os.environ['KINETIC_HOST_INDEX']}")
-    mark.with_suffix(".part").write_text(str(child.pid))
-    mark.with_suffix(".part").rename(mark)
-    while not Path(folder, "over").exists():
-        time.sleep(0.05)
-    child.kill()
-    child.wait()
-
-
 @only_local
 @pytest.mark.parametrize("survivors", ["restart", "keep"])
 def test_nothing_that_a_lost_slice_has_started_lives_on(begin, tmp_path, survivors, backend):
@@ -286,30 +194,6 @@ def test_nothing_that_a_lost_slice_has_started_lives_on(begin, tmp_path, survivo
     (tmp_path / "over").touch()
     assert job.handle.result(timeout=LIMIT_S) is None
     assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
-
-
-def learn(folder, pause_s):
-    """Count up to 40, from where the last attempt has saved; make room when it is asked for."""
-    import jax
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    saved = Path(folder, "saved")
-    step, seen = json.loads(saved.read_text()) if saved.exists() else (0, [])
-    attempt = kinetic.attempt()
-    while step < 40:
-        if attempt == 1 and step == 3 and kinetic.slice_index() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        everyone = multihost_utils.process_allgather(np.array([step])).reshape(-1)
-        assert set(everyone.tolist()) == {step}, "all hosts have gone on from the same step"
-        step, seen = step + 1, [*seen, jax.process_count()]
-        if kinetic.should_reform():
-            if jax.process_index() == 0:
-                saved.write_text(json.dumps([step, seen]))
-            multihost_utils.sync_global_devices("saved")
-            kinetic.reform()
-        time.sleep(pause_s if kinetic.num_slices() == 1 else 0)
-    return attempt, step, seen
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from elastic_jobs import LIMIT_S, elastic, half, only_local, only_programs, reached, whole
 from gangs import wait_until
+from on_elastic_hosts import fail, leave_alone, leave_unasked, wait_before_jax, wait_in_a_barrier
 
 import kinetic
 from kinetic import errors
@@ -112,12 +112,6 @@ def test_it_is_given_up_with_the_whole_history(begin):
     assert "; attempt 2: slice 0 lost: host 0 of slice 0" in words
 
 
-def fail(folder):
-    if os.environ["KINETIC_HOST_INDEX"] == "1":
-        raise ValueError("no luck")
-    time.sleep(600)
-
-
 @only_local
 def test_an_exception_of_the_function_is_no_loss(begin):
     job = begin(elastic(function=fail), wait=False)
@@ -207,29 +201,6 @@ def test_nothing_that_forks_is_left(begin):
     assert "max_failures was not used up by them. Losses besides: attempt 1: slice 1" in words
 
 
-def wait_before_jax(folder):
-    """Take part in JAX's world only when told."""
-    mark = Path(folder, f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}")
-    mark.write_text("2")
-    while kinetic.attempt() == 1:
-        time.sleep(0.05)
-    import jax
-
-    return kinetic.attempt(), jax.process_count(), kinetic.num_slices()
-
-
-def wait_in_a_barrier(folder):
-    import jax
-    from jax.experimental import multihost_utils
-
-    multihost_utils.sync_global_devices("all are there")
-    Path(folder, f"{kinetic.attempt()}-{jax.process_index()}").write_text("2")
-    if kinetic.attempt() == 1 and jax.process_index() == 0:
-        time.sleep(600)
-    multihost_utils.sync_global_devices("all go on")
-    return kinetic.attempt(), jax.process_count(), kinetic.num_slices()
-
-
 @only_local
 @pytest.mark.parametrize("function", [wait_before_jax, wait_in_a_barrier])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
@@ -245,45 +216,10 @@ def test_what_serves_the_coordination_of_jax_is_replaced(begin, function, signum
     assert "counts against nothing (1 of at most 3)" in job.story()[0]
 
 
-def leave_alone(leaver):
-    """One host leaves, the others go on."""
-    import jax
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    from kinetic._in_job import elastic
-
-    elastic._LIMIT_S = 2.0
-    multihost_utils.process_allgather(np.zeros(1))
-    if jax.process_index() == leaver:
-        kinetic.reform()
-    while True:
-        multihost_utils.process_allgather(np.zeros(1))
-
-
 @pytest.mark.parametrize("leaver", [0, 3])
 def test_a_host_that_leaves_alone_is_told_and_holds_nobody_up(leaver):
     with pytest.raises(UsageError, match=rf"called on host {leaver}, and hosts .* have not called"):
         elastic(function=leave_alone)(leaver)
-
-
-def leave_unasked(folder):
-    """Leave while all slices are there, and while one is away."""
-    import jax
-
-    jax.devices()
-    if kinetic.attempt() == 1:
-        with pytest.raises(UsageError, match="no slice of this job was missing"):
-            kinetic.reform()
-        Path(folder, os.environ["KINETIC_HOST_INDEX"]).touch()
-        if kinetic.slice_index() == 1:
-            while not Path(folder, "0").exists():
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(600)  # until the slice is missed
-    if kinetic.attempt() == 2:
-        kinetic.reform()
-    return kinetic.attempt()
 
 
 def test_who_leaves_unasked_is_told_or_begins_again(home, tmp_path, monkeypatch):

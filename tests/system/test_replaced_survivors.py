@@ -6,18 +6,16 @@ In: elastic jobs whose hosts are killed for real. Out: process ids, what the log
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
-from elastic_jobs import LIMIT_S, note, pids
+from elastic_jobs import LIMIT_S
 from gangs import wait_until
+from on_elastic_hosts import note, pids
+from on_surviving_hosts import cling, hoard, import_half, lose_the_last
 
 import kinetic
 
@@ -27,24 +25,6 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
 def elastic(function, slice_="tpu-v6e-4", **options):
     """Of two slices, by default with one host each."""
     return kinetic.run(slice_, slices=(1, 2), **options)(function)
-
-
-def told(folder):
-    """Leave a note of this call, once all hosts have come here."""
-    from jax.experimental import multihost_utils
-
-    multihost_utils.sync_global_devices("all are there")
-    own = Path(folder, f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}.json")
-    own.with_suffix(".part").write_text(json.dumps({"pid": os.getpid(), "agent": os.getppid()}))
-    own.with_suffix(".part").rename(own)
-
-
-def lose_the_last(folder):
-    told(folder)
-    if kinetic.attempt() == 1:
-        time.sleep(0 if os.environ["KINETIC_HOST_INDEX"] == "3" else 600)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return kinetic.attempt()
 
 
 def all_begun(folder):
@@ -61,18 +41,6 @@ if os.environ["KINETIC_ATTEMPT"] == "1":
     Path(os.environ["KINETIC_OUTPUT_DIR"], "half-" + os.environ["KINETIC_HOST_INDEX"]).touch()
     time.sleep(600)
 """
-
-
-def import_half(folder):
-    """Host 0 is interrupted in the middle of an import."""
-    from jax.experimental import multihost_utils
-
-    told(folder)
-    if kinetic.slice_index() == 0:
-        sys.path.insert(0, folder)
-        import half  # noqa: F401
-    multihost_utils.sync_global_devices("all have it")
-    return kinetic.attempt()
 
 
 def test_one_that_was_interrupted_in_an_import_is_replaced(begin, tmp_path):
@@ -98,27 +66,6 @@ def test_each_attempt_has_new_processes_where_that_is_asked_for(begin, tmp_path)
     assert not any("in the process" in line for line in job.story())
 
 
-def cling(folder, how):
-    """Host 0 does not get free in the first attempt: it holds Python's lock in native code, or
-    swallows whatever is raised."""
-    import jax
-    from jax.experimental import multihost_utils
-
-    told(folder)
-    if kinetic.attempt() == 1:
-        if jax.process_index() == 0 and how == "native code":
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # It would end the sleep.
-            ctypes.PyDLL(None).sleep(600)
-        while True:
-            try:
-                time.sleep(600)
-            except BaseException:
-                if jax.process_index() == 1:
-                    raise
-    multihost_utils.sync_global_devices("all are there again")
-    return kinetic.attempt()
-
-
 @pytest.mark.parametrize("how", ["native code", "swallows"])
 def test_one_that_does_not_get_free_is_replaced(begin, tmp_path, how):
     job = begin(elastic(cling), how)
@@ -138,23 +85,6 @@ def test_one_that_must_stay_and_cannot_is_lost(begin, tmp_path):
     os.kill(pids(tmp_path, 1)[1], signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S) == 2
     assert job.losses() == [(1,), (0,)]
-
-
-KEPT: list[object] = []
-
-
-def hoard(folder):
-    """Keep an array of all devices where the function's end does not free it."""
-    import jax
-    import numpy as np
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    everywhere = NamedSharding(kinetic.make_mesh(), PartitionSpec())
-    KEPT.append(jax.device_put(np.ones(4), everywhere))
-    told(folder)
-    if kinetic.attempt() == 1:
-        time.sleep(600)
-    return kinetic.attempt(), len(KEPT), float(KEPT[0].sum())
 
 
 def test_one_whose_variables_hold_arrays_of_its_world_is_replaced(begin, tmp_path):

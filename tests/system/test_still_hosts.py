@@ -6,29 +6,17 @@ an error, another attempt.
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 import pytest
-from elastic_jobs import LIMIT_S, elastic, pids, reached, whole
+from elastic_jobs import LIMIT_S, elastic, reached, whole
 from gangs import stop, wait_until
+from on_elastic_hosts import meet, pids
+from on_hosts import one_waits
 
 import kinetic
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
-
-
-def one_waits(folder):
-    import jax
-    from jax.experimental import multihost_utils
-
-    multihost_utils.sync_global_devices("all are there")
-    if jax.process_index() == 1:
-        while not Path(folder, "go on").exists():
-            time.sleep(0.5)
-    multihost_utils.sync_global_devices("all go on")
-    return "done"
 
 
 def test_the_output_says_which_host_holds_the_others_up(home, tmp_path, monkeypatch):
@@ -39,24 +27,10 @@ def test_the_output_says_which_host_holds_the_others_up(home, tmp_path, monkeypa
         return [line for line in job.logs().splitlines() if "has stood still for 3 s" in line]
 
     (line,) = wait_until(told, "nothing is said")
-    assert "kinetic: host 1 of 2 has stood still for 3 s at test_still_hosts.py:" in line
+    assert "kinetic: host 1 of 2 has stood still for 3 s at on_hosts.py:" in line
     assert f"in one_waits; all others wait for it. `kinetic jobs stacks {job.job_id}` shows" in line
     Path(tmp_path, "go on").touch()
     assert job.result(timeout=LIMIT_S) == "done"
-
-
-def meet(folder):
-    """Wait for all processes of the attempt in JAX, with a note of this one before."""
-    note = f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}"
-    Path(folder, f"{note}.part").write_text(f'{{"pid": {os.getpid()}}}')
-    Path(folder, f"{note}.part").rename(Path(folder, f"{note}.json"))
-    Path(folder, note).write_text("2")
-    last = os.environ["KINETIC_HOST_INDEX"] == "3"
-    while kinetic.attempt() == 1 and last and not Path(folder, "join").exists():
-        time.sleep(0.05)
-    import jax
-
-    return kinetic.attempt(), jax.process_count(), kinetic.num_slices()
 
 
 def test_a_worker_that_is_stopped_before_it_joins_is_lost_with_its_slice(begin, tmp_path):

@@ -1,0 +1,236 @@
+"""Functions of elastic jobs, and the notes that they leave.
+
+In: a folder that all hosts share, whom to kill. Out: marks, notes, values. Hosts import this module
+and not those of the tests: pytest would cost each of them more than its whole job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import kinetic
+
+STEPS = 10
+
+
+def pids(folder, attempt):
+    """Of the workers of an attempt, by host."""
+    notes = Path(folder).glob(f"{attempt}-*.json")
+    return {int(n.stem.partition("-")[2]): json.loads(n.read_text())["pid"] for n in notes}
+
+
+def note(folder, attempt, host):
+    return json.loads(Path(folder, f"{attempt}-{host}.json").read_text())
+
+
+def count(folder, kills=(), pause_s=0.02):
+    """Count steps, and meet the other hosts at each by files, without JAX. `kills` says which
+    process is killed in which attempt before which step."""
+    hosts, mine = int(os.environ["KINETIC_HOSTS"]), int(os.environ["KINETIC_HOST_INDEX"])
+    marks = [Path(folder, f"{kinetic.attempt()}-{host}") for host in range(hosts)]
+    for step in range(STEPS):
+        die_if_asked(kills, step)
+        marks[mine].write_text(str(step))
+        while any(not mark.exists() or int(mark.read_text() or -1) < step for mark in marks):
+            time.sleep(0.01)
+        pause(pause_s)
+    return kinetic.attempt(), hosts, kinetic.num_slices()
+
+
+def pause(seconds):
+    """Attempts that nobody harms are short."""
+    time.sleep(seconds if kinetic.attempt() == 1 else min(seconds, 0.3))
+
+
+def die_if_asked(kills, step):
+    if (kinetic.attempt(), step, int(os.environ["KINETIC_HOST_INDEX"])) in kills:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(folder, kills=(), pause_s=0.02):
+    """Count steps with a collective in each. `kills` says which process is killed in which attempt
+    before which step; -1 is before the first use of JAX."""
+    die_if_asked(kills, -1)
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    for step in range(STEPS):
+        die_if_asked(kills, step)
+        total = multihost_utils.process_allgather(np.array([step])).sum()
+        assert total == jax.process_count() * step
+        Path(folder, f"{kinetic.attempt()}-{jax.process_index()}").write_text(str(step))
+        pause(pause_s)
+    assert {d.slice_index for d in jax.devices()} == set(range(kinetic.num_slices()))
+    return kinetic.attempt(), jax.process_count(), kinetic.num_slices()
+
+
+def compile_once(folder):
+    """The process with index 2 is killed while it compiles, in the first attempt."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    mesh = kinetic.make_mesh()
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    @jax.jit
+    def traced(x):
+        if kinetic.attempt() == 1 and jax.process_index() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        x = jax.lax.with_sharding_constraint(
+            x, NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+        )
+        return jax.lax.with_sharding_constraint(x.sum(), everywhere)
+
+    return float(traced(jnp.ones(16)))
+
+
+def who_serves(folder):
+    """Say which process serves JAX's coordination; host 0 is killed in the first attempt."""
+    import jax
+    from jax._src import distributed
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices("all are there")
+    if kinetic.attempt() == 1 and jax.process_index() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600 if kinetic.attempt() == 1 else 0)
+    return distributed.global_state.service is None, os.environ["JAX_COORDINATOR_ADDRESS"]
+
+
+def keep(folder):
+    """Leave a file in this host's own folder, and return what the host has left there before."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    own = Path(os.environ["KINETIC_LOCAL_DIR"], "left")
+    before = own.read_text() if own.exists() else ""
+    own.write_text(f"{kinetic.slice_index()} of {kinetic.num_slices()}")
+    multihost_utils.sync_global_devices("all have left a file")
+    if kinetic.attempt() == 1 and kinetic.slice_index() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600 if kinetic.attempt() == 1 else 0)
+    return kinetic.attempt(), jax.process_count(), before
+
+
+def hold(folder, leave):
+    """Start a process that outlives the worker, and wait for ever."""
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    mark = Path(folder, f"child-{os.environ['KINETIC_ATTEMPT']}-{os.environ['KINETIC_HOST_INDEX']}")
+    mark.with_suffix(".part").write_text(str(child.pid))
+    mark.with_suffix(".part").rename(mark)
+    while not Path(folder, "over").exists():
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+
+
+def learn(folder, pause_s):
+    """Count up to 40, from where the last attempt has saved; make room when it is asked for."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    saved = Path(folder, "saved")
+    step, seen = json.loads(saved.read_text()) if saved.exists() else (0, [])
+    attempt = kinetic.attempt()
+    while step < 40:
+        if attempt == 1 and step == 3 and kinetic.slice_index() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        everyone = multihost_utils.process_allgather(np.array([step])).reshape(-1)
+        assert set(everyone.tolist()) == {step}, "all hosts have gone on from the same step"
+        step, seen = step + 1, [*seen, jax.process_count()]
+        if kinetic.should_reform():
+            if jax.process_index() == 0:
+                saved.write_text(json.dumps([step, seen]))
+            multihost_utils.sync_global_devices("saved")
+            kinetic.reform()
+        time.sleep(pause_s if kinetic.num_slices() == 1 else 0)
+    return attempt, step, seen
+
+
+def fail(folder):
+    if os.environ["KINETIC_HOST_INDEX"] == "1":
+        raise ValueError("no luck")
+    time.sleep(600)
+
+
+def wait_before_jax(folder):
+    """Take part in JAX's world only when told."""
+    mark = Path(folder, f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}")
+    mark.write_text("2")
+    while kinetic.attempt() == 1:
+        time.sleep(0.05)
+    import jax
+
+    return kinetic.attempt(), jax.process_count(), kinetic.num_slices()
+
+
+def wait_in_a_barrier(folder):
+    import jax
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices("all are there")
+    Path(folder, f"{kinetic.attempt()}-{jax.process_index()}").write_text("2")
+    if kinetic.attempt() == 1 and jax.process_index() == 0:
+        time.sleep(600)
+    multihost_utils.sync_global_devices("all go on")
+    return kinetic.attempt(), jax.process_count(), kinetic.num_slices()
+
+
+def leave_alone(leaver):
+    """One host leaves, the others go on."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    from kinetic._in_job import elastic
+
+    elastic._LIMIT_S = 2.0
+    multihost_utils.process_allgather(np.zeros(1))
+    if jax.process_index() == leaver:
+        kinetic.reform()
+    while True:
+        multihost_utils.process_allgather(np.zeros(1))
+
+
+def leave_unasked(folder):
+    """Leave while all slices are there, and while one is away."""
+    import jax
+
+    jax.devices()
+    if kinetic.attempt() == 1:
+        try:
+            kinetic.reform()
+        except kinetic.errors.UsageError as error:
+            told = str(error)
+        assert "no slice of this job was missing" in told
+        Path(folder, os.environ["KINETIC_HOST_INDEX"]).touch()
+        if kinetic.slice_index() == 1:
+            while not Path(folder, "0").exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)  # until the slice is missed
+    if kinetic.attempt() == 2:
+        kinetic.reform()
+    return kinetic.attempt()
+
+
+def meet(folder):
+    """Wait for all processes of the attempt in JAX, with a note of this one before."""
+    note = f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}"
+    Path(folder, f"{note}.part").write_text(f'{{"pid": {os.getpid()}}}')
+    Path(folder, f"{note}.part").rename(Path(folder, f"{note}.json"))
+    Path(folder, note).write_text("2")
+    last = os.environ["KINETIC_HOST_INDEX"] == "3"
+    while kinetic.attempt() == 1 and last and not Path(folder, "join").exists():
+        time.sleep(0.05)
+    import jax
+
+    return kinetic.attempt(), jax.process_count(), kinetic.num_slices()
