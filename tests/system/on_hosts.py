@@ -166,3 +166,68 @@ def one_waits(folder):
             time.sleep(0.5)
     multihost_utils.sync_global_devices("all go on")
     return "done"
+
+
+class Odd(Exception):
+    def __init__(self, code, *, hint):
+        super().__init__(f"code {code}")
+        self.code, self.hint = code, hint
+
+
+def flood_then_wait(marker):
+    block = (b"y" * 99 + b"\n") * 10_000
+    for _ in range(200_000_000 // len(block)):
+        os.write(1, block)
+    os.write(1, b"no line end " * 100_000)
+    Path(marker).touch()
+    time.sleep(1000)
+
+
+class ExitsWhenPickled(Exception):
+    def __reduce__(self):
+        sys.exit(9)
+
+
+def fails_twice():
+    """On every host: raises in attempts 1 and 2, returns in the third."""
+    attempt = int(os.environ["KINETIC_ATTEMPT"])
+    print("this is attempt", attempt)
+    if attempt < 3:
+        raise LookupError(f"not in attempt {attempt}")
+    return attempt
+
+
+def prints_lines():
+    attempt = os.environ["KINETIC_ATTEMPT"]
+    for number in range(3):
+        print(f"{attempt}:{number}", flush=True)
+    if attempt != "3":
+        raise LookupError(attempt)
+
+
+def sleep_long(marker):
+    print("running", flush=True)
+    Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}").touch()
+    time.sleep(1000)
+
+
+def return_when_let_go(marker):
+    Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}").touch()
+    while not Path(f"{marker}-let-go").exists():
+        time.sleep(0.01)
+    return "value"
+
+
+def step_now_and_then(marker):
+    """Stands still most of the time, but never for long."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    multihost_utils.process_allgather(np.ones(1))
+    Path(f"{marker}-{jax.process_index()}").touch()
+    seen = np.zeros(1)
+    while not seen.all():
+        time.sleep(0.8)
+        seen = multihost_utils.process_allgather(np.ones(1) * Path(f"{marker}-let-go").exists())
+    return "value"

@@ -9,41 +9,16 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from remotes import later, outer, submits, wait_for
 
 import kinetic
 from kinetic import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 200.0
-
-
-@kinetic.run(accelerator="cpu")
-def wait_for(path, value):
-    print(f"waiting for {value}", flush=True)
-    while not os.path.exists(path):
-        time.sleep(0.02)
-    return value
-
-
-@kinetic.run(accelerator="cpu")
-async def later(x):
-    if x < 0:
-        raise ValueError(f"{x} is negative")
-    await asyncio.sleep(0)
-    return x + 1
-
-
-@kinetic.run(accelerator="cpu")
-async def outer(x):
-    return (
-        [await later.aio(x), await later.aio(x + 1)]
-        if hasattr(later, "aio")
-        else [await later(x), await later(x + 1)]
-    )
 
 
 def script(tmp_path, body):
@@ -148,11 +123,6 @@ def test_a_callback_does_not_keep_the_process_alive(tmp_path):
     job.add_done_callback(lambda handle: (called.append(handle.result()), over.set()))
     assert over.wait(PATIENCE_S)
     assert called == [None]
-
-
-@kinetic.run(accelerator="cpu")
-def submits():
-    return later.run_async(1)
 
 
 def test_a_job_that_submits_another_is_told_what_works():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from gangs import kill, processes, stop, wait_until
+from on_hosts import fails_twice, prints_lines
 
 import kinetic
 from kinetic import errors
@@ -19,15 +20,6 @@ from kinetic._backends.base import LogRequest
 from kinetic._core.outcome import Exit, HostReport, Outcome
 from kinetic._pickling import results
 from kinetic.cli.root import call
-
-
-def fails_twice():
-    """On every host: raises in attempts 1 and 2, returns in the third."""
-    attempt = int(os.environ["KINETIC_ATTEMPT"])
-    print("this is attempt", attempt)
-    if attempt < 3:
-        raise LookupError(f"not in attempt {attempt}")
-    return attempt
 
 
 def attempt_folder(home: Path, handle, number: int) -> Path:
@@ -87,14 +79,6 @@ def test_a_supervisor_killed_in_attempt_2_is_judged_by_attempt_2_alone(home):
     assert {report.exit for report in outcome.reports} == {Exit.AGENT_LOST}
     assert outcome.reason == "the job's supervisor was killed"
     assert list(attempt_folder(home, handle, 1).glob("hosts/*/report.json")), "they are kept"
-
-
-def prints_lines():
-    attempt = os.environ["KINETIC_ATTEMPT"]
-    for number in range(3):
-        print(f"{attempt}:{number}", flush=True)
-    if attempt != "3":
-        raise LookupError(attempt)
 
 
 def printed(log: str) -> list[str]:

@@ -12,31 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from remotes import fail_on_odd, square, wait_for
 
 import kinetic
 from kinetic import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 200.0
-
-
-@kinetic.run(accelerator="cpu")
-def square(x):
-    return x * x
-
-
-@kinetic.run(accelerator="cpu")
-def fail_on_odd(x):
-    if x % 2:
-        raise ValueError(f"{x} is odd")
-    return x
-
-
-@kinetic.run(accelerator="cpu")
-def wait_for(path, number):
-    while not os.path.exists(path):
-        time.sleep(0.02)
-    return number
 
 
 def script(tmp_path, body, *arguments, **more):

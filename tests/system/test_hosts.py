@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from on_hosts import ExitsWhenPickled, flood_then_wait, sleep_long
+from remotes import lock_on, whoami
 
 import kinetic
 from kinetic import errors
@@ -20,7 +22,6 @@ from kinetic._client.handle import JobHandle
 from kinetic._config.settings import worker_environ
 
 PATIENCE_S = 200.0
-FLOOD_BYTES = 200_000_000
 MOST_AGENT_BYTES = 120_000_000
 """The interpreter with gRPC takes about 45 MB; the buffers of two streams a few more."""
 
@@ -40,15 +41,6 @@ def high_water_bytes(pid):
     return 0
 
 
-def flood_then_wait(marker):
-    block = (b"y" * 99 + b"\n") * 10_000
-    for _ in range(FLOOD_BYTES // len(block)):
-        os.write(1, block)
-    os.write(1, b"no line end " * 100_000)
-    Path(marker).touch()
-    time.sleep(1000)
-
-
 def test_an_agents_memory_is_bounded_while_its_worker_floods(home):
     marker = home.parent / "flooded"
     handle = kinetic.run(accelerator="cpu")(flood_then_wait).run_async(str(marker))
@@ -61,11 +53,6 @@ def test_an_agents_memory_is_bounded_while_its_worker_floods(home):
         handle.result(stream_logs=False)
 
 
-def sleep_long(marker):
-    Path(marker).touch()
-    time.sleep(1000)
-
-
 def test_an_agent_that_cannot_reach_the_coordinator_ends_all(home, monkeypatch):
     from kinetic._backends import registry
     from kinetic._store.local import LocalStore
@@ -75,7 +62,7 @@ def test_an_agent_that_cannot_reach_the_coordinator_ends_all(home, monkeypatch):
     with registry.substituted("local", lambda _, store: impatient):
         handle = kinetic.run(accelerator="cpu", backend="local")(sleep_long).run_async(str(marker))
     told = wait_until(handle.processes, "no supervisor")
-    wait_until(marker.exists, "not started")
+    wait_until(Path(f"{marker}-0").exists, "not started")
     os.kill(told["supervisor"], signal.SIGSTOP)
     with pytest.raises(errors.SupervisorLost, match="has not answered for 3 s"):
         JobHandle(handle.ref).result()
@@ -220,11 +207,6 @@ def test_a_child_that_goes_on_writing_holds_nothing_up():
     assert handle.logs().startswith("mine\n")
 
 
-class ExitsWhenPickled(Exception):
-    def __reduce__(self):
-        sys.exit(9)
-
-
 def test_an_exception_whose_pickling_exits_arrives_by_class_and_text():
     @kinetic.run(accelerator="cpu")
     def fail():
@@ -232,25 +214,6 @@ def test_an_exception_whose_pickling_exits_arrives_by_class_and_text():
 
     with pytest.raises(ExitsWhenPickled, match="still told"):
         fail()
-
-
-@kinetic.run(accelerator="tpu-v6e-16", all_hosts=True)
-def whoami(fails_on=-1, large=0):
-    import jax
-
-    host = jax.process_index()
-    if host == fails_on:
-        raise ValueError(f"host {host} cannot")
-    return host, b"x" * large
-
-
-@kinetic.run(accelerator="tpu-v6e-16", all_hosts=True)
-def lock_on(host):
-    import threading
-
-    import jax
-
-    return threading.Lock() if jax.process_index() == host else None
 
 
 def test_the_values_of_all_hosts():

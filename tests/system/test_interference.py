@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from gangs import PATIENCE_S, family, processes, stop, wait_until, worker_of
+from on_hosts import return_when_let_go, sleep_long, step_now_and_then
 
 import kinetic
 from kinetic import errors
@@ -25,12 +26,6 @@ from kinetic._config.settings import worker_environ
 from kinetic._store.local import LocalStore
 
 KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
-
-
-def sleep_long(marker):
-    print("running", flush=True)
-    Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}").touch()
-    time.sleep(1000)
 
 
 def started(home, func=sleep_long, **options):
@@ -102,13 +97,6 @@ def test_a_process_that_is_stopped_for_a_moment_harms_nothing(which, home):
     assert handle.result() == "value"
 
 
-def return_when_let_go(marker):
-    Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}").touch()
-    while not Path(f"{marker}-let-go").exists():
-        time.sleep(0.01)
-    return "value"
-
-
 def let_go(home):
     (home.parent / "marker-let-go").touch()
 
@@ -156,21 +144,6 @@ def test_nobody_waits_for_ever_for_a_stopped_supervisor_without_agents(home):
 
 
 # -- all of it stopped: a machine that was suspended -----------------------------------------------
-
-
-def step_now_and_then(marker):
-    """Stands still most of the time, but never for long."""
-    import jax
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    multihost_utils.process_allgather(np.ones(1))
-    Path(f"{marker}-{jax.process_index()}").touch()
-    seen = np.zeros(1)
-    while not seen.all():
-        time.sleep(0.8)
-        seen = multihost_utils.process_allgather(np.ones(1) * Path(f"{marker}-let-go").exists())
-    return "value"
 
 
 @pytest.mark.slow

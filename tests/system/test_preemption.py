@@ -10,11 +10,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from gangs import wait_until
+from on_preempted_hosts import (
+    fail_when_preempted,
+    look_once,
+    return_when_preempted,
+    save_when_jax_says_so,
+    save_when_preempted,
+    wait_at_first,
+)
 from places import Place, elsewhere_than
 from test_cluster_evictions import pod_of
 
@@ -29,45 +36,6 @@ pytestmark = pytest.mark.settles_within(30)
 @pytest.fixture
 def here(home):
     return Place("local", home.parent)
-
-
-def mine(marker, what=""):
-    """A file of this host in this attempt."""
-    told = os.environ
-    return Path(f"{marker}-{told['KINETIC_ATTEMPT']}-{told['KINETIC_HOST_INDEX']}{what}")
-
-
-def save_when_preempted(marker):
-    """Wait for it, save, and end; in the third attempt at once."""
-    from kinetic._in_job.preemption import Preempted
-
-    mine(marker).touch()
-    while os.environ["KINETIC_ATTEMPT"] != "3":
-        time.sleep(0.02)
-        if kinetic.preempted():
-            time.sleep(1.5)  # Longer than it takes to find out who is to blame.
-            mine(marker, "-saved").touch()
-            raise Preempted
-    return sorted(path.name for path in marker.parent.glob(f"{marker.name}-*-saved"))
-
-
-def return_when_preempted(marker):
-    mine(marker).touch()
-    while not kinetic.preempted():
-        time.sleep(0.02)
-    return "unfinished"
-
-
-def fail_when_preempted(marker):
-    return_when_preempted(marker)
-    raise OSError("the disk is full")
-
-
-def look_once(marker):
-    kinetic.preempted()
-    mine(marker).touch()
-    while True:
-        time.sleep(0.05)
 
 
 def begun(handle, marker, attempt=1):
@@ -153,13 +121,6 @@ def test_a_job_that_is_cancelled_while_it_saves_is_cancelled(here, monkeypatch):
     assert handle.outcome().attempt == 1, "a cancelled job is not tried again"
 
 
-def wait_at_first(marker):
-    mine(marker).touch()
-    while os.environ["KINETIC_ATTEMPT"] == "1":
-        time.sleep(0.05)
-    return os.environ["KINETIC_ATTEMPT"]
-
-
 @pytest.mark.parametrize("accelerator", ["tpu-v6e-8", "cpu"])
 def test_before_the_function_has_begun_it_is_the_same(here, accelerator):
     marker = here.marker()
@@ -194,24 +155,6 @@ def test_programs_that_the_job_starts_see_it(here, tmp_path):
     with pytest.raises(HostLost, match="host 1 of 2 was lost"):
         handle.result(timeout=90)
     assert handle.logs(all_hosts=True).count("saved") == 2
-
-
-def save_when_jax_says_so(marker):
-    import jax
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    multihost_utils.process_allgather(np.ones(1))
-    mine(marker).touch()
-    for step in range(1_000_000):
-        time.sleep(0.02)
-        multihost_utils.process_allgather(np.ones(1))
-        if multihost_utils.reached_preemption_sync_point(step):
-            time.sleep(1 + jax.process_index())
-            multihost_utils.process_allgather(np.ones(1))
-            mine(marker, f"-saved-{step}").touch()
-            return "unfinished"
-    return "never"
 
 
 @pytest.mark.parametrize("host", [0, 1])

@@ -10,7 +10,7 @@ import traceback
 
 import pytest
 from gangs import PATIENCE_S
-from on_hosts import end_with, host_index, psum_of_indices
+from on_hosts import Odd, end_with, host_index, psum_of_indices
 
 import kinetic
 from kinetic import errors
@@ -94,12 +94,6 @@ def test_single_host_slices_have_their_chips():
         return jax.device_count(), jax.process_count(), os.environ["KERAS_BACKEND"]
 
     assert devices() == (8, 1, "jax")
-
-
-class Odd(Exception):
-    def __init__(self, code, *, hint):
-        super().__init__(f"code {code}")
-        self.code, self.hint = code, hint
 
 
 def test_the_original_exception_comes_back_with_its_parts():

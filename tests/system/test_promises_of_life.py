@@ -18,10 +18,6 @@ from kinetic import errors
 pytestmark = pytest.mark.usefixtures("place")
 
 
-def host_index():
-    return os.environ["KINETIC_HOST_INDEX"]
-
-
 # -- output ----------------------------------------------------------------------------------------
 
 
@@ -86,7 +82,7 @@ def test_a_large_output_is_complete_and_in_order(home):
 def test_other_hosts_keep_their_output():
     @kinetic.run(accelerator="tpu-v6e-8")
     def speak():
-        print(f"I am host {host_index()}")
+        print("I am host", os.environ["KINETIC_HOST_INDEX"])
 
     handle = speak.run_async()
     handle.result()

@@ -53,27 +53,21 @@ def end(handle):
     assert not handle.wait().ok
 
 
-def load_data():
-    time.sleep(1000)
-
-
-def step(hold):
-    import jax
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    if hold and jax.process_index() == 2:
-        load_data()
-    multihost_utils.process_allgather(np.ones(1))
-    while True:
-        multihost_utils.process_allgather(np.ones(1))
-
-
 def test_the_host_that_holds_a_collective_up_stands_alone():
+    def load_data():
+        time.sleep(1000)
+
     @kinetic.run(accelerator="tpu-v6e-16")
     def train():
+        import jax
+        import numpy as np
+        from jax.experimental import multihost_utils
+
         print("begun", flush=True)
-        step(hold=True)
+        if jax.process_index() == 2:
+            load_data()
+        while True:
+            multihost_utils.process_allgather(np.ones(1))
 
     handle = train.run_async()
     all_say(handle, "begun")

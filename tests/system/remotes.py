@@ -1,0 +1,74 @@
+"""Decorated functions that tests call.
+
+In: numbers, paths. Out: what `kinetic.run` made of the functions. Hosts import this module and not
+those of the tests: pytest would cost each of them more than its whole job.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import kinetic
+
+
+@kinetic.run(accelerator="cpu")
+def square(x):
+    return x * x
+
+
+@kinetic.run(accelerator="cpu")
+def fail_on_odd(x):
+    if x % 2:
+        raise ValueError(f"{x} is odd")
+    return x
+
+
+@kinetic.run(accelerator="cpu")
+def wait_for(path, value):
+    print(f"waiting for {value}", flush=True)
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    return value
+
+
+@kinetic.run(accelerator="tpu-v6e-16", all_hosts=True)
+def whoami(fails_on=-1, large=0):
+    import jax
+
+    host = jax.process_index()
+    if host == fails_on:
+        raise ValueError(f"host {host} cannot")
+    return host, b"x" * large
+
+
+@kinetic.run(accelerator="tpu-v6e-16", all_hosts=True)
+def lock_on(host):
+    import jax
+
+    return threading.Lock() if jax.process_index() == host else None
+
+
+@kinetic.run(accelerator="cpu")
+async def later(x):
+    import asyncio
+
+    if x < 0:
+        raise ValueError(f"{x} is negative")
+    await asyncio.sleep(0)
+    return x + 1
+
+
+@kinetic.run(accelerator="cpu")
+async def outer(x):
+    return (
+        [await later.aio(x), await later.aio(x + 1)]
+        if hasattr(later, "aio")
+        else [await later(x), await later(x + 1)]
+    )
+
+
+@kinetic.run(accelerator="cpu")
+def submits():
+    return later.run_async(1)
