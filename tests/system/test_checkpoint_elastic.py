@@ -9,42 +9,15 @@ import json
 import os
 import re
 import signal
-import time
-from pathlib import Path
 
 import pytest
 from gangs import processes, wait_until
+from on_saving_hosts import read_one, step_without_end
 
 import kinetic
 from kinetic._system import memory_folder
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(60)]
-
-
-def train(folder):
-    """Step without end in the first attempt, three more times in the others; note where each host
-    begins."""
-    import jax
-    import numpy as np
-    from jax.sharding import NamedSharding
-    from jax.sharding import PartitionSpec as P
-
-    attempt, host = kinetic.attempt(), jax.process_index()
-    everywhere = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), "x"), P())
-    blank = np.zeros(4, np.float32)
-    state = {"w": jax.make_array_from_callback((4,), everywhere, lambda part: blank[part])}
-    update = jax.jit(lambda w: w + 1, out_shardings=everywhere)
-    with kinetic.Checkpointer(Path(folder, "run"), local_every=None) as ckpt:
-        state, start = ckpt.restore(state)
-        Path(folder, f"{attempt}-{host}").write_text(json.dumps([start, float(state["w"][0])]))
-        step = start
-        while attempt == 1 or step < start + 3:
-            state = {"w": update(state["w"])}
-            ckpt.save(step, state)
-            Path(folder, f"step-{attempt}-{host}").write_text(str(step))
-            step += 1
-            time.sleep(0.02)
-    return step, float(state["w"][0])
 
 
 @pytest.mark.parametrize(("on_loss", "host"), [("shrink", 1), ("wait", 0)])
@@ -53,7 +26,7 @@ def test_a_slice_that_is_taken_away_lets_all_save_and_the_job_goes_on(
 ):
     monkeypatch.setenv("KINETIC_GRACE_S", "100")
     run = kinetic.run("cpu:2", slices=(1, 2), on_slice_loss=on_loss, max_failures=3)
-    job = run(train).run_async(str(tmp_path))
+    job = run(step_without_end).run_async(str(tmp_path))
     mark = tmp_path / f"step-1-{host}"
     wait_until(lambda: mark.exists() and int(mark.read_text() or 0) >= 3, "step 3 was not reached")
     os.kill(processes(job)[1][host], signal.SIGTERM)
@@ -69,31 +42,9 @@ def test_a_slice_that_is_taken_away_lets_all_save_and_the_job_goes_on(
     assert not memory_folder.of_job(job.job_id).exists()
 
 
-class Numbers:
-    """Where an iterator is."""
-
-    def __init__(self, begin):
-        self.next = begin
-
-    def get_state(self):
-        return {"next": self.next}
-
-    def set_state(self, state):
-        self.next = state["next"]
-
-
-def read(differ):
-    import jax
-
-    numbers = Numbers(1000 * jax.process_index() if differ else 0)
-    with kinetic.Checkpointer(every=1, local_every=None) as ckpt:
-        _, step = ckpt.restore({"n": 0}, data=numbers)
-        ckpt.save(step, {"n": 1}, data=numbers)
-
-
 @pytest.mark.parametrize(("least", "differ"), [(1, True), (1, False), (2, True)])
 def test_positions_that_fewer_hosts_could_not_share_are_told_before_a_loss(home, least, differ):
-    job = kinetic.run("cpu", slices=(least, 2))(read).run_async(differ)
+    job = kinetic.run("cpu", slices=(least, 2))(read_one).run_async(differ)
     job.result(timeout=400)
     told = "cannot be restored on fewer hosts" in job.logs()
     assert told == (least == 1 and differ)

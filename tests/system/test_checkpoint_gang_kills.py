@@ -9,80 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
-import threading
-import time
-from pathlib import Path
 
 import pytest
+from on_saving_hosts import save_and_be_killed
 
 import kinetic
 from kinetic._system import memory_folder
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.settles_within(60)]
 KILLS = int(os.environ.get("KINETIC_TEST_KILLS", "1"))
-ROWS = 1 << 14
-"""256 KiB of the state are on each device."""
-
-
-def save_and_be_killed(folder, kills, seed):
-    """Save step after step; in each of the first attempts a host is killed at a random moment."""
-    import jax
-    import numpy as np
-    from jax.sharding import NamedSharding
-    from jax.sharding import PartitionSpec as P
-
-    attempt, host = int(os.environ["KINETIC_ATTEMPT"]), jax.process_index()
-    luck = random.Random(seed * 1000 + attempt)  # the same on all hosts
-    victim = luck.randrange(jax.process_count())
-    when = luck.choice(["restore", *range(1, 8)])  # how many saves have begun
-    moment_s, waits = luck.uniform(0.0, 0.3), luck.random() < 0.5
-
-    def die():
-        time.sleep(moment_s)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def may_die(now):
-        if attempt <= kills and host == victim and when == now:
-            threading.Thread(target=die, daemon=True).start()
-
-    mesh = kinetic.make_mesh()  # "data" over slices, "fsdp" within
-    split, everywhere = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
-    blank = np.full((ROWS, 16), -1.0, np.float32)
-    state = {
-        name: jax.make_array_from_callback(blank.shape, sharding, lambda part: blank[part])
-        for name, sharding in (("split", split), ("everywhere", everywhere))
-    }
-    steps_of = jax.jit(
-        lambda state, step: jax.tree.map(lambda array: array * 0 + step, state),
-        out_shardings={"split": split, "everywhere": everywhere},
-    )
-    largest = jax.jit(lambda x: x.max(), out_shardings=everywhere)  # needs all hosts
-
-    may_die("restore")
-    with kinetic.Checkpointer(
-        Path(folder, "run"), every=3, local_every=1, keep=2, at_least_every=None
-    ) as ckpt:
-        state, start = ckpt.restore(state)
-        parts = [s.data for array in state.values() for s in array.addressable_shards]
-        values = sorted({float(value) for part in parts for value in (part.min(), part.max())})
-        tier = ckpt.restored and ckpt.restored.tier
-        found = Path(folder, f"{attempt}-{host}")
-        found.with_suffix(".new").write_text(json.dumps([start, values, tier]))
-        found.with_suffix(".new").rename(found)
-        step = start
-        while attempt <= kills or step < start + 3:
-            state = steps_of(state, float(step))
-            assert float(largest(state["split"])) == step
-            may_die(step - start + 1)
-            ckpt.save(step, state)
-            if waits:
-                ckpt.wait()
-            # All hosts were alive at this step, and had waited for that one before it.
-            Path(folder, f"done-{attempt}-{host}").write_text(str(step - 1 if waits else step - 2))
-            step += 1
-    return step
 
 
 @pytest.mark.slow

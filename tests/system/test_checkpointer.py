@@ -6,15 +6,12 @@ what the state is then.
 
 from __future__ import annotations
 
-import functools
 import os
-import shutil
 import signal
-import time
-from pathlib import Path
 
 import pytest
 from gangs import wait_until
+from on_saving_hosts import compile_steps, hold, read_numbers, save_another_kind, train, twice
 from places import Place
 
 import kinetic
@@ -23,75 +20,6 @@ from kinetic._core.exits import Exit
 from kinetic._system import memory_folder
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def train(
-    steps,
-    *,
-    every=4,
-    local_every=1,
-    die=None,
-    lose=(),
-    folder=None,
-    pause=None,
-    local_directory=None,
-):
-    """Train, and say where it went on from, on which tier, and how it ended.
-
-    Args:
-        die: (attempt, step, host) that is killed.
-        pause: folder in which hosts mark their steps; the first attempt takes its time.
-        lose: (attempt, host): the local copies that are gone when that attempt begins.
-    """
-    import jax
-    import numpy as np
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    attempt, host = int(os.environ["KINETIC_ATTEMPT"]), jax.process_index()
-    if (attempt, host) in lose or (attempt, -1) in lose:
-        shutil.rmtree(Path(os.environ["KINETIC_LOCAL_DIR"], "checkpoints"))
-    slices = kinetic.num_slices()
-    devices = np.array(jax.devices()).reshape(slices, -1)
-    mesh = jax.sharding.Mesh(devices, ("data", "fsdp"))
-    inside = NamedSharding(mesh, PartitionSpec("fsdp"))
-    everywhere = NamedSharding(mesh, PartitionSpec())
-
-    def made(shape, sharding):
-        return jax.make_array_from_callback(
-            shape, sharding, lambda part: np.zeros(shape, np.float32)[part]
-        )
-
-    own = jax.numpy.zeros(2)  # each process has such an array for itself
-    state = {"w": made((8, 3), inside), "b": made((3,), everywhere), "n": 0, "own": own}
-
-    batch = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    ones = jax.make_array_from_callback((8,), batch, lambda part: np.ones(8, np.float32)[part])
-
-    @functools.partial(jax.jit, out_shardings=(inside, everywhere))
-    def step_of(w, b, n, x):  # needs all hosts
-        return w + n, b * 2 + w.sum(axis=0) + x.mean()
-
-    said = []
-    with kinetic.Checkpointer(
-        folder, every=every, local_every=local_every, local_directory=local_directory
-    ) as ckpt:
-        state, start = ckpt.restore(state)
-        said.append((attempt, start, ckpt.restored and tuple(ckpt.restored)))
-        for step in range(start, steps):
-            w, b = step_of(state["w"], state["b"], step, ones)
-            state = {"w": w, "b": b, "n": state["n"] + step, "own": state["own"] + step}
-            assert float(state["own"][1]) == state["n"]
-            tiers = ckpt.save(step, state, metrics={"n": state["n"]})
-            if pause is not None and attempt == 1:
-                Path(pause, f"{host}-{step}").touch()
-                time.sleep(0.05)
-            if die == (attempt, step, host):
-                ckpt.wait()  # else it depends on luck what is committed
-                os.kill(os.getpid(), signal.SIGKILL)
-        ckpt.wait()
-    print(f"attempt {attempt} went on at {start}", flush=True)
-    total = jax.jit(lambda w, b: w.sum() + b.sum(), out_shardings=everywhere)
-    return said, float(total(state["w"], state["b"])), state["n"], tiers
 
 
 def result_of(job):
@@ -169,15 +97,6 @@ def test_a_host_that_is_taken_away_lets_all_save_the_same_step(
     assert result[1:3] == alone(step + 3)
 
 
-def hold(folder):
-    with kinetic.Checkpointer(local_every=None) as ckpt:
-        ckpt.restore({"n": 1})
-        ckpt.save(0, {"n": 1}, force=True)
-        ckpt.wait()
-        Path(folder, "held").touch()
-        time.sleep(1000)
-
-
 def test_two_jobs_do_not_write_one_folder(tmp_path):
     first = kinetic.run("cpu", output_dir=str(tmp_path))(hold).run_async(str(tmp_path))
     second = kinetic.run("cpu:2", slices=2, output_dir=str(tmp_path))(train)
@@ -202,52 +121,10 @@ def test_what_cannot_work_is_told_before_the_first_step(tmp_path):
         run(train)(3, folder=str(tmp_path), local_directory=str(tmp_path / "file/below"))
 
 
-def save_another_kind(folder):
-    import numpy as np
-
-    with kinetic.Checkpointer(folder, every=1) as ckpt:
-        _, step = ckpt.restore({"x": 1.0})
-        ckpt.save(step, {"x": np.ones(3)})
-
-
 def test_what_could_not_be_restored_is_told_when_it_is_saved_first(tmp_path):
     told = r"of step 0, which was to be saved, .*'x'\] was \(3,\) and is a number"
     with pytest.raises(errors.CheckpointMismatch, match=told):
         kinetic.run("cpu")(save_another_kind)(str(tmp_path))
-
-
-def twice(function, *args):
-    """With copies in memory, and without; the second attempt goes on from what is saved."""
-    found = [function(each, *args) for each in (1, None)]
-    if kinetic.attempt() == 1:
-        raise OSError("once more")
-    return found
-
-
-def compile_steps(local_every, folder):
-    """Steps as Flax's and Optax's: the first state has numbers, which become arrays, and arrays
-    that lie on no devices in particular."""
-    import jax
-    import numpy as np
-
-    count = jax.numpy.zeros((), int)
-    everywhere = jax.sharding.NamedSharding(kinetic.make_mesh(), jax.sharding.PartitionSpec())
-    weights = jax.make_array_from_callback((3,), everywhere, lambda index: np.ones(3)[index])
-
-    @jax.jit
-    def once(s):
-        made = {"step": s["step"] + 1, "x": s["x"] * 1.5, "w": s["w"] * s["x"]}
-        return made | {"count": s["count"] + 1}
-
-    with kinetic.Checkpointer(
-        Path(folder, str(local_every)), every=4, local_every=local_every
-    ) as ckpt:
-        state, start = ckpt.restore({"step": 0, "x": 1.0, "w": weights, "count": count})
-        for step in range(start, 7 if kinetic.attempt() == 1 else 9):
-            state = once(state)
-            ckpt.save(step, state)
-        ckpt.wait()
-    return start, int(state["step"]), int(state["count"]), float(state["x"]), state["x"].dtype
 
 
 @pytest.mark.parametrize("slice_", ["cpu:2", "tpu-v6e-4"])
@@ -255,41 +132,6 @@ def test_the_first_state_need_not_be_as_those_after_a_step(tmp_path, slice_):
     run = kinetic.run(slice_, slices=2 if slice_ == "cpu:2" else 1, retries=1)
     ends = (9, 9, 1.5**9, "float32")
     assert run(twice)(compile_steps, str(tmp_path)) == [(7, *ends), (5, *ends)]
-
-
-class Numbers:
-    """An iterator as Grain's are."""
-
-    def __init__(self, begin):
-        self.next = begin
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self.next += 1
-        return self.next
-
-    def get_state(self):
-        return {"next": self.next}
-
-    def set_state(self, state):
-        self.next = state["next"]
-
-
-def read_numbers(local_every, folder, steps):
-    import jax
-
-    numbers = Numbers(jax.process_index() * 1000)
-    with kinetic.Checkpointer(
-        Path(folder, str(local_every)), every=4, local_every=local_every
-    ) as ckpt:
-        _, start = ckpt.restore({"n": 0}, data=numbers)
-        for step in range(start, steps):
-            next(numbers)
-            ckpt.save(step, {"n": step}, data=numbers)
-        ckpt.wait()
-    return start, numbers.next
 
 
 def test_iterators_go_on_where_each_host_was(tmp_path):
