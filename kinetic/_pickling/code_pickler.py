@@ -1,8 +1,8 @@
 """How code is pickled by value: as cloudpickle does it, with the name of its file.
 
-In: live objects. Out: a pickle. Tracebacks, debuggers and notebook cells need the name; from version
-3.1.3 on cloudpickle writes another in its place, so that pickles do not depend on where a function
-was defined.
+In: live objects. Out: a pickle. Tracebacks, debuggers and notebook cells need the name; from
+version 3.1.3 on cloudpickle writes another in its place, so that pickles do not depend on where a
+function was defined.
 """
 
 from __future__ import annotations

@@ -50,6 +50,7 @@ IMPORTED_AHEAD = (
     "resource",
     "traceback",
     "kinetic._pickling.call",
+    "kinetic._pickling.code_pickler",
     "kinetic._pickling.results",
     "kinetic._pickling.unpickler",
     "kinetic._pickling.exceptions",
