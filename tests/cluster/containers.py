@@ -7,6 +7,7 @@ calls of `on_news` from a thread of its own when a container started or ended.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import selectors
@@ -126,12 +127,17 @@ class _Shims:
     def fork(self) -> socket.socket:
         """Return the way to a new one."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with self._lock, theirs:
+        with theirs:
+            self.send(b"x", [theirs.fileno()])
+        return ours
+
+    def send(self, message: bytes, fds: list[int]) -> None:
+        """Send what `shim.main` takes."""
+        with self._lock:
             if self._wire is None:
                 self._wire = self._start()
                 atexit.register(self._close)
-            socket.send_fds(self._wire, [b"x"], [theirs.fileno()])
-        return ours
+            socket.send_fds(self._wire, [message], fds)
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -156,6 +162,26 @@ class _Shims:
 
 
 _shims = _Shims()
+
+
+class Program:
+    """A host that was forked instead of started, as its `subprocess.Popen`."""
+
+    def __init__(self, wanted: dict[str, object], output: int, fds: tuple[int, ...]) -> None:
+        blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
+        news, telling = os.pipe()
+        message = json.dumps(wanted | {"deaf": False, "blocked": blocked}).encode()
+        _shims.send(message, [output, telling, *fds])
+        os.close(telling)
+        with os.fdopen(news) as reader:
+            self.pid = int(reader.read())
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Nothing: it is reaped where it was forked."""
 
 
 class Runtime:

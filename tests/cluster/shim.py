@@ -3,13 +3,14 @@
 In: a socket on which each message brings a cluster's own. On that each message is the path of a
 JSON file (argv, env, cwd), with two pipes: for output and for news. Out: lines of JSON on the
 second pipe: `{"pid": n}` or `{"error": text}`, then `{"exit": code, "signal": n}`. Started by
-`containers.Runtime`.
+`containers.Runtime`. A first message with more than a socket asks for a host: see `start`.
 
 Each cluster gets a process, and each container a small one that adopts all its descendants. When
 the container's first process ends, so do they all, as in a pid namespace; also when the tests that
 started it are killed. What the hosts of kinetic's gangs import is imported once, here: the first
-process of such a pod is a fork instead of a program. Single hosts are programs, also hosts with
-variables that take effect when something is imported, and those that go on as the next attempt.
+process of such a pod is a fork instead of a program, and so is a host that `backend="programs"`
+starts. Pods of one host are programs, also hosts with variables that take effect when something is
+imported, and those that go on as the next attempt.
 """
 
 import ctypes
@@ -21,13 +22,16 @@ import runpy
 import signal
 import socket
 import sys
+from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 RUNNER = "kinetic.runner"
+ROOT = str(Path(__file__).resolve().parents[2])
 AHEAD = ("kinetic._host.elastic_program", "kinetic._host.worker.main", "kinetic._rpc.client")
 READ_AT_IMPORT = ("JAX_", "XLA_", "GRPC_", "LD_", "OMP_", "OPENBLAS_", "PYTHON")
+OBEYED = {("PYTHONPATH", ROOT), ("PYTHONDONTWRITEBYTECODE", "1")}
 
 
 def main():
@@ -38,16 +42,20 @@ def main():
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     import_ahead()
     while True:
-        message, fds, _, _ = socket.recv_fds(clusters, 16, 1)
+        message, fds, _, _ = socket.recv_fds(clusters, 1 << 17, 8)
         if not message:
             return
         if os.fork() == 0:
             try:
                 clusters.close()
-                serve(socket.socket(fileno=fds[0]))
+                if len(fds) == 1:
+                    serve(socket.socket(fileno=fds[0]))
+                else:
+                    start(json.loads(message), *fds)
             finally:
                 os._exit(0)
-        os.close(fds[0])
+        for fd in fds:
+            os.close(fd)
 
 
 def import_ahead():
@@ -78,6 +86,14 @@ def serve(wire):
                 os._exit(1)
         for fd in fds:
             os.close(fd)
+
+
+def start(wanted, output, news, *kept):
+    """Become the host that `containers.Program` asks for. Nothing contains it: what it leaves when
+    it is killed goes on."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, wanted["blocked"])
+    os.write(news, str(os.getpid()).encode())
+    become(wanted, output, news, kept)
 
 
 def contain(path, output, news):
@@ -113,7 +129,7 @@ def contain(path, output, news):
     os._exit(0)
 
 
-def become(wanted, output, failing):
+def become(wanted, output, failing, kept=()):
     try:
         os.setsid()
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -126,8 +142,10 @@ def become(wanted, output, failing):
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        os.closerange(3, failing)
-        os.closerange(failing + 1, 256)
+        for fd in set(range(3, 256)) - {failing, *kept}:
+            os.closerange(fd, fd + 1)
+        for fd in kept:
+            os.set_inheritable(fd, True)
         if not needs_no_interpreter(wanted):
             os.execvpe(wanted["argv"][0], wanted["argv"], wanted["env"])
     except BaseException as error:
@@ -138,10 +156,13 @@ def become(wanted, output, failing):
 
 
 def needs_no_interpreter(wanted):
-    """Whether it is a host of a gang, which needs JAX, and would import what is imported here."""
+    """Whether it is a host of kinetic's, not alone in its pod, where there may be no JAX, and would
+    import what is imported here."""
     env, is_host = wanted["env"], wanted["argv"] == [sys.executable, "-m", RUNNER]
-    reads = any(name.startswith(READ_AT_IMPORT) for name in env)
-    return is_host and int(env.get("KINETIC_HOSTS", "1")) > 1 and not reads
+    rest = dict(env.items() - OBEYED)
+    reads = any(name.startswith(READ_AT_IMPORT) for name in rest)
+    has_jax = int(env.get("KINETIC_HOSTS", "1")) > 1 or "KINETIC_PROGRAMS" in env
+    return is_host and has_jax and not reads
 
 
 def run_here(wanted):
@@ -151,7 +172,8 @@ def run_here(wanted):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(wanted["env"])
-    sys.path.insert(0, wanted["cwd"])
+    sys.path[:0] = [wanted["cwd"], *([ROOT] if "PYTHONPATH" in os.environ else [])]
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
     sys.argv[1:] = []
     code = 1
     try:

@@ -11,6 +11,11 @@ from elastic_jobs import Watched, reached
 from places import EVERYWHERE, Place
 
 
+@pytest.fixture(autouse=True)
+def forked_hosts(forked_hosts):
+    """For every test of the system."""
+
+
 @pytest.fixture(params=EVERYWHERE)
 def place(request, home, monkeypatch):
     """Where the jobs of the test go: each place in turn."""

@@ -109,6 +109,7 @@ def die_once_aloud():
     time.sleep(1000 if kinetic.attempt() == 1 else 0)
 
 
+@pytest.mark.interpreters
 def test_an_elastic_job_tells_its_story_over_a_distant_store(distant):
     handle = run("cpu", slices=(1, 2))(die_once_aloud).run_async()
     handle.result(timeout=PATIENCE_S)

@@ -301,22 +301,26 @@ def _start(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         with open(folder / f"output-{name}", "ab") as output:
-            return subprocess.Popen(
-                [sys.executable, "-m", "kinetic.runner"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=fds,
-                start_new_session=True,
-                cwd="/",
-                env=env,
-            )
+            return _run(env, output.fileno(), fds)
     except OSError as error:
         raise SubmitError(
             f"A host could not be started: {error.strerror}: {error.filename or sys.executable}."
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _run(env: Mapping[str, str], output: int, fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kinetic.runner"],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=fds,
+        start_new_session=True,
+        cwd="/",
+        env=env,
+    )
 
 
 def _keep(
