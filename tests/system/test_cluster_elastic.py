@@ -6,13 +6,10 @@ left in the cluster.
 
 from __future__ import annotations
 
-import os
-import time
-from pathlib import Path
-
 import pytest
 from cluster.fixtures import SHARES_FILES
 from gangs import wait_until
+from on_pods import fail_on_host_1, train_until_enough, wait_until_enough
 
 import kinetic
 from kinetic.errors import HostLost, JobCancelled, JobFailed
@@ -25,42 +22,10 @@ pytestmark = [
 LIMIT_S = 300
 
 
-def train(folder):
-    """Step with a collective until somebody says that it is enough; make room when asked."""
-    import jax
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    attempt, host = kinetic.attempt(), jax.process_index()
-    while True:
-        here = Path(folder, "enough").exists()
-        enough = multihost_utils.process_allgather(np.array([here])).any()
-        Path(folder, f"{attempt}-{host}").touch()
-        if enough:
-            return attempt, jax.process_count(), kinetic.num_slices()
-        if kinetic.should_reform():
-            kinetic.reform()
-        time.sleep(0.05)
-
-
-def wait(folder):
-    """Until somebody says that it is enough; without JAX, of which pods know nothing."""
-    Path(folder, f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}").touch()
-    while not Path(folder, "enough").exists():
-        time.sleep(0.05)
-    return kinetic.attempt(), int(os.environ["KINETIC_HOSTS"]), kinetic.num_slices()
-
-
-def fail(folder):
-    if os.environ["KINETIC_HOST_INDEX"] == "1":
-        raise ValueError("no luck")
-    time.sleep(600)
-
-
 class Job:
     """A job of two slices of two hosts, and its pods."""
 
-    def __init__(self, cluster, folder, function=wait, **options):
+    def __init__(self, cluster, folder, function=wait_until_enough, **options):
         self.cluster, self.folder = cluster, folder
         folder.mkdir(parents=True, exist_ok=True)
         remote = kinetic.run("tpu-v6e-8", **{"slices": (1, 2)} | options)(function)
@@ -116,7 +81,7 @@ def test_a_head_and_two_slices(begin):
 
 @pytest.mark.parametrize("victim", ["host-1-1", "host-0-0"])
 def test_a_lost_pod_is_replaced_and_all_others_stay(begin, victim):
-    job = begin(train if victim == "host-0-0" else wait).reaches(1)
+    job = begin(train_until_enough if victim == "host-0-0" else wait_until_enough).reaches(1)
     before = job.pods()
     job.lose(victim)
     job.reaches(2)
@@ -136,7 +101,7 @@ def test_a_slice_is_killed_on_purpose(begin):
 
 @pytest.mark.double
 def test_it_shrinks_and_grows_back(begin, on_cluster):
-    job = begin(train, on_slice_loss="shrink").reaches(1)
+    job = begin(train_until_enough, on_slice_loss="shrink").reaches(1)
     held = f"kinetic-{job.handle.job_id}-host-1"
     on_cluster.hold_back(held)
     job.lose("host-1-0")
@@ -185,7 +150,7 @@ def test_it_is_cancelled(begin):
 
 
 def test_an_exception_of_the_function_is_no_loss(begin):
-    job = begin(fail)
+    job = begin(fail_on_host_1)
     with pytest.raises(ValueError, match="no luck"):
         job.handle.result(timeout=LIMIT_S)
     assert job.losses() == []
@@ -194,7 +159,7 @@ def test_an_exception_of_the_function_is_no_loss(begin):
 @pytest.mark.double
 def test_it_starts_with_the_slices_that_are_there_and_grows(begin, on_cluster):
     on_cluster.hold_back("*-host-1-*")
-    job = begin(train, start_wait=1).reaches(1, hosts=2)
+    job = begin(train_until_enough, start_wait=1).reaches(1, hosts=2)
     assert job.handle.status() == "RUNNING"
     assert "attempt 1 of 11 begins on slice 0 of 2" in job.handle.logs()
     on_cluster.let_go("*-host-1-*")

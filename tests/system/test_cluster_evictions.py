@@ -5,15 +5,14 @@ In: decorated functions, a cluster, evictions. Out: exceptions, values of later 
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from pathlib import Path
 
 import pytest
 from cluster import problems
 from cluster.fixtures import SHARES_FILES
 from gangs import wait_until
+from on_pods import finish, save, wait_at_first, wait_at_third, wait_for_ever
 
 import kinetic
 from kinetic._core import events, layout
@@ -22,45 +21,6 @@ from kinetic.errors import HostLost, JobFailed
 
 pytestmark = [pytest.mark.double, pytest.mark.settles_within(30)]
 GANG = "tpu-v6e-16"
-
-
-def mine(marker):
-    return Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}")
-
-
-def wait_for_ever(marker):
-    mine(marker).touch()
-    while True:
-        time.sleep(0.05)
-
-
-def wait_at_first(marker):
-    if mine(marker).exists():
-        return "again"
-    wait_for_ever(marker)
-
-
-def save(marker):
-    """Save what there is when the end is announced."""
-    try:
-        wait_for_ever(marker)
-    finally:
-        time.sleep(0.5)
-        Path(f"{mine(marker)}-saved").touch()
-
-
-def finish(marker):
-    """End well when the end is announced."""
-    try:
-        wait_for_ever(marker)
-    except BaseException:
-        return "finished"
-
-
-def wait_at_third(marker):
-    attempt = next(n for n in range(1, 9) if not Path(f"{mine(marker)}-{n}").exists())
-    Path(f"{mine(marker)}-{attempt}").touch()
-    return "third" if attempt == 3 else wait_for_ever(marker)
 
 
 def refuse_patterns(resource, thing):

@@ -9,18 +9,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 from gangs import PATIENCE_S, wait_until
+from on_pods import stand_still
 
 import kinetic
 from kinetic import errors
-
-
-def stand_still():
-    print("begun", flush=True)
-    time.sleep(1000)
 
 
 def test_the_stacks_of_pods_are_shown(on_cluster):

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from cluster.fixtures import SHARES_FILES
 from gangs import wait_until
+from on_pods import answer, fail_on_host_2, nap, token_size, wait_at_first, wait_for_ever, world
 
 import kinetic
 from kinetic.errors import BackendUnavailable, HostLost, JobCancelled, JobFailed, PreflightError
@@ -33,56 +34,6 @@ def pods_of(cluster, handle):
             and "deletionTimestamp" not in pod["metadata"]
         ),
     )
-
-
-def answer():
-    print("from a pod")
-    return 42
-
-
-def token_size():
-    return len(os.environ["MY_TOKEN"])
-
-
-def world():
-    import jax
-
-    return jax.process_count(), jax.device_count()
-
-
-def own_index():
-    return int(os.environ["KINETIC_HOST_INDEX"])
-
-
-def fail_on_host_2():
-    if own_index() == 2:
-        raise ValueError("on purpose")
-    time.sleep(1000)
-
-
-def wait_for_ever(marker):
-    Path(f"{marker}-{own_index()}").touch()
-    while True:
-        time.sleep(0.1)
-
-
-def wait_at_first(marker):
-    """Wait for ever in the first attempt, return in later ones."""
-    mine = Path(f"{marker}-{own_index()}")
-    if mine.exists():
-        return "again"
-    mine.touch()
-    while True:
-        time.sleep(0.1)
-
-
-def nap(marker):
-    """Return a second after somebody has made the marker."""
-    Path(f"{marker}-0").touch()
-    while not Path(marker).exists():
-        time.sleep(0.05)
-    time.sleep(1)
-    return "slept"
 
 
 def run_until(cluster, function, marker, hosts=4, **options):

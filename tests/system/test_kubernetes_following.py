@@ -7,8 +7,6 @@ the bucket. Out: each line once, values, and few calls.
 from __future__ import annotations
 
 import os
-import sys
-import time
 
 import pytest
 from cluster.fake import FakeCluster
@@ -16,6 +14,7 @@ from cluster.fixtures import settings_of
 from cluster.nodes import CPU_POOL, V6E_4X4
 from gangs import PATIENCE_S, wait_until
 from gcs import serving
+from on_pods import count, count_on_all_hosts, wait_for_file
 
 import kinetic
 from kinetic._backends.base import LogRequest
@@ -56,24 +55,6 @@ def site(home, monkeypatch, tmp_path):
                 monkeypatch.setenv(name, value)
             yield Site(cluster, bucket)
             assert cluster.crashes == []
-
-
-def count(lines):
-    for n in range(lines):
-        print(f"line {n} {'x' * 60}", flush=True)
-        if n % 3 == 0:
-            print(f"error {n}", file=sys.stderr, flush=True)
-        time.sleep(0.02)
-    return lines
-
-
-def count_on_all_hosts(lines):
-    import jax
-
-    for n in range(lines):
-        print(f"host {jax.process_index()} line {n}", flush=True)
-        time.sleep(0.02)
-    return lines
 
 
 def printed(lines):
@@ -175,16 +156,9 @@ def test_all_hosts_are_followed_and_each_line_comes_once(site):
         assert f"host {host} line 49" in handle.logs(host=host)
 
 
-def wait_for(path):
-    print("waiting", flush=True)
-    while not os.path.exists(path):
-        time.sleep(0.05)
-    return "seen"
-
-
 @pytest.mark.double
 def test_a_job_that_is_followed_is_told_by_watches(site, tmp_path):
-    handle = kinetic.run(accelerator="cpu")(wait_for).run_async(str(tmp_path / "m"))
+    handle = kinetic.run(accelerator="cpu")(wait_for_file).run_async(str(tmp_path / "m"))
     chunks = handle.chunks(LogRequest())
     while (chunk := next(chunks)) is None or b"waiting" not in chunk.data:
         pass

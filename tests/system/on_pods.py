@@ -1,0 +1,190 @@
+"""Functions that pods run, for tests with a cluster.
+
+In: markers, numbers, environment variables. Out: marks, values, lines. Pods import this module and
+not those of the tests: pytest and the double of a cluster would cost each of them more
+than its job.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import kinetic
+
+
+def answer():
+    print("from a pod")
+    return 42
+
+
+def token_size():
+    return len(os.environ["MY_TOKEN"])
+
+
+def world():
+    import jax
+
+    return jax.process_count(), jax.device_count()
+
+
+def own_index():
+    return int(os.environ["KINETIC_HOST_INDEX"])
+
+
+def fail_on_host_2():
+    if own_index() == 2:
+        raise ValueError("on purpose")
+    time.sleep(1000)
+
+
+def mine(marker):
+    return Path(f"{marker}-{own_index()}")
+
+
+def wait_for_ever(marker):
+    mine(marker).touch()
+    while True:
+        time.sleep(0.1)
+
+
+def wait_at_first(marker):
+    """Wait for ever in the first attempt, return in later ones."""
+    if mine(marker).exists():
+        return "again"
+    return wait_for_ever(marker)
+
+
+def nap(marker):
+    """Return a second after somebody has made the marker."""
+    Path(f"{marker}-0").touch()
+    while not Path(marker).exists():
+        time.sleep(0.05)
+    time.sleep(1)
+    return "slept"
+
+
+def save(marker):
+    """Save what there is when the end is announced."""
+    try:
+        wait_for_ever(marker)
+    finally:
+        time.sleep(0.5)
+        Path(f"{mine(marker)}-saved").touch()
+
+
+def finish(marker):
+    """End well when the end is announced."""
+    try:
+        wait_for_ever(marker)
+    except BaseException:
+        return "finished"
+
+
+def wait_at_third(marker):
+    attempt = next(n for n in range(1, 9) if not Path(f"{mine(marker)}-{n}").exists())
+    Path(f"{mine(marker)}-{attempt}").touch()
+    return "third" if attempt == 3 else wait_for_ever(marker)
+
+
+def count(lines):
+    for n in range(lines):
+        print(f"line {n} {'x' * 60}", flush=True)
+        if n % 3 == 0:
+            print(f"error {n}", file=sys.stderr, flush=True)
+        time.sleep(0.02)
+    return lines
+
+
+def count_on_all_hosts(lines):
+    import jax
+
+    for n in range(lines):
+        print(f"host {jax.process_index()} line {n}", flush=True)
+        time.sleep(0.02)
+    return lines
+
+
+def wait_for_file(path):
+    print("waiting", flush=True)
+    while not os.path.exists(path):
+        time.sleep(0.05)
+    return "seen"
+
+
+def train_until_enough(folder):
+    """Step with a collective until somebody says that it is enough; make room when asked."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    attempt, host = kinetic.attempt(), jax.process_index()
+    while True:
+        here = Path(folder, "enough").exists()
+        enough = multihost_utils.process_allgather(np.array([here])).any()
+        Path(folder, f"{attempt}-{host}").touch()
+        if enough:
+            return attempt, jax.process_count(), kinetic.num_slices()
+        if kinetic.should_reform():
+            kinetic.reform()
+        time.sleep(0.05)
+
+
+def wait_until_enough(folder):
+    """Until somebody says that it is enough; without JAX, of which pods know nothing."""
+    Path(folder, f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}").touch()
+    while not Path(folder, "enough").exists():
+        time.sleep(0.05)
+    return kinetic.attempt(), int(os.environ["KINETIC_HOSTS"]), kinetic.num_slices()
+
+
+def fail_on_host_1(folder):
+    if os.environ["KINETIC_HOST_INDEX"] == "1":
+        raise ValueError("no luck")
+    time.sleep(600)
+
+
+def look_again():
+    """Leave a mark, see what there is; in the first attempt, host 1 is killed then."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    folder = Path(os.environ["KINETIC_LOCAL_DIR"])
+    before = sorted(path.name for path in folder.iterdir())
+    (folder / f"{os.environ['KINETIC_ATTEMPT']}-{jax.process_index()}").touch()
+    multihost_utils.sync_global_devices("marked")
+    if os.environ["KINETIC_ATTEMPT"] == "1" and jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    told = (folder / "jax-init-info.txt").read_text().split("\n")[0]
+    multihost_utils.sync_global_devices("read")
+    return before, told
+
+
+def train_and_die(steps):
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    spread = NamedSharding(mesh, P("data"))
+    weights = jax.make_array_from_callback((16,), spread, lambda part: np.zeros(16)[part])
+    with kinetic.Checkpointer(every=100, at_least_every=None, local_every=1) as ckpt:
+        state, start = ckpt.restore({"weights": weights})
+        for step in range(start, steps):
+            state = {"weights": jax.jit(lambda weights: weights + 1)(state["weights"])}
+            ckpt.save(step, state)
+            if step == 3 and os.environ["KINETIC_ATTEMPT"] == "1":
+                ckpt.wait()
+                if jax.process_index() == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+    first = float(state["weights"].addressable_shards[0].data[0])
+    return start > 0 and ckpt.restored.tier, first
+
+
+def stand_still():
+    print("begun", flush=True)
+    time.sleep(1000)
