@@ -6,7 +6,9 @@ pytest would cost each of them more than its whole job.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -320,3 +322,35 @@ def hang_at_exit():
 
     atexit.register(time.sleep, 1000)
     return 1
+
+
+def leak_descriptors():
+    with contextlib.suppress(OSError):
+        while True:
+            os.dup(0)
+
+
+def forbid_descriptors():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+
+
+def forbid_files():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def hide_the_scratch():
+    """A folder that cannot be made again: where it was, a file is."""
+    here = os.path.dirname(os.getcwd())
+    os.chdir("/")
+    os.rename(here, f"{here}-away")
+    with open(here, "w"):
+        pass
+
+
+def change_user():
+    os.setgid(65534)
+    os.setuid(65534)
+
+
+def change_all_ids():
+    os.setresuid(65534, 65534, 65534)

@@ -6,10 +6,12 @@ tests: pytest would cost each of them more than its whole job.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -231,3 +233,39 @@ def step_now_and_then(marker):
         time.sleep(0.8)
         seen = multihost_utils.process_allgather(np.ones(1) * Path(f"{marker}-let-go").exists())
     return "value"
+
+
+def pause():
+    signal.pause()
+
+
+def sleep_in_native_code():
+    ctypes.CDLL(None).sleep(1000)
+
+
+def sleep_in_native_code_that_holds_the_lock():
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def poll_in_native_code():
+    ctypes.CDLL(None).poll(None, 0, -1)
+
+
+def wait_for_a_signal():
+    signal.sigwait({signal.SIGUSR1})
+
+
+THREADS = 50
+
+
+def wait_in_many_threads():
+    waits = threading.Event()
+    for _ in range(THREADS):
+        threading.Thread(target=waits.wait, daemon=True).start()
+    wait_beside_them(waits)
+
+
+def wait_beside_them(waits):
+    """Seen in stacks that are written when all threads have begun: one that is being started has no
+    frame yet."""
+    waits.wait()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from gangs import wait_until
+from on_controllers import asynchronous, hold, profiling, raising, save_and_lose, train
 
 import kinetic
 from kinetic.errors import HostLost, NotFound, UsageError
@@ -26,67 +27,8 @@ ROOT = Path(kinetic.__file__).parent.parent
 KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
 LIMIT_S = 300
-STEPS = 24
 UNDISTURBED = []
 """What the fixture `undisturbed` has found: it is always the same."""
-
-
-def train(folder, pause_s, kills=(), grows=False):
-    """Train a layer on all slices that take part; note every step. At the steps of `kills` it waits
-    until the slice is lost; one that `grows` ends on all slices."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    notes = Path(folder, "steps")
-    mesh = kinetic.make_mesh()
-    split, rows = (
-        NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((None, "fsdp"), ("data",))
-    )
-    weights = jax.device_put(0.1 * jax.random.normal(jax.random.key(0), (48, 16)), split)
-
-    @jax.jit
-    def step(weights, x, y):
-        loss, slope = jax.value_and_grad(lambda w: jnp.mean((jnp.tanh(x @ w) - y) ** 2))(weights)
-        return weights - 0.3 * slope, loss
-
-    with kinetic.Checkpointer(every=5, local_every=2) as ckpt:
-        weights, first = ckpt.restore(weights)
-        for number in range(first, STEPS):
-            draw = np.random.default_rng(number)
-            batch = [draw.normal(size=(24, n)).astype("float32") for n in (48, 16)]
-            weights, loss = step(weights, *(jax.device_put(each, rows) for each in batch))
-            note = {"step": number, "loss": float(loss), "slices": kinetic.num_slices()}
-            note |= {"attempt": kinetic.attempt(), "pid": os.getpid()}
-            with notes.open("a") as file:
-                file.write(json.dumps(note) + "\n")
-            if [kinetic.attempt(), number] in kills:
-                while jax.block_until_ready(weights) is not None:  # until a slice is killed
-                    time.sleep(0.01)
-            while grows and number == STEPS - 3 and kinetic.attempt() == 2:
-                if kinetic.should_reform():
-                    break
-                time.sleep(0.02)
-            ckpt.save(number, weights)
-            time.sleep(pause_s)
-    return kinetic.attempt(), kinetic.num_slices(), np.asarray(weights).tolist()
-
-
-def hold(folder, held=()):
-    """Note that it has begun; in the attempts of `held`, have an array on all slices until one of
-    them is lost."""
-    import jax
-    import numpy as np
-
-    split = jax.sharding.NamedSharding(kinetic.make_mesh(), jax.sharding.PartitionSpec("data"))
-    array = jax.device_put(np.ones(24), split)
-    attempt = kinetic.attempt()
-    with Path(folder, "steps").open("a") as file:
-        file.write(json.dumps({"attempt": attempt, "step": 0}) + "\n")
-    while attempt in held and jax.block_until_ready(array) is not None:
-        time.sleep(0.01)
-    return attempt
 
 
 class Training:
@@ -200,26 +142,6 @@ def test_a_loss_while_a_checkpoint_is_saved_leaves_a_whole_one(begin, undisturbe
     assert training.losses() == undisturbed[1]
 
 
-def save_and_lose(folder, pause_s):
-    """Train; in three attempts wait for a loss while a persistent checkpoint is being saved."""
-    original = kinetic.Checkpointer.save
-
-    def save(self, step, state, **more):
-        tiers = original(self, step, state, **more)
-        if step == 5 * kinetic.attempt() and step <= 15:
-            import jax
-
-            while jax.block_until_ready(state) is not None:
-                time.sleep(0.001)
-        return tiers
-
-    kinetic.Checkpointer.save = save
-    try:
-        return train(folder, pause_s)
-    finally:
-        kinetic.Checkpointer.save = original
-
-
 def test_it_gives_up_after_too_many_losses_with_the_whole_history(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # It may be missed late.
     training = begin(elastic(max_failures=1, function=hold), [1, 2])
@@ -244,11 +166,6 @@ def test_it_gives_up_when_a_slice_does_not_return_in_time(begin, monkeypatch):
         training.result()
 
 
-def raising(folder):
-    Path(folder, f"call-{kinetic.attempt()}").touch()
-    raise LookupError("own")
-
-
 def test_an_exception_of_the_function_is_no_loss(begin):
     training = begin(elastic(function=raising))
     with pytest.raises(LookupError, match="own") as caught:
@@ -257,22 +174,9 @@ def test_an_exception_of_the_function_is_no_loss(begin):
     assert [path.name for path in training.folder.iterdir()] == ["call-1"]
 
 
-def profiling(folder):
-    import jax
-
-    jax.profiler.start_trace(folder)
-
-
 def test_profiling_is_refused_by_the_profiler_of_pathways_too(tmp_path):
     with pytest.raises(RuntimeError, match="does not work in an elastic job"):
         elastic(function=profiling)(str(tmp_path))
-
-
-async def asynchronous():
-    import asyncio
-
-    await asyncio.sleep(0)
-    return kinetic.num_slices()
 
 
 def test_functions_may_be_asynchronous():

@@ -7,18 +7,32 @@ hold and handle.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
+from forking import (
+    Forks,
+    ForksWhenPickled,
+    answer_of,
+    ask_to_join_in_a_child,
+    child_of,
+    compute_with_joblib,
+    end_in_the_middle_of_fork,
+    fork_at_the_end,
+    handle_it,
+    ignore_it,
+    leave_a_checkpointer,
+    leave_a_tracker_that_stands_still,
+    open_files,
+    open_others_in_their_place,
+    sets_of_signals,
+    sleep_in_a_semaphore,
+)
 
 import kinetic
 from kinetic._host.agent import reporter
@@ -40,34 +54,7 @@ def run(function, *args, **options):
     return value, handle.logs()
 
 
-def child_of(act):
-    """Fork a child that acts; return its wait status."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            act()
-        finally:
-            os._exit(0)
-    return os.waitpid(pid, 0)[1]
-
-
-def answer_of(act):
-    """What it returns in a forked child."""
-    ours, theirs = os.pipe()
-    status = child_of(lambda: os.write(theirs, json.dumps(act()).encode()))
-    assert status == 0, status
-    os.close(theirs)
-    with open(ours, "rb") as answer:
-        return json.loads(answer.read())
-
-
 # -- signals ---------------------------------------------------------------------------------------
-
-
-def sets_of_signals():
-    """Those that are caught, ignored, blocked by this process."""
-    rows = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
-    return [rows[name].strip() for name in ("SigCgt", "SigIgn", "SigBlk")]
 
 
 PLAIN = """
@@ -96,34 +83,9 @@ def test_a_child_has_the_signals_of_plain_python():
     assert parent[2] == 0, "the function's own process holds signals back after a fork"
 
 
-def sleep_in_a_semaphore():
-    """SIGTERM is noted while the main thread sleeps where nothing wakes it."""
-    taken = multiprocessing.get_context("fork").Semaphore(0)
-    main_thread = threading.get_ident()
-
-    def end():
-        while "futex" not in Path(f"/proc/self/task/{os.getpid()}/wchan").read_text():
-            if Path(f"/proc/self/task/{os.getpid()}/stat").read_text().rpartition(")")[2][1] == "S":
-                break
-        assert threading.get_ident() != main_thread
-        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-
-    threading.Thread(target=end).start()
-    taken.acquire()
-
-
 def test_a_child_that_sleeps_in_a_semaphore_dies_of_sigterm():
     status, _ = run(lambda: child_of(sleep_in_a_semaphore))
     assert os.WTERMSIG(status) == signal.SIGTERM
-
-
-def end_in_the_middle_of_fork():
-    """The child gets SIGTERM before any code of its own is run."""
-    kind = ctypes.CFUNCTYPE(None)
-    strike = kind(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    atfork = ctypes.CDLL(None).__register_atfork
-    atfork(kind(), kind(), strike, None)
-    return child_of(lambda: time.sleep(PATIENCE_S))
 
 
 def test_sigterm_in_the_middle_of_fork_is_not_lost():
@@ -131,35 +93,13 @@ def test_sigterm_in_the_middle_of_fork_is_not_lost():
     assert os.WTERMSIG(status) == signal.SIGTERM
 
 
-def handle_it():
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
-    return child_of(lambda: os.kill(os.getpid(), signal.SIGTERM) or signal.pause())
-
-
 def test_a_handler_of_the_function_goes_on_in_its_children():
     status, _ = run(handle_it)
     assert os.waitstatus_to_exitcode(status) == 7
 
 
-def ignore_it():
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return child_of(lambda: os.kill(os.getpid(), signal.SIGTERM))
-
-
 def test_a_signal_that_the_function_ignores_is_ignored_by_its_children():
     assert run(ignore_it)[0] == 0
-
-
-def fork_at_the_end():
-    import atexit
-
-    def end():
-        child = multiprocessing.get_context("fork").Process(target=sleep_in_a_semaphore)
-        child.start()
-        child.join()
-        print("ended by", child.exitcode, flush=True)
-
-    atexit.register(end)
 
 
 def test_children_of_exit_handlers_die_of_sigterm():
@@ -176,16 +116,6 @@ def test_a_child_has_no_hook_of_the_worker():
 # -- descriptors -----------------------------------------------------------------------------------
 
 
-def open_files():
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # that of the folder
-            pass
-    return found
-
-
 def test_a_child_holds_nothing_of_the_worker_open():
     (child, parent), _ = run(lambda: (list(answer_of(open_files).items()), open_files()))
     ours = {fd for fd in parent if fd >= main.high_fd()}
@@ -194,40 +124,11 @@ def test_a_child_holds_nothing_of_the_worker_open():
     assert {0, 1, 2} <= {int(fd) for fd, _ in child}
 
 
-def open_others_in_their_place(path):
-    """Close all descriptors, as daemons do, and open a file under each number."""
-    ours = [fd for fd in open_files() if fd >= main.high_fd()]
-    own = os.open(path, os.O_WRONLY | os.O_CREAT)
-    for fd in ours:
-        os.dup2(own, fd)
-    return answer_of(lambda: all(os.write(fd, b"x") for fd in ours))
-
-
 def test_descriptors_that_the_function_has_replaced_stay_open(tmp_path):
     assert run(open_others_in_their_place, str(tmp_path / "file"))[0]
 
 
 # -- children that come back -----------------------------------------------------------------------
-
-
-def fork_while_unpickling(how):
-    if os.fork() == 0:
-        if how == "raise":
-            raise ValueError("of the fork")
-        if how == "exit":
-            sys.exit(3)
-        return "the fork"
-    return os.waitstatus_to_exitcode(os.wait()[1])
-
-
-class Forks:
-    """Forks where it is unpickled, as a module does that starts a helper when it is imported."""
-
-    def __init__(self, how):
-        self.how = how
-
-    def __reduce__(self):
-        return fork_while_unpickling, (self.how,)
 
 
 @pytest.mark.parametrize(("how", "code"), [("return", 0), ("raise", 1), ("exit", 3)])
@@ -239,15 +140,6 @@ def test_a_child_of_a_module_does_not_pass_for_the_host(how, code):
     value, logs = run(function, Forks(how))
     assert value == code
     assert logs.count("the function is called") == 1
-
-
-class ForksWhenPickled:
-    """The child goes on with the pickle, as its parent does."""
-
-    def __reduce__(self):
-        if os.fork() == 0:
-            return str, ("the fork",)
-        return int, (os.waitstatus_to_exitcode(os.wait()[1]),)
 
 
 def test_a_child_of_the_value_does_not_pass_for_the_host():
@@ -314,35 +206,6 @@ def test_a_child_uses_arrays_while_a_thread_of_its_parent_replaces_lost_ones():
         over.set()
 
 
-def ask_to_join_in_a_child(folder):
-    """Host 1 forks while a thread of it waits for host 0, which serves the world."""
-    import jax
-
-    over = Path(folder, "over")
-    if os.environ["KINETIC_HOST_INDEX"] == "0":
-        while not over.exists():
-            time.sleep(0.01)
-        return jax.device_count()
-    joining = threading.Thread(target=jax.devices)
-    joining.start()
-    file = Path(json.loads(os.environ["KINETIC_WORLD"])["file"])
-    # Read in children: closing the file frees the lock that this process holds on it.
-    while not (file.exists() and answer_of(file.read_text).startswith("joining")):
-        time.sleep(0.01)
-
-    def ask():
-        try:
-            jax.distributed.initialize()
-        except RuntimeError as refused:
-            return str(refused)
-
-    try:
-        return answer_of(ask)
-    finally:
-        over.touch()
-        joining.join()
-
-
 def test_a_child_that_asks_to_join_is_refused_while_its_parent_joins(tmp_path):
     remote = kinetic.run("tpu-v6e-8", joins_jax="lazy", all_hosts=True)(ask_to_join_in_a_child)
     told = remote.run_async(str(tmp_path)).results(timeout=PATIENCE_S)[1]
@@ -352,27 +215,6 @@ def test_a_child_that_asks_to_join_is_refused_while_its_parent_joins(tmp_path):
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
-def leave_a_checkpointer(folder):
-    """A child unwinds through the block of its parent's."""
-    import numpy as np
-
-    owner = Path(folder, "kinetic-owner.json")
-    with kinetic.Checkpointer(folder, every=1, local_every=None) as checkpoints:
-        state, first = checkpoints.restore({"a": np.zeros(3)})
-        checkpoints.save(first, state)
-        checkpoints.wait()
-        before = owner.read_text()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                checkpoints.save(first + 1, state)
-            except kinetic.errors.UsageError as refused:
-                print(refused, flush=True)
-            sys.exit(5)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return code, before == owner.read_text() != "", checkpoints.save(first + 1, state)
-
-
 def test_a_child_does_not_end_the_checkpointer_of_its_parent(tmp_path):
     value, logs = run(leave_a_checkpointer, str(tmp_path))
     assert value == (5, True, ("persistent",))
@@ -380,23 +222,6 @@ def test_a_child_does_not_end_the_checkpointer_of_its_parent(tmp_path):
 
 
 # -- pools of libraries ----------------------------------------------------------------------------
-
-
-def square(x):
-    return x * x
-
-
-def compute_with_joblib():
-    from joblib import Parallel, delayed
-
-    return Parallel(n_jobs=2)(delayed(square)(x) for x in range(4))
-
-
-def leave_a_tracker_that_stands_still():
-    from multiprocessing import resource_tracker
-
-    resource_tracker.ensure_running()
-    os.kill(resource_tracker._resource_tracker._pid, signal.SIGSTOP)
 
 
 @pytest.mark.parametrize("function", [compute_with_joblib, leave_a_tracker_that_stands_still])

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import threading
-import time
 
 import pytest
 from havoc import exit_with
 from hostile_cases import OURS, PATIENCE_S, failure_of, started, told
+from odd_ends import (
+    LONG_BYTES,
+    ODD,
+    Base,
+    Exits,
+    ExitsHere,
+    ExitsWhenAsked,
+    NoWords,
+    OddInit,
+    OnlyThere,
+    end_by,
+    print_long,
+    print_odd,
+    raise_by,
+    stop_for_ever,
+)
 
 import kinetic
 from kinetic import errors
 from kinetic._core import layout
 
 # -- ends ------------------------------------------------------------------------------------------
-
-
-def end_by(how):
-    if how == "alarm":
-        signal.alarm(1)
-        time.sleep(1000)
-    if how == "terminate itself":
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(1000)
-    if how == "kill its group":
-        os.killpg(0, signal.SIGKILL)
-    if how == "kill its agent":
-        os.kill(os.getppid(), signal.SIGKILL)
-    if how == "exit in a fork of the interpreter's end":
-        os._exit(7)
-    time.sleep(1000)
 
 
 @pytest.mark.parametrize(
@@ -50,12 +46,6 @@ def test_a_death_is_called_what_it_was(how, words):
     assert words in str(failure_of(handle, errors.HostLost))
 
 
-def stop_for_ever():
-    """Continued in order to be ended, it must not return before SIGTERM arrives."""
-    while True:
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-
 @pytest.mark.settles_within(10)
 def test_a_function_that_stops_itself_runs_into_its_timeout():
     handle = started(stop_for_ever, timeout=1.0)
@@ -63,53 +53,6 @@ def test_a_function_that_stops_itself_runs_into_its_timeout():
 
 
 # -- exceptions ------------------------------------------------------------------------------------
-
-
-class NoWords(Exception):
-    def __str__(self):
-        raise ValueError("no words")
-
-    __repr__ = __str__
-
-
-class ExitsWhenAsked(Exception):
-    def __str__(self):  # noqa: PLE0307
-        sys.exit("no words")
-
-    __repr__ = __str__
-
-
-class OddInit(Exception):
-    def __init__(self, a, *, b):
-        super().__init__()
-        self.a, self.b = a, b
-
-
-class Base(BaseException):
-    pass
-
-
-def raise_by(how):
-    if how == "group":
-        deep = ExceptionGroup("inner", [TypeError("two")])
-        deep.add_note("a note")
-        raise ExceptionGroup("outer", [ValueError("one"), deep]) from KeyError("cause")
-    if how == "long":
-        raise ValueError("x" * 10_000_000)
-    if how == "cycle":
-        first, second = ValueError("first"), ValueError("second")
-        first.__cause__, second.__cause__ = second, first
-        raise first
-    raise {
-        "no words": NoWords(),
-        "exits when asked": ExitsWhenAsked(),
-        "odd init": OddInit(1, b=2),
-        "base": Base("mine"),
-        "stop": StopIteration(3),
-        "interrupt": KeyboardInterrupt(),
-        "generator exit": GeneratorExit("mine"),
-        "base group": BaseExceptionGroup("mixed", [KeyboardInterrupt(1), SystemExit(2)]),
-    }[how]
 
 
 @pytest.mark.parametrize(
@@ -153,21 +96,6 @@ def test_odd_exit_codes_are_told(code):
 # -- values ----------------------------------------------------------------------------------------
 
 
-class OnlyThere:
-    def __reduce__(self):
-        return __import__, ("a_module_that_is_nowhere",)
-
-
-class Exits:
-    def __reduce__(self):
-        sys.exit(4)
-
-
-class ExitsHere:
-    def __reduce__(self):
-        return sys.exit, (4,)
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -188,24 +116,6 @@ def test_a_function_may_run_another():
 
 
 # -- output ----------------------------------------------------------------------------------------
-
-
-ODD = b"\0NUL \x1b[31mred\x1b[0m \xff\xfe not UTF-8 \r\n"
-
-
-LONG_BYTES = 100_000_000
-
-
-def print_odd():
-    os.write(1, ODD)
-
-
-def print_long():
-    block = b"x" * 1_000_000
-    for _ in range(LONG_BYTES // len(block)):
-        view = memoryview(block)
-        while view:
-            view = view[os.write(1, view) :]
 
 
 def test_odd_bytes_are_kept_as_they_are(home, capfdbinary):

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from on_controllers import fail_once, has_slices, slices, train_a_line, world
 
 import kinetic
 from kinetic import errors
@@ -22,57 +23,11 @@ KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 PATIENCE_S = 200
 
 
-def world():
-    import jax
-
-    return jax.process_count(), jax.device_count(), jax.local_device_count()
-
-
-def train(steps):
-    """Train a line on all devices; every host gives its part of the data."""
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    split, same = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
-    x = jnp.linspace(-1, 1, 64)
-    part = [half.reshape(jax.process_count(), -1)[jax.process_index()] for half in (x, 3 * x + 1)]
-    xs, ys = (jax.make_array_from_process_local_data(split, each) for each in part)
-
-    @jax.jit
-    def step(params, xs, ys):
-        value, grads = jax.value_and_grad(lambda p: jnp.mean((p[0] * xs + p[1] - ys) ** 2))(params)
-        return [p - 0.5 * g for p, g in zip(params, grads, strict=True)], value
-
-    params, losses = [jax.device_put(jnp.zeros(()), same) for _ in range(2)], []
-    for _ in range(steps):
-        params, value = step(params, xs, ys)
-        losses.append(float(value))
-    return losses
-
-
-def fail_once(marker):
-    if not Path(marker).exists():
-        Path(marker).touch()
-        os.kill(os.getpid(), 9)
-    return world()
-
-
 def test_one_process_has_the_devices_of_all_hosts():
     handle = kinetic.run(accelerator="tpu-v6e-16", controller="single")(world).run_async()
     assert handle.result() == (1, 16, 16)
     assert handle.hosts == 1
     assert kinetic.attach(handle.job_id).ref.place.has_single_controller
-
-
-def slices():
-    import jax
-    from jax.experimental import mesh_utils
-
-    per_slice = jax.device_count() // 2
-    mesh = mesh_utils.create_hybrid_device_mesh((1, per_slice), (2, 1))
-    return [[device.slice_index for device in row] for row in mesh]
 
 
 def test_and_of_all_slices():
@@ -91,14 +46,8 @@ def test_devices_of_one_slice_are_as_jax_makes_them():
     assert remote() is False
 
 
-def has_slices():
-    import jax
-
-    return hasattr(jax.devices()[0], "slice_index")
-
-
 def test_the_same_function_computes_the_same_with_one_process_for_each_host():
-    remote = kinetic.run(accelerator="tpu-v6e-8", controller="single")(train)
+    remote = kinetic.run(accelerator="tpu-v6e-8", controller="single")(train_a_line)
     losses = remote(5)
     assert losses[-1] < losses[0]
     assert losses == pytest.approx(remote.with_options(controller="multi")(5))

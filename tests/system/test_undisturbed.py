@@ -7,7 +7,6 @@ wait.
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import threading
 import time
@@ -15,45 +14,17 @@ from pathlib import Path
 
 import pytest
 from gangs import kill, processes, wait_until, worker_of
+from on_hosts import (
+    pause,
+    poll_in_native_code,
+    sleep_in_native_code,
+    sleep_in_native_code_that_holds_the_lock,
+    wait_for_a_signal,
+    wait_in_many_threads,
+)
 
 import kinetic
 from kinetic.errors import HostHung, NotFound
-
-
-def pause():
-    signal.pause()
-
-
-def sleep_in_native_code():
-    ctypes.CDLL(None).sleep(1000)
-
-
-def sleep_in_native_code_that_holds_the_lock():
-    ctypes.PyDLL(None).sleep(1000)
-
-
-def poll_in_native_code():
-    ctypes.CDLL(None).poll(None, 0, -1)
-
-
-def wait_for_a_signal():
-    signal.sigwait({signal.SIGUSR1})
-
-
-THREADS = 50
-
-
-def wait_in_many_threads():
-    waits = threading.Event()
-    for _ in range(THREADS):
-        threading.Thread(target=waits.wait, daemon=True).start()
-    wait_beside_them(waits)
-
-
-def wait_beside_them(waits):
-    """Seen in stacks that are written when all threads have begun: one that is being started has no
-    frame yet."""
-    waits.wait()
 
 
 def shown(handle, word):

@@ -6,58 +6,36 @@ In: real jobs. Out: the value, the exception with its own type, or an error that
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import signal
 import sys
 
 import pytest
 from gangs import PATIENCE_S, kill, processes, wait_until, worker_of
+from havoc import (
+    change_all_ids,
+    change_user,
+    forbid_descriptors,
+    forbid_files,
+    hide_the_scratch,
+    leak_descriptors,
+)
+from odd_ends import (
+    Detailed,
+    EndsTheProcessWhenPickled,
+    ExitsInEveryWay,
+    Loaded,
+    TextAndReprRaise,
+    TextEndsTheProcess,
+    TextExits,
+    sleep_until_told,
+)
 
 import kinetic
 from kinetic import errors
 
 BIG = 300_000
 """Bytes: more than travels in a message where a file can be written."""
-
-
-class Detailed(Exception):
-    def __init__(self, text, code):
-        super().__init__(text)
-        self.code = code
-
-
-def leak_descriptors():
-    with contextlib.suppress(OSError):
-        while True:
-            os.dup(0)
-
-
-def forbid_descriptors():
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
-
-
-def forbid_files():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
-
-def hide_the_scratch():
-    """A folder that cannot be made again: where it was, a file is."""
-    here = os.path.dirname(os.getcwd())
-    os.chdir("/")
-    os.rename(here, f"{here}-away")
-    with open(here, "w"):
-        pass
-
-
-def change_user():
-    os.setgid(65534)
-    os.setuid(65534)
-
-
-def change_all_ids():
-    os.setresuid(65534, 65534, 65534)
 
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
@@ -99,26 +77,6 @@ def test_the_exception_arrives_with_its_own_type(lose):
 # -- code of the exception's own -------------------------------------------------------------------
 
 
-class TextExits(Exception):
-    def __str__(self):  # noqa: PLE0307
-        sys.exit(3)
-
-
-class TextAndReprRaise(Exception):
-    def __str__(self):
-        raise ValueError("no")
-
-    __repr__ = __str__
-
-
-class ExitsInEveryWay:
-    def __repr__(self):
-        sys.exit(4)
-
-    def __reduce__(self):
-        sys.exit(5)
-
-
 @pytest.mark.parametrize(
     ("make", "kind"),
     [
@@ -135,13 +93,6 @@ def test_an_exception_whose_text_cannot_be_had_keeps_its_type(make, kind):
         run(function)
 
 
-class TextEndsTheProcess(Exception):
-    def __str__(self):  # noqa: PLE0307
-        os._exit(7)
-
-    __repr__ = __str__
-
-
 def test_an_exception_that_ends_the_process_while_it_is_read_is_named():
     def function():
         raise TextEndsTheProcess
@@ -152,11 +103,6 @@ def test_an_exception_that_ends_the_process_while_it_is_read_is_named():
         run(function)
 
 
-class EndsTheProcessWhenPickled:
-    def __reduce__(self):
-        os.kill(os.getpid(), signal.SIGSEGV)
-
-
 def test_a_value_that_ends_the_process_while_it_is_pickled_is_named():
     with pytest.raises(
         errors.HostLost, match=r"SIGSEGV while the value .*EndsTheProcessWhenPickled\)"
@@ -165,24 +111,6 @@ def test_a_value_that_ends_the_process_while_it_is_pickled_is_named():
 
 
 # -- before the function begins --------------------------------------------------------------------
-
-
-class Loaded:
-    """Runs a function while the call is unpickled on the host."""
-
-    def __init__(self, function, *args):
-        self.call = function, args
-
-    def __reduce__(self):
-        return self.call
-
-
-def sleep_until_told(marker):
-    import pathlib
-    import time
-
-    pathlib.Path(marker).touch()
-    time.sleep(1000)
 
 
 def test_sigterm_before_the_function_began_is_told_as_that(home):
