@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -209,3 +210,24 @@ def leave_a_tracker_that_stands_still():
 
     resource_tracker.ensure_running()
     os.kill(resource_tracker._resource_tracker._pid, signal.SIGSTOP)
+
+
+def leave_the_family(marker):
+    """Children in sessions of their own, one whose parent is gone."""
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    subprocess.Popen(["sh", "-c", "setsid sh -c 'sleep 1000 & sleep 1000' & sleep 0.1"]).wait()
+    Path(marker).touch()
+    time.sleep(1000)
+
+
+def become_a_daemon(marker):
+    """Twice forked, in a session of its own, as a program and as a mere fork."""
+    subprocess.Popen(["setsid", "sh", "-c", "setsid sleep 1000 & exit 0"]).wait()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(1000)
+        os._exit(0)
+    os.wait()
+    Path(marker).touch()
+    time.sleep(1000)

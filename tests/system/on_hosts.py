@@ -269,3 +269,78 @@ def wait_beside_them(waits):
     """Seen in stacks that are written when all threads have begun: one that is being started has no
     frame yet."""
     waits.wait()
+
+
+def see_slices():
+    """Which slice each host and each device is on, and a sum over a mesh of both."""
+    import jax
+    import numpy as np
+    from jax.experimental import mesh_utils, multihost_utils
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    here = kinetic.slice_index(), kinetic.num_slices(), jax.process_index()
+    devices = [(d.process_index, d.slice_index) for d in jax.devices()]
+    mesh = kinetic.make_mesh(dcn={"data": 2}, ici={"fsdp": 4, "tensor": -1})
+    hybrid = mesh_utils.create_hybrid_device_mesh((1, 4, 2), (2, 1, 1))
+    spread = NamedSharding(mesh, PartitionSpec(("data", "fsdp", "tensor")))
+    numbers = jax.make_array_from_callback((16,), spread, lambda part: np.arange(16.0)[part])
+    total = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh, PartitionSpec()))(numbers)
+    everywhere = multihost_utils.process_allgather(np.array(here)).reshape(-1, 3).tolist()
+    return everywhere, devices, bool((hybrid == mesh.devices).all()), float(total)
+
+
+def see_axes():
+    """Slices of the devices along the axes of meshes that name things in other ways."""
+    import jax
+    import numpy as np
+
+    both = kinetic.make_mesh({"data": 2}, {"data": 4, "tensor": -1})
+    told = [sorted({d.slice_index for d in row}) for row in both.devices]
+    some = kinetic.make_mesh({"replica": -1}, {"x": 2}, devices=jax.devices()[6:10])
+    return (
+        dict(both.shape),
+        told,
+        dict(kinetic.make_mesh().shape),
+        np.vectorize(lambda d: d.id)(some.devices).tolist(),
+    )
+
+
+def quick():
+    return "value"
+
+
+def slow():
+    print("running", flush=True)
+    time.sleep(1000)
+
+
+def leave_pools():
+    from concurrent.futures import ThreadPoolExecutor
+
+    global pools
+    pools = [ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("idle", "busy")]
+    pools[0].submit(print, "done").result()
+    begun = threading.Event()
+    pools[1].submit(lambda: (begun.set(), time.sleep(1000)))
+    begun.wait()
+
+
+def leave_a_pool(work):
+    from concurrent.futures import ProcessPoolExecutor
+
+    global pool
+    pool = ProcessPoolExecutor(1)
+    pool.submit(print, "done").result()
+    if work:
+        pool.submit(time.sleep, 1000)
+
+
+VALUE_BYTES = 300_000
+
+
+def print_until_told(marker):
+    Path(marker).touch()
+    while Path(marker).exists():
+        print("still here")
+        time.sleep(0.01)
+    return b"x" * VALUE_BYTES

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from on_hosts import ExitsWhenPickled, flood_then_wait, sleep_long
+from on_hosts import ExitsWhenPickled, flood_then_wait, leave_a_pool, leave_pools, sleep_long
 from remotes import lock_on, whoami
 
 import kinetic
@@ -81,35 +81,14 @@ def test_threads_left_behind_are_named_and_do_not_keep_the_host():
 
 
 def test_idle_threads_of_a_pool_are_not_left_behind_but_busy_ones_are():
-    @kinetic.run(accelerator="cpu")
-    def leave_pools():
-        from concurrent.futures import ThreadPoolExecutor
-
-        global pools
-        pools = [ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("idle", "busy")]
-        pools[0].submit(print, "done").result()
-        begun = threading.Event()
-        pools[1].submit(lambda: (begun.set(), time.sleep(1000)))
-        begun.wait()
-
-    handle = leave_pools.run_async()
+    handle = kinetic.run(accelerator="cpu")(leave_pools).run_async()
     handle.result()
     assert handle.outcome().reports[0].leftover_threads == ("busy_0",)
 
 
 def test_an_idle_pool_of_processes_is_not_left_behind_but_a_busy_one_is():
-    @kinetic.run(accelerator="cpu")
-    def leave_a_pool(work):
-        from concurrent.futures import ProcessPoolExecutor
-
-        global pool
-        pool = ProcessPoolExecutor(1)
-        pool.submit(print, "done").result()
-        if work:
-            pool.submit(time.sleep, 1000)
-
     for work in (False, True):
-        handle = leave_a_pool.run_async(work)
+        handle = kinetic.run(accelerator="cpu")(leave_a_pool).run_async(work)
         handle.result()
         assert bool(handle.outcome().reports[0].leftover_threads) is work
 

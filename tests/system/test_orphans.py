@@ -11,10 +11,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from forking import become_a_daemon, leave_the_family
 from gangs import (
     PATIENCE_S,
     kill,
@@ -25,14 +25,6 @@ from gangs import (
 
 import kinetic
 from kinetic import errors
-
-
-def leave_the_family(marker):
-    """Children in sessions of their own, one whose parent is gone."""
-    subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    subprocess.Popen(["sh", "-c", "setsid sh -c 'sleep 1000 & sleep 1000' & sleep 0.1"]).wait()
-    Path(marker).touch()
-    time.sleep(1000)
 
 
 @pytest.mark.parametrize("which", ["supervisor", "agent", "worker"])
@@ -61,19 +53,6 @@ def is_there(pid):
     with contextlib.suppress(OSError):
         return b"kinetic" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
-
-
-def become_a_daemon(marker):
-    """Twice forked, in a session of its own, as a program and as a mere fork."""
-    subprocess.Popen(["setsid", "sh", "-c", "setsid sleep 1000 & exit 0"]).wait()
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            time.sleep(1000)
-        os._exit(0)
-    os.wait()
-    Path(marker).touch()
-    time.sleep(1000)
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 
 import pytest
 from gangs import PATIENCE_S, children, kill, wait_until, zygotes
+from on_hosts import quick, slow
 
 import kinetic
 from kinetic import errors
@@ -50,15 +50,6 @@ TRUE = {
     "cleanup": {"None"},
     "prune": set(),
 }
-
-
-def quick():
-    return "value"
-
-
-def slow():
-    print("running", flush=True)
-    time.sleep(1000)
 
 
 @pytest.mark.parametrize("func", [quick, slow])

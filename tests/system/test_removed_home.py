@@ -9,34 +9,20 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+from deaths import sleep_long
 from gangs import wait_until
+from on_hosts import print_until_told
 
 import kinetic
 from kinetic.errors import KineticError
 
-VALUE_BYTES = 300_000
-
-
-def sleep(marker):
-    Path(marker).touch()
-    time.sleep(1000)
-
-
-def return_when_told(marker):
-    Path(marker).touch()
-    while Path(marker).exists():
-        print("still here")
-        time.sleep(0.01)
-    return b"x" * VALUE_BYTES
-
 
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
 @pytest.mark.parametrize(
-    ("function", "returns"), [(sleep, False), (return_when_told, False), (return_when_told, True)]
+    ("function", "returns"),
+    [(sleep_long, False), (print_until_told, False), (print_until_told, True)],
 )
 def test_nothing_comes_back(function, returns, accelerator, home, nothing_left):
     marker = home.parent / "marker"
