@@ -33,7 +33,7 @@ def wait_for(path, value):
     return value
 
 
-@kinetic.run(accelerator="tpu-v6e-16", all_hosts=True)
+@kinetic.run(accelerator="tpu-v6e-8", all_hosts=True)
 def whoami(fails_on=-1, large=0):
     import jax
 
@@ -43,7 +43,7 @@ def whoami(fails_on=-1, large=0):
     return host, b"x" * large
 
 
-@kinetic.run(accelerator="tpu-v6e-16", all_hosts=True)
+@kinetic.run(accelerator="tpu-v6e-8", all_hosts=True)
 def lock_on(host):
     import jax
 

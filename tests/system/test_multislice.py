@@ -1,4 +1,4 @@
-"""Several slices of several hosts: one see_slices, in which devices and hosts know their slice.
+"""Several slices of several hosts: one world, in which devices and hosts know their slice.
 
 In: jobs with slices=. Out: the order of devices, meshes, collectives, what the command line shows.
 """
