@@ -260,6 +260,7 @@ def _draft(
         output_dir=_output_dir(options.output_dir or settings.output_dir),
         limits=_limits(options, settings),
         jax_options=jax_options.changed(settings.cache_dir, without=options.env),
+        is_verbose=settings.log_level == "DEBUG",
     )
 
 

@@ -193,6 +193,14 @@ class _Profile(NamedTuple):
 
 
 _chosen: str | None = None
+_log_level: str | None = None
+
+
+def choose_log_level(level: str | None) -> None:
+    """Show messages from this level on in this process, as `kinetic -v` asks; None for what the
+    environment says."""
+    global _log_level
+    _log_level = level
 
 
 def choose_profile(name: str | None) -> None:
@@ -229,7 +237,7 @@ def load(
         StoreError: the file of profiles is damaged or cannot be read.
     """
     env = os.environ if environ is None else environ
-    given = _known("flag", flags or {})
+    given = {"log_level": _log_level, **_known("flag", flags or {})}
     found: dict[str, Setting] = {}
     place = _first("profiles_file", env, given, _Profile({})) or _profiles_place(env)
     read = (

@@ -166,6 +166,7 @@ class Plan:
         versions: of what made the payload.
         created_at: seconds since the epoch.
         labels: free key-value pairs (batch group, tags).
+        is_verbose: whether hosts also log what needs nobody's attention.
     """
 
     job_id: str
@@ -192,6 +193,7 @@ class Plan:
     jax_options: dict[str, bool | int | float | str | None] = field(default_factory=dict)
     captured: tuple[str, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
+    is_verbose: bool = False
 
     @property
     def topology(self) -> Topology:

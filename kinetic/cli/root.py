@@ -117,15 +117,25 @@ Examples:
     shell_complete=suggested("profiles"),
     help="Use this profile instead of the current one.",
 )
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Show all messages of kinetic's log, and its own tracebacks, as KINETIC_LOG_LEVEL=DEBUG.",
+)
 @click.version_option(__version__, "--version", prog_name="kinetic", message="%(prog)s %(version)s")
 @click.pass_context
-def root(ctx: click.Context, /, *, profile: str | None) -> None:
+def root(ctx: click.Context, /, *, profile: str | None, verbose: bool) -> None:
     """All commands."""
     if profile is not None:
         from kinetic._config import settings
 
         settings.choose_profile(profile)
         ctx.call_on_close(lambda: settings.choose_profile(None))
+    if verbose:
+        from kinetic._config import settings
+
+        settings.choose_log_level("DEBUG")
 
 
 def call(argv: Sequence[str], app: AppContext | None = None) -> int:
@@ -143,6 +153,9 @@ def call(argv: Sequence[str], app: AppContext | None = None) -> int:
         return exit_codes.OK
     except (Exception, KeyboardInterrupt) as problem:  # noqa: BLE001 - nothing above reports it
         return _failed(problem)
+    finally:
+        if "kinetic._config.settings" in sys.modules:
+            sys.modules["kinetic._config.settings"].choose_log_level(None)
     return code if isinstance(code, int) else exit_codes.OK
 
 
@@ -192,7 +205,7 @@ def _message_and_hint(problem: BaseException) -> tuple[str, str]:
         return str(problem), hint
     return (
         f"{type(problem).__name__}: {problem}",
-        "Set KINETIC_LOG_LEVEL=DEBUG to see where this came from.",
+        "`kinetic -v …` shows where this came from.",
     )
 
 

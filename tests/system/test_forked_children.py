@@ -231,6 +231,11 @@ def test_processes_that_pools_keep_are_ended_without_a_word(function):
     assert "still running" not in logs
 
 
+def test_processes_that_pools_keep_are_named_where_more_is_asked_for(monkeypatch):
+    monkeypatch.setenv("KINETIC_LOG_LEVEL", "DEBUG")
+    assert "kinetic: processes of pools were killed: " in run(leave_a_tracker_that_stands_still)[1]
+
+
 def test_a_process_that_is_just_ending_was_not_left_running():
     child = os.fork()
     if child == 0:

@@ -307,7 +307,11 @@ def test_an_error_shows_its_traceback_only_when_debugging(
     assert call(["jobs", "wait", "job-0"], app) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ZeroDivisionError: a fault of ours\n")
-    assert "KINETIC_LOG_LEVEL=DEBUG" in err
+    assert "`kinetic -v …` shows" in err
+    assert call(["-v", "jobs", "wait", "job-0"], app) == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert call(["jobs", "wait", "job-0"], app) == 1
+    assert "Traceback" not in capsys.readouterr().err, "the option holds for one command"
     monkeypatch.setenv("KINETIC_LOG_LEVEL", "debug")
     assert call(["jobs", "wait", "job-0"], app) == 1
     assert "Traceback" in capsys.readouterr().err

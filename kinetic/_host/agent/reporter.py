@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,6 @@ from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import KineticError, StoreFull
 
-_log = logging.getLogger("kinetic.runner")
 LEFTOVER_GRACE_S = 0.2
 """How long processes that the function left behind may take to end by themselves once the worker
 has ended."""
@@ -158,8 +156,9 @@ class Reporter:
             self._say_after_output(
                 f"kinetic: still running after the function ended, and killed: processes {shown}"
             )
-        elif late := processes.await_leaving(POOLS_S, keep=own):
-            _log.debug("processes of pools were killed: %s", late)
+        elif (late := processes.await_leaving(POOLS_S, keep=own)) and self._plan.is_verbose:
+            pids = ", ".join(map(str, late))
+            self._say_after_output(f"kinetic: processes of pools were killed: {pids}")
 
     def name_files(self, space: Workspace) -> None:
         """Log which files the function wrote where they will not be kept."""
