@@ -46,7 +46,7 @@ def explained(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now
     if why and not _says(outcome.reason, why):
         told = replace(told, reason=f"{outcome.reason.rstrip('.')}. {why}")
     if why and not _says(first.detail, why):
-        told = told.detailed(first.host, why)
+        told = told.add_detail(first.host, why)
     with contextlib.suppress(StoreError):
         index.write_outcome(store, ref.job_id, told)
     return told

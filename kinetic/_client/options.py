@@ -41,14 +41,14 @@ class Changes(Keywords, total=False):
 
 def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
     """Return the options, updated with those that are given; see
-    `_core.options.checked`."""
+    `_core.options.check_options`."""
     if given.get("volumes") is not None:
         from kinetic._datasets import call_data
 
         given = {**given, "volumes": call_data.volumes(given["volumes"])}
     elif "volumes" in given:
         given = {**given, "volumes": {}}
-    return table.checked(before, given)
+    return table.check_options(before, given)
 
 
 def documented(function: Callable[..., Any]) -> None:

@@ -251,7 +251,7 @@ def _draft(
         job_id=job_id,
         name=options.name or spec.name,
         place=place,
-        options=options.travelling(),
+        options=options.strip_for_hosts(),
         payload=Blob("", 0),
         versions=Versions(f"{sys.version_info.major}.{sys.version_info.minor}", "", __version__),
         created_at=now,

@@ -69,7 +69,7 @@ def exception_of(evidence: Evidence) -> BaseException:
         and original is not None
         and not isinstance(original, _CONTROL_FLOW)
     ):
-        return _noted(original, evidence, first)
+        return _add_notes(original, evidence, first)
     failure = _class_of(evidence.outcome)(
         "\n".join(_message(evidence, first)),
         job_id=evidence.job_id,
@@ -95,12 +95,12 @@ def _class_of(outcome: Outcome) -> type[JobFailed]:
     return first.exit.kind.error
 
 
-def _noted(original: BaseException, evidence: Evidence, first: HostReport) -> BaseException:
+def _add_notes(original: BaseException, evidence: Evidence, first: HostReport) -> BaseException:
     """Add notes to the function's own exception that say where it comes from."""
     assert first.error is not None
     where = f"Remote traceback ({_who(evidence, first)}, {evidence.job_id})"
     if original.__traceback__ is None and first.error.traceback.startswith("Traceback"):
-        told = _shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES)
+        told = _shorten_lines(first.error.traceback.rstrip(), _TRACEBACK_LINES)
         original.add_note(f"{where}:\n{told}")
     else:  # The exception has the remote frames, if there are any: they are shown with it.
         original.add_note(f"{where}: as above{_site(first.error.traceback)}.")
@@ -160,11 +160,14 @@ def _message(evidence: Evidence, first: HostReport | None) -> list[str]:
         return [*lines, f"More: kinetic jobs status {evidence.job_id}"]
     if first.exit.kind.has_traceback and first.error is not None and first.error.traceback:
         title = f"Remote traceback ({_who(evidence, first)}):"
-        lines += [title, _indented(_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES))]
+        lines += [
+            title,
+            _indent_lines(_shorten_lines(first.error.traceback.rstrip(), _TRACEBACK_LINES)),
+        ]
     if first.exit is Exit.HANG and evidence.stacks:
         lines += [
             "Where the hosts stood:",
-            _indented(_shortened(evidence.stacks.rstrip(), _STACK_LINES)),
+            _indent_lines(_shorten_lines(evidence.stacks.rstrip(), _STACK_LINES)),
         ]
         lines += [f"All of it: kinetic jobs stacks {evidence.job_id}"]
     return [*lines, *_others(evidence, first), *_tail(evidence, first), _more(evidence, first)]
@@ -180,16 +183,16 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
             "again."
         )
     if outcome.given_up:
-        return _sentence(_uncapitalised(outcome.given_up))
+        return _sentence(_lower_first(outcome.given_up))
     if first is None:
         return _sentence(outcome.reason or "the job left no value")
-    detail = _cut(first.detail)
+    detail = _cut_detail(first.detail)
     who, were = _who(evidence, first), "were" if len(_alike(evidence, first)) > 1 else "was"
     maybe = "probably " if first.guessed else ""
     sentences = {
-        Exit.RAISED: f"{who} raised "
-        f"{_raised(first)}{'' if evidence.original else ' (its class cannot be rebuilt here)'}.",
-        Exit.SYS_EXIT: f"{_uncapitalised(_exited(first))} on {who}.",
+        Exit.RAISED: f"{who} raised {_describe_error(first)}"
+        f"{'' if evidence.original else ' (its class cannot be rebuilt here)'}.",
+        Exit.SYS_EXIT: f"{_lower_first(_describe_exit(first))} on {who}.",
         Exit.OUT_OF_MEMORY: f"{who} {maybe}ran out of memory. {detail} Use a larger machine, or "
         "smaller batches.",
         Exit.AGENT_LOST: f"{who} {were} lost. {_sentence(detail[:1].upper() + detail[1:])}",
@@ -205,11 +208,11 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
     return sentences.get(first.exit) or _sentence(outcome.reason or detail or first.exit)
 
 
-def _uncapitalised(sentence: str) -> str:
+def _lower_first(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:]
 
 
-def _exited(first: HostReport) -> str:
+def _describe_exit(first: HostReport) -> str:
     return first.detail.rstrip(".") or f"The function called sys.exit({first.exit_code})"
 
 
@@ -217,11 +220,11 @@ def _sentence(text: str) -> str:
     return text if text.rstrip().endswith((".", "!", "?")) else f"{text}."
 
 
-def _raised(first: HostReport) -> str:
+def _describe_error(first: HostReport) -> str:
     if first.error is None:
-        return _cut(first.detail)
+        return _cut_detail(first.detail)
     return (
-        f"{first.error.type_name}: {_cut(first.error.message)}"
+        f"{first.error.type_name}: {_cut_detail(first.error.message)}"
         if first.error.message
         else first.error.type_name
     )
@@ -272,7 +275,7 @@ def last_lines(printed: str, host: int) -> str:
     """Return the last lines that a host has printed, as they are shown with its failure; "" if none
     says anything."""
     lines = [line[:400] for line in printed.rstrip().splitlines() if not _NOISE.search(line)]
-    shown = _indented("\n".join(lines[-_TAIL_LINES:]))
+    shown = _indent_lines("\n".join(lines[-_TAIL_LINES:]))
     return f"Last lines of host {host}:\n{shown}" if lines else ""
 
 
@@ -284,7 +287,7 @@ def _more(evidence: Evidence, first: HostReport) -> str:
     )
 
 
-def _cut(text: str) -> str:
+def _cut_detail(text: str) -> str:
     return (
         text
         if len(text) <= _DETAIL_CHARS
@@ -292,7 +295,7 @@ def _cut(text: str) -> str:
     )
 
 
-def _shortened(text: str, most: int) -> str:
+def _shorten_lines(text: str, most: int) -> str:
     """Keep the beginning and the end of a text that would not fit on a screen."""
     lines = [line[:400] for line in text.splitlines()]
     if len(lines) <= most:
@@ -301,5 +304,5 @@ def _shortened(text: str, most: int) -> str:
     return "\n".join([*lines[:head], f"  … {len(lines) - most} lines left out …", *lines[-tail:]])
 
 
-def _indented(text: str) -> str:
+def _indent_lines(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())

@@ -89,7 +89,7 @@ def job(job_id: str) -> str:
     return f"{JOBS}/{job_id}"
 
 
-def fetching(job_id: str) -> str:
+def current_fetch(job_id: str) -> str:
     """What a host of the local backend is fetching from a bucket or hub at this moment."""
     return f"{job(job_id)}/local/fetching"
 
@@ -99,7 +99,7 @@ def ref(job_id: str) -> str:
     return f"{REFS}/{job_id}.json"
 
 
-def listed(job_id: str) -> str:
+def listing(job_id: str) -> str:
     """Prefix of what lists show of the job."""
     return f"{LISTED}/{job_id}"
 
@@ -121,7 +121,7 @@ def outcome(job_id: str) -> str:
     return f"{job(job_id)}/outcome.json"
 
 
-def cancelled(job_id: str) -> str:
+def cancellation(job_id: str) -> str:
     """Exists once the end of a job that a cluster stops has been requested."""
     return f"{job(job_id)}/cancelled.json"
 
@@ -217,7 +217,7 @@ def group_job(group_id: str, index: int, attempt: int) -> str:
     return f"{group(group_id)}/jobs/{index}-{attempt}.json"
 
 
-def refused(group_id: str, index: int) -> str:
+def refusal(group_id: str, index: int) -> str:
     """Why an input could not be submitted."""
     return f"{group(group_id)}/refused/{index}.json"
 

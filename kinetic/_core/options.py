@@ -56,7 +56,7 @@ class Keywords(TypedDict, total=False):
     joins_jax: Joins
 
 
-def _unchecked(_: str, value: Any) -> Any:
+def _accept_any(_: str, value: Any) -> Any:
     """For options that are checked where they are interpreted."""
     return value
 
@@ -96,7 +96,7 @@ class Options:
         metadata={
             "option": Option(
                 "accelerator",
-                _unchecked,
+                _accept_any,
                 'The slice, for example "cpu", "gpu-l4" or "tpu-v6e-16"; `kinetic accelerators` '
                 "lists them.",
                 "tpu-v5litepod-1",
@@ -133,7 +133,7 @@ class Options:
     )
     namespace: str | None = option(checks.text, "The namespace in the cluster.", becomes="place")
     volumes: Mapping[str, Any] = option(
-        _unchecked,
+        _accept_any,
         'Data at fixed paths, for example {"/data": kinetic.Data("./images")}; read-only, '
         "but for folders of buckets that are `writable`.",
         unset={},
@@ -351,7 +351,7 @@ class Options:
             start_wait_s=self.start_wait_s or Elastic.start_wait_s,
         )
 
-    def travelling(self) -> Options:
+    def strip_for_hosts(self) -> Options:
         """Return what is sent to hosts and backends; the rest has become other parts of the
         plan."""
         stays = {f.name: _unset(f) for f in fields(self) if _row(f).becomes}
@@ -390,7 +390,7 @@ TABLE = {row.name: row for row in (*map(_row, fields(Options)), _SPOT)}
 """All options by their public names. `spot` has no field: it is part of the topology."""
 
 
-def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
+def check_options(before: Options | None, given: Mapping[str, Any]) -> Options:
     """Return the options, updated with those that are given.
 
     Args:

@@ -107,7 +107,7 @@ class HostReport:
         # paths of the host's own folder
         return tuple(text.replace(f"/host-{self.host}/", "/host-N/") for text in texts)
 
-    def detailed(self, detail: str) -> HostReport:
+    def add_detail(self, detail: str) -> HostReport:
         """Return the same report, with this detail."""
         known = f"{self.detail.rstrip('.')}. " if self.detail else ""
         return replace(self, detail=f"{known}{detail}")
@@ -192,9 +192,9 @@ class Outcome:
         """The report of the host most to blame, or None."""
         return next((r for r in self.reports if self.blamed and r.host == self.blamed[0]), None)
 
-    def detailed(self, host: int, detail: str) -> Outcome:
+    def add_detail(self, host: int, detail: str) -> Outcome:
         """Return the same verdict, with this detail about one of the hosts."""
-        reports = tuple(r.detailed(detail) if r.host == host else r for r in self.reports)
+        reports = tuple(r.add_detail(detail) if r.host == host else r for r in self.reports)
         return replace(self, reports=reports)
 
     def to_json(self) -> dict[str, Any]:
@@ -279,13 +279,13 @@ def judge(
         Verdict.CANCELLED if cancelled else Verdict.FAILED,
         blamed=() if cancelled else guilty,
         reason=why,
-        reports=full if first is None else tuple(_excused(r, first) for r in full),
+        reports=full if first is None else tuple(_excuse_evicted(r, first) for r in full),
         ended_at=now,
         attempt=attempt,
     )
 
 
-def _excused(report: HostReport, first: HostReport) -> HostReport:
+def _excuse_evicted(report: HostReport, first: HostReport) -> HostReport:
     """Say of a host which was asked to end that another one was lost, if none was evicted. Its exit
     remains, because its machine may be gone all the same."""
     if report.exit is not Exit.EVICTED or first.exit in (Exit.EVICTED, Exit.CANCELLED):

@@ -259,12 +259,12 @@ class Plan:
                     f"{SCHEMA_VERSION}. Use the version of kinetic that submitted the job."
                 )
             fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-            return cls(**fields | _nested(data))
+            return cls(**fields | _parse_nested(data))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise CorruptRecord(f"The plan of the job is damaged: {error!r}.") from error
 
 
-def _nested(data: dict[str, Any]) -> dict[str, Any]:
+def _parse_nested(data: dict[str, Any]) -> dict[str, Any]:
     return {
         "place": Place.from_json(data["place"]),
         "options": Options.from_json(data["options"]),

@@ -22,10 +22,10 @@ __all__ = ["dataclass"]
 T = TypeVar("T")
 
 
-def _frozen(*, frozen: bool, repr: bool = True) -> Callable[[type[T]], type[T]]:
+def _make_dataclass(*, frozen: bool, repr: bool = True) -> Callable[[type[T]], type[T]]:
     assert frozen, "values are frozen"
 
-    def made(cls: type[T]) -> type[T]:
+    def decorate(cls: type[T]) -> type[T]:
         own = {name for name in ("__init__", *_METHODS) if name in vars(cls)}
         kind: type[T] = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
         if "__init__" not in own:
@@ -35,7 +35,7 @@ def _frozen(*, frozen: bool, repr: bool = True) -> Callable[[type[T]], type[T]]:
                 setattr(kind, name, method)
         return kind
 
-    return made
+    return decorate
 
 
 def _initializer(kind: type[Any]) -> Callable[..., None]:
@@ -83,7 +83,7 @@ def _misfit(names: Sequence[str], args: Sequence[Any], given: Mapping[str, Any])
     return f"got multiple values for argument {twice[0]!r}"
 
 
-def _compared(value: Any) -> tuple[Any, ...]:
+def _key_of(value: Any) -> tuple[Any, ...]:
     known = type(value).__dataclass_fields__.values()
     return tuple([getattr(value, field.name) for field in known if field.compare])
 
@@ -97,11 +97,11 @@ def _repr(self: Any) -> str:
 def _eq(self: Any, other: object) -> Any:
     if other.__class__ is not self.__class__:
         return NotImplemented
-    return _compared(self) == _compared(other)
+    return _key_of(self) == _key_of(other)
 
 
 def _hash(self: Any) -> int:
-    return hash(_compared(self))
+    return hash(_key_of(self))
 
 
 def _setattr(_self: Any, name: str, _value: Any) -> None:
@@ -121,4 +121,4 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 
 if not TYPE_CHECKING:
-    dataclass = _frozen
+    dataclass = _make_dataclass

@@ -56,7 +56,7 @@ class Channel:
     def lift(self, least_fd: int) -> None:
         """Move to a descriptor of at least `least_fd`, out of the way of code that closes or
         reuses low ones."""
-        lifted = processes.lifted(self._sock.fileno(), least_fd)
+        lifted = processes.lift_fd(self._sock.fileno(), least_fd)
         if lifted != self._sock.fileno():
             self._sock.close()
             self._sock = socket.socket(fileno=lifted)

@@ -180,7 +180,9 @@ class ElasticLeader:
             decision = await self._next()
             if isinstance(decision, Form):
                 seats = self._seats_of(decision.slices)
-                self._story.tell_of_next(decision, before, self._lobby.kept(seats), len(seats))
+                self._story.tell_of_next(
+                    decision, before, self._lobby.count_kept(seats), len(seats)
+                )
             self._story.flush()
             if isinstance(decision, Form):
                 self._begin(ended)
@@ -235,7 +237,7 @@ class ElasticLeader:
             if self._is_complete(which):
                 if policy.stands(which) is Standing.AWAY:
                     self._story.write(GangEvent(EventKind.SLICE_BACK, slices=(which,)))
-                policy.there(which)
+                policy.note_ready(which)
         before = len(policy.failures)
         decision = policy.decide(time.monotonic())
         for failure in policy.failures[before:]:
@@ -260,7 +262,7 @@ class ElasticLeader:
         lost = {*loss.slices, *(seat // self._each for seat in self._dead)}
         loss = replace(loss, slices=tuple(sorted(lost & {*self._policy.slices})))
         self._count_time()
-        self._policy.failed(loss, time.monotonic())
+        self._policy.note_failure(loss, time.monotonic())
         self._story.tell_of_failure(self._policy.failures[-1])
         self._end(loss.slices)
         if not self._gang.unwanted:
@@ -271,7 +273,7 @@ class ElasticLeader:
         self._count_time()
         dead = {seat // self._each for seat in self._dead}
         slices = tuple(sorted(dead & {*self._policy.slices}))
-        self._policy.broke_down(slices, why, time.monotonic())
+        self._policy.note_breakdown(slices, why, time.monotonic())
         self._story.tell_of_fault(self._policy.faults[-1])
         self._end(slices)
 
@@ -279,7 +281,7 @@ class ElasticLeader:
         """The function has left at a step, because a slice is back."""
         self._count_time()
         self._story.tell_what_is_back()
-        self._policy.left(time.monotonic())
+        self._policy.note_departure(time.monotonic())
 
     def _count_time(self) -> None:
         self._ran_s += time.monotonic() - self._ready_at if self._ready_at else 0.0
@@ -376,7 +378,7 @@ class ElasticLeader:
             self._lose(which, f"host {seat % self._each} of slice {which}: {why}")
         elif not self._gang.finished:
             rank = slices.index(which) * self._each + seat % self._each
-            self._coordinator.lost(rank, why)
+            self._coordinator.mark_lost(rank, why)
         self._wake.set()
 
     # -- what happens in the lobby -----------------------------------------------------------------
@@ -412,7 +414,7 @@ class ElasticLeader:
         before = len(self._policy.failures)
         # Hosts that a cluster starts again may come and go while their slice is away.
         counts = not self._crew.announces or self._policy.stands(which) is not Standing.AWAY
-        self._policy.lost(which, why, time.monotonic(), counts=counts)
+        self._policy.lose_slice(which, why, time.monotonic(), counts=counts)
         for failure in self._policy.failures[before:]:
             self._story.tell_of_failure(failure)
         self._end([which])
@@ -420,7 +422,7 @@ class ElasticLeader:
     def _miss(self, which: int, why: str) -> None:
         """A slice could not be started again."""
         before = len(self._policy.faults)
-        self._policy.could_not_start(which, why, time.monotonic())
+        self._policy.note_failed_start(which, why, time.monotonic())
         for fault in self._policy.faults[before:]:
             self._story.tell_of_fault(fault)
         self._end([which])

@@ -176,7 +176,7 @@ class Leader:
             left = delivered(status) is not None
             report = self._agents.report_left_by(host, gang.spec.attempt) if left else None
             if report is None:
-                gang.lost(host, self._agents.cause_of_death(host, status), time.monotonic())
+                gang.mark_lost(host, self._agents.cause_of_death(host, status), time.monotonic())
             else:
                 gang.join(host, str(os.getpid()), "", time.monotonic())
                 gang.report(report, time.monotonic())
@@ -273,7 +273,7 @@ class Leader:
         while self._others and not self._gang.ready and not self._gang.finished:
             for host in self._others:
                 if self._is_gone(host):
-                    coordinator.lost(host, ENDED_EARLY)
+                    coordinator.mark_lost(host, ENDED_EARLY)
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _kill_silent(self) -> None:
@@ -291,7 +291,7 @@ class Leader:
             if report is not None:
                 coordinator.report(report)
             elif alone or not left:
-                coordinator.lost(host, self._agents.cause_of_death(host, status))
+                coordinator.mark_lost(host, self._agents.cause_of_death(host, status))
         if not self._agents.pids:
             all_gone.set()
 

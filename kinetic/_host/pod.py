@@ -38,7 +38,7 @@ def attempt_of(who: Identity, plan: Plan, store: Store) -> int | None:
 
 def is_cancelled(store: Store, job_id: str) -> bool:
     """Whether somebody has cancelled the job; a cluster also stops pods for other reasons."""
-    return store.has(layout.cancelled(job_id))
+    return store.has(layout.cancellation(job_id))
 
 
 def _begin(plan: Plan, store: Store) -> int | None:

@@ -97,10 +97,10 @@ class _Caller:
                 if error.code() not in _AGAIN:
                     raise self.translate(method, error) from error
                 if patience.is_over() or self.closed.wait(pause_s):
-                    raise self.lost(error) from error
+                    raise self.explain_loss(error) from error
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def lost(self, error: grpc.RpcError) -> CoordinatorLost:
+    def explain_loss(self, error: grpc.RpcError) -> CoordinatorLost:
         """Return the error for a coordinator that does not answer."""
         return CoordinatorLost(
             f"The coordinator of the gang at {self.target} has not answered for {self.give_up_s:g} "
@@ -194,7 +194,7 @@ class AgentClient:
             if error.code() not in _AGAIN:
                 raise self._caller.translate(codec.HEARTBEAT, error) from error
             if self._patience.is_over():
-                raise self._caller.lost(error) from error
+                raise self._caller.explain_loss(error) from error
             return False
         self._patience.renew()
         return True

@@ -69,7 +69,7 @@ class Lobby:
         """Whether all of these wait."""
         return self._waiting.issuperset(seats)
 
-    def kept(self, seats: Collection[int]) -> int:
+    def count_kept(self, seats: Collection[int]) -> int:
         """How many of these wait with the worker that they had."""
         return len(self._kept.intersection(seats))
 

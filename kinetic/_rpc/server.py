@@ -123,9 +123,9 @@ class Coordinator:
         self._announce()  # Whoever watches the gang before is sent away.
         self._ticker = asyncio.create_task(self._tick())
 
-    def lost(self, host: int, detail: str) -> None:
+    def mark_lost(self, host: int, detail: str) -> None:
         """The agent of this host is known to be dead."""
-        self._gang.lost(host, detail, self._clock())
+        self._gang.mark_lost(host, detail, self._clock())
         self._sweep()
 
     def report(self, report: HostReport) -> None:
@@ -242,15 +242,15 @@ class Coordinator:
         """Each agent keeps one stream open. The end of the last one is the first sign that the
         agent is dead: the system closes its socket, however it dies."""
         gang, watchers = self._gang, self._watchers
-        gang.connected(host, self._clock())
+        gang.mark_connected(host, self._clock())
         watchers[host] += 1
 
-        def ended(_: Context) -> None:
+        def end_watch(_: Context) -> None:
             watchers[host] -= 1
             if not watchers[host] and gang is self._gang and not self._closing:
-                gang.disconnected(host, self._clock())
+                gang.mark_disconnected(host, self._clock())
 
-        context.add_done_callback(ended)
+        context.add_done_callback(end_watch)
 
     async def _heartbeat(self, request: pb.Beat, context: Context) -> pb.BeatReply:
         self._gang.heartbeat(codec.heartbeat_from_wire(request), self._clock())

@@ -199,7 +199,7 @@ def _nearest(wanted: str, existing: Sequence[str]) -> list[str]:
 
 def _unlist(store: Store, job_id: str) -> None:
     if store.as_folder() is None:
-        store.delete(layout.listed(job_id))
+        store.delete(layout.listing(job_id))
 
 
 def _entry(job_id: str, kind: str, document: Mapping[str, Any]) -> str:
@@ -208,7 +208,7 @@ def _entry(job_id: str, kind: str, document: Mapping[str, Any]) -> str:
     from base64 import urlsafe_b64encode
 
     packed = zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 9)
-    key = f"{layout.listed(job_id)}/{kind}{urlsafe_b64encode(packed).decode()}"
+    key = f"{layout.listing(job_id)}/{kind}{urlsafe_b64encode(packed).decode()}"
     return key if len(key) <= _LONGEST_KEY_BYTES else ""
 
 

@@ -42,7 +42,7 @@ def try_hold(fd: int, *, shared: bool = False) -> bool:
 
 def is_held(path: Path) -> bool:
     """Whether a process holds the lock of the open file; False when there is no such file."""
-    with _opened(path) as fd:
+    with _open_to_read(path) as fd:
         return fd is not None and not try_hold(fd, shared=True)
 
 
@@ -65,7 +65,7 @@ def is_record_held(path: Path) -> bool:
 
     Looking frees a lock that this process holds itself.
     """
-    with _opened(path) as fd:
+    with _open_to_read(path) as fd:
         return fd is not None and not try_hold_record(fd, shared=True)
 
 
@@ -73,7 +73,7 @@ def record_holder(path: Path) -> int:
     """The process that holds the record lock alone; 0 when it is free, or unknown. On a shared disk
     it may be another machine's."""
     holder = 0
-    with _opened(path) as fd:
+    with _open_to_read(path) as fd:
         if fd is not None and sys.platform == "linux":
             # Asking with F_RDLCK ignores the shared lock that `is_record_held` holds for a moment.
             asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
@@ -83,7 +83,7 @@ def record_holder(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int | None]:
+def _open_to_read(path: Path) -> Iterator[int | None]:
     """A descriptor for reading; None when the file cannot be opened. Opening a FIFO does not
     block."""
     try:

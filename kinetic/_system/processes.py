@@ -103,7 +103,7 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def lifted(fd: int, least: int) -> int:
+def lift_fd(fd: int, least: int) -> int:
     """A close-on-exec descriptor of the same file, at least `least`; the original if none is
     free."""
     import fcntl
@@ -138,7 +138,7 @@ class Reserve:
         """Take descriptors from `least` upwards."""
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._file = os.fstat(null)
-        self._held = [lifted(null, least) for _ in range(self.COUNT)]
+        self._held = [lift_fd(null, least) for _ in range(self.COUNT)]
         if null not in self._held:
             os.close(null)
 

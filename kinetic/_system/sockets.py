@@ -19,11 +19,11 @@ def shut_between(addresses: set[str]) -> int:
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
-                count += _shut(int(name), addresses)
+                count += _shut_connection(int(name), addresses)
     return count
 
 
-def _shut(fd: int, addresses: set[str]) -> bool:
+def _shut_connection(fd: int, addresses: set[str]) -> bool:
     # Others are not duplicated: Python leaves the copy open when it finds no socket, and to close
     # that of a file would release the locks that this process holds on the file.
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):

@@ -113,7 +113,7 @@ def sweep(store: Store, *, older_than: float) -> Swept:
         found = find_unused(store, older_than=older_than)
         for job_id in found.orphans:
             store.delete(layout.job(job_id))
-            store.delete(layout.listed(job_id))
+            store.delete(layout.listing(job_id))
         for unpacked in found.data:
             cached_copy.remove(unpacked)
         for path in found.programs:
@@ -153,7 +153,7 @@ def digest(content: Entry) -> str:
 def _orphans(store: Store, jobs: set[str], older_than: float) -> Iterator[str]:
     """Jobs without a reference: their submission was killed before it wrote one."""
     for job_id in sorted(jobs.difference(stored.ids(store))):
-        prefixes = (layout.job(job_id), layout.listed(job_id))
+        prefixes = (layout.job(job_id), layout.listing(job_id))
         if all(_is_older(store, prefix, older_than) for prefix in prefixes):
             yield job_id
 

@@ -202,7 +202,7 @@ def test_what_no_reference_vouches_for_is_swept(double):
     """A submission was killed between the two writes of a reference, `kinetic doctor` between its
     own."""
     store = GcsStore("gs://bucket")
-    store.put(f"{layout.listed('job-1')}/ref-x", b"")
+    store.put(f"{layout.listing('job-1')}/ref-x", b"")
     store.put(f"{layout.PROBES}/1234", b"")
     sweep()
     assert len(double.buckets.names("bucket")) == 2

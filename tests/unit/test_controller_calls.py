@@ -35,57 +35,60 @@ def test_the_text_of_an_error_says_whether_a_slice_was_lost(text, cause):
 
 
 def test_one_that_waits_wants_all_slices_and_makes_do_with_the_least():
-    assert calls(2, 3).failed(Cause.LOSS, [1], LOST) == Again(wanted=3, enough=2)
+    assert calls(2, 3).handle_failure(Cause.LOSS, [1], LOST) == Again(wanted=3, enough=2)
 
 
 def test_one_that_shrinks_wants_no_more_than_the_least():
-    assert calls(2, 3, shrinks=True).failed(Cause.LOSS, [1], LOST) == Again(wanted=2, enough=2)
+    assert calls(2, 3, shrinks=True).handle_failure(Cause.LOSS, [1], LOST) == Again(
+        wanted=2, enough=2
+    )
 
 
 def test_an_error_of_another_kind_is_the_functions_own():
     machine = calls()
-    assert machine.failed(Cause.OTHER, [], "RESOURCE_EXHAUSTED") is None
+    assert machine.handle_failure(Cause.OTHER, [], "RESOURCE_EXHAUSTED") is None
     assert machine.failures == ()
 
 
 def test_a_doubtful_error_is_a_loss_as_often_as_a_slice_is_gone():
     machine = calls(failures=3)
     for _ in range(3):
-        assert machine.failed(Cause.PERHAPS_LOSS, [0], MAYBE) == Again(3, 1)
+        assert machine.handle_failure(Cause.PERHAPS_LOSS, [0], MAYBE) == Again(3, 1)
 
 
 def test_while_all_slices_answer_a_doubtful_error_is_tried_once():
     machine = calls(failures=9)
-    assert machine.failed(Cause.PERHAPS_LOSS, [], MAYBE) == Again(3, 1)
-    assert machine.failed(Cause.PERHAPS_LOSS, [], MAYBE) is None
+    assert machine.handle_failure(Cause.PERHAPS_LOSS, [], MAYBE) == Again(3, 1)
+    assert machine.handle_failure(Cause.PERHAPS_LOSS, [], MAYBE) is None
     machine = calls(failures=9)
     for cause in (Cause.PERHAPS_LOSS, Cause.LOSS, Cause.PERHAPS_LOSS):
-        assert machine.failed(cause, [], MAYBE) == Again(3, 1), "not twice in a row"
+        assert machine.handle_failure(cause, [], MAYBE) == Again(3, 1), "not twice in a row"
 
 
 def test_it_gives_up_with_every_failure():
     machine = calls(failures=1)
-    assert machine.failed(Cause.LOSS, [1], LOST) == Again(3, 1)
+    assert machine.handle_failure(Cause.LOSS, [1], LOST) == Again(3, 1)
     machine.begins()
-    given_up = machine.failed(Cause.LOSS, [], "DATA_LOSS: gone")
+    given_up = machine.handle_failure(Cause.LOSS, [], "DATA_LOSS: gone")
     assert given_up == GiveUp(
         "Given up: it failed 2 times, and max_failures is 1. attempt 1: slice 1 lost: DATA_LOSS: "
         "slice 1 is down; attempt 2: DATA_LOSS: gone."
     )
     assert (
-        machine.shown() == "a computation broke (failure 2 and max_failures is 1): DATA_LOSS: gone"
+        machine.describe_failure()
+        == "a computation broke (failure 2 and max_failures is 1): DATA_LOSS: gone"
     )
 
 
 def test_none_may_fail():
-    given_up = calls(failures=0).failed(Cause.LOSS, [2], LOST)
+    given_up = calls(failures=0).handle_failure(Cause.LOSS, [2], LOST)
     assert isinstance(given_up, GiveUp)
     assert given_up.reason.startswith("Given up: it failed once, and max_failures is 0. ")
 
 
 def test_too_few_slices_in_time_name_those_that_are_away():
     machine = calls(2, 3, timeout=5)
-    machine.failed(Cause.LOSS, [0, 2], LOST)
+    machine.handle_failure(Cause.LOSS, [0, 2], LOST)
     assert machine.too_few([1]) == GiveUp(
         "Given up: slices 0 and 2 did not return within 5 s (slice_timeout), and there is 1 slice "
         "left of at least 2. attempt 1: slices 0 and 2 lost: DATA_LOSS: slice 1 is down."
@@ -95,6 +98,6 @@ def test_too_few_slices_in_time_name_those_that_are_away():
 def test_growing_is_no_failure():
     machine = calls(failures=2)
     assert (machine.attempt, machine.most_attempts) == (1, 3)
-    assert machine.left() == Again(1, 1)
+    assert machine.handle_departure() == Again(1, 1)
     machine.begins()
     assert (machine.attempt, machine.most_attempts, machine.failures) == (2, 4, ())

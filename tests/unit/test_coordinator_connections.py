@@ -29,7 +29,7 @@ CAME_BACK = "did not come back within 1.5 s"
 
 def test_a_host_that_does_not_come_back_is_lost_long_before_it_is_silent():
     gang = gang_of(3)
-    gang.disconnected(1, 1.0)
+    gang.mark_disconnected(1, 1.0)
     let_pass(gang, 1.0, 1.4, beating=(0, 2))
     assert gang.phase is GangPhase.RUNNING
     let_pass(gang, 2.4, 0.2)
@@ -41,10 +41,10 @@ def test_a_host_that_does_not_come_back_is_lost_long_before_it_is_silent():
 @pytest.mark.parametrize("sign", ["connected", "heartbeat"])
 def test_a_host_that_is_heard_from_again_is_not_lost(sign):
     gang = gang_of(2)
-    gang.disconnected(1, 1.0)
+    gang.mark_disconnected(1, 1.0)
     now = let_pass(gang, 1.0, 1.0)
     if sign == "connected":
-        gang.connected(1, now)
+        gang.mark_connected(1, now)
     else:
         gang.heartbeat(Heartbeat(1), now)
     let_pass(gang, now, 5.0, beating=(0, 1))
@@ -54,7 +54,7 @@ def test_a_host_that_is_heard_from_again_is_not_lost(sign):
 def test_a_host_that_has_said_how_it_ended_may_hang_up():
     gang = gang_of(2)
     gang.report(ended(1, Exit.LEFT), 1.0)
-    gang.disconnected(1, 1.0)
+    gang.mark_disconnected(1, 1.0)
     let_pass(gang, 1.0, 5.0, beating=(0,))
     assert gang.phase is GangPhase.RUNNING
 
@@ -62,7 +62,7 @@ def test_a_host_that_has_said_how_it_ended_may_hang_up():
 def test_a_host_that_has_returned_must_stay_until_all_have():
     gang = gang_of(2)
     gang.report(ended(1), 1.0)
-    gang.disconnected(1, 1.0)
+    gang.mark_disconnected(1, 1.0)
     let_pass(gang, 1.0, 2.0, beating=(0,))
     assert gang.first_failure == (1,)
     assert "its function had returned" in gang.stop_reason
@@ -70,17 +70,17 @@ def test_a_host_that_has_returned_must_stay_until_all_have():
 
 def test_a_host_that_has_not_joined_may_be_replaced():
     gang = gang_of(2, joined=False)
-    gang.disconnected(1, 1.0)
+    gang.mark_disconnected(1, 1.0)
     let_pass(gang, 1.0, 5.0)
     assert gang.phase is GangPhase.JOINING
 
 
 def test_after_a_pause_of_the_coordinator_hosts_have_time_to_connect_again():
     gang = gang_of(2)
-    gang.disconnected(1, 1.0)
+    gang.mark_disconnected(1, 1.0)
     gang.sweep(3600.0)
     assert gang.phase is GangPhase.RUNNING
-    gang.connected(1, 3600.0)
+    gang.mark_connected(1, 3600.0)
     let_pass(gang, 3600.0, 2.0)
     assert gang.phase is GangPhase.RUNNING
 
@@ -88,7 +88,7 @@ def test_after_a_pause_of_the_coordinator_hosts_have_time_to_connect_again():
 def test_a_host_that_is_gone_is_blamed_before_those_whose_collective_broke():
     gang = gang_of(3)
     gang.report(ended(0, Exit.EVICTED, announced=True), 1.0)
-    gang.disconnected(2, 1.1)
+    gang.mark_disconnected(2, 1.1)
     let_pass(gang, 1.1, 2.0, beating=(0, 1))
     assert gang.first_failure == (2,)
 
@@ -98,10 +98,10 @@ def test_a_host_is_overdue_once_and_only_after_its_whole_patience(steps):
     broken, waited_s = BrokenConnections(0.5), dict.fromkeys(range(3), None)
     for what, host in steps:
         if what == "broke":
-            broken.broke(host)
+            broken.note_break(host)
             waited_s[host] = waited_s[host] or 0.0
         elif what == "mended":
-            broken.mended(host)
+            broken.note_repair(host)
             waited_s[host] = None
         else:
             broken.pass_time(0.125)
@@ -136,14 +136,14 @@ def test_a_killed_agent_is_noticed_by_the_end_of_its_connection(serve, opened, a
     first.join("a", "x")
     end = served.endpoint
     argv = [end.target, end.token, end.job_id, end.certificate]
-    broken, disconnected = threading.Event(), served.gang.disconnected
+    broken, disconnected = threading.Event(), served.gang.mark_disconnected
 
     def note(host, now):
         disconnected(host, now)
         if host == 1:
             broken.set()
 
-    served.gang.disconnected = note
+    served.gang.mark_disconnected = note
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, *argv], stdout=subprocess.PIPE, text=True
     ) as second:
@@ -171,7 +171,7 @@ def test_the_old_stream_of_a_host_that_has_opened_another_one_ends_unnoticed(ser
         if not served.coordinator._watchers[0]:
             closed.set()
 
-    served.gang.disconnected = disconnected
+    served.gang.mark_disconnected = disconnected
     agent.close()
     again.close()
     assert closed.wait(PATIENCE_S)
@@ -185,8 +185,8 @@ def test_a_connection_that_is_cut_and_comes_back_is_no_loss(serve, opened):
     agent.listen()
     agent.join("a", "x")
     agent.hear(lambda v: v.ready)
-    seen, connected = threading.Event(), served.gang.connected
-    served.gang.connected = lambda host, now: (connected(host, now), seen.set())
+    seen, connected = threading.Event(), served.gang.mark_connected
+    served.gang.mark_connected = lambda host, now: (connected(host, now), seen.set())
     network.cut()
     assert seen.wait(PATIENCE_S)
     served.now += 10.0
@@ -266,7 +266,7 @@ def hang_up(end: socket.socket) -> None:
 def test_a_host_that_falls_silent_before_it_joins_is_lost_as_any_other():
     gang = gang_of(2, joined=False)
     gang.join(0, "agent-0", "", 0.0)
-    gang.connected(1, 1.0)
+    gang.mark_connected(1, 1.0)
     now = let_pass(gang, 1.0, 20.0, beating=(0, 1), state="preparing")
     assert gang.phase is GangPhase.JOINING, "it unpacks something large"
     now = let_pass(gang, now, 9.5, beating=(0,))
@@ -279,8 +279,8 @@ def test_a_host_that_falls_silent_before_it_joins_is_lost_as_any_other():
 def test_a_host_whose_connection_breaks_before_it_joins_may_come_back_any_time():
     gang = gang_of(2, joined=False)
     gang.join(0, "agent-0", "", 0.0)
-    gang.connected(1, 1.0)
-    gang.disconnected(1, 2.0)
+    gang.mark_connected(1, 1.0)
+    gang.mark_disconnected(1, 2.0)
     let_pass(gang, 2.0, 100.0, beating=(0,))
     assert gang.phase is GangPhase.JOINING
 

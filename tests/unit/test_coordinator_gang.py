@@ -76,7 +76,7 @@ def test_hosts_that_never_join_are_named_and_nothing_runs():
 def test_an_agent_that_dies_while_others_join_fails_the_gang_at_once(host):
     gang = gang_of(3, joined=False)
     gang.join(0, "a", "h0", 0.0)
-    gang.lost(host, "killed by SIGKILL", 1.0)
+    gang.mark_lost(host, "killed by SIGKILL", 1.0)
     assert gang.first_failure == (host,)
     assert gang.stop_reason == f"host {host} of 3: killed by SIGKILL"
     gang.report(ended(0, Exit.STOPPED), 1.1)
@@ -124,7 +124,7 @@ def test_a_host_that_has_returned_need_not_beat():
 def test_a_host_that_dies_after_it_returned_fails_the_gang_while_others_run():
     gang = gang_of(2)
     gang.report(ended(0), 1.0)
-    gang.lost(0, "its agent died", 2.0)
+    gang.mark_lost(0, "its agent died", 2.0)
     assert gang.first_failure == (0,)
     assert "had returned" in gang.stop_reason
     gang.report(ended(1, Exit.STOPPED), 3.0)
@@ -134,7 +134,7 @@ def test_a_host_that_dies_after_it_returned_fails_the_gang_while_others_run():
 def test_an_agent_that_ends_when_all_are_done_is_not_lost():
     gang = gang_of(1)
     gang.report(ended(0), 1.0)
-    gang.lost(0, "exited", 2.0)
+    gang.mark_lost(0, "exited", 2.0)
     assert exits(gang) == [Exit.RETURNED]
 
 
@@ -201,7 +201,7 @@ def test_a_cause_that_comes_after_the_window_still_explains_the_consequence():
 
 def test_a_real_cause_replaces_lost_but_not_another_hosts_silence():
     gang = gang_of(3)
-    gang.lost(1, "gone", 1.0)
+    gang.mark_lost(1, "gone", 1.0)
     gang.report(raised(2), 1.1)
     assert gang.first_failure == (1,)
     gang.report(ended(1, Exit.OUT_OF_MEMORY, detail="out of memory"), 1.2)

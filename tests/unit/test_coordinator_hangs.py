@@ -240,7 +240,7 @@ def test_hosts_outside_the_gang_are_refused(host):
         lambda: gang.join(host, "a", "h", 0.0),
         lambda: gang.heartbeat(Heartbeat(host), 0.0),
         lambda: gang.report(ended(host), 0.0),
-        lambda: gang.lost(host, "", 0.0),
+        lambda: gang.mark_lost(host, "", 0.0),
         lambda: gang.stacks(host, 1, "", 0.0),
         lambda: gang.view(host),
     ):
@@ -298,7 +298,7 @@ steps = st.one_of(
     st.tuples(st.just("join"), hosts, st.sampled_from(["a", "a", "a", "b"]), st.just("h")),
     st.tuples(st.just("heartbeat"), beats),
     st.tuples(st.just("report"), reports),
-    st.tuples(st.just("lost"), hosts, st.just("gone")),
+    st.tuples(st.just("mark_lost"), hosts, st.just("gone")),
     st.tuples(st.just("cancel"), st.just("")),
     st.tuples(st.just("request_stacks")),
     st.tuples(

@@ -39,7 +39,7 @@ def test_a_gang_whose_function_has_left_everywhere_is_over_without_a_failure():
 def test_a_host_that_dies_after_another_has_left_is_to_blame():
     gang = gang_of(3)
     gang.report(ended(0, Exit.LEFT), 1.0)
-    gang.lost(1, "killed", 1.0)
+    gang.mark_lost(1, "killed", 1.0)
     gang.report(ended(2, Exit.STOPPED), 1.5)
     assert gang.finished
     assert gang.first_failure == (1,)

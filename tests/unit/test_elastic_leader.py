@@ -178,7 +178,7 @@ async def returned(leader, hosts):
 def test_a_new_start_tells_that_the_one_before_is_dead():
     async def story():
         leader, lost = leading(DistantCrew(2)), []
-        leader._coordinator = SimpleNamespace(lost=lambda rank, why: lost.append((rank, why)))
+        leader._coordinator = SimpleNamespace(mark_lost=lambda rank, why: lost.append((rank, why)))
         leader._give_places(0.0)
         assert (await leader._lobby.ask(1, 5)).host == 1
         assert (await leader._lobby.ask(1, 6)).host == 1, "it had not joined yet: no loss"
@@ -248,7 +248,7 @@ def test_a_job_cancelled_while_an_attempt_ends_that_lost_a_slice_is_cancelled():
         leader._coordinator = SimpleNamespace(wait_finished=lambda: asyncio.sleep(0))
         for host in range(2):
             gang.join(host, f"agent {host}", "", now)
-        gang.lost(1, "its machine is gone", now)
+        gang.mark_lost(1, "its machine is gone", now)
         gang.cancel("The job was cancelled.", now)
         gang.report(HostReport(0, Exit.STOPPED), now)
         gang.sweep(now)

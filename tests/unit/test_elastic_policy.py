@@ -39,10 +39,10 @@ def elasticity(least=1, most=3, failures=5, timeout=60.0, shrinks=False, survivo
 
 def lost(machine, *slices, now=0.0):
     """These slices are lost, the others are ready at once."""
-    machine.failed(Loss(slices, DIED), now)
+    machine.note_failure(Loss(slices, DIED), now)
     for each in machine.missing:
         if each not in slices:
-            machine.there(each)
+            machine.note_ready(each)
 
 
 # -- what counts as a loss -------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_one_that_waits_goes_on_when_its_slice_is_back():
     assert machine.decide(0.0) == Restart((1,))
     assert machine.decide(59.0) is None
     assert machine.missing == (1,)
-    machine.there(1)
+    machine.note_ready(1)
     assert machine.decide(59.5) == Form((0, 1, 2))
     assert (machine.attempt, machine.forming) == (2, False)
 
@@ -125,19 +125,19 @@ def test_one_that_has_waited_long_enough(least, decision):
 
 def test_it_does_not_form_while_hosts_of_a_living_slice_are_coming():
     machine = elasticity(shrinks=True)
-    machine.failed(Loss((1,), DIED), 0.0)
-    machine.there(0)
+    machine.note_failure(Loss((1,), DIED), 0.0)
+    machine.note_ready(0)
     assert machine.decide(0.0) == Restart((1,))
     assert machine.decide(1.0) is None
-    machine.there(2)
+    machine.note_ready(2)
     assert machine.decide(1.0) == Form((0, 2))
 
 
 @pytest.mark.parametrize("survivors", ["auto", "restart", "keep"])
 def test_hosts_that_never_come_back_are_lost_in_the_end(survivors):
     machine = elasticity(shrinks=True, survivors=survivors)
-    machine.failed(Loss((1,), DIED), 0.0)
-    machine.there(0)
+    machine.note_failure(Loss((1,), DIED), 0.0)
+    machine.note_ready(0)
     machine.decide(0.0)
     ready_s = patience_with(survivors).ready_s
     assert machine.decide(ready_s - 1.0) is None
@@ -155,11 +155,11 @@ def test_nobody_gives_up_a_host_while_its_agent_still_has_time(survivors):
 
 def test_a_survivor_that_must_stay_may_take_as_long_to_leave_as_its_agent_lets_it():
     machine = elasticity(most=2, survivors="keep")
-    machine.failed(Loss((1,), DIED), 0.0)
+    machine.note_failure(Loss((1,), DIED), 0.0)
     machine.decide(0.0)
-    machine.there(1)
+    machine.note_ready(1)
     assert machine.decide(patience_with("keep").leave_s) is None
-    machine.there(0)
+    machine.note_ready(0)
     assert machine.decide(patience_with("keep").leave_s + 1.0) == Form((0, 1))
 
 
@@ -176,35 +176,35 @@ def test_it_starts_at_once_when_all_are_there():
     machine = gathering()
     for each in machine.missing:
         assert machine.decide(1000.0) is None
-        machine.there(each)
+        machine.note_ready(each)
     assert machine.decide(1000.0) == Form((0, 1, 2))
     assert (machine.attempt, machine.failures, machine.gathers) == (1, (), False)
 
 
 def test_it_starts_with_what_is_there_a_while_after_it_was_enough():
     machine = gathering(least=2)
-    machine.there(2)
+    machine.note_ready(2)
     assert machine.decide(500.0) is None
-    machine.there(0)
+    machine.note_ready(0)
     assert machine.decide(510.0) is None
     assert machine.decide(569.0) is None
     assert machine.decide(570.0) == Form((0, 2))
     assert (machine.attempt, machine.missing, machine.could_grow) == (1, (1,), False)
-    machine.there(1)
+    machine.note_ready(1)
     assert machine.could_grow
-    machine.left(600.0)
+    machine.note_departure(600.0)
     for each in machine.missing:
-        machine.there(each)
+        machine.note_ready(each)
     assert (machine.decide(600.0), machine.attempt) == (Form((0, 1, 2)), 2)
 
 
 def test_a_slice_that_goes_before_the_start_is_no_failure_and_the_wait_begins_anew():
     machine = gathering(most=2)
-    machine.there(0)
+    machine.note_ready(0)
     assert machine.decide(0.0) is None
-    machine.lost(0, "its connection broke", 30.0)
+    machine.lose_slice(0, "its connection broke", 30.0)
     assert machine.decide(30.0) == Restart((0,))
-    machine.there(0)
+    machine.note_ready(0)
     assert machine.decide(60.0) is None
     assert machine.decide(120.0) == Form((0,))
     assert machine.failures == ()
@@ -223,13 +223,13 @@ def test_who_is_not_there_in_time_is_for_the_gang_to_say():
 def test_faults_of_kinetics_own_count_against_nothing_and_end_in_the_third():
     machine = elasticity(failures=0, most=2)
     for number in range(1, MOST_FAULTS):
-        machine.broke_down((), "what serves was killed", 0.0)
+        machine.note_breakdown((), "what serves was killed", 0.0)
         assert machine.decide(0.0) is None
         for each in machine.missing:
-            machine.there(each)
+            machine.note_ready(each)
         assert machine.decide(0.0) == Form((0, 1))
         assert (machine.failures, machine.most_attempts) == ((), 1 + number)
-    machine.broke_down((), "what serves was killed", 0.0)
+    machine.note_breakdown((), "what serves was killed", 0.0)
     found = machine.decide(0.0)
     assert isinstance(found, GiveUp)
     assert "kinetic's own failed 3 times, which is no fault of the function" in found.reason
@@ -238,8 +238,8 @@ def test_faults_of_kinetics_own_count_against_nothing_and_end_in_the_third():
 
 def test_a_slice_that_ends_after_a_fault_is_started_again_and_not_counted():
     machine = elasticity(failures=0, most=2)
-    machine.broke_down((), "what serves was killed", 0.0)
-    machine.lost(1, "its agent ended", 0.0)
+    machine.note_breakdown((), "what serves was killed", 0.0)
+    machine.lose_slice(1, "its agent ended", 0.0)
     assert machine.decide(0.0) == Restart((1,))
     assert machine.failures == ()
 
@@ -251,11 +251,11 @@ def test_hosts_that_cannot_be_started_are_a_fault_only_while_the_job_waits_for_t
     now = 0.0
     for _ in range(10):
         assert machine.decide(now) == Restart((1,))
-        machine.could_not_start(1, "no process", now)
+        machine.note_failed_start(1, "no process", now)
         now += 60
     assert machine.faults == ()
     lost(machine, 0, now=now)
-    machine.could_not_start(0, "no process", now)
+    machine.note_failed_start(0, "no process", now)
     assert len(machine.faults) == len(machine.failures) - 1 == 1
 
 
@@ -284,11 +284,11 @@ def test_one_that_shrinks_goes_on_at_once_and_grows_when_it_can():
     assert machine.decide(0.0) == Form((1, 2)), "also without the first slice"
     assert machine.decide(0.0) == Restart((0,)), "it is started again meanwhile"
     assert not machine.could_grow
-    machine.there(0)
+    machine.note_ready(0)
     assert machine.could_grow
-    machine.left(5.0)
+    machine.note_departure(5.0)
     for each in (1, 2):
-        machine.there(each)
+        machine.note_ready(each)
     assert machine.decide(5.0) == Form((0, 1, 2))
     assert (machine.attempt, machine.most_attempts, len(machine.failures)) == (3, 7, 1)
 
@@ -298,10 +298,10 @@ def test_one_that_waits_does_not_wait_for_others_when_it_grows():
     lost(machine, 0, 1)
     assert machine.decide(0.0) == Restart((0, 1))
     assert machine.decide(60.0) == Form((2,))
-    machine.there(1)
-    machine.left(61.0)
+    machine.note_ready(1)
+    machine.note_departure(61.0)
     assert machine.decide(61.0) is None, "the hosts of slice 2 are coming"
-    machine.there(2)
+    machine.note_ready(2)
     assert machine.decide(61.0) == Form((1, 2))
 
 
@@ -310,7 +310,7 @@ def test_never_fewer_than_least():
     lost(machine, 0, 1)
     machine.decide(0.0)
     assert machine.decide(59.0) is None
-    machine.there(1)
+    machine.note_ready(1)
     assert machine.decide(59.0) == Form((1, 2))
     lost(machine, 1, 2, now=60.0)
     machine.decide(60.0)
@@ -325,7 +325,7 @@ def test_a_slice_that_is_lost_while_it_waits_does_not_count_but_is_started_later
     while now < 10.0:
         if machine.decide(now) == Restart((2,)):
             starts.append(now)
-            machine.lost(2, "killed again", now)
+            machine.lose_slice(2, "killed again", now)
         now += 0.25
     assert starts == [0.0, 0.5, 1.5, 3.5, 7.5]
     assert len(machine.failures) == 1
@@ -337,7 +337,7 @@ def test_a_slice_that_is_lost_while_it_waits_does_not_count_but_is_started_later
 def test_it_gives_up_with_the_whole_history():
     machine = elasticity(failures=1)
     lost(machine, 1)
-    machine.there(1)
+    machine.note_ready(1)
     assert machine.decide(0.0) == Form((0, 1, 2))
     lost(machine, 0, 2, now=9.0)
     assert machine.decide(9.0) == GiveUp(
@@ -350,7 +350,7 @@ def test_a_second_loss_during_the_recovery_counts():
     machine = elasticity(failures=1)
     lost(machine, 1)
     machine.decide(0.0)
-    machine.lost(0, "the agent was killed\n...", 0.5)
+    machine.lose_slice(0, "the agent was killed\n...", 0.5)
     assert machine.decide(0.5) == GiveUp(
         "Given up: it failed 2 times, and max_failures is 1. "
         f"attempt 1: slice 1 lost: {DIED}; attempt 1: slice 0 lost: the agent was killed."
@@ -359,7 +359,7 @@ def test_a_second_loss_during_the_recovery_counts():
 
 def test_no_failure_at_all():
     machine = elasticity(failures=0)
-    machine.failed(Loss((), "a collective broke"), 0.0)
+    machine.note_failure(Loss((), "a collective broke"), 0.0)
     found = machine.decide(0.0)
     assert isinstance(found, GiveUp)
     assert "it failed once, and max_failures is 0. attempt 1: a collective broke." in found.reason
@@ -385,21 +385,21 @@ def test_promises_hold_in_any_order(least, shrinks, failures, steps):
     for what, which, pause_s in steps:
         now += pause_s
         if what == "fail" and not machine.forming:
-            machine.failed(Loss((machine.slices[which % len(machine.slices)],), DIED), now)
+            machine.note_failure(Loss((machine.slices[which % len(machine.slices)],), DIED), now)
             since = now
         elif what == "grow" and machine.could_grow:
-            machine.left(now)
+            machine.note_departure(now)
             since = now
         elif what == "lose":
-            machine.lost(which, DIED, now)
+            machine.lose_slice(which, DIED, now)
         elif what == "there" and machine.stands(which) is not Standing.AWAY:
-            machine.there(which)
+            machine.note_ready(which)
         forming, counted = machine.forming, len(machine.failures)
         decision = machine.decide(now)
         while isinstance(decision, Restart):
             for each in decision.slices:
                 assert machine.stands(each) is Standing.AWAY
-                machine.there(each)
+                machine.note_ready(each)
             decision = machine.decide(now)
         if isinstance(decision, GiveUp):
             assert forming
@@ -421,7 +421,7 @@ def test_one_that_takes_over_goes_on_counting():
     before = (Failure(1, (2,), "killed"), Failure(2, (), "the head, which led the job, was lost"))
     machine = Elasticity(Elastic(1, 3, 2, 60.0), attempt=3, failures=before)
     assert (machine.attempt, machine.slices) == (3, (0, 1, 2))
-    machine.failed(Loss((0,), "killed again"), 0.0)
+    machine.note_failure(Loss((0,), "killed again"), 0.0)
     decision = machine.decide(0.0)
     assert isinstance(decision, GiveUp)
     for told in ("it failed 3 times", "attempt 1: slice 2 lost: killed", "attempt 2: the head"):
@@ -431,10 +431,10 @@ def test_one_that_takes_over_goes_on_counting():
 
 def test_what_comes_and_goes_while_its_slice_is_away_may_not_count():
     machine = elasticity()
-    machine.failed(Loss((1,), DIED), 0.0)
-    machine.lost(1, DIED, 1.0, counts=False)
+    machine.note_failure(Loss((1,), DIED), 0.0)
+    machine.lose_slice(1, DIED, 1.0, counts=False)
     assert machine.stays_away(1)
-    machine.lost(1, DIED, 2.0)
+    machine.lose_slice(1, DIED, 2.0)
     assert [failure.slices for failure in machine.failures] == [(1,), (1,)]
 
 

@@ -124,7 +124,7 @@ def test_a_gang_tells_what_its_picture_shows():
     gang.join(1, "b", "", 0.0)
     events = [*gang.sweep(1.0), *gang.sweep(5.0)]
     gang.report(HostReport(0, Exit.STOPPED), 6.0)
-    gang.lost(1, "killed", 6.0)
+    gang.mark_lost(1, "killed", 6.0)
     events += gang.sweep(7.0)
     current = picture_of(events, 3).current
     assert gang.finished

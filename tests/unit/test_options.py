@@ -297,7 +297,7 @@ def test_options_travel_in_the_plan_whole_and_small():
         namespace="team-a",
         output_dir="/out",
     )(add)
-    sent = remote.options.travelling()
+    sent = remote.options.strip_for_hosts()
     said = json.loads(json.dumps(sent.to_json()))
     assert set(said) == {"topology", "slices", "retries", "env", "joins_jax", "all_hosts"}
     assert Options.from_json(said | {"unknown": 1}) == sent

@@ -90,11 +90,11 @@ def test_a_list_does_not_need_the_copies():
     refs = [ref_of(number, store) for number in range(6)]
     for ref in refs:
         index.add(store, ref)
-    entry = {n: next(store.list(layout.listed(refs[n].job_id))) for n in range(6)}
+    entry = {n: next(store.list(layout.listing(refs[n].job_id))) for n in range(6)}
     store.delete(entry[0])
     store.delete(entry[1])
-    store.put(f"{layout.listed(refs[1].job_id)}/ref-AAAA", b"")
-    store.put(f"{layout.listed(refs[2].job_id)}/ref-not/base64", b"")
+    store.put(f"{layout.listing(refs[1].job_id)}/ref-AAAA", b"")
+    store.put(f"{layout.listing(refs[2].job_id)}/ref-not/base64", b"")
     index.add(store, replace(refs[3], display_name="another"))
     store.delete(layout.ref(refs[4].job_id))
     found = {ref.job_id: ref for ref in index.refs(store)}
@@ -116,9 +116,9 @@ def test_a_copy_that_is_another_jobs_hides_no_job():
     refs = [ref_of(number, store) for number in range(2)]
     for ref in refs:
         index.add(store, ref)
-    one, other = (next(store.list(layout.listed(ref.job_id))) for ref in refs)
+    one, other = (next(store.list(layout.listing(ref.job_id))) for ref in refs)
     store.delete(one)
-    store.put(f"{layout.listed(refs[0].job_id)}/{other.rpartition('/')[2]}", b"")
+    store.put(f"{layout.listing(refs[0].job_id)}/{other.rpartition('/')[2]}", b"")
     assert index.refs(store) == refs[::-1]
 
 

@@ -262,7 +262,7 @@ class KubernetesBackend:
         attempt, retries = attempts.newest(self._store, ref.job_id), self._plan(ref).options.retries
         may_follow = attempts.may_follow(self._store, ref.job_id, attempt, retries)
         is_due = not stored.has_begun(self._store, ref, attempt)
-        if may_follow or is_due or self._store.has(layout.cancelled(ref.job_id)):
+        if may_follow or is_due or self._store.has(layout.cancellation(ref.job_id)):
             return Status(JobStatus.RUNNING, lost.sentence, status.hosts)
         known = {host.host: host for host in status.hosts}
         known[0] = HostStatus(0, JobStatus.FAILED, lost.sentence)
@@ -322,7 +322,7 @@ class KubernetesBackend:
         verdict = stored.verdict(self._store, ref)
         if verdict is not None:
             return verdict
-        if self._store.has(layout.cancelled(ref.job_id)):
+        if self._store.has(layout.cancellation(ref.job_id)):
             everywhere = [
                 HostStatus(host, JobStatus.CANCELLED, _CANCELLED, Exit.CANCELLED)
                 for host in range(ref.hosts)
@@ -351,7 +351,7 @@ class KubernetesBackend:
             return seen
         workload = look.workload(ref)
         if workload is None:
-            is_cancelled = self._store.has(layout.cancelled(ref.job_id))
+            is_cancelled = self._store.has(layout.cancellation(ref.job_id))
             is_known = not is_cancelled and self._was_removed(ref, look)
             return f"{_REMOVED.capitalize()}." if is_known else ""
         finding = diagnose(look.observed(ref, workload, waits=False), self._api.now())
@@ -431,7 +431,7 @@ class KubernetesBackend:
         """Record the request, and delete the workload: the leader notices that its pod ends."""
         if self._store.has(layout.outcome(ref.job_id)):
             return
-        self._store.put(layout.cancelled(ref.job_id), b"{}\n", if_absent=True)
+        self._store.put(layout.cancellation(ref.job_id), b"{}\n", if_absent=True)
         self._delete(ref, "Foreground")
 
     def cleanup(self, ref: JobRef) -> None:

@@ -168,7 +168,7 @@ class LocalBackend:
         if self._is_supervised(ref):
             is_ready = (self._folder(ref) / "state.json").exists()
             with contextlib.suppress(OSError):
-                source = files.content(self._root / layout.fetching(ref.job_id)).decode()
+                source = files.content(self._root / layout.current_fetch(ref.job_id)).decode()
                 return Status(JobStatus.RUNNING, f"it is fetching {source}")
             return Status(JobStatus.RUNNING) if is_ready else Status(JobStatus.PENDING, _STARTING)
         if not self._was_supervised(ref):  # It is being submitted, or was interrupted.

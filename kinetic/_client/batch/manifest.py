@@ -189,7 +189,7 @@ class Manifest:
     def note_refused(self, index: int, error: Exception) -> None:
         """Record why an input could not be submitted."""
         told = {"type": type(error).__name__, "message": text_of(error)}
-        self.store.put(layout.refused(self.batch.group_id, index), _json(told))
+        self.store.put(layout.refusal(self.batch.group_id, index), _json(told))
 
     def note_end(self, why: str, skipped: Sequence[int]) -> None:
         """Record that nothing more will be submitted, and which inputs were skipped."""

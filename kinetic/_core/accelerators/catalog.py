@@ -108,7 +108,7 @@ def slice_of(family: Family, count: int) -> Topology | None:
     return None if shape is None else tpu_slice(family, shape)
 
 
-def preferred(kind: str) -> tuple[Family, ...]:
+def preferred_families(kind: str) -> tuple[Family, ...]:
     """Return the families that a bare count of this kind may mean, most capable first."""
     by_name = {family.name: family for family in FAMILIES}
     return tuple(by_name[name] for name in PREFERENCE.get(kind, ()))

@@ -85,11 +85,13 @@ def _find(text: str) -> Topology | _Refusal:
     if len(text) > LONGEST_NAME:
         return _Refusal("no name is that long")
     if text == "cpu":
-        return _counted("cpu", 1)
+        return _slice_of_count("cpu", 1)
     text = DEFAULTS.get(text, text)
     kind, rest = _split_kind(text)
     number = _number(rest)
-    return _family_slice(kind, rest) if number is None or not kind else _counted(kind, number)
+    return (
+        _family_slice(kind, rest) if number is None or not kind else _slice_of_count(kind, number)
+    )
 
 
 def _split_kind(text: str) -> tuple[str, str]:
@@ -97,13 +99,13 @@ def _split_kind(text: str) -> tuple[str, str]:
     return (kind, rest) if kind in ("cpu", "gpu", "tpu") and text[3:4] in ("-", ":") else ("", text)
 
 
-def _counted(kind: str, number: int) -> Topology | _Refusal:
+def _slice_of_count(kind: str, number: int) -> Topology | _Refusal:
     if kind == "cpu":
         limit = CPU_DEVICES_MAX
         return catalog.cpu_slice(number) or _Refusal(
             f"a cpu slice has 1 to {limit} devices", ("cpu", f"cpu:{limit}")
         )
-    families = catalog.preferred(kind)
+    families = catalog.preferred_families(kind)
     found = (catalog.slice_of(family, number) for family in families)
     available = sorted({count for family in families for count in catalog.counts(family)})
     nearest = tuple(f"{kind}:{count}" for count in _around(available, number))
@@ -125,7 +127,7 @@ def _family_slice(kind: str, text: str) -> Topology | _Refusal:
 
 
 def _split_family(text: str) -> tuple[Family | None, str]:
-    called = {alias: family for family in FAMILIES for alias in _called(family)}
+    called = {alias: family for family in FAMILIES for alias in _names_of(family)}
     fitting = [
         alias
         for alias in called
@@ -135,7 +137,7 @@ def _split_family(text: str) -> tuple[Family | None, str]:
     return called.get(longest), text[len(longest) :]
 
 
-def _called(family: Family) -> tuple[str, ...]:
+def _names_of(family: Family) -> tuple[str, ...]:
     label = (family.label,) if isinstance(family, GpuFamily) else ()
     return (family.name, *family.aliases, *label)
 
@@ -143,7 +145,7 @@ def _called(family: Family) -> tuple[str, ...]:
 def _gpu(family: GpuFamily, tail: str) -> Topology | _Refusal:
     number = _number(tail[1:]) if tail else catalog.counts(family)[0]
     if number is None or tail[:1] not in ("", "x", ":"):
-        return _malformed(family, tail, number, f"write {family.name}xN for N GPUs")
+        return _refuse_size(family, tail, number, f"write {family.name}xN for N GPUs")
     return catalog.gpu_slice(family, number) or _no_such_count(family, number)
 
 
@@ -156,7 +158,7 @@ def _tpu(family: TpuFamily, tail: str) -> Topology | _Refusal:
         or (number is None and shape is None)
         or (dash and per_host is None)
     ):
-        return _malformed(
+        return _refuse_size(
             family,
             tail,
             number,
@@ -168,7 +170,7 @@ def _tpu(family: TpuFamily, tail: str) -> Topology | _Refusal:
     return catalog.tpu_slice(family, wanted, per_host) or _no_such_shape(family, wanted)
 
 
-def _malformed(family: Family, tail: str, number: int | None, how: str) -> _Refusal:
+def _refuse_size(family: Family, tail: str, number: int | None, how: str) -> _Refusal:
     meant = catalog.slice_of(family, number) if number is not None else None
     nearest = ((meant.name,) if meant else ()) + _similar(family.kind, family.name + tail)
     return _Refusal(f"{tail!r} after {family.name} is not a size; {how}", nearest)
@@ -188,7 +190,7 @@ def _similar_families(candidates: Sequence[Family], text: str) -> tuple[str, ...
     """Return slices of the families whose names start with the text or are spelt like it."""
     import difflib  # Only an error needs it.
 
-    called = {alias: family for family in candidates for alias in _called(family)}
+    called = {alias: family for family in candidates for alias in _names_of(family)}
     begin = [alias for alias in called if alias.startswith(text)]
     near = begin or difflib.get_close_matches(text, called, n=3, cutoff=0.5)
     found = (catalog.slice_of(called[alias], catalog.counts(called[alias])[0]) for alias in near)
@@ -199,7 +201,9 @@ def _no_such_count(family: Family, number: int) -> _Refusal:
     available = catalog.counts(family)
     nearest = [catalog.slice_of(family, count) for count in _around(available, number)]
     if number > available[-1]:
-        nearest += [catalog.slice_of(other, number) for other in catalog.preferred(family.kind)]
+        nearest += [
+            catalog.slice_of(other, number) for other in catalog.preferred_families(family.kind)
+        ]
     unit = "GPUs" if family.kind == "gpu" else "chips"
     why = f"{family.name} comes with {_count_text(family, available)} {unit}, not {number}"
     return _Refusal(why, tuple(topology.name for topology in nearest if topology)[:3])
@@ -259,7 +263,7 @@ def _spellings(kind: str) -> list[tuple[str, str]]:
         row for row in catalog.catalog_rows() if row.family in families and kind in ("", row.kind)
     ]
     pairs = [
-        (row.name, alias + _tail(row)) for row in rows for alias in _called(families[row.family])
+        (row.name, alias + _tail(row)) for row in rows for alias in _names_of(families[row.family])
     ]
     return pairs + [
         (resolve(bare).name, bare) for bare in ("cpu", "gpu", "tpu") if kind in ("", bare)

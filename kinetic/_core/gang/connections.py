@@ -23,11 +23,11 @@ class BrokenConnections:
     def __bool__(self) -> bool:
         return bool(self._left_s)
 
-    def broke(self, host: int) -> None:
+    def note_break(self, host: int) -> None:
         """The connection of this host has ended, and the host did not say why."""
         self._left_s.setdefault(host, self._patience_s)
 
-    def mended(self, host: int) -> None:
+    def note_repair(self, host: int) -> None:
         """The host is heard from again."""
         self._left_s.pop(host, None)
 

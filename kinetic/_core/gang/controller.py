@@ -78,7 +78,7 @@ class Calls:
         """How many calls there may be, as things stand; growing counts as no failure."""
         return self.rules.max_failures + 1 + self._growths
 
-    def failed(self, cause: Cause, gone: Sequence[int], why: str) -> Again | GiveUp | None:
+    def handle_failure(self, cause: Cause, gone: Sequence[int], why: str) -> Again | GiveUp | None:
         """A call has ended in a runtime error of JAX.
 
         Args:
@@ -99,7 +99,7 @@ class Calls:
             return GiveUp(too_many(rules, self.failures))
         return Again(rules.least if rules.shrinks else rules.most, rules.least)
 
-    def left(self) -> Again:
+    def handle_departure(self) -> Again:
         """The function has left to make room for a slice that is back."""
         self._growths += 1
         return Again(self.rules.least, self.rules.least)
@@ -113,7 +113,7 @@ class Calls:
         gone = [each for each in range(self.rules.most) if each not in there]
         return GiveUp(too_few(self.rules, self.failures, gone, len(there)))
 
-    def shown(self) -> str:
+    def describe_failure(self) -> str:
         """Return the last failure as a line of the log."""
         last, number, most = self.failures[-1], len(self.failures), self.rules.max_failures
         what = f"{name_slices(last.slices)} lost" if last.slices else "a computation broke"

@@ -114,7 +114,7 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     if outcome.verdict is not Verdict.FAILED or first is None or not slices:
         return None
     each = len(outcome.reports) // len(slices)
-    dead = [r.host for r in outcome.reports if r.exit.kind.fatal and not _aborted(r)]
+    dead = [r.host for r in outcome.reports if r.exit.kind.fatal and not _is_abort(r)]
     dead = dead or [r.host for r in outcome.reports if r.exit.kind.fatal]
     held_up = first.exit in (Exit.HANG, Exit.NEVER_JOINED)
     lost = {slices[host // each] for host in [*dead, *(outcome.blamed if held_up else ())]}
@@ -125,7 +125,7 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     return None
 
 
-def _aborted(report: HostReport) -> bool:
+def _is_abort(report: HostReport) -> bool:
     """Whether it ended itself. JAX does that to processes that have lost their coordinator: they
     are lost only if nobody died in another way."""
     return report.signal == _SIGABRT
@@ -141,7 +141,7 @@ def may_follow_from_fault(outcome: Outcome) -> bool:
     """Whether an attempt may have ended as it did because JAX's coordination was served no more:
     JAX aborts its processes then, or has them wait for ever."""
     return outcome.verdict is Verdict.FAILED and all(
-        _aborted(report)
+        _is_abort(report)
         or report.exit in (Exit.HANG, Exit.STOPPED, Exit.RETURNED)
         or (report.error is not None and report.error.consequence)
         for report in outcome.reports
@@ -220,31 +220,31 @@ class Elasticity:
 
     # -- what happens ------------------------------------------------------------------------------
 
-    def failed(self, loss: Loss, now: float) -> None:
+    def note_failure(self, loss: Loss, now: float) -> None:
         """The attempt has failed in a way that another one may follow."""
         self._grows = self._is_fault = False
         self._count(loss)
         self._leave(loss.slices, now)
 
-    def broke_down(self, slices: Sequence[int], why: str, now: float) -> None:
+    def note_breakdown(self, slices: Sequence[int], why: str, now: float) -> None:
         """The attempt has ended because a process of kinetic's own has failed. `slices` have ended
         with it."""
         self._grows, self._is_fault = False, True
         self._note_fault((), why)
         self._leave(slices, now)
 
-    def could_not_start(self, which: int, why: str, now: float) -> None:
+    def note_failed_start(self, which: int, why: str, now: float) -> None:
         """The hosts of a slice could not be started again."""
         if self.forming:
             self._note_fault((which,), why)
         self._away(which, now)
 
-    def left(self, now: float) -> None:
+    def note_departure(self, now: float) -> None:
         """The attempt has ended to make room for a slice that is back."""
         self._growths, self._grows, self._is_fault = self._growths + 1, True, False
         self._leave((), now)
 
-    def lost(self, which: int, why: str, now: float, *, counts: bool = True) -> None:
+    def lose_slice(self, which: int, why: str, now: float, *, counts: bool = True) -> None:
         """A slice was lost that does not take part. Where it `counts` at all, it does so if the
         next attempt waits for it."""
         if self._standing[which] is Standing.TAKES_PART:
@@ -253,7 +253,7 @@ class Elasticity:
             self._count(Loss((which,), first_line(why)))
         self._away(which, now)
 
-    def there(self, which: int) -> None:
+    def note_ready(self, which: int) -> None:
         """All hosts of a slice are ready for the next attempt."""
         if self._standing[which] is not Standing.TAKES_PART:
             self._standing[which] = Standing.THERE
@@ -267,12 +267,12 @@ class Elasticity:
         if len(self.faults) >= MOST_FAULTS:
             return GiveUp(too_many_faults(self.faults, self.failures))
         if self.gathers:
-            return self._gathered(now)
+            return self._form_if_gathered(now)
         waited_s = now - self._forming_since
         ready_s = patience_with(self.rules.survivors).ready_s
         if waited_s >= ready_s and (late := self._which(Standing.COMING)):
             for which in late:
-                self.lost(which, f"its hosts were not ready within {ready_s:g} s", now)
+                self.lose_slice(which, f"its hosts were not ready within {ready_s:g} s", now)
             return self.decide(now)
         ready, over = self._which(Standing.THERE), waited_s >= self.rules.slice_timeout_s
         enough = len(ready) >= self.rules.least and not self._which(Standing.COMING)
@@ -284,7 +284,7 @@ class Elasticity:
             return GiveUp(too_few(self.rules, self.failures, gone, len(ready)))
         return self._due(now)
 
-    def _gathered(self, now: float) -> Decision | None:
+    def _form_if_gathered(self, now: float) -> Decision | None:
         ready = self._which(Standing.THERE)
         if len(ready) < self.rules.least:
             self._enough_since = None

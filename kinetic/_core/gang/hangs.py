@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
     found: Found | None = None
     asks: bool = False
-    """Ask all hosts for their stacks, and pass the number of the request to `asked`."""
+    """Ask all hosts for their stacks, and pass the number of the request to `note_request`."""
     stop: Stop | None = None
 
 
@@ -56,7 +56,7 @@ class HangWatch:
         """Whether answers are outstanding."""
         return self._request > 0
 
-    def heard(self, member: Member) -> None:
+    def note_beat(self, member: Member) -> None:
         """A host has sent a heartbeat."""
         beat, limit_s = member.beat, self._spec.hang_timeout_s
         if beat is not None and beat.state in (Activity.STARTING, Activity.JOINING):
@@ -69,7 +69,7 @@ class HangWatch:
         if not self.notice and member.stalls(self._spec.notice_after_s):
             self._standing = True
 
-    def asked(self, request: int, now: float) -> None:
+    def note_request(self, request: int, now: float) -> None:
         """The hosts were asked for their stacks."""
         self._request, self._due = request, now + self._spec.stacks_window_s
 
@@ -91,7 +91,7 @@ class HangWatch:
 
     def _suspect(self) -> Step:
         self._suspected = False
-        stalled = self._stalled()
+        stalled = self._find_stalled()
         if not stalled:
             return _NOTHING
         still = stops.stood_still(self._hosts, stalled, self._spec)
@@ -99,8 +99,8 @@ class HangWatch:
 
     def _notice_waiting(self) -> Step:
         self._standing, limit_s = False, self._spec.notice_after_s
-        gone, busy = self._hosts.gone(), self._hosts.busy()
-        if not gone or not busy or self._hosts.stalled(limit_s) != busy:
+        gone, busy = self._hosts.find_returned(), self._hosts.busy()
+        if not gone or not busy or self._hosts.find_stalled(limit_s) != busy:
             return _NOTHING
         self.notice = blame.notice_of(gone, busy, limit_s)
         return Step(Found(EventKind.WAITING, self.notice))
@@ -108,7 +108,7 @@ class HangWatch:
     def _look_at_still(self) -> Step:
         """Ask for stacks, once for each time that all hosts stand still."""
         self._still = False
-        if self._hosts.gone() or len(self._hosts) == 1 or not self._who_stands():
+        if self._hosts.find_returned() or len(self._hosts) == 1 or not self._who_stands():
             return _NOTHING
         self._knows_still = self._asks_still = True
         return Step(asks=True)
@@ -122,7 +122,7 @@ class HangWatch:
         return Step(Found(EventKind.WAITING, self.notice))
 
     def _who_stands(self) -> tuple[int, ...]:
-        return self._hosts.standing(self._spec.still_notice_s)
+        return self._hosts.find_standing(self._spec.still_notice_s)
 
     def _watch_gathering(self, now: float) -> Step:
         self._delay = delay = self._rendezvous.delay(now)
@@ -133,7 +133,7 @@ class HangWatch:
         return _NOTHING
 
     def _decide(self, now: float) -> Step:
-        if self._hosts.unanswered(self._request) and now < self._due:
+        if self._hosts.find_unanswered(self._request) and now < self._due:
             return _NOTHING
         answers = self._hosts.answers(self._request)
         running = {host: answers.get(host, "") for host in self._hosts.busy()}
@@ -144,11 +144,11 @@ class HangWatch:
         if self._delay is not None:
             self._delay = None
             return self._decide_delay(self._rendezvous.delay(now), running)
-        stalled = self._stalled()
+        stalled = self._find_stalled()
         if not stalled:
             return Step(Found(EventKind.RESUMED, "no host stands still any more"))
         still = stops.stood_still(self._hosts, stalled, self._spec)
-        stop, stacks = stops.of_hang(running, self._hosts.gone(), stalled, still)
+        stop, stacks = stops.of_hang(running, self._hosts.find_returned(), stalled, still)
         return Step(Found(EventKind.STACKS, stacks), stop=stop)
 
     def _decide_delay(self, delay: Delay | None, running: dict[int, str]) -> Step:
@@ -157,8 +157,8 @@ class HangWatch:
         stacks = Found(EventKind.STACKS, blame.format_groups(running))
         return Step(stacks, stop=stops.of_delay(delay, running, self._spec))
 
-    def _stalled(self) -> tuple[int, ...]:
+    def _find_stalled(self) -> tuple[int, ...]:
         limit_s = self._spec.hang_timeout_s
         if limit_s is None:
             return ()
-        return self._hosts.stalled(limit_s) or self._hosts.standing(limit_s)
+        return self._hosts.find_stalled(limit_s) or self._hosts.find_standing(limit_s)

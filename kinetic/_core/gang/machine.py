@@ -103,29 +103,29 @@ class Gang:
             self._start_if_complete()
         elif member.incarnation != incarnation:
             member.incarnation = incarnation
-            self.lost(host, "the host was restarted: a second agent joined in its place", now)
+            self.mark_lost(host, "the host was restarted: a second agent joined in its place", now)
 
     def heartbeat(self, beat: Heartbeat, now: float) -> None:
         """A host is alive. A heartbeat does not count as a join."""
         member = self._hosts[beat.host]
         self._advance(now)
         member.seen = self._watched
-        member.beat = beat.clipped()
-        self._broken.mended(beat.host)
-        self._hangs.heard(member)
+        member.beat = beat.clip_line()
+        self._broken.note_repair(beat.host)
+        self._hangs.note_beat(member)
 
-    def connected(self, host: int, now: float) -> None:
+    def mark_connected(self, host: int, now: float) -> None:
         """A host has connected, perhaps again."""
         self._advance(now)
         self._hosts[host].connected, self._hosts[host].seen = True, self._watched
-        self._broken.mended(host)
+        self._broken.note_repair(host)
 
-    def disconnected(self, host: int, now: float) -> None:
+    def mark_disconnected(self, host: int, now: float) -> None:
         """The connection of a host has broken; before it has joined, it may come back any time."""
         self._advance(now)
         self._hosts[host].connected = False
         if self._hosts[host].joined:
-            self._broken.broke(host)
+            self._broken.note_break(host)
 
     def report(self, report: HostReport, now: float) -> None:
         """A host has ended. Its first report counts, unless that only says "stopped" or "lost" and
@@ -136,18 +136,18 @@ class Gang:
             return
         if report.announced and member.joined:
             member.announced = report
-            return self._failed(report)
+            return self._fail_host(report)
         if not report.stacks:
             report = replace(report, stacks=member.kept_stacks(report.exit, hung=self._hung))
         self._hosts.record(member, report)
         self._emit(EventKind.REPORT, report.host, report.detail, exit=report.exit)
-        self._failed(report)
+        self._fail_host(report)
 
-    def _failed(self, report: HostReport) -> None:
+    def _fail_host(self, report: HostReport) -> None:
         self._count_failure(report)
         self._check_completion()
 
-    def lost(self, host: int, detail: str, now: float) -> None:
+    def mark_lost(self, host: int, detail: str, now: float) -> None:
         """The agent of a host is known to be dead. A host that has returned must live until all
         have returned."""
         self._hosts[host]  # raises for an unknown host
@@ -181,13 +181,13 @@ class Gang:
         Idempotent."""
         if self.phase is GangPhase.RUNNING and not self._makes_room:
             self._makes_room = True
-            self._changed()
+            self._bump_version()
 
     def request_stacks(self, now: float) -> int:
         """Ask all hosts for their stacks; return the number of the request, for `stacks_of`."""
         self._advance(now)
         self._stacks_request += 1
-        self._changed()
+        self._bump_version()
         self._emit(EventKind.STACKS, None, f"request {self._stacks_request}")
         return self._stacks_request
 
@@ -197,7 +197,7 @@ class Gang:
 
     def stacks_missing(self, request: int) -> tuple[int, ...]:
         """Return the running hosts that have not answered yet."""
-        return self._hosts.unanswered(request)
+        return self._hosts.find_unanswered(request)
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -243,9 +243,9 @@ class Gang:
             kind, detail, hosts = step.found
             self._emit(kind, None, detail, hosts=hosts)
             if kind is EventKind.WAITING:
-                self._changed()
+                self._bump_version()
         if step.asks:
-            self._hangs.asked(self.request_stacks(self._now), self._now)
+            self._hangs.note_request(self.request_stacks(self._now), self._now)
         if step.stop is not None:
             self._stop(step.stop)
 
@@ -344,7 +344,7 @@ class Gang:
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):
             self._failures.append((rank, report.host))
             self._emit(EventKind.FAILURE, report.host, blame.why(report), exit=report.exit)
-            self._changed()
+            self._bump_version()
         elif self._blamed_rank is not None and rank < self._blamed_rank:
             self._blame_again(report, rank)
 
@@ -354,7 +354,7 @@ class Gang:
         if self._blamed_rank == CONSEQUENCE_RANK or report.host in self.first_failure:
             self.first_failure, self._blamed_rank = (report.host,), rank
             self.stop_reason = stops.first_failure(self._hosts, (report.host,), self.spec)
-            self._changed()
+            self._bump_version()
 
     def _check_completion(self) -> None:
         """Stop at once on a cause or a silent host; on a consequence, or a host that is taken away,
@@ -417,7 +417,7 @@ class Gang:
         if self._hosts.joined == self.spec.hosts and self.phase is GangPhase.JOINING:
             self.phase = GangPhase.RUNNING
             self._ready_at = self._now
-            self._changed()
+            self._bump_version()
             self._emit(EventKind.READY, None, f"all {self.spec.hosts} hosts have joined")
 
     def _overran(self) -> bool:
@@ -450,7 +450,7 @@ class Gang:
         self._give_up_at = self._now + self.spec.grace_s + self.spec.report_s
         self._window_opened = None
         self._hangs.forget()
-        self._changed()
+        self._bump_version()
         self._emit(EventKind.STOP, stop.blamed[0] if stop.blamed else None, stop.reason)
         # Do not wait for hosts that have not joined: the error must come in seconds.
         absent = f"had not joined when the gang was stopped: {stop.reason}"
@@ -472,7 +472,7 @@ class Gang:
     def _finish_if_complete(self) -> None:
         if self._hosts.reported == self.spec.hosts and self.phase is not GangPhase.FINISHED:
             self.phase = GangPhase.FINISHED
-            self._changed()
+            self._bump_version()
             self._emit(EventKind.FINISHED, None, self.stop_reason or "every host returned")
 
     # --- details ----------------------------------------------------------------------------------
@@ -489,7 +489,7 @@ class Gang:
         stacks = self._hosts[host].kept_stacks(how, hung=self._hung)
         return HostReport(host=host, exit=how, detail=detail, stacks=stacks)
 
-    def _changed(self) -> None:
+    def _bump_version(self) -> None:
         self.version += 1
         self._views.clear()
 

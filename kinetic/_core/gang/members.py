@@ -161,7 +161,7 @@ class Roster:
         """The reports there are, by host."""
         return tuple(m.report for m in self._members if m.report is not None)
 
-    def standing(self, limit_s: float) -> tuple[int, ...]:
+    def find_standing(self, limit_s: float) -> tuple[int, ...]:
         """Busy hosts that have stood still for this long, also while they start or join; () unless
         all do: a host that moves may be what the others wait for."""
         busy = self.busy()
@@ -191,7 +191,7 @@ class Roster:
         """Hosts whose function may be running."""
         return tuple(i for i, m in enumerate(self._members) if m.busy)
 
-    def gone(self) -> tuple[int, ...]:
+    def find_returned(self) -> tuple[int, ...]:
         """Hosts whose function has returned."""
         return tuple(
             i
@@ -199,7 +199,7 @@ class Roster:
             if (m.report.ok if m.report is not None else m.has_returned)
         )
 
-    def stalled(self, limit_s: float) -> tuple[int, ...]:
+    def find_stalled(self, limit_s: float) -> tuple[int, ...]:
         """Busy hosts that have been stalled for this long."""
         return tuple(i for i, m in enumerate(self._members) if m.busy and m.stalls(limit_s))
 
@@ -227,7 +227,7 @@ class Roster:
         """Stacks by host, of those that have answered this request or a later one."""
         return {i: m.stacks for i, m in enumerate(self._members) if m.stacks_request >= request > 0}
 
-    def unanswered(self, request: int) -> tuple[int, ...]:
+    def find_unanswered(self, request: int) -> tuple[int, ...]:
         """Busy hosts that have not answered this request."""
         return tuple(
             i for i, m in enumerate(self._members) if m.busy and m.stacks_request < request

@@ -109,7 +109,7 @@ class Heartbeat:
     log_bytes: int = 0
     last_line: str = ""
 
-    def clipped(self) -> Heartbeat:
+    def clip_line(self) -> Heartbeat:
         """Return it with a line that is not too long to keep."""
         if len(self.last_line) <= _MAX_TEXT:
             return self

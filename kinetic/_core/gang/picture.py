@@ -111,7 +111,7 @@ def picture_of(
         by_attempt.setdefault(outcome.attempt, [])
     attempts = [_attempt(number, by_attempt[number], hosts) for number in sorted(by_attempt)]
     if outcome is not None:
-        attempts[-1] = _judged(attempts[-1], outcome)
+        attempts[-1] = _apply_outcome(attempts[-1], outcome)
     return GangPicture(tuple(attempts))
 
 
@@ -171,7 +171,7 @@ def _host(host: HostPicture, event: GangEvent) -> HostPicture:
     return HostPicture(state, event.exit or host.exit, event.detail)
 
 
-def _judged(attempt: AttemptPicture, outcome: Outcome) -> AttemptPicture:
+def _apply_outcome(attempt: AttemptPicture, outcome: Outcome) -> AttemptPicture:
     hosts = list(attempt.hosts)
     for report in outcome.reports:
         if 0 <= report.host < len(hosts):

@@ -113,7 +113,7 @@ def _copied(data: Dataset, identity: Identity, store: Store) -> Path:
 @contextlib.contextmanager
 def _noted(source: str, identity: Identity, store: Store) -> Iterator[None]:
     """Let the list of jobs say what is being fetched, where the local backend looks for it."""
-    folder, key = store.as_folder(), layout.fetching(identity.job_id)
+    folder, key = store.as_folder(), layout.current_fetch(identity.job_id)
     if folder is None or not (folder / key).parent.is_dir():
         yield
         return

@@ -111,14 +111,14 @@ class Controller:
         if isinstance(error, type(proxy.scale_up())):
             if back := [each for each in answering if each not in before]:
                 _say(what_is_back(back))
-            self._calls.left()
+            self._calls.handle_departure()
             return True
         gone = [each for each in before if each not in answering]
-        decision = self._calls.failed(cause_of(str(error)), gone, str(error))
+        decision = self._calls.handle_failure(cause_of(str(error)), gone, str(error))
         if decision is None:
             return False
         self._raised = None
-        _say(self._calls.shown())
+        _say(self._calls.describe_failure())
         gc.collect()
         if isinstance(decision, Again):
             decision = self._wait(decision, answering)

@@ -131,8 +131,8 @@ def _init_process(
         os.dup2(source, target)
     limit = min(os.sysconf("SC_OPEN_MAX"), 1 << 16)
     high = high_fd()
-    stacks_fd = processes.lifted(stacks_fd, high)
-    free_fd = processes.lifted(free_fd, high) if free_fd >= 0 else free_fd
+    stacks_fd = processes.lift_fd(stacks_fd, high)
+    free_fd = processes.lift_fd(free_fd, high) if free_fd >= 0 else free_fd
     channel.lift(high)
     low = 3
     for fd in [*sorted({channel.fileno(), stacks_fd, free_fd} - {-1}), limit]:
