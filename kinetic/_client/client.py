@@ -93,7 +93,9 @@ class Client:
         from kinetic._config import settings as configuration
 
         captured = (
-            configuration.captured(options.capture_env_vars) if options.capture_env_vars else ()
+            configuration.select_env_vars(options.capture_env_vars)
+            if options.capture_env_vars
+            else ()
         )
         self.backend.warm_up(
             hosts_of(options, self.place),

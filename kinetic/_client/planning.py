@@ -236,7 +236,7 @@ class _Carried:
 def _carried(options: Options) -> _Carried:
     """Read the environment. Captured variables that look like secrets are sent with the secrets;
     `env=` wins over both."""
-    found = configuration.captured(options.capture_env_vars)
+    found = configuration.select_env_vars(options.capture_env_vars)
     free = {k: v for k, v in found.items() if k not in options.env and k not in options.secrets}
     hidden = {k: v for k, v in free.items() if environment.looks_secret(k)}
     secrets = configuration.secret_values(options.secrets) | hidden
@@ -259,7 +259,7 @@ def _draft(
         secrets=tuple(sorted(taken.secrets)),
         output_dir=_output_dir(options.output_dir or settings.output_dir),
         limits=_limits(options, settings),
-        jax_options=jax_options.changed(settings.cache_dir, without=options.env),
+        jax_options=jax_options.changed_options(settings.cache_dir, without=options.env),
         is_verbose=settings.log_level == "DEBUG",
     )
 

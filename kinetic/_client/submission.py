@@ -23,7 +23,7 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._store import index, many
 from kinetic._store.base import Store
-from kinetic._store.gc_lock import submitting
+from kinetic._store.gc_lock import lock_for_submission
 from kinetic.errors import BackendUnavailable, KineticError, SubmitError
 
 _log = logging.getLogger("kinetic.submission")
@@ -68,7 +68,7 @@ def submit(
     with contextlib.ExitStack() as guard:
         # Content that is there already must not be swept before the plan names it; nor the plan
         # before the reference does.
-        with submitting(store):
+        with lock_for_submission(store):
             with sending.shown(store, _most_bytes(planned)) as watched:
                 planned = _sent(planned, watched)
             if on_sent is not None:

@@ -51,7 +51,7 @@ def looks_secret(name: str) -> bool:
     return _SECRET.search(name) is not None
 
 
-def captured(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+def select_env_vars(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that `names` selects; missing ones are silently left out.
 
     Their names are logged, and a warning names those that look like secrets. An exact name takes
@@ -66,7 +66,7 @@ def captured(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]
 
     taken: dict[str, str] = {}
     for pattern in checks.patterns("capture_env_vars", names):
-        taken |= _matching(pattern, environ)
+        taken |= _match_vars(pattern, environ)
     if taken:
         _log().info("captured environment variables: %s", ", ".join(sorted(taken)))
     suspicious = sorted(filter(looks_secret, taken))
@@ -90,7 +90,7 @@ def _warn_once(names: str) -> None:
     )
 
 
-def _matching(pattern: str, env: Mapping[str, str]) -> dict[str, str]:
+def _match_vars(pattern: str, env: Mapping[str, str]) -> dict[str, str]:
     if not pattern.endswith("*"):
         return {pattern: env[pattern]} if pattern in env else {}
     prefix = pattern[:-1]
@@ -116,7 +116,7 @@ def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str,
     return {name: environ[name] for name in names}
 
 
-def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what a host on this machine inherits: what a process needs to run here, and nothing
     that could be a secret."""
     return {k: v for k, v in environ.items() if _inherits(k)}

@@ -54,7 +54,7 @@ _KNOWN: dict[str, Mapping[str, Value]] = {}
 """The defaults, by version."""
 
 
-def changed(cache_dir: Path, *, without: Mapping[str, str]) -> dict[str, Value]:
+def changed_options(cache_dir: Path, *, without: Mapping[str, str]) -> dict[str, Value]:
     """Return the options of JAX that differ from its defaults.
 
     Args:

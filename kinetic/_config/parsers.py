@@ -27,7 +27,7 @@ def path(variable: str, value: Any) -> str:
     return text
 
 
-def lasting(variable: str, value: Any) -> str:
+def absolute_path(variable: str, value: Any) -> str:
     """An absolute path."""
     text = path(variable, value)
     if not text.startswith(("/", "~/")) and text != "~":
@@ -40,7 +40,7 @@ def lasting(variable: str, value: Any) -> str:
 
 def store(variable: str, value: Any) -> str:
     """The address of a store."""
-    return path(variable, value) if "://" in str(value) else lasting(variable, value)
+    return path(variable, value) if "://" in str(value) else absolute_path(variable, value)
 
 
 def number(variable: str, value: Any) -> float:

@@ -58,7 +58,9 @@ class Profiles:
             raise UsageError(_unknown(name, tuple(self.by_name)))
         return self.by_name[name]
 
-    def added(self, name: str, values: Mapping[str, str], *, force: bool = False) -> Profiles:
+    def with_profile(
+        self, name: str, values: Mapping[str, str], *, force: bool = False
+    ) -> Profiles:
         """Return them with one more. The first one becomes the one in use.
 
         Raises:
@@ -70,20 +72,20 @@ class Profiles:
                 f"There is a profile {name!r} already. Choose another name, or replace it with "
                 "--force."
             )
-        checked = {check_name(name): _checked(name, values)}
+        checked = {check_name(name): _check_values(name, values)}
         return replace(
             self,
             by_name={**self.by_name, **checked},
             current=self.current if self.by_name else name,
         )
 
-    def used(self, name: str | None) -> Profiles:
+    def with_current(self, name: str | None) -> Profiles:
         """Return them with another one in use, or none."""
         if name is not None:
             self.get(name)
         return replace(self, current=name)
 
-    def removed(self, name: str) -> Profiles:
+    def without(self, name: str) -> Profiles:
         """Return them without one. If it was in use, none is."""
         self.get(name)
         left = {n: values for n, values in self.by_name.items() if n != name}
@@ -104,7 +106,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def _checked(name: str, values: Mapping[str, Any]) -> dict[str, str]:
+def _check_values(name: str, values: Mapping[str, Any]) -> dict[str, str]:
     unknown = sorted(map(str, set(values) - set(FIELDS)))
     if unknown:
         raise UsageError(
@@ -175,7 +177,7 @@ def _profiles(document: Mapping[str, Any]) -> Profiles:
     told, current = document.get("profiles", {}), document.get("current")
     if not isinstance(told, dict) or not all(isinstance(values, dict) for values in told.values()):
         raise CorruptRecord('"profiles" must be an object of objects.')
-    by_name = {check_name(name): _checked(name, values) for name, values in told.items()}
+    by_name = {check_name(name): _check_values(name, values) for name, values in told.items()}
     if current is not None and (not isinstance(current, str) or current not in by_name):
         raise CorruptRecord(f"the current profile {current!r} is not in it.")
     return Profiles(by_name, current)

@@ -237,11 +237,11 @@ def load(
         StoreError: the file of profiles is damaged or cannot be read.
     """
     env = os.environ if environ is None else environ
-    given = {"log_level": _log_level, **_known("flag", flags or {})}
+    given = {"log_level": _log_level, **_check_names("flag", flags or {})}
     found: dict[str, Setting] = {}
     place = _first("profiles_file", env, given, _Profile({})) or _profiles_place(env)
     read = (
-        _Profile(_known("profile", profile))
+        _Profile(_check_names("profile", profile))
         if profile is not None
         else _read_profile(env, given, place)
     )
@@ -250,13 +250,13 @@ def load(
         if setting is not None:
             found[name] = setting
     if place is not None:
-        found["profiles_file"] = Setting(_expanded(place.value, env), place.source)
+        found["profiles_file"] = Setting(_expand_path(place.value, env), place.source)
     if read.name:
         found["profile"] = Setting(read.name, read.source)
     found.setdefault("home", Setting(_xdg(env, "XDG_DATA_HOME", "~/.local/share"), DEFAULT))
     found.setdefault("cache_dir", Setting(_xdg(env, "XDG_CACHE_HOME", "~/.cache"), DEFAULT))
     values = {name: s.value for name, s in found.items()}
-    folders = {name: _expanded(values[name], env) for name in ("home", "cache_dir")}
+    folders = {name: _expand_path(values[name], env) for name in ("home", "cache_dir")}
     store = _address(values.get("store"), folders["home"], env)
     sources = {"store": Source(Origin.HOME)} | {name: s.source for name, s in found.items()}
     return Settings(**values | folders | {"store": store}, sources=sources)
@@ -279,7 +279,7 @@ def profiles_file(environ: Environ | None = None) -> Path:
         raise UsageError(
             "There is no place for profiles: set HOME, or KINETIC_PROFILES_FILE to a file."
         )
-    return _expanded(place.value, env)
+    return _expand_path(place.value, env)
 
 
 def on_host(environ: Environ | None = None) -> bool:
@@ -289,11 +289,11 @@ def on_host(environ: Environ | None = None) -> bool:
     return "KINETIC_JOB_ID" in env
 
 
-def captured(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
-    """Return the variables that `capture_env_vars` selects; see `environment.captured`."""
+def select_env_vars(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
+    """Return the variables that `capture_env_vars` selects; see `environment.select_env_vars`."""
     from kinetic._config import environment
 
-    return environment.captured(names, os.environ if environ is None else environ)
+    return environment.select_env_vars(names, os.environ if environ is None else environ)
 
 
 def secret_values(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
@@ -305,10 +305,10 @@ def secret_values(names: Sequence[str], environ: Environ | None = None) -> dict[
 
 
 def worker_environ(environ: Environ | None = None) -> dict[str, str]:
-    """Return what a host on this machine inherits from the caller; see `environment.inherited`."""
+    """Return what a host on this machine inherits from the caller: `environment.inherited_env`."""
     from kinetic._config import environment
 
-    return environment.inherited(os.environ if environ is None else environ)
+    return environment.inherited_env(os.environ if environ is None else environ)
 
 
 def variables(environ: Environ | None = None) -> dict[str, str]:
@@ -366,7 +366,7 @@ def _read_profile(env: Environ, flags: Mapping[str, Any], place: Setting | None)
     chosen = (
         chosen_profile(env) if flags.get("profile") is None else Setting(flags["profile"], FLAG)
     )
-    path = "" if place is None else str(_expanded(place.value, env))
+    path = "" if place is None else str(_expand_path(place.value, env))
     if chosen is None and not _exists(path):
         return _Profile({})
     from kinetic._config import profiles
@@ -392,7 +392,7 @@ def _exists(path: str) -> bool:
     return True
 
 
-def _known(where: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _check_names(where: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
     unknown = sorted(set(values) - set(_ROWS))
     if unknown:
         raise UsageError(
@@ -407,7 +407,7 @@ def _xdg(env: Environ, variable: str, fallback: str) -> str:
     return f"{base if base.startswith('/') else fallback}/kinetic"
 
 
-def _expanded(text: str, env: Environ) -> Path:
+def _expand_path(text: str, env: Environ) -> Path:
     if text == "~" or text.startswith("~/"):
         home = env.get("HOME")
         return (Path(home) if home else _passwd_home()).absolute() / text[2:]
@@ -418,7 +418,7 @@ def _address(text: str | None, home: Path, env: Environ) -> str:
     """A store's URI, or the whole path of its folder."""
     if not text:
         return str(home)
-    return text if "://" in text else str(_expanded(text, env))
+    return text if "://" in text else str(_expand_path(text, env))
 
 
 def _passwd_home() -> Path:
@@ -432,7 +432,7 @@ def _passwd_home() -> Path:
 
 
 _ROWS: dict[str, _Row] = {
-    "home": _Row("KINETIC_HOME", parsers.lasting),
+    "home": _Row("KINETIC_HOME", parsers.absolute_path),
     "store": _Row("KINETIC_STORE", parsers.store),
     "cache_dir": _Row("KINETIC_CACHE_DIR", parsers.path),
     "project": _Row("KINETIC_PROJECT", parsers.text, fallback="GOOGLE_CLOUD_PROJECT"),
@@ -463,10 +463,10 @@ _ROWS: dict[str, _Row] = {
     "still_notice_s": _Row("KINETIC_STILL_NOTICE_S", parsers.positive),
     "preload": _Row("KINETIC_PRELOAD", parsers.one_of("auto", "off")),
     "service_account": _Row("KINETIC_SERVICE_ACCOUNT", parsers.text),
-    "pod_python": _Row("KINETIC_POD_PYTHON", parsers.lasting),
+    "pod_python": _Row("KINETIC_POD_PYTHON", parsers.absolute_path),
     "pod_store": _Row("KINETIC_POD_STORE", parsers.store),
     "pod_simulated": _Row("KINETIC_POD_SIMULATED", parsers.flag),
-    "pod_cache": _Row("KINETIC_POD_CACHE", parsers.lasting),
+    "pod_cache": _Row("KINETIC_POD_CACHE", parsers.absolute_path),
     "image_builds": _Row("KINETIC_IMAGE_BUILDS", parsers.one_of("auto", "off")),
     "pathways_head_pool": _Row("KINETIC_PATHWAYS_HEAD_POOL", parsers.text),
     "pathways_version": _Row("KINETIC_PATHWAYS_VERSION", parsers.text),

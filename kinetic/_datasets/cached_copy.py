@@ -93,7 +93,7 @@ def provide_as(root: Path, digest: str, fill: Callable[[str], None], *, source: 
     place = root / digest
     try:
         if not _is_intact(place):
-            with locked(root, digest):
+            with hold_lock(root, digest):
                 if not _is_intact(place):
                     _build(place, fill, source)
         with suppress(OSError):  # for prune; impossible for a host that may only read
@@ -144,7 +144,7 @@ def _source(place: Path) -> str:
 
 def remove(found: CachedCopy) -> None:
     """Remove a copy, and leftovers of building it. The caller knows that no job uses it."""
-    with locked(found.path.parent, found.digest):
+    with hold_lock(found.path.parent, found.digest):
         for suffix in (_BUILDING, _GOING):
             _discard(Path(f"{found.path}{suffix}"))
         _retire(found.path)
@@ -227,7 +227,7 @@ def _link(stored: download.StoredTree, file: manifest.File, path: str) -> bool:
             raise
         return False  # no hard links here, or too many
     try:
-        with store_files.opened(path) as content:
+        with store_files.open_regular(path) as content:
             size = os.fstat(content.fileno()).st_size
             digest = hashlib.file_digest(content, "sha256").hexdigest()
     except IsADirectoryError as error:  # a symlink, a FIFO, ...
@@ -302,7 +302,7 @@ def _folders(top: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 @contextmanager
-def locked(root: Path, digest: str = "") -> Iterator[None]:
+def hold_lock(root: Path, digest: str = "") -> Iterator[None]:
     """Hold the lock of one digest, or the one for mount points; waits while another process has
     it."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -56,7 +56,9 @@ def check(
             raise UsageError(f"kinetic.Data({source!r}): {error}") from error
         return
     if not there and not may_be_empty:
-        raise UsageError(f"kinetic.Data({source!r}): {_missing(bucket, source, path, is_dir)}")
+        raise UsageError(
+            f"kinetic.Data({source!r}): {_explain_missing(bucket, source, path, is_dir)}"
+        )
 
 
 def provide(source: str, *, is_dir: bool, root: Path) -> Path:
@@ -75,8 +77,8 @@ def provide(source: str, *, is_dir: bool, root: Path) -> Path:
     bucket = Bucket(name, at_once=_AT_ONCE, patience_s=_PATIENCE_S)
     for _ in range(_TRIES - 1):
         with suppress(_Replaced):
-            return _provided(bucket, source, path, is_dir=is_dir, root=root)
-    return _provided(bucket, source, path, is_dir=is_dir, root=root)
+            return _provide_copy(bucket, source, path, is_dir=is_dir, root=root)
+    return _provide_copy(bucket, source, path, is_dir=is_dir, root=root)
 
 
 class _Replaced(StoreError):
@@ -99,7 +101,7 @@ class _Listing:
         return digest.hexdigest()
 
 
-def _provided(bucket: Bucket, source: str, path: str, *, is_dir: bool, root: Path) -> Path:
+def _provide_copy(bucket: Bucket, source: str, path: str, *, is_dir: bool, root: Path) -> Path:
     if is_dir:
         prefix = f"{path}/" if path else ""
         found = {blob.name.removeprefix(prefix): blob for blob in bucket.list(prefix)}
@@ -107,8 +109,8 @@ def _provided(bucket: Bucket, source: str, path: str, *, is_dir: bool, root: Pat
         blob = bucket.find(path)
         found = {posixpath.basename(path): blob} if blob is not None else {}
     if not found:
-        raise NotFound(_missing(bucket, source, path, is_dir))
-    listing = _listing(source, found)
+        raise NotFound(_explain_missing(bucket, source, path, is_dir))
+    listing = _sort_listing(source, found)
     return cached_copy.provide_as(
         root, listing.digest(source), lambda dest: _fill(bucket, listing, dest), source=source
     )
@@ -121,7 +123,7 @@ def _one(bucket: Bucket, source: str, path: str, *, is_dir: bool) -> bool:
     return bucket.find(path) is not None
 
 
-def _missing(bucket: Bucket, source: str, path: str, is_dir: bool) -> str:
+def _explain_missing(bucket: Bucket, source: str, path: str, is_dir: bool) -> str:
     if is_dir:
         return f"there is nothing below {source}. Check the name, and upload the data first."
     if _one(bucket, source, path, is_dir=True):
@@ -129,7 +131,7 @@ def _missing(bucket: Bucket, source: str, path: str, is_dir: bool) -> str:
     return f"there is no object {source}. Check the name, and upload it first."
 
 
-def _listing(source: str, found: dict[str, BucketObject]) -> _Listing:
+def _sort_listing(source: str, found: dict[str, BucketObject]) -> _Listing:
     """Tell files from folders.
 
     Raises:
@@ -169,7 +171,7 @@ def _fill(bucket: Bucket, listing: _Listing, dest: str) -> None:
         if path.is_file():  # complete: files appear in one step
             return
         try:
-            with files.saving(path) as sink:
+            with files.write_atomically(path) as sink:
                 bucket.download(blob.name, sink, generation=blob.generation)
         except NotFound as error:
             raise _Replaced(

@@ -97,7 +97,7 @@ class Data(_Path):
                     raise UsageTypeError(
                         f"Data({name}=...) must be True or False; it is {value!r}."
                     )
-            self._path, self._is_dir = _checked(path, fuse, writable)
+            self._path, self._is_dir = _check_path(path, fuse, writable)
         self._fuse, self._writable = fuse or writable, writable
         self._hf_trust_remote_code = hf_trust_remote_code
         self._forget()
@@ -222,7 +222,7 @@ def _rebuilt(
     return made
 
 
-def _checked(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:
+def _check_path(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:
     """Return the path or URI, and whether it means a folder."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):

@@ -64,18 +64,18 @@ def provide(
     name, _, query = source.removeprefix("hf://").partition("?")
     asked: dict[str, Any] = {"source": source, "repo": name, "token": token}
     asked |= {"trusts_code": trusts_code, "answer_s": answer_s, **dict(parse_qsl(query))}
-    found = _done("resolve", asked)
+    found = _run_in_child("resolve", asked)
     key = f"{source}\0{found['commit']}\0{found['saved']}\0{trusts_code}"
 
     def fill(dest: str) -> None:
-        _done("fetch", asked | found | {"dest": dest})
+        _run_in_child("fetch", asked | found | {"dest": dest})
         _protect(dest)
 
     digest = hashlib.sha256(key.encode()).hexdigest()
     return cached_copy.provide_as(root, digest, fill, source=source)
 
 
-def _done(act: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _run_in_child(act: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Do it in another process; return its answer."""
     own = str(Path(__file__).resolve().parents[2])
     child = subprocess.run(

@@ -180,7 +180,7 @@ def _packs(store: Store, tree: Tree, names: Sequence[str], stack: ExitStack) -> 
 
 def _open(store: Store, tree: Tree, name: str, path: Path, stack: ExitStack) -> _Pack:
     try:
-        file = stack.enter_context(files.opened(path))
+        file = stack.enter_context(files.open_regular(path))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         _forget(store, tree, name)
         raise CorruptRecord(
@@ -255,7 +255,7 @@ def _large(stored: StoredTree, file: manifest.File, what: str, at: Path) -> Iter
     damaged."""
     digest = hashlib.sha256()
     try:
-        with files.opened(at / layout.blob(file.digest)) as source:
+        with files.open_regular(at / layout.blob(file.digest)) as source:
             for chunk in files.chunks(source):
                 digest.update(chunk)
                 yield chunk

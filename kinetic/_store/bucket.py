@@ -119,7 +119,7 @@ class Bucket:
             NotFound: there is none.
         """
         for _ in range(_RESTARTS):
-            if self._downloaded(name, target, generation):
+            if self._download(name, target, generation):
                 return
             target.restart()
         raise StoreError(
@@ -127,7 +127,7 @@ class Bucket:
             "has. Try again; if that does not help, look for a proxy that changes downloads."
         )
 
-    def _downloaded(self, name: str, target: Target, generation: int | None) -> bool:
+    def _download(self, name: str, target: Target, generation: int | None) -> bool:
         """Return whether the content arrived intact."""
         tries = self._tries()
         digest = _checksum()
@@ -139,7 +139,7 @@ class Bucket:
                 digest.update(part)
                 return target.write(part)
 
-        with self._explained(f"read gs://{self.name}/{name}", "storage.objects.get"):
+        with self._translate_errors(f"read gs://{self.name}/{name}", "storage.objects.get"):
             blob = self._bucket.blob(name, generation=generation)
             try:
                 # The library does not check what arrives in several pieces.
@@ -150,7 +150,7 @@ class Bucket:
                 if not tries.failed:
                     raise
                 return False  # The object was replaced before the download could resume.
-        return blob.crc32c in (None, _encoded(digest))
+        return blob.crc32c in (None, _encode_digest(digest))
 
     def write(self, name: str, stream: ProgressStream, size_bytes: int, *, if_absent: bool) -> bool:
         """Write an object; return whether this call wrote.
@@ -169,11 +169,11 @@ class Bucket:
         there = self._generation(name) if is_large else 0
         if if_absent and there:
             return False
-        doing = self._explained(f"write gs://{self.name}/{name}", "storage.objects.create")
+        doing = self._translate_errors(f"write gs://{self.name}/{name}", "storage.objects.create")
         with doing, self._connections.large if is_large else nullcontext():
             content = _Content(name, stream, size_bytes, _digest_of(stream.stream))
             replaces = there or (0 if if_absent else self._written.get(name, 0))
-            while not (wrote := self._wrote(content, replaces)) and not if_absent:
+            while not (wrote := self._try_write(content, replaces)) and not if_absent:
                 replaces = self._generation(name)
         return wrote
 
@@ -181,14 +181,14 @@ class Bucket:
         """The generation of an object; 0 if there is none."""
         return 0 if (found := self.find(name)) is None else found.generation
 
-    def _wrote(self, content: _Content, replaces: int) -> bool:
+    def _try_write(self, content: _Content, replaces: int) -> bool:
         """Write an object in place of this generation; return whether it was still the current
         one."""
         token = secrets.token_hex(16)
         for left in reversed(range(_RESTARTS)):
             tries = self._tries()
             try:
-                made = self._sent(content, token, replaces, tries.retry())
+                made = self._upload(content, token, replaces, tries.retry())
             except _vendor().PreconditionFailed:
                 tried = tries.failed or left < _RESTARTS - 1
                 made = self._made_by(content.name, token) if tried else 0
@@ -203,7 +203,7 @@ class Bucket:
             self._written[content.name] = made
         return bool(made)
 
-    def _sent(self, content: _Content, token: str, replaces: int, retry: Retry) -> int:
+    def _upload(self, content: _Content, token: str, replaces: int, retry: Retry) -> int:
         """Send an object; return its generation."""
         blob = self._bucket.blob(content.name, chunk_size=CHUNK_BYTES)
         blob.crc32c = content.crc32c
@@ -230,7 +230,7 @@ class Bucket:
 
     def find(self, name: str) -> BucketObject | None:
         """Return the metadata of an object, or None."""
-        with self._explained(f"look for gs://{self.name}/{name}", "storage.objects.get"):
+        with self._translate_errors(f"look for gs://{self.name}/{name}", "storage.objects.get"):
             blob = self._bucket.blob(name)
             try:
                 blob.reload(retry=self._tries().retry())
@@ -244,13 +244,15 @@ class Bucket:
         """Return whether there is such an object. If so it was updated within this time when the
         call returns; a `BucketObject` from before a renewal is out of date."""
         while (found := self.find(name)) is not None:
-            if time.time() - found.updated_at < within_s or self._renewed(found):
+            if time.time() - found.updated_at < within_s or self._renew_object(found):
                 return True
         return False
 
-    def _renewed(self, found: BucketObject) -> bool:
+    def _renew_object(self, found: BucketObject) -> bool:
         """Note in the metadata that the object is in use; return whether it was unchanged."""
-        with self._explained(f"renew gs://{self.name}/{found.name}", "storage.objects.update"):
+        with self._translate_errors(
+            f"renew gs://{self.name}/{found.name}", "storage.objects.update"
+        ):
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             try:
                 # Blob.patch also asks for the access lists, which few accounts may read.
@@ -267,7 +269,7 @@ class Bucket:
 
     def folders(self, prefix: str) -> Iterator[str]:
         """Yield the next part, up to a slash, of the names with this prefix, sorted."""
-        with self._explained(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
+        with self._translate_errors(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
             found = self._connections.client.list_blobs(
                 self._bucket,
                 prefix=prefix or None,
@@ -280,7 +282,7 @@ class Bucket:
 
     def list(self, prefix: str, *, end: str = "", first: bool = False) -> Iterator[BucketObject]:
         """Yield the objects with this prefix, sorted: those before `end`, or only the first."""
-        with self._explained(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
+        with self._translate_errors(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
             found = self._connections.client.list_blobs(
                 self._bucket,
                 prefix=prefix or None,
@@ -296,7 +298,7 @@ class Bucket:
         """Delete an object, or only if it is `unchanged`; return whether it was there and was
         deleted."""
         tries = self._tries()
-        with self._explained(f"delete gs://{self.name}/{name}", "storage.objects.delete"):
+        with self._translate_errors(f"delete gs://{self.name}/{name}", "storage.objects.delete"):
             try:
                 self._bucket.blob(name).delete(
                     if_generation_match=unchanged and unchanged.generation,
@@ -313,7 +315,9 @@ class Bucket:
 
     def lifecycle_rules(self) -> tuple[dict[str, Any], ...]:
         """Return by which rules the service deletes objects, as it writes them."""
-        with self._explained(f"read the settings of gs://{self.name}", "storage.buckets.get"):
+        with self._translate_errors(
+            f"read the settings of gs://{self.name}", "storage.buckets.get"
+        ):
             found = self._connections.client.get_bucket(self.name, retry=self._tries().retry())
             return tuple(dict(rule) for rule in found.lifecycle_rules)
 
@@ -324,7 +328,7 @@ class Bucket:
         if pid not in self._by_pid:
             with self._locks.setdefault(pid, threading.Lock()):
                 if pid not in self._by_pid:
-                    self._by_pid[pid] = _connected(self.name, self._at_once)
+                    self._by_pid[pid] = _connect(self.name, self._at_once)
         return self._by_pid[pid]
 
     @property
@@ -335,14 +339,14 @@ class Bucket:
         return _Tries(self._connections, self._patience_s)
 
     @contextmanager
-    def _explained(self, doing: str, permission: str) -> Iterator[None]:
+    def _translate_errors(self, doing: str, permission: str) -> Iterator[None]:
         """Translate the library's errors."""
         connections = self._connections
         try:
             yield
             connections.answers = True
         except bucket_errors.failures() as error:
-            raise bucket_errors.translated(error, doing, permission, self.name) from error
+            raise bucket_errors.translate_error(error, doing, permission, self.name) from error
 
 
 class _Connections:
@@ -397,7 +401,7 @@ class _Tries:
         return again
 
 
-def _connected(name: str, at_once: int) -> _Connections:
+def _connect(name: str, at_once: int) -> _Connections:
     try:
         with warnings.catch_warnings():
             # a warning of a package that only gRPC needs
@@ -457,7 +461,7 @@ def _checksum() -> Any:
     return google_crc32c.Checksum()
 
 
-def _encoded(digest: Any) -> str:
+def _encode_digest(digest: Any) -> str:
     return base64.b64encode(digest.digest()).decode()
 
 
@@ -466,4 +470,4 @@ def _digest_of(stream: IO[bytes]) -> str:
     stream.seek(0)
     while part := stream.read(1 << 20):
         digest.update(part)
-    return _encoded(digest)
+    return _encode_digest(digest)

@@ -46,7 +46,7 @@ def failures() -> tuple[type[BaseException], ...]:
     return (GoogleAPIError, GoogleAuthError, RequestException, HTTPError, OSError, ValueError)
 
 
-def translated(error: BaseException, doing: str, permission: str, bucket: str) -> Exception:
+def translate_error(error: BaseException, doing: str, permission: str, bucket: str) -> Exception:
     """Return the error to raise instead; `doing` completes "Could not …"."""
     cause = getattr(error, "cause", None) or error  # RetryError has it
     status = status_of(cause)

@@ -87,7 +87,7 @@ class Checkpoints:
             self._look()
 
     def _look(self) -> None:
-        self._store = _opened(self.where)
+        self._store = _open_existing(self.where)
         self._keys = list(self._store.list(""))
         self._files: dict[str, list[str]] = {}
         for key in self._keys:
@@ -268,7 +268,7 @@ class Checkpoints:
         return {}
 
 
-def _opened(where: str) -> Store:
+def _open_existing(where: str) -> Store:
     where = where.removeprefix("file://")
     if "://" not in where:
         return LocalStore(Path(where), existing=True)

@@ -24,7 +24,9 @@ _NEVER_SET = ("customTimeBefore", "daysSinceCustomTime")
 
 def threats(rules: Iterable[Mapping[str, Any]], prefix: str) -> tuple[str, ...]:
     """Return what deletes live objects whose names begin with `prefix`."""
-    return tuple(_told(rule.get("condition") or {}) for rule in rules if _deletes(rule, prefix))
+    return tuple(
+        _describe_condition(rule.get("condition") or {}) for rule in rules if _deletes(rule, prefix)
+    )
 
 
 def _deletes(rule: Mapping[str, Any], prefix: str) -> bool:
@@ -38,7 +40,7 @@ def _deletes(rule: Mapping[str, Any], prefix: str) -> bool:
     return any(w.startswith(n) or n.startswith(w) for w in wanted for n in needed)
 
 
-def _told(condition: Mapping[str, Any]) -> str:
+def _describe_condition(condition: Mapping[str, Any]) -> str:
     told = ["objects"]
     if condition.get("matchesPrefix"):
         told.append(f"below {', '.join(condition['matchesPrefix'])}")

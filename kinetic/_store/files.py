@@ -24,7 +24,7 @@ _FEW_INODES = 8
 """Fewer free ones are none: what could not be written may have been several files."""
 
 
-def opened(path: str | Path) -> FileIO:
+def open_regular(path: str | Path) -> FileIO:
     """Open a regular file for reading.
 
     Raises:
@@ -34,12 +34,12 @@ def opened(path: str | Path) -> FileIO:
         file = FileIO(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
         if error.errno in _NO_FILE:
-            raise _misplaced(path) from error
+            raise _not_a_file(path) from error
         raise
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()
-    raise _misplaced(path)
+    raise _not_a_file(path)
 
 
 def content(path: str | Path) -> bytes:
@@ -48,7 +48,7 @@ def content(path: str | Path) -> bytes:
     Raises:
         IsADirectoryError: it is not a regular file.
     """
-    with opened(path) as file:
+    with open_regular(path) as file:
         return file.readall()
 
 
@@ -97,7 +97,7 @@ class Sink:
 
 
 @contextmanager
-def saving(path: Path, *, sha256: str = "") -> Iterator[Sink]:
+def write_atomically(path: Path, *, sha256: str = "") -> Iterator[Sink]:
     """Write a file atomically, readable by its owner only: it gets its name when the `with` block
     ends without an exception.
 
@@ -107,7 +107,7 @@ def saving(path: Path, *, sha256: str = "") -> Iterator[Sink]:
     """
     temporary = path.with_name(f".{os.getpid()}-{os.urandom(8).hex()}")
     try:
-        with _writing(path, temporary) as file:
+        with _create_file(path, temporary) as file:
             sink = Sink(file.fileno(), path)
             yield sink
         if sha256 and (found := sink.digest.hexdigest()) != sha256:
@@ -125,13 +125,13 @@ def saving(path: Path, *, sha256: str = "") -> Iterator[Sink]:
 
 
 def save(path: Path, parts: Iterable[bytes], *, sha256: str = "") -> None:
-    """Write the parts to a file; raises like `saving`."""
-    with saving(path, sha256=sha256) as sink:
+    """Write the parts to a file; raises like `write_atomically`."""
+    with write_atomically(path, sha256=sha256) as sink:
         for part in parts:
             sink.write(part)
 
 
-def _writing(path: Path, temporary: Path) -> FileIO:
+def _create_file(path: Path, temporary: Path) -> FileIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return FileIO(os.open(temporary, flags, 0o600), "wb")
@@ -154,5 +154,5 @@ def shortage(folder: str | Path) -> str:
     return "no space is left"
 
 
-def _misplaced(path: str | Path) -> IsADirectoryError:
+def _not_a_file(path: str | Path) -> IsADirectoryError:
     return IsADirectoryError(errno.EISDIR, "It is not a regular file", str(path))

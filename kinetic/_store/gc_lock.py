@@ -39,22 +39,22 @@ def content_age_s(store: Store) -> float:
 
 
 @contextmanager
-def submitting(store: Store) -> Iterator[None]:
+def lock_for_submission(store: Store) -> Iterator[None]:
     """Hold while content is looked up, sent, and named by a plan. Waits for a sweep, never for
     another submission."""
-    with _held(store, exclusive=False):
+    with _hold_lock(store, exclusive=False):
         yield
 
 
 @contextmanager
-def sweeping(store: Store) -> Iterator[None]:
+def lock_for_sweep(store: Store) -> Iterator[None]:
     """Hold while unused content is removed. Waits for submissions to end."""
-    with _held(store, exclusive=True):
+    with _hold_lock(store, exclusive=True):
         yield
 
 
 @contextmanager
-def _held(store: Store, *, exclusive: bool) -> Iterator[None]:
+def _hold_lock(store: Store, *, exclusive: bool) -> Iterator[None]:
     folder = store.as_folder()
     descriptor = None if folder is None else _open(str(folder))
     if descriptor is None:  # no folder, or none yet: nothing to sweep

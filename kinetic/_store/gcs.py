@@ -84,7 +84,7 @@ class GcsStore:
     def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
         """Write the content of the key to a local file, atomically."""
         name = self._name(key)
-        with files.saving(path, sha256=sha256) as sink:
+        with files.write_atomically(path, sha256=sha256) as sink:
             self._bucket.download(name, sink)
 
     def put(
@@ -185,7 +185,7 @@ def _stream(data: bytes | Path | Iterator[bytes]) -> Iterator[IO[bytes]]:
     """The data of a `put` as a stream that can be read again, large ones on disk."""
     if isinstance(data, Path):
         try:
-            file = files.opened(data)
+            file = files.open_regular(data)
         except OSError as error:
             raise StoreError(f"Could not read {data}, which was to be stored: {error}.") from error
         with io.BufferedReader(file, 1 << 20) as stream:

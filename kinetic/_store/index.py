@@ -49,15 +49,15 @@ class Listing(NamedTuple):
 
 def refs(store: Store) -> list[JobRef]:
     """Return the references of all jobs, newest first; damaged ones are skipped with a warning."""
-    return listing(store).refs
+    return list_jobs(store).refs
 
 
-def listing(store: Store) -> Listing:
+def list_jobs(store: Store) -> Listing:
     """Return all jobs; damaged references are skipped with a warning."""
     if store.as_folder() is not None:
         listed = Listing(_readable(store, _keys(store)), {})
     else:
-        listed = _listed(store)
+        listed = _read_listing(store)
     listed.refs.sort(key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
     return listed
 
@@ -115,12 +115,12 @@ def find(store: Store, text: str) -> JobRef:
         UsageError: several do, or the text cannot be an id.
         CorruptRecord: the reference is damaged.
     """
-    wanted = _checked(text)
+    wanted = _check_id(text)
     try:
-        return _read(store, layout.ref(wanted))
+        return _read_ref(store, layout.ref(wanted))
     except NotFound:
         pass  # What follows is no consequence of this.
-    return _read(store, layout.ref(_only(wanted, store)))
+    return _read_ref(store, layout.ref(_only(wanted, store)))
 
 
 def find_to_end(store: Store, text: str) -> JobRef:
@@ -133,7 +133,7 @@ def find_to_end(store: Store, text: str) -> JobRef:
     try:
         return find(store, text)
     except (CorruptRecord, NotFound) as error:
-        wanted = _checked(text)
+        wanted = _check_id(text)
         if (folder := store.as_folder()) is None:
             raise
         if isinstance(error, CorruptRecord):
@@ -143,7 +143,7 @@ def find_to_end(store: Store, text: str) -> JobRef:
         return JobRef(wanted, Place("local"), "", "", wanted, 0.0, store.uri)
 
 
-def _checked(text: str) -> str:
+def _check_id(text: str) -> str:
     if not isinstance(text, str) or not _ID.fullmatch(text.strip().lower()):
         raise UsageError(
             f"{text!r} is not a job id. Ids look like job-1a2b3c4d, and their beginning is enough."
@@ -153,10 +153,10 @@ def _checked(text: str) -> str:
 
 def _keys(store: Store) -> list[str]:
     """The keys of all references, including entries that are not files."""
-    return [*store.list(layout.REFS), *_misplaced(store)]
+    return [*store.list(layout.REFS), *_list_misplaced(store)]
 
 
-def _misplaced(store: Store) -> list[str]:
+def _list_misplaced(store: Store) -> list[str]:
     if (folder := store.as_folder()) is not None:
         with suppress(OSError), os.scandir(folder / layout.REFS) as entries:
             return [
@@ -212,7 +212,7 @@ def _entry(job_id: str, kind: str, document: Mapping[str, Any]) -> str:
     return key if len(key) <= _LONGEST_KEY_BYTES else ""
 
 
-def _decoded(key: str, kind: str) -> dict[str, Any] | None:
+def _decode_key(key: str, kind: str) -> dict[str, Any] | None:
     """The document encoded in a key; None if it is damaged or of another kind."""
     import zlib
     from base64 import urlsafe_b64decode
@@ -225,7 +225,7 @@ def _decoded(key: str, kind: str) -> dict[str, Any] | None:
     return None
 
 
-def _listed(store: Store) -> Listing:
+def _read_listing(store: Store) -> Listing:
     prefixes = [layout.REFS, layout.LISTED]
     keys, entries = at_once(lambda p: list(store.list(p)), prefixes, store.calls_at_once)
     there = {_id(key): key for key in keys}
@@ -233,9 +233,9 @@ def _listed(store: Store) -> Listing:
     endings: dict[str, Mapping[str, Any]] = {}
     for entry in entries:
         job_id = entry.split("/")[1]
-        if (end := _decoded(entry, _END)) is not None:
+        if (end := _decode_key(entry, _END)) is not None:
             endings[job_id] = end
-        elif job_id in there and (document := _decoded(entry, _REF)) is not None:
+        elif job_id in there and (document := _decode_key(entry, _REF)) is not None:
             with suppress(CorruptRecord):
                 if (ref := _checked_ref(document)).job_id == job_id:
                     entries_of.setdefault(job_id, []).append(ref)
@@ -252,7 +252,7 @@ def _readable(store: Store, keys: Sequence[str]) -> list[JobRef]:
 
 def _read_if_sound(store: Store, key: str) -> JobRef | None:
     try:
-        return _read(store, key)
+        return _read_ref(store, key)
     except NotFound:
         return None  # removed since it was listed
     except CorruptRecord as damage:
@@ -262,18 +262,18 @@ def _read_if_sound(store: Store, key: str) -> JobRef | None:
         return None
 
 
-def _read(store: Store, key: str) -> JobRef:
+def _read_ref(store: Store, key: str) -> JobRef:
     try:
         return _checked_ref(record.parse(store.get(key)))
     except NotFound:
-        if key in _misplaced(store):
-            raise _damaged(key, "it is not a file") from None
+        if key in _list_misplaced(store):
+            raise _corrupt_ref(key, "it is not a file") from None
         raise
     except CorruptRecord as error:
-        raise _damaged(key, str(error)) from error
+        raise _corrupt_ref(key, str(error)) from error
 
 
-def _damaged(key: str, why: str) -> CorruptRecord:
+def _corrupt_ref(key: str, why: str) -> CorruptRecord:
     job_id = _id(key)
     return CorruptRecord(
         f"The reference {job_id} is damaged: {why.rstrip('.')}. `kinetic jobs cleanup {job_id}` "

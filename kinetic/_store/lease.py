@@ -137,7 +137,7 @@ class Lease:
             self._sleep(_POLL_S)  # an attempt of this job that is being ended
             waited_s += _POLL_S
         try:
-            owner, seen = self._watched()
+            owner, seen = self._watch_owner()
             if not self._place.replace(seen, self._me):
                 raise self._in_use(self._place.read()[0])
         except BaseException:
@@ -147,7 +147,7 @@ class Lease:
         threading.Thread(target=self._count, name="kinetic-lease", daemon=True).start()
         return owner
 
-    def _watched(self) -> tuple[Owner | None, Any]:
+    def _watch_owner(self) -> tuple[Owner | None, Any]:
         """The record of an owner that is gone."""
         owner, seen = self._place.read()
         if owner is None or not self._place.counts or owner.job_id == self._me.job_id != "":
@@ -216,7 +216,7 @@ def _with_beat(owner: Owner, beat: int) -> Owner:
     return Owner(owner.job_id, owner.token, owner.process, owner.machine, beat)
 
 
-def _parsed(content: bytes) -> Owner | None:
+def _parse_owner(content: bytes) -> Owner | None:
     with contextlib.suppress(ValueError, TypeError):
         found = json.loads(content)
         names = ("job_id", "token", "process", "machine", "beat")
@@ -224,7 +224,7 @@ def _parsed(content: bytes) -> Owner | None:
     return None
 
 
-def _written(owner: Owner) -> bytes:
+def _encode_owner(owner: Owner) -> bytes:
     return json.dumps(vars(owner)).encode()
 
 
@@ -255,11 +255,11 @@ class InFolder:
         """Read the file: through the descriptor that holds the lock, which another one would
         free."""
         if self._fd >= 0:
-            return _parsed(os.pread(self._fd, 1 << 16, 0)), None
+            return _parse_owner(os.pread(self._fd, 1 << 16, 0)), None
         if self._name in _own:
             return _own[self._name], None
         with contextlib.suppress(OSError):
-            return _parsed(self._path.read_bytes()), None
+            return _parse_owner(self._path.read_bytes()), None
         return None, None
 
     def is_there(self) -> bool:
@@ -280,7 +280,7 @@ class InFolder:
     def renew(self, owner: Owner) -> None:
         """Write in place; who reads meanwhile, on another machine, never finds it empty: an empty
         record has no owner."""
-        content = _written(owner)
+        content = _encode_owner(owner)
         os.pwrite(self._fd, content, 0)
         os.ftruncate(self._fd, len(content))
 
@@ -319,7 +319,7 @@ class InStore:
         for entry in self._store.entries(folder):
             if entry.key == _KEY:
                 with contextlib.suppress(LookupError):
-                    return _parsed(self._store.get(_KEY)), entry
+                    return _parse_owner(self._store.get(_KEY)), entry
         return None, None
 
     def is_there(self) -> bool:
@@ -330,11 +330,11 @@ class InStore:
         """Delete the version that was seen, and write if there is none: one of several wins."""
         if isinstance(seen, Entry):
             self._store.drop(seen)
-        return self._store.put(_KEY, _written(owner), if_absent=True)
+        return self._store.put(_KEY, _encode_owner(owner), if_absent=True)
 
     def renew(self, owner: Owner) -> None:
         """Write the object anew."""
-        self._store.put(_KEY, _written(owner))
+        self._store.put(_KEY, _encode_owner(owner))
 
     def free(self, *, remove: bool) -> None:
         """Delete the object."""

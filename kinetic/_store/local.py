@@ -83,29 +83,29 @@ class LocalStore:
         """Return the content of the key."""
         path = self._locate(key)
         try:
-            with _explained(f"read {key!r}", self._text):
+            with _translate_errors(f"read {key!r}", self._text):
                 return files.content(path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise self._missing(key) from error
+            raise self._not_found(key) from error
 
     def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
         """Write the content of the key to a local file, atomically."""
-        with self._opened(key) as file:
-            files.save(path, self._read(key, file), sha256=sha256)
+        with self._open_file(key) as file:
+            files.save(path, self._read_chunks(key, file), sha256=sha256)
 
-    def _read(self, key: str, file: FileIO) -> Iterator[bytes]:
-        with _explained(f"read {key!r}", self._text):
+    def _read_chunks(self, key: str, file: FileIO) -> Iterator[bytes]:
+        with _translate_errors(f"read {key!r}", self._text):
             yield from files.chunks(file)
 
-    def _opened(self, key: str) -> FileIO:
+    def _open_file(self, key: str) -> FileIO:
         path = self._locate(key)
         try:
-            with _explained(f"read {key!r}", self._text):
-                return files.opened(path)
+            with _translate_errors(f"read {key!r}", self._text):
+                return files.open_regular(path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise self._missing(key) from error
+            raise self._not_found(key) from error
 
-    def _missing(self, key: str) -> NotFound:
+    def _not_found(self, key: str) -> NotFound:
         return NotFound(f"The store {self._text} has nothing under {key!r}.")
 
     def put(
@@ -116,7 +116,7 @@ class LocalStore:
         target = self._locate(key)
         if if_absent and os.path.lexists(target):
             return False
-        with _explained(f"write {key!r}", self._text, writes=True):
+        with _translate_errors(f"write {key!r}", self._text, writes=True):
             self._sweep_once()
             temporary = f"{self._text}/{_TEMPORARY}/{os.getpid()}-{os.urandom(8).hex()}"
             moved = False
@@ -138,7 +138,7 @@ class LocalStore:
         """Return whether the key exists."""
         path = self._locate(key)
         try:
-            with _explained(f"look for {key!r}", self._text):
+            with _translate_errors(f"look for {key!r}", self._text):
                 return _is_file(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
@@ -151,7 +151,7 @@ class LocalStore:
     def delete(self, prefix: str) -> int:
         """Delete the key and everything below it; return how many objects were deleted."""
         path = self._locate(prefix)
-        with _explained(f"delete {prefix!r}", self._text):
+        with _translate_errors(f"delete {prefix!r}", self._text):
             return _remove(self._out_of_sight(path))
 
     def renew(self, key: str) -> bool:
@@ -162,7 +162,7 @@ class LocalStore:
         """Yield the names of the folders in a folder, including empty ones."""
         folder = self._locate(prefix)
         try:
-            with _explained(f"list {prefix!r}", self._text), os.scandir(folder) as entries:
+            with _translate_errors(f"list {prefix!r}", self._text), os.scandir(folder) as entries:
                 names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
         except (FileNotFoundError, NotADirectoryError):
             return
@@ -242,7 +242,7 @@ class LocalStore:
 
     def _walk(self, folder: str, prefix: str) -> Iterator[str]:
         try:
-            with _explained(f"list {prefix!r}", self._text), os.scandir(folder) as entries:
+            with _translate_errors(f"list {prefix!r}", self._text), os.scandir(folder) as entries:
                 found = [(e.name, e.is_dir(follow_symlinks=False), e.is_file()) for e in entries]
         except (FileNotFoundError, NotADirectoryError):
             if os.path.lexists(self._text) and not os.path.isdir(self._text):
@@ -266,7 +266,7 @@ def _is_file(path: str) -> bool:
 
 
 @contextmanager
-def _explained(doing: str, root: str, *, writes: bool = False) -> Iterator[None]:
+def _translate_errors(doing: str, root: str, *, writes: bool = False) -> Iterator[None]:
     """Turn errors of the operating system into the store's, except those that mean "not found"."""
     try:
         yield

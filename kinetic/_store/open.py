@@ -28,7 +28,7 @@ def open_store(uri: str | Path, *, existing: bool = False) -> Store:
             f"{text!r} does not name a store. Give the path of a folder, or a gs:// URI."
         )
     if not separator:
-        return _checked(Path(text), existing=existing)
+        return _open_folder(Path(text), existing=existing)
     if scheme not in _SCHEMES:
         raise UsageError(
             f"No store is known for {scheme}:// in {text!r}. Give the path of a folder, "
@@ -37,7 +37,7 @@ def open_store(uri: str | Path, *, existing: bool = False) -> Store:
     return _SCHEMES[scheme](text, rest)
 
 
-def _checked(folder: Path, *, existing: bool = False) -> LocalStore:
+def _open_folder(folder: Path, *, existing: bool = False) -> LocalStore:
     store = LocalStore(folder, existing=existing)
     store.check()
     return store
@@ -55,7 +55,7 @@ def _local_path(uri: str, rest: str) -> Path:
 
 
 def _folder(uri: str, rest: str) -> Store:
-    return _checked(_local_path(uri, rest))
+    return _open_folder(_local_path(uri, rest))
 
 
 def _bucket(uri: str, _rest: str) -> Store:
@@ -74,7 +74,7 @@ def _memory(uri: str, rest: str) -> Store:
     return MemoryStore(name, delay_s=float(delay_ms) / 1000)
 
 
-def _served(uri: str, rest: str) -> Store:
+def _open_served(uri: str, rest: str) -> Store:
     from kinetic._store.served import ServedStore
 
     return ServedStore(_local_path(uri, rest))
@@ -84,6 +84,6 @@ _SCHEMES: dict[str, Callable[[str, str], Store]] = {
     "file": _folder,
     "gs": _bucket,
     "memory": _memory,
-    "unix": _served,
+    "unix": _open_served,
 }
 """By the scheme of the URI: opens a store from the whole URI and what follows "://"."""

@@ -35,7 +35,7 @@ def check(root: str) -> bool:
 
         message = "Others can look into the store %s (mode %o). Run: chmod 700 %s"
         logging.getLogger("kinetic.storage").warning(
-            message, root, stat.S_IMODE(facts.st_mode), _quoted(root)
+            message, root, stat.S_IMODE(facts.st_mode), _quote_path(root)
         )
     return True
 
@@ -52,7 +52,7 @@ def fault_of(root: str, facts: os.stat_result) -> str:
         mode = stat.S_IMODE(facts.st_mode)
         return (
             f"The store {root} can be written to by {others} (mode {mode:o}), who could run code "
-            f"as you. Run: chmod 700 {_quoted(root)}"
+            f"as you. Run: chmod 700 {_quote_path(root)}"
         )
     return ""
 
@@ -79,7 +79,7 @@ def _is_own_group(gid: int) -> bool:
     return group.gr_name == name and set(group.gr_mem) <= {name}
 
 
-def _quoted(path: str) -> str:
+def _quote_path(path: str) -> str:
     import shlex
 
     return shlex.quote(path)

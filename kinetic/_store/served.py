@@ -149,7 +149,7 @@ class ServedStore:
             connection = None
             while self._idle and connection is None:
                 connection = each if (each := self._idle.pop()).is_idle() else None
-        connection = connection or _connected(self._path, self._patience_s)
+        connection = connection or _connect(self._path, self._patience_s)
         try:
             yield connection
         except BaseException:
@@ -181,7 +181,7 @@ def _close(connections: list[_Connection]) -> None:
             connection.stream.close()
 
 
-def _connected(path: Path, patience_s: float) -> _Connection:
+def _connect(path: Path, patience_s: float) -> _Connection:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(patience_s)
         connection.connect(str(path))
@@ -189,7 +189,7 @@ def _connected(path: Path, patience_s: float) -> _Connection:
 
 
 @contextmanager
-def serving(store: Store, path: Path) -> Iterator[ServedStore]:
+def serve_store(store: Store, path: Path) -> Iterator[ServedStore]:
     """Serve a store on a socket to this user's processes, while the `with` block runs.
 
     Raises:

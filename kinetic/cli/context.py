@@ -99,7 +99,7 @@ class AppContext:
 
     def refs(self) -> list[JobRef]:
         """Return all jobs, newest first."""
-        listed = stored.listing(self.store)
+        listed = stored.list_jobs(self.store)
         self._endings.update(listed.endings)
         return listed.refs
 

@@ -27,7 +27,7 @@ from kinetic._datasets import cached_copy
 from kinetic._datasets.cached_copy import CachedCopy
 from kinetic._store import index as stored
 from kinetic._store.base import Entry, Store
-from kinetic._store.gc_lock import sweeping
+from kinetic._store.gc_lock import lock_for_sweep
 from kinetic._store.many import at_once, get_many
 from kinetic.cli.context import AppContext, Standing
 
@@ -109,7 +109,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
 def sweep(store: Store, *, older_than: float) -> Swept:
     """Remove unused content written before `older_than` (seconds since the epoch), without harm to
     a job that is being submitted."""
-    with sweeping(store):
+    with lock_for_sweep(store):
         found = find_unused(store, older_than=older_than)
         for job_id in found.orphans:
             store.delete(layout.job(job_id))

@@ -36,7 +36,7 @@ from kinetic._core.ref import JobRef, new_job_id
 from kinetic._pickling import call
 from kinetic._pickling.modules import Shipped
 from kinetic._store.local import LocalStore
-from kinetic._store.served import serving
+from kinetic._store.served import serve_store
 
 
 def local(store, **options):
@@ -56,7 +56,10 @@ def folder(path):
 def served(path):
     """A store that is no folder, and that programs can reach."""
     # A path of pytest's may be longer than that of a socket.
-    with tempfile.TemporaryDirectory() as short, serving(LocalStore(path), Path(short) / "s") as it:
+    with (
+        tempfile.TemporaryDirectory() as short,
+        serve_store(LocalStore(path), Path(short) / "s") as it,
+    ):
         yield it
 
 

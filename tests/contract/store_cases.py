@@ -15,7 +15,7 @@ from kinetic._store.base import Store
 from kinetic._store.gcs import GcsStore
 from kinetic._store.local import LocalStore
 from kinetic._store.memory import MemoryStore
-from kinetic._store.served import serving
+from kinetic._store.served import serve_store
 
 AGE_S = 30 * 86400.0
 _doubles: list[Double] = []
@@ -45,7 +45,10 @@ def distant(_folder: Path) -> Iterator[Store]:
 @contextmanager
 def served(_folder: Path) -> Iterator[Store]:
     # A path of pytest's may be longer than that of a socket.
-    with tempfile.TemporaryDirectory() as short, serving(MemoryStore(), Path(short) / "s") as store:
+    with (
+        tempfile.TemporaryDirectory() as short,
+        serve_store(MemoryStore(), Path(short) / "s") as store,
+    ):
         yield store
 
 

@@ -22,7 +22,7 @@ from kinetic._store.local import LocalStore
 from kinetic._store.many import get_many, has_many, put_many
 from kinetic._store.memory import MemoryStore
 from kinetic._store.open import open_store
-from kinetic._store.served import ServedStore, serving
+from kinetic._store.served import ServedStore, serve_store
 from kinetic.errors import StoreError, StoreFull, UsageError
 
 SHARED = ("gcs", "local", "served")
@@ -167,11 +167,11 @@ def test_a_write_that_fails_half_way_leaves_no_trace(tmp_path):
 def test_no_space_is_store_full(tmp_path, number):
     import errno
 
-    from kinetic._store.local import _explained
+    from kinetic._store.local import _translate_errors
 
     with (
         pytest.raises(StoreFull, match="no space is left") as caught,
-        _explained("write 'a'", str(tmp_path)),
+        _translate_errors("write 'a'", str(tmp_path)),
     ):
         raise OSError(getattr(errno, number), "full")
     assert isinstance(caught.value.__cause__, OSError)
@@ -332,8 +332,9 @@ def test_a_served_store_may_be_started_again():
 def _server(path):
     code = (
         "import sys; from pathlib import Path; from kinetic._store.memory import MemoryStore; "
-        "from kinetic._store.served import serving\n"
-        "with serving(MemoryStore(), Path(sys.argv[1])): print('up', flush=True); sys.stdin.read()"
+        "from kinetic._store.served import serve_store\n"
+        "with serve_store(MemoryStore(), Path(sys.argv[1])):\n"
+        "    print('up', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(path)]
     pipe = subprocess.PIPE
@@ -354,8 +355,11 @@ def test_a_server_that_is_silent_keeps_no_caller():
 def test_one_socket_is_served_by_one_process():
     with tempfile.TemporaryDirectory() as short:
         path = Path(short) / "s"
-        with serving(MemoryStore(), path) as store:
-            with pytest.raises(StoreError, match="Another process"), serving(MemoryStore(), path):
+        with serve_store(MemoryStore(), path) as store:
+            with (
+                pytest.raises(StoreError, match="Another process"),
+                serve_store(MemoryStore(), path),
+            ):
                 pass
             assert store.put("a", b"1")
 
@@ -398,6 +402,6 @@ def test_an_answer_that_makes_no_sense_is_an_error_of_the_store(answer):
 def test_a_served_store_is_its_owners_alone():
     with tempfile.TemporaryDirectory() as short:
         path = Path(short) / "s"
-        with serving(MemoryStore(), path):
+        with serve_store(MemoryStore(), path):
             assert path.stat().st_mode & 0o777 == 0o600
         assert not path.exists()

@@ -99,7 +99,7 @@ def place(tmp_path: Path, home: Path) -> Path:
         store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
     profiles.change(
         settings.profiles_file(),
-        lambda p: p.added("dev", {"zone": "z"}).added("staging", {"zone": "z"}),
+        lambda p: p.with_profile("dev", {"zone": "z"}).with_profile("staging", {"zone": "z"}),
     )
     (tmp_path / "train_all.py").touch()
     (tmp_path / "workspace").mkdir()

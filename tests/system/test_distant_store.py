@@ -17,7 +17,7 @@ import kinetic
 from kinetic import errors
 from kinetic._core import layout
 from kinetic._store.memory import MemoryStore
-from kinetic._store.served import ServedStore, serving
+from kinetic._store.served import ServedStore, serve_store
 
 CALL_S = 0.03
 
@@ -25,7 +25,7 @@ CALL_S = 0.03
 @pytest.fixture
 def store(home, monkeypatch) -> ServedStore:
     home.parent.mkdir(parents=True, exist_ok=True)
-    with serving(MemoryStore(delay_s=CALL_S), home.parent / "store") as served:
+    with serve_store(MemoryStore(delay_s=CALL_S), home.parent / "store") as served:
         monkeypatch.setenv("KINETIC_STORE", served.uri)
         yield served
 

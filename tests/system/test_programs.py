@@ -18,7 +18,7 @@ import kinetic
 from kinetic import errors
 from kinetic._core.exits import Exit
 from kinetic._store.memory import MemoryStore
-from kinetic._store.served import serving
+from kinetic._store.served import serve_store
 
 
 def run(accelerator, **options):
@@ -82,7 +82,7 @@ def distant(home):
     """A store that is no folder, in this process; each call takes its time."""
     home.parent.mkdir(parents=True, exist_ok=True)
     slow = MemoryStore(delay_s=0.01)
-    with serving(slow, home.parent / "store") as store:
+    with serve_store(slow, home.parent / "store") as store:
         os.environ["KINETIC_STORE"] = store.uri
         yield store
 

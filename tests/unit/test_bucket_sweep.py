@@ -27,7 +27,7 @@ from kinetic._core import layout
 from kinetic._core.plan import Tree
 from kinetic._source import bundle, packs
 from kinetic._store import index
-from kinetic._store.gc_lock import content_age_s, submitting
+from kinetic._store.gc_lock import content_age_s, lock_for_submission
 from kinetic._store.gcs import GcsStore
 from kinetic.cli import pruning
 
@@ -54,7 +54,7 @@ def submit(place: Path, job_id: str, cache: str = "cache") -> Tree:
     """Send the project and name it in a plan, as a submission does."""
     store = GcsStore("gs://bucket")
     made = bundle.build(place / "root", cache_dir=place / cache)
-    with submitting(store):
+    with lock_for_submission(store):
         bundle.upload(made, store)
         plan = {"tree": {"manifest": {"digest": made.tree.manifest.digest}}}
         store.put(layout.plan(job_id), json.dumps(plan).encode())

@@ -33,9 +33,9 @@ def kn(*argv: str) -> int:
 def two() -> None:
     profiles.change(
         settings.profiles_file(),
-        lambda before: before.added("dev", {"project": "my-dev", "zone": "us-central2-b"}).added(
-            "ops", {"cluster": "ops"}
-        ),
+        lambda before: before.with_profile(
+            "dev", {"project": "my-dev", "zone": "us-central2-b"}
+        ).with_profile("ops", {"cluster": "ops"}),
     )
 
 

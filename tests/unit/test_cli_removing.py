@@ -15,7 +15,7 @@ from kinetic._backends.programs import folders
 from kinetic._core import layout
 from kinetic._datasets import cached_copy
 from kinetic._store.base import Entry
-from kinetic._store.gc_lock import submitting
+from kinetic._store.gc_lock import lock_for_submission
 from kinetic._store.local import LocalStore
 from kinetic.cli import pruning
 
@@ -284,7 +284,7 @@ def test_a_sweep_waits_for_submissions_to_end(world: World) -> None:
 
     content = world.blob("a")
     order: list[str] = []
-    with submitting(world.store):
+    with lock_for_submission(world.store):
         assert world.store.has(layout.blob(content))
         sweeper = threading.Thread(
             target=lambda: (pruning.sweep(world.store, older_than=NOW), order.append("swept"))

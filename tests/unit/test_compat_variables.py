@@ -187,8 +187,10 @@ def test_a_program_that_has_set_up_logging_keeps_its_handlers(monkeypatch):
 
 def test_capturing_all_of_ours_does_not_put_the_callers_folder_in_place_of_the_hosts():
     environ = {"KINETIC_OUTPUT_DIR": "here", "KINETIC_JOB_ID": "job", "KINETIC_MINE": "1"}
-    assert environment.captured(["KINETIC_*"], environ) == {"KINETIC_MINE": "1"}
-    assert environment.captured(["KINETIC_OUTPUT_DIR"], environ) == {"KINETIC_OUTPUT_DIR": "here"}
+    assert environment.select_env_vars(["KINETIC_*"], environ) == {"KINETIC_MINE": "1"}
+    assert environment.select_env_vars(["KINETIC_OUTPUT_DIR"], environ) == {
+        "KINETIC_OUTPUT_DIR": "here"
+    }
 
 
 def test_messages_name_us_once(monkeypatch, capsys):

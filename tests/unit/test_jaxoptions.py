@@ -50,7 +50,7 @@ def jax_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_nothing_travels_when_jax_is_as_it_comes(jax_with: Any) -> None:
-    assert jax_options.changed(jax_with(), without={}) == {}
+    assert jax_options.changed_options(jax_with(), without={}) == {}
 
 
 def test_what_was_set_travels_by_plain_values(jax_with: Any) -> None:
@@ -64,20 +64,20 @@ def test_what_was_set_travels_by_plain_values(jax_with: Any) -> None:
         "jax_default_matmul_precision": "float32",
         "jax_numpy_dtype_promotion": "strict",
     }
-    assert jax_options.changed(cache, without={}) == wanted
-    assert jax_options.changed(cache, without={"JAX_ENABLE_X64": "0"}) == {
+    assert jax_options.changed_options(cache, without={}) == wanted
+    assert jax_options.changed_options(cache, without={"JAX_ENABLE_X64": "0"}) == {
         k: v for k, v in wanted.items() if "x64" not in k
     }
 
 
 def test_where_jax_runs_is_the_hosts_business(jax_with: Any) -> None:
     cache = jax_with(jax_platforms="cpu", jax_num_cpu_devices=8, jax_unknown_option=1)
-    assert jax_options.changed(cache, without={}) == {}
+    assert jax_options.changed_options(cache, without={}) == {}
 
 
 def test_without_jax_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "jax", raising=False)
-    assert jax_options.changed(tmp_path, without={}) == {}
+    assert jax_options.changed_options(tmp_path, without={}) == {}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -89,13 +89,13 @@ def test_the_defaults_of_the_real_jax_are_read_once(
     monkeypatch.setattr(jax_options, "_KNOWN", {})
     monkeypatch.setenv("JAX_DEBUG_NANS", "1")  # must not pass for a default
     place = tmp_path / "cache"
-    jax_options.changed(place, without={})
+    jax_options.changed_options(place, without={})
     (file,) = place.iterdir()
     found = json.loads(file.read_text())
     assert (found["jax_enable_x64"], found["jax_debug_nans"]) == (False, False)
     file.write_text(json.dumps(found | {"jax_enable_x64": True}))
     monkeypatch.setattr(jax_options, "_KNOWN", {})
-    assert jax_options.changed(place, without={}).get("jax_enable_x64") is (
+    assert jax_options.changed_options(place, without={}).get("jax_enable_x64") is (
         None if jax.config.jax_enable_x64 else False
     )
 

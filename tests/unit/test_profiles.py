@@ -20,7 +20,11 @@ from kinetic._config.profiles import Profiles
 from kinetic.errors import CorruptRecord, PreflightError, StoreError, StoreFull, UsageError
 
 DEV = {"project": "my-dev", "zone": "us-central2-b", "cluster": "dev"}
-BOTH = Profiles().added("dev", DEV).added("ops", {"cluster": "ops", "namespace": "alice"})
+BOTH = (
+    Profiles()
+    .with_profile("dev", DEV)
+    .with_profile("ops", {"cluster": "ops", "namespace": "alice"})
+)
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True)
 words = st.text(
     st.characters(min_codepoint=33, exclude_categories=["C", "Z"]), min_size=1, max_size=12
@@ -38,12 +42,12 @@ def place(tmp_path: Path) -> Path:
 
 def test_the_first_profile_is_in_use_and_a_removed_one_is_not() -> None:
     assert BOTH.current == "dev"
-    assert BOTH.used("ops").current == "ops"
-    assert BOTH.used(None).current is None
-    assert BOTH.used(None).added("third", DEV).current is None
-    assert (BOTH.removed("dev").current, list(BOTH.removed("dev").by_name)) == (None, ["ops"])
-    assert BOTH.removed("ops").current == "dev"
-    assert BOTH.used("ops").added("ops", DEV, force=True) == Profiles(
+    assert BOTH.with_current("ops").current == "ops"
+    assert BOTH.with_current(None).current is None
+    assert BOTH.with_current(None).with_profile("third", DEV).current is None
+    assert (BOTH.without("dev").current, list(BOTH.without("dev").by_name)) == (None, ["ops"])
+    assert BOTH.without("ops").current == "dev"
+    assert BOTH.with_current("ops").with_profile("ops", DEV, force=True) == Profiles(
         {"dev": DEV, "ops": DEV}, "ops"
     )
 
@@ -51,7 +55,7 @@ def test_the_first_profile_is_in_use_and_a_removed_one_is_not() -> None:
 @pytest.mark.parametrize("name", ["", " ", "-x", ".x", "a b", "a/b", "ä", "a\n", "x" * 64])
 def test_what_cannot_be_a_name(name: str) -> None:
     with pytest.raises(UsageError, match="letters, digits"):
-        Profiles().added(name, DEV)
+        Profiles().with_profile(name, DEV)
 
 
 @pytest.mark.parametrize(
@@ -67,13 +71,13 @@ def test_what_cannot_be_a_name(name: str) -> None:
 )
 def test_what_a_profile_cannot_say(values: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="dev"):
-        Profiles().added("dev", values)
+        Profiles().with_profile("dev", values)
 
 
 def test_what_is_not_there_has_a_hint() -> None:
     with pytest.raises(UsageError, match="already"):
-        BOTH.added("dev", DEV)
-    for act in (BOTH.get, BOTH.used, BOTH.removed):
+        BOTH.with_profile("dev", DEV)
+    for act in (BOTH.get, BOTH.with_current, BOTH.without):
         with pytest.raises(UsageError, match="Did you mean 'dev'"):
             act("dve")
     with pytest.raises(UsageError, match="dev, ops"):
@@ -145,7 +149,7 @@ def test_a_file_with_a_checksum_is_read_and_written_without(place: Path) -> None
         '  "profiles": {\n    "dev": {\n      "cluster": "c"\n    }\n  }\n}\n'
     )
     assert profiles.read(place) == Profiles({"dev": {"cluster": "c"}}, "dev")
-    profiles.change(place, lambda before: before.used(None))
+    profiles.change(place, lambda before: before.with_current(None))
     assert "checksum" not in place.read_text()
 
 
@@ -154,18 +158,18 @@ def test_a_damaged_file_is_never_overwritten(place: Path) -> None:
     broken = place.read_bytes()[:-7]
     place.write_bytes(broken)
     with pytest.raises(CorruptRecord, match=f"mv {place}"):
-        profiles.change(place, lambda before: before.added("x", DEV, force=True))
+        profiles.change(place, lambda before: before.with_profile("x", DEV, force=True))
     assert place.read_bytes() == broken
     assert [p.name for p in place.parent.iterdir()] == ["profiles.json"]
 
 
 def test_the_file_is_the_owners_alone_and_a_link_stays_one(place: Path, tmp_path: Path) -> None:
-    profiles.change(place, lambda before: before.added("dev", DEV))
+    profiles.change(place, lambda before: before.with_profile("dev", DEV))
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
     link = tmp_path / "link.json"
     link.symlink_to(place)
-    profiles.change(link, lambda before: before.added("ops", {"cluster": "ops"}))
+    profiles.change(link, lambda before: before.with_profile("ops", {"cluster": "ops"}))
     assert link.is_symlink()
     assert set(profiles.read(place).by_name) == {"dev", "ops"}
 
@@ -173,13 +177,13 @@ def test_the_file_is_the_owners_alone_and_a_link_stays_one(place: Path, tmp_path
 def test_what_a_killed_writer_left_is_in_nobodys_way(place: Path) -> None:
     place.parent.mkdir(parents=True)
     (place.parent / "profiles.json.new").write_text("{")
-    profiles.change(place, lambda before: before.added("dev", DEV))
+    profiles.change(place, lambda before: before.with_profile("dev", DEV))
     assert [p.name for p in place.parent.iterdir()] == ["profiles.json"]
 
 
 def test_of_many_writers_none_is_lost(place: Path) -> None:
     def write(number: int) -> None:
-        profiles.change(place, lambda before: before.added(f"p{number}", DEV))
+        profiles.change(place, lambda before: before.with_profile(f"p{number}", DEV))
 
     writers = [threading.Thread(target=write, args=(n,)) for n in range(16)]
     for writer in writers:
@@ -199,7 +203,7 @@ def test_of_many_writers_none_is_lost(place: Path) -> None:
 def test_a_file_that_cannot_be_written_stays(
     place: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StoreError]
 ) -> None:
-    profiles.change(place, lambda before: before.added("dev", DEV))
+    profiles.change(place, lambda before: before.with_profile("dev", DEV))
     before = place.read_bytes()
 
     def refuse(_fd: int) -> None:
@@ -207,7 +211,7 @@ def test_a_file_that_cannot_be_written_stays(
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(kind, match=str(place)):
-        profiles.change(place, lambda before: before.added("ops", DEV))
+        profiles.change(place, lambda before: before.with_profile("ops", DEV))
     assert place.read_bytes() == before
     assert [p.name for p in place.parent.iterdir()] == ["profiles.json"]
 
@@ -261,7 +265,7 @@ def test_which_profile_is_read(tmp_path: Path) -> None:
         assert settings.load(env | {"KINETIC_PROFILE": "dev"}).cluster == "ops"
     finally:
         settings.choose_profile(None)
-    kept_in(tmp_path, BOTH.used(None))
+    kept_in(tmp_path, BOTH.with_current(None))
     assert settings.load(env).profile is None
     with pytest.raises(UsageError, match="'opss'"):
         settings.load(env | {"KINETIC_PROFILE": "opss"})
@@ -295,7 +299,7 @@ def test_a_damaged_file_stops_whoever_would_read_it(tmp_path: Path) -> None:
 
 def test_a_decorated_function_sees_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    profiles.change(settings.profiles_file(), lambda before: before.added("dev", DEV))
+    profiles.change(settings.profiles_file(), lambda before: before.with_profile("dev", DEV))
     with pytest.raises(PreflightError, match="get-credentials dev"):
         kinetic.run(accelerator="cpu")(int).run_async()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kinetic._core import layout
 from kinetic._source import bundle, packs
-from kinetic._store.gc_lock import submitting
+from kinetic._store.gc_lock import lock_for_submission
 from kinetic._store.local import LocalStore
 from kinetic.cli import pruning
 from kinetic.errors import CorruptRecord
@@ -39,7 +39,7 @@ def submit(place: Path, number: int, answers) -> None:
         )
         made, job = bundle.build(root, cache_dir=place / f"cache{number}"), f"job-{number}-{turn}"
         store.put(layout.ref(job), b"{}")
-        with submitting(store):
+        with lock_for_submission(store):
             bundle.upload(made, store)
             store.put(
                 layout.plan(job),

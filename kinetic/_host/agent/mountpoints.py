@@ -49,7 +49,7 @@ class Mountpoints:
         volumes = [each for each in data if each.mount]
         if not volumes:
             return
-        with cached_copy.locked(self._root):
+        with cached_copy.hold_lock(self._root):
             made = _swept(self._read())
             try:
                 for each in volumes:
@@ -67,7 +67,7 @@ class Mountpoints:
         """Release the paths; remove those that no other job uses, if possible."""
         if not any(each.mount for each in data):
             return
-        with suppress(OSError, StoreError), cached_copy.locked(self._root):
+        with suppress(OSError, StoreError), cached_copy.hold_lock(self._root):
             while self._held:
                 os.close(self._held.pop())
             self._write(_swept(self._read()))

@@ -123,7 +123,7 @@ def create(name: str | None, force: bool, **options: str | None) -> None:
             f"There is a profile {name!r} already. Choose another name, or replace it with --force."
         )
     values = _complete(options)
-    stored = profiles.change(path, lambda before: before.added(name, values, force=force))
+    stored = profiles.change(path, lambda before: before.with_profile(name, values, force=force))
     output.line(
         f"Profile {name} is kept in {path}" + (" and in use." if stored.current == name else ".")
     )
@@ -196,7 +196,7 @@ def _name_in_use(stored: Profiles) -> str | None:
 @click.argument("name", shell_complete=suggested("profiles"))
 def use(name: str) -> None:
     """Make a profile the current one."""
-    profiles.change(settings.profiles_file(), lambda before: before.used(name))
+    profiles.change(settings.profiles_file(), lambda before: before.with_current(name))
     output.line(f"Profile {name} is in use.")
     _report_override(name)
 
@@ -216,7 +216,7 @@ def unset() -> None:
     """Put no profile in use."""
     path = settings.profiles_file()
     if profiles.read(path).current is not None:
-        profiles.change(path, lambda before: before.used(None))
+        profiles.change(path, lambda before: before.with_current(None))
     output.line("No profile is in use.")
     _report_override(None)
 
@@ -261,7 +261,7 @@ def rm(name: str, yes: bool) -> None:
             )
         click.confirm(f"Remove the profile {name}?", abort=True, err=True)
     was = profiles.read(path).current
-    profiles.change(path, lambda before: before.removed(name))
+    profiles.change(path, lambda before: before.without(name))
     output.line(
         f"Profile {name} is removed." + (" No profile is in use now." if was == name else "")
     )
