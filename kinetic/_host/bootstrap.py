@@ -135,7 +135,7 @@ def install(folder: str, digest: str, bare: bool) -> None:
         run([python, *PIP, "-r", listed])
         return
     command = [uv, "pip", "install", "--no-progress", "--color=never", "-r", listed]
-    cache = locked(f"{CACHE}/uv-cache", fcntl.LOCK_SH, "uv's cache")
+    cache = lock_folder(f"{CACHE}/uv-cache", fcntl.LOCK_SH, "uv's cache")
     try:
         if not bare:  # uv looks at one environment only, so it is given only what the image lacks
             told = run([*command, "--dry-run", "--break-system-packages", "-p", sys.executable])
@@ -203,7 +203,7 @@ def once(folder: str, what: str, make: Callable[[str], object]) -> str:
     the program after this one, no pod sweeps it."""
     begun, has_waited = time.monotonic(), False
     while True:
-        lock = locked(folder, fcntl.LOCK_SH, what)
+        lock = lock_folder(folder, fcntl.LOCK_SH, what)
         if is_complete(folder):
             os.utime(f"{folder}/complete")
             os.set_inheritable(lock, True)
@@ -211,7 +211,7 @@ def once(folder: str, what: str, make: Callable[[str], object]) -> str:
             say(f"{what}: {took if has_waited else 'here from an earlier job'}")
             return folder
         os.close(lock)
-        has_waited, lock = True, locked(folder, fcntl.LOCK_EX, what)
+        has_waited, lock = True, lock_folder(folder, fcntl.LOCK_EX, what)
         if not is_complete(folder):
             complete(folder, make)
             MADE.append(folder)
@@ -249,7 +249,7 @@ def boot() -> str:
     return ""
 
 
-def locked(folder: str, how: int, what: str = "") -> int:
+def lock_folder(folder: str, how: int, what: str = "") -> int:
     """Lock a folder, and return the descriptor that holds it; without `what`, -1 if a pod has
     it. The kernel frees the lock of a killed one."""
     while True:
@@ -304,7 +304,7 @@ def sizes(folder: str) -> Iterator[tuple[int, int]]:
 
 
 def remove(folder: str) -> bool:
-    lock = locked(folder, fcntl.LOCK_EX)
+    lock = lock_folder(folder, fcntl.LOCK_EX)
     if lock < 0:
         return False
     try:

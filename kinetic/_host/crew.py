@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
-from kinetic._host.agents import Agents, delivered
+from kinetic._host.agents import Agents, code_if_delivered
 
 
 class Crew(Protocol):
@@ -105,7 +105,7 @@ class ForkedCrew:
     def dead(self) -> Iterator[tuple[int, str]]:
         """From their wait statuses."""
         for seat, status in self._agents.dead():
-            ended = delivered(status) is not None
+            ended = code_if_delivered(status) is not None
             cause = self._agents.cause_of_death(seat, status)
             yield seat, "Its agent process ended early." if ended else cause
         self._agents.end_orphans()

@@ -156,7 +156,7 @@ class ElasticLeader:
 
     async def _lead_attempts(self) -> Attempt:
         await self._gather()
-        self._story.write(self._formed())
+        self._story.write(self._make_formed_event())
         if self._crew.announces:
             self._give_places(lost_at=0.0)
         while True:
@@ -166,7 +166,7 @@ class ElasticLeader:
                 await self._pause(finished)
             self._places = {}
             self._lobby.give({})
-            ended = Attempt(leader.judged(self._gang), self._gang.unwanted, self._removed)
+            ended = Attempt(leader.judge_gang(self._gang), self._gang.unwanted, self._removed)
             loss, before = loss_of(ended.outcome, self._policy.slices), len(self._policy.slices)
             fault = self._crew.world_fault(0.0)
             if fault and may_follow_from_fault(ended.outcome):
@@ -190,7 +190,7 @@ class ElasticLeader:
                 outcome = replace(ended.outcome, reason=decision.reason, given_up=decision.reason)
                 return replace(ended, outcome=outcome)
             else:
-                return replace(ended.cancelled(), removed=self._removed)
+                return replace(ended.mark_cancelled(), removed=self._removed)
 
     async def _gather(self) -> None:
         """Where hosts come one by one: wait until enough slices are there for the first attempt.
@@ -310,7 +310,7 @@ class ElasticLeader:
         leader.repeat(self._store, self._plan.job_id, ended.outcome, make_room=self._make_room)
         self._gang, self._story.attempt = self._make_gang(), self._policy.attempt
         self._joined = set()
-        self._story.write(self._formed())
+        self._story.write(self._make_formed_event())
         self._coordinator.serve_next(self._gang)
         self._give_places(self._story.lost_at)
         self._on_agents(self._policy.attempt)
@@ -443,7 +443,7 @@ class ElasticLeader:
 
     # -- what is told ------------------------------------------------------------------------------
 
-    def _formed(self) -> GangEvent:
+    def _make_formed_event(self) -> GangEvent:
         slices = self._policy.slices
         return GangEvent(EventKind.FORMED, hosts=self._seats_of(slices), slices=slices)
 

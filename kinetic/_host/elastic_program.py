@@ -68,7 +68,7 @@ class Head:
     def _attempt(self) -> Attempt:
         attempt = 1
         try:
-            if self._who.is_pod and (lost := self._lost()) is not None:
+            if self._who.is_pod and (lost := self._judge_lost()) is not None:
                 leader.write_verdict(self._store, self._plan.job_id, lost)
                 if lost.ok or lost.verdict is not Verdict.FAILED or _is_final(lost):
                     return Attempt(lost)  # Nobody was left to say it.
@@ -86,11 +86,11 @@ class Head:
             now = time.time()
             return Attempt(Outcome(Verdict.FAILED, (), reason, ended_at=now, attempt=attempt))
 
-    def _lost(self) -> Outcome | None:
+    def _judge_lost(self) -> Outcome | None:
         """The verdict on the attempt that another head has led and left, or None: a cluster
         replaces the pod of a head without saying so."""
         number = attempts.newest(self._store, self._plan.job_id)
-        formed = pod.formed(self._plan, self._store, number)
+        formed = pod.count_formed(self._plan, self._store, number)
         if formed is None:
             return None
         reports = attempts.reports(self._store, self._plan.job_id, number, formed)
@@ -113,7 +113,7 @@ class Head:
 
         who, plan = self._who, self._plan
         programs = Path(who.programs) if who.programs else None
-        crew = DistantCrew(plan.hosts, *([_starting(programs)] if programs else []))
+        crew = DistantCrew(plan.hosts, *([_make_starter(programs)] if programs else []))
         return ElasticLeader(
             plan,
             self._elastic,
@@ -136,7 +136,7 @@ def _is_final(outcome: Outcome) -> bool:
     return outcome.first is not None and program_code(outcome.first) is ProgramCode.CODE_FAILED
 
 
-def _starting(programs: Path) -> Callable[[int], bool]:
+def _make_starter(programs: Path) -> Callable[[int], bool]:
     """Return what starts the program of a host again, on this machine, with the command and the
     environment of its first start, and writes down its process; see `DistantCrew`."""
     started: list[subprocess.Popen[bytes]] = []

@@ -25,7 +25,7 @@ from kinetic._core.outcome import Outcome, Verdict, judge
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
 from kinetic._host.agent.identity import alone_s
-from kinetic._host.agents import Agents, delivered, import_gang_modules
+from kinetic._host.agents import Agents, code_if_delivered, import_gang_modules
 from kinetic._store import attempts, footprints, index
 from kinetic._store.base import Store
 from kinetic._store.event_log import EventLog
@@ -88,14 +88,14 @@ class Attempt:
             taken_away=self.is_taken_away,
         )
 
-    def cancelled(self) -> Attempt:
+    def mark_cancelled(self) -> Attempt:
         """The same attempt, of a job that was cancelled before the next one."""
         reason = f"{CANCELLED} {self.outcome.reason}"
         ended = replace(self.outcome, verdict=Verdict.CANCELLED, blamed=(), reason=reason)
         return replace(self, outcome=ended)
 
 
-def judged(gang: Gang) -> Outcome:
+def judge_gang(gang: Gang) -> Outcome:
     """Return the verdict on an attempt whose gang has finished."""
     return judge(
         gang.spec.hosts,
@@ -158,13 +158,13 @@ class Leader:
             import asyncio
 
             asyncio.run(self._serve(endpoint, key))
-        ended = self._judged()
-        self._write(_ending(ended.outcome))
+        ended = self._judge_attempt()
+        self._write(_end_event(ended.outcome))
         self._events.close()
         return ended
 
-    def _judged(self) -> Attempt:
-        return Attempt(judged(self._gang), self._gang.unwanted, self._removed, self._all_go_on)
+    def _judge_attempt(self) -> Attempt:
+        return Attempt(judge_gang(self._gang), self._gang.unwanted, self._removed, self._all_go_on)
 
     def _ends_at_once(self) -> bool:
         """Whether a gang of one host ends before starting its coordinator is worthwhile."""
@@ -173,7 +173,7 @@ class Leader:
             return False
         gang = self._gang
         for host, status in self._agents.dead():
-            left = delivered(status) is not None
+            left = code_if_delivered(status) is not None
             report = self._agents.report_left_by(host, gang.spec.attempt) if left else None
             if report is None:
                 gang.mark_lost(host, self._agents.cause_of_death(host, status), time.monotonic())
@@ -220,7 +220,7 @@ class Leader:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(all_gone.wait(), LEAVE_S + self._gang.spec.grace_s)
         self._agents.signal(signal.SIGKILL)
-        ended = self._judged()
+        ended = self._judge_attempt()
         if ended.may_repeat(self._plan, self._store) and not ended.unwanted:
             reason = ended.outcome.reason
             reports = ended.outcome.reports
@@ -286,7 +286,7 @@ class Leader:
         spec = self._gang.spec
         alone = spec.hosts == 1
         for host, status in self._agents.dead():
-            left = delivered(status) is not None
+            left = code_if_delivered(status) is not None
             report = self._agents.report_left_by(host, spec.attempt) if alone and left else None
             if report is not None:
                 coordinator.report(report)
@@ -320,10 +320,10 @@ def write_event(store: Store, job_id: str, attempt: int, event: GangEvent) -> No
 
 def write_verdict(store: Store, job_id: str, outcome: Outcome) -> None:
     """Add to the events of a job how an attempt has ended, for a leader that could not."""
-    write_event(store, job_id, outcome.attempt, _ending(outcome))
+    write_event(store, job_id, outcome.attempt, _end_event(outcome))
 
 
-def _ending(outcome: Outcome) -> GangEvent:
+def _end_event(outcome: Outcome) -> GangEvent:
     reason, blamed, verdict = outcome.reason, outcome.blamed, outcome.verdict
     return GangEvent(EventKind.ENDED, detail=reason, hosts=blamed, verdict=verdict)
 

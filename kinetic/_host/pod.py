@@ -56,18 +56,18 @@ def _begin(plan: Plan, store: Store) -> int | None:
 
 
 def _has_begun(plan: Plan, store: Store, number: int) -> bool:
-    return any(event.attempt == number for event in _told(plan, store))
+    return any(event.attempt == number for event in _read_events(plan, store))
 
 
-def formed(plan: Plan, store: Store, number: int) -> int | None:
+def count_formed(plan: Plan, store: Store, number: int) -> int | None:
     """Return how many hosts this attempt of an elastic job was to have; None if no head has led
     it."""
     kind = events.EventKind.FORMED
-    found = (e for e in _told(plan, store) if e.attempt == number and e.kind is kind)
+    found = (e for e in _read_events(plan, store) if e.attempt == number and e.kind is kind)
     return next((len(event.hosts) for event in found), None)
 
 
-def _told(plan: Plan, store: Store) -> list[events.GangEvent]:
+def _read_events(plan: Plan, store: Store) -> list[events.GangEvent]:
     try:
         return events.parse(store.get(layout.events(plan.job_id)))
     except NotFound:

@@ -25,7 +25,7 @@ from kinetic._host import leader, pod
 from kinetic._host.agent import datasets, identity
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.mountpoints import Mountpoints
-from kinetic._host.agents import Agents, cause_of_death, delivered, import_gang_modules
+from kinetic._host.agents import Agents, cause_of_death, code_if_delivered, import_gang_modules
 from kinetic._host.leader import Attempt, Leader
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
@@ -112,7 +112,7 @@ class _Leading(_Host):
         if ended.may_repeat(self._plan, self._store) and not self._is_judged():
             stopped = signal.SIGTERM in signal.sigpending()
             if ended.unwanted or (stopped and self._is_cancelled()):
-                ended = ended.cancelled()
+                ended = ended.mark_cancelled()
             elif ended.all_go_on and not stopped:
                 leader.repeat(self._store, self._plan.job_id, ended.outcome)
                 self._start_over(ended.outcome.reason)
@@ -195,7 +195,7 @@ class _Joining(_Host):
                 self._agents.tell_of_end()
             self._agents.end_stopped(self._who.unreachable_after_s)
         ((_, status),) = dead
-        if (code := delivered(status)) is not None:
+        if (code := code_if_delivered(status)) is not None:
             return code
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == ProgramCode.UNDELIVERED:
             return ProgramCode.UNDELIVERED

@@ -52,7 +52,7 @@ async def answer(
             (layout.activity_wanted(*place), layout.activity(*place), activity),
         ):
             with contextlib.suppress(KineticError):  # It is asked again, or answered next time.
-                asked = await asyncio.to_thread(_asked, store, wanted)
+                asked = await asyncio.to_thread(_read_request_id, store, wanted)
                 if asked in ("", answered.get(wanted)):
                     continue
                 data = json.dumps({"id": asked} | await act()).encode()
@@ -62,7 +62,7 @@ async def answer(
                     watched_until = time.monotonic() + WATCHED_S
 
 
-def _asked(store: Store, key: str) -> str:
+def _read_request_id(store: Store, key: str) -> str:
     try:
         return str(record.parse(store.get(key))["id"])
     except (NotFound, LookupError):

@@ -163,12 +163,12 @@ def _fork_on(requests: socket.socket, run: Callable[[], int], owner: int) -> NoR
         os._exit(1)
     if child == 0:
         requests.close()
-        processes.exit_with(functools.partial(_adopted, run, owner))
+        processes.exit_with(functools.partial(_run_once_adopted, run, owner))
     requests.send(str(child).encode())
     os._exit(0)
 
 
-def _adopted(run: Callable[[], int], owner: int) -> int:
+def _run_once_adopted(run: Callable[[], int], owner: int) -> int:
     deadline = time.monotonic() + _ADOPTED_S
     while os.getppid() != owner:
         if time.monotonic() > deadline:

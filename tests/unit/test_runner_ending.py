@@ -12,7 +12,7 @@ from kinetic._core.gang.machine import HostView
 from kinetic._core.outcome import HostReport, RemoteError
 from kinetic._host.agent.exit_report import Moment, ending_of, last_words
 from kinetic._host.agent.memory import MemoryVerdict
-from kinetic._host.agent.stall import Sample, moved
+from kinetic._host.agent.stall import Sample, has_moved
 
 RETURNED = {
     "event": "returned",
@@ -115,7 +115,7 @@ BASE = Sample(time_s=100.0, cpu_s=5.0, main_ns=10**9, log_bytes=100)
     ],
 )
 def test_standing_still(later, expected):
-    assert moved(BASE, later) is expected
+    assert has_moved(BASE, later) is expected
 
 
 @pytest.mark.parametrize(

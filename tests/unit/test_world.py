@@ -117,7 +117,7 @@ def test_arguments_that_disagree_are_named(given, wrong):
 def test_one_process_at_a_time_stands_for_its_host(tmp_path):
     file = str(tmp_path / "world")
     assert joining.join_state(file) == ""
-    with joining._claimed(file):
+    with joining._claim_place(file):
         # Here its end would free the lock.
         assert _in_fork(lambda: joining.join_state(file) == joining.JOINING)
         assert _in_fork(lambda: _is_taken(file))
@@ -127,7 +127,7 @@ def test_one_process_at_a_time_stands_for_its_host(tmp_path):
 
 def test_a_process_that_could_not_join_leaves_the_place_to_another(tmp_path):
     file = str(tmp_path / "world")
-    with pytest.raises(ZeroDivisionError), joining._claimed(file):
+    with pytest.raises(ZeroDivisionError), joining._claim_place(file):
         raise ZeroDivisionError
     assert joining.join_state(file) == joining.APART
     assert not _in_fork(lambda: _is_taken(file))
@@ -137,7 +137,7 @@ def test_a_process_that_died_while_it_joined_joins_no_more(tmp_path):
     file = str(tmp_path / "world")
 
     def die():
-        joining._claimed(file).__enter__()
+        joining._claim_place(file).__enter__()
         os._exit(0)
 
     _in_fork(die)
@@ -146,7 +146,7 @@ def test_a_process_that_died_while_it_joined_joins_no_more(tmp_path):
 
 def _is_taken(file):
     try:
-        with joining._claimed(file):
+        with joining._claim_place(file):
             return False
     except joining.HostTaken as taken:
         return str(os.getppid()) in str(taken)

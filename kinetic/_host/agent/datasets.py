@@ -52,7 +52,7 @@ def prepare(identity: Identity, plan: Plan, store: Store, folder: Path) -> Datas
     found = [
         _by_cluster(each, there[n])
         if n in there
-        else _prepared(each, identity, store, folder / "data" / str(n))
+        else _prepare_data(each, identity, store, folder / "data" / str(n))
         for n, each in enumerate(plan.data)
     ]
     return Datasets(
@@ -61,22 +61,22 @@ def prepare(identity: Identity, plan: Plan, store: Store, folder: Path) -> Datas
     )
 
 
-def _prepared(
+def _prepare_data(
     data: Dataset, identity: Identity, store: Store, own: Path
 ) -> tuple[str, list[Mount]]:
     name = Path(data.source).name
     if data.writable:
         place = _stand_in(data, store)
-        return _mounted(place, data.mount, writable=True) if data.mount else (place, [])
+        return _mount_at(place, data.mount, writable=True) if data.mount else (place, [])
     if data.tree is None and not data.source.startswith((BUCKETS, HUB)):
         source = _source(data)
-        return _mounted(source, data.mount or _stub(own / name, data.is_dir))
-    files = _copied(data, identity, store)
+        return _mount_at(source, data.mount or _stub(own / name, data.is_dir))
+    files = _copy_data(data, identity, store)
     guard = Mount(str(files), str(files), optional=True)  # Permissions do not stop root.
     place = str(files if data.is_dir else files / name)
     if not data.mount:
         return place, [guard]
-    _, mounts = _mounted(place, data.mount)
+    _, mounts = _mount_at(place, data.mount)
     return data.mount, [guard, *mounts]
 
 
@@ -94,24 +94,24 @@ def _stand_in(data: Dataset, store: Store) -> str:
     return str(folder)
 
 
-def _copied(data: Dataset, identity: Identity, store: Store) -> Path:
+def _copy_data(data: Dataset, identity: Identity, store: Store) -> Path:
     """The folder of a copy, shared by the jobs of a machine, or of a node if its pods can."""
 
     def provide(copies: Path) -> Path:
         if data.tree is not None:
             return cached_copy.provide(store, data.tree, copies)
-        with _noted(data.source, identity, store):
-            return _fetched(data, copies, identity.secrets.get("HF_TOKEN", ""))
+        with _note_fetch(data.source, identity, store):
+            return _fetch_copy(data, copies, identity.secrets.get("HF_TOKEN", ""))
 
     own = root(identity, store)
     if store.as_folder() is not None:
         return provide(own)
     name = cached_copy.name_of(data.source) if data.tree is None else data.tree.manifest.digest
-    return node_cache.provided(identity, name, data.source, own, provide)
+    return node_cache.provide_copy(identity, name, data.source, own, provide)
 
 
 @contextlib.contextmanager
-def _noted(source: str, identity: Identity, store: Store) -> Iterator[None]:
+def _note_fetch(source: str, identity: Identity, store: Store) -> Iterator[None]:
     """Let the list of jobs say what is being fetched, where the local backend looks for it."""
     folder, key = store.as_folder(), layout.current_fetch(identity.job_id)
     if folder is None or not (folder / key).parent.is_dir():
@@ -126,7 +126,7 @@ def _noted(source: str, identity: Identity, store: Store) -> Iterator[None]:
             store.delete(key)
 
 
-def _fetched(data: Dataset, copies: Path, token: str) -> Path:
+def _fetch_copy(data: Dataset, copies: Path, token: str) -> Path:
     from kinetic._datasets import cloud, hub
 
     try:
@@ -145,10 +145,10 @@ def _by_cluster(data: Dataset, folder: str) -> tuple[str, list[Mount]]:
         raise SetupFailed(f"The data {data.source} is not mounted on this host, at {source}.")
     if data.mount in ("", source):
         return source, []
-    return _mounted(source, data.mount, writable=data.writable)
+    return _mount_at(source, data.mount, writable=data.writable)
 
 
-def _mounted(source: str, target: str, *, writable: bool = False) -> tuple[str, list[Mount]]:
+def _mount_at(source: str, target: str, *, writable: bool = False) -> tuple[str, list[Mount]]:
     return target, [Mount(source, target, writable=writable)]
 
 

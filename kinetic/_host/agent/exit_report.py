@@ -85,14 +85,14 @@ def ending_of(
     its wait status.
     """
     if end is not None and (stop is None or end["event"] == Exit.RETURNED):
-        return _said(end, host, peak_bytes)
+        return _report_from_end(end, host, peak_bytes)
     if stop is not None and stop.stop_exit is not None:
         return HostReport(
             host, Exit(stop.stop_exit), detail=stop.stop_reason, peak_rss_bytes=peak_bytes
         )
     if end is not None:
-        return _said(end, host, peak_bytes)
-    return _died(status or 0, host, peak_bytes, memory, moment)
+        return _report_from_end(end, host, peak_bytes)
+    return _report_death(status or 0, host, peak_bytes, memory, moment)
 
 
 def grace_of(stop: HostView, *, elastic: bool, left_s: float | None) -> float:
@@ -123,7 +123,7 @@ def last_words(report: HostReport) -> str:
     )
 
 
-def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
+def _report_from_end(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
     raised = end.get("error")
     error = None
     if raised:
@@ -151,7 +151,7 @@ def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
     )
 
 
-def _died(
+def _report_death(
     status: int, host: int, peak_bytes: int, known: MemoryVerdict, moment: Moment
 ) -> HostReport:
     peak = f"peak memory {peak_bytes / 2**20:,.0f} MiB" if peak_bytes else ""

@@ -110,7 +110,7 @@ class Identity:
         hosts of the job."""
         return self.host if self.elastic is None else self.elastic_seat
 
-    def placed(self, place: Place, per_slice: int) -> Identity:
+    def take_place(self, place: Place, per_slice: int) -> Identity:
         """Return who this host of an elastic job is in an attempt."""
         return replace(
             self,

@@ -256,7 +256,7 @@ class Tee:
         lines = self._open_line + data[:cut] if self._open_line else data[:cut]
         waiting = b""
         if self._without_gloo and _GLOO_PIECES[0] in lines:
-            lines, waiting = _split(without_gloo(lines))
+            lines, waiting = _split_mixed(without_gloo(lines))
         if lines:
             self._log.write(self.stream, lines)
         self._open_line = waiting + data[cut:]
@@ -297,7 +297,7 @@ def without_gloo(lines: bytes) -> bytes:
     return re.sub(_GLOO_MIXED, unless_whole, re.sub(_GLOO_LINE, b"", lines))
 
 
-def _split(lines: bytes) -> tuple[bytes, bytes]:
+def _split_mixed(lines: bytes) -> tuple[bytes, bytes]:
     """Cut off mixed Gloo lines at the end that are still incomplete."""
     mixed = [match for match in re.finditer(_GLOO_MIXED, lines) if match.end() == len(lines)]
     cut = mixed[-1].start() if mixed else len(lines)

@@ -47,7 +47,7 @@ class Mirror:
                 self._missed_bytes += len(data)
                 return
             if self._missed_bytes:
-                self._add(STDERR, _missed(self._missed_bytes))
+                self._add(STDERR, _notice_of_missed(self._missed_bytes))
                 self._missed_bytes = 0
             self._add(stream, data)
             self._changed.notify_all()
@@ -61,7 +61,7 @@ class Mirror:
         due = time.monotonic() + limit_s
         with self._changed:
             if self._missed_bytes:
-                self._add(STDERR, _missed(self._missed_bytes))
+                self._add(STDERR, _notice_of_missed(self._missed_bytes))
             self._closed = True
             self._changed.notify_all()
             while (self._waiting or self._writes) and (left := due - time.monotonic()) > 0:
@@ -94,7 +94,7 @@ def _write(fd: int, data: bytes) -> None:
         return
 
 
-def _missed(size_bytes: int) -> bytes:
+def _notice_of_missed(size_bytes: int) -> bytes:
     return (
         f"kinetic: {size_bytes} bytes of output are missing here, because nobody read them in "
         "time; `kinetic jobs logs` has them.\n"

@@ -50,14 +50,14 @@ class Mountpoints:
         if not volumes:
             return
         with cached_copy.hold_lock(self._root):
-            made = _swept(self._read())
+            made = _sweep_unused(self._read())
             try:
                 for each in volumes:
                     path = os.path.realpath(each.mount)
                     if not os.path.lexists(path):
                         _make(path, each.is_dir, made)
                     if _is_ours(path, made):
-                        descriptor = _opened(path)
+                        descriptor = _open_nofollow(path)
                         self._held.append(descriptor)
                         locks.hold(descriptor, shared=True)
             finally:
@@ -70,7 +70,7 @@ class Mountpoints:
         with suppress(OSError, StoreError), cached_copy.hold_lock(self._root):
             while self._held:
                 os.close(self._held.pop())
-            self._write(_swept(self._read()))
+            self._write(_sweep_unused(self._read()))
 
     def _read(self) -> dict[str, str]:
         try:
@@ -122,18 +122,18 @@ def _is_ours(path: str, made: dict[str, str]) -> bool:
     return path in made and made[path] == _stamp(path)
 
 
-def _opened(path: str) -> int:
+def _open_nofollow(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
-def _swept(made: dict[str, str]) -> dict[str, str]:
+def _sweep_unused(made: dict[str, str]) -> dict[str, str]:
     """Remove what no job uses, and return the remaining records. The caller holds the lock."""
     left = {path: stamp for path, stamp in made.items() if _is_ours(path, made)}
     for path in sorted(left, reverse=True):  # what lies in a folder before the folder
         above = os.path.dirname(path)
         ours_above = _is_ours(above, left)
         with suppress(OSError):  # something is in it
-            descriptor = _opened(path)
+            descriptor = _open_nofollow(path)
             try:
                 if not locks.try_hold(descriptor):
                     continue  # another job keeps it

@@ -22,7 +22,7 @@ _NAME_DIGITS = 24
 _MOST_GB = 20.0
 
 
-def provided(
+def provide_copy(
     identity: Identity, name: str, what: str, aside: Path, provide: Callable[[Path], Path]
 ) -> Path:
     """Return what `provide` makes of a folder of copies: the node's if its pods share one, else the
@@ -40,7 +40,7 @@ def provided(
     from kinetic._host import bootstrap  # only pods need it
 
     try:
-        folder = _held(f"{identity.cache}/data-{name[:_NAME_DIGITS]}", what)
+        folder = _hold_folder(f"{identity.cache}/data-{name[:_NAME_DIGITS]}", what)
         before = set(os.listdir(folder))
     except OSError:  # read-only, or another user's
         return provide(aside)
@@ -56,17 +56,17 @@ def provided(
     return made
 
 
-def _held(folder: str, what: str) -> Path:
+def _hold_folder(folder: str, what: str) -> Path:
     """Create the folder if needed, and lock it for as long as this process lives."""
     from kinetic._host import bootstrap
 
     while True:
-        lock = bootstrap.locked(folder, fcntl.LOCK_SH, what)
+        lock = bootstrap.lock_folder(folder, fcntl.LOCK_SH, what)
         if bootstrap.is_complete(folder):
             os.utime(f"{folder}/complete")
             return Path(folder)
         os.close(lock)
-        lock = bootstrap.locked(folder, fcntl.LOCK_EX, what)
+        lock = bootstrap.lock_folder(folder, fcntl.LOCK_EX, what)
         if not bootstrap.is_complete(folder):
             bootstrap.complete(folder, os.makedirs)
         os.close(lock)

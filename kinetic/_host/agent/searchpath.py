@@ -22,15 +22,19 @@ def for_programs(places: Sequence[str], inherited: str, *, client_root: str, tre
     """
     own = [place for place in places if not _hides_standard_modules(place)]
     theirs = (
-        moved(inherited, client_root=client_root, tree=tree).split(os.pathsep) if inherited else []
+        move_path(inherited, client_root=client_root, tree=tree).split(os.pathsep)
+        if inherited
+        else []
     )
     return os.pathsep.join(dict.fromkeys([*own, *theirs]))
 
 
-def moved(value: str, *, client_root: str, tree: str) -> str:
+def move_path(value: str, *, client_root: str, tree: str) -> str:
     """Return a search path with the project's folders replaced by those of the tree, if they were
     sent."""
-    return os.pathsep.join(_moved(entry, client_root, tree) for entry in value.split(os.pathsep))
+    return os.pathsep.join(
+        _move_entry(entry, client_root, tree) for entry in value.split(os.pathsep)
+    )
 
 
 def environment_first(
@@ -54,7 +58,7 @@ def environment_first(
     return {"PATH": path} | ({"VIRTUAL_ENV": prefix} if is_virtual else {})
 
 
-def _moved(entry: str, client_root: str, tree: str) -> str:
+def _move_entry(entry: str, client_root: str, tree: str) -> str:
     root = client_root.rstrip("/")
     real = os.path.realpath(entry) if entry.startswith("/") and client_root else ""
     if real != client_root and not real.startswith(f"{root}/"):

@@ -58,7 +58,7 @@ class Seat:
                 place, over = self._await_place(worker, kept=kept is not None)
                 if place is None:
                     return self._leave(worker, over)
-                who = self._who.placed(place, self._plan.topology.hosts)
+                who = self._who.take_place(place, self._plan.topology.hosts)
             agent = StayingAgent(
                 who,
                 self._plan,

@@ -39,7 +39,7 @@ class Sample:
     log_bytes: int
 
 
-def moved(since: Sample, now: Sample) -> bool:
+def has_moved(since: Sample, now: Sample) -> bool:
     """Whether the worker made progress between two samples."""
     elapsed = max(now.time_s - since.time_s, 0.0)
     if now.log_bytes > since.log_bytes:
@@ -62,6 +62,6 @@ class StallDetector:
         """Take a new sample; return the seconds since the worker last moved."""
         missed = now.time_s - self._last.time_s > MISSED_S
         self._last = now
-        if missed or moved(self._since, now):
+        if missed or has_moved(self._since, now):
             self._since = now
         return now.time_s - self._since.time_s

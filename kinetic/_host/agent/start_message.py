@@ -168,7 +168,7 @@ def _python_path(
     used, with this host's paths."""
     root, tree = plan.client_root, str(space.tree)
     if _PYTHONPATH in asked:
-        return {_PYTHONPATH: searchpath.moved(asked[_PYTHONPATH], client_root=root, tree=tree)}
+        return {_PYTHONPATH: searchpath.move_path(asked[_PYTHONPATH], client_root=root, tree=tree)}
     value = searchpath.for_programs(
         (*space.sys_path, *space.editable),
         who.base_env.get(_PYTHONPATH, ""),

@@ -128,7 +128,7 @@ class Supervisor:
         if plan is not None and ended.may_repeat(plan, self._store):
             if not ended.unwanted and signal.SIGTERM not in signal.sigpending():
                 self._start_over(ended.outcome)
-            ended = ended.cancelled()
+            ended = ended.mark_cancelled()
         from kinetic._host import leader
 
         job_id = self._request.job_id

@@ -60,10 +60,10 @@ def filled_in(command: str, args: Sequence[str], environ: Mapping[str, str]) -> 
     is_shell = command.rpartition("/")[2] in _SHELLS
     code = next((at + 1 for at, word in enumerate(args) if is_shell and _IS_C.match(word)), None)
 
-    def filled(word: str) -> str:
+    def fill_in(word: str) -> str:
         return _VARIABLE.sub(lambda found: environ.get(found[1] or found[2], found[0]), word)
 
-    return [word if at == code else filled(word) for at, word in enumerate(args)]
+    return [word if at == code else fill_in(word) for at, word in enumerate(args)]
 
 
 def run_script(path_rel: str, args: Sequence[str]) -> None:
@@ -131,7 +131,7 @@ def call(argv: Sequence[str]) -> int:
             process = forwarding.to(subprocess.Popen(list(argv)))
             code = process.wait()
     except FileNotFoundError:
-        return _tell(_missing(argv[0]), _NOT_FOUND)
+        return _tell(_explain_missing(argv[0]), _NOT_FOUND)
     except OSError as error:
         return _tell(f"{argv[0]} cannot be started: {error}", _NOT_EXECUTABLE)
     if code == 0 and signal.SIGTERM in forwarding.came:
@@ -140,7 +140,7 @@ def call(argv: Sequence[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _missing(command: str) -> str:
+def _explain_missing(command: str) -> str:
     missing = f"{command}: no such command on this host"
     if "/" not in command or command.startswith("/"):
         return missing

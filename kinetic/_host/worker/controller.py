@@ -65,7 +65,7 @@ class Controller:
         except _Own:
             pass
         except TimeoutError:
-            self._given_up = self._calls.too_few(self._slices.answering()).reason
+            self._given_up = self._calls.too_few(self._slices.find_answering()).reason
         except RuntimeError:
             if not (self._given_up or self._raised):
                 raise
@@ -107,7 +107,7 @@ class Controller:
     def _goes_on(self, error: Exception) -> bool:
         self._lost_at = time.monotonic()
         before = self._slices.taking_part
-        answering = self._slices.answering()
+        answering = self._slices.find_answering()
         if isinstance(error, type(proxy.scale_up())):
             if back := [each for each in answering if each not in before]:
                 _say(what_is_back(back))

@@ -210,7 +210,9 @@ class _Seat:
 
         coordination.tell_slices(self._world)
         refuse_profiling()
-        public.initialize = distributed.initialize = self._wrapped(_plain_initialize(public))
+        public.initialize = distributed.initialize = self._wrap_initialize(
+            _plain_initialize(public)
+        )
         if self._world.simulated and self._world.platform != "cpu":
             self._devices = _cpu_devices()
         if self._automatic or self._devices > 0:
@@ -263,7 +265,7 @@ class _Seat:
                 "%s This process (%d) uses the devices of its host alone.", taken, os.getpid()
             )
 
-    def _wrapped(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_initialize(self, original: Callable[..., None]) -> Callable[..., None]:
         world = self._world
 
         @functools.wraps(original)
@@ -336,12 +338,12 @@ def refuse_profiling() -> None:
 
     for name in ("start_trace", "start_server") if os.environ.get(ELASTIC) else ():
         if original := getattr(profiler, name, None):
-            refusing = _refusing(original, name)
+            refusing = _make_refusing(original, name)
             for module in (profiler, sys.modules.get("jax.profiler", profiler)):
                 setattr(module, name, refusing)
 
 
-def _refusing(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _make_refusing(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def refuse(*args: Any, **given: Any) -> Any:
         if os.environ.get(PROFILES) == "1":
@@ -374,7 +376,7 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
                 configure({"jax_cpu_collectives_implementation": "gloo"})
             if not (world.compiled and coordination.keep_compiled(world.compiled)):
                 configure({"jax_enable_compilation_cache": False})  # see `keep_compiled`
-        with _claimed(world.file):
+        with _claim_place(world.file):
             own = {
                 "cluster_detection_method": "deactivate",
                 "coordinator_bind_address": world.coordinator if world.simulated else None,
@@ -408,7 +410,7 @@ def _cpu_devices() -> int:
 
 
 @contextlib.contextmanager
-def _claimed(file: str) -> Iterator[None]:
+def _claim_place(file: str) -> Iterator[None]:
     """Hold this host's place; it is free again once this process has ended, or could not join."""
     if not file:
         yield

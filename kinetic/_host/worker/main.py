@@ -177,7 +177,7 @@ def _stay(channel: Channel, freedom: Freedom, kept: Kept) -> Start | None:
     """Leave the world, and wait for the next attempt; None when there is none in this process."""
     interpreter.disarm_tracers()
     try:
-        with freedom.leaving():
+        with freedom.keep_connections_shut():
             staying.leave(kept)
     except staying.CannotStay as why:
         channel.send({"event": WorkerEvent.CANNOT_STAY, "detail": str(why)})
@@ -236,12 +236,12 @@ def _called_again(func: Any, start: Start) -> Any:
 
         room_file = start.env["KINETIC_MAKES_ROOM"]
         controller = Controller(slices.rules, start.world, room_file, os.environ.update)
-        return controller.call(_awaited, func, args, kwargs)
+        return controller.call(_call_and_await, func, args, kwargs)
 
     return call
 
 
-def _awaited(func: Any, args: Any, kwargs: Any) -> Any:
+def _call_and_await(func: Any, args: Any, kwargs: Any) -> Any:
     value = forks.run(func, *args, **kwargs)
     return _await(value) if hasattr(type(value), "__await__") else value
 
@@ -268,7 +268,11 @@ def _run(channel: Channel, freedom: Freedom, call: Call, start: Start) -> Messag
                 return {"event": Exit.STOPPED, "detail": FREED}
             if channel.is_whole():
                 channel.send(report.ends_with(error, value))
-            return report.returned(value, start) if error is None else report.raised(error, start)
+            return (
+                report.report_value(value, start)
+                if error is None
+                else report.report_error(error, start)
+            )
         except BaseException as broken:  # noqa: BLE001 - a tracer or a thread of the function's can raise anywhere
             if attempt == REPORT_TRIES - 1:
                 return report.report_failed(end[0][1], broken)
@@ -336,7 +340,8 @@ def _prepare(channel: Channel, freedom: Freedom, start: Start) -> Call:
         if isinstance(error.__cause__, signals.Terminated):
             raise error.__cause__ from None
         raise _Ended(
-            {"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | report.described(error, start)
+            {"event": Exit.UNPICKLE_FAILED, "detail": str(error)}
+            | report.describe_error(error, start)
         ) from error
     script.adopt(call[0], start)
     return call
@@ -351,7 +356,7 @@ def _take_place(start: Start, enter: Callable[[], None]) -> None:
     except (KineticError, OSError, RuntimeError, ValueError) as error:
         detail = f"The host could not be prepared: {type(error).__name__}: {error}"
         raise _Ended(
-            {"event": Exit.SETUP_FAILED, "detail": detail} | report.described(error, start)
+            {"event": Exit.SETUP_FAILED, "detail": detail} | report.describe_error(error, start)
         ) from error
 
 

@@ -90,7 +90,7 @@ def enter(mounts: Sequence[Mount], *, scratch: str) -> None:
             drop_capabilities()
     except OSError as error:
         raise SetupFailed(
-            f"The data at {_named(mounts)} cannot be mounted: {error.strerror}. {_REMEDY}"
+            f"The data at {_name_targets(mounts)} cannot be mounted: {error.strerror}. {_REMEDY}"
         ) from error
 
 
@@ -106,7 +106,7 @@ def _guard(mounts: Sequence[Mount]) -> None:
         return
 
 
-def _named(mounts: Sequence[Mount]) -> str:
+def _name_targets(mounts: Sequence[Mount]) -> str:
     return ", ".join(mount.target for mount in mounts if not mount.optional)
 
 

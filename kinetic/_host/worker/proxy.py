@@ -138,7 +138,7 @@ class Slices:
         """Those that the current call may use."""
         return tuple(sorted(self._manager.active_slice_indices))
 
-    def answering(self) -> tuple[int, ...]:
+    def find_answering(self) -> tuple[int, ...]:
         """Return those that answer now."""
         from pathwaysutils.elastic import elastic
 
@@ -153,7 +153,7 @@ class Slices:
                 count, self._poll_s, limit_s, self._manager.slice_to_devices
             )
         except TimeoutError:
-            return self.answering()
+            return self.find_answering()
         return tuple(sorted(found))
 
     def call(

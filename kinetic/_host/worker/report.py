@@ -63,7 +63,7 @@ class ProgramExited(SystemExit):
         self.detail = detail
 
 
-def returned(value: Any, start: Start) -> Message:
+def report_value(value: Any, start: Start) -> Message:
     """The function returned: the leader's value becomes a file, and that of every host if that
     was requested."""
     threads = leftover_threads()
@@ -93,7 +93,7 @@ def returned(value: Any, start: Start) -> Message:
             "repr": short_repr(value),
         }
     try:
-        sent = _sent(start, "result", data)
+        sent = _enclose_pickle(start, "result", data)
     except OSError as error:
         detail = f"The value ({len(data):,} bytes) could not be written on the host: {error}."
         return message | {
@@ -108,12 +108,12 @@ def returned(value: Any, start: Start) -> Message:
     )
 
 
-def raised(error: BaseException, start: Start) -> Message:
+def report_error(error: BaseException, start: Start) -> Message:
     """The function raised, or called `sys.exit` or `kinetic.reform`."""
     if isinstance(error, Leaving):
         return {"event": Exit.LEFT, "detail": "The function left, to make room for a slice."}
     if isinstance(error, SystemExit) and not isinstance(error, Terminated):
-        return _exited(error, start)
+        return _report_exit(error, start)
     if isinstance(error, Terminated):
         ended: Message = {
             "event": Exit.SIGNAL,
@@ -122,19 +122,19 @@ def raised(error: BaseException, start: Start) -> Message:
         }
     else:
         ended = {"event": Exit.RAISED}
-    return ended | described(error, start) | {"leftover_threads": leftover_threads()}
+    return ended | describe_error(error, start) | {"leftover_threads": leftover_threads()}
 
 
-def _exited(error: SystemExit, start: Start) -> Message:
+def _report_exit(error: SystemExit, start: Start) -> Message:
     if error.code in (None, 0):
-        return returned(None, start)
+        return report_value(None, start)
     code = int(error.code) if isinstance(error.code, int) else 1  # sys.exit(True) is 1
     if not isinstance(error.code, int):
         streams.say(text(error.code))  # as the interpreter does
     ended = {"event": Exit.SYS_EXIT, "exit_code": code, "detail": exit_detail(error)}
     if isinstance(error, ProgramExited):  # The caller has no such class.
         error = SystemExit(error.code).with_traceback(error.__traceback__)
-    return ended | described(error, start) | {"leftover_threads": leftover_threads()}
+    return ended | describe_error(error, start) | {"leftover_threads": leftover_threads()}
 
 
 def exit_detail(error: SystemExit) -> str:
@@ -177,7 +177,7 @@ def report_failed(error: BaseException | None, broken: BaseException) -> Message
     return {"event": Exit.RAISED, "error": details}
 
 
-def described(error: BaseException, start: Start) -> Message:
+def describe_error(error: BaseException, start: Start) -> Message:
     """The exception as text and, where possible, as a pickle file."""
     from kinetic._pickling import results
 
@@ -192,7 +192,7 @@ def described(error: BaseException, start: Start) -> Message:
     places = (start.tree, start.client_root) if start.client_root else None
     # Pickling runs the user's code, which may do anything, exiting included.
     with contextlib.suppress(BaseException):
-        details |= _sent(start, "error", results.pack_exception(error, source_map=places))
+        details |= _enclose_pickle(start, "error", results.pack_exception(error, source_map=places))
     return {"error": details}
 
 
@@ -263,7 +263,7 @@ def save_message(start: Start, message: Message) -> None:
     save(start, LAST_MESSAGE, json.dumps(message).encode())
 
 
-def _sent(start: Start, name: str, data: bytes) -> Message:
+def _enclose_pickle(start: Start, name: str, data: bytes) -> Message:
     """How a pickle reaches the agent: in the message if it is small or no file can be written, else
     as a file."""
     if len(data) > ENCLOSED_BYTES:

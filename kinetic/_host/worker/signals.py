@@ -88,7 +88,7 @@ def _take(signum: int, handler: _Handler) -> None:
 def _terminate(signum: int, frame: types.FrameType | None) -> None:
     """Unwind the function, so that `finally` blocks and context managers
     run. A handler of its own replaces this one."""
-    staying.interrupted(frame)
+    staying.note_interrupted(frame)
     raise Terminated(128 + signum)
 
 

@@ -101,7 +101,7 @@ class Freedom:
             self._attempt = 0
 
     @contextlib.contextmanager
-    def leaving(self) -> Iterator[None]:
+    def keep_connections_shut(self) -> Iterator[None]:
         """Meanwhile, shut the connections to the other hosts again: XLA's client waits for its
         threads as it ends, and they wait for those if they have opened some since the function
         ended."""
@@ -164,7 +164,7 @@ class Kept:
         return self._arguments is not None
 
 
-def interrupted(frame: types.FrameType | None) -> None:
+def note_interrupted(frame: types.FrameType | None) -> None:
     """The function will unwind from `frame`.
 
     A module that it was importing is imported from the beginning next time, and much of what a
