@@ -83,7 +83,7 @@ class ByHand:
     """The same workload and Secret again, with nothing of kinetic's client around them."""
 
     def __init__(self, running: object, folder: Path) -> None:
-        self.api = registry._connected(registry.Place("gke", cluster="fake"), os.environ)
+        self.api = registry._connect_to_cluster(registry.Place("gke", cluster="fake"), os.environ)
         self.running = running
         self.folder = folder
         self.copies = 0

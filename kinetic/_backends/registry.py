@@ -148,7 +148,9 @@ def live_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
     from kinetic._backends.kubernetes.resources import NODES
     from kinetic._config.settings import variables
 
-    return checks.live_accelerators(_connected(_cluster(settings), variables()).list(NODES).items)
+    return checks.live_accelerators(
+        _connect_to_cluster(_cluster(settings), variables()).list(NODES).items
+    )
 
 
 def has_cluster(settings: Settings) -> bool:
@@ -165,11 +167,11 @@ def cluster_checks(settings: Settings) -> tuple[Check, ...]:
     from kinetic._config.settings import variables
 
     try:
-        api = _connected(_cluster(settings), variables(), Patience(connect_s=5.0, tries=2))
+        api = _connect_to_cluster(_cluster(settings), variables(), Patience(connect_s=5.0, tries=2))
         facts = checks.gather(
             api,
             service_account=settings.service_account,
-            asked=addons.asked(
+            asked=addons.collect_asked(
                 settings.local_storage,
                 settings.network_devices,
                 simulated=settings.pod_simulated,
@@ -192,7 +194,7 @@ def _image_checks(settings: Settings) -> tuple[Check, ...]:
 
 
 @contextmanager
-def substituted(name: str, maker: Maker) -> Iterator[None]:
+def substitute_backend(name: str, maker: Maker) -> Iterator[None]:
     """Let another backend answer to a name, for tests."""
     before = _makers.get(name)
     _makers[name] = maker
@@ -228,7 +230,7 @@ def _kubernetes(place: Place, store: Store) -> Backend:
         place.backend,
         store,
         _pods(store, chosen),
-        lambda: _connected(place, settings.variables()),
+        lambda: _connect_to_cluster(place, settings.variables()),
         supply=functools.partial(_images, chosen.image_builds == "auto"),
     )
 
@@ -251,9 +253,11 @@ def _cluster(settings: Settings) -> Place:
     )
 
 
-def _connected(place: Place, variables: Mapping[str, str], patience: Patience | None = None) -> Api:
+def _connect_to_cluster(
+    place: Place, variables: Mapping[str, str], patience: Patience | None = None
+) -> Api:
     from kinetic._backends.kubernetes import kubeconfig
-    from kinetic._backends.kubernetes.connection import HttpApi, shared
+    from kinetic._backends.kubernetes.connection import HttpApi, share_connection
     from kinetic._backends.local import simulation
 
     try:
@@ -267,7 +271,7 @@ def _connected(place: Place, variables: Mapping[str, str], patience: Patience | 
             f'{error} Or simulate it here, with backend="local" or KINETIC_BACKEND=local.'
         ) from None
     if patience is None:
-        return shared(access, variables, namespace=place.namespace)
+        return share_connection(access, variables, namespace=place.namespace)
     return HttpApi(access, variables, namespace=place.namespace, patience=patience)
 
 
@@ -299,12 +303,12 @@ _makers: dict[str, Maker] = {
 def _standing_in(topology: Topology, slices: int, *, single: bool) -> str:
     hosts = slices * topology.hosts
     unit = {"cpu": "device", "gpu": "GPU", "tpu": "chip"}[topology.kind]
-    shape = f"{_counted(hosts, 'host')} x {_counted(topology.chips_per_host, unit)}"
+    shape = f"{_count_noun(hosts, 'host')} x {_count_noun(topology.chips_per_host, unit)}"
     if single:
         shape = f"one process with {slices * topology.chips} chips"
     name = topology.name if slices == 1 else f"{slices} slices of {topology.name}"
     return f"kinetic: no cluster configured; simulating {name} ({shape}) here"
 
 
-def _counted(number: int, noun: str) -> str:
+def _count_noun(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -101,7 +101,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
         for copy in (() if folder is None else cached_copy.copies(folder / layout.DATA))
         if copy.used_at < older_than and used.isdisjoint((copy.digest, copy.source))
     )
-    programs = tuple(path for path, _ in folders.unused(folders.root(), before=older_than))
+    programs = tuple(path for path, _ in folders.find_unused(folders.root(), before=older_than))
     batches = tuple(_empty_batches(store, older_than, without))
     return Swept(contents, orphans, data, programs, _size_bytes(contents, data), batches)
 

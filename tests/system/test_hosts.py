@@ -59,7 +59,7 @@ def test_an_agent_that_cannot_reach_the_coordinator_ends_all(home, monkeypatch):
 
     marker = home.parent / "running"
     impatient = LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=3.0)
-    with registry.substituted("local", lambda _, store: impatient):
+    with registry.substitute_backend("local", lambda _, store: impatient):
         handle = kinetic.run(accelerator="cpu", backend="local")(sleep_long).run_async(str(marker))
     told = wait_until(handle.processes, "no supervisor")
     wait_until(Path(f"{marker}-0").exists, "not started")

@@ -124,7 +124,7 @@ def impatient(home):
 
 
 def test_nobody_waits_for_ever_for_a_supervisor_that_is_stopped(home):
-    with registry.substituted("local", lambda _, store: impatient(home)):
+    with registry.substitute_backend("local", lambda _, store: impatient(home)):
         handle = started(home, backend="local")
     stop(who(handle, "supervisor"))
     with pytest.raises(errors.SupervisorLost, match="has not answered for 3 s"):
@@ -133,7 +133,7 @@ def test_nobody_waits_for_ever_for_a_supervisor_that_is_stopped(home):
 
 def test_nobody_waits_for_ever_for_a_stopped_supervisor_without_agents(home):
     """As it is for a moment when it starts, and when it ends."""
-    with registry.substituted("local", lambda _, store: impatient(home)):
+    with registry.substitute_backend("local", lambda _, store: impatient(home)):
         handle = started(home, backend="local")
         supervisor, agents = processes(handle)
         stop(supervisor)
@@ -150,7 +150,7 @@ def test_nobody_waits_for_ever_for_a_stopped_supervisor_without_agents(home):
 def test_a_machine_that_was_suspended_blames_no_host(home):
     """For longer than any limit of the job: for a silent host (10 s), a hang, a coordinator that
     cannot be reached."""
-    with registry.substituted("local", lambda _, store: impatient(home)):
+    with registry.substitute_backend("local", lambda _, store: impatient(home)):
         handle = started(home, func=step_now_and_then, backend="local", hang_timeout=8)
     whole = family(handle)
     for pid in whole:

@@ -112,7 +112,7 @@ def test_what_was_tampered_with_is_not_run(home, project, monkeypatch, change, a
     monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(project))
     monkeypatch.setattr(touch, "__module__", "__main__")
     marker = project.parent / "ran"
-    with registry.substituted("local", lambda _, store: Tampering(store, change)):
+    with registry.substitute_backend("local", lambda _, store: Tampering(store, change)):
         handle = kinetic.run(accelerator=accelerator)(touch).run_async(str(marker))
     with pytest.raises(
         errors.SetupFailed,
@@ -134,7 +134,7 @@ def test_a_function_of_a_batch_that_was_tampered_with_is_not_run(home, project, 
     def function_flipped(store, plan):
         flipped(store.path(layout.blob(plan["function"]["digest"])))
 
-    with registry.substituted("local", lambda _, store: Tampering(store, function_flipped)):
+    with registry.substitute_backend("local", lambda _, store: Tampering(store, function_flipped)):
         batch = kinetic.run(accelerator="cpu")(touch).run_async_map(marks, max_concurrent=1)
         batch.wait(PATIENCE_S)
     assert not any(Path(mark).exists() for mark in marks)

@@ -37,7 +37,7 @@ def begin(source, total, rules=None, **more):
 @contextlib.contextmanager
 def attached(batch, source):
     """The batch as another process sees it."""
-    with registry.substituted("local", lambda _, store: source):
+    with registry.substitute_backend("local", lambda _, store: source):
         yield handles._attach(source.store, batch.group_id)
 
 

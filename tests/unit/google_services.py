@@ -27,7 +27,7 @@ class Login:
     def authorization(self):
         return f"Bearer t{self.number}"
 
-    def refused(self):
+    def forget_token(self):
         self.number += 1
 
 

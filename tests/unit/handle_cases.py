@@ -19,7 +19,7 @@ def store(home):
 @pytest.fixture
 def backend(store):
     fake = FakeBackend(store)
-    with registry.substituted("local", lambda *_: fake):
+    with registry.substitute_backend("local", lambda *_: fake):
         yield fake
 
 

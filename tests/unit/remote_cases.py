@@ -17,5 +17,5 @@ def backend(home, monkeypatch):
     monkeypatch.chdir(Path(__file__).parent)
     monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
     fake = InlineBackend(LocalStore(home))
-    with registry.substituted("local", lambda *_: fake):
+    with registry.substitute_backend("local", lambda *_: fake):
         yield fake

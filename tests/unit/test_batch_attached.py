@@ -121,7 +121,7 @@ def dead(store, total, submitted, *, retries=0):
 
 def test_a_batch_whose_process_was_killed(store):
     source, manifest = dead(store, 4, 2)
-    with registry.substituted("local", lambda _, store: source):
+    with registry.substitute_backend("local", lambda _, store: source):
         batch = handles._attach(store, manifest.batch.group_id)
         found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
         assert found[:2] == [(0, 1), (1, 1)]
@@ -233,7 +233,7 @@ def test_a_handle_can_be_pickled(store):
     source = Scripted(store)
     batch = begin(source, 2)
     batch.wait(timeout=PATIENCE_S)
-    with registry.substituted("local", lambda _, store: source):
+    with registry.substitute_backend("local", lambda _, store: source):
         assert pickle.loads(pickle.dumps(batch)).results(timeout=PATIENCE_S) == [(0, 1), (1, 1)]
 
 
@@ -253,7 +253,7 @@ def test_garbage_beside_the_records_is_passed_over(store):
     for name in ("refused/x.json", "jobs/1.json", "jobs/one-two.json", "README"):
         store.put(f"{group}/{name}", b"garbage")
     store.put(f"{group}/end.json", b"garbage")
-    with registry.substituted("local", lambda _, store: source):
+    with registry.substitute_backend("local", lambda _, store: source):
         found = handles._attach(store, manifest.batch.group_id).results(
             timeout=PATIENCE_S, return_exceptions=True
         )
@@ -347,7 +347,7 @@ def test_ctrl_c_while_all_is_submitted_at_once(store, capsys):
         launch.launch(source, store, 3, BatchRules(max_concurrent=None), name="", notes={})
     (group_id,) = {key.split("/")[1] for key in store.list(layout.GROUPS)}
     assert f'kinetic.attach_batch("{group_id}").cancel()' in capsys.readouterr().err
-    with registry.substituted("local", lambda _, store: source):
+    with registry.substitute_backend("local", lambda _, store: source):
         batch = handles._attach(store, group_id)
         batch.cancel()
         found = batch.results(timeout=PATIENCE_S, return_exceptions=True)

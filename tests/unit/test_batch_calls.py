@@ -27,7 +27,7 @@ def backend():
         made.append(InlineBackend(store)) if not made else None
         return made[0]
 
-    with registry.substituted("local", make):
+    with registry.substitute_backend("local", make):
         yield lambda: made[0]
 
 
@@ -187,7 +187,9 @@ class Building(InlineBackend):
 
 def test_the_image_of_a_batch_is_there_before_its_first_record(home):
     made = []
-    with registry.substituted("local", lambda _, store: made.append(Building(store)) or made[0]):
+    with registry.substitute_backend(
+        "local", lambda _, store: made.append(Building(store)) or made[0]
+    ):
         batch = add.run_async_map([1, 2])
         batch.results(timeout=PATIENCE_S)
         first = made[0].calls

@@ -38,7 +38,7 @@ def dry_run(home, tmp_path, monkeypatch, capsys):
 
     def run(*words):
         argv = ["run", "-a", "tpu-v6e-16", "--backend", "gke", *words, "train.py"]
-        with registry.substituted("gke", lambda _, store: Rendering(store)):
+        with registry.substitute_backend("gke", lambda _, store: Rendering(store)):
             code = call(argv)
         return code, capsys.readouterr()
 

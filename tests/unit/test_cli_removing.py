@@ -264,7 +264,7 @@ def test_prune_removes_credentials_of_ended_programs(world: World, capsys: Captu
         (folder / "credentials").mkdir(parents=True)
         (folder / folders.LOCK).write_text("held\n")
         os.utime(folder, (NOW - 2 * DAY, NOW - 2 * DAY))
-    with folders.held(runs):
+    with folders.hold_folder(runs):
         assert world("jobs", "prune", "--dry-run") == 0
         assert "1 folder of ended programs" in capsys.readouterr().out
         assert old.exists()

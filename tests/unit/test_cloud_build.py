@@ -183,7 +183,7 @@ def test_a_token_is_kept_until_it_expires():
     assert [login.authorization() for _ in range(3)] == ["Bearer t0"] * 3
     now[0] = 3550.0
     assert login.authorization() == "Bearer t1"
-    login.refused()
+    login.forget_token()
     assert login.authorization() == "Bearer t2"
 
 

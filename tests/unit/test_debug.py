@@ -300,7 +300,7 @@ def test_a_damaged_record_is_said_to_be_one(damage):
 @pytest.fixture
 def backend(store):
     fake = FakeBackend(store)
-    with registry.substituted("local", lambda *_: fake):
+    with registry.substitute_backend("local", lambda *_: fake):
         yield fake
 
 

@@ -305,7 +305,7 @@ def test_credentials_of_jobs_that_nobody_looked_at_are_removed(
     ended, unknown = programs_folder(ref.job_id), programs_folder("job-0000000b")
     young = programs_folder("job-0000000c", age_s=5.0)
     runs = programs_folder("job-0000000d")
-    with folders.held(runs):
+    with folders.hold_folder(runs):
         os.utime(runs, (NOW - 3600, NOW - 3600))
         traces = facts.traces(store, NOW)
         assert leftovers.orphans(traces) == (ref.job_id,), "it was cancelled, and nobody looked"

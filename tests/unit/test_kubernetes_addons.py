@@ -54,10 +54,10 @@ def test_memory_on_all_nodes_with_chips() -> None:
     plain = {"metadata": {"name": "cpu"}, "spec": {}, "status": {}}
     assert addons.memory_troubles(WELL, [tpu_node(), plain]) == []
     assert addons.memory_troubles(WELL, []) == [], "pools may be scaled to zero"
-    assert addons.described(WELL) == "60Gi for each node of cpc"
+    assert addons.describe_multi_tier(WELL) == "60Gi for each node of cpc"
     unknown = MultiTier(None, None)
     assert addons.memory_troubles(unknown, [tpu_node()]) == []
-    assert "may not be listed" in addons.described(unknown)
+    assert "may not be listed" in addons.describe_multi_tier(unknown)
 
 
 @pytest.mark.parametrize(
@@ -270,6 +270,6 @@ def test_a_job_that_asks_for_nothing_asks_nothing_and_an_answer_is_for_what_was_
 def test_what_is_asked_for(
     storage: str | None, devices: str | None, simulated: bool, expected: Asked
 ) -> None:
-    assert addons.asked(storage, devices, simulated=simulated) == expected
-    more = addons.asked(storage, devices, simulated=simulated, buckets=True)
+    assert addons.collect_asked(storage, devices, simulated=simulated) == expected
+    more = addons.collect_asked(storage, devices, simulated=simulated, buckets=True)
     assert more == replace(expected, buckets=True)

@@ -375,12 +375,12 @@ def test_a_stream_ends_when_told(api: Api, script: Script) -> None:
 
 def test_a_process_has_one_connection_to_a_server_for_each_user_and_namespace() -> None:
     access = Access("https://127.0.0.1:1", user={"token": "t"})
-    first = connection.shared(access, {"A": "1"})
-    assert connection.shared(replace(access), {"A": "1"}) is first
+    first = connection.share_connection(access, {"A": "1"})
+    assert connection.share_connection(replace(access), {"A": "1"}) is first
     others = [
-        connection.shared(access, {"A": "2"}),
-        connection.shared(access, {"A": "1"}, namespace="ml"),
-        connection.shared(replace(access, user={"token": "new"}), {"A": "1"}),
+        connection.share_connection(access, {"A": "2"}),
+        connection.share_connection(access, {"A": "1"}, namespace="ml"),
+        connection.share_connection(replace(access, user={"token": "new"}), {"A": "1"}),
     ]
     assert first not in others
 

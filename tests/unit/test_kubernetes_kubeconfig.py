@@ -216,8 +216,8 @@ def test_credentials_that_were_refused_are_replaced_once_for_all_threads(tmp_pat
     access = access_with(plugin(tmp_path / "login", script))
     own = Credentials(access, {"PATH": os.defpath}, lambda: 0.0)
     old = own.proof()
-    new = own.refused(old)
-    assert own.refused(old) is new
+    new = own.renew_proof(old)
+    assert own.renew_proof(old) is new
     assert count.read_text() == "x\nx\n"
 
 

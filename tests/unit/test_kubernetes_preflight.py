@@ -64,7 +64,7 @@ def check(cluster: Cluster, hosts: int = 1, clock: float = 0.0) -> None:
 def test_many_jobs_ask_once(cluster: Cluster) -> None:
     for _ in range(200):
         check(cluster, clock=5.0)
-    assert cluster.asked == {"may": len(rights.needed(1)), "get": 1}
+    assert cluster.asked == {"may": len(rights.list_needed(1)), "get": 1}
     check(cluster, hosts=4, clock=5.0)  # which needs other things
     assert cluster.asked["knows"] == 1
     check(cluster, clock=5.0 + preflight.COUNTS_S)
@@ -115,7 +115,7 @@ def test_a_cluster_that_is_away_refuses_nothing(cluster: Cluster) -> None:
 
 def test_all_that_is_needed_is_a_right_of_the_documentation() -> None:
     for hosts, workload in ((1, JOBS), (4, JOBSETS)):
-        needed = rights.needed(hosts)
+        needed = rights.list_needed(hosts)
         assert set(needed) <= set(rights.RIGHTS)
         assert len(needed) == 5
         assert {right.verb for right in needed if right.resource == workload} == {

@@ -66,6 +66,6 @@ def test_who_watches_over_the_start():
     both = current_pods(workload(), [pod(0, CREATED_AT, "Running"), pod(1, CREATED_AT)])
     assert starting.leads(both)
     assert not starting.leads(both[1:])
-    assert [p.host for p in starting.starting(both)] == [0, 1]
+    assert [p.host for p in starting.select_starting(both)] == [0, 1]
     ended = current_pods(workload(), [pod(0, CREATED_AT, "Failed")])
-    assert starting.starting(ended) == []
+    assert starting.select_starting(ended) == []

@@ -568,7 +568,7 @@ def test_pods_of_several_slices_claim_network_devices(asked, amount):
     assert claim["resourceClaimTemplateName"] == template["metadata"]["name"]
     assert spec["containers"][0]["resources"]["claims"] == [{"name": claim["name"]}]
     owner = workload | {"metadata": workload["metadata"] | {"uid": "1-2-3"}}
-    (reference,) = manifests.owned(template, owner)["metadata"]["ownerReferences"]
+    (reference,) = manifests.add_owner(template, owner)["metadata"]["ownerReferences"]
     assert (reference["kind"], reference["uid"]) == ("JobSet", "1-2-3")
     simulated = render(plan, replace(SETTINGS, simulated=True))
     assert len(simulated) == 2

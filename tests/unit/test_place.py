@@ -80,7 +80,7 @@ def test_options_of_a_cluster_arrive_in_the_plan_the_reference_and_the_handle(ho
         made.append((place, Fixed(store)))
         return made[-1][1]
 
-    with registry.substituted("gke", maker):
+    with registry.substitute_backend("gke", maker):
         handle = kinetic.run("cpu", **OPTIONS)(print).run_async()
         again = kinetic.attach(handle.job_id)
         assert not again.status().ended  # asks a backend that is made from the reference
@@ -97,7 +97,7 @@ def test_options_of_a_cluster_arrive_in_the_plan_the_reference_and_the_handle(ho
 def test_settings_name_the_place_too_and_options_come_first(home, project, monkeypatch):
     monkeypatch.setenv("KINETIC_CLUSTER", "tpus")
     monkeypatch.setenv("KINETIC_NAMESPACE", "team-a")
-    with registry.substituted("gke", lambda _, store: Fixed(store)):
+    with registry.substitute_backend("gke", lambda _, store: Fixed(store)):
         place = kinetic.run("cpu", namespace="team-b")(print).plan().plan.place
     assert place == Place("gke", cluster="tpus", namespace="team-b")
 

@@ -71,7 +71,7 @@ class Asked:
     queue: str = ""
 
 
-def asked(
+def collect_asked(
     local_storage: str | None,
     network_devices: str | None,
     *,
@@ -178,7 +178,7 @@ def memory_troubles(found: MultiTier, nodes: Iterable[Document]) -> list[Trouble
     wrong = [trouble for each in configurations for trouble in _wrong_with(each, accelerated)]
     if wrong or not configurations:
         return wrong
-    served = {_pool(n) for each in configurations for n in _selected(each, accelerated)}
+    served = {_pool(n) for each in configurations for n in _select_nodes(each, accelerated)}
     left = sorted({_pool(node) for node in accelerated} - served)
     if not left:
         return []
@@ -187,7 +187,7 @@ def memory_troubles(found: MultiTier, nodes: Iterable[Document]) -> list[Trouble
     return [Trouble(text, remedy, is_fatal=not served)]
 
 
-def described(found: MultiTier) -> str:
+def describe_multi_tier(found: MultiTier) -> str:
     """Return how multi-tier checkpointing is configured."""
     if found.configurations is None:
         return "its CheckpointConfigurations may not be listed"
@@ -210,7 +210,7 @@ def _wrong_with(configuration: Document, nodes: Sequence[Document]) -> Iterator[
         yield Trouble(f"{this} has no size of memory: inMemoryVolumeSize is {size!r}", correct)
     if error := (configuration.get("status") or {}).get("error"):
         yield Trouble(f"{this} was not accepted: {error}", correct)
-    for node in _selected(configuration, nodes):
+    for node in _select_nodes(configuration, nodes):
         if taint := _kept_out_by(spec, node):
             text = f"{this} does not tolerate {taint}, which the nodes of {_pool(node)} have"
             yield Trouble(text, correct)
@@ -223,8 +223,8 @@ def _wrong_with(configuration: Document, nodes: Sequence[Document]) -> Iterator[
             return
 
 
-def _selected(configuration: Document, nodes: Iterable[Document]) -> list[Document]:
-    return pools.matching(nodes, _spec(configuration).get("nodeSelector") or {})
+def _select_nodes(configuration: Document, nodes: Iterable[Document]) -> list[Document]:
+    return pools.select_nodes(nodes, _spec(configuration).get("nodeSelector") or {})
 
 
 def _kept_out_by(spec: Document, node: Document) -> str:

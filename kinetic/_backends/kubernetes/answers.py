@@ -137,7 +137,7 @@ def error_of(call: Call, status: int, body: bytes | str) -> KineticError:
     if status == 403:
         return _forbidden(call, said, told)
     if status == 404:
-        return _missing(call, detail, said)
+        return _explain_missing(call, detail, said)
     if status == 409:
         return Conflict(f"Could not {call}.{told}")
     if status == 410:
@@ -185,7 +185,7 @@ def _forbidden(call: Call, said: str, told: str) -> KineticError:
     )
 
 
-def _missing(call: Call, detail: dict[str, Any], said: str) -> KineticError:
+def _explain_missing(call: Call, detail: dict[str, Any], said: str) -> KineticError:
     if not detail:  # a path that is not a resource is answered in plain text
         return NotInstalled(not_installed(call.resource))
     about = (detail.get("details") or {}).get("kind")

@@ -118,7 +118,7 @@ class KubernetesBackend:
             raise PreflightError(certificate.MISSING)
         if plan.place.has_single_controller:
             pathways.check(self._pods)
-        asked = addons.asked(
+        asked = addons.collect_asked(
             plan.place.local_storage,
             plan.place.network_devices,
             simulated=self._pods.simulated,
@@ -167,7 +167,7 @@ class KubernetesBackend:
         try:
             for each in others:
                 kind = BY_KIND[each["apiVersion"], each["kind"]]
-                self._create_patiently(kind, manifests.owned(each, made))
+                self._create_patiently(kind, manifests.add_owner(each, made))
             self._create_patiently(SECRETS, _with_values(secret, made, ref.job_id, secrets))
         except BackendUnavailable:  # And it could not be deleted.
             raise
@@ -242,7 +242,9 @@ class KubernetesBackend:
             return stored.verdict(self._store, ref) or status
         if status.phase is JobStatus.RUNNING:
             self._sightings.note_waiting(ref.job_id, None)
-            return stored.verdict(self._store, ref) or self._led(ref, look, workload, status)
+            return stored.verdict(self._store, ref) or self._check_leader(
+                ref, look, workload, status
+            )
         if (verdict := stored.verdict(self._store, ref)) is not None:
             return verdict
         if status.phase is JobStatus.FAILED and _is_led(workload, look.pods(ref)):
@@ -251,9 +253,9 @@ class KubernetesBackend:
         if pending and ref.place.has_head and stored.has_begun(self._store, ref):
             # It does without a slice, or waits for one.
             return Status(JobStatus.RUNNING, status.reason, status.hosts)
-        return self._explained(ref, look, workload, status)
+        return self._explain_status(ref, look, workload, status)
 
-    def _led(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
+    def _check_leader(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
         """A running job. One that has lost its leader has failed, though the cluster says so only
         when its other pods have ended, or their node was removed."""
         lost = losses.why_leaderless(workload, current_pods(workload, look.pods(ref)))
@@ -268,17 +270,19 @@ class KubernetesBackend:
         known[0] = HostStatus(0, JobStatus.FAILED, lost.sentence)
         return Status(JobStatus.FAILED, lost.sentence, tuple(known.values()))
 
-    def _explained(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
+    def _explain_status(
+        self, ref: JobRef, look: Look, workload: Document, status: Status
+    ) -> Status:
         """Say why a job does not run; a hopeless one has failed."""
         waits = status.phase is JobStatus.PENDING
-        finding = diagnose(look.observed(ref, workload, waits=waits), self._api.now())
+        finding = diagnose(look.observe_job(ref, workload, waits=waits), self._api.now())
         if finding is None:
             return self._overdue(ref, look, workload, status)
         if self._is_early(workload, finding):
             return Status(status.phase, states.STARTING)
         if waits:
             self._sightings.note_waiting(ref.job_id, finding)
-        hosts = _concerned(ref, finding)
+        hosts = _hosts_of_finding(ref, finding)
         failed = status.phase is JobStatus.FAILED or finding.hopeless
         phase = JobStatus.FAILED if failed else status.phase
         known = {host.host: host for host in status.hosts}
@@ -306,7 +310,7 @@ class KubernetesBackend:
         if waited_s < LEAST_START_TIMEOUT_S:
             return status
         limit_s = self._plan(ref).limits.start_timeout_s
-        between = starting.leads(pods) or not starting.starting(pods)
+        between = starting.leads(pods) or not starting.select_starting(pods)
         if waited_s < limit_s or (between and self._store.has(layout.events(ref.job_id))):
             return status
         reason = f"the job did not start within {limit_s:g} s: {status.reason or 'no reason known'}"
@@ -354,14 +358,14 @@ class KubernetesBackend:
             is_cancelled = self._store.has(layout.cancellation(ref.job_id))
             is_known = not is_cancelled and self._was_removed(ref, look)
             return f"{_REMOVED.capitalize()}." if is_known else ""
-        finding = diagnose(look.observed(ref, workload, waits=False), self._api.now())
-        if finding is None or host not in _concerned(ref, finding):
+        finding = diagnose(look.observe_job(ref, workload, waits=False), self._api.now())
+        if finding is None or host not in _hosts_of_finding(ref, finding):
             return ""
         return finding.sentence
 
     def why_unready(self, ref: JobRef) -> str:
         """As it was seen last: pods that wait are gone when their job has ended."""
-        return self._sightings.waiting(ref.job_id)
+        return self._sightings.find_wait(ref.job_id)
 
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
@@ -450,7 +454,7 @@ def _is_led(workload: Document, pods: Sequence[Document]) -> bool:
     return any(pod.stage is Stage.RUNNING and pod.is_ready for pod in leader)
 
 
-def _concerned(ref: JobRef, finding: Finding) -> tuple[int, ...]:
+def _hosts_of_finding(ref: JobRef, finding: Finding) -> tuple[int, ...]:
     """The hosts that a finding is about; all of them if it is about workers of Pathways."""
     return tuple(h for h in finding.hosts if h < ref.hosts) or tuple(range(ref.hosts))
 

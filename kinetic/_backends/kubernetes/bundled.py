@@ -74,7 +74,7 @@ class BundledImages:
             if self._ensure(plan, installed, tell):  # The start timeout counts from now on.
                 return dataclasses.replace(plan, created_at=self._wall_clock())
         elif self._is_open(plan) and self._is_there(plan):
-            return dataclasses.replace(plan, place=_bundled(plan).place)
+            return dataclasses.replace(plan, place=_mark_bundled(plan).place)
         return plan
 
     def build_behind(self, plan: Plan, installed: Mapping[str, bytes], tell: Tell) -> None:
@@ -82,7 +82,7 @@ class BundledImages:
         once, even if its build fails."""
         if not self._is_open(plan) or plan.options.debug:
             return
-        uri = images.of(_bundled(plan)).uri
+        uri = images.of(_mark_bundled(plan)).uri
         with self._locks[uri]:
             if uri in self._seen_to or uri in self._there or uri not in self._absent:
                 return
@@ -103,7 +103,7 @@ class BundledImages:
         )
 
     def _is_there(self, plan: Plan) -> bool:
-        uri = images.of(_bundled(plan)).uri
+        uri = images.of(_mark_bundled(plan)).uri
         with self._locks[uri]:
             if uri in self._there:
                 return True
@@ -172,7 +172,7 @@ class BundledImages:
         build = builds.newest(uri)
         if build is not None and build.is_under_way:
             tell(f"waiting for the image {uri}, which is being built; log: {build.log}")
-            ended = _waited(builds, build, tell)
+            ended = _wait_for_build(builds, build, tell)
             if ended.status == "SUCCESS":
                 return
             if ended.status != "CANCELLED":  # Not because of the image.
@@ -202,7 +202,7 @@ def why_none(place: Place, builds: CloudBuild | None = None) -> str:
     return ""
 
 
-def _bundled(plan: Plan) -> Plan:
+def _mark_bundled(plan: Plan) -> Plan:
     return dataclasses.replace(plan, place=dataclasses.replace(plan.place, image="bundled"))
 
 
@@ -228,7 +228,7 @@ def build_one(
     build = builds.begin(uri, files, bucket)
     tell(f"building the image {uri}; it takes some minutes, once; log: {build.log}")
     try:
-        ended = _waited(builds, build, tell)
+        ended = _wait_for_build(builds, build, tell)
     except KeyboardInterrupt:
         done = builds.cancel(build)
         tell("the build was cancelled" if done else f"the build goes on; log: {build.log}")
@@ -237,7 +237,7 @@ def build_one(
         raise builds.failure(uri, ended)
 
 
-def _waited(builds: CloudBuild, build: Build, tell: Tell) -> Build:
+def _wait_for_build(builds: CloudBuild, build: Build, tell: Tell) -> Build:
     after = "The build may go on; then the next call waits for it."
     try:
         ended = builds.wait(

@@ -24,7 +24,7 @@ from kinetic._backends.kubernetes.rights import (
     NOTHING_ASKED,
     Need,
     Right,
-    needed,
+    list_needed,
     relevant,
 )
 from kinetic._core.accelerators.catalog import catalog_rows
@@ -123,7 +123,7 @@ def gather_for(
         service_account: the account of pods, or "".
         asked: what the job asks for in addition.
     """
-    rights = needed(hosts, asked)
+    rights = list_needed(hosts, asked)
     asks: list[Callable[[], bool | None]] = [
         lambda: hosts == 1 or api.knows(JOBSETS),
         lambda: _has_account(api, service_account),
@@ -210,7 +210,7 @@ def checks_of(facts: Facts) -> tuple[Check, ...]:
     return (
         _version(facts, where),
         _jobsets(facts),
-        *_allowed(facts),
+        *_check_rights(facts),
         _account(facts),
         _pools(facts),
         _queues(facts),
@@ -267,7 +267,7 @@ def _queues(facts: Facts) -> Check:
     return Check("Kueue", Level.OK, f"{named}; {queue} admits jobs")
 
 
-def _allowed(facts: Facts) -> list[Check]:
+def _check_rights(facts: Facts) -> list[Check]:
     found = []
     for need in Need:
         level = Level.PROBLEM if need in _VITAL else Level.WARN
@@ -275,19 +275,24 @@ def _allowed(facts: Facts) -> list[Check]:
         missing = [right for right in missing if right.need is need]
         if missing:
             found.append(
-                Check("rights", level, f"missing for {need}: {_named(missing)}", _asked(facts))
+                Check(
+                    "rights",
+                    level,
+                    f"missing for {need}: {_name_rights(missing)}",
+                    _advise_role(facts),
+                )
             )
     return found or [Check("rights", Level.OK, f"all {len(facts.rights)} that jobs need")]
 
 
-def _named(missing: Iterable[Right]) -> str:
+def _name_rights(missing: Iterable[Right]) -> str:
     by_kind: dict[str, list[str]] = {}
     for right in missing:
         by_kind.setdefault(right.resource.full_name, []).append(right.verb)
     return "; ".join(f"{', '.join(verbs)} {kind}" for kind, verbs in by_kind.items())
 
 
-def _asked(facts: Facts) -> str:
+def _advise_role(facts: Facts) -> str:
     return f"Ask an administrator for a role with these verbs in namespace {facts.namespace}."
 
 
@@ -322,14 +327,16 @@ def _addons(facts: Facts) -> list[Check]:
     found: list[Check] = []
     if facts.multi_tier is not None:
         troubles = addons.memory_troubles(facts.multi_tier, facts.nodes or ())
-        found += _troubled("multi-tier", troubles, addons.described(facts.multi_tier))
+        found += _report_troubles(
+            "multi-tier", troubles, addons.describe_multi_tier(facts.multi_tier)
+        )
     if facts.networks is not None:
         troubles = addons.network_troubles(facts.networks)
-        found += _troubled("network devices", troubles, "pods can claim them")
+        found += _report_troubles("network devices", troubles, "pods can claim them")
     return found
 
 
-def _troubled(name: str, troubles: Iterable[Trouble], well: str) -> list[Check]:
+def _report_troubles(name: str, troubles: Iterable[Trouble], well: str) -> list[Check]:
     return [
         Check(name, Level.PROBLEM if t.is_fatal else Level.WARN, t.detail, t.remedy)
         for t in troubles
@@ -369,7 +376,8 @@ def why_not(facts: Facts, *, hosts: int) -> str:
     needs = _VITAL if hosts > 1 else (Need.ALL,)
     missing = [r for r, allowed in facts.rights.items() if not allowed and r.need in needs]
     if missing:
-        return f"You may not {_named(missing)} in namespace {facts.namespace}. {_asked(facts)}"
+        rights = _name_rights(missing)
+        return f"You may not {rights} in namespace {facts.namespace}. {_advise_role(facts)}"
     if facts.has_account is False:
         name = facts.service_account
         text = f"The service account {name} does not exist in namespace {facts.namespace}."

@@ -99,13 +99,13 @@ class HttpApi:
         path = f"{resource.path(call.namespace)}?fieldValidation=Strict{'&dryRun=All' * dry_run}"
         unsure = False
 
-        def made(tries: int) -> Document:
+        def post(tries: int) -> Document:
             nonlocal unsure
             unsure = tries > 0
             return self._document("POST", path, call, document)
 
         try:
-            return self._repeated(call, made)
+            return self._repeat_call(call, post)
         except Conflict:
             # An earlier try may have created it, and its answer was lost.
             if unsure and name and (there := self._same(resource, document, name)) is not None:
@@ -130,7 +130,7 @@ class HttpApi:
         """As in `Api`."""
         call = Call("get", resource, self._in(resource, namespace), name)
         path = resource.path(call.namespace, name)
-        return self._repeated(call, lambda _: self._document("GET", path, call))
+        return self._repeat_call(call, lambda _: self._document("GET", path, call))
 
     def list(self, resource: Resource, selection: Selection = Selection()) -> Listing:  # noqa: B008
         """As in `Api`."""
@@ -145,7 +145,7 @@ class HttpApi:
             }
             path = f"{resource.path(call.namespace)}?{urlencode(query)}"
             try:
-                page = self._repeated(call, partial(self._page, path, call))
+                page = self._repeat_call(call, partial(self._page, path, call))
             except answers.Expired:
                 if not more:
                     raise
@@ -183,7 +183,7 @@ class HttpApi:
             body["gracePeriodSeconds"] = grace_s
         path = resource.path(call.namespace, name)
         try:
-            self._repeated(call, lambda _: self._document("DELETE", path, call, body))
+            self._repeat_call(call, lambda _: self._document("DELETE", path, call, body))
         except NotFound:
             return False
         return True
@@ -192,7 +192,7 @@ class HttpApi:
         """As in `Api`."""
         call = Call("patch", resource, self._in(resource), name)
         path = resource.path(call.namespace, name)
-        return self._repeated(
+        return self._repeat_call(
             call, lambda _: self._document("PATCH", path, call, dict(change), MERGE_PATCH)
         )
 
@@ -230,7 +230,7 @@ class HttpApi:
         }
         call = Call("create", ACCESS_REVIEWS)
         path = ACCESS_REVIEWS.path()
-        review = self._repeated(call, lambda _: self._document("POST", path, call, body))
+        review = self._repeat_call(call, lambda _: self._document("POST", path, call, body))
         return bool((review.get("status") or {}).get("allowed"))
 
     def knows(self, resource: Resource) -> bool:
@@ -238,7 +238,7 @@ class HttpApi:
         call = Call("get", resource)
         path = f"/apis/{resource.group}/{resource.version}" if resource.group else "/api/v1"
         try:
-            found = self._repeated(call, lambda _: self._document("GET", path, call))
+            found = self._repeat_call(call, lambda _: self._document("GET", path, call))
         except (NotInstalled, NotFound):
             return False
         return any(r.get("name") == resource.plural for r in found.get("resources") or ())
@@ -246,7 +246,7 @@ class HttpApi:
     def version(self) -> Version:
         """As in `Api`."""
         call = Call("get", Resource("", "v1", "version", namespaced=False))
-        found = self._repeated(call, lambda _: self._document("GET", "/version", call))
+        found = self._repeat_call(call, lambda _: self._document("GET", "/version", call))
         numbers = [_leading_number(str(found.get(key, ""))) for key in ("major", "minor")]
         return Version(str(found.get("gitVersion", "")), *numbers)
 
@@ -264,7 +264,7 @@ class HttpApi:
             return ""
         return self.namespace if namespace is None else namespace
 
-    def _repeated(self, call: Call, send: Callable[[int], Document]) -> Document:
+    def _repeat_call(self, call: Call, send: Callable[[int], Document]) -> Document:
         """Make a call, and repeat it if that may help."""
         tries = 0
         while True:
@@ -339,21 +339,21 @@ class HttpApi:
                     preload_content=preload,
                 )
             except urllib3.exceptions.SSLError as error:
-                raise self._untrusted(error) from error
+                raise self._explain_untrusted(error) from error
             except urllib3.exceptions.HTTPError as error:
                 raise _MayPass(unreachable(call, self.server, error)) from error
             self._note_clock(response.headers)
             if response.status != 401 or attempt == 1:
                 return response
             response.close()
-            proof = self._credentials.refused(proof)
+            proof = self._credentials.renew_proof(proof)
         raise AssertionError("not reached")
 
     def _note_clock(self, headers: Mapping[str, str]) -> None:
         with contextlib.suppress(KeyError, TypeError, ValueError):  # Not every answer has a date.
             self._ahead_s = parsedate_to_datetime(headers["Date"]).timestamp() - self._clock()
 
-    def _untrusted(self, error: Exception) -> PreflightError:
+    def _explain_untrusted(self, error: Exception) -> PreflightError:
         return PreflightError(
             f"The certificate of {self.server} is not trusted ({error}). Get credentials for the "
             "cluster again: its certificate may have been replaced."
@@ -374,7 +374,9 @@ _shared: weakref.WeakSet[HttpApi] = weakref.WeakSet()
 _sharing = threading.Lock()
 
 
-def shared(access: Access, variables: Mapping[str, str], *, namespace: str = "") -> HttpApi:
+def share_connection(
+    access: Access, variables: Mapping[str, str], *, namespace: str = ""
+) -> HttpApi:
     """Return this process's existing connection, or a new one. Jobs that are followed at the same
     time share connections, logins and watches."""
     wanted = (access, dict(variables), namespace or access.namespace)

@@ -78,19 +78,19 @@ class Credentials:
         with self._lock:
             known = self._proof
             if known is None or _is_late(known, self._clock()):
-                known = self._proof = self._made()
+                known = self._proof = self._make_proof()
             return known
 
-    def refused(self, proof: Proof) -> Proof:
+    def renew_proof(self, proof: Proof) -> Proof:
         """Return a new proof after the server refused one: the kubeconfig may have been rewritten
         since."""
         with self._lock:
             if self._proof is proof or self._proof is None:
                 self._access = kubeconfig.read_again(self._access)
-                self._proof = self._made()
+                self._proof = self._make_proof()
             return self._proof
 
-    def _made(self) -> Proof:
+    def _make_proof(self) -> Proof:
         return proof_of(self._access, self._variables, self._clock())
 
 

@@ -110,15 +110,15 @@ def diagnose(
     if lost is not None:
         return _final(seen.workload, lost)
     if condition(seen.workload, "Failed"):
-        return _unexplained(seen.workload)
-    for look in (_stuck, _not_created):
+        return _quote_failure(seen.workload)
+    for look in (_find_stuck, _not_created):
         finding = look(seen, pods)
         if finding is not None:
             return finding
     finding = scheduling.why_unscheduled(
         seen.workload, pods, seen.events, seen.nodes, now=now, scale_up_s=scale_up_s
     )
-    return finding or _secret_missing(seen, pods) or _preparing(seen, pods)
+    return finding or _secret_missing(seen, pods) or _find_preparing(seen, pods)
 
 
 def _final(workload: Document, finding: Finding) -> Finding:
@@ -128,7 +128,7 @@ def _final(workload: Document, finding: Finding) -> Finding:
     return Finding(finding.kind, finding.sentence, True, finding.hosts)
 
 
-def _unexplained(workload: Document) -> Finding:
+def _quote_failure(workload: Document) -> Finding:
     failed = condition(workload, "Failed") or {}
     said = failed.get("message") or failed.get("reason") or "no reason given"
     if PATHWAYS_WORKERS in said:
@@ -166,7 +166,7 @@ def seconds_of(timestamp: str) -> float | None:
 # --- the pod has a node, and its program does not start
 
 
-def _stuck(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
+def _find_stuck(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
     starting = [pod for pod in pods if pod.stage is Stage.STARTING]
     looks: tuple[Callable[[Observed, Pod], Finding | None], ...] = (_image, _config, _volume)
     for look in looks:
@@ -181,7 +181,7 @@ def _stuck(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
 def _image(_seen: Observed, pod: Pod) -> Finding | None:
     if pod.waiting_reason not in IMAGE_REASONS:
         return None
-    said = _shortened(pod.waiting_message.rpartition("ErrImagePull: ")[2]) or pod.waiting_reason
+    said = _shorten_text(pod.waiting_message.rpartition("ErrImagePull: ")[2]) or pod.waiting_reason
     if pod.waiting_reason == "InvalidImageName":
         text = f"{pod.image} is not the name of an image: {said}. Correct container_image=."
         return Finding(Kind.IMAGE_PULL, text, hopeless=True)
@@ -198,25 +198,25 @@ def _image(_seen: Observed, pod: Pod) -> Finding | None:
 def _config(seen: Observed, pod: Pod) -> Finding | None:
     reason, said = pod.waiting_reason, pod.waiting_message
     if reason == "CreateContainerConfigError":
-        return _missing(seen, said) or Finding(
+        return _find_missing(seen, said) or Finding(
             Kind.START_ERROR,
-            f"{pod.called.capitalize()} cannot be set up: {_shortened(said)}.",
+            f"{pod.called.capitalize()} cannot be set up: {_shorten_text(said)}.",
             True,
         )
     if reason in ("CreateContainerError", "RunContainerError", "CrashLoopBackOff"):
-        text = f"{pod.called.capitalize()} does not start: {reason}: {_shortened(said)}."
+        text = f"{pod.called.capitalize()} does not start: {reason}: {_shorten_text(said)}."
         return Finding(Kind.START_ERROR, text)
     return None
 
 
-def _missing(seen: Observed, said: str) -> Finding | None:
+def _find_missing(seen: Observed, said: str) -> Finding | None:
     """A Secret or ConfigMap that a pod needs and that does not exist."""
     named = _MISSING.search(said)
     if named is None:
         return None
     kind, name = named[1], named[2]
     if kind == "secret" and name == seen.own_secret:
-        return _interrupted(name)
+        return _explain_own_secret(name)
     if kind == "secret":
         advice = "Create it, or take it out of the pod's settings."
         text = f"The secret {name} does not exist in the namespace of the job. {advice}"
@@ -225,7 +225,7 @@ def _missing(seen: Observed, said: str) -> Finding | None:
     return Finding(Kind.MISSING_VOLUME, text, hopeless=True)
 
 
-def _interrupted(name: str) -> Finding:
+def _explain_own_secret(name: str) -> Finding:
     return Finding(
         Kind.MISSING_SECRET,
         f"The job's own secret {name} is not there: its submission is going on, or was "
@@ -237,7 +237,7 @@ def _secret_missing(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
     wanted = seen.own_secret and seen.secrets is not None and not any(p.has_run for p in pods)
     if not wanted or seen.own_secret in (seen.secrets or ()):
         return None
-    return _interrupted(seen.own_secret)
+    return _explain_own_secret(seen.own_secret)
 
 
 def _volume(seen: Observed, pod: Pod) -> Finding | None:
@@ -249,10 +249,10 @@ def _volume(seen: Observed, pod: Pod) -> Finding | None:
             return None  # volumes come before images
         said = event.get("message") or ""
         if event.get("reason") in ("FailedMount", "FailedAttachVolume"):
-            text = f"A volume of {pod.called} cannot be mounted: {_shortened(said)}."
-            return _missing(seen, said) or Finding(Kind.MISSING_VOLUME, text)
+            text = f"A volume of {pod.called} cannot be mounted: {_shorten_text(said)}."
+            return _find_missing(seen, said) or Finding(Kind.MISSING_VOLUME, text)
         if event.get("reason") == "FailedCreatePodSandBox":
-            text = f"The node {pod.node} cannot start pods: {_shortened(said)}."
+            text = f"The node {pod.node} cannot start pods: {_shorten_text(said)}."
             return Finding(Kind.START_ERROR, text)
     return None
 
@@ -329,14 +329,14 @@ def _refusal(said: str, hosts: tuple[int, ...]) -> Finding:
         return Finding(Kind.SERVICE_ACCOUNT, f"{text} Create it, or name another one.", True, hosts)
     passing = "failed calling webhook" in said or "timeout" in said or "etcdserver" in said
     what = "is not answering" if passing else "refuses the pods of the job"
-    text = f"The cluster {what}: {_shortened(said)}."
+    text = f"The cluster {what}: {_shorten_text(said)}."
     return Finding(Kind.REFUSED, text, not passing, hosts)
 
 
 # --- nothing is wrong
 
 
-def _preparing(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
+def _find_preparing(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
     for pod in pods:
         if pod.stage is not Stage.STARTING:
             continue
@@ -347,6 +347,6 @@ def _preparing(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
     return None
 
 
-def _shortened(text: str) -> str:
+def _shorten_text(text: str) -> str:
     one_line = " ".join(text.split()).rstrip(". ")
     return one_line if len(one_line) <= 400 else f"{one_line[:400]} …"

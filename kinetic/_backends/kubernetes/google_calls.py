@@ -30,7 +30,7 @@ class Login(Protocol):
         """Return the value of the header: "Bearer " and a token."""
         ...
 
-    def refused(self) -> None:
+    def forget_token(self) -> None:
         """Forget the token, which was not accepted."""
         ...
 
@@ -58,7 +58,7 @@ class GoogleLogin:
             known = self._proof = self._make()
         return known.authorization
 
-    def refused(self) -> None:
+    def forget_token(self) -> None:
         """Get another token next time."""
         self._proof = None
 
@@ -146,10 +146,10 @@ class GoogleCalls:
                         return error.code, {}
                     if error.code == 401 and not renewed:
                         renewed = True
-                        self._login.refused()
+                        self._login.forget_token()
                         continue
                     if error.code < 500 and error.code not in (408, 429):
-                        raise Refused(_refused(place, error), error.code) from error
+                        raise Refused(_explain_refusal(place, error), error.code) from error
                     pause_s = max(pause_s, _asked_pause_s(error))
                     if not repeats and error.code != 429:
                         break
@@ -171,7 +171,7 @@ def _asked_pause_s(error: urllib.error.HTTPError) -> float:
     return 0.0
 
 
-def _refused(place: str, error: urllib.error.HTTPError) -> str:
+def _explain_refusal(place: str, error: urllib.error.HTTPError) -> str:
     try:
         reason = json.loads(error.read())["error"]["message"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -108,12 +108,12 @@ def read(paths: Sequence[Path]) -> Kubeconfig:
         sources.append(path)
         current = current or str(document.get("current-context") or "")
         for kind, known in found.items():
-            for name, value in _named(document, kind, path):
+            for name, value in _read_named(document, kind, path):
                 known.setdefault(name, Entry(value, path.parent))
     return Kubeconfig(current, found["contexts"], found["clusters"], found["users"], tuple(sources))
 
 
-def _named(document: Document, kind: str, path: Path) -> Iterator[tuple[str, Document]]:
+def _read_named(document: Document, kind: str, path: Path) -> Iterator[tuple[str, Document]]:
     items = document.get(kind) or []
     for item in items if isinstance(items, list) else [items]:
         value = item.get(kind[:-1]) or {} if isinstance(item, dict) else None
@@ -167,7 +167,7 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
         )
         raise PreflightError(
             f"No cluster is named, and the current context of {files} {problem}. Name one: "
-            f"{_listed(config)}."
+            f"{_list_contexts(config)}."
         )
     if cluster in config.contexts:
         return cluster
@@ -186,8 +186,8 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
     where = f" --zone {zone}" if zone else ""
     of = f" --project {project}" if project else ""
     raise PreflightError(
-        f"No context of {files} is of the cluster {cluster}: {_listed(config)}. Get credentials "
-        "for it, for example with `gcloud container clusters get-credentials "
+        f"No context of {files} is of the cluster {cluster}: {_list_contexts(config)}. Get "
+        "credentials for it, for example with `gcloud container clusters get-credentials "
         f"{cluster}{where}{of}`."
     )
 
@@ -199,7 +199,7 @@ def _is_gke(context: str, cluster: str, project: str, zone: str) -> bool:
     return parts[3] == cluster and project in ("", parts[1]) and zone in ("", parts[2])
 
 
-def _listed(config: Kubeconfig) -> str:
+def _list_contexts(config: Kubeconfig) -> str:
     names = sorted(config.contexts)
     return f"it has {', '.join(names)}" if names else "it has no contexts"
 

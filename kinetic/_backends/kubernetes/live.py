@@ -18,8 +18,8 @@ from kinetic._backends.kubernetes.look import (
     Look,
     Surroundings,
     kinds_of,
-    listed,
     resource_of,
+    take_look,
 )
 from kinetic._backends.kubernetes.names import job_of, selector
 from kinetic._backends.kubernetes.resources import PODS, Resource
@@ -173,7 +173,7 @@ class Live:
             last = self._list
             around = self._surroundings(now)
         if kinds is not None and all(kind.is_told for kind in kinds.values()):
-            return _told(kinds, refs, around)
+            return _make_look(kinds, refs, around)
         if self._may_watch or not is_followed or last is None:
             return self.fresh(refs)
         if now - last.began < LIST_EVERY_S and last.covers(refs):
@@ -192,9 +192,9 @@ class Live:
                 self._around = around
                 followed = () if self._kinds else [ref for ref, _ in self._asked.values()]
             wanted = list({ref.job_id: ref for ref in (*followed, *refs)}.values())
-            look = listed(self.api, wanted, around)
+            look = take_look(self.api, wanted, around)
             jobs = frozenset(ref.job_id for ref in wanted)
-            self._list = _List(look.remembered(), jobs, began)
+            self._list = _List(look.mark_remembered(), jobs, began)
             return look
 
     def _note(self, refs: Sequence[JobRef], now: float) -> bool:
@@ -261,7 +261,7 @@ _all: WeakValueDictionary[int, Live] = WeakValueDictionary()  # Each keeps its c
 _lock = threading.Lock()
 
 
-def _told(kinds: dict[Resource, _Kind], refs: Sequence[JobRef], around: Surroundings) -> Look:
+def _make_look(kinds: dict[Resource, _Kind], refs: Sequence[JobRef], around: Surroundings) -> Look:
     found = {ref.job_id: kinds[resource_of(ref)].of(ref) for ref in refs}
     workloads = {job: each[-1] for job, each in found.items() if each}
     pods = {ref.job_id: kinds[PODS].of(ref) for ref in refs}

@@ -111,7 +111,7 @@ class Look:
         self._pods = pods
         self.is_remembered = is_remembered
 
-    def remembered(self) -> Look:
+    def mark_remembered(self) -> Look:
         """Return the same, for later questions."""
         return Look(self._around, self._workloads, self._pods, is_remembered=True)
 
@@ -135,7 +135,7 @@ class Look:
             return False
         return not around.has(resource_of(ref), name)
 
-    def observed(self, ref: JobRef, workload: Document, *, waits: bool) -> Observed:
+    def observe_job(self, ref: JobRef, workload: Document, *, waits: bool) -> Observed:
         """Return what explains a job.
 
         Args:
@@ -148,7 +148,7 @@ class Look:
         its = {metadata(thing).get("name", "") for thing in (workload, *pods)}
         about = ((event.get("involvedObject") or {}).get("name", "") for event in around.events)
         queued = waits and QUEUE_LABEL in labels(workload)
-        of_queue = self._queued(workload) if queued else None
+        of_queue = self._find_queued(workload) if queued else None
         return Observed(
             workload=workload,
             pods=pods,
@@ -166,7 +166,7 @@ class Look:
             own_secret=own,
         )
 
-    def _queued(self, workload: Document) -> Document | None:
+    def _find_queued(self, workload: Document) -> Document | None:
         """Kueue's Workload of a job; an empty one if they may not be listed."""
         queues = self._around.queues
         if queues is None:
@@ -175,7 +175,7 @@ class Look:
         return next((each for each in queues if uid in _owners(each)), None)
 
 
-def listed(api: Api, refs: Sequence[JobRef], around: Surroundings) -> Look:
+def take_look(api: Api, refs: Sequence[JobRef], around: Surroundings) -> Look:
     """Ask the cluster: one list of workloads, and one of pods if there are any."""
     chosen = Selection(labels=names.selector({ref.job_id for ref in refs}))
     workloads: dict[str, Document] = {}

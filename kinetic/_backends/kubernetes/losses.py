@@ -20,7 +20,7 @@ from kinetic._backends.kubernetes.observed import (
     Stage,
     condition,
     metadata,
-    named,
+    name_pods,
     shape_of,
 )
 from kinetic._core.exits import ProgramCode
@@ -199,7 +199,7 @@ def _rank(pod: Pod) -> int:
 
 def _cause(pod: Pod) -> tuple[Kind, str, bool]:
     if pod.disruption:
-        kind, text = _disrupted(pod)
+        kind, text = _explain_disruption(pod)
         return kind, text, False
     if pod.exit_reason in _SHUT_DOWN:
         return Kind.PREEMPTED, _shut_down(pod, pod.exit_message), False
@@ -222,7 +222,7 @@ def _cause(pod: Pod) -> tuple[Kind, str, bool]:
     return Kind.HOST_FAILED, f"{text}{_tail(pod)}", False
 
 
-def _disrupted(pod: Pod) -> tuple[Kind, str]:
+def _explain_disruption(pod: Pod) -> tuple[Kind, str]:
     if pod.disruption in _DISRUPTIONS:
         kind, text = _DISRUPTIONS[pod.disruption]
         return kind, text.format(node=pod.node)
@@ -267,4 +267,4 @@ def _last_line(text: str) -> str:
 
 
 def _others(pods: Sequence[Pod]) -> str:
-    return f" {named(pods).capitalize()} ended after it." if pods else ""
+    return f" {name_pods(pods).capitalize()} ended after it." if pods else ""

@@ -64,7 +64,7 @@ def render(plan: Plan, settings: PodSettings) -> list[Document]:
     """Return the workload of a plan, its Secret, whose values are still empty, and what else it
     owns."""
     if plan.place.has_single_controller:
-        return [_controlled(plan, settings), _secret(plan)]
+        return [_pathways_jobset(plan, settings), _secret(plan)]
     if plan.place.has_head:
         workload = _elastic(plan, settings)
     else:
@@ -107,10 +107,10 @@ def with_secrets(
     """
     own = {"token": token, "tls.crt": certificate, "tls.key": key}
     theirs = {pods.secret_key(name): value for name, value in values.items()}
-    return owned(secret, owner) | {"stringData": secret["stringData"] | own | theirs}
+    return add_owner(secret, owner) | {"stringData": secret["stringData"] | own | theirs}
 
 
-def owned(document: Document, owner: Document) -> Document:
+def add_owner(document: Document, owner: Document) -> Document:
     """Return a document that the cluster deletes with its owner.
 
     Args:
@@ -157,7 +157,7 @@ def _job(plan: Plan, settings: PodSettings) -> Document:
     }
 
 
-def _controlled(plan: Plan, settings: PodSettings) -> Document:
+def _pathways_jobset(plan: Plan, settings: PodSettings) -> Document:
     spec = pathways.spec(
         plan,
         settings,

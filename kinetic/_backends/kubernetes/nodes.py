@@ -125,7 +125,7 @@ def takes_pods(node: Document) -> bool:
     )
 
 
-def matching(nodes: Iterable[Document], selector: Mapping[str, str]) -> list[Document]:
+def select_nodes(nodes: Iterable[Document], selector: Mapping[str, str]) -> list[Document]:
     """Return the nodes that have all of these labels."""
     return [n for n in nodes if all(labels(n).get(k) == v for k, v in selector.items())]
 

@@ -259,7 +259,7 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
         end and end.get("reason") not in NEVER_STARTED
         for end in (state.get("terminated"), before.get("terminated"))
     )
-    waiting = _waiting(status, state)
+    waiting = _find_waiting(status, state)
     scheduled = _condition_of_any_status(status, "PodScheduled")
     refused = scheduled if scheduled.get("status") == "False" else {}
     disruption = condition(document, "DisruptionTarget") or {}
@@ -296,7 +296,7 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
     )
 
 
-def named(pods: Iterable[Pod]) -> str:
+def name_pods(pods: Iterable[Pod]) -> str:
     """Return what users call pods: "host 2", "hosts 1, 2", "host 0 and workers 1, 3"."""
     numbers: dict[str, list[int]] = {}
     for pod in pods:
@@ -361,7 +361,7 @@ def _state_of(status: Document, container: str) -> tuple[Document, Document]:
     return own.get("state") or {}, own.get("lastState") or {}
 
 
-def _waiting(status: Document, state: Document) -> Document:
+def _find_waiting(status: Document, state: Document) -> Document:
     """Return why a container waits: containers that prepare the pod come first, as all others wait
     for them."""
     for other in status.get("initContainerStatuses") or ():

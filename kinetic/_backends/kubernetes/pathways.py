@@ -59,18 +59,20 @@ def spec(
     Raises:
         PreflightError: the builder is not installed.
     """
-    built: Document = _built(plan, settings)["spec"]
+    built: Document = _build_jobset(plan, settings)["spec"]
     for replicated in built["replicatedJobs"]:
         is_worker = replicated["name"] == PATHWAYS_WORKERS
         job = replicated["template"]
         theirs = job["spec"]["template"]
         if is_worker:
-            job["spec"]["template"] = _merged(theirs, worker)
+            job["spec"]["template"] = _merge_documents(theirs, worker)
         else:
             job["spec"]["template"] = _with_function(theirs, head)
             job["spec"]["podFailurePolicy"] = {"rules": head_rules}
         _add_flags(job["spec"]["template"]["spec"], plan.options.pathways_flags)
-        job["metadata"] = _merged(job["metadata"], {"labels": worker["metadata"]["labels"]})
+        job["metadata"] = _merge_documents(
+            job["metadata"], {"labels": worker["metadata"]["labels"]}
+        )
         if settings.simulated:
             _simulate(job, settings)
     return built
@@ -89,7 +91,7 @@ def check(settings: PodSettings) -> None:
         )
 
 
-def _built(plan: Plan, settings: PodSettings) -> dict[str, Any]:
+def _build_jobset(plan: Plan, settings: PodSettings) -> dict[str, Any]:
     try:
         from pathwaysutils.experimental.gke.jobset import PathwaysJobSet
     except ImportError as error:
@@ -130,16 +132,16 @@ def _with_function(theirs: Document, head: Document) -> Document:
     (container,) = head["spec"]["containers"]
     variables = [*placeholder["env"], *container["env"]]
     spec = head["spec"] | {"containers": [container | {"env": variables}]}
-    return _merged(theirs, head | {"spec": spec})
+    return _merge_documents(theirs, head | {"spec": spec})
 
 
-def _merged(theirs: Document, ours: Document) -> Document:
+def _merge_documents(theirs: Document, ours: Document) -> Document:
     """Return theirs, updated with ours: objects are merged, anything else is replaced."""
     merged = dict(theirs)
     for name, value in ours.items():
         before = merged.get(name)
         both = isinstance(before, dict) and isinstance(value, dict)
-        merged[name] = _merged(before, value) if both and before is not None else value
+        merged[name] = _merge_documents(before, value) if both and before is not None else value
     return merged
 
 

@@ -137,7 +137,7 @@ def template(
         "terminationGracePeriodSeconds": max(
             LEAST_GRACE_S, math.ceil(plan.limits.grace_s) + GRACE_MARGIN_S
         ),
-        **_placed(plan, settings, on_chips=on_chips),
+        **_place_pod(plan, settings, on_chips=on_chips),
         "containers": [
             _container(
                 plan,
@@ -153,14 +153,14 @@ def template(
             for name in (() if is_head else _claims(plan, settings))
         ],
     }
-    return {"metadata": _metadata(plan, own), "spec": _given(spec)}
+    return {"metadata": _metadata(plan, own), "spec": _drop_empty(spec)}
 
 
 def with_chips(plan: Plan, settings: PodSettings) -> Document:
     """Return what the pods on a plan's chips must have in their template if another program than
     its function runs there."""
-    spec = _placed(plan, settings, on_chips=True)
-    return {"metadata": _metadata(plan, {}), "spec": _given(spec)}
+    spec = _place_pod(plan, settings, on_chips=True)
+    return {"metadata": _metadata(plan, {}), "spec": _drop_empty(spec)}
 
 
 def _metadata(plan: Plan, own: Document) -> Document:
@@ -169,7 +169,7 @@ def _metadata(plan: Plan, own: Document) -> Document:
     return {"labels": labels(plan), "annotations": remarks(plan) | stays | own}
 
 
-def _placed(plan: Plan, settings: PodSettings, *, on_chips: bool) -> Document:
+def _place_pod(plan: Plan, settings: PodSettings, *, on_chips: bool) -> Document:
     machines = {"nodeSelector": _selector(plan), "tolerations": _tolerations(plan)}
     head: Document = {
         "nodeSelector": {POOL_LABEL: settings.head_pool} if settings.head_pool else {}
@@ -195,7 +195,7 @@ def _container(
     ports: list[Document] = [{"name": "gang", "containerPort": PORT}]
     if plan.options.debug:
         ports.append({"name": "debugpy", "containerPort": DEBUG_PORT})
-    return _given(
+    return _drop_empty(
         {
             "name": CONTAINER,
             "image": settings.image,
@@ -235,7 +235,7 @@ def verbatim(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _given(document: Document) -> Document:
+def _drop_empty(document: Document) -> Document:
     """The fields that are not empty."""
     empty: tuple[object, ...] = ("", [], {})
     return {name: value for name, value in document.items() if value not in empty}
@@ -330,12 +330,14 @@ def _resources(plan: Plan, settings: PodSettings) -> Document:
     """All chips of a machine, its network devices, and what the function's part of it needs."""
     asked = {"cpu": plan.options.cpu or "", "memory": plan.options.memory or ""}
     if settings.simulated or plan.place.has_single_controller:
-        return _given({"requests": _given(asked)})
+        return _drop_empty({"requests": _drop_empty(asked)})
     resource = _resource(plan)
     chips = {resource: str(plan.topology.chips_per_host)} if resource else {}
     claims = [{"name": name} for name in _claims(plan, settings)]
-    requests = chips | _given(asked | {"memory": asked["memory"] or volumes.reserved(plan)})
-    return _given({"limits": chips, "requests": requests, "claims": claims})
+    requests = chips | _drop_empty(
+        asked | {"memory": asked["memory"] or volumes.folder_memory(plan)}
+    )
+    return _drop_empty({"limits": chips, "requests": requests, "claims": claims})
 
 
 def _claims(plan: Plan, settings: PodSettings) -> list[str]:

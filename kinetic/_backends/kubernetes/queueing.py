@@ -48,14 +48,14 @@ def why_suspended(
     if queue_workload is None:
         text = f"The job waits for the queue {queue}, which has not taken note of it yet."
         return Finding(Kind.QUEUED, f"{text} If this stays so, check that Kueue is installed.")
-    for look in (_deactivated, _preempted, _checks, _reserved):
+    for look in (_find_deactivation, _find_preemption, _checks, _find_reservation):
         finding = look(queue, queue_workload)
         if finding is not None:
-            return _placed(finding, position)
-    return _placed(Finding(Kind.QUEUED, f"The job waits in the queue {queue}."), position)
+            return _add_position(finding, position)
+    return _add_position(Finding(Kind.QUEUED, f"The job waits in the queue {queue}."), position)
 
 
-def _placed(finding: Finding, position: int | None) -> Finding:
+def _add_position(finding: Finding, position: int | None) -> Finding:
     if position is None or finding.hopeless:
         return finding
     before = {0: "It is the next", 1: "One job comes before it"}
@@ -63,7 +63,7 @@ def _placed(finding: Finding, position: int | None) -> Finding:
     return Finding(finding.kind, f"{finding.sentence} {text}.", finding.hopeless, finding.hosts)
 
 
-def _deactivated(queue: str, workload: Document) -> Finding | None:
+def _find_deactivation(queue: str, workload: Document) -> Finding | None:
     if (workload.get("spec") or {}).get("active", True):
         return None
     evicted = condition(workload, "Evicted") or {}
@@ -73,7 +73,7 @@ def _deactivated(queue: str, workload: Document) -> Finding | None:
     )
 
 
-def _preempted(queue: str, workload: Document) -> Finding | None:
+def _find_preemption(queue: str, workload: Document) -> Finding | None:
     found = condition(workload, "Preempted") or condition(workload, "Evicted")
     if found is None or condition(workload, "Admitted"):
         return None
@@ -97,7 +97,7 @@ def _checks(queue: str, workload: Document) -> Finding | None:
     return None
 
 
-def _reserved(queue: str, workload: Document) -> Finding | None:
+def _find_reservation(queue: str, workload: Document) -> Finding | None:
     conditions = (workload.get("status") or {}).get("conditions") or ()
     found = next((c for c in conditions if c.get("type") == "QuotaReserved"), None)
     if found is None or found.get("status") == "True":

@@ -95,7 +95,7 @@ def relevant(asked: Asked = NOTHING_ASKED) -> tuple[Right, ...]:
     return tuple(right for right in RIGHTS if right.need not in left_out)
 
 
-def needed(hosts: int, asked: Asked = NOTHING_ASKED) -> tuple[Right, ...]:
+def list_needed(hosts: int, asked: Asked = NOTHING_ASKED) -> tuple[Right, ...]:
     """Return the permissions without which a job cannot be created, seen and removed."""
     workload = JOBS if hosts == 1 else JOBSETS
     return tuple(

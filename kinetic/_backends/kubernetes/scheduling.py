@@ -20,7 +20,7 @@ from kinetic._backends.kubernetes.observed import (
     PodSet,
     Stage,
     labels,
-    named,
+    name_pods,
     shape_of,
 )
 
@@ -57,7 +57,7 @@ def why_unscheduled(
     hosts = tuple(pod.host for pod in stuck)
     reason, said = _last_word(stuck, events)
     if reason in ("TriggeredScaleUp", *_REQUEST):
-        return Finding(Kind.PROVISIONING, _added(said), hosts=hosts)
+        return Finding(Kind.PROVISIONING, _describe_added_nodes(said), hosts=hosts)
     needed = shape_of(workload)
     of = next(s for s in reversed(needed.sets) if s.first_host <= hosts[0])
     waited = _is_over(stuck, now, scale_up_s)
@@ -103,7 +103,7 @@ def _is_over(stuck: Sequence[Pod], now: float | None, scale_up_s: float) -> bool
     return now - since.timestamp() > scale_up_s
 
 
-def _added(said: str) -> str:
+def _describe_added_nodes(said: str) -> str:
     groups = [f"{name} from {old} to {new} nodes" for name, old, new in _GROUPS.findall(said)]
     if groups:
         return f"Nodes are being added for the job: {', '.join(groups)}."
@@ -120,11 +120,11 @@ def _from_nodes(
     hosts = tuple(pod.host for pod in stuck)
     selector = (of.template.get("spec") or {}).get("nodeSelector") or {}
     kind = _kind_of(selector)
-    there = None if nodes is None else pools.matching(nodes, selector)
+    there = None if nodes is None else pools.select_nodes(nodes, selector)
     scheduler = _brief(stuck[0].unschedulable)
     if placed:
         verb = "waits" if len(stuck) == 1 else "wait"
-        some = f"{placed} of {of.pods} {of.noun}s have nodes; {named(stuck)} {verb} for one"
+        some = f"{placed} of {of.pods} {of.noun}s have nodes; {name_pods(stuck)} {verb} for one"
         text = f"{some}{kind and f' with {kind}'}. {_sizes(of, there)}"
         advice = "The job starts when all have one."
         return Finding(Kind.PARTIAL_SLICE, f"{text}{advice} {_says(scheduler)}", hosts=hosts)

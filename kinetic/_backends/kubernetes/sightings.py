@@ -47,6 +47,6 @@ class Sightings:
         elif finding.kind not in _ENDS:
             self._waits[job_id] = finding.sentence
 
-    def waiting(self, job_id: str) -> str:
+    def find_wait(self, job_id: str) -> str:
         """Return what a job waited for when it was last seen, or ""."""
         return self._waits.get(job_id, "")

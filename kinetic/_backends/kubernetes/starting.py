@@ -34,7 +34,7 @@ def asked_at(workload: Document, pods: Sequence[Pod]) -> float | None:
         for found in (workload.get("status") or {}).get("conditions") or ()
         if found.get("type") == "Suspended" and found.get("status") == "False"
     ]
-    made = [at for pod in starting(pods) if (at := seconds_of(pod.created_at)) is not None]
+    made = [at for pod in select_starting(pods) if (at := seconds_of(pod.created_at)) is not None]
     known = [at for at in resumed if at is not None] + ([min(made)] if made else [])
     return max([created_at(workload), *known])
 
@@ -46,7 +46,7 @@ def created_at(workload: Document) -> float:
     return math.inf if at is None else at
 
 
-def starting(pods: Sequence[Pod]) -> list[Pod]:
+def select_starting(pods: Sequence[Pod]) -> list[Pod]:
     """Return the pods that run or will run: those of an earlier attempt have ended."""
     return [pod for pod in pods if not pod.has_ended and not pod.is_deleting]
 

@@ -24,7 +24,7 @@ from kinetic._backends.kubernetes.observed import (
     is_suspended,
     labels,
     metadata,
-    named,
+    name_pods,
     shape_of,
 )
 from kinetic._core.state import JobStatus
@@ -50,20 +50,20 @@ def status_of(workload: Document | None, pods: Iterable[Document] | None = None)
     """
     if workload is None:
         return Status(JobStatus.NOT_FOUND)
-    ended = _ended(workload)
+    ended = _find_end(workload)
     if ended is not None:
         return ended
     current = None if pods is None else current_pods(workload, pods)
     if is_suspended(workload):
         queue = labels(workload).get(QUEUE_LABEL)
         reason = QUEUED.format(queue=queue) if queue else SUSPENDED
-        return _removed(workload, Status(JobStatus.PENDING, reason))
+        return _mark_removed(workload, Status(JobStatus.PENDING, reason))
     if current is None:
-        return _removed(workload, _from_numbers(workload))
-    return _removed(workload, _from_pods(workload, current))
+        return _mark_removed(workload, _from_numbers(workload))
+    return _mark_removed(workload, _from_pods(workload, current))
 
 
-def _ended(workload: Document) -> Status | None:
+def _find_end(workload: Document) -> Status | None:
     """Only these conditions are final: others are set up to minutes earlier."""
     for kind in ("Complete", "Completed"):
         if condition(workload, kind):
@@ -75,7 +75,7 @@ def _ended(workload: Document) -> Status | None:
     return Status(JobStatus.FAILED, said)
 
 
-def _removed(workload: Document, status: Status) -> Status:
+def _mark_removed(workload: Document, status: Status) -> Status:
     if "deletionTimestamp" not in metadata(workload):
         return status
     return Status(status.phase, REMOVED, status.hosts)
@@ -97,7 +97,7 @@ def _from_pods(workload: Document, pods: tuple[Pod, ...]) -> Status:
         phase = JobStatus.PENDING if never_ran else JobStatus.RUNNING
         failed = [pod for pod in ending if pod.stage is Stage.FAILED and not pod.is_deleting]
         over = over or broken or all(pod.has_ended for pod in pods)
-        reason = _lost(failed) if failed else ENDING if over else ""
+        reason = _describe_failed(failed) if failed else ENDING if over else ""
     else:
         phase, reason = JobStatus.PENDING, _waiting_for(workload, pods, wanted)
     return Status(phase, reason, _hosts(pods, phase))
@@ -118,8 +118,8 @@ def _waiting_for(workload: Document, pods: tuple[Pod, ...], wanted: int) -> str:
     return RESTARTING if again else STARTING
 
 
-def _lost(failed: list[Pod]) -> str:
-    return f"{named(failed)} {'have' if len(failed) > 1 else 'has'} failed"
+def _describe_failed(failed: list[Pod]) -> str:
+    return f"{name_pods(failed)} {'have' if len(failed) > 1 else 'has'} failed"
 
 
 def _hosts(pods: tuple[Pod, ...], phase: JobStatus) -> tuple[HostStatus, ...]:

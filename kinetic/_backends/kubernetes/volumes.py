@@ -108,7 +108,7 @@ def local(plan: Plan, *, simulated: bool) -> list[Mounted]:
     return [Mounted({"name": "local"} | volume, {"name": "local", "mountPath": folder})]
 
 
-def reserved(plan: Plan) -> str:
+def folder_memory(plan: Plan) -> str:
     """Return the memory that a pod requests for its folder; "" for none."""
     storage = plan.place.local_storage
     return "" if storage == MULTI_TIER else storage

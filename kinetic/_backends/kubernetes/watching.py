@@ -124,7 +124,7 @@ class Watcher:
         while not self._closed.is_set() and self._wanted():
             try:
                 if not self._version:
-                    yield from self._listed()
+                    yield from self._list_changes()
                 yield from self._changes()
             except Expired:
                 self._version = ""
@@ -144,7 +144,7 @@ class Watcher:
     def _pause(self) -> None:
         self._wait(waits_s(self._failures, self._patience, self._random))
 
-    def _listed(self) -> Iterator[Watched]:
+    def _list_changes(self) -> Iterator[Watched]:
         """List, and yield the differences from what was known."""
         listing = self._api.list(self._resource, self._selection)
         there = {str(o["metadata"].get("uid")): self._whole(o) for o in listing.items}
@@ -167,7 +167,7 @@ class Watcher:
         everything is listed again, so that changes are not delayed forever."""
         began = self._clock()
         try:
-            stream = self._opened()
+            stream = self._open_stream()
         except BackendUnavailable:
             self._list_if_since(began)
             raise
@@ -183,7 +183,7 @@ class Watcher:
         try:
             for event in stream:
                 got = True
-                yield from self._told(event)
+                yield from self._apply_event(event)
         except Expired:
             raise
         except BackendUnavailable:
@@ -200,14 +200,14 @@ class Watcher:
         self._failures += 1  # do not ask a server that ends watches at once without pauses
         self._pause()
 
-    def _opened(self) -> EventStream:
+    def _open_stream(self) -> EventStream:
         return self._api.watch(self._resource, self._selection, resource_version=self._version)
 
     def _list_if_since(self, began: float) -> None:
         if self._clock() - began > STEADY_S:
             self._version = ""
 
-    def _told(self, event: Document) -> Iterator[Watched]:
+    def _apply_event(self, event: Document) -> Iterator[Watched]:
         found = event.get("object") or {}
         kind = event.get("type")
         if kind == "ERROR":

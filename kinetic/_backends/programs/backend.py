@@ -111,7 +111,7 @@ class ProgramsBackend:
             ) from error
         started: list[subprocess.Popen[bytes]] = []
         try:
-            with _held_port() as port, folders.held(folder) as alive:
+            with _held_port() as port, folders.hold_folder(folder) as alive:
                 endpoint = _credentials(folder, ref.job_id, f"127.0.0.1:{port.getsockname()[1]}")
                 env = self._environ | dict(secrets) | self._variables(folder, endpoint)
                 for document in documents:

@@ -39,7 +39,7 @@ def was_begun(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[int]:
+def hold_folder(folder: Path) -> Iterator[int]:
     """A descriptor with a lock that is free once all processes that inherited it have closed it."""
     fd = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -50,7 +50,7 @@ def held(folder: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def unused(of_all: Path, *, before: float) -> Iterator[tuple[Path, float]]:
+def find_unused(of_all: Path, *, before: float) -> Iterator[tuple[Path, float]]:
     """Yield the folders that no process uses and that have not changed since `before` (seconds
     since the epoch), and when each changed."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):

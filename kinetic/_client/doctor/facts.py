@@ -265,7 +265,7 @@ def _socket_folders(now: float) -> Iterator[Scrap]:
 
 def _programs_folders(now: float) -> Iterator[Scrap]:
     """Credentials and output of hosts that were programs, for jobs of all stores."""
-    for folder, changed_at in folders.unused(folders.root(), before=now - SETTLED_S):
+    for folder, changed_at in folders.find_unused(folders.root(), before=now - SETTLED_S):
         yield Scrap(str(folder), now - changed_at)
 
 
