@@ -45,13 +45,13 @@ class Client:
     store: Store
     notice: str = ""
 
-    def planned(self, job: JobSpec) -> Planned:
+    def plan_call(self, job: JobSpec) -> Planned:
         """Plan one call."""
         from kinetic._client import planning
 
         return planning.make(job, self.settings, self.place)
 
-    def packaged(self, job: JobSpec, calls: Sequence[Call]) -> PackagedSubmitter:
+    def package_batch(self, job: JobSpec, calls: Sequence[Call]) -> PackagedSubmitter:
         """Plan what the calls of a batch share.
 
         Raises:

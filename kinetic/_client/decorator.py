@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 from kinetic._client.client import warm_up_ahead
-from kinetic._client.options import checked, documented
+from kinetic._client.options import check_options, document_options
 from kinetic._client.remote import RemoteCallable, warn_of_spot
 from kinetic._core.options import Keywords
 from kinetic._core.tracebacks import own_frames_hidden
@@ -64,7 +64,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
                 'Write @kinetic.run(accelerator="...") with parentheses: the decorator takes '
                 "options."
             )
-        made = checked(None, given | more)
+        made = check_options(None, given | more)
     warn_of_spot(made)
 
     def decorate(func: Callable[..., Any]) -> RemoteCallable[..., Any]:
@@ -76,4 +76,4 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
     return cast("Decorator", decorate)
 
 
-documented(run)
+document_options(run)

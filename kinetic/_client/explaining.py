@@ -21,7 +21,9 @@ KNOWN_FOR_S = 3600.0
 """After this time the backend is no longer asked."""
 
 
-def explained(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: float) -> Outcome:
+def explain_verdict(
+    backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: float
+) -> Outcome:
     """Return the verdict with what the backend knows of the host that was lost first, and store it.
     The first caller does this for all others."""
     first = outcome.first

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from kinetic._backends.base import Backend, Explains, LogRequest, Status
-from kinetic._client.explaining import explained
+from kinetic._client.explaining import explain_verdict
 from kinetic._core import layout, record
 from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.log_format import LogChunk
@@ -117,9 +117,9 @@ def follow(
         except (BackendUnavailable, StoreError) as error:
             if not _may_pass(store, error):
                 raise
-            pause_s = reading.failed(error, now())
+            pause_s = reading.count_failure(error, now())
             if isinstance(error, BackendUnavailable):
-                outcome = outcome or _peeked(store, ref, now())
+                outcome = outcome or _peek_verdict(store, ref, now())
             if outcome is not None and reading.is_hopeless:
                 _log.warning("the rest of the output of %s cannot be read: %s", ref.job_id, error)
                 break
@@ -161,7 +161,7 @@ def chunks(
             yield from reading.stream()
             return
         except (BackendUnavailable, StoreError) as error:
-            pause_s = reading.failed(error, now())
+            pause_s = reading.count_failure(error, now())
             if reading.is_hopeless or not _may_pass(store, error):
                 raise
         for slept_s in _slices(pause_s):
@@ -186,10 +186,10 @@ def _may_pass(store: Store, error: BackendUnavailable | StoreError) -> bool:
     return not lasting and store.as_folder() is None
 
 
-def _peeked(store: Store, ref: JobRef, now: float) -> Outcome | None:
+def _peek_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
     """The stored verdict; None also if the store does not answer."""
     try:
-        return stored(store, ref, now)
+        return read_verdict(store, ref, now)
     except StoreError as error:
         if not _may_pass(store, error):
             raise
@@ -218,7 +218,7 @@ class _Reading:
         finally:
             self._request = replace(self._request, after=read)
 
-    def failed(self, error: KineticError, now: float) -> float:
+    def count_failure(self, error: KineticError, now: float) -> float:
         """Count a failure; return how long to wait."""
         if now - self._failed_at > QUIET_S:
             self._failures = 0
@@ -279,7 +279,7 @@ def settle(backend: Backend, store: Store, ref: JobRef, now: float) -> Outcome |
     found = settle_many(backend, store, [ref], now)[ref.job_id]
     if isinstance(found, KineticError):
         raise found
-    return None if found is None else explained(backend, store, ref, found, now)
+    return None if found is None else explain_verdict(backend, store, ref, found, now)
 
 
 def settle_many(
@@ -288,14 +288,14 @@ def settle_many(
     """Return what `settle` returns or raises for each of the jobs, by id. The backend is asked
     once for all of them."""
     verdicts = at_once(
-        lambda ref: _caught(lambda: stored(store, ref, now)), refs, store.calls_at_once
+        lambda ref: _catch_error(lambda: read_verdict(store, ref, now)), refs, store.calls_at_once
     )
     found = {ref.job_id: verdict for ref, verdict in zip(refs, verdicts, strict=True)}
     going_on = [ref for ref in refs if found[ref.job_id] is None]
     known = backend.status(going_on) if going_on else {}
     for ref in going_on:
         told = known[ref.job_id]
-        found[ref.job_id] = _caught(partial(_settled, backend, store, ref, told, now))
+        found[ref.job_id] = _catch_error(partial(_settle_verdict, backend, store, ref, told, now))
     return found
 
 
@@ -307,14 +307,14 @@ def _release(backend: Backend, ref: JobRef) -> None:
         _log.warning("%s has ended, and what it holds could not be freed: %s", ref.job_id, error)
 
 
-def _caught(act: Callable[[], Outcome | None]) -> Outcome | KineticError | None:
+def _catch_error(act: Callable[[], Outcome | None]) -> Outcome | KineticError | None:
     try:
         return act()
     except KineticError as error:
         return error
 
 
-def _settled(
+def _settle_verdict(
     backend: Backend, store: Store, ref: JobRef, told: Status, now: float
 ) -> Outcome | None:
     """Return the verdict of a job that had none before its backend was asked."""
@@ -322,27 +322,27 @@ def _settled(
     if not status.ended:
         return None
     gone = status is JobStatus.NOT_FOUND
-    found = None if gone else stored(store, ref, now)
+    found = None if gone else read_verdict(store, ref, now)
     if found is None:
         judged = None if gone else _judge_orphan(store, ref, told, now)
         if judged is None:
             raise NotFound(
                 f"The records of {ref.job_id} were removed: there is nothing left to read."
             )
-        found = explained(backend, store, ref, judged, now)
+        found = explain_verdict(backend, store, ref, judged, now)
         if not ref.place.is_supervised:
             _release(backend, ref)
     return found
 
 
-def standing(
+def read_standing(
     store: Store, ref: JobRef, told: Status, now: float
 ) -> tuple[JobStatus, Outcome | None]:
     """Return the status of a job, given what its backend says, and its verdict if there is one.
 
     A job whose supervisor was killed is judged by what its hosts reported.
     """
-    phase, found = told.phase, stored(store, ref, now)
+    phase, found = told.phase, read_verdict(store, ref, now)
     if found is None and phase.ended and phase is not JobStatus.NOT_FOUND:
         found = _judge_orphan(store, ref, told, now)
         phase = JobStatus.NOT_FOUND if found is None else phase
@@ -378,7 +378,7 @@ def _is_recorded(store: Store, ref: JobRef) -> bool:
     return store.has(layout.ref(ref.job_id)) and store.has(layout.plan(ref.job_id))
 
 
-def stored(store: Store, ref: JobRef, now: float) -> Outcome | None:
+def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
     """Return the stored verdict; a damaged one is rebuilt from the hosts' reports."""
     try:
         return Outcome.from_json(record.parse(store.get(layout.outcome(ref.job_id))))
@@ -422,7 +422,7 @@ def _judge_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcom
     if not store.has(layout.ref(ref.job_id)):
         store.delete(layout.job(ref.job_id))  # Who removed it has not seen this verdict.
         return None
-    return outcome if first else stored(store, ref, now) or outcome
+    return outcome if first else read_verdict(store, ref, now) or outcome
 
 
 def _judged_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcome:

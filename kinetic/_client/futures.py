@@ -163,7 +163,7 @@ def _invoke(call: Callback, job: Job) -> None:
         _log.exception("a callback of %s failed", job.ref.job_id)
 
 
-async def ended(job: Job) -> None:
+async def wait_for_end(job: Job) -> None:
     """Wait until the job has ended, without blocking the event loop. Cancelling this does not
     affect the job."""
     import asyncio
@@ -241,14 +241,14 @@ def as_completed(handles: Iterable[J], timeout: Duration | None = None) -> Itera
     if not isinstance(handles, Iterable):
         raise UsageTypeError(
             "as_completed takes a list of job handles; it is "
-            f"{_named(handles)}.{_of_batch(handles)}"
+            f"{_name_kind(handles)}.{_of_batch(handles)}"
         )
     jobs = dict.fromkeys(handles)
     for index, job in enumerate(jobs):
         if not hasattr(job, "ending_fd"):
             raise UsageTypeError(
                 f"as_completed takes job handles; handles[{index}] is "
-                f"{_named(job)}.{_of_batch(job)}"
+                f"{_name_kind(job)}.{_of_batch(job)}"
             )
     return _as_completed(list(jobs), None if timeout is None else patience_s(timeout))
 
@@ -294,7 +294,7 @@ def _ids(jobs: Iterable[Job]) -> str:
     return ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
 
 
-def _named(value: object) -> str:
+def _name_kind(value: object) -> str:
     return "None" if value is None else a_type(value)
 
 

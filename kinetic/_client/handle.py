@@ -20,7 +20,7 @@ from kinetic._client import following, futures, killing, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
 from kinetic._client.board.console import Printer, leads_to_the_caller
-from kinetic._client.explaining import explained
+from kinetic._client.explaining import explain_verdict
 from kinetic._client.following import Finished, OnStatus, StatusWatch, Waiting
 from kinetic._client.view import JobView
 from kinetic._core.duration import Duration, patience_s
@@ -78,7 +78,7 @@ class JobHandle(JobView, Generic[R_co]):
 
     # -- output ------------------------------------------------------------------------------------
 
-    def grouped(self, group_id: str, index: int) -> JobHandle[R_co]:
+    def join_batch(self, group_id: str, index: int) -> JobHandle[R_co]:
         """Make the job a member of a batch; return a handle that says so."""
         ref = replace(self.ref, group_id=group_id, group_kind="map", group_index=index)
         stored.replace(self._store, ref)
@@ -133,14 +133,14 @@ class JobHandle(JobView, Generic[R_co]):
             tail: only the last lines of each host, this many.
             attempt: only this attempt, from 1; by default all of them, in order.
         """
-        hosts = None if all_hosts else (self._known(host),)
+        hosts = None if all_hosts else (self._check_host(host),)
         request = LogRequest(hosts=hosts, follow=follow, tail=tail, attempt=attempt)
         printer = Printer(prefixed=all_hosts)
         if follow:
             self._watch(request, printer)
             return None
         return b"".join(
-            printer.shown(chunk) for chunk in self.chunks(request) if chunk is not None
+            printer.format_chunk(chunk) for chunk in self.chunks(request) if chunk is not None
         ).decode("utf-8", "replace")
 
     def tail(self, n: int = 100, host: int = 0) -> str:
@@ -293,10 +293,10 @@ class JobHandle(JobView, Generic[R_co]):
     def __await__(self) -> Generator[Any, Any, R_co]:
         """Wait as `result()` does, without blocking the asyncio event loop. Cancelling the wait
         leaves the job running."""
-        return self._awaited().__await__()
+        return self._await_result().__await__()
 
-    async def _awaited(self) -> R_co:
-        await futures.ended(self)
+    async def _await_result(self) -> R_co:
+        await futures.wait_for_end(self)
         return await futures.beside(self.result, abandoned=lambda: None, daemon=True)
 
     def leave(self) -> None:
@@ -344,14 +344,14 @@ class JobHandle(JobView, Generic[R_co]):
             UsageError: there is no such slice, host or signal.
             NotFound: the job has ended, or nothing of it runs on these hosts now.
         """
-        hosts, signum = killing.chosen(self.ref, slice, host), killing.signal_of(signal)
+        hosts, signum = killing.choose_hosts(self.ref, slice, host), killing.signal_of(signal)
         if self.status().ended:
             raise NotFound(f"{self.job_id} has ended: it has no hosts to kill any more.")
         if not isinstance(self._backend, Kills):
             raise UsageError(f"Hosts of the backend {self._backend.name!r} cannot be killed.")
         killed = self._backend.kill(self.ref, hosts, signum, agents=agents)
         if not killed:
-            where = killing.named(self.ref, hosts, of_all=True)
+            where = killing.name_machines(self.ref, hosts, of_all=True)
             raise NotFound(
                 f"Nothing of {self.job_id} runs on {where} at present: it is starting, or has "
                 "ended. Nothing was killed."
@@ -402,7 +402,7 @@ class JobHandle(JobView, Generic[R_co]):
         return collecting.error(
             self._store,
             self.ref,
-            explained(self._backend, self._store, self.ref, outcome, time.time()),
+            explain_verdict(self._backend, self._store, self.ref, outcome, time.time()),
             lambda host: "" if seen and host == 0 else self._last_lines(host, outcome.attempt),
         )
 
@@ -415,7 +415,7 @@ class JobHandle(JobView, Generic[R_co]):
             )
         return ""
 
-    def _known(self, host: int) -> int:
+    def _check_host(self, host: int) -> int:
         if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < self.hosts:
             raise UsageError(
                 f"{self.job_id} has hosts 0 to {self.hosts - 1}; there is no host {host!r}."
@@ -459,7 +459,7 @@ class JobHandle(JobView, Generic[R_co]):
 
     def _has_verdict(self) -> bool:
         with contextlib.suppress(StoreError):  # The time is up all the same.
-            return self._stored() is not None
+            return self._read_verdict() is not None
         return False
 
     def _free(self, *, records: bool, timeout: Duration) -> None:

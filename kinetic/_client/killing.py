@@ -18,7 +18,7 @@ _MANY = 1 << 16
 """Slices of a single controller: a reference does not say how many there are."""
 
 
-def chosen(ref: JobRef, slice: int | None, host: int | None) -> tuple[int, ...]:
+def choose_hosts(ref: JobRef, slice: int | None, host: int | None) -> tuple[int, ...]:
     """Return the hosts of a slice, or only its `host`-th one; without a slice, the
     `host`-th of the job.
 
@@ -33,18 +33,18 @@ def chosen(ref: JobRef, slice: int | None, host: int | None) -> tuple[int, ...]:
             "cancel it."
         )
     if slice is None:
-        return (_checked(ref, "host", host, ref.hosts),)
+        return (_check_index(ref, "host", host, ref.hosts),)
     each = shape.machines_of_a_slice(ref)
     if ref.place.has_single_controller:
-        first = ref.hosts + _checked(ref, "slice", slice, _MANY) * each
+        first = ref.hosts + _check_index(ref, "slice", slice, _MANY) * each
     else:
-        first = _checked(ref, "slice", slice, ref.hosts // each) * each
+        first = _check_index(ref, "slice", slice, ref.hosts // each) * each
     if host is None:
         return tuple(range(first, first + each))
-    return (first + _checked(ref, "host", host, each, f" of slice {slice}"),)
+    return (first + _check_index(ref, "host", host, each, f" of slice {slice}"),)
 
 
-def named(ref: JobRef, hosts: Sequence[int], *, of_all: bool = False) -> str:
+def name_machines(ref: JobRef, hosts: Sequence[int], *, of_all: bool = False) -> str:
     """Return "hosts 4-7", or "hosts 4-7 of 8"; "machines 0-3 of slice 1" where a single controller
     has the slices."""
     machines = [host - ref.hosts for host in hosts if host >= ref.hosts]
@@ -55,7 +55,7 @@ def named(ref: JobRef, hosts: Sequence[int], *, of_all: bool = False) -> str:
     return f"{of_slice} of slice {machines[0] // each}"
 
 
-def _checked(ref: JobRef, noun: str, value: object, count: int, where: str = "") -> int:
+def _check_index(ref: JobRef, noun: str, value: object, count: int, where: str = "") -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
         some = f"{noun}s 0 to {count - 1}" if count > 1 else f"only {noun} 0"
         has = "" if count == _MANY else f": {ref.job_id} has {some}{where}"

@@ -68,10 +68,10 @@ class Show(Protocol):
 def progress(look: Callable[[Outcome | None], Picture], clock: Callable[[], float]) -> Show:
     """Return what to call during a wait: in a notebook's cell it draws what `look` returns,
     elsewhere it does nothing."""
-    return repainted(lambda outcome: _drawn(look(outcome)), clock) or _Nothing()
+    return open_display(lambda outcome: _draw_picture(look(outcome)), clock) or _Nothing()
 
 
-def repainted(
+def open_display(
     draw: Callable[[Outcome | None], Mapping[str, str]], clock: Callable[[], float]
 ) -> Progress | None:
     """Return a display in a notebook's running cell, or None elsewhere."""
@@ -80,7 +80,7 @@ def repainted(
     return Progress(draw, clock, _Display().show)
 
 
-def _drawn(picture: Picture) -> dict[str, str]:
+def _draw_picture(picture: Picture) -> dict[str, str]:
     from kinetic._client.board import drawing
 
     return {"text/html": drawing.html(picture), "text/plain": drawing.text(picture)}

@@ -39,7 +39,7 @@ class Changes(Keywords, total=False):
     debug: bool
 
 
-def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
+def check_options(before: Options | None, given: Mapping[str, Any]) -> Options:
     """Return the options, updated with those that are given; see
     `_core.options.check_options`."""
     if given.get("volumes") is not None:
@@ -51,7 +51,7 @@ def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
     return table.check_options(before, given)
 
 
-def documented(function: Callable[..., Any]) -> None:
+def document_options(function: Callable[..., Any]) -> None:
     """Give a function the table's signature and documentation: it takes some options by position,
     and all others as `**options`."""
     signature = inspect.signature(function)
@@ -68,12 +68,12 @@ def documented(function: Callable[..., Any]) -> None:
     parameters = [*positional, *by_name]
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     if function.__doc__ is not None:  # as with -OO
-        words = "\n".join(_described(parameter.name) for parameter in parameters)
+        words = "\n".join(_describe_option(parameter.name) for parameter in parameters)
         text = inspect.cleandoc(function.__doc__)  # as Python 3.13 does itself
         function.__doc__ = text.replace("\nRaises:", f"\nArgs:\n{words}\n\nRaises:")
 
 
-def _described(name: str) -> str:
+def _describe_option(name: str) -> str:
     return textwrap.fill(
         f"{name}: {TABLE[name].help}",
         width=100,

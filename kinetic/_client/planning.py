@@ -86,7 +86,7 @@ def make(
             cannot be shipped.
     """
     about = template(spec, settings, place, job_id=job_id, now=now)
-    return about.planned(_pack(spec, about))
+    return about.complete_plan(_pack(spec, about))
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class PlanTemplate:
             configuration.worker_environ().get("PYTHONPATH", ""),
         )
 
-    def planned(
+    def complete_plan(
         self,
         packed: Packed,
         *,
@@ -200,7 +200,7 @@ def template(
 ) -> PlanTemplate:
     """Plan everything but the call itself; see `make`. `calls` are the arguments of all calls, if
     there are more than the spec's."""
-    taken = _carried(spec.options)
+    taken = _read_environment(spec.options)
     draft = _draft(
         spec,
         settings,
@@ -209,7 +209,7 @@ def template(
         job_id=job_id or new_job_id(),
         now=time.time() if now is None else now,
     )
-    left_out = _declared(spec, [(spec.args, spec.kwargs)] if calls is None else calls)
+    left_out = _list_data_paths(spec, [(spec.args, spec.kwargs)] if calls is None else calls)
     project, bundle = _source(spec, settings, left_out, draft)
     draft, installed = _with_installation(draft, settings, project)
     return PlanTemplate(
@@ -233,7 +233,7 @@ class _Carried:
     secrets: Mapping[str, str] = field(repr=False)
 
 
-def _carried(options: Options) -> _Carried:
+def _read_environment(options: Options) -> _Carried:
     """Read the environment. Captured variables that look like secrets are sent with the secrets;
     `env=` wins over both."""
     found = configuration.select_env_vars(options.capture_env_vars)
@@ -289,7 +289,7 @@ def _output_dir(given: str | None) -> str | None:
     return given if given is None or "://" in given else str(Path(given).expanduser().absolute())
 
 
-def _declared(
+def _list_data_paths(
     spec: JobSpec, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
 ) -> list[Path]:
     """Return the paths of the local data of all calls."""
@@ -332,21 +332,21 @@ def _source(
     )
     project, bundle = shipment.of(spec.func, about, data=data, output_dir=draft.output_dir)
     if draft.place.is_cluster and bundle is not None:
-        bundle = dataclasses.replace(bundle, warnings=(*bundle.warnings, *_hooked(project)))
+        bundle = dataclasses.replace(bundle, warnings=(*bundle.warnings, *_warn_of_hooks(project)))
     return project, bundle
 
 
-def _imported(project: Project) -> set[str]:
+def _list_import_folders(project: Project) -> set[str]:
     """Return the folders of the tree from which the caller imports."""
     places = (*project.sys_path_rel, project.entry_rel, *project.editable_rel)
     return {str(Path(project.root or "", rel)) for rel in places}
 
 
-def _hooked(project: Project) -> tuple[str, ...]:
+def _warn_of_hooks(project: Project) -> tuple[str, ...]:
     """A warning about packages that only slices on this machine can import."""
     from kinetic._source import editable
 
-    names = editable.hooked(_imported(project))
+    names = editable.hooked(_list_import_folders(project))
     text = (
         f"Not sent, because the build backend imports it by a hook of its own: {', '.join(names)}. "
         "Hosts of a cluster have it only if their image does: install it there, or here without -e."
@@ -365,7 +365,11 @@ def _with_installation(
     start = Path.cwd() if project.root is None else project.root / project.entry_rel
     bucket = (settings.pod_store or settings.store).startswith("gs://")
     made = installation.of(
-        draft, start, imported=_imported(project), cache_dir=settings.cache_dir, bucket=bucket
+        draft,
+        start,
+        imported=_list_import_folders(project),
+        cache_dir=settings.cache_dir,
+        bucket=bucket,
     )
     changed = dataclasses.replace(draft, runtime=made.runtime, requirements=made.requirements)
     return changed, made.contents

@@ -27,7 +27,7 @@ from typing import (
 )
 
 from kinetic._client.client import Client, client_of
-from kinetic._client.options import Changes, checked
+from kinetic._client.options import Changes, check_options
 from kinetic._core import checks, spec
 from kinetic._core.options import Options
 from kinetic._core.spec import JobSpec
@@ -117,7 +117,7 @@ class RemoteCallable(Generic[P, R_co]):
             UsageError: an option cannot work.
         """
         with own_frames_hidden:
-            options = checked(self._options, changes)
+            options = check_options(self._options, changes)
         warn_of_spot(options)
         return RemoteCallable(self._func, options, bound=self._bound)
 
@@ -136,7 +136,7 @@ class RemoteCallable(Generic[P, R_co]):
         the function raised."""
         __tracebackhide__ = True  # Notebooks and pytest hide this frame.
         try:
-            return self._called(args, kwargs)
+            return self._call_or_submit(args, kwargs)
         except KeyboardInterrupt as interrupt:
             interrupt.__traceback__ = None
             raise
@@ -144,16 +144,14 @@ class RemoteCallable(Generic[P, R_co]):
             error.__traceback__ = _without_ours(error.__traceback__)
             raise
 
-    def _called(self, args: Any, kwargs: Any) -> R_co:
+    def _call_or_submit(self, args: Any, kwargs: Any) -> R_co:
         __tracebackhide__ = True
         from kinetic._config import settings
 
         if settings.on_host():
             value = self._body(args, kwargs)
-            return cast(
-                "R_co",
-                _awaited(value) if inspect.iscoroutine(value) and not _in_async_code() else value,
-            )
+            is_ours = inspect.iscoroutine(value) and not _in_async_code()
+            return cast("R_co", _run_coroutine(value) if is_ours else value)
         if self._options.debug:
             return self._call_debugged(args, kwargs)
         return self.run_async(*args, **kwargs).result(stream_logs=True)
@@ -229,7 +227,7 @@ class RemoteCallable(Generic[P, R_co]):
         """Submit and return at once; the job runs independently of this process."""
         __tracebackhide__ = True
         with own_frames_hidden:
-            return self._submitted(args, kwargs)
+            return self._submit_job(args, kwargs)
 
     def _check_place(self) -> None:
         """Jobs are submitted from where people work: a job submitted by a job would outlive it, and
@@ -243,10 +241,10 @@ class RemoteCallable(Generic[P, R_co]):
                 "submitted this job."
             )
 
-    def _submitted(self, args: Any, kwargs: Any) -> JobHandle[R_co]:
+    def _submit_job(self, args: Any, kwargs: Any) -> JobHandle[R_co]:
         client = self._client(args, kwargs)
         client.warm_up(self._options)
-        planned = client.planned(self._spec(args, kwargs))
+        planned = client.plan_call(self._spec(args, kwargs))
 
         from kinetic._client import submission
 
@@ -331,14 +329,14 @@ class RemoteCallable(Generic[P, R_co]):
             for index, call in enumerate(made):
                 self._check_call(call.args, call.kwargs, f"inputs[{index}]: ")
             elsewhere = {"project": project, "cluster": cluster}
-            options = checked(
+            options = check_options(
                 self._options,
                 {name: value for name, value in elsewhere.items() if value is not None},
             )
             client = client_of(options)
             client.warm_up(options)
             func = functools.partial(self._func, *self._bound) if self._bound else self._func
-            source = client.packaged(JobSpec(func, (), {}, self.__qualname__, options), made)
+            source = client.package_batch(JobSpec(func, (), {}, self.__qualname__, options), made)
             client.tell(source.warnings)
             return launch.launch(source, client.store, len(made), how, name=title, notes=notes)
 
@@ -348,7 +346,7 @@ class RemoteCallable(Generic[P, R_co]):
 
         with own_frames_hidden:
             client = self._client(args, kwargs)
-            planned = client.planned(self._spec(args, kwargs))
+            planned = client.plan_call(self._spec(args, kwargs))
             documents, files = (
                 tuple(client.backend.render(planned.plan)),
                 () if planned.bundle is None else planned.bundle.files(),
@@ -367,7 +365,7 @@ class RemoteCallable(Generic[P, R_co]):
         """Run the body here, in this process. The function gets local data by its
         path."""
         value = self._body(args, kwargs)
-        return cast("R_co", _awaited(value) if inspect.iscoroutine(value) else value)
+        return cast("R_co", _run_coroutine(value) if inspect.iscoroutine(value) else value)
 
     def _body(self, args: Any, kwargs: Any) -> Any:
         if _DATA in sys.modules:
@@ -454,7 +452,7 @@ class RemoteCallable(Generic[P, R_co]):
             ) from None
 
 
-def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to its end, in another thread if a loop runs in this one, as it always does
     in a notebook."""
     import asyncio
@@ -488,7 +486,7 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
 
     passed = (
         RemoteCallable.__call__,
-        RemoteCallable._called,
+        RemoteCallable._call_or_submit,
         RemoteCallable._body,
         RemoteCallable.run_async,
         RemoteCallable.local,

@@ -69,8 +69,8 @@ def submit(
         # Content that is there already must not be swept before the plan names it; nor the plan
         # before the reference does.
         with lock_for_submission(store):
-            with sending.shown(store, _most_bytes(planned)) as watched:
-                planned = _sent(planned, watched)
+            with sending.show_progress(store, _most_bytes(planned)) as watched:
+                planned = _send_content(planned, watched)
             if on_sent is not None:
                 on_sent(planned)
             if planned.plan is not plan:
@@ -86,7 +86,7 @@ def submit(
             index.add(store, ref)
         backend.submit(ref, documents, values)
         if isinstance(backend, BuildsImages):
-            backend.build_behind(plan, planned.installed, _told)
+            backend.build_behind(plan, planned.installed, _tell_user)
     _log.info("submitted %s as %s", plan.name, plan.job_id)
     return ref
 
@@ -100,10 +100,10 @@ def with_image(plan: Plan, installed: Mapping[str, bytes], backend: Backend) -> 
     """
     if not isinstance(backend, BuildsImages):
         return plan
-    return backend.choose_image(plan, installed, _told)
+    return backend.choose_image(plan, installed, _tell_user)
 
 
-def _told(line: str) -> None:
+def _tell_user(line: str) -> None:
     console.notice(f"kinetic: {line}")
 
 
@@ -156,7 +156,7 @@ def _most_bytes(planned: Planned) -> int:
     return len(planned.payload) + sum(bundle.tree.size_bytes for bundle in bundles)
 
 
-def _sent(planned: Planned, store: Store) -> Planned:
+def _send_content(planned: Planned, store: Store) -> Planned:
     """Send what the plan names; return the plan with what was actually sent."""
     source, data = planned.bundle, planned.data
     now: dict[Tree, Tree] = {}
@@ -194,11 +194,11 @@ def _send(contents: Mapping[str, bytes], store: Store) -> None:
 
 
 def _with_trees(plan: Plan, now: Mapping[Tree, Tree]) -> Plan:
-    def sent(tree: Tree | None) -> Tree | None:
+    def sent_tree(tree: Tree | None) -> Tree | None:
         return None if tree is None else now.get(tree, tree)
 
-    data = tuple(dataclasses.replace(each, tree=sent(each.tree)) for each in plan.data)
-    return dataclasses.replace(plan, tree=sent(plan.tree), data=data)
+    data = tuple(dataclasses.replace(each, tree=sent_tree(each.tree)) for each in plan.data)
+    return dataclasses.replace(plan, tree=sent_tree(plan.tree), data=data)
 
 
 def _undo(ref: JobRef, backend: Backend, store: Store, *raised: Any) -> None:

@@ -115,10 +115,10 @@ class JobView:
 
     def status(self) -> JobStatus:
         """Return the job's status: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND."""
-        found = self._stored()
+        found = self._read_verdict()
         if found is not None:
             return status_of_verdict(found.verdict)
-        return following.standing(
+        return following.read_standing(
             self._store, self.ref, self._backend.status([self.ref])[self.job_id], time.time()
         )[0]
 
@@ -168,7 +168,7 @@ class JobView:
 
             with ControlClient(endpoint, give_up_s=timeout_s) as client:
                 return client.dump_stacks(timeout_s)
-        found = self._stored()
+        found = self._read_verdict()
         if found is None and self.ref.place.is_cluster and self.status() is JobStatus.RUNNING:
             from kinetic._client import asking
 
@@ -176,11 +176,11 @@ class JobView:
                 self._store,
                 self.ref,
                 patience_s=timeout_s + asking.ANSWER_S,
-                ended=lambda: self._stored() is not None,
+                ended=lambda: self._read_verdict() is not None,
             )
             if told:
                 return told
-            found = self._stored()
+            found = self._read_verdict()
         kept = {} if found is None else collecting.stacks(found)
         if not kept:
             raise NotFound(
@@ -204,7 +204,7 @@ class JobView:
 
         state, events = "unknown", list[GangEvent]()
         with contextlib.suppress(KineticError, OSError):
-            outcome = outcome or self._stored()
+            outcome = outcome or self._read_verdict()
             status = self.status() if outcome is None else status_of_verdict(outcome.verdict)
             state = status.lower()
             events = self._events() if outcome is None else []
@@ -216,5 +216,5 @@ class JobView:
             self._made_backend = registry.make(self.ref.place, self._store)
         return self._made_backend
 
-    def _stored(self) -> Outcome | None:
-        return following.stored(self._store, self.ref, time.time())
+    def _read_verdict(self) -> Outcome | None:
+        return following.read_verdict(self._store, self.ref, time.time())

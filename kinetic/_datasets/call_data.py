@@ -123,7 +123,7 @@ def _bundle(data: Data, cache_dir: Path, exclude: Sequence[Path]) -> Bundle | No
     return (
         None
         if data.fuse or not data.is_local
-        else data.packed(cache_dir=cache_dir, exclude=tuple(exclude))
+        else data.pack(cache_dir=cache_dir, exclude=tuple(exclude))
     )
 
 

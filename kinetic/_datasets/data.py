@@ -190,7 +190,7 @@ class Data(_Path):
                 self._hash = _content_hash(Path(self._path), is_dir=self._is_dir)
             return self._hash
 
-    def packed(self, *, cache_dir: Path, exclude: tuple[Path, ...] = ()) -> Bundle:
+    def pack(self, *, cache_dir: Path, exclude: tuple[Path, ...] = ()) -> Bundle:
         """Return the content, ready to be sent; packed once. Of local data only."""
         with self._lock:
             if self._bundle is None:

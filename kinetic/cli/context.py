@@ -176,7 +176,7 @@ class AppContext:
             history = events.parse(self.store.get(layout.events(ref.job_id)))
         return picture_of(history, ref.hosts, outcome)
 
-    def standing(self, ref: JobRef) -> Standing:
+    def read_standing(self, ref: JobRef) -> Standing:
         """Return where the job stands."""
         return self.standings([ref])[ref.job_id]
 
@@ -216,7 +216,7 @@ class AppContext:
         from kinetic._client import following  # imported late: not needed for running jobs
 
         try:
-            state, _ = following.standing(self.store, ref, status, self.now())
+            state, _ = following.read_standing(self.store, ref, status, self.now())
         except KineticError as error:
             return Standing(UNKNOWN, str(error))
         return Standing(state, status.reason or (SUBMITTING if state is JobStatus.PENDING else ""))

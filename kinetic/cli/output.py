@@ -129,7 +129,7 @@ def table(
     """
     clean = [tuple(map(text.printable, row)) for row in rows]
     if not sys.stdout.isatty():
-        print(text.aligned(columns, clean))
+        print(text.align_table(columns, clean))
         return
     from rich.console import Console
 
@@ -306,7 +306,7 @@ def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bo
     With `flush`, each chunk is flushed.
     """
     streams, anything = Streams(), False
-    for chunk in prefixer.joined(chunks):
+    for chunk in prefixer.join_chunks(chunks):
         if chunk is None:
             continue
         anything = True
@@ -324,7 +324,7 @@ def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Pre
     from kinetic._core.log_format import STDERR
 
     streams = Streams()
-    for chunk in stdout.joined(chunks):
+    for chunk in stdout.join_chunks(chunks):
         if chunk is None:
             continue
         if chunk.stream == STDERR:

@@ -54,7 +54,7 @@ def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionI
     for ref in app.refs():
         bare = ref.job_id.removeprefix("job-")
         word = ref.job_id if ref.job_id.startswith(prefix) else bare
-        if word.startswith(prefix) and wanted(state := app.standing(ref).state):
+        if word.startswith(prefix) and wanted(state := app.read_standing(ref).state):
             age = text.age(app.now() - ref.created_at)
             yield CompletionItem(
                 word, help=f"{state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}"

@@ -39,15 +39,15 @@ def step(ledger, data, tries):
     elif act == "submitted":
         index = data.draw(st.sampled_from(submitting))
         tries[index] = tries.get(index, 0) + 1
-        ledger.submitted(index, ref(f"job-{index}-{tries[index]}"))
+        ledger.mark_submitted(index, ref(f"job-{index}-{tries[index]}"))
     elif act == "refused":
-        ledger.refused(data.draw(st.sampled_from(submitting)), ValueError("no"))
+        ledger.mark_refused(data.draw(st.sampled_from(submitting)), ValueError("no"))
     elif act == "give_back":
         ledger.give_back(data.draw(st.sampled_from(submitting)))
     elif act == "gone":
-        ledger.gone(data.draw(st.sampled_from(live)))
+        ledger.mark_gone(data.draw(st.sampled_from(live)))
     else:
-        ledger.ended(
+        ledger.mark_ended(
             data.draw(st.sampled_from(live)), ok=act == "succeed", again=act != "cancelled"
         )
     return True
@@ -90,11 +90,11 @@ def test_inputs_are_taken_in_order_and_retries_before_new_ones():
     ledger = Ledger(4, BatchRules(max_concurrent=2, retries=1))
     assert [ledger.take(), ledger.take(), ledger.take()] == [0, 1, None]
     for index in (0, 1):
-        ledger.submitted(index, ref())
-    ledger.ended(1, ok=False)
+        ledger.mark_submitted(index, ref())
+    ledger.mark_ended(1, ok=False)
     assert ledger.take() == 1
-    ledger.submitted(1, ref())
-    ledger.ended(1, ok=False)
+    ledger.mark_submitted(1, ref())
+    ledger.mark_ended(1, ok=False)
     assert ledger.tasks[1].state is State.FAILED
     assert ledger.take() == 2
 
@@ -102,8 +102,8 @@ def test_inputs_are_taken_in_order_and_retries_before_new_ones():
 def test_a_failure_stops_the_rest_only_when_asked_to():
     careful = Ledger(3, BatchRules(max_concurrent=1, fail_fast=True))
     careful.take()
-    careful.submitted(0, ref())
-    careful.ended(0, ok=False)
+    careful.mark_submitted(0, ref())
+    careful.mark_ended(0, ok=False)
     assert [task.state for task in careful.tasks] == [
         State.FAILED,
         State.SKIPPED,
@@ -112,17 +112,17 @@ def test_a_failure_stops_the_rest_only_when_asked_to():
     assert careful.stopped
     patient = Ledger(3, BatchRules(max_concurrent=1))
     patient.take()
-    patient.refused(0, ValueError())
+    patient.mark_refused(0, ValueError())
     assert patient.take() == 1
 
 
 def test_a_retry_that_cannot_be_submitted_leaves_a_failed_job():
     ledger = Ledger(1, BatchRules(retries=1))
     ledger.take()
-    ledger.submitted(0, ref())
-    ledger.ended(0, ok=False)
+    ledger.mark_submitted(0, ref())
+    ledger.mark_ended(0, ok=False)
     ledger.take()
-    ledger.refused(0, OSError("full"))
+    ledger.mark_refused(0, OSError("full"))
     assert ledger.tasks[0].state is State.FAILED
 
 

@@ -186,7 +186,7 @@ def test_joining_keeps_bytes_order_and_pauses(parts: list[tuple[int, int, bytes]
         return out
 
     chunks = [None if p is None else LogChunk(p[0], p[1], 1, p[2]) for p in parts]
-    joined = list(Prefixer(hosts=True).joined(chunks))
+    joined = list(Prefixer(hosts=True).join_chunks(chunks))
     assert flat(joined) == flat(chunks)
     assert len(joined) <= len(chunks)
 
@@ -200,14 +200,14 @@ def test_what_was_joined_is_not_held_back() -> None:
         yield None
         seen.append("asked again")
 
-    stream = Prefixer().joined(source())
+    stream = Prefixer().join_chunks(source())
     assert [next(stream), next(stream)] == [chunk(b"a\nb\n"), None]
     assert seen == []
 
 
 def test_long_chunks_are_not_gathered_in_memory() -> None:
     long = chunk(b"x" * (1 << 16))
-    joined = list(Prefixer().joined([long] * 400))
+    joined = list(Prefixer().join_chunks([long] * 400))
     assert max(len(c.data) for c in joined if c) <= 2 << 20
     assert sum(len(c.data) for c in joined if c) == 400 << 16
 
@@ -258,8 +258,8 @@ def test_ages_and_sizes() -> None:
 
 
 def test_tables_are_aligned_and_whole() -> None:
-    assert text.aligned(("A", "BB"), [("xxx", "1"), ("y", "22")]) == "A    BB\nxxx  1\ny    22"
-    assert text.aligned(("A",), []) == "A"
+    assert text.align_table(("A", "BB"), [("xxx", "1"), ("y", "22")]) == "A    BB\nxxx  1\ny    22"
+    assert text.align_table(("A",), []) == "A"
 
 
 @given(st.text())

@@ -91,7 +91,7 @@ def test_a_stream_that_does_not_block_gets_everything(monkeypatch):
 def test_prefixes_stand_at_the_start_of_each_line_and_nowhere_else(pieces):
     printer = Printer(prefixed=True)
     shown = b"".join(
-        printer.shown(chunk(text.encode(), host=host)) for host, text in pieces
+        printer.format_chunk(chunk(text.encode(), host=host)) for host, text in pieces
     ).decode()
     lines = shown.splitlines()
     assert all(line.startswith("[host ") for line in lines)

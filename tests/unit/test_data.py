@@ -186,12 +186,12 @@ def test_the_digest_is_the_same_with_threads(folder, monkeypatch):
 
 def test_an_instance_is_a_snapshot(folder, cache):
     data = Data(folder)
-    digest, tree = data.content_hash(), data.packed(cache_dir=cache).tree
+    digest, tree = data.content_hash(), data.pack(cache_dir=cache).tree
     (folder / "a.txt").write_text("changed")
     assert data.content_hash() == digest
-    assert data.packed(cache_dir=cache).tree == tree
+    assert data.pack(cache_dir=cache).tree == tree
     assert Data(folder).content_hash() != digest
-    assert Data(folder).packed(cache_dir=cache).tree != tree
+    assert Data(folder).pack(cache_dir=cache).tree != tree
 
 
 def test_circles_of_links_end(folder):

@@ -234,4 +234,4 @@ def test_a_single_controller_has_all_chips():
 def test_a_single_controller_names_its_slices(slices, told):
     place = dataclasses.replace(ref().place, controller="single")
     job = dataclasses.replace(ref(), place=place, accelerator="tpu-v6e-8", hosts=1)
-    assert shape.described(job, slices) == f"{told}tpu-v6e-8 (single controller)"
+    assert shape.describe_shape(job, slices) == f"{told}tpu-v6e-8 (single controller)"

@@ -94,7 +94,7 @@ def test_a_killed_supervisor_is_told_and_the_verdict_kept(store, backend):
     assert finished.outcome.supervisor_lost
     assert finished.outcome.reason == "the job's supervisor was killed"
     assert [r.exit for r in finished.outcome.reports] == [Exit.AGENT_LOST] * 4
-    assert following.stored(store, job, NOW) == finished.outcome
+    assert following.read_verdict(store, job, NOW) == finished.outcome
     assert follow(backend, store, job, now=lambda: NOW + 99) == [finished], (
         "the first verdict stays"
     )
@@ -348,7 +348,7 @@ def test_a_job_that_was_removed_meanwhile_is_not_judged(moment, tmp_path, backen
     store.moment = moment
     job = put_ref(store, ref("job-0000abcd"))
     killed = Status(JobStatus.FAILED, "its supervisor was killed")
-    assert following.standing(store, job, killed, time.time()) == (JobStatus.NOT_FOUND, None)
+    assert following.read_standing(store, job, killed, time.time()) == (JobStatus.NOT_FOUND, None)
     assert list(store.parts(layout.JOBS)) == []
     job = put_ref(store, ref("job-0000abcd"))
     backend.phases[job.job_id] = JobStatus.FAILED
@@ -373,6 +373,6 @@ def test_a_submitters_clock_that_is_wrong_does_not_end_its_job(store, wrong_by_s
     now, unknown = time.time(), Status(JobStatus.NOT_FOUND)
     made = ref("job-0000abcd", created_at=now + wrong_by_s)
     job = put_ref(store, dataclasses.replace(made, place=Place("pathways")))
-    assert following.standing(store, job, unknown, now) == (JobStatus.PENDING, None)
+    assert following.read_standing(store, job, unknown, now) == (JobStatus.PENDING, None)
     os.utime(store.as_folder() / layout.plan(job.job_id), (now - 3600, now - 3600))
-    assert following.standing(store, job, unknown, now)[0] is JobStatus.FAILED
+    assert following.read_standing(store, job, unknown, now)[0] is JobStatus.FAILED

@@ -38,7 +38,7 @@ SINGLE = Place("local", "pathways", controller="single")
     ],
 )
 def test_a_host_is_counted_within_its_slice(ref, slice_, host, hosts):
-    assert killing.chosen(ref, slice_, host) == hosts
+    assert killing.choose_hosts(ref, slice_, host) == hosts
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,18 @@ def test_a_host_is_counted_within_its_slice(ref, slice_, host, hosts):
 )
 def test_what_there_is_not_is_refused(ref, slice_, host, says):
     with pytest.raises(UsageError, match=says):
-        killing.chosen(ref, slice_, host)
+        killing.choose_hosts(ref, slice_, host)
 
 
 def test_machines_of_a_single_controller_are_named_by_their_slice():
-    assert killing.named(of(8, "tpu-v6e-16"), (4, 5, 6, 7)) == "hosts 4-7"
-    assert killing.named(of(8, "tpu-v6e-16"), (4,), of_all=True) == "host 4 of 8"
-    assert killing.named(of(1, "tpu-v6e-16", SINGLE), (5, 6, 7, 8)) == "machines 0-3 of slice 1"
-    assert killing.named(of(1, "tpu-v6e-16", SINGLE), (4,)) == "machine 3 of slice 0"
-    assert killing.named(of(1, "tpu-v6e-16", SINGLE), (0,)) == "host 0"
+    assert killing.name_machines(of(8, "tpu-v6e-16"), (4, 5, 6, 7)) == "hosts 4-7"
+    assert killing.name_machines(of(8, "tpu-v6e-16"), (4,), of_all=True) == "host 4 of 8"
+    assert (
+        killing.name_machines(of(1, "tpu-v6e-16", SINGLE), (5, 6, 7, 8))
+        == "machines 0-3 of slice 1"
+    )
+    assert killing.name_machines(of(1, "tpu-v6e-16", SINGLE), (4,)) == "machine 3 of slice 0"
+    assert killing.name_machines(of(1, "tpu-v6e-16", SINGLE), (0,)) == "host 0"
 
 
 @pytest.mark.parametrize("name", ["KILL", "sigkill", "9", 9, signal.SIGKILL.value, " Kill "])

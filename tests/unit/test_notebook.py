@@ -20,7 +20,7 @@ class Cell:
         self.progress = notebook.Progress(self.draw, lambda: self.now, self.shown.append)
 
     def draw(self, outcome):
-        return notebook._drawn(self.look(outcome))
+        return notebook._draw_picture(self.look(outcome))
 
     def look(self, outcome):
         self.looks += 1

@@ -12,7 +12,7 @@ import kinetic
 from kinetic import errors
 from kinetic._backends import registry
 from kinetic._client.handle import JobHandle
-from kinetic._client.options import checked
+from kinetic._client.options import check_options
 from kinetic._config import settings as configuration
 from kinetic._core import layout
 from kinetic._core.place import Place
@@ -223,7 +223,7 @@ def test_settings_of_pods_that_cannot_work(variable, value, words):
 
 def chosen(environ=None, **options):
     settings = configuration.load({"KINETIC_HOME": "/home/me"} | (environ or {}), profile={})
-    return registry.select(checked(None, {"accelerator": "tpu-v6e-8"} | options), settings)
+    return registry.select(check_options(None, {"accelerator": "tpu-v6e-8"} | options), settings)
 
 
 def test_a_single_controller_is_part_of_the_place():

@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 def test_a_line_grows_and_goes_away(tmp_path):
     terminal, store = Terminal(), MemoryStore()
     (tmp_path / "file").write_bytes(b"x" * 10 * MB)
-    with sending.shown(store, 40 * MB, terminal) as watched:
+    with sending.show_progress(store, 40 * MB, terminal) as watched:
         assert watched.put("a", b"x" * 20 * MB)
         assert watched.put("b", tmp_path / "file")
         assert watched.get("a") == store.get("a")
@@ -49,7 +49,7 @@ def test_a_large_object_is_shown_while_it_is_sent(tmp_path, monkeypatch):
         )
         # Of the second part, half arrives twice: it is counted once.
         double.fail("chunk", cut_after=8 * MB)
-        with sending.shown(GcsStore("gs://bucket"), 60 * MB, terminal) as watched:
+        with sending.show_progress(GcsStore("gs://bucket"), 60 * MB, terminal) as watched:
             assert watched.put("a", iter([b"x" * MB] * 50))
             assert watched.put("b", b"x" * MB)
         assert double.content("bucket", "a") == b"x" * 50 * MB
@@ -66,7 +66,7 @@ def test_nothing_is_shown_where_nobody_would_look(tmp_path):
         (folder, 40 * MB, Terminal()),
         (store, 40 * MB, io.StringIO()),
     ):
-        with sending.shown(where, most, stream) as same:
+        with sending.show_progress(where, most, stream) as same:
             assert same is where
             same.put("a", b"x")
         assert stream.getvalue() == ""

@@ -133,7 +133,7 @@ class BatchExecutor:
     def _take_up(self, index: int, handle: JobHandle[Any]) -> None:
         with self._changed:
             self.handles[index] = handle
-            self.ledger.submitted(index, handle.ref)
+            self.ledger.mark_submitted(index, handle.ref)
             self._waiter.add(index, handle)
             self._tell()
             unwanted = self._cancelling
@@ -165,7 +165,7 @@ class BatchExecutor:
         with _logged("the reason could not be kept"):
             self.manifest.note_refused(index, error)
         with self._changed:
-            self.ledger.refused(index, error)
+            self.ledger.mark_refused(index, error)
             self._tell()
         self._cancel_after_failure()
 
@@ -273,9 +273,9 @@ class BatchExecutor:
         with self._changed:
             for each in ended:
                 if each.outcome is None:
-                    self.ledger.gone(each.index)
+                    self.ledger.mark_gone(each.index)
                 else:
-                    self.ledger.ended(
+                    self.ledger.mark_ended(
                         each.index,
                         ok=each.outcome.ok,
                         again=each.outcome.verdict is not Verdict.CANCELLED,

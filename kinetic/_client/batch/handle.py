@@ -312,7 +312,7 @@ class BatchHandle(Generic[R_co]):
         patience = math.inf if timeout is None else patience_s(timeout)
         deadline = self._clock() + patience
         executor, told = self._executor, 0
-        drawing = notebook.repainted(self._drawn, self._clock) if progress else None
+        drawing = notebook.open_display(self._draw_progress, self._clock) if progress else None
         progress_shown = BatchProgress(
             self.group_id, executor.ledger, stream_for(progress), self._clock
         )
@@ -324,7 +324,7 @@ class BatchHandle(Generic[R_co]):
                     told += 1
                     # Show each end once, and none from before this process attached.
                     if told > self._shown:
-                        shown.ended(index)
+                        shown.show_end(index)
                         self._shown = told
                     yield index
                 over = executor.ledger.done and not executor.submits
@@ -343,7 +343,7 @@ class BatchHandle(Generic[R_co]):
                     min(left_s, notebook.QUICK_S) if drawing is not None else left_s, seen
                 )
 
-    def _drawn(self, _: Outcome | None) -> dict[str, str]:
+    def _draw_progress(self, _: Outcome | None) -> dict[str, str]:
         return {
             "text/html": self._repr_html_(),
             "text/plain": progress_line(self.group_id, self._executor.ledger),

@@ -49,13 +49,15 @@ def _call(index: int, item: Any, mode: str) -> Call:
     if mode == "args":
         return Call(
             tuple(
-                _checked(index, item, list | tuple, 'a list or tuple, as input_mode="args" unpacks')
+                _check_kind(
+                    index, item, list | tuple, 'a list or tuple, as input_mode="args" unpacks'
+                )
             )
         )
     if mode == "kwargs":
         return Call(
             kwargs=_names(
-                index, _checked(index, item, Mapping, 'a dict, as input_mode="kwargs" unpacks')
+                index, _check_kind(index, item, Mapping, 'a dict, as input_mode="kwargs" unpacks')
             )
         )
     if isinstance(item, dict) and all(map(_is_name, item)):
@@ -63,7 +65,7 @@ def _call(index: int, item: Any, mode: str) -> Call:
     return Call(tuple(item) if isinstance(item, list | tuple) else (item,))
 
 
-def _checked(index: int, item: Any, kinds: Any, wanted: str) -> Any:
+def _check_kind(index: int, item: Any, kinds: Any, wanted: str) -> Any:
     if not isinstance(item, kinds):
         raise UsageTypeError(f"inputs[{index}] must be {wanted}; it is {a_type(item)}.")
     return item

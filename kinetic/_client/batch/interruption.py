@@ -24,15 +24,15 @@ def stop_on_another(stop: Callable[[], None]) -> bool:
         or notebook.kernel_shell() is not None
     ):
         return False
-    if signal.getsignal(signal.SIGINT) not in (signal.default_int_handler, _interrupted):
+    if signal.getsignal(signal.SIGINT) not in (signal.default_int_handler, _handle_interrupt):
         return False
     if stop not in _stops:
         _stops.append(stop)
-    signal.signal(signal.SIGINT, _interrupted)
+    signal.signal(signal.SIGINT, _handle_interrupt)
     return True
 
 
-def _interrupted(number: int, frame: FrameType | None) -> None:
+def _handle_interrupt(number: int, frame: FrameType | None) -> None:
     """Once the main thread only waits for others, an exception would not be caught: then the next
     Ctrl-C ends the process at once."""
     runs = _runs_the_program(frame)

@@ -143,7 +143,7 @@ class Ledger:
         index = queue.popleft()
         self._busy += 1
         self._submitting += 1
-        self._put(index, State.SUBMITTING)
+        self._set_state(index, State.SUBMITTING)
         return index
 
     def give_back(self, index: int) -> None:
@@ -153,23 +153,23 @@ class Ledger:
         if self.stopped:
             self._end(index, State.FAILED if self.tasks[index].ref else State.SKIPPED)
             return
-        self._put(index, State.WAITING)
+        self._set_state(index, State.WAITING)
         (self._again if self.tasks[index].tries else self._waiting).appendleft(index)
 
-    def submitted(self, index: int, ref: JobRef) -> None:
+    def mark_submitted(self, index: int, ref: JobRef) -> None:
         """An input that was taken has a job."""
         self._submitting -= 1
         self.tasks[index] = replace(
             self.tasks[index], state=State.LIVE, tries=self.tasks[index].tries + 1, ref=ref
         )
 
-    def found(self, index: int, ref: JobRef, tries: int) -> None:
+    def mark_found(self, index: int, ref: JobRef, tries: int) -> None:
         """Another process submitted an input that waits here."""
         self._unqueue(index)
         self._busy += 1
         self.tasks[index] = Task(State.LIVE, tries, ref)
 
-    def refused(self, index: int, error: Exception) -> None:
+    def mark_refused(self, index: int, error: Exception) -> None:
         """An input that was taken could not be submitted, and will not be."""
         self._busy -= 1
         self._submitting -= 1
@@ -177,24 +177,24 @@ class Ledger:
         self._end(index, State.FAILED if self.tasks[index].ref else State.REFUSED)
         self._on_failure()
 
-    def ended(self, index: int, *, ok: bool, again: bool = True) -> None:
+    def mark_ended(self, index: int, *, ok: bool, again: bool = True) -> None:
         """A job has ended; `again` says whether another try could help (it was not cancelled)."""
         self._busy -= 1
         if ok:
             self._end(index, State.SUCCEEDED)
         elif again and not self.stopped and self.tasks[index].tries <= self.rules.retries:
-            self._put(index, State.WAITING)
+            self._set_state(index, State.WAITING)
             self._again.append(index)
         else:
             self._end(index, State.FAILED)
             self._on_failure()
 
-    def gone(self, index: int) -> None:
+    def mark_gone(self, index: int) -> None:
         """The records of a job were removed."""
         self._busy -= 1
         self._end(index, State.GONE)
 
-    def unsubmitted(self) -> list[int]:
+    def list_unsubmitted(self) -> list[int]:
         """Return the inputs that wait for their first job."""
         return list(self._waiting)
 
@@ -225,9 +225,9 @@ class Ledger:
     def _unqueue(self, index: int) -> None:
         (self._again if self.tasks[index].tries else self._waiting).remove(index)
 
-    def _put(self, index: int, state: State) -> None:
+    def _set_state(self, index: int, state: State) -> None:
         self.tasks[index] = replace(self.tasks[index], state=state)
 
     def _end(self, index: int, state: State) -> None:
-        self._put(index, state)
+        self._set_state(index, state)
         self.finished.append(index)

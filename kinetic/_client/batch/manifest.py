@@ -178,7 +178,7 @@ class Manifest:
             NotFound: there is none.
             CorruptRecord: its record is damaged.
         """
-        return cls(store, Batch.from_json(_read(store, layout.batch(group_id))))
+        return cls(store, Batch.from_json(_read_record(store, layout.batch(group_id))))
 
     # -- written while inputs are submitted --------------------------------------------------------
 
@@ -220,13 +220,13 @@ class Manifest:
             if attempt <= max(beyond.get(index, 0), jobs[index][0] if index in jobs else 0):
                 continue
             try:
-                jobs[index] = (attempt, JobRef.from_json(_read(self.store, key)))
+                jobs[index] = (attempt, JobRef.from_json(_read_record(self.store, key)))
             except NotFound:  # It was removed since it was listed.
                 continue
             except CorruptRecord:
                 unreadable[index] = key.rpartition("/")[2].removesuffix(".json")
         told = end or {}
-        refused = dict(self._refused(beyond))
+        refused = dict(self._read_refusals(beyond))
         return BatchSnapshot(
             jobs,
             refused,
@@ -238,7 +238,7 @@ class Manifest:
 
     def _end(self) -> dict[str, Any] | None:
         try:
-            return _read(self.store, layout.group_end(self.batch.group_id))
+            return _read_record(self.store, layout.group_end(self.batch.group_id))
         except NotFound:
             return None
         except CorruptRecord:
@@ -258,11 +258,11 @@ class Manifest:
             if found := _TRY.search(key):
                 yield int(found[1]), int(found[2]), key
 
-    def _refused(self, beyond: Mapping[int, int]) -> Iterator[tuple[int, str]]:
+    def _read_refusals(self, beyond: Mapping[int, int]) -> Iterator[tuple[int, str]]:
         for key in self.store.list(f"{layout.group(self.batch.group_id)}/refused"):
             found = _INPUT.search(key)
             if found and (index := int(found[1])) not in beyond:
-                told = _read(self.store, key)
+                told = _read_record(self.store, key)
                 yield index, f"{told.get('type')}: {told.get('message')}"
 
     # -- the lock of the submitting process --------------------------------------------------------
@@ -337,7 +337,7 @@ def is_held(store: Store, group_id: str) -> bool | None:
     return locks.is_record_held(folder / layout.group(group_id) / "lock")
 
 
-def _read(store: Store, key: str) -> dict[str, Any]:
+def _read_record(store: Store, key: str) -> dict[str, Any]:
     data = store.get(key)
     try:
         return record.parse(data)

@@ -89,7 +89,7 @@ class BatchUpdates:
         """Enter an update into the ledger; yield the new jobs."""
         for index, (tries, ref) in update.snapshot.jobs.items():
             if ledger.tasks[index].state is State.WAITING:
-                ledger.found(index, ref, tries)
+                ledger.mark_found(index, ref, tries)
                 yield index, self._open_job(ref)
         for index, why in update.snapshot.refused.items():
             if ledger.tasks[index].state is State.WAITING:
@@ -100,7 +100,7 @@ class BatchUpdates:
     def _close(self, snapshot: BatchSnapshot, ledger: Ledger) -> None:
         """Nothing more will come: an input that still waits here was skipped, was removed, or its
         submitter died."""
-        for index in ledger.unsubmitted():
+        for index in ledger.list_unsubmitted():
             if index in snapshot.skipped:
                 continue
             if snapshot.ended or index in snapshot.unreadable:

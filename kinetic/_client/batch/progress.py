@@ -64,7 +64,7 @@ class BatchProgress:
             self._draw()
             self._write("\n")
 
-    def ended(self, index: int) -> None:
+    def show_end(self, index: int) -> None:
         """An input has ended."""
         if self._stream is None:
             return

@@ -72,11 +72,11 @@ class PackagedSubmitter:
     @property
     def warnings(self) -> tuple[str, ...]:
         """For the caller, before this leaves the machine."""
-        return self._about.planned(self._pickler.function).warnings
+        return self._about.complete_plan(self._pickler.function).warnings
 
     def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
         """Pickle the arguments, and create the job."""
-        planned = self.planned(group_id, index, job_id)
+        planned = self.plan_call(group_id, index, job_id)
         ref = submission.submit(planned, self._backend, self._store, on_sent=self._keep)
         return JobHandle(ref, self._backend, self._store)
 
@@ -94,10 +94,10 @@ class PackagedSubmitter:
             else UNKNOWN_ROOM
         )
 
-    def planned(self, group_id: str, index: int, job_id: str) -> Planned:
+    def plan_call(self, group_id: str, index: int, job_id: str) -> Planned:
         """Plan one call, with its own arguments, id and output folder."""
         call, folder = self._calls[index], self._about.draft.output_dir
-        return self._about.planned(
+        return self._about.complete_plan(
             self._pickler.pack(call.args, call.kwargs),
             function=self._pickler.function,
             job_id=job_id,
@@ -128,7 +128,7 @@ class CallingSubmitter:
                 "The function that submits must return a job's handle; it returned "
                 f"{a_type(handle)}. Pass a function decorated with @kinetic.run, or its run_async."
             )
-        return handle.grouped(group_id, index)
+        return handle.join_batch(group_id, index)
 
     def room(self) -> int:
         """Unknown: assume jobs of one host on this machine."""

@@ -40,7 +40,7 @@ class Printer:
             return
         stream = sys.stderr if chunk.stream == STDERR else sys.stdout
         try:
-            self._put(stream, self.shown(chunk), (chunk.host, chunk.stream))
+            self._put(stream, self.format_chunk(chunk), (chunk.host, chunk.stream))
         except (OSError, ValueError) as error:  # ValueError: the stream was closed.
             self._broken.add(chunk.stream)
             _log.warning(
@@ -61,7 +61,7 @@ class Printer:
         stream.flush()
         _write_all(raw, data)
 
-    def shown(self, chunk: LogChunk) -> bytes:
+    def format_chunk(self, chunk: LogChunk) -> bytes:
         """Return the bytes to show: with the host in front of each line, if that was asked
         for."""
         if not self._prefixed:
@@ -87,11 +87,11 @@ def _write_all(raw: Any, data: bytes) -> None:
         view = view[taken:]
         if view and not taken:
             time.sleep(0.01)
-    while not _flushed(raw):
+    while not _try_flush(raw):
         time.sleep(0.01)
 
 
-def _flushed(raw: Any) -> bool:
+def _try_flush(raw: Any) -> bool:
     try:
         raw.flush()
     except BlockingIOError:  # Its buffer would be lost when the stream is closed.

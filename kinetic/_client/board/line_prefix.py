@@ -53,7 +53,7 @@ class Prefixer:
         """Return what ends the output: a line end when a marked line is still open."""
         return b"" if self._open_host is None else b"\n"
 
-    def joined(self, chunks: Iterable[LogChunk | None]) -> Iterator[LogChunk | None]:
+    def join_chunks(self, chunks: Iterable[LogChunk | None]) -> Iterator[LogChunk | None]:
         """Join neighbours that get the same mark, so that a log of many short lines takes few
         steps.
 

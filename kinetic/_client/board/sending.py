@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def shown(store: Store, most_bytes: int, stream: TextIO | None = None) -> Iterator[Store]:
+def show_progress(store: Store, most_bytes: int, stream: TextIO | None = None) -> Iterator[Store]:
     """Show progress while the `with` block runs, if much may be sent to a store that is not a
     folder.
 
@@ -63,7 +63,7 @@ class _CountedStore:
 
     def __init__(self, store: Store, most_bytes: int, stream: TextIO) -> None:
         self._tells = isinstance(store, Watchable)
-        self._store = store.watched(self._sent) if isinstance(store, Watchable) else store
+        self._store = store.watched(self._count_sent) if isinstance(store, Watchable) else store
         self._most_bytes = most_bytes
         self._stream = stream
         self._lock = threading.Lock()
@@ -87,18 +87,18 @@ class _CountedStore:
         if self._tells:
             return self._store.put(key, data, if_absent=if_absent)
         if isinstance(data, Iterator):
-            return self._store.put(key, self._counted(data), if_absent=if_absent)
+            return self._store.put(key, self._count_parts(data), if_absent=if_absent)
         size_bytes = _size(data)
         wrote = self._store.put(key, data, if_absent=if_absent)
-        self._sent(size_bytes)
+        self._count_sent(size_bytes)
         return wrote
 
-    def _counted(self, parts: Iterator[bytes]) -> Iterator[bytes]:
+    def _count_parts(self, parts: Iterator[bytes]) -> Iterator[bytes]:
         for part in parts:
             yield part
-            self._sent(len(part))
+            self._count_sent(len(part))
 
-    def _sent(self, size_bytes: int) -> None:
+    def _count_sent(self, size_bytes: int) -> None:
         with self._lock:
             self._sent_bytes += size_bytes
             self._write(line(self._sent_bytes, self._most_bytes))

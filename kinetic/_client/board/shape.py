@@ -42,7 +42,7 @@ def slice_of(ref: JobRef, host: int, slices: Sequence[int] = ()) -> int | None:
     return slices[index] if index < len(slices) else index
 
 
-def described(ref: JobRef, slices: int | tuple[int, int] = 1) -> str:
+def describe_shape(ref: JobRef, slices: int | tuple[int, int] = 1) -> str:
     """Return "2 slices of tpu-v6e-8 (4 hosts)", or "2 to 3 slices of tpu-v6e-8 (single
     controller)": of one process, `slices` is what was asked for."""
     if ref.place.has_single_controller:

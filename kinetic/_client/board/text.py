@@ -69,7 +69,7 @@ def printable_lines(value: str) -> str:
     )
 
 
-def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows below a head line, columns padded with blanks; nothing is cut off, so that
     programs can read it."""
     table = [tuple(columns), *(tuple(map(printable, row)) for row in rows)]

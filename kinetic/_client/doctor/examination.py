@@ -45,7 +45,7 @@ def examine(*, fix: bool = False) -> Report:
     known, fault = _settings()
     machine = facts.machine()
     simulates = simulation.can_simulate(machine.system)
-    chosen = _chosen()
+    chosen = _load_settings()
     has_cluster = chosen is None or registry.has_cluster(chosen)
     found = checks.versions(machine, has_cluster=has_cluster)
     if simulates:
@@ -87,7 +87,7 @@ def _profiles() -> tuple[str, str | None]:
         return str(fault), None
 
 
-def _chosen() -> Settings | None:
+def _load_settings() -> Settings | None:
     """The settings, with those of the profile; None if one of them has a fault, which is reported
     as the settings' or the profiles'."""
     try:

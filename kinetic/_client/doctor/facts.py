@@ -165,11 +165,11 @@ def traces(store: LocalStore, now: float) -> Traces:
         processes=tuple(_processes()),
         scraps=(
             *_writes(store, now),
-            *_unfinished(store, now),
+            *_find_unfinished(store, now),
             *_socket_folders(now),
             *_programs_folders(now),
         ),
-        damaged=(*damaged, *(fault for ref in found for fault in _damaged(store, ref))),
+        damaged=(*damaged, *(fault for ref in found for fault in _find_damage(store, ref))),
     )
 
 
@@ -185,7 +185,7 @@ def _references(store: LocalStore) -> tuple[list[JobRef], list[tuple[str, str]]]
     return found, damaged
 
 
-def _damaged(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
+def _find_damage(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
     for key, read in (
         (layout.plan(ref.job_id), Plan.from_json),
         (layout.outcome(ref.job_id), Outcome.from_json),
@@ -212,7 +212,7 @@ def _jobs(store: LocalStore, place: Place, refs: Sequence[JobRef], now: float) -
             known[ref.job_id].phase.ended and now - ref.created_at >= SETTLED_S
         )
         goes_on = _has_processes(backend, ref) or not has_ended
-        left = () if goes_on else tuple(_left(store, ref, now))
+        left = () if goes_on else tuple(_find_leftovers(store, ref, now))
         yield Job(ref.job_id, ref.created_at, has_verdict, goes_on, left)
 
 
@@ -220,7 +220,7 @@ def _has_processes(backend: Backend, ref: JobRef) -> bool:
     return isinstance(backend, Processes) and backend.processes(ref) is not None
 
 
-def _left(store: LocalStore, ref: JobRef, now: float) -> Iterator[str]:
+def _find_leftovers(store: LocalStore, ref: JobRef, now: float) -> Iterator[str]:
     """Files of a running job that are still there."""
     local = store.path(f"{layout.job(ref.job_id)}/local")
     return (str(local / name) for name in _OF_A_RUNNING_JOB if _is_old(local / name, now))
@@ -238,7 +238,7 @@ def _writes(store: LocalStore, now: float) -> Iterator[Scrap]:
             yield Scrap(str(entry), now - entry.lstat().st_mtime, is_write=True)
 
 
-def _unfinished(store: LocalStore, now: float) -> Iterator[Scrap]:
+def _find_unfinished(store: LocalStore, now: float) -> Iterator[Scrap]:
     """Folders of jobs whose submission was killed before it wrote their reference."""
     folders_there = set(store.parts(layout.JOBS))
     for job_id in sorted(folders_there.difference(index.ids(store))):

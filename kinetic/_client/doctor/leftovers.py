@@ -110,13 +110,16 @@ def removable(traces: Traces) -> tuple[tuple[str, str], ...]:
 
 def check(traces: Traces) -> list[Finding]:
     """Report what was left."""
-    found = [*_damaged(traces), *_orphaned(traces), *_strays(traces), *_scraps(traces)]
+    found = [*_report_damage(traces), *_report_orphans(traces), *_strays(traces), *_scraps(traces)]
     return found or [
-        ok("leftovers", f"None: {_counted(len(traces.jobs), 'job')} of this machine, all in order.")
+        ok(
+            "leftovers",
+            f"None: {_count_noun(len(traces.jobs), 'job')} of this machine, all in order.",
+        )
     ]
 
 
-def _damaged(traces: Traces) -> list[Finding]:
+def _report_damage(traces: Traces) -> list[Finding]:
     return [
         warn(
             "records",
@@ -127,12 +130,12 @@ def _damaged(traces: Traces) -> list[Finding]:
     ]
 
 
-def _orphaned(traces: Traces) -> list[Finding]:
+def _report_orphans(traces: Traces) -> list[Finding]:
     ids = orphans(traces)
     if not ids:
         return []
     detail = (
-        f"{_counted(len(ids), 'job')} ended without a verdict, because what supervised them was "
+        f"{_count_noun(len(ids), 'job')} ended without a verdict, because what supervised them was "
         f"killed: {_some(ids)}."
     )
     return [
@@ -165,8 +168,8 @@ def _scraps(traces: Traces) -> list[Finding]:
     if not paths:
         return []
     detail = (
-        f"{_counted(len(paths), 'temporary file or folder', 'temporary files or folders')} of jobs "
-        "that have ended or never began: "
+        f"{_count_noun(len(paths), 'temporary file or folder', 'temporary files or folders')} "
+        "of jobs that have ended or never began: "
     )
     return [
         warn(
@@ -183,5 +186,5 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _counted(number: int, one: str, many: str = "") -> str:
+def _count_noun(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"

@@ -255,7 +255,7 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     """Print what is known about one job."""
     ref = app.find(job_id)
     outcome = app.handle_of(ref).outcome()
-    found = app.standing(ref)
+    found = app.read_standing(ref)
     times = _times(app, ref, found.ending)
     members = _members(app, ref) if outcome is None else []
     attempts = app.gang(ref, outcome).attempts
@@ -303,7 +303,7 @@ def _facts(
         ("Name", ref.display_name),
         ("State", found.state),
         ("Reason", found.reason if outcome is None else ""),
-        ("Accelerator", shape.described(ref, _slices(app, ref))),
+        ("Accelerator", shape.describe_shape(ref, _slices(app, ref))),
         ("Backend", ref.backend),
         *(
             [("Batch", f"{app.batch_name(ref.group_id)}, input {ref.group_index}")]

@@ -66,18 +66,18 @@ def kill(
     from kinetic._client import killing
 
     handle = app.handle(job_id)
-    hosts, name = killing.chosen(handle.ref, slice_, host), killing.signal_of(signal).name
+    hosts, name = killing.choose_hosts(handle.ref, slice_, host), killing.signal_of(signal).name
     ref = handle.ref
-    named = f"{killing.named(ref, hosts)} of {ref.job_id}"
+    named = f"{killing.name_machines(ref, hosts)} of {ref.job_id}"
     if not yes and not handle.status().ended:
         _confirm(f"{'the agents of ' if agents else ''}{named}", name)
     killed = handle.kill_hosts(slice_, host, signal=signal, agents=agents)
     if as_json:
         output.json_document({"job_id": handle.job_id, "signal": name, "hosts": list(killed)})
         return exit_codes.OK
-    output.line(f"{name} was sent to {killing.named(ref, killed)} of {ref.job_id}.")
+    output.line(f"{name} was sent to {killing.name_machines(ref, killed)} of {ref.job_id}.")
     if missed := tuple(sorted(set(hosts) - set(killed))):
-        output.notice(f"Nothing runs on {killing.named(ref, missed)} at present.")
+        output.notice(f"Nothing runs on {killing.name_machines(ref, missed)} at present.")
     return exit_codes.OK
 
 

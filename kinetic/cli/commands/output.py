@@ -106,7 +106,7 @@ def logs(
     chosen = None if all_hosts else _checked(hosts or (0,), ref.hosts)
     prefixer = Prefixer(hosts=chosen is None or len(chosen) > 1, times=timestamps)
     request = LogRequest(hosts=chosen, follow=follow, tail=tail, attempt=attempt)
-    if follow and app.standing(ref).reason == SUBMITTING:
+    if follow and app.read_standing(ref).reason == SUBMITTING:
         output.notice(f"kinetic: {ref.job_id} does not run yet: {SUBMITTING}.")
     chunks = app.output_of(ref, request, output.notice)
     if not output.copy_log(chunks, prefixer, flush=follow) and tail != 0:
