@@ -225,7 +225,7 @@ class Plan:
         """What the one process of an elastic job does when a slice is lost; None for any other."""
         return self.options.elastic if self.place.has_single_controller else None
 
-    def mounted_by_cluster(self) -> dict[int, str]:
+    def cluster_mounts(self) -> dict[int, str]:
         """Return the folders that the cluster mounts in each pod: of the data of these numbers, or,
         for a single file, of the folder around it."""
         return {

@@ -65,7 +65,7 @@ class Agents:
             identities = list(identities)
             self._stem = self._make_stem(identities, read_end, write_end)
             address = self.serve_world(len(identities))
-            identities = [each.served_at(address) for each in identities]
+            identities = [each.set_service(address) for each in identities]
         for identity in identities:
             pid = os.fork()
             if pid == 0:

@@ -75,7 +75,7 @@ class Head:
                 leader.repeat(self._store, self._plan.job_id, lost)
             failures: tuple[Failure, ...] = ()
             if self._who.is_pod:
-                attempt, failures = self._led_before()
+                attempt, failures = self._read_history()
             if len(failures) > self._elastic.max_failures:
                 why = too_many(self._elastic, failures)
                 outcome = attempts.verdict(self._store, self._plan.job_id, attempt - 1)
@@ -96,7 +96,7 @@ class Head:
         reports = attempts.reports(self._store, self._plan.job_id, number, formed)
         return judge_leaderless(formed, reports, head=True, now=time.time(), attempt=number)
 
-    def _led_before(self) -> tuple[int, tuple[Failure, ...]]:
+    def _read_history(self) -> tuple[int, tuple[Failure, ...]]:
         """The attempt to begin with, and the failures of those before."""
         store, job_id = self._store, self._plan.job_id
         number = attempts.newest(store, job_id)

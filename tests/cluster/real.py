@@ -133,10 +133,10 @@ class _Api(HttpApi):
         call = Call("create", PODS, self.namespace, name)
         path = f"{PODS.path(self.namespace, name)}/eviction"
         body = {"kind": "Eviction", "apiVersion": "policy/v1", "metadata": {"name": name}}
-        self._repeated(call, lambda _: self._document("POST", path, call, body))
+        self._repeat_call(call, lambda _: self._document("POST", path, call, body))
 
     def delete_pod(self, name: str, options: Document) -> None:
         call, path = Call("delete", PODS, self.namespace, name), PODS.path(self.namespace, name)
         body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
         with contextlib.suppress(NotFound):
-            self._repeated(call, lambda _: self._document("DELETE", path, call, body))
+            self._repeat_call(call, lambda _: self._document("DELETE", path, call, body))

@@ -178,7 +178,7 @@ def test_arguments_may_name_what_only_the_host_knows(
     command_name: str, args: list[str], filled: list[str]
 ) -> None:
     assert (
-        command.filled_in(command_name, args, {"KINETIC_OUTPUT_DIR": "/out", "HOME": "/h"})
+        command.fill_in_args(command_name, args, {"KINETIC_OUTPUT_DIR": "/out", "HOME": "/h"})
         == filled
     )
 

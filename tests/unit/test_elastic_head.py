@@ -46,8 +46,8 @@ def left(store, attempt, *reports, hosts=2):
 
 
 def test_the_first_head_begins(store):
-    assert head(store)._lost() is None
-    assert head(store)._led_before() == (1, ())
+    assert head(store)._judge_lost() is None
+    assert head(store)._read_history() == (1, ())
 
 
 def test_an_attempt_that_was_left_is_a_failure_and_the_next_one_follows(store, monkeypatch):
@@ -99,4 +99,4 @@ def test_one_too_many_ends_it_with_the_whole_history(store):
 def test_room_that_was_made_counts_as_no_failure(store):
     gone = tuple(HostReport(h, Exit.LEFT) for h in range(2))
     leader.repeat(store, PLAN.job_id, Outcome(Verdict.FAILED, (), "left", gone, attempt=1))
-    assert head(store)._led_before() == (2, ())
+    assert head(store)._read_history() == (2, ())

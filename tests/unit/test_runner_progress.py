@@ -13,7 +13,7 @@ def at(time_s, *, cpu_s=0.0, main_ns=0, log_bytes=0):
 
 def looks(*samples):
     watch = StallDetector(samples[0])
-    return [watch.stalled_s(sample) for sample in samples[1:]]
+    return [watch.observe(sample) for sample in samples[1:]]
 
 
 def test_a_worker_that_sleeps_stands_still_for_longer_and_longer():

@@ -211,7 +211,7 @@ def _wrong_with(configuration: Document, nodes: Sequence[Document]) -> Iterator[
     if error := (configuration.get("status") or {}).get("error"):
         yield Trouble(f"{this} was not accepted: {error}", correct)
     for node in _select_nodes(configuration, nodes):
-        if taint := _kept_out_by(spec, node):
+        if taint := _find_taint(spec, node):
             text = f"{this} does not tolerate {taint}, which the nodes of {_pool(node)} have"
             yield Trouble(text, correct)
             return
@@ -227,7 +227,7 @@ def _select_nodes(configuration: Document, nodes: Iterable[Document]) -> list[Do
     return pools.select_nodes(nodes, _spec(configuration).get("nodeSelector") or {})
 
 
-def _kept_out_by(spec: Document, node: Document) -> str:
+def _find_taint(spec: Document, node: Document) -> str:
     """The key of a taint that keeps the configuration's own pods from a node, or ""."""
     tolerations = spec.get("tolerations") or ()
     for taint in (node.get("spec") or {}).get("taints") or ():

@@ -35,7 +35,7 @@ from kinetic.errors import (
 _Error = TypeVar("_Error", bound=KineticError)
 
 
-def _shown_as_its_base(kind: type[_Error]) -> type[_Error]:
+def _show_as_base(kind: type[_Error]) -> type[_Error]:
     public = kind.__bases__[0]
     kind.__module__, kind.__qualname__ = public.__module__, public.__qualname__
     kind.__reduce__ = _as_its_base  # type: ignore[method-assign, assignment]
@@ -47,32 +47,32 @@ def _as_its_base(error: KineticError) -> tuple[Any, ...]:
     return type(error).__bases__[0], error.args
 
 
-@_shown_as_its_base
+@_show_as_base
 class Expired(BackendUnavailable):
     """The resource version that a watch or a list continues from is gone."""
 
 
-@_shown_as_its_base
+@_show_as_base
 class Forbidden(PreflightError):
     """A permission is missing."""
 
 
-@_shown_as_its_base
+@_show_as_base
 class Unauthorized(PreflightError):
     """The cluster does not accept the credentials."""
 
 
-@_shown_as_its_base
+@_show_as_base
 class NotInstalled(PreflightError):
     """The cluster does not know this kind of object."""
 
 
-@_shown_as_its_base
+@_show_as_base
 class Refused(PreflightError):
     """The cluster does not accept the object as it is."""
 
 
-@_shown_as_its_base
+@_show_as_base
 class Conflict(SubmitError):
     """The object exists already, or has changed since it was read."""
 
@@ -106,10 +106,10 @@ _USER = re.compile(r'User "([^"]+)"')
 
 def may_pass(status: int, body: bytes | str) -> bool:
     """Whether repeating the request may help."""
-    return status in MAY_PASS and _TOO_LARGE not in said_by(body)
+    return status in MAY_PASS and _TOO_LARGE not in message_of(body)
 
 
-def said_by(body: bytes | str) -> str:
+def message_of(body: bytes | str) -> str:
     """Return the message of an answer: from a Status object, or the text itself."""
     status = _status(body)
     if status:
@@ -126,7 +126,7 @@ def error_of(call: Call, status: int, body: bytes | str) -> KineticError:
         status: HTTP's, 400 or more.
         body: the answer's: a Status object, or text.
     """
-    said = said_by(body)
+    said = message_of(body)
     detail = _status(body)
     told = f" The cluster says: {said.rstrip('.')}." if said else ""
     if status == 401:

@@ -122,7 +122,7 @@ class KubernetesBackend:
             plan.place.local_storage,
             plan.place.network_devices,
             simulated=self._pods.simulated,
-            buckets=bool(plan.mounted_by_cluster()),
+            buckets=bool(plan.cluster_mounts()),
             queue=plan.place.queue,
         )
         account = plan.place.service_account or self._pods.service_account

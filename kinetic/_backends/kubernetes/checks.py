@@ -87,7 +87,7 @@ def gather(api: Api, *, service_account: str = "", asked: Asked = NOTHING_ASKED)
         answers = at_once(lambda r: api.may(r.verb, r.resource), rights, CALLS_AT_ONCE)
         jobsets, queues = controllers.jobsets(api), controllers.queues(api, asked.queue)
         has_account = _has_account(api, service_account)
-        multi_tier, networks = _asked_for(api, asked)
+        multi_tier, networks = _examine_addons(api, asked)
     except KineticError as error:
         return Facts(api.server, api.namespace, error, service_account=service_account)
     found: Sequence[Document] | None
@@ -131,7 +131,7 @@ def gather_for(
     ]
     try:
         has_jobsets, has_account, *allowed = at_once(lambda ask: ask(), asks, CALLS_AT_ONCE)
-        multi_tier, networks = _asked_for(api, asked)
+        multi_tier, networks = _examine_addons(api, asked)
         no_buckets = addons.bucket_troubles(api) if asked.buckets else []
         has_queues = bool(asked.queue) and controllers.queue_workloads(api) is not None
     except KineticError as error:
@@ -150,7 +150,7 @@ def gather_for(
     )
 
 
-def _asked_for(api: Api, asked: Asked) -> tuple[MultiTier | None, Networks | None]:
+def _examine_addons(api: Api, asked: Asked) -> tuple[MultiTier | None, Networks | None]:
     return (
         addons.multi_tier(api) if asked.multi_tier else None,
         addons.networks(api) if asked.networks else None,

@@ -280,7 +280,7 @@ def _not_created(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
     said = (refused[-1].get("message") or "").removeprefix("Error creating: ")
     quota = _QUOTA.search(said)
     if quota is not None:
-        return _over_quota(quota, shape.set_made_by(refused[-1]), shape, missing)
+        return _over_quota(quota, shape.set_of_event(refused[-1]), shape, missing)
     return _refusal(said, missing)
 
 

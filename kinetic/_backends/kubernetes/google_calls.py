@@ -150,7 +150,7 @@ class GoogleCalls:
                         continue
                     if error.code < 500 and error.code not in (408, 429):
                         raise Refused(_explain_refusal(place, error), error.code) from error
-                    pause_s = max(pause_s, _asked_pause_s(error))
+                    pause_s = max(pause_s, _retry_after_s(error))
                     if not repeats and error.code != 429:
                         break
             except (OSError, HTTPException, ValueError) as error:
@@ -165,7 +165,7 @@ class GoogleCalls:
         raise BackendUnavailable(f"{place} does not answer: {said}. Try again later.") from said
 
 
-def _asked_pause_s(error: urllib.error.HTTPError) -> float:
+def _retry_after_s(error: urllib.error.HTTPError) -> float:
     with suppress(ValueError, TypeError):
         return min(float(error.headers.get("Retry-After", "0")), _LONGEST_PAUSE_S)
     return 0.0

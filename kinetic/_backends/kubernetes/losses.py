@@ -202,7 +202,7 @@ def _cause(pod: Pod) -> tuple[Kind, str, bool]:
         kind, text = _explain_disruption(pod)
         return kind, text, False
     if pod.exit_reason in _SHUT_DOWN:
-        return Kind.PREEMPTED, _shut_down(pod, pod.exit_message), False
+        return Kind.PREEMPTED, _describe_shutdown(pod, pod.exit_message), False
     if pod.exit_reason in ("OOMKilled", "Evicted"):
         return (*_memory(pod), False)
     if pod.exit_reason in ("StartError", "ContainerCannotRun"):
@@ -228,11 +228,11 @@ def _explain_disruption(pod: Pod) -> tuple[Kind, str]:
         return kind, text.format(node=pod.node)
     said = (pod.disruption_message or pod.disruption).rstrip(".")
     if "shutdown" in f"{said} {pod.exit_message}".lower():
-        return Kind.PREEMPTED, _shut_down(pod, said)
+        return Kind.PREEMPTED, _describe_shutdown(pod, said)
     return Kind.EVICTED, f"the cluster ended its pod: {said}"
 
 
-def _shut_down(pod: Pod, said: str) -> str:
+def _describe_shutdown(pod: Pod, said: str) -> str:
     text = f"its node {pod.node} was shut down, as spot nodes and nodes under maintenance are"
     return f"{text}: {said.rstrip('.')}" if said else text
 

@@ -153,7 +153,7 @@ def _job(plan: Plan, settings: PodSettings) -> Document:
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": _metadata(plan, _admission(plan)),
-        "spec": spec | {"ttlSecondsAfterFinished": _kept_s(plan)},
+        "spec": spec | {"ttlSecondsAfterFinished": _ttl_s(plan)},
     }
 
 
@@ -172,7 +172,7 @@ def _pathways_jobset(plan: Plan, settings: PodSettings) -> Document:
         "spec": spec
         | {
             "failurePolicy": spec["failurePolicy"] | _failure_policy(plan.options.retries),
-            "ttlSecondsAfterFinished": _kept_s(plan),
+            "ttlSecondsAfterFinished": _ttl_s(plan),
         },
     }
 
@@ -196,7 +196,7 @@ def _jobset(plan: Plan, settings: PodSettings) -> Document:
             "replicatedJobs": [
                 {"name": HOSTS, "replicas": plan.options.most_slices, "template": template}
             ],
-            "ttlSecondsAfterFinished": _kept_s(plan),
+            "ttlSecondsAfterFinished": _ttl_s(plan),
         },
     }
 
@@ -281,7 +281,7 @@ def _exclusive(plan: Plan, settings: PodSettings) -> dict[str, str]:
     return {} if shares else {EXCLUSIVE: POOL_LABEL}
 
 
-def _kept_s(plan: Plan) -> int:
+def _ttl_s(plan: Plan) -> int:
     return KEPT_DEBUG_S if plan.options.debug else KEPT_S
 
 

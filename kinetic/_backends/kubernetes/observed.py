@@ -117,7 +117,7 @@ class GangShape:
         """Whether the job may do with fewer slices: its head outlives them."""
         return any(s.name in (HEAD, PATHWAYS_HEAD) for s in self.sets)
 
-    def set_made_by(self, event: Document) -> PodSet:
+    def set_of_event(self, event: Document) -> PodSet:
         """Return the set whose Job, <workload>-<replicated job>-<job>, an event is about."""
         job = str((event.get("involvedObject") or {}).get("name", ""))
         return next((s for s in self.sets if s.name and f"-{s.name}-" in job), self.sets[0])
@@ -143,12 +143,14 @@ def shape_of(workload: Document) -> GangShape:
     """Return the pods that a Job or a JobSet wants."""
     spec = workload.get("spec") or {}
     if not _is_jobset(workload):
-        return GangShape((_set_of("", 1, spec, 0),))
+        return GangShape((_make_set("", 1, spec, 0),))
     sets: list[PodSet] = []
     for replicated in spec.get("replicatedJobs") or ():
         job = (replicated.get("template") or {}).get("spec") or {}
         first = sum(s.pods for s in sets)
-        sets.append(_set_of(replicated.get("name", ""), replicated.get("replicas", 1), job, first))
+        sets.append(
+            _make_set(replicated.get("name", ""), replicated.get("replicas", 1), job, first)
+        )
     return GangShape(tuple(sets) or (PodSet("", 1, 1, 0),))
 
 
@@ -157,7 +159,7 @@ def _is_jobset(workload: Document) -> bool:
     return workload.get("kind") == JOBSET or "replicatedJobs" in (workload.get("spec") or {})
 
 
-def _set_of(name: str, replicas: int, job: Document, first_host: int) -> PodSet:
+def _make_set(name: str, replicas: int, job: Document, first_host: int) -> PodSet:
     parallelism = job.get("parallelism", 1)
     each = min(parallelism, job.get("completions") or parallelism)
     noun = {PATHWAYS_WORKERS: "worker", HEAD: "head"}.get(name, "host")

@@ -38,7 +38,7 @@ def buckets(plan: Plan) -> list[Mounted]:
     """Return the buckets that the cluster mounts."""
     return [
         _bucket(f"data-{number}", plan.data[number], folder)
-        for number, folder in plan.mounted_by_cluster().items()
+        for number, folder in plan.cluster_mounts().items()
     ]
 
 
@@ -69,7 +69,7 @@ def key_of_leader(secret: str, key: str) -> Mounted:
 
 def are_bound_by_hosts(plan: Plan) -> bool:
     """Whether hosts mount data at fixed paths themselves, since the cluster does not."""
-    theirs = plan.mounted_by_cluster()
+    theirs = plan.cluster_mounts()
     return any(data.mount and theirs.get(n) != data.mount for n, data in enumerate(plan.data))
 
 

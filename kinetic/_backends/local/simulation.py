@@ -96,14 +96,14 @@ def check_system(system: str, place: Place) -> None:
         stands_in = "No cluster is configured, and"
         asked = stands_in if place.stands_in_for else f'backend="{place.backend}":'
         raise PreflightError(
-            f"{asked} slices are simulated on Linux only; this is {shown_system(system)}. Name a "
+            f"{asked} slices are simulated on Linux only; this is {name_system(system)}. Name a "
             "cluster (`kinetic profile create NAME --project … --zone … --cluster …`, or "
             "KINETIC_CLUSTER), or run this on a Linux machine, which may be a container or a "
             "virtual machine on this computer. Nothing was submitted."
         )
 
 
-def shown_system(system: str) -> str:
+def name_system(system: str) -> str:
     """The common name of a system; if unknown, its name in `sys.platform`."""
     return {"darwin": "macOS"}.get(system, system)
 

@@ -111,7 +111,7 @@ class ProgramsBackend:
             ) from error
         started: list[subprocess.Popen[bytes]] = []
         try:
-            with _held_port() as port, folders.hold_folder(folder) as alive:
+            with _hold_port() as port, folders.hold_folder(folder) as alive:
                 endpoint = _credentials(folder, ref.job_id, f"127.0.0.1:{port.getsockname()[1]}")
                 env = self._environ | dict(secrets) | self._variables(folder, endpoint)
                 for document in documents:
@@ -217,7 +217,7 @@ class ProgramsBackend:
         gang = self._gang(ref)
         if gang is None:  # The caller was killed before it recorded which programs it started.
             # Twice: it may have changed its title between the two readings of the first look.
-            return _found_leader(self._folder(ref)) or _found_leader(self._folder(ref))
+            return _find_leader(self._folder(ref)) or _find_leader(self._folder(ref))
         return gang.leader.pid if gang.leader.is_there() else 0
 
     def _is_alive(self, ref: JobRef) -> bool:
@@ -268,7 +268,7 @@ def _leads(document: Document) -> bool:
 
 
 @contextlib.contextmanager
-def _held_port() -> Iterator[socket.socket]:
+def _hold_port() -> Iterator[socket.socket]:
     """A port for the leader, bound without listening: the leader can bind it as well, but no other
     process is given it."""
     with socket.socket() as port:
@@ -336,7 +336,7 @@ def _keep(
     (folder / "hosts.json.new").replace(folder / "hosts.json")
 
 
-def _found_leader(folder: Path) -> int:
+def _find_leader(folder: Path) -> int:
     """Process id of the leader that has the credentials of this folder; 0 if none runs. Its title
     overwrites the environment that /proc shows, and the folder has the job's id."""
     marks = {f"KINETIC_CREDENTIALS={folder / 'credentials'}".encode(), b"KINETIC_HOST_INDEX=0"}

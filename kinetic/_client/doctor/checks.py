@@ -13,7 +13,7 @@ from kinetic._backends.local.simulation import (
     JAX_HOST_BYTES,
     SHARED_BYTES,
     can_simulate,
-    shown_system,
+    name_system,
 )
 from kinetic._client.doctor.findings import Finding, Level, ok, problem, warn
 from kinetic._core.values import dataclass
@@ -128,7 +128,7 @@ def versions(machine: Machine, *, has_cluster: bool) -> list[Finding]:
 
 def _system(system: str, *, has_cluster: bool) -> Finding:
     """What a machine that cannot simulate slices can be used for."""
-    limit = f"This is {shown_system(system)}; slices are simulated on Linux only."
+    limit = f"This is {name_system(system)}; slices are simulated on Linux only."
     if has_cluster:
         return ok("system", f"{limit} Jobs run on a cluster.")
     return problem(

@@ -94,7 +94,7 @@ class HangWatch:
         stalled = self._find_stalled()
         if not stalled:
             return _NOTHING
-        still = stops.stood_still(self._hosts, stalled, self._spec)
+        still = stops.describe_standstill(self._hosts, stalled, self._spec)
         return Step(Found(EventKind.STALLED, still, stalled), asks=True)
 
     def _notice_waiting(self) -> Step:
@@ -147,7 +147,7 @@ class HangWatch:
         stalled = self._find_stalled()
         if not stalled:
             return Step(Found(EventKind.RESUMED, "no host stands still any more"))
-        still = stops.stood_still(self._hosts, stalled, self._spec)
+        still = stops.describe_standstill(self._hosts, stalled, self._spec)
         stop, stacks = stops.of_hang(running, self._hosts.find_returned(), stalled, still)
         return Step(Found(EventKind.STACKS, stacks), stop=stop)
 

@@ -138,7 +138,7 @@ class Gang:
             member.announced = report
             return self._fail_host(report)
         if not report.stacks:
-            report = replace(report, stacks=member.kept_stacks(report.exit, hung=self._hung))
+            report = replace(report, stacks=member.stacks_to_keep(report.exit, hung=self._hung))
         self._hosts.record(member, report)
         self._emit(EventKind.REPORT, report.host, report.detail, exit=report.exit)
         self._fail_host(report)
@@ -486,7 +486,7 @@ class Gang:
         self._broken.pass_time(step)
 
     def _substitute_report(self, host: int, how: Exit, detail: str) -> HostReport:
-        stacks = self._hosts[host].kept_stacks(how, hung=self._hung)
+        stacks = self._hosts[host].stacks_to_keep(how, hung=self._hung)
         return HostReport(host=host, exit=how, detail=detail, stacks=stacks)
 
     def _bump_version(self) -> None:

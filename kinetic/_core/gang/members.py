@@ -90,7 +90,7 @@ class Member:
             else f"it was {self.beat.state} {watched - self.seen:.0f} s ago"
         )
 
-    def kept_stacks(self, how: Exit, *, hung: bool) -> str:
+    def stacks_to_keep(self, how: Exit, *, hung: bool) -> str:
         """What is worth keeping for its report: all stacks of a host that held a hung gang up; the
         main thread of one that waited."""
         if how is Exit.HANG:
@@ -211,7 +211,7 @@ class Roster:
             if m.active and m.beat is not None and m.beat.state in states
         )
 
-    def returned_alone(self) -> tuple[int, ...]:
+    def find_returned_alone(self) -> tuple[int, ...]:
         """Hosts whose function returned without ever joining JAX's world."""
         return tuple(
             i

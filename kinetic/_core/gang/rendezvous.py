@@ -53,7 +53,7 @@ class Rendezvous:
             return Delay((), starting, f"was not ready within {limit_s:g} s (start_timeout)")
         if self._joining_since is None:
             return None
-        if gone := self._hosts.returned_alone():
+        if gone := self._hosts.find_returned_alone():
             return Delay(joining, gone, self._in_vain(joining, gone), final=True)
         if now - self._joining_since >= limit_s:
             missing = tuple(host for host in self._hosts.busy() if host not in joining)

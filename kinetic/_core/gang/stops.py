@@ -34,7 +34,7 @@ class Stop:
     exits: Mapping[int, Exit] = field(default_factory=dict)
 
 
-def stood_still(hosts: Roster, stalled: tuple[int, ...], spec: GangSpec) -> str:
+def describe_standstill(hosts: Roster, stalled: tuple[int, ...], spec: GangSpec) -> str:
     """Say which hosts are stalled, and for how long."""
     longest = max(m.beat.stalled_s for i in stalled if (m := hosts[i]).beat is not None)
     return (

@@ -48,7 +48,7 @@ def prepare(identity: Identity, plan: Plan, store: Store, folder: Path) -> Datas
         SetupFailed: data that is used in place, or fetched by the host, does not exist.
         StoreError: the content is damaged, or the disk is full.
     """
-    there = plan.mounted_by_cluster()
+    there = plan.cluster_mounts()
     found = [
         _by_cluster(each, there[n])
         if n in there

@@ -120,7 +120,7 @@ class Identity:
             elastic=place,
         )
 
-    def served_at(self, service: str) -> Identity:
+    def set_service(self, service: str) -> Identity:
         """Return this host of an elastic job, with the address of JAX's coordination service in its
         first attempt."""
         place = self.elastic and replace(self.elastic, service=service)

@@ -419,7 +419,7 @@ class Agent:
         return Heartbeat(
             host=self._who.host,
             state=(state := self._state_now()),
-            stalled_s=self._stall.stalled_s(now) if self._started and state in _MAY_STALL else 0.0,
+            stalled_s=self._stall.observe(now) if self._started and state in _MAY_STALL else 0.0,
             rss_bytes=self._worker.rss_bytes,
             cpu_s=now.cpu_s,
             log_bytes=now.log_bytes,

@@ -162,7 +162,7 @@ class Reporter:
 
     def name_files(self, space: Workspace) -> None:
         """Log which files the function wrote where they will not be kept."""
-        if words := workspace.left_behind(space):
+        if words := workspace.describe_leftovers(space):
             self._log.say(f"kinetic: {words}")
 
     def log_failure(self, report: HostReport, voided: Message) -> None:

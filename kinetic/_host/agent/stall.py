@@ -58,7 +58,7 @@ class StallDetector:
     def __init__(self, now: Sample) -> None:
         self._since = self._last = now
 
-    def stalled_s(self, now: Sample) -> float:
+    def observe(self, now: Sample) -> float:
         """Take a new sample; return the seconds since the worker last moved."""
         missed = now.time_s - self._last.time_s > MISSED_S
         self._last = now

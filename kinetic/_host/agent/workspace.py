@@ -103,7 +103,7 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     )
 
 
-def left_behind(space: Workspace) -> str:
+def describe_leftovers(space: Workspace) -> str:
     """Return a line about the files that the function made or changed in its folder, which will be
     removed; "" if there are none.
 

@@ -36,7 +36,7 @@ def run(kind: str, target: str, args: Sequence[str]) -> None:
     In its arguments `$KINETIC_OUTPUT_DIR` and other variables of the job are replaced by their
     values on this host.
     """
-    args = filled_in(target if kind == "command" else "", args, identity.variables_of_the_job())
+    args = fill_in_args(target if kind == "command" else "", args, identity.variables_of_the_job())
     try:
         if kind == "script":
             run_script(target, args)
@@ -51,7 +51,7 @@ def run(kind: str, target: str, args: Sequence[str]) -> None:
         raise ProgramExited(ended.code, detail).with_traceback(ended.__traceback__) from None
 
 
-def filled_in(command: str, args: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+def fill_in_args(command: str, args: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return the arguments with `$KINETIC_NAME` and `${KINETIC_NAME}` replaced.
 
     The code of `sh -c` is left alone: the shell itself replaces variables that are not
@@ -60,10 +60,10 @@ def filled_in(command: str, args: Sequence[str], environ: Mapping[str, str]) -> 
     is_shell = command.rpartition("/")[2] in _SHELLS
     code = next((at + 1 for at, word in enumerate(args) if is_shell and _IS_C.match(word)), None)
 
-    def fill_in(word: str) -> str:
+    def fill_word(word: str) -> str:
         return _VARIABLE.sub(lambda found: environ.get(found[1] or found[2], found[0]), word)
 
-    return [word if at == code else fill_in(word) for at, word in enumerate(args)]
+    return [word if at == code else fill_word(word) for at, word in enumerate(args)]
 
 
 def run_script(path_rel: str, args: Sequence[str]) -> None:

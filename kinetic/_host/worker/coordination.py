@@ -163,7 +163,7 @@ def hang_up() -> None:
             client.shutdown()
 
 
-def shared_arrays() -> int:
+def count_shared_arrays() -> int:
     """Return how many arrays live on that cannot be used in another world: they lie on chosen
     devices, or on those of several processes."""
     import jax

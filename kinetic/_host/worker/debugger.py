@@ -78,7 +78,7 @@ def serve(channel: Channel, port: int, window_s: float, folder: str, job_id: str
     try:
         # subProcess=False: debugpy would hold each child of the function back as well. Its adapter
         # accepts any connection, and clients can run code: the wrapper checks who connects.
-        debugpy.configure(subProcess=False, python=str(_guarded_python(Path(folder))))
+        debugpy.configure(subProcess=False, python=str(_write_guard(Path(folder))))
         _, port = debugpy.listen(("127.0.0.1", port))
     except Exception as error:
         raise SetupFailed(
@@ -103,7 +103,7 @@ def _say(words: str) -> None:
     print(f"kinetic: {words}", file=sys.stderr, flush=True)  # noqa: T201 - the job's output
 
 
-def _guarded_python(folder: Path) -> Path:
+def _write_guard(folder: Path) -> Path:
     """A program that runs the adapter so that it accepts only connections of this user."""
     door = folder / "debug-adapter"
     command = shlex.join([sys.executable, "-P", str(Path(peers.__file__).resolve())])

@@ -91,7 +91,7 @@ def main(
             code = _serve(channel, Freedom(free_fd), Start.from_json(message["start"]))
     except SystemExit as stopped:  # Outside the function.
         code = stopped.code if isinstance(stopped.code, int) else code
-        channel.send(report.stopped_early(stopped))
+        channel.send(report.report_early_stop(stopped))
     except BaseException as error:  # noqa: BLE001 - the last line of defence of a forked child
         _report_own_failure(channel, error)
     finally:
@@ -221,10 +221,10 @@ def _attempt(
     channel.send({"event": WorkerEvent.STARTED, "time": time.time()})
     freedom.begin(start)
     func, args, kwargs = call
-    return _run(channel, freedom, (_called_again(func, start), args, kwargs), start), kept
+    return _run(channel, freedom, (_wrap_for_losses(func, start), args, kwargs), start), kept
 
 
-def _called_again(func: Any, start: Start) -> Any:
+def _wrap_for_losses(func: Any, start: Start) -> Any:
     """Have a function called again when a slice was lost, where that needs no other process. A
     program has its own way: one that knows Pathways calls its training again itself."""
     slices, code = start.elastic, getattr(func, "__code__", None)

@@ -144,7 +144,7 @@ def exit_detail(error: SystemExit) -> str:
     return f"The function called sys.exit({short_repr(error.code)})."
 
 
-def stopped_early(error: SystemExit) -> Message:
+def report_early_stop(error: SystemExit) -> Message:
     """SIGTERM, or `sys.exit` in one of the user's modules, ended the worker before the function was
     called."""
     if isinstance(error, Terminated):

@@ -74,7 +74,7 @@ def silence() -> None:
 def end_in_forks() -> None:
     """Have children that this process forks from now on begin without these handlers."""
     os.register_at_fork(
-        before=_hold_back, after_in_parent=_let_through, after_in_child=_put_back_before
+        before=_hold_back, after_in_parent=_let_through, after_in_child=_restore_handlers
     )
 
 
@@ -119,7 +119,7 @@ def _let_through() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 
-def _put_back_before() -> None:
+def _restore_handlers() -> None:
     try:
         for signum, (handler, before) in _ours.items():
             if signal.getsignal(signum) is handler:

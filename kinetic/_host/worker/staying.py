@@ -194,7 +194,7 @@ def leave(kept: Kept) -> None:
     coordination.hang_up()
     _settle()
     gc.collect()
-    if count := coordination.shared_arrays():
+    if count := coordination.count_shared_arrays():
         raise CannotStay(
             f"variables that outlive the function hold {count} arrays of the devices it had"
         )
