@@ -176,7 +176,7 @@ class _Shadows:
         for name in names:
             self._families.setdefault(name, {})
             if self._has_library(name):
-                self._families[name] = self._taken(name)
+                self._families[name] = self._take_family(name)
                 sys.modules.update(self._families[name])
         self._names |= names
 
@@ -259,7 +259,7 @@ class _Shadows:
         with self._lock:
             if top in self._loading or not self._has_library(top):
                 return self._plain(*how)
-            ours = self._taken(top)
+            ours = self._take_family(top)
             try:
                 return self._plain(*how)
             except BaseException:
@@ -273,7 +273,7 @@ class _Shadows:
             if top in self._loading:
                 return self._plain(*how)
             has_library = self._has_library(top)
-            theirs = self._taken(top)
+            theirs = self._take_family(top)
             if has_library:
                 self._families[top], theirs = theirs, {}
             sys.modules.update(self._families[top])
@@ -282,7 +282,7 @@ class _Shadows:
                 return self._plain(*how)
             finally:
                 self._loading.discard(top)
-                self._families[top] = self._taken(top)
+                self._families[top] = self._take_family(top)
                 sys.modules.update(theirs or self._families[top])
 
     @staticmethod
@@ -292,7 +292,7 @@ class _Shadows:
         return found is not None and (not _file(vars(found)) or _is_library(_file(vars(found))))
 
     @staticmethod
-    def _taken(top: str) -> "dict[str, ModuleType]":
+    def _take_family(top: str) -> "dict[str, ModuleType]":
         """Take a module and those below it from among the loaded ones."""
         below = [name for name in sys.modules if name == top or name.startswith(f"{top}.")]
         return {name: sys.modules.pop(name) for name in below}

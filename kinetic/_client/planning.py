@@ -379,7 +379,7 @@ def _cells(*pickles: bytes) -> tuple[Cell, ...]:
     from kinetic._client import notebook
     from kinetic._pickling import cells
 
-    return cells.referenced(pickles, notebook.cell_title)
+    return cells.find_referenced(pickles, notebook.cell_title)
 
 
 def _pack(spec: JobSpec, about: PlanTemplate) -> Packed:

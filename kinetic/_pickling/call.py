@@ -76,8 +76,8 @@ def pack(
     """
     call = (func, tuple(args), dict(kwargs))
     process = _CallerState(func, shipped, external)
-    return process.packed(
-        lambda: _packed("call", lambda file: process.dump(file, call), env_vars), call
+    return process.make_record(
+        lambda: _pack_record("call", lambda file: process.dump(file, call), env_vars), call
     )
 
 
@@ -135,7 +135,7 @@ class _CallerState:
         # A test runner loads many modules of a project; a script only those that it uses.
         self._registering = found.registering if self.script.uses(found.imported) else ()
 
-    def packed(
+    def make_record(
         self,
         make: Callable[[], Packed],
         call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
@@ -215,7 +215,7 @@ class _CallerState:
                 if registrations:
                     pickler.dump_registrations(
                         self._registering,
-                        [each for each in self.script.registered() if not self.attempt(each)],
+                        [each for each in self.script.list_registered() if not self.attempt(each)],
                     )
             except Circular as circular:
                 self._rebuilt |= {id(circular.made)}
@@ -257,7 +257,7 @@ def _users(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-def _packed(
+def _pack_record(
     kind: str,
     dump: Callable[[io.BytesIO], CallPickler],
     env_vars: Mapping[str, str],
@@ -265,7 +265,9 @@ def _packed(
     function: str = "",
 ) -> Packed:
     used: list[CallPickler] = []
-    data = envelope.framed(kind, lambda file: used.append(dump(file)), env_vars, function=function)
+    data = envelope.frame_record(
+        kind, lambda file: used.append(dump(file)), env_vars, function=function
+    )
     digest = hashlib.sha256(data).hexdigest()
     return Packed(
         data,
@@ -301,8 +303,8 @@ class BatchPickler:
         self._func, self._env_vars, self._shipped = func, env_vars, shipped
         self._external = external
         self._process = _CallerState(func, shipped, external)
-        self.function = self._process.packed(
-            lambda: _packed("function", self._dump_function, {}), (func, (), {})
+        self.function = self._process.make_record(
+            lambda: _pack_record("function", self._dump_function, {}), (func, (), {})
         )
 
     def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:
@@ -315,7 +317,7 @@ class BatchPickler:
         try:
             with self._process.by_value():
                 dump = functools.partial(self._pickler.dump_more, arguments)
-                return _packed("call", dump, self._env_vars, function=self.function.digest)
+                return _pack_record("call", dump, self._env_vars, function=self.function.digest)
         except (Exception, SystemExit):  # noqa: BLE001 - pickling runs the objects' own code; `pack` finds out which part fails
             return pack(
                 self._func,
@@ -354,7 +356,7 @@ def unpack(
         CorruptRecord: the bytes are not what was written.
         SetupFailed: this process cannot rebuild it: another Python, a missing module.
     """
-    header = envelope.verified(data, "call")
+    header = envelope.verify_record(data, "call")
     here = envelope.versions_here()
     if header.versions.python != here.python:
         # Byte code of another minor version would crash the process.

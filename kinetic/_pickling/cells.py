@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20
 """The most source in one plan."""
 
 
-def referenced(
+def find_referenced(
     pickles: Sequence[bytes], titles: Callable[[str], str], cache: Mapping[str, Any] | None = None
 ) -> tuple[Cell, ...]:
     """Return the cells whose code is in one of the pickles; `titles` gives the name that a notebook
@@ -81,7 +81,7 @@ def _lines(source: str) -> list[str]:
     return io.StringIO(source, newline=None).readlines()
 
 
-def titled(text: str, cells: Sequence[Mapping[str, str]]) -> str:
+def title_cells(text: str, cells: Sequence[Mapping[str, str]]) -> str:
     """Return a traceback that names cells as the notebook does."""
     for cell in cells:
         text = text.replace(f'File "{cell["file"]}", line', f"{cell['title']}, line")

@@ -85,12 +85,12 @@ def of_call(
 def of_value(value: object, component: str, *, attempt: Attempt) -> Diagnosis:
     """Follow the failure into containers and attributes as far as it goes."""
     try:
-        return _followed(value, component, attempt)
+        return _follow_parts(value, component, attempt)
     except Exception:  # noqa: BLE001 - looking at an object may run its own code, which may raise anything
         return Diagnosis(component, type(value).__name__)
 
 
-def _followed(value: object, component: str, attempt: Attempt) -> Diagnosis:
+def _follow_parts(value: object, component: str, attempt: Attempt) -> Diagnosis:
     path, seen = "", {id(value)}
     while len(seen) < _DEEPEST:
         step = next(((name, part) for name, part in _parts(value, attempt) if attempt(part)), None)
@@ -112,7 +112,7 @@ def _followed(value: object, component: str, attempt: Attempt) -> Diagnosis:
 
 def _parts(value: object, attempt: Attempt) -> Iterator[tuple[str, object]]:
     if isinstance(value, list | tuple):
-        yield from _halved(value, attempt)
+        yield from _bisect_items(value, attempt)
     elif isinstance(value, dict):
         yield from ((f"[{key!r:.40}]", part) for key, part in value.items())
         yield from ((f" key {key!r:.40}", key) for key in value)
@@ -122,7 +122,7 @@ def _parts(value: object, attempt: Attempt) -> Iterator[tuple[str, object]]:
         yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
 
 
-def _halved(items: Sequence[Any], attempt: Attempt) -> Iterator[tuple[str, object]]:
+def _bisect_items(items: Sequence[Any], attempt: Attempt) -> Iterator[tuple[str, object]]:
     """Find one failing item of many in few attempts."""
     low, high = 0, len(items)
     while high - low > 1:

@@ -112,7 +112,7 @@ def read_header(data: bytes) -> Header:
     return header
 
 
-def framed(
+def frame_record(
     kind: str,
     dump: Callable[[io.BytesIO], object],
     env_vars: Mapping[str, str],
@@ -142,7 +142,7 @@ def framed(
     return file.getvalue()
 
 
-def verified(data: bytes, kind: str) -> Header:
+def verify_record(data: bytes, kind: str) -> Header:
     header = read_header(data)
     if header.kind != kind:
         raise CorruptRecord(f"The record holds a {header.kind}, not a {kind}.")

@@ -125,7 +125,7 @@ def _where_the_caller_has_it(
     if type(error) not in (SyntaxError, IndentationError, TabError):
         return error
     match error.args:
-        case (message, (str(file), *place)) if (moved := _mapped(file, source_map)) != file:
+        case (message, (str(file), *place)) if (moved := _map_path(file, source_map)) != file:
             copy = type(error)(message, (moved, *place))
             copy.__dict__.update(vars(error))
             return copy
@@ -238,12 +238,12 @@ def _frames(
     if len(links) > _FIRST_FRAMES + _LAST_FRAMES:  # An endless recursion: its middle says nothing.
         links = links[:_FIRST_FRAMES] + links[-_LAST_FRAMES:]
     return [
-        frames.described(link, _mapped(link.tb_frame.f_code.co_filename, source_map))
+        frames.describe_frame(link, _map_path(link.tb_frame.f_code.co_filename, source_map))
         for link in links
     ]
 
 
-def _mapped(file: str, source_map: tuple[str, str] | None) -> str:
+def _map_path(file: str, source_map: tuple[str, str] | None) -> str:
     if source_map and file.startswith(source_map[0].rstrip("/") + "/"):
         return source_map[1].rstrip("/") + file[len(source_map[0].rstrip("/")) :]
     return file

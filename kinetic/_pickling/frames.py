@@ -21,7 +21,7 @@ _NO_COLUMNS, _LONG_FORM = 13, 14
 _UNITS_PER_ENTRY = 8
 
 
-def described(traceback: TracebackType, file: str) -> Frame:
+def describe_frame(traceback: TracebackType, file: str) -> Frame:
     """Return what is needed to show the traceback's outermost frame, under another file name."""
     code = traceback.tb_frame.f_code
     line = max(traceback.tb_lineno or 1, 1)
@@ -76,9 +76,9 @@ def _table(code: CodeType, delta: int, positions: Sequence[int | None], line: in
 def _entry(units: int, delta: int, positions: Sequence[int | None], line: int) -> bytes:
     end_line, first_column, last_column = positions
     if end_line is None or first_column is None or last_column is None:
-        return bytes([0x80 | _NO_COLUMNS << 3 | (units - 1)]) + _signed(delta)
+        return bytes([0x80 | _NO_COLUMNS << 3 | (units - 1)]) + _encode_signed(delta)
     place = (
-        _signed(delta)
+        _encode_signed(delta)
         + _number(max(end_line - line, 0))
         + _number(first_column + 1)
         + _number(last_column + 1)
@@ -96,5 +96,5 @@ def _number(value: int) -> bytes:
     return bytes(out)
 
 
-def _signed(value: int) -> bytes:
+def _encode_signed(value: int) -> bytes:
     return _number((-value << 1) | 1 if value < 0 else value << 1)

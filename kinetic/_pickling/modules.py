@@ -92,7 +92,7 @@ class LoadedModules:
 
 def classify(shipped: Shipped) -> LoadedModules:
     """Sort the loaded modules by whether a host can import them."""
-    mine = list(_uninstalled())
+    mine = list(_list_uninstalled())
     places = _places(shipped, mine)
     there = manifest.files_among(shipped.manifests, places.values()) if places else set()
     by_value, edited, imported = [], [], []
@@ -133,10 +133,10 @@ def by_value(modules: Sequence[ModuleType], registry: Any) -> Iterator[None]:
                 _leave(module, registry)
 
 
-def _uninstalled() -> Iterator[tuple[ModuleType, str]]:
+def _list_uninstalled() -> Iterator[tuple[ModuleType, str]]:
     """Yield the loaded modules that come from a file that is not installed, with the file; never
     kinetic itself."""
-    installed = _installed()
+    installed = _list_installed_folders()
     for name, module in list(sys.modules.items()):
         if name in MAIN or name.partition(".")[0] == "kinetic":
             continue
@@ -163,7 +163,7 @@ def _made_here() -> list[ModuleType]:
 
 
 @functools.cache
-def _installed() -> tuple[str, ...]:
+def _list_installed_folders() -> tuple[str, ...]:
     """Return the folders of what is installed for this interpreter."""
     return tuple(
         f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -229,7 +229,7 @@ def _is_found_elsewhere(top: str, shipped: Shipped) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _registers(file: str, stamp: Stamp) -> bool:
     """Whether the source mentions registering. `stamp` is the file's, and invalidates the cache."""
-    return b"regist" in _read(file).lower()
+    return b"regist" in _read_source(file).lower()
 
 
 def _is_edited(module: ModuleType, file: str) -> bool:
@@ -238,11 +238,11 @@ def _is_edited(module: ModuleType, file: str) -> bool:
     if known is None or known.spec is not spec or known.file != file:
         if _is_newer_than_its_code(spec, file):
             return True
-        _KNOWN[module.__name__] = _Imported(spec, file, stamp, _read(file))
+        _KNOWN[module.__name__] = _Imported(spec, file, stamp, _read_source(file))
         return False
     if known.stamp == stamp:
         return False
-    source = _read(file)
+    source = _read_source(file)
     if source != known.source:
         from kinetic._pickling import patching
 
@@ -252,7 +252,7 @@ def _is_edited(module: ModuleType, file: str) -> bool:
     return False
 
 
-def _read(file: str) -> bytes:
+def _read_source(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError:

@@ -67,8 +67,8 @@ def script_of(func: object) -> Script:
         space = main
     file = _file(func, space)
     if file is not None:
-        return Script(space, list(_decoded(file, space)))
-    return Script(space, list(_typed()) if space is main else [])
+        return Script(space, list(_decode_source(file, space)))
+    return Script(space, list(_list_typed_sources()) if space is main else [])
 
 
 def _namespace(func: object) -> dict[str, Any] | None:
@@ -96,7 +96,7 @@ def _file(func: Any, space: dict[str, Any]) -> str | None:
     return None
 
 
-def _decoded(file: str, space: dict[str, Any]) -> Iterator[ScriptSource]:
+def _decode_source(file: str, space: dict[str, Any]) -> Iterator[ScriptSource]:
     import io
     import tokenize
 
@@ -109,7 +109,7 @@ def _decoded(file: str, space: dict[str, Any]) -> Iterator[ScriptSource]:
         yield ScriptSource(file, io.TextIOWrapper(io.BytesIO(data), encoding).read())
 
 
-def _typed() -> Iterator[ScriptSource]:
+def _list_typed_sources() -> Iterator[ScriptSource]:
     """What was typed into a notebook or at a prompt, or given to `python -c`."""
     import linecache
 

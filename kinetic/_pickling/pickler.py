@@ -112,7 +112,7 @@ class CallPickler(CodePickler):
                 return unpickler.unwrapped, location
             found = None if id(obj) in self._rebuilt else self._script.definition(obj)
             if found is not None:
-                return self._defined(obj, found)
+                return self._reduce_defined(obj, found)
             if isinstance(obj, FunctionType) and (module := _module_of(obj)) is not None:
                 return self._in_module(obj, module)
             reduced = super().reducer_override(obj)
@@ -120,7 +120,7 @@ class CallPickler(CodePickler):
         if issubclass(kind, ModuleType):
             by_reference = _should_pickle_by_reference(obj)
             return (
-                (unpickler.imported, (obj.__name__,))
+                (unpickler.import_module, (obj.__name__,))
                 if by_reference
                 else super().reducer_override(obj)
             )
@@ -129,7 +129,7 @@ class CallPickler(CodePickler):
             return obj.__qualname__
         if getattr(kind, "is_plain_in_jobs", False):
             return unpickler.decorated, obj.__reduce__()
-        if _wrapped(obj) is not None and _is_made_of_arguments(kind):
+        if _find_wrapped(obj) is not None and _is_made_of_arguments(kind):
             return unpickler.bare, (kind,), vars(obj)
         return NotImplemented
 
@@ -149,7 +149,7 @@ class CallPickler(CodePickler):
             )
         self.changes = tuple(dict.fromkeys((*self.changes, f"Of what the function gets, {words}.")))
 
-    def _defined(self, obj: Any, found: Definition) -> Any:
+    def _reduce_defined(self, obj: Any, found: Definition) -> Any:
         needs_unfinished = any(
             id(self._script.namespace[name]) in self._seen for name in found.needed
         )
@@ -160,7 +160,7 @@ class CallPickler(CodePickler):
         return (
             unpickler.define,
             self._define_args(obj.__name__, found),
-            (self._globals, self._values(found.used), self._script.changed(obj)),
+            (self._globals, self._values(found.used), self._script.find_changes(obj)),
             None,
             None,
             unpickler.use,
@@ -332,7 +332,7 @@ def _locate(obj: Any) -> tuple[str, str, int] | None:
     for depth in range(_DEEPEST):
         if found is obj:
             return obj.__module__, obj.__qualname__, depth
-        found = _wrapped(found)
+        found = _find_wrapped(found)
         if found is None:
             return None
     return None
@@ -341,7 +341,7 @@ def _locate(obj: Any) -> tuple[str, str, int] | None:
 def _is_global(obj: Any) -> bool:
     """Whether a decorated function (jitted, cached) is what its module has
     under the function's name."""
-    if _wrapped(obj) is None:
+    if _find_wrapped(obj) is None:
         return False
     module, qualname = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
     if (
@@ -366,7 +366,7 @@ def _is_made_of_arguments(kind: type) -> bool:
     )
 
 
-def _wrapped(obj: Any) -> Any:
+def _find_wrapped(obj: Any) -> Any:
     """Return what a decorator has wrapped, without running the object's code."""
     try:
         fields = object.__getattribute__(obj, "__dict__")

@@ -41,7 +41,7 @@ def unpack_value(data: bytes) -> Any:
         CorruptRecord: the bytes are not what was written.
         ResultUnavailable: this process cannot rebuild it, for example because a module is missing.
     """
-    header = envelope.verified(data, "value")
+    header = envelope.verify_record(data, "value")
     try:
         return _loads(memoryview(data)[header.body_offset :], header.versions)
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
@@ -75,7 +75,7 @@ def unpack_exception(data: bytes) -> BaseException:
     """
     from kinetic._pickling import exceptions
 
-    header = envelope.verified(data, "exception")
+    header = envelope.verify_record(data, "exception")
     nodes = pickle.loads(memoryview(data)[header.body_offset :])
     return exceptions.rebuild(nodes, loads=lambda body: _loads(body, header.versions))
 
@@ -83,7 +83,7 @@ def unpack_exception(data: bytes) -> BaseException:
 def _container(kind: str, body: object, env_vars: Mapping[str, str]) -> bytes:
     from kinetic._pickling import code_pickler
 
-    return envelope.framed(kind, lambda file: code_pickler.dump(body, file), env_vars)
+    return envelope.frame_record(kind, lambda file: code_pickler.dump(body, file), env_vars)
 
 
 def _dumps(value: object) -> bytes:

@@ -103,15 +103,15 @@ class Script:
             return None
         source, node = found
         does_more = self._does_more(made, node) if isinstance(made, type) else self._registers(node)
-        return self._defined(source, node) if does_more else None
+        return self._make_definition(source, node) if does_more else None
 
-    def changed(self, made: FunctionType | type) -> dict[str, Any]:
+    def find_changes(self, made: FunctionType | type) -> dict[str, Any]:
         """Return the attributes of a class that may differ from what its statement gives it
         when it is executed again."""
         found = self._statement(made) if isinstance(made, type) else None
         if found is None:
             return {}
-        in_body = _assigned(found[1])
+        in_body = _find_assignments(found[1])
         later = self._set_later(made)
         return {
             name: value
@@ -135,7 +135,7 @@ class Script:
             found = [each for each in found if _has_values_of(made, each[1])] or found
         return found[-1] if found else None
 
-    def registered(self) -> list[Any]:
+    def list_registered(self) -> list[Any]:
         """Return the classes and functions that the script has registered, whether a call uses them
         or not."""
         return [
@@ -148,9 +148,9 @@ class Script:
     def registrations(self) -> list[Definition]:
         """Return separate statements that register a class of the script."""
         made = [
-            self._defined(source, node)
+            self._make_definition(source, node)
             for source in self._registering
-            for node in _parsed(source)
+            for node in _parse_statements(source)
             if self._is_registering(node)
         ]
         return [each for each in made if each is not None]
@@ -163,7 +163,7 @@ class Script:
     def _statements(self) -> dict[str, list[tuple[ScriptSource, _Made]]]:
         found: dict[str, list[tuple[ScriptSource, _Made]]] = {}
         for source in self._sources:
-            for node in _parsed(source):
+            for node in _parse_statements(source):
                 if isinstance(node, _Made):
                     found.setdefault(node.name, []).append((source, node))
         return found
@@ -186,7 +186,7 @@ class Script:
             if base not in _PLAIN_BASES and "__init_subclass__" in vars(base)
         )
         metaclasses = () if type(cls) in _PLAIN_METACLASSES else (type(cls),)
-        decorators = map(self._value, map(_called, node.decorator_list))
+        decorators = map(self._value, map(_callee_of, node.decorator_list))
         return any(
             _is_foreign(each) or self._has_registering(each)
             for each in (*bases, *metaclasses, *decorators)
@@ -206,7 +206,7 @@ class Script:
         )
 
     def _registers(self, node: _Made) -> bool:
-        return any(self._is_register(_called(each)) for each in node.decorator_list)
+        return any(self._is_register(_callee_of(each)) for each in node.decorator_list)
 
     def _is_register(self, called: ast.expr) -> bool:
         value = self._value(called)
@@ -255,7 +255,7 @@ class Script:
             return vars(of).get(node.attr) if _is_foreign(of) else None
         return getattr(of, node.attr, None) if isinstance(of, ModuleType | type) else None
 
-    def _defined(self, source: ScriptSource, node: ast.stmt) -> Definition | None:
+    def _make_definition(self, source: ScriptSource, node: ast.stmt) -> Definition | None:
         flags = (
             __future__.annotations.compiler_flag
             if self.namespace.get("annotations") is __future__.annotations
@@ -283,7 +283,7 @@ class Script:
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(source: ScriptSource) -> tuple[ast.stmt, ...]:
+def _parse_statements(source: ScriptSource) -> tuple[ast.stmt, ...]:
     """Return the statements of a source that are executed at its top level."""
     try:
         return tuple(_flat(ast.parse(source.text).body))
@@ -323,7 +323,7 @@ def _attributes_set(source: ScriptSource) -> frozenset[tuple[str, str]]:
     """Return (object, attribute) for every attribute that a source sets; "" for a method's
     class."""
     found = set()
-    for statement in _parsed(source):
+    for statement in _parse_statements(source):
         for node in ast.walk(statement):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 if isinstance(node.value, ast.Name):
@@ -333,7 +333,7 @@ def _attributes_set(source: ScriptSource) -> frozenset[tuple[str, str]]:
     return frozenset(found)
 
 
-def _assigned(node: _Made) -> dict[str, ast.expr]:
+def _find_assignments(node: _Made) -> dict[str, ast.expr]:
     """Return the assignments in the body of a class."""
     found: dict[str, ast.expr] = {}
     for each in node.body:
@@ -366,7 +366,7 @@ def _may_differ(value: object, made_by: ast.expr) -> bool:
 
 def _has_values_of(made: type, node: _Made) -> bool:
     """Whether a class has the plain values that its statement names."""
-    for name, expression in _assigned(node).items():
+    for name, expression in _find_assignments(node).items():
         if (
             isinstance(expression, ast.Constant)
             and vars(made).get(name, expression.value) != expression.value
@@ -415,7 +415,7 @@ def _is_of(made: Any, source: ScriptSource, node: _Made, set_later: set[str]) ->
     return annotated <= set(vars(made).get("__annotations__", annotated))
 
 
-def _called(node: ast.expr) -> ast.expr:
+def _callee_of(node: ast.expr) -> ast.expr:
     """Return what a decorator calls: the `f` of `@f`, `@f(…)` and `@partial(f, …)`."""
     if not isinstance(node, ast.Call):
         return node

@@ -122,10 +122,10 @@ def script_namespace(package: str | None, file: str | None) -> dict[str, Any]:
 
 def module_namespace(name: str) -> dict[str, Any]:
     """Return the globals of a module."""
-    return vars(imported(name))
+    return vars(import_module(name))
 
 
-def imported(name: str) -> ModuleType:
+def import_module(name: str) -> ModuleType:
     """Import as pickle does: a file of the project comes before a module of the standard library
     with its name."""
     __import__(name, globals())  # `_shadows` sees from the globals who imports.
@@ -137,7 +137,7 @@ def import_if_possible(modules: Sequence[str]) -> None:
     skipped."""
     for name in modules:
         with contextlib.suppress(Exception):
-            imported(name)
+            import_module(name)
 
 
 def cached_property(
@@ -161,7 +161,7 @@ def bare(kind: type) -> Any:
 
 def unwrapped(module: str, qualname: str, depth: int) -> Any:
     """Return a function of a module from under `depth` decorators."""
-    found: Any = imported(module)
+    found: Any = import_module(module)
     for name in qualname.split("."):
         found = getattr(found, name)
     for _ in range(depth):
@@ -226,7 +226,7 @@ class CallUnpickler(pickle.Unpickler):
             return lambda namespace, what, statement, *rest: found(
                 namespace,
                 what,
-                dataclasses.replace(statement, file=self._moved(statement.file)),
+                dataclasses.replace(statement, file=self._map_path(statement.file)),
                 *rest,
             )
         if name == "_make_skeleton_class" and module.startswith("cloudpickle"):
@@ -247,14 +247,14 @@ class CallUnpickler(pickle.Unpickler):
         assert self._main is not None
         self._main["__package__"] = package
         if file is not None:
-            self._main["__file__"] = self._moved(file)
+            self._main["__file__"] = self._map_path(file)
         return self._main
 
     def _code(self, *parts: Any) -> CodeType:
         code = CodeType(*parts)
-        return code.replace(co_filename=self._moved(code.co_filename))
+        return code.replace(co_filename=self._map_path(code.co_filename))
 
-    def _moved(self, file: str) -> str:
+    def _map_path(self, file: str) -> str:
         return (
             self._here + file[len(self._there) :]
             if self._moves and file.startswith(self._there)

@@ -56,15 +56,15 @@ def test_only_cells_whose_code_is_sent_are_named():
         | typed("/tmp/ipykernel_77/9.py", "def other(): pass\n")
         | {"/a/file.py": (3, 1.0, ["x\n"], "/a/file.py")}
     )
-    found = cells.referenced([b"", pickle.dumps([FILE, "/a/file.py"])], title, cache)
+    found = cells.find_referenced([b"", pickle.dumps([FILE, "/a/file.py"])], title, cache)
     assert found == (Cell(FILE, "Cell In[3]", cells.definitions(CELL)),)
-    assert cells.referenced([b"nothing"], title, cache) == ()
-    assert cells.referenced([b"x"], title, {}) == ()
+    assert cells.find_referenced([b"nothing"], title, cache) == ()
+    assert cells.find_referenced([b"x"], title, {}) == ()
 
 
 def test_a_prompt_without_titles_is_named_by_its_file():
     name = "<python-input-0>"
-    (found,) = cells.referenced([pickle.dumps(name)], title, typed(name, "def f(): pass\n"))
+    (found,) = cells.find_referenced([pickle.dumps(name)], title, typed(name, "def f(): pass\n"))
     assert found.title == name
 
 
@@ -72,7 +72,7 @@ def test_code_made_of_a_cell_leads_to_it(monkeypatch):
     space = {"decorate": lambda _: lambda f: f, "__name__": "__main__"}
     exec(compile(CELL, FILE, "exec"), space)
     monkeypatch.setitem(linecache.cache, FILE, typed(FILE, CELL)[FILE])
-    (found,) = cells.referenced([results.pack_value(space["train"])], title)
+    (found,) = cells.find_referenced([results.pack_value(space["train"])], title)
     assert found.file == FILE
 
 
@@ -91,7 +91,7 @@ def test_a_traceback_shows_the_lines_under_the_cells_title(monkeypatch):
     exec(compile(CELL, FILE, "exec"), space)
     with pytest.raises(ZeroDivisionError) as caught:
         space["train"](0)
-    text = cells.titled("".join(traceback.format_exception(caught.value)), sent)
+    text = cells.title_cells("".join(traceback.format_exception(caught.value)), sent)
     monkeypatch.delitem(linecache.cache, FILE)
     assert "  Cell In[3], line 7, in train\n    return 1 / x\n" in text
     assert FILE not in text

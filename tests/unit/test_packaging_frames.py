@@ -18,7 +18,7 @@ POSITIONS = st.integers(0, 3000)
 def taken_apart(error):
     links, at = [], error.__traceback__
     while at is not None:
-        links.append(frames.described(at, at.tb_frame.f_code.co_filename))
+        links.append(frames.describe_frame(at, at.tb_frame.f_code.co_filename))
         at = at.tb_next
     return links
 
@@ -54,7 +54,7 @@ def test_any_position_comes_back(first, below, end, start, stop):
     frame = ("/no/such/file.py", "train", line, first, line + end, start, stop)
     made = frames.traceback_of([frame])
     assert made.tb_lineno == line
-    assert frames.described(made, "/no/such/file.py") == frame
+    assert frames.describe_frame(made, "/no/such/file.py") == frame
 
 
 def test_frames_of_an_older_record_have_only_a_line():

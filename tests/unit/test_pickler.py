@@ -76,7 +76,7 @@ def sent(text: str, *names: str, library: types.ModuleType | None = None) -> Hos
         pickler = CallPickler(file, script, rebuilt)
         try:
             pickler.dump([space[name] for name in names])
-            pickler.dump_registrations((), script.registered())
+            pickler.dump_registrations((), script.list_registered())
             data = file.getvalue()
         except Circular as circular:
             rebuilt |= {id(circular.made)}

@@ -340,7 +340,7 @@ def _as_seen_by_caller(trace: str, start: Start) -> str:
     if start.cells:
         from kinetic._pickling import cells
 
-        trace = cells.titled(trace, start.cells)
+        trace = cells.title_cells(trace, start.cells)
     root = start.client_root.rstrip("/")
     return trace.replace(start.tree, root) if start.client_root else trace
 
