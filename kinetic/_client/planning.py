@@ -346,7 +346,7 @@ def _warn_of_hooks(project: Project) -> tuple[str, ...]:
     """A warning about packages that only slices on this machine can import."""
     from kinetic._source import editable
 
-    names = editable.hooked(_list_import_folders(project))
+    names = editable.find_hooked(_list_import_folders(project))
     text = (
         f"Not sent, because the build backend imports it by a hook of its own: {', '.join(names)}. "
         "Hosts of a cluster have it only if their image does: install it there, or here without -e."

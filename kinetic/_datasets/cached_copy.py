@@ -190,7 +190,7 @@ def _build(place: Path, fill: Callable[[str], None], source: str) -> None:
 
 
 def _fill(store: Store, tree: Tree, dest: str) -> None:
-    with download.opened(store, tree) as stored:
+    with download.open_tree(store, tree) as stored:
         folders = [entry.path for entry in stored.entries if isinstance(entry, manifest.Folder)]
         for folder in folders:
             os.mkdir(os.path.join(dest, folder), 0o700)
@@ -221,7 +221,7 @@ def _link(stored: download.StoredTree, file: manifest.File, path: str) -> bool:
     try:
         os.link(folder / layout.blob(file.digest), path)
     except FileNotFoundError as error:
-        raise stored.missing(what) from error
+        raise stored.missing_error(what) from error
     except OSError as error:
         if error.errno in _FULL:
             raise
@@ -231,9 +231,9 @@ def _link(stored: download.StoredTree, file: manifest.File, path: str) -> bool:
             size = os.fstat(content.fileno()).st_size
             digest = hashlib.file_digest(content, "sha256").hexdigest()
     except IsADirectoryError as error:  # a symlink, a FIFO, ...
-        raise stored.damaged(what, file.digest) from error
+        raise stored.damage_error(what, file.digest) from error
     if (digest, size) != (file.digest, file.size_bytes):
-        raise stored.damaged(what, file.digest)
+        raise stored.damage_error(what, file.digest)
     return True
 
 

@@ -62,7 +62,7 @@ def scan(root: str, own: Scan, beside: Beside, options: ScanOptions, *, is_whole
     found = Scan(modules=own.modules, neighbours=own.neighbours)
     _add(found, own, root, around)
     found.modules, found.neighbours = (
-        [_moved(rel, root, around) for rel in rels] for rels in (own.modules, own.neighbours)
+        [_rebase_path(rel, root, around) for rel in rels] for rels in (own.modules, own.neighbours)
     )
     missing = [
         place
@@ -82,12 +82,12 @@ def _add_descriptions(found: Scan, beside: Beside, around: str) -> None:
     shipped = [
         folder
         for folder in beside.imported
-        if folder == around or _moved("", folder, around) in found.folders
+        if folder == around or _rebase_path("", folder, around) in found.folders
     ]
     for folder, path in editable.descriptions(shipped):
         info = os.stat(path)
         above, name = path.rsplit("/", 2)[1:]
-        rel = _moved(f"{above}/{name}", folder, around)
+        rel = _rebase_path(f"{above}/{name}", folder, around)
         found.folders.setdefault(rel.rpartition("/")[0], 0o755)
         found.files.setdefault(
             rel, FoundFile(path, info.st_mode & 0o777, info.st_size, walk.stamp_of(info))
@@ -120,21 +120,23 @@ def _add_part(found: Scan, part: Part, root: str, around: str, options: ScanOpti
 def _add(found: Scan, scanned: Scan, root: str, around: str) -> None:
     """Add a scan; what is there already stays."""
     for rel in ("", *scanned.folders):
-        path = _moved(rel, root, around)
+        path = _rebase_path(rel, root, around)
         if path and path not in found.folders:
             for depth in range(path.count("/")):
                 found.folders.setdefault("/".join(path.split("/")[: depth + 1]), 0o755)
             found.folders[path] = scanned.folders.get(rel, 0o755)
     for rel, file in scanned.files.items():
-        found.files.setdefault(_moved(rel, root, around), file)
+        found.files.setdefault(_rebase_path(rel, root, around), file)
     for rel, target in scanned.links.items():
-        found.links.setdefault(_moved(rel, root, around), target)
+        found.links.setdefault(_rebase_path(rel, root, around), target)
     found.watched |= scanned.watched
     for name in _LISTS:
-        getattr(found, name).extend(_moved(rel, root, around) for rel in getattr(scanned, name))
+        getattr(found, name).extend(
+            _rebase_path(rel, root, around) for rel in getattr(scanned, name)
+        )
 
 
-def _moved(rel: str, root: str, around: str) -> str:
+def _rebase_path(rel: str, root: str, around: str) -> str:
     """Return a path that is relative to the root as one that is relative to the folder around it;
     "" for what lies above."""
     path = os.path.normpath(os.path.join(root, rel))

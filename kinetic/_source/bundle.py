@@ -110,7 +110,7 @@ def build(
     options = _options(
         root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=sparing
     )
-    return _walked(root, dataclasses.replace(options, git=git), also, cache_dir, clock_ns)
+    return _build_by_walk(root, dataclasses.replace(options, git=git), also, cache_dir, clock_ns)
 
 
 def build_unmarked(
@@ -147,7 +147,7 @@ def build_unmarked(
         try:
             most = (walk.MODEST_FILES, walk.MODEST_BYTES)
             small = dataclasses.replace(options, most=most)
-            return _walked(root, small, also, cache_dir, clock_ns)
+            return _build_by_walk(root, small, also, cache_dir, clock_ns)
         except walk.TooMuch:
             pass
     top = os.path.realpath(root)
@@ -158,7 +158,7 @@ def build_unmarked(
         own = standalone.scan(top, seeds, exclude=left_out)
         return beside.scan(top, own, also, options, is_whole=False) if also.places else own
 
-    return _packed(
+    return _pack_if_changed(
         beside.top(top, also.places),
         note,
         clock_ns,
@@ -191,7 +191,7 @@ def _key(also: Beside) -> str:
     return f":{also!r}" if also.places else ""
 
 
-def _walked(
+def _build_by_walk(
     root: Path,
     options: walk.ScanOptions,
     also: Beside,
@@ -210,7 +210,7 @@ def _walked(
         own = walk.scan(top, dataclasses.replace(options, imported=also.imported))
         return beside.scan(top, own, also, options, is_whole=True) if also.places else own
 
-    return _packed(
+    return _pack_if_changed(
         beside.top(top, also.places),
         note,
         clock_ns,
@@ -238,7 +238,7 @@ def build_data(
         own = cache.own_folders(cache_dir)
         left_out = frozenset(os.path.realpath(each) for each in (*exclude, *own))
         note = cache.place(cache_dir, f"data:{top}", left_out, False)
-        return _packed(
+        return _pack_if_changed(
             top,
             note,
             clock_ns,
@@ -247,7 +247,7 @@ def build_data(
         )
     top = os.path.realpath(path.parent)
     note = cache.place(cache_dir, f"data:{top}/{path.name}:{os.path.realpath(path)}", (), False)
-    return _packed(top, note, clock_ns, lambda: _one_file(path), _data_warnings)
+    return _pack_if_changed(top, note, clock_ns, lambda: _one_file(path), _data_warnings)
 
 
 def _one_file(path: Path) -> walk.Scan:
@@ -260,7 +260,7 @@ def _one_file(path: Path) -> walk.Scan:
     return walk.Scan(files={path.name: found}, watched={found.path: stamp})
 
 
-def _packed(
+def _pack_if_changed(
     root: str,
     note: Path,
     clock_ns: Callable[[], int],
@@ -271,7 +271,7 @@ def _packed(
 ) -> Bundle:
     """Pack, unless nothing has changed since the last time."""
     old = cache.load(note)
-    if old is None or old.outputs != outputs or not cache.unchanged(old):
+    if old is None or old.outputs != outputs or not cache.is_unchanged(old):
         began_ns = clock_ns()
         old = dataclasses.replace(_pack(root, scan(), old, warnings_of), outputs=outputs)
         cache.save(note, old, began_ns=began_ns)
@@ -290,7 +290,7 @@ def _pack(
     files: list[manifest.File] = []
     inside = root.rstrip("/") + "/"
     watched = dict(scan.watched)
-    contents = hashing.contents(scan.files.values(), hashing.known(root, old))
+    contents = hashing.contents(scan.files.values(), hashing.known_contents(root, old))
     for path, found in scan.files.items():
         content = contents.get(found.path)
         if content is None:
@@ -300,7 +300,7 @@ def _pack(
             continue
         watched[found.path] = content.stamp
         files.append(manifest.File(path, found.mode, content.size_bytes, content.digest))
-    lists = manifest.encode(manifest.connected([*entries, *files]))
+    lists = manifest.encode(manifest.drop_broken_links([*entries, *files]))
     digest, data = next(reversed(lists.items()))
     largest = sorted(
         ((file.path, file.size_bytes) for file in files), key=lambda each: (-each[1], each[0])
@@ -321,8 +321,8 @@ def _data_warnings(scan: walk.Scan) -> tuple[str, ...]:
     """Declared data arrives whole or not at all."""
     if scan.unreadable:
         raise UsageError(
-            f"This part of the data cannot be read: {_named(scan.unreadable)}. Make it readable, "
-            "or take it out."
+            f"This part of the data cannot be read: {_name_some(scan.unreadable)}. Make it "
+            "readable, or take it out."
         )
     texts = (
         (scan.secrets, "These files of the data look like secrets and are sent: {}."),
@@ -330,7 +330,7 @@ def _data_warnings(scan: walk.Scan) -> tuple[str, ...]:
         (scan.loops, "Links in the data to a folder that contains them are left out: {}."),
         (scan.special, "Left out of the data, because they are neither files nor folders: {}."),
     )
-    return tuple(text.format(_named(found)) for found, text in texts if found)
+    return tuple(text.format(_name_some(found)) for found, text in texts if found)
 
 
 def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
@@ -352,13 +352,13 @@ def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
             ".kineticignore what is not needed.",
         ),
     )
-    return tuple(text.format(_named(found)) for found, text in texts if found)
+    return tuple(text.format(_name_some(found)) for found, text in texts if found)
 
 
 def _script_warnings(root: str, seeds: standalone.Seeds, scan: walk.Scan) -> tuple[str, ...]:
     known = {*scan.modules, *scan.neighbours, *scan.beside}
     others = [rel for rel in scan.files if rel not in known]
-    parts = [*(_named(each) for each in (scan.modules, others) if each)]
+    parts = [*(_name_some(each) for each in (scan.modules, others) if each)]
     if scan.neighbours:
         parts.append(
             f"{len(scan.neighbours)} small {'file' if len(scan.neighbours) == 1 else 'files'} "
@@ -372,6 +372,6 @@ def _script_warnings(root: str, seeds: standalone.Seeds, scan: walk.Scan) -> tup
     return (taken, *_source_warnings(scan))
 
 
-def _named(found: Sequence[str]) -> str:
+def _name_some(found: Sequence[str]) -> str:
     names = ", ".join(name.encode("utf-8", "replace").decode() for name in sorted(found)[:_NAMED])
     return f"{names} and {len(found) - _NAMED} more" if len(found) > _NAMED else names

@@ -88,7 +88,7 @@ def load(path: Path) -> Snapshot | None:
         return None
 
 
-def unchanged(snapshot: Snapshot) -> bool:
+def is_unchanged(snapshot: Snapshot) -> bool:
     """Return whether everything still has the stamp it had."""
     return all((stamp_at(path) or _ABSENT) == stamp for path, stamp in snapshot.watched.items())
 
@@ -129,7 +129,7 @@ def read(path: Path) -> bytes:
     return content
 
 
-def trusted(stamp: Stamp, began_ns: int) -> bool:
+def is_trusted(stamp: Stamp, began_ns: int) -> bool:
     """Return whether any later change must alter the stamp: both times are older than the coarsest
     clock tick."""
     return not stamp or (abs(began_ns - stamp[0]) > _RACY_NS and stamp[1] < began_ns - _RACY_NS)
@@ -138,7 +138,7 @@ def trusted(stamp: Stamp, began_ns: int) -> bool:
 def _encode(snapshot: Snapshot, began_ns: int) -> bytes:
     stamps = array("q")
     for stamp in snapshot.watched.values():
-        stamps.extend((stamp or _ABSENT) if trusted(stamp, began_ns) else _DISTRUSTED)
+        stamps.extend((stamp or _ABSENT) if is_trusted(stamp, began_ns) else _DISTRUSTED)
     paths = "\0".join(snapshot.watched).encode("utf-8", "surrogateescape")
     rest = b"".join((stamps.tobytes(), paths, snapshot.manifests))
     head = {

@@ -20,7 +20,7 @@ from typing import Any
 from kinetic._core.values import dataclass
 from kinetic._source import pyproject, requirements_txt
 from kinetic._source.editable import Package
-from kinetic._source.requirements_txt import Here, Line, Lines, normalized
+from kinetic._source.requirements_txt import Here, Line, Lines, normalize_name
 from kinetic.errors import UsageError
 
 OF_THE_ACCELERATOR = ("jax", "jaxlib", "libtpu", "libtpu-nightly")
@@ -81,11 +81,11 @@ def find(start: Path, *, home: Path, editable: Collection[Package] = ()) -> Decl
         content = _toml(project) if project.is_file() else {}
         chooses = "kinetic" in content.get("tool", {})
         if listed.is_file() and not chooses:
-            return Declared(requirements_txt.parse(listed, _read, here), str(listed), packages)
+            return Declared(requirements_txt.parse(listed, _read_file, here), str(listed), packages)
         if content:
             lock = _lock(folder, home)
             parsed = pyproject.parse(
-                project, content, lock, _read, unlocked=OF_THE_ACCELERATOR, here=here
+                project, content, lock, _read_file, unlocked=OF_THE_ACCELERATOR, here=here
             )
             if parsed is not None:
                 return Declared(parsed, str(project), packages)
@@ -136,14 +136,14 @@ def for_hosts(
     if bucket and not there.isdisjoint(ORBAX) and ORBAX_FOR_BUCKETS not in there:
         lines.append(ORBAX_FOR_BUCKETS)
     options = dict.fromkeys(declared.lines.options)
-    return _made((*options, *lines, *_own(installed, bucket), *also), declared.source)
+    return _make_requirements((*options, *lines, *_own(installed, bucket), *also), declared.source)
 
 
 def of_kinetic(
     installed: Mapping[str, str], *, bucket: bool = True, also: Collection[str] = ()
 ) -> Requirements:
     """Return what kinetic needs in an image that has the project's requirements."""
-    return _made((*_own(installed, bucket), *also), "")
+    return _make_requirements((*_own(installed, bucket), *also), "")
 
 
 def _own(installed: Mapping[str, str], bucket: bool) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ def _as_here(name: str, installed: Mapping[str, str], *, otherwise: str = "") ->
     return f"{name}=={installed[name]}" if name in installed else f"{name}{otherwise}"
 
 
-def _made(lines: Collection[str], source: str) -> Requirements:
+def _make_requirements(lines: Collection[str], source: str) -> Requirements:
     unique = tuple(dict.fromkeys(lines))
     return Requirements(unique, source, hashlib.sha256(_text(unique).encode()).hexdigest())
 
@@ -178,7 +178,7 @@ def _jax_version(dropped: Collection[Line], installed: Mapping[str, str]) -> str
 
 def _name(text: str) -> str:
     named = _NAMED.match(text)
-    return normalized(named[1]) if named and "://" not in text.partition("@")[0] else ""
+    return normalize_name(named[1]) if named and "://" not in text.partition("@")[0] else ""
 
 
 def _upward(start: Path, home: Path) -> Iterator[Path]:
@@ -200,12 +200,12 @@ def _lock(folder: Path, home: Path) -> Mapping[str, Any] | None:
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(_read(file))
+        return tomllib.loads(_read_file(file))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{file} is not valid TOML: {error}.") from error
 
 
-def _read(file: Path) -> str:
+def _read_file(file: Path) -> str:
     try:
         return file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

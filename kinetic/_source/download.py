@@ -47,7 +47,7 @@ class _Pack:
         """Return a content without verifying it."""
         offset, stored_bytes, deflated = self.index.spans[digest]
         data = os.pread(self.file.fileno(), stored_bytes, offset)
-        return packs.inflated(data) if deflated else data
+        return packs.inflate_list(data) if deflated else data
 
 
 @dataclass(frozen=True)
@@ -74,18 +74,18 @@ class StoredTree:
         """
         pack = self.packs.get(digest)
         if pack is None:
-            raise self.missing(what)
+            raise self.missing_error(what)
         data = pack.read(digest)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise self.damaged(what, pack.index.name)
+            raise self.damage_error(what, pack.index.name)
         return data
 
-    def missing(self, what: str) -> CorruptRecord:
+    def missing_error(self, what: str) -> CorruptRecord:
         """Return the error for a content that is missing; the next submission sends it again."""
         _forget(self.store, self.tree)
         return CorruptRecord(f"{what} is missing from the store: submit the job again.")
 
-    def damaged(self, what: str, name: str) -> CorruptRecord:
+    def damage_error(self, what: str, name: str) -> CorruptRecord:
         """Return the error for a damaged content, given the name of its object; the next submission
         sends it again."""
         _forget(self.store, self.tree, name)
@@ -101,7 +101,7 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
         CorruptRecord: what is stored is not what was sent.
         StoreError: the folder is not empty or cannot be written; StoreFull when its disk is full.
     """
-    with opened(store, tree) as stored:
+    with open_tree(store, tree) as stored:
         try:
             dest.mkdir(parents=True, exist_ok=True, mode=0o700)
             if any(dest.iterdir()):
@@ -117,7 +117,7 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
 
 
 @contextmanager
-def opened(store: Store, tree: Tree) -> Iterator[StoredTree]:
+def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
     """Fetch the packs of a tree unless they are on this machine, and read its lists.
 
     Raises:
@@ -244,7 +244,7 @@ def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
             while view:
                 view = view[os.write(descriptor, view) :]
         if size != file.size_bytes:
-            raise stored.missing(what)
+            raise stored.missing_error(what)
         os.fchmod(descriptor, file.mode & 0o777)
     finally:
         os.close(descriptor)
@@ -260,11 +260,11 @@ def _large(stored: StoredTree, file: manifest.File, what: str, at: Path) -> Iter
                 digest.update(chunk)
                 yield chunk
     except IsADirectoryError as error:  # a symlink to itself, a FIFO, ...
-        raise stored.damaged(what, file.digest) from error
+        raise stored.damage_error(what, file.digest) from error
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise stored.missing(what) from error
+        raise stored.missing_error(what) from error
     if digest.hexdigest() != file.digest:
-        raise stored.damaged(what, file.digest)
+        raise stored.damage_error(what, file.digest)
 
 
 def _fetch_large(stored: StoredTree, file: manifest.File, what: str, path: str) -> None:
@@ -272,9 +272,9 @@ def _fetch_large(stored: StoredTree, file: manifest.File, what: str, path: str) 
     try:
         stored.store.fetch(layout.blob(file.digest), Path(path), sha256=file.digest)
     except NotFound as error:
-        raise stored.missing(what) from error
+        raise stored.missing_error(what) from error
     except CorruptRecord as error:
-        raise stored.damaged(what, file.digest) from error
+        raise stored.damage_error(what, file.digest) from error
     os.chmod(path, file.mode & 0o777)
 
 

@@ -132,7 +132,7 @@ def descriptions(folders: Collection[str]) -> Iterator[tuple[str, str]]:
             yield from ((min(inside), str(file)) for file in files if file.is_file())
 
 
-def hooked(folders: Collection[str]) -> list[str]:
+def find_hooked(folders: Collection[str]) -> list[str]:
     """Return the packages that are installed editable, but imported from none of these folders:
     their build backend finds them by a hook of its own."""
     return sorted(
@@ -192,7 +192,7 @@ def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> li
         if folder in active and _is_source(folder, never) and _is_own(folder):
             found[folder] = set()
     whole = set(found)
-    for folder, name in _redirected():
+    for folder, name in _find_redirections():
         if folder not in whole and name not in _OF_HOSTS and _is_source(folder, never):
             found.setdefault(folder, set()).add(name)
     return [Place(folder, tuple(sorted(names))) for folder, names in found.items()]
@@ -215,7 +215,7 @@ def parts(places: Sequence[Place], never: Collection[Path]) -> list[Part]:
     return made
 
 
-def _redirected() -> Iterator[tuple[str, str]]:
+def _find_redirections() -> Iterator[tuple[str, str]]:
     """Yield what the finders of editable installations find: the folder, and the name in it that is
     imported."""
     for finder in list(sys.meta_path):

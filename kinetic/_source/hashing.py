@@ -31,7 +31,7 @@ class FileDigest(NamedTuple):
     stamp: Stamp
 
 
-def known(root: str, old: Snapshot | None) -> Mapping[str, FileDigest]:
+def known_contents(root: str, old: Snapshot | None) -> Mapping[str, FileDigest]:
     """Return the contents in a snapshot, by the path that was read."""
     if old is None:
         return {}
@@ -78,7 +78,7 @@ def read(path: str) -> FileDigest:
     content; then the last reading counts, with an empty stamp, because the file may change again.
     """
     for _ in range(_TRIES):
-        with opened(path) as file:
+        with open_regular(path) as file:
             before = os.fstat(file.fileno())
             digest, size = hashlib.sha256(), 0
             for chunk in chunks(file, before.st_size, _CHUNK_BYTES):
@@ -93,7 +93,7 @@ def read(path: str) -> FileDigest:
     return FileDigest(digest.hexdigest(), size, ())
 
 
-def opened(path: str) -> FileIO:
+def open_regular(path: str) -> FileIO:
     """Open a regular file for reading.
 
     Raises:

@@ -89,13 +89,13 @@ class IgnoreRules:
         self._rules = [
             (r, re.compile(rf"(?:{r.regex})\Z", re.DOTALL)) for r in reversed(list(rules))
         ]
-        self._names = self._joined(whole_path=False)
-        self._paths = self._joined(whole_path=True)
+        self._names = self._compile_rules(whole_path=False)
+        self._paths = self._compile_rules(whole_path=True)
 
     def __bool__(self) -> bool:
         return bool(self._rules)
 
-    def _joined(self, *, whole_path: bool) -> re.Pattern[str] | None:
+    def _compile_rules(self, *, whole_path: bool) -> re.Pattern[str] | None:
         parts = {r.regex for r, _ in self._rules if r.whole_path is whole_path}
         return re.compile(rf"(?:{'|'.join(sorted(parts))})\Z", re.DOTALL) if parts else None
 

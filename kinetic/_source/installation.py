@@ -52,7 +52,7 @@ def of(
     Raises:
         UsageError: the project requires what hosts cannot install.
     """
-    installed, also = _installed(), _DEBUGGER if plan.options.debug else ()
+    installed, also = _find_versions(), _DEBUGGER if plan.options.debug else ()
     if plan.place.has_complete_image:
         wanted = dependencies.of_kinetic(installed, bucket=bucket, also=also)
     else:
@@ -64,22 +64,22 @@ def of(
         ]
         found = dependencies.find(start, home=Path("~").expanduser(), editable=packages)
         wanted = dependencies.for_hosts(found, plan.platform, installed, bucket=bucket, also=also)
-    return _made(wanted, cache_dir)
+    return _make_installation(wanted, cache_dir)
 
 
 def of_base(kind: str, *, cache_dir: Path) -> Installation:
     """Return what an image without a project contains, for a kind of accelerator."""
-    wanted = dependencies.for_hosts(dependencies.Declared(), kind, _installed())
-    return _made(wanted, cache_dir)
+    wanted = dependencies.for_hosts(dependencies.Declared(), kind, _find_versions())
+    return _make_installation(wanted, cache_dir)
 
 
-def _made(wanted: Requirements, cache_dir: Path) -> Installation:
+def _make_installation(wanted: Requirements, cache_dir: Path) -> Installation:
     archive, text = runtime.archive(cache_dir), wanted.text.encode()
     contents = {archive.blob.digest: archive.data, wanted.sha: text}
     return Installation(archive.blob, Blob(wanted.sha, len(text)), contents)
 
 
-def _installed() -> dict[str, str]:
+def _find_versions() -> dict[str, str]:
     found = {}
     for name in _MATTER:
         try:

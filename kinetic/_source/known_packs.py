@@ -34,9 +34,9 @@ _MOST_LEARNED = 100
 _DIGEST_BYTES = 64
 
 
-def chosen(bundle: Bundle, store: Store, needed: Mapping[str, int]) -> list[Index]:
+def choose_packs(bundle: Bundle, store: Store, needed: Mapping[str, int]) -> list[Index]:
     """Return packs in the store from which a tree takes contents; `needed` has their sizes."""
-    digest, noted = _noted(_note(bundle, store))
+    digest, noted = _read_note(_note(bundle, store))
     if digest and store.renew(layout.tree(digest)):  # What it names stays as long as it does.
         with suppress(NotFound, CorruptRecord):
             vouched = Contents.from_json(store.get(layout.tree(digest))).packs
@@ -62,7 +62,7 @@ def _note(bundle: Bundle, store: Store) -> Path | None:
     return None if bundle.note is None else cache.note_of_sent(bundle.note, store.uri)
 
 
-def _noted(note: Path | None) -> tuple[str, list[Index]]:
+def _read_note(note: Path | None) -> tuple[str, list[Index]]:
     """Return the digest of the tree that was sent last, "" for none, and its packs."""
     if note is None:
         return "", []

@@ -168,11 +168,13 @@ def contents(folder: str, data: bytes) -> tuple[Entry | Part, ...]:
         raise CorruptRecord(f"The manifest of the source tree is damaged: {error!r}.") from error
 
 
-def connected(entries: Sequence[Entry]) -> list[Entry]:
+def drop_broken_links(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries without links to missing ones, which were removed after they were
     found."""
     there = {entry.path for entry in entries if not isinstance(entry, Symlink)} | {""}
-    return [each for each in entries if not isinstance(each, Symlink) or _resolved(each) in there]
+    return [
+        each for each in entries if not isinstance(each, Symlink) or _resolve_link(each) in there
+    ]
 
 
 def join(lists: dict[str, bytes]) -> bytes:
@@ -270,14 +272,14 @@ def _verify(entries: list[Entry]) -> None:
     links = [entry for entry in entries if isinstance(entry, Symlink)]
     there = {""}.union(entry.path for entry in entries if links and not isinstance(entry, Symlink))
     for entry in links:
-        if _resolved(entry) not in there:
+        if _resolve_link(entry) not in there:
             raise CorruptRecord(
                 f"The manifest of the source tree is damaged: link {entry.path!r} leads to no "
                 "entry of the tree."
             )
 
 
-def _resolved(link: Symlink) -> str:
+def _resolve_link(link: Symlink) -> str:
     """Return the path in the tree that the link points to, or one that no entry has."""
     if link.target.startswith("/") or link.target != posixpath.normpath(link.target):
         return "/"  # Bundles have normalized paths; a detour could lead out through another link.

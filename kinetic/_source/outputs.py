@@ -24,7 +24,7 @@ def note(cache_dir: Path, output_dir: str | None) -> None:
     """Remember a job's output folder; failure to do so is ignored, as are None and URIs."""
     if output_dir is None or "://" in output_dir:
         return
-    known = noted(cache_dir)
+    known = list_noted(cache_dir)
     if output_dir in known:
         return
     file = os.path.join(cache_dir, _NAME)
@@ -39,7 +39,7 @@ def note(cache_dir: Path, output_dir: str | None) -> None:
         _log.debug("the output folder %s could not be remembered: %s", output_dir, error)
 
 
-def noted(cache_dir: Path) -> list[str]:
+def list_noted(cache_dir: Path) -> list[str]:
     """Return the output folders of earlier jobs, oldest first."""
     try:
         content = Path(cache_dir, _NAME).read_bytes()

@@ -156,7 +156,7 @@ def parse_many(data: bytes) -> Iterator[Index]:
         data = data[size:]
 
 
-def inflated(data: bytes) -> bytes:
+def inflate_list(data: bytes) -> bytes:
     """Return a list that is stored deflated; "" if it is damaged, or larger than any list."""
     inflating = zlib.decompressobj()
     try:
@@ -211,7 +211,7 @@ def groups(sizes: Mapping[str, int]) -> list[list[str]]:
     return packs
 
 
-def naming(needed: Collection[str], packs: Sequence[Index]) -> Contents:
+def locate_contents(needed: Collection[str], packs: Sequence[Index]) -> Contents:
     """Return where these contents lie; some of the packs may not be needed."""
     used = [pack for pack in packs if not pack.spans.keys().isdisjoint(needed)]
     packed = {digest for pack in used for digest in pack.spans}

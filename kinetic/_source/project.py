@@ -56,16 +56,16 @@ class Project:
         """
         assert self.root is not None
 
-        def moved(rel: str) -> str:
+        def rebase_path(rel: str) -> str:
             return _relative(Path(self.root or "", rel), top) or ""
 
-        places = tuple(map(moved, self.sys_path_rel))
+        places = tuple(map(rebase_path, self.sys_path_rel))
         rels = (_relative(Path(folder), top) for folder in editable)
         return dataclasses.replace(
             self,
             root=top,
-            entry_rel=moved(self.entry_rel),
-            cwd_rel=None if self.cwd_rel is None else moved(self.cwd_rel),
+            entry_rel=rebase_path(self.entry_rel),
+            cwd_rel=None if self.cwd_rel is None else rebase_path(self.cwd_rel),
             sys_path_rel=places,
             editable_rel=tuple(rel for rel in rels if rel is not None and rel not in places),
         )

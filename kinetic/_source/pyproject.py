@@ -13,7 +13,7 @@ from typing import Any
 
 from kinetic._core.values import dataclass
 from kinetic._source import poetry, requirements_txt, uv_lock
-from kinetic._source.requirements_txt import NOTHING_HERE, Here, Line, Lines, Read, normalized
+from kinetic._source.requirements_txt import NOTHING_HERE, Here, Line, Lines, Read, normalize_name
 from kinetic.errors import UsageError
 
 _NAME = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*(?:\[([^\]]*)\])?\s*(.*)", re.DOTALL)
@@ -32,7 +32,7 @@ class Chosen:
     groups: tuple[str, ...] = ()
 
 
-def chosen(where: str, content: Mapping[str, Any]) -> Chosen:
+def read_choice(where: str, content: Mapping[str, Any]) -> Chosen:
     """Return what `[tool.kinetic]` chooses.
 
     Raises:
@@ -75,7 +75,7 @@ def parse(
     Raises:
         UsageError: it requires what hosts cannot install.
     """
-    wanted = chosen(str(file), content)
+    wanted = read_choice(str(file), content)
     project, of_poetry = _table(content, "project"), _table(content, "tool", "poetry")
     declared = {"dependencies", "optional-dependencies"} & project.keys()
     if not (declared or of_poetry.get("dependencies") or wanted.extras or wanted.groups) and (
@@ -93,9 +93,9 @@ def parse(
     pins = uv_lock.pins(
         str(file.with_name("uv.lock")),
         lock,
-        normalized(project.get("name", "")),
-        extras=tuple(map(normalized, wanted.extras)),
-        groups=tuple(map(normalized, wanted.groups)),
+        normalize_name(project.get("name", "")),
+        extras=tuple(map(normalize_name, wanted.extras)),
+        groups=tuple(map(normalize_name, wanted.groups)),
         without=unlocked,
     )
     if pins is None:
@@ -146,15 +146,15 @@ class _Parts:
         """An extra, with those of the project itself that it names."""
         known = self._project.get("optional-dependencies", {})
         of_poetry = self._poetry.get("extras", {}) if not known else {}
-        key = self._known(name, {**known, **of_poetry}, "extra")
+        key = self._find_key(name, {**known, **of_poetry}, "extra")
         if key in around:
             return Lines()
         if key in of_poetry:
             return self._extra_of_poetry(of_poetry[key])
-        found, own = Lines(), normalized(self._project.get("name", ""))
+        found, own = Lines(), normalize_name(self._project.get("name", ""))
         for text in known[key]:
             parts = _NAME.match(text)
-            if parts and own and normalized(parts[1]) == own:
+            if parts and own and normalize_name(parts[1]) == own:
                 for other in filter(None, re.split(r"\s*,\s*", (parts[2] or "").strip())):
                     found += self.extra(other, (*around, key))
             else:
@@ -163,8 +163,8 @@ class _Parts:
 
     def _extra_of_poetry(self, names: Sequence[str]) -> Lines:
         table = self._poetry.get("dependencies", {})
-        wanted = set(map(normalized, names))
-        part = {name: about for name, about in table.items() if normalized(name) in wanted}
+        wanted = set(map(normalize_name, names))
+        part = {name: about for name, about in table.items() if normalize_name(name) in wanted}
         where = f"{self.file}, [tool.poetry.dependencies]"
         return Lines(tuple(Line(text) for text, _ in poetry.requirements(where, part, self.here)))
 
@@ -172,7 +172,7 @@ class _Parts:
         """A dependency group, with those that it includes."""
         known: Mapping[str, Any] = _table(self.content, "dependency-groups")
         of_poetry: Mapping[str, Any] = self._poetry.get("group", {})
-        key = self._known(name, {**of_poetry, **known}, "group")
+        key = self._find_key(name, {**of_poetry, **known}, "group")
         if key in around:
             raise UsageError(f"{self.file}: the group {key!r} includes itself.")
         if key not in known:
@@ -192,9 +192,9 @@ class _Parts:
                 )
         return lines
 
-    def _known(self, name: str, table: Mapping[str, Any], kind: str) -> str:
+    def _find_key(self, name: str, table: Mapping[str, Any], kind: str) -> str:
         for key in table:
-            if normalized(key) == normalized(name):
+            if normalize_name(key) == normalize_name(name):
                 return key
         listed = f"It has {', '.join(sorted(table))}." if table else "It has none."
         raise UsageError(f"{self.file}: there is no {kind} {name!r}. {listed}")
@@ -202,18 +202,20 @@ class _Parts:
     def _lines(self, texts: Sequence[str]) -> Lines:
         found = Lines()
         for text in texts:
-            checked = requirements_txt.checked(str(self.file), text)
-            found += Lines((Line(checked),)) if "@" in text else self._sourced(checked)
+            checked = requirements_txt.check_requirement(str(self.file), text)
+            found += Lines((Line(checked),)) if "@" in text else self._add_source(checked)
         return found
 
-    def _sourced(self, text: str) -> Lines:
+    def _add_source(self, text: str) -> Lines:
         """A requirement, with its source from `[tool.uv.sources]`."""
         parts = _NAME.match(text)
         assert parts is not None
         if self.here.has(parts[1]):
             return Lines()
         sources = _table(self.content, "tool", "uv", "sources").items()
-        source = next((s for n, s in sources if normalized(n) == normalized(parts[1])), None)
+        source = next(
+            (s for n, s in sources if normalize_name(n) == normalize_name(parts[1])), None
+        )
         if not isinstance(source, dict):
             return Lines((Line(text),))
         extras = f"[{parts[2]}]" if parts[2] else ""
@@ -243,7 +245,7 @@ class _Parts:
 
 def _name(text: str) -> str:
     found = _NAME.match(text)
-    return normalized(found[1]) if found else ""
+    return normalize_name(found[1]) if found else ""
 
 
 def _table(content: Mapping[str, Any], *keys: str) -> dict[str, Any]:

@@ -53,13 +53,13 @@ class Here:
 
     def has(self, name: str) -> bool:
         """Whether the package of this name is there."""
-        return normalized(name) in self.names
+        return normalize_name(name) in self.names
 
 
 NOTHING_HERE = Here()
 
 
-def normalized(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return the name as the package index has it: "Flax_Extra" is "flax-extra"."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -178,10 +178,10 @@ def _requirement(where: str, text: str) -> str:
     odd = next((each for each in options if not each.startswith("--hash")), None)
     if odd is not None:
         raise UsageError(f"{where}: hosts do not know the option {odd} of a requirement.")
-    return checked(where, bare)
+    return check_requirement(where, bare)
 
 
-def checked(where: str, text: str) -> str:
+def check_requirement(where: str, text: str) -> str:
     """Return the requirement.
 
     Raises:

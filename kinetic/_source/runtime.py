@@ -64,7 +64,7 @@ def archive(cache_dir: Path, package: Path = _PACKAGE) -> Archive:
     note = cache_dir / "runtime" / hashlib.sha256(os.fsencode(package)).hexdigest()[:32]
     try:
         stamps, racy = _stamps(package, began_ns)
-        known = _noted(note, stamps)
+        known = _read_note(note, stamps)
         if known is not None:
             return known
         made = _pack(package)
@@ -144,11 +144,11 @@ def _stamps(package: Path, began_ns: int) -> tuple[str, bool]:
     if not found:
         raise FileNotFoundError(f"there is nothing in {package}")
     text = json.dumps([_SCHEMA, sorted(found.items())])
-    racy = not all(cache.trusted(stamp, began_ns) for stamp in found.values())
+    racy = not all(cache.is_trusted(stamp, began_ns) for stamp in found.values())
     return hashlib.sha256(text.encode()).hexdigest(), racy
 
 
-def _noted(note: Path, stamps: str) -> Archive | None:
+def _read_note(note: Path, stamps: str) -> Archive | None:
     try:
         line, _, data = cache.read(note).partition(b"\n")
         head = json.loads(line)

@@ -79,7 +79,7 @@ def of(
     if found.root is None:
         return found, None
     output_dirs = [
-        *outputs.noted(settings.cache_dir),
+        *outputs.list_noted(settings.cache_dir),
         *([] if output_dir is None or "://" in output_dir else [output_dir]),
     ]
     exclude = _inside(found, [settings.store, settings.cache_dir, *data])
@@ -155,7 +155,11 @@ def _seeds(func: Callable[..., Any], found: Project, cwd: Path) -> standalone.Se
         for part in (word, word.partition("=")[2])
         if part
     ]
-    files = [getattr(module, "__file__", None), *filter(os.path.isfile, named), *_loaded()]
+    files = [
+        getattr(module, "__file__", None),
+        *filter(os.path.isfile, named),
+        *_list_loaded_files(),
+    ]
     inside = f"{str(found.root).rstrip('/')}/"
     real = dict.fromkeys(os.path.realpath(file) for file in files if isinstance(file, str))
     rel = [path[len(inside) :] for path in real if path.startswith(inside)]
@@ -165,7 +169,7 @@ def _seeds(func: Callable[..., Any], found: Project, cwd: Path) -> standalone.Se
     return standalone.Seeds(own, tuple(getattr(module, MODULES, ())), tuple(folders), crowded)
 
 
-def _loaded() -> list[str]:
+def _list_loaded_files() -> list[str]:
     """Return the files of all loaded modules, without those of the interpreter and of kinetic."""
     own = tuple(
         f"{os.path.realpath(prefix)}/lib/"

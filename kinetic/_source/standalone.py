@@ -100,7 +100,7 @@ class _Gathering:
                 self._take_package(rel)
             elif not Path(self._root, rel).is_dir() or not (inside or self._is_free(first)):
                 continue
-            elif any(entry.endswith(".py") for entry, _ in self._listed(rel)):
+            elif any(entry.endswith(".py") for entry, _ in self._list_folder(rel)):
                 self._take_package(rel)
             elif rest:
                 self._find(rest, [rel], inside=True)
@@ -138,7 +138,7 @@ class _Gathering:
         if rel in self._packages:
             return
         self._packages.add(rel)
-        for name, is_folder in self._listed(rel):
+        for name, is_folder in self._list_folder(rel):
             inside = f"{rel}/{name}"
             if is_folder:
                 self._take_package(inside)
@@ -147,7 +147,7 @@ class _Gathering:
             else:
                 self._take(inside, most_bytes=NEIGHBOUR_BYTES)
 
-    def _listed(self, rel: str) -> Iterator[tuple[str, bool]]:
+    def _list_folder(self, rel: str) -> Iterator[tuple[str, bool]]:
         """Yield the names in a folder and whether each is a folder, without links to folders and
         what is not source."""
         path = f"{self._root}/{rel}" if rel else self._root or "/"
@@ -212,7 +212,7 @@ class _Gathering:
         """Take the smallest files beside the script, up to a limit in number and size; never
         another user's."""
         sizes: list[tuple[int, str]] = []
-        for name, is_folder in self._listed(""):
+        for name, is_folder in self._list_folder(""):
             if not is_folder and name not in self._found.files:
                 path = f"{self._root}/{name}"
                 stamp = stamp_at(path)
@@ -252,7 +252,7 @@ def read(path: str) -> Text:
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return Text()
     modules = [
-        name for node in nodes for name in _imported(node) if name and not name.startswith(".")
+        name for node in nodes for name in _find_imports(node) if name and not name.startswith(".")
     ]
     words = (
         node.value
@@ -265,7 +265,7 @@ def read(path: str) -> Text:
     )
 
 
-def _imported(node: ast.AST) -> list[str]:
+def _find_imports(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):

@@ -119,7 +119,7 @@ def upload(
         return Sent(0, 0)
     sources, lists = _sources(bundle), manifest.split(bundle.manifests)
     needed = _small(sources) | {digest: len(data) for digest, data in lists.items()}
-    chosen = known_packs.chosen(bundle, store, needed)
+    chosen = known_packs.choose_packs(bundle, store, needed)
     there = {digest for pack in chosen for digest in pack.spans}
     staged, made = _send_files(bundle, store, sources, there)
     now = _as_sent(bundle, staged, on_change)
@@ -129,7 +129,7 @@ def upload(
     files = {digest: data for staged_files in staged for digest, data in staged_files.small.items()}
     made += _send_pack(store, files, {d: data for d, data in lists.items() if d not in there})
     found = [*chosen, *(pack.index for pack in made)]
-    recorded = _record(now, store, packs.naming({*sources, *lists}, found), found)
+    recorded = _record(now, store, packs.locate_contents({*sources, *lists}, found), found)
     written = [size for staged_files in staged for size in staged_files.written]
     return Sent(
         len(written) + sum(pack.sent.files for pack in made),
@@ -157,7 +157,7 @@ def _send_files(
     ):
         staged.append(staged_files)
         made += pack
-    return [*staged, _read(bundle, store, [absent[digest] for digest in last])], made
+    return [*staged, _read_contents(bundle, store, [absent[digest] for digest in last])], made
 
 
 def _sources(bundle: Bundle) -> _Sources:
@@ -182,7 +182,7 @@ def _send_large(
 
     def send(same: Sequence[manifest.File]) -> _Staged:
         there = store.renew(layout.blob(same[0].digest))
-        return _read(bundle, store, [] if there else [same])
+        return _read_contents(bundle, store, [] if there else [same])
 
     size_bytes = sum(same[0].size_bytes for same in sources)
     worth = store.calls_at_once > 1 or worth_it(len(sources), size_bytes)
@@ -193,7 +193,7 @@ def _send_group(
     bundle: Bundle, store: Store, sources: Sequence[Sequence[manifest.File]]
 ) -> tuple[_Staged, list[_SentPack]]:
     """Send contents as one pack."""
-    staged_files = _read(bundle, store, sources)
+    staged_files = _read_contents(bundle, store, sources)
     packed = _send_pack(store, staged_files.small, {})
     staged_files.small.clear()
     return staged_files, packed
@@ -223,7 +223,9 @@ def _record(bundle: Bundle, store: Store, record: packs.Contents, found: Sequenc
     return len(data)
 
 
-def _read(bundle: Bundle, store: Store, sources: Iterable[Sequence[manifest.File]]) -> _Staged:
+def _read_contents(
+    bundle: Bundle, store: Store, sources: Iterable[Sequence[manifest.File]]
+) -> _Staged:
     """Read each content from one of the files that had it."""
     staged_files = _Staged(store)
     for same in sources:
@@ -247,16 +249,16 @@ def _read(bundle: Bundle, store: Store, sources: Iterable[Sequence[manifest.File
 def _read_file(bundle: Bundle, staged_files: _Staged, file: manifest.File) -> manifest.File:
     """Read the content that a file was packed with, or else its current one; return the file as
     read."""
-    with hashing.opened(bundle.place_of(file.path)) as source:
+    with hashing.open_regular(bundle.place_of(file.path)) as source:
         try:
-            staged_files.add(file, _verified(source, file))
+            staged_files.add(file, _read_verified(source, file))
         except _Differs:
             source.seek(0)
             return _read_changed(bundle, staged_files, source, file)
         return file
 
 
-def _verified(source: FileIO, file: manifest.File) -> Iterator[bytes]:
+def _read_verified(source: FileIO, file: manifest.File) -> Iterator[bytes]:
     """Yield the content, and fail at the end if it differs: the store keeps nothing of a write
     that fails."""
     digest = hashlib.sha256()
@@ -310,10 +312,10 @@ def _as_sent(
     if on_change is not None:
         on_change(changes)
     _log.info("%s: changed while it was sent: %s", bundle.root, ", ".join(sorted(changes)[:_NAMED]))
-    return _amended(bundle, changes)
+    return _amend_tree(bundle, changes)
 
 
-def _amended(bundle: Bundle, changes: Changes) -> Bundle:
+def _amend_tree(bundle: Bundle, changes: Changes) -> Bundle:
     """Return the tree with these files as they are now, without missing ones and the links
     to them."""
     entries = [
@@ -322,7 +324,7 @@ def _amended(bundle: Bundle, changes: Changes) -> Bundle:
         if (now := _as_changed(entry, changes)) is not None
     ]
     files = [entry for entry in entries if isinstance(entry, manifest.File)]
-    lists = manifest.encode(manifest.connected(entries))
+    lists = manifest.encode(manifest.drop_broken_links(entries))
     digest, data = next(reversed(lists.items()))
     tree = Tree(Blob(digest, len(data)), len(files), sum(file.size_bytes for file in files))
     return replace(bundle, manifests=manifest.join(lists), tree=tree)

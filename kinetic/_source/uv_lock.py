@@ -62,17 +62,17 @@ def pins(
         if edge["name"] in without:
             continue
         condition |= {edge["marker"]} if "marker" in edge else _ALWAYS
-        for package in _meant(edge, packages):
+        for package in _find_candidates(edge, packages):
             node = (package["name"], package.get("version", ""))
             _add(found.setdefault(node, set()), condition)
-            for part, following in _following(package, edge.get("extra", ())):
+            for part, following in _list_edges(package, edge.get("extra", ())):
                 if _add(seen.setdefault((node, part), set()), condition):
                     waiting += [(each, condition) for each in following]
     lines = (_line(where, by_node[node], found[node]) for node in sorted(found))
     return [line for line in lines if line]
 
 
-def _meant(
+def _find_candidates(
     edge: Mapping[str, Any], packages: Mapping[str, list[Mapping[str, Any]]]
 ) -> Iterator[Mapping[str, Any]]:
     """The packages that an edge may lead to: several only if it names no version."""
@@ -81,7 +81,7 @@ def _meant(
             yield package
 
 
-def _following(
+def _list_edges(
     package: Mapping[str, Any], extras: Collection[str]
 ) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
     yield "", package.get("dependencies", [])

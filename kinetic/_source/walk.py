@@ -207,7 +207,7 @@ class _Walk:
         self._own = (
             ignore.IgnoreRules(())
             if options.everything
-            else self._read(self._inside + ".kineticignore", ignore.kinetic_rules)
+            else self._read_rules(self._inside + ".kineticignore", ignore.kinetic_rules)
         )
 
     def run(self) -> Scan:
@@ -249,7 +249,7 @@ class _Walk:
         if (
             ".gitignore" in names
             and not self._everything
-            and (rules := self._read(f"{visit.path}/.gitignore", ignore.git_rules))
+            and (rules := self._read_rules(f"{visit.path}/.gitignore", ignore.git_rules))
         ):
             gitignores = (
                 *gitignores,
@@ -388,7 +388,9 @@ class _Walk:
             raise TooMuch
         check_size(self._root, files, self._size_bytes, self._factor)
 
-    def _read(self, path: str, parse: Callable[[bytes], ignore.IgnoreRules]) -> ignore.IgnoreRules:
+    def _read_rules(
+        self, path: str, parse: Callable[[bytes], ignore.IgnoreRules]
+    ) -> ignore.IgnoreRules:
         """Read an ignore file of the tree; one that is missing, a link, not a regular file or
         unreadable has no rules, as in git."""
         self._found.watched[path] = stamp_at(path)
@@ -428,7 +430,7 @@ class _Walk:
         ]
         for depth, name in enumerate(parts):
             folder = "/".join((top.rstrip("/"), *parts[:depth]))
-            files.append((depth, self._read(f"{folder}/.gitignore", ignore.git_rules)))
+            files.append((depth, self._read_rules(f"{folder}/.gitignore", ignore.git_rules)))
             gitignores = [
                 ignore.Gitignore(rules, prefix=_prefix(parts[start:depth]))
                 for start, rules in files

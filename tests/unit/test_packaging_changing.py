@@ -72,7 +72,7 @@ def sound(store: LocalStore) -> None:
         assert key == layout.pack(index.name)
         for digest, span in index.spans.items():
             content = data[span.offset : span.offset + span.stored_bytes]
-            content = packs.inflated(content) if span.deflated else content
+            content = packs.inflate_list(content) if span.deflated else content
             assert hashlib.sha256(content).hexdigest() == digest
     assert list(store.path("x").parent.joinpath(".tmp").iterdir()) == []
 

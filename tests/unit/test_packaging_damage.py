@@ -75,7 +75,7 @@ def inflates_alike(pack: bytes, changed: bytes, at: int) -> bool:
     index = packs.parse(pack[: packs.index_bytes(pack[: packs.HEAD_BYTES])])
     (span,) = [s for s in index.spans.values() if s.offset <= at < s.offset + s.stored_bytes]
     ends = slice(span.offset, span.offset + span.stored_bytes)
-    return span.deflated and packs.inflated(pack[ends]) == packs.inflated(changed[ends])
+    return span.deflated and packs.inflate_list(pack[ends]) == packs.inflate_list(changed[ends])
 
 
 def keys_of(store: LocalStore, digest: str) -> list[str]:
@@ -324,11 +324,11 @@ def test_a_tree_of_another_size_is_refused(root, place):
 
 def test_stamps_are_trusted_when_both_times_are_old():
     now, second = 10**18, 10**9
-    assert cache.trusted((now - 3 * second, now - 3 * second, 1, 1, 1, 1), now)
-    assert not cache.trusted((now - 3 * second, now - second, 1, 1, 1, 1), now)
-    assert not cache.trusted((now - second, now - 3 * second, 1, 1, 1, 1), now)
-    assert not cache.trusted((now - 3 * second, now + 3 * second, 1, 1, 1, 1), now)
-    assert cache.trusted((), now)
+    assert cache.is_trusted((now - 3 * second, now - 3 * second, 1, 1, 1, 1), now)
+    assert not cache.is_trusted((now - 3 * second, now - second, 1, 1, 1, 1), now)
+    assert not cache.is_trusted((now - second, now - 3 * second, 1, 1, 1, 1), now)
+    assert not cache.is_trusted((now - 3 * second, now + 3 * second, 1, 1, 1, 1), now)
+    assert cache.is_trusted((), now)
 
 
 def test_nothing_is_left_beside_the_notes(root, place):

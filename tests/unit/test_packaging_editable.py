@@ -206,7 +206,7 @@ def test_what_only_a_hook_of_its_build_backend_finds_is_named(place):
         dist(site, name, place / name)
     write(place, {"jaxes/jax/__init__.py": ""})
     dist(site, "kinetic-sdk", ROOT)
-    assert editable.hooked([str(place / "found/src")]) == ["hooked_one"]
+    assert editable.find_hooked([str(place / "found/src")]) == ["hooked_one"]
 
 
 def test_hosts_install_what_an_editable_package_requires_and_not_the_package(place, monkeypatch):

@@ -110,12 +110,12 @@ def test_paths_are_noted_once_and_the_oldest_are_dropped(tmp_path, monkeypatch):
     names = [f"/out/{n}" for n in range(4)] + [os.fsdecode(b"/caf\xe9\n")]
     for name in [*names, names[-1], "gs://bucket/x", None]:
         outputs.note(tmp_path / "cache", name)
-    assert outputs.noted(tmp_path / "cache") == names[2:]
+    assert outputs.list_noted(tmp_path / "cache") == names[2:]
     (tmp_path / "cache/outputs").write_bytes(b"\xff\0garbage\0/a\0/b")
-    assert outputs.noted(tmp_path / "cache") == ["/a", "/b"]
+    assert outputs.list_noted(tmp_path / "cache") == ["/a", "/b"]
     (tmp_path / "file").write_text("")
     outputs.note(tmp_path / "file", "/x")
-    assert outputs.noted(tmp_path / "file") == []
+    assert outputs.list_noted(tmp_path / "file") == []
 
 
 def build(root: Path, **given) -> list[str]:

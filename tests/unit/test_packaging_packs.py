@@ -50,7 +50,7 @@ def test_what_went_into_a_pack_comes_out(files, lists):
     assert read.spans.keys() == by_digest(files + lists).keys()
     for digest, span in read.spans.items():
         data = pack[span.offset : span.offset + span.stored_bytes]
-        assert digest_of(packs.inflated(data) if span.deflated else data) == digest
+        assert digest_of(packs.inflate_list(data) if span.deflated else data) == digest
 
 
 @given(parts=st.lists(CONTENTS, max_size=4))
@@ -64,16 +64,16 @@ def test_garbage_is_no_index(garbage):
     for data in (garbage, b"KNPACK1\n" + garbage, index_of(b"a", b"b").data[:-1]):
         with pytest.raises(CorruptRecord):
             packs.parse(data)
-    assert packs.inflated(b"garbage") == b""
+    assert packs.inflate_list(b"garbage") == b""
 
 
 def test_a_list_that_inflates_without_end_is_damaged():
     longest = bytes(packs.MOST_LIST_BYTES)
-    assert packs.inflated(zlib.compress(longest)) == longest
+    assert packs.inflate_list(zlib.compress(longest)) == longest
     bomb = zlib.compress(longest + b"x")
     tracemalloc.start()
     try:
-        assert packs.inflated(bomb) == b""
+        assert packs.inflate_list(bomb) == b""
         assert tracemalloc.get_traced_memory()[1] < 4 * packs.MOST_LIST_BYTES
     finally:
         tracemalloc.stop()

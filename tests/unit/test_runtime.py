@@ -106,10 +106,10 @@ def test_an_unchanged_package_is_taken_from_the_cache(package, tmp_path):
     note = tmp_path / "runtime" / hashlib.sha256(os.fsencode(zipped / "kinetic")).hexdigest()[:32]
     assert not note.exists()
     runtime._remember(note, stamps, made)
-    assert runtime._noted(note, stamps) == made
-    assert runtime._noted(note, "others") is None
+    assert runtime._read_note(note, stamps) == made
+    assert runtime._read_note(note, "others") is None
     note.write_bytes(note.read_bytes()[:-1])
-    assert runtime._noted(note, stamps) is None
+    assert runtime._read_note(note, stamps) is None
     assert runtime.archive(tmp_path, zipped / "kinetic") == made
 
 
