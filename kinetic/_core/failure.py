@@ -107,7 +107,7 @@ def _add_notes(original: BaseException, evidence: Evidence, first: HostReport) -
     if first.error.consequence:
         original.add_note(_echo(evidence, first.error))
         _cut_to_own(original)
-    for note in (*_others(evidence, first), *_tail(evidence, first), _more(evidence, first)):
+    for note in (*_name_others(evidence, first), *_tail(evidence, first), _hint(evidence, first)):
         original.add_note(note)
     return original
 
@@ -170,7 +170,7 @@ def _message(evidence: Evidence, first: HostReport | None) -> list[str]:
             _indent_lines(_shorten_lines(evidence.stacks.rstrip(), _STACK_LINES)),
         ]
         lines += [f"All of it: kinetic jobs stacks {evidence.job_id}"]
-    return [*lines, *_others(evidence, first), *_tail(evidence, first), _more(evidence, first)]
+    return [*lines, *_name_others(evidence, first), *_tail(evidence, first), _hint(evidence, first)]
 
 
 def _headline(evidence: Evidence, first: HostReport | None) -> str:
@@ -187,7 +187,7 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
     if first is None:
         return _sentence(outcome.reason or "the job left no value")
     detail = _cut_detail(first.detail)
-    who, were = _who(evidence, first), "were" if len(_alike(evidence, first)) > 1 else "was"
+    who, were = _who(evidence, first), "were" if len(_hosts_alike(evidence, first)) > 1 else "was"
     maybe = "probably " if first.guessed else ""
     sentences = {
         Exit.RAISED: f"{who} raised {_describe_error(first)}"
@@ -234,7 +234,7 @@ def _host(evidence: Evidence, host: int) -> str:
     return f"host {host} of {len(evidence.outcome.reports)}"
 
 
-def _alike(evidence: Evidence, first: HostReport) -> list[int]:
+def _hosts_alike(evidence: Evidence, first: HostReport) -> list[int]:
     """The hosts to blame that failed in the same way as the first one."""
     return sorted(
         r.host
@@ -244,12 +244,12 @@ def _alike(evidence: Evidence, first: HostReport) -> list[int]:
 
 
 def _who(evidence: Evidence, first: HostReport) -> str:
-    return name_of(_alike(evidence, first), len(evidence.outcome.reports))
+    return name_of(_hosts_alike(evidence, first), len(evidence.outcome.reports))
 
 
-def _others(evidence: Evidence, first: HostReport) -> list[str]:
+def _name_others(evidence: Evidence, first: HostReport) -> list[str]:
     """The hosts that failed in another way, each with its own."""
-    alike = _alike(evidence, first)
+    alike = _hosts_alike(evidence, first)
     others = [
         r
         for r in evidence.outcome.reports
@@ -279,7 +279,7 @@ def last_lines(printed: str, host: int) -> str:
     return f"Last lines of host {host}:\n{shown}" if lines else ""
 
 
-def _more(evidence: Evidence, first: HostReport) -> str:
+def _hint(evidence: Evidence, first: HostReport) -> str:
     if first.exit is Exit.NEVER_JOINED:  # Nothing has run: the gang's records say more.
         return f"More: kinetic jobs status {evidence.job_id}"
     return f"More: kinetic jobs logs {evidence.job_id}" + (

@@ -354,7 +354,7 @@ class Options:
     def strip_for_hosts(self) -> Options:
         """Return what is sent to hosts and backends; the rest has become other parts of the
         plan."""
-        stays = {f.name: _unset(f) for f in fields(self) if _row(f).becomes}
+        stays = {f.name: _default_of(f) for f in fields(self) if _row(f).becomes}
         return replace(self, **stays)
 
     def to_json(self) -> dict[str, Any]:
@@ -379,12 +379,12 @@ def _row(of: Field[Any]) -> Option:
     return row._replace(name=row.name or of.name)
 
 
-def _unset(of: Field[Any]) -> Any:
+def _default_of(of: Field[Any]) -> Any:
     return of.default if of.default_factory is MISSING else of.default_factory()
 
 
 _FIELD_OF = {_row(f).name: f.name for f in fields(Options)}
-_UNSET = {f.name: _unset(f) for f in fields(Options) if f.name != "topology"}
+_UNSET = {f.name: _default_of(f) for f in fields(Options) if f.name != "topology"}
 _SPOT = Option("spot", checks.switch, "Use preemptible machines.", False)
 TABLE = {row.name: row for row in (*map(_row, fields(Options)), _SPOT)}
 """All options by their public names. `spot` has no field: it is part of the topology."""

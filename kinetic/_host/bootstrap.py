@@ -99,7 +99,7 @@ def kinetic() -> str:
     def unpack(folder: str) -> None:
         zipfile.ZipFile(io.BytesIO(fetch(digest, "kinetic's archive"))).extractall(folder)
 
-    return once(f"{CACHE}/runtime-{digest[:24]}", "kinetic", unpack)
+    return make_once(f"{CACHE}/runtime-{digest[:24]}", "kinetic", unpack)
 
 
 def installed_version() -> str:
@@ -118,7 +118,9 @@ def environment() -> str:
     about = [digest, sys.version, sys.executable, sysconfig.get_config_var("SOABI"), held]
     name = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
     bare = all(re.match("(pip|setuptools|wheel|uv)==", each) for each in held)
-    made = once(f"{CACHE}/env-{name}", "requirements", lambda into: install(into, digest, bare))
+    made = make_once(
+        f"{CACHE}/env-{name}", "requirements", lambda into: install(into, digest, bare)
+    )
     return f"{made}/bin/python"
 
 
@@ -158,7 +160,7 @@ def find_uv() -> str:
         return found
     try:
         command = [sys.executable, *PIP, "uv>=0.5", "--target"]
-        return once(f"{CACHE}/uv", "uv", lambda folder: run([*command, folder])) + "/bin/uv"
+        return make_once(f"{CACHE}/uv", "uv", lambda folder: run([*command, folder])) + "/bin/uv"
     except Failed as error:
         if error.args[0] == FULL:
             raise
@@ -198,7 +200,7 @@ def run(command: list[str]) -> str:
     raise Failed(UNRESOLVED, f"{why} that has them.\n{told}")
 
 
-def once(folder: str, what: str, make: Callable[[str], object]) -> str:
+def make_once(folder: str, what: str, make: Callable[[str], object]) -> str:
     """Return a folder that one pod of this node creates, and hold it: while this host runs, even as
     the program after this one, no pod sweeps it."""
     begun, has_waited = time.monotonic(), False

@@ -82,7 +82,7 @@ class Story:
     def tell_of_waiting(self) -> None:
         """Say for which slices the next attempt waits, unless it goes on without them."""
         policy, rules = self._policy, self._policy.rules
-        away = self._away()
+        away = self._find_away()
         is_over = len(policy.failures) > rules.max_failures
         if is_over or not away or (rules.shrinks and rules.most - len(away) >= rules.least):
             return
@@ -118,7 +118,7 @@ class Story:
             self.write(GangEvent(EventKind.RECOVERED, detail=f"after {took_s:.1f} s"))
             self.lost_at = 0.0
 
-    def _away(self) -> tuple[int, ...]:
+    def _find_away(self) -> tuple[int, ...]:
         policy = self._policy
         return tuple(each for each in policy.missing if policy.stands(each) is Standing.AWAY)
 

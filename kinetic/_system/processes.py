@@ -303,7 +303,7 @@ def owner(pid: int) -> int:
     return Path(f"/proc/{pid}").stat().st_uid
 
 
-def everyone() -> list[int]:
+def all_pids() -> list[int]:
     """The ids of all processes."""
     with contextlib.suppress(OSError):
         return [int(name) for name in os.listdir("/proc") if name.isdecimal()]

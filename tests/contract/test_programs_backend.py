@@ -75,7 +75,7 @@ def test_a_job_whose_caller_was_killed_while_it_submitted_can_be_cancelled(store
 
 def _has_titled_leader(job_id):
     title = f"kinetic-host {job_id} host 0".encode()
-    for pid in processes.everyone():
+    for pid in processes.all_pids():
         with contextlib.suppress(OSError):
             if processes.command_line(pid).rstrip(b"\0") == title:
                 return True

@@ -195,11 +195,11 @@ def test_a_child_uses_arrays_while_a_thread_of_its_parent_replaces_lost_ones():
         begun.set()
         over.wait(PATIENCE_S)
 
-    threading.Thread(target=turns.alone, args=(replace,)).start()
+    threading.Thread(target=turns.act_alone, args=(replace,)).start()
     begun.wait(PATIENCE_S)
     pid = os.fork()
     if pid == 0:
-        os._exit(turns.inside(lambda: 7)())
+        os._exit(turns.wrap(lambda: 7)())
     try:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     finally:

@@ -68,7 +68,7 @@ def test_while_all_slices_answer_a_doubtful_error_is_tried_once():
 def test_it_gives_up_with_every_failure():
     machine = calls(failures=1)
     assert machine.handle_failure(Cause.LOSS, [1], LOST) == Again(3, 1)
-    machine.begins()
+    machine.begin_attempt()
     given_up = machine.handle_failure(Cause.LOSS, [], "DATA_LOSS: gone")
     assert given_up == GiveUp(
         "Given up: it failed 2 times, and max_failures is 1. attempt 1: slice 1 lost: DATA_LOSS: "
@@ -99,5 +99,5 @@ def test_growing_is_no_failure():
     machine = calls(failures=2)
     assert (machine.attempt, machine.most_attempts) == (1, 3)
     assert machine.handle_departure() == Again(1, 1)
-    machine.begins()
+    machine.begin_attempt()
     assert (machine.attempt, machine.most_attempts, machine.failures) == (2, 4, ())

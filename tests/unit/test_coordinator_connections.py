@@ -107,7 +107,7 @@ def test_a_host_is_overdue_once_and_only_after_its_whole_patience(steps):
             broken.pass_time(0.125)
             waited_s = {h: None if s is None else s + 0.125 for h, s in waited_s.items()}
             due = tuple(h for h, s in waited_s.items() if s is not None and s >= 0.5)
-            assert broken.overdue() == due
+            assert broken.take_overdue() == due
             waited_s |= dict.fromkeys(due, None)
     assert bool(broken) == any(s is not None for s in waited_s.values())
 

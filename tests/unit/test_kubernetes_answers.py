@@ -131,6 +131,8 @@ def test_users_see_the_public_error(kind: type[KineticError]) -> None:
 
 def test_a_proxy_that_does_not_answer_is_suspected() -> None:
     call = Call("list", PODS, "ml")
-    told = str(answers.unreachable(call, "https://c", OSError("Unable to connect to proxy")))
+    told = str(
+        answers.explain_unreachable(call, "https://c", OSError("Unable to connect to proxy"))
+    )
     assert "Check your proxy; hosts that are reached without it belong in NO_PROXY" in told
-    assert "proxy" not in str(answers.unreachable(call, "https://c", OSError("refused")))
+    assert "proxy" not in str(answers.explain_unreachable(call, "https://c", OSError("refused")))

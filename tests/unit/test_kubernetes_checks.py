@@ -29,14 +29,14 @@ from kinetic._backends.kubernetes.resources import (
     PODS,
     Resource,
 )
-from kinetic._backends.kubernetes.rights import RIGHTS, Need, Right, relevant
+from kinetic._backends.kubernetes.rights import RIGHTS, Need, Right, list_relevant
 from kinetic.errors import BackendUnavailable, NotFound
 
 WELL = Facts(
     "https://c",
     "ml",
     version=Version("v1.33.4", 1, 33),
-    rights=dict.fromkeys(relevant(), True),
+    rights=dict.fromkeys(list_relevant(), True),
     jobsets=JobSets(True),
     nodes=[node("n0", "tpu", "4x4")],
     service_account="kinetic",
@@ -45,7 +45,7 @@ WELL = Facts(
 
 
 def without(*rights: tuple[str, Resource]) -> dict[Right, bool]:
-    return {right: (right.verb, right.resource) not in rights for right in relevant()}
+    return {right: (right.verb, right.resource) not in rights for right in list_relevant()}
 
 
 def test_a_cluster_that_is_well() -> None:
@@ -191,6 +191,8 @@ def test_the_roles_of_the_documentation_are_the_rights_that_are_checked() -> Non
 
 
 def test_what_is_not_asked_for_needs_no_rights() -> None:
-    plain = {right.need for right in relevant()}
+    plain = {right.need for right in list_relevant()}
     assert not plain & {Need.NETWORKS, Need.QUEUES, Need.CHECKS}
-    assert {r.need for r in relevant(Asked(networks=True, queue="q"))} == {*Need} - {Need.CHECKS}
+    assert {r.need for r in list_relevant(Asked(networks=True, queue="q"))} == {*Need} - {
+        Need.CHECKS
+    }

@@ -176,7 +176,7 @@ def test_jobsets_are_a_kind_of_their_own(cluster):
     look = found.look([ref(1), gang])
     assert look.is_remembered
     assert phase(look.workload(gang)) == "new"
-    assert phase(found.fresh([ref(1), gang]).workload(gang)) == "new"
+    assert phase(found.ask_now([ref(1), gang]).workload(gang)) == "new"
 
 
 def test_without_the_right_to_watch_there_is_one_list_a_second(cluster):

@@ -135,7 +135,7 @@ def error_of(call: Call, status: int, body: bytes | str) -> KineticError:
             "with `gcloud auth login` or `kubectl get pods`, then try again."
         )
     if status == 403:
-        return _forbidden(call, said, told)
+        return _explain_forbidden(call, said, told)
     if status == 404:
         return _explain_missing(call, detail, said)
     if status == 409:
@@ -155,7 +155,7 @@ def error_of(call: Call, status: int, body: bytes | str) -> KineticError:
     return BackendUnavailable(f"The cluster answered HTTP {status} to: {call}.{told}")
 
 
-def unreachable(call: Call, server: str, error: BaseException) -> BackendUnavailable:
+def explain_unreachable(call: Call, server: str, error: BaseException) -> BackendUnavailable:
     """Return the error for a server that cannot be reached, or that closed the connection."""
     cause = " ".join(str(error).split()) or type(error).__name__
     suspects = "the network, a VPN, and the context of your kubeconfig"
@@ -167,7 +167,7 @@ def unreachable(call: Call, server: str, error: BaseException) -> BackendUnavail
     )
 
 
-def _forbidden(call: Call, said: str, told: str) -> KineticError:
+def _explain_forbidden(call: Call, said: str, told: str) -> KineticError:
     if "exceeded quota" in said:
         return Refused(f"A quota of the namespace does not let it in: could not {call}.{told}")
     user = _USER.search(said)

@@ -222,7 +222,7 @@ class KubernetesBackend:
         """Once the cluster has answered, expired credentials do not end the wait: the store has the
         verdict, and the user can log in again."""
         try:
-            look = self._live.fresh(refs) if now else self._live.look(refs)
+            look = self._live.ask_now(refs) if now else self._live.look(refs)
         except PreflightError as error:
             if self._has_answered:
                 raise BackendUnavailable(str(error)) from error
@@ -277,7 +277,7 @@ class KubernetesBackend:
         waits = status.phase is JobStatus.PENDING
         finding = diagnose(look.observe_job(ref, workload, waits=waits), self._api.now())
         if finding is None:
-            return self._overdue(ref, look, workload, status)
+            return self._fail_overdue(ref, look, workload, status)
         if self._is_early(workload, finding):
             return Status(status.phase, states.STARTING)
         if waits:
@@ -292,14 +292,14 @@ class KubernetesBackend:
             for host in hosts
         }
         found = Status(phase, finding.sentence, tuple((known | told).values()))
-        return self._overdue(ref, look, workload, found)
+        return self._fail_overdue(ref, look, workload, found)
 
     def _is_early(self, workload: Document, finding: Finding) -> bool:
         """Whether the job's Secret may still be on its way."""
         waited_s = self._api.now() - starting.created_at(workload)
         return finding.kind is Kind.MISSING_SECRET and waited_s < SUBMISSION_S
 
-    def _overdue(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
+    def _fail_overdue(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
         """A job whose hosts wait longer than its start timeout has failed, with what they waited
         for as the reason. Once host 0 runs it watches this itself."""
         pods = current_pods(workload, look.pods(ref))

@@ -209,7 +209,7 @@ def _mark_bundled(plan: Plan) -> Plan:
 def _files(plan: Plan, installed: Mapping[str, bytes]) -> dict[str, bytes]:
     assert plan.requirements is not None
     return images.files(
-        images.slim(plan.versions.python),
+        images.slim_image(plan.versions.python),
         requirements=installed[plan.requirements.digest],
         runtime=b"" if plan.runtime is None else installed[plan.runtime.digest],
     )

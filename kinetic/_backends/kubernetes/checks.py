@@ -25,7 +25,7 @@ from kinetic._backends.kubernetes.rights import (
     Need,
     Right,
     list_needed,
-    relevant,
+    list_relevant,
 )
 from kinetic._core.accelerators.catalog import catalog_rows
 from kinetic._core.accelerators.topology import Topology
@@ -81,7 +81,7 @@ def gather(api: Api, *, service_account: str = "", asked: Asked = NOTHING_ASKED)
         service_account: the account of pods, or "".
         asked: what jobs ask for in addition.
     """
-    rights = relevant(asked)
+    rights = list_relevant(asked)
     try:
         version = api.version()
         answers = at_once(lambda r: api.may(r.verb, r.resource), rights, CALLS_AT_ONCE)

@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from kinetic._backends.kubernetes import answers
-from kinetic._backends.kubernetes.answers import Call, Conflict, NotInstalled, error_of, unreachable
+from kinetic._backends.kubernetes.answers import (
+    Call,
+    Conflict,
+    NotInstalled,
+    error_of,
+    explain_unreachable,
+)
 from kinetic._backends.kubernetes.api import (
     Document,
     Listing,
@@ -95,7 +101,7 @@ class HttpApi:
     def create(self, resource: Resource, document: Document, *, dry_run: bool = False) -> Document:
         """As in `Api`."""
         name = str((document.get("metadata") or {}).get("name", ""))
-        call = Call("create", resource, self._in(resource), name)
+        call = Call("create", resource, self._namespace_of(resource), name)
         path = f"{resource.path(call.namespace)}?fieldValidation=Strict{'&dryRun=All' * dry_run}"
         unsure = False
 
@@ -108,11 +114,11 @@ class HttpApi:
             return self._repeat_call(call, post)
         except Conflict:
             # An earlier try may have created it, and its answer was lost.
-            if unsure and name and (there := self._same(resource, document, name)) is not None:
+            if unsure and name and (there := self._find_same(resource, document, name)) is not None:
                 return there
             raise
 
-    def _same(self, resource: Resource, document: Document, name: str) -> Document | None:
+    def _find_same(self, resource: Resource, document: Document, name: str) -> Document | None:
         if resource not in (JOBS, JOBSETS):
             return document  # Submitters may not read what goes with a workload; names are unique.
         try:
@@ -128,13 +134,13 @@ class HttpApi:
 
     def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Document:
         """As in `Api`."""
-        call = Call("get", resource, self._in(resource, namespace), name)
+        call = Call("get", resource, self._namespace_of(resource, namespace), name)
         path = resource.path(call.namespace, name)
         return self._repeat_call(call, lambda _: self._document("GET", path, call))
 
     def list(self, resource: Resource, selection: Selection = Selection()) -> Listing:  # noqa: B008
         """As in `Api`."""
-        call = Call("list", resource, self._in(resource, selection.namespace))
+        call = Call("list", resource, self._namespace_of(resource, selection.namespace))
         items: list[Document] = []
         more = ""
         while True:
@@ -170,7 +176,7 @@ class HttpApi:
         grace_s: int | None = None,
     ) -> bool:
         """As in `Api`."""
-        call = Call("delete", resource, self._in(resource), name)
+        call = Call("delete", resource, self._namespace_of(resource), name)
         # a Job deleted without a policy leaves its pods behind
         body: Document = {
             "kind": "DeleteOptions",
@@ -190,7 +196,7 @@ class HttpApi:
 
     def patch(self, resource: Resource, name: str, change: Mapping[str, Any]) -> Document:
         """As in `Api`."""
-        call = Call("patch", resource, self._in(resource), name)
+        call = Call("patch", resource, self._namespace_of(resource), name)
         path = resource.path(call.namespace, name)
         return self._repeat_call(
             call, lambda _: self._document("PATCH", path, call, dict(change), MERGE_PATCH)
@@ -204,7 +210,7 @@ class HttpApi:
         resource_version: str = "",
     ) -> JsonStream:
         """As in `Api`. Not repeated: the watcher decides where to continue."""
-        call = Call("watch", resource, self._in(resource, selection.namespace))
+        call = Call("watch", resource, self._namespace_of(resource, selection.namespace))
         query = {
             **_query(selection),
             "watch": "true",
@@ -221,7 +227,7 @@ class HttpApi:
             "verb": verb,
             "group": resource.group,
             "resource": resource.plural,
-            "namespace": self._in(resource, namespace),
+            "namespace": self._namespace_of(resource, namespace),
         }
         body = {
             "apiVersion": ACCESS_REVIEWS.api_version,
@@ -259,7 +265,7 @@ class HttpApi:
 
     # --- sending
 
-    def _in(self, resource: Resource, namespace: str | None = None) -> str:
+    def _namespace_of(self, resource: Resource, namespace: str | None = None) -> str:
         if not resource.namespaced:
             return ""
         return self.namespace if namespace is None else namespace
@@ -288,9 +294,11 @@ class HttpApi:
         try:
             found = json.loads(response.data)
         except ValueError as error:
-            raise _MayPass(unreachable(call, self.server, error)) from error
+            raise _MayPass(explain_unreachable(call, self.server, error)) from error
         if not isinstance(found, dict):
-            raise _MayPass(unreachable(call, self.server, ValueError("no object in the answer")))
+            raise _MayPass(
+                explain_unreachable(call, self.server, ValueError("no object in the answer"))
+            )
         return found
 
     def _stream(self, path: str, call: Call) -> HttpStream:
@@ -302,7 +310,7 @@ class HttpApi:
                 raise self._problem(call, response.status, response.headers, body)
         except _MayPass as broken:
             raise broken.error from broken.error.__cause__
-        return HttpStream(response, lambda error: unreachable(call, self.server, error))
+        return HttpStream(response, lambda error: explain_unreachable(call, self.server, error))
 
     def _problem(
         self, call: Call, status: int, headers: Mapping[str, str], body: bytes
@@ -341,7 +349,7 @@ class HttpApi:
             except urllib3.exceptions.SSLError as error:
                 raise self._explain_untrusted(error) from error
             except urllib3.exceptions.HTTPError as error:
-                raise _MayPass(unreachable(call, self.server, error)) from error
+                raise _MayPass(explain_unreachable(call, self.server, error)) from error
             self._note_clock(response.headers)
             if response.status != 401 or attempt == 1:
                 return response

@@ -108,7 +108,7 @@ def diagnose(
     if lost is None and condition(seen.workload, "Failed"):
         lost = losses.why_gone(jobs, seen.events, pods)
     if lost is not None:
-        return _final(seen.workload, lost)
+        return _make_final(seen.workload, lost)
     if condition(seen.workload, "Failed"):
         return _quote_failure(seen.workload)
     for look in (_find_stuck, _not_created):
@@ -121,7 +121,7 @@ def diagnose(
     return finding or _secret_missing(seen, pods) or _find_preparing(seen, pods)
 
 
-def _final(workload: Document, finding: Finding) -> Finding:
+def _make_final(workload: Document, finding: Finding) -> Finding:
     """A finding about a job that has failed for good is final."""
     if not condition(workload, "Failed") or finding.hopeless:
         return finding

@@ -56,16 +56,16 @@ def of(plan: Plan) -> Image:
                 'container_image="prebuilt" needs the repository in which `kinetic build-image` '
                 "has put the images: set base_image_repo=, or KINETIC_BASE_IMAGE_REPO."
             )
-        return Image(prebuilt(place.image_repo, plan.topology.kind, plan.versions.kinetic))
-    return Image(place.image or slim(plan.versions.python))
+        return Image(prebuilt_image(place.image_repo, plan.topology.kind, plan.versions.kinetic))
+    return Image(place.image or slim_image(plan.versions.python))
 
 
-def slim(python: str) -> str:
+def slim_image(python: str) -> str:
     """Return the public image with this Python ("3.12") and nothing else."""
     return f"python:{python}-slim"
 
 
-def prebuilt(repo: str, category: str, tag: str) -> str:
+def prebuilt_image(repo: str, category: str, tag: str) -> str:
     """Return the name under which `kinetic build-image` pushes the image of a category."""
     return f"{repo.rstrip('/')}/base-{category}:{tag}"
 
@@ -73,7 +73,7 @@ def prebuilt(repo: str, category: str, tag: str) -> str:
 def tag(plan: Plan) -> str:
     """Return the tag of a bundled image: the same for the same content."""
     assert plan.requirements is not None
-    about = (str(_TEMPLATE), slim(plan.versions.python), plan.requirements.digest)
+    about = (str(_TEMPLATE), slim_image(plan.versions.python), plan.requirements.digest)
     return f"{plan.topology.kind}-{hashlib.sha256('/'.join(about).encode()).hexdigest()[:12]}"
 
 
@@ -86,7 +86,7 @@ def region(zone: str) -> str:
 def _registry(plan: Plan) -> str:
     place = plan.place
     missing = [name for name in ("project", "zone", "cluster") if not getattr(place, name)]
-    advice = f"leave container_image out: pods then start from {slim(plan.versions.python)}."
+    advice = f"leave container_image out: pods then start from {slim_image(plan.versions.python)}."
     if missing:
         raise UsageError(
             f'container_image="bundled" lies in a registry of the cluster, and {missing[0]} is not '

@@ -84,10 +84,10 @@ def paths_of(variables: Mapping[str, str]) -> list[Path]:
     paths, since they are read again later and programs may change their working directory."""
     named = [p for p in variables.get("KUBECONFIG", "").split(os.pathsep) if p]
     home = variables.get("HOME") or "~"
-    return [_absolute(Path(p)) for p in named or [f"{home}/.kube/config"]]
+    return [_expand_path(Path(p)) for p in named or [f"{home}/.kube/config"]]
 
 
-def _absolute(path: Path) -> Path:
+def _expand_path(path: Path) -> Path:
     with contextlib.suppress(RuntimeError):  # An account without a home, as in many pods.
         path = path.expanduser()
     return path.absolute()

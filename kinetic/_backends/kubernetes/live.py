@@ -175,12 +175,12 @@ class Live:
         if kinds is not None and all(kind.is_told for kind in kinds.values()):
             return _make_look(kinds, refs, around)
         if self._may_watch or not is_followed or last is None:
-            return self.fresh(refs)
+            return self.ask_now(refs)
         if now - last.began < LIST_EVERY_S and last.covers(refs):
             return last.look
-        return self.fresh(refs)
+        return self.ask_now(refs)
 
-    def fresh(self, refs: Sequence[JobRef]) -> Look:
+    def ask_now(self, refs: Sequence[JobRef]) -> Look:
         """Ask the cluster now; once for all threads that ask."""
         began = self._clock()
         with self._listing:

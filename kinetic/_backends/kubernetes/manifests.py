@@ -66,7 +66,7 @@ def render(plan: Plan, settings: PodSettings) -> list[Document]:
     if plan.place.has_single_controller:
         return [_pathways_jobset(plan, settings), _secret(plan)]
     if plan.place.has_head:
-        workload = _elastic(plan, settings)
+        workload = _elastic_jobset(plan, settings)
     else:
         workload = _jobset(plan, settings) if plan.hosts > 1 else _job(plan, settings)
     return [workload, _secret(plan), *_claim_templates(plan, settings)]
@@ -201,7 +201,7 @@ def _jobset(plan: Plan, settings: PodSettings) -> Document:
     }
 
 
-def _elastic(plan: Plan, settings: PodSettings) -> Document:
+def _elastic_jobset(plan: Plan, settings: PodSettings) -> Document:
     """Slices come before the head, so that their pods have the numbers of hosts."""
     jobset = _jobset(plan, settings)
     spec, elastic = jobset["spec"], plan.options.elastic

@@ -16,7 +16,7 @@ from typing import Any
 
 from kinetic._backends.base import Document
 from kinetic._backends.kubernetes.observed import EXCLUSIVE, PATHWAYS_WORKERS
-from kinetic._backends.kubernetes.pods import CONTAINER, PodSettings, verbatim
+from kinetic._backends.kubernetes.pods import CONTAINER, PodSettings, escape_text
 from kinetic._core import layout
 from kinetic._core.plan import BUCKETS, Plan
 from kinetic.errors import PreflightError
@@ -151,7 +151,7 @@ def _add_flags(pod: Document, flags: Mapping[str, list[str]]) -> None:
     for kind in ("initContainers", "containers"):
         for container in pod.get(kind, ()):
             if given := by_container.get(container["name"]):
-                container["args"] = [*container.get("args", ()), *map(verbatim, given)]
+                container["args"] = [*container.get("args", ()), *map(escape_text, given)]
 
 
 def _simulate(job: Document, settings: PodSettings) -> None:
@@ -164,11 +164,11 @@ def _simulate(job: Document, settings: PodSettings) -> None:
         pod.pop("volumes", None)
     for kind in ("initContainers", "containers"):
         pod[kind] = [
-            each if each["name"] == CONTAINER else _idle(each, settings)
+            each if each["name"] == CONTAINER else _idle_container(each, settings)
             for each in pod.get(kind, ())
         ]
 
 
-def _idle(container: Document, settings: PodSettings) -> Document:
+def _idle_container(container: Document, settings: PodSettings) -> Document:
     kept = {name: container[name] for name in ("name", "restartPolicy") if name in container}
     return kept | {"image": settings.image, "command": [settings.python, "-c", _IDLE]}

@@ -191,7 +191,9 @@ def _container(
     in_jobset: bool,
     is_head: bool,
 ) -> Document:
-    run = ["-c", verbatim(settings.bootstrap)] if settings.bootstrap else ["-m", "kinetic.runner"]
+    run = (
+        ["-c", escape_text(settings.bootstrap)] if settings.bootstrap else ["-m", "kinetic.runner"]
+    )
     ports: list[Document] = [{"name": "gang", "containerPort": PORT}]
     if plan.options.debug:
         ports.append({"name": "debugpy", "containerPort": DEBUG_PORT})
@@ -230,7 +232,7 @@ def _security(plan: Plan, *, is_head: bool) -> Document:
     return context
 
 
-def verbatim(text: str) -> str:
+def escape_text(text: str) -> str:
     """Return text escaped in which the cluster would replace $(NAME) by a variable and $$ by $."""
     return text.replace("$", "$$")
 
@@ -286,7 +288,7 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool) -
     own = literals.keys() | fields.keys() | KEY.keys() | {volumes.KEY_DIR}
     kept = {name: secret_key(name) for name in plan.secrets if name not in own} | gang
     return [
-        *({"name": n, "value": verbatim(value)} for n, value in literals.items()),
+        *({"name": n, "value": escape_text(value)} for n, value in literals.items()),
         *(
             {"name": n, "valueFrom": {"fieldRef": {"fieldPath": path}}}
             for n, path in fields.items()

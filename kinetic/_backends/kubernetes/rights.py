@@ -86,7 +86,7 @@ RIGHTS = (
 less is known, and the doctor says so."""
 
 
-def relevant(asked: Asked = NOTHING_ASKED) -> tuple[Right, ...]:
+def list_relevant(asked: Asked = NOTHING_ASKED) -> tuple[Right, ...]:
     """Return the permissions that jobs use; not those of checks, whose result says what they could
     not look up."""
     left_out = {Need.CHECKS}
@@ -100,7 +100,7 @@ def list_needed(hosts: int, asked: Asked = NOTHING_ASKED) -> tuple[Right, ...]:
     workload = JOBS if hosts == 1 else JOBSETS
     return tuple(
         right
-        for right in relevant(asked)
+        for right in list_relevant(asked)
         if right.need is Need.NETWORKS
         or (right.resource == workload and right.verb in ("create", "list", "delete"))
         or (right.resource in (SECRETS, PODS) and right.verb in ("create", "list"))

@@ -65,12 +65,14 @@ def why_unscheduled(
     placed = sum(pod.stage is not Stage.UNSCHEDULED for pod in alike)
     finding = _from_nodes(of, stuck, nodes, placed=placed)
     if reason in ("FailedScaleUp", "ScaleUpTimedOut"):
-        text = f"{finding.sentence} The cluster tried to add nodes and failed: {_brief(said)}."
+        text = (
+            f"{finding.sentence} The cluster tried to add nodes and failed: {_strip_notes(said)}."
+        )
         return Finding(Kind.NO_SCALE_UP, text, hosts=hosts)
     if reason == "NotTriggerScaleUp":
         full = "max node group size" in said or "max cluster" in said
         kind = finding.kind if finding.kind is Kind.NO_NODE_POOL and not full else Kind.NO_SCALE_UP
-        text = f"{finding.sentence} The cluster adds no nodes for it: {_brief(said)}."
+        text = f"{finding.sentence} The cluster adds no nodes for it: {_strip_notes(said)}."
         impossible = finding.kind is Kind.NO_NODE_POOL and not full
         return Finding(kind, text, impossible, hosts)
     if finding.kind is Kind.NO_NODE_POOL and waited:
@@ -121,7 +123,7 @@ def _from_nodes(
     selector = (of.template.get("spec") or {}).get("nodeSelector") or {}
     kind = _kind_of(selector)
     there = None if nodes is None else pools.select_nodes(nodes, selector)
-    scheduler = _brief(stuck[0].unschedulable)
+    scheduler = _strip_notes(stuck[0].unschedulable)
     if placed:
         verb = "waits" if len(stuck) == 1 else "wait"
         some = f"{placed} of {of.pods} {of.noun}s have nodes; {name_pods(stuck)} {verb} for one"
@@ -137,8 +139,8 @@ def _from_nodes(
         most = max(map(pools.memory_of, there), key=pools.bytes_of)
         advice = f"they have up to {most}. memory= and local_storage= reserve memory: ask for less."
         return Finding(Kind.NO_NODE_POOL, f"{text}; {advice} {_says(scheduler)}", hosts=hosts)
-    if there and _most(there) < of.pods_each:
-        text = f"Only {_most(there)} of the {of.pods_each} nodes of a slice with {kind} are there."
+    if there and (largest := _largest_pool(there)) < of.pods_each:
+        text = f"Only {largest} of the {of.pods_each} nodes of a slice with {kind} are there."
         return Finding(Kind.PARTIAL_SLICE, f"{text} {_says(scheduler)}", hosts=hosts)
     count = f"The {len(there)} nodes" if there else "The nodes"
     text = f"{count}{kind and f' with {kind}'} are taken or not ready. The job waits for them."
@@ -180,16 +182,16 @@ def _kind_of(selector: Document) -> str:
     return " and ".join(part for part in (named, rest) if part)
 
 
-def _most(there: Sequence[Document]) -> int:
+def _largest_pool(there: Sequence[Document]) -> int:
     """The nodes of the largest pool: a slice is a pool."""
     sizes = Counter(labels(node).get(pools.POOL_LABEL, "") for node in there)
     return max(sizes.values())
 
 
 def _sizes(of: PodSet, there: Sequence[Document] | None) -> str:
-    if not there or _most(there) >= of.pods_each:
+    if not there or _largest_pool(there) >= of.pods_each:
         return ""
-    return f"The cluster has {_most(there)} such nodes, and a slice needs {of.pods_each}. "
+    return f"The cluster has {_largest_pool(there)} such nodes, and a slice needs {of.pods_each}. "
 
 
 def _offers(nodes: Sequence[Document] | None) -> str:
@@ -205,7 +207,7 @@ def _says(scheduler: str) -> str:
     return f"The scheduler says: {scheduler}."
 
 
-def _brief(said: str) -> str:
+def _strip_notes(said: str) -> str:
     """Drop the scheduler's notes on preemption and claims, which are long and do not help."""
     text = re.split(r"\.? (?:no new claims|preemption:)", said)[0]
     return " ".join(text.removeprefix("pod ").split()).rstrip(". ")

@@ -173,16 +173,16 @@ def _from_numbers(workload: Document) -> Status:
     shape = shape_of(workload)
     if "replicatedJobs" in (workload.get("spec") or {}):
         by_name = {r.get("name"): r for r in status.get("replicatedJobsStatus") or ()}
-        up = all(_up(by_name.get(s.name) or {}) >= s.replicas for s in shape.sets)
+        up = all(_count_up(by_name.get(s.name) or {}) >= s.replicas for s in shape.sets)
     else:
         counted = status.get("uncountedTerminatedPods") or {}
         just_ended = sum(len(counted.get(k) or ()) for k in ("succeeded", "failed"))
-        up = _up({**status, "failed": 0}) + just_ended >= shape.hosts
+        up = _count_up({**status, "failed": 0}) + just_ended >= shape.hosts
     if up:
         return Status(JobStatus.RUNNING)
     again = status.get("restarts") or status.get("failed")
     return Status(JobStatus.PENDING, RESTARTING if again else STARTING)
 
 
-def _up(numbers: Document) -> int:
+def _count_up(numbers: Document) -> int:
     return sum(numbers.get(key) or 0 for key in ("ready", "succeeded", "failed"))

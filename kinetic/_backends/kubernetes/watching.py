@@ -147,7 +147,7 @@ class Watcher:
     def _list_changes(self) -> Iterator[Watched]:
         """List, and yield the differences from what was known."""
         listing = self._api.list(self._resource, self._selection)
-        there = {str(o["metadata"].get("uid")): self._whole(o) for o in listing.items}
+        there = {str(o["metadata"].get("uid")): self._complete_item(o) for o in listing.items}
         before, self._known = self._known, there
         self._version = listing.resource_version
         for uid, known in before.items():
@@ -235,7 +235,7 @@ class Watcher:
     def _call(self) -> Call:
         return Call("watch", self._resource, self._selection.namespace or "")
 
-    def _whole(self, item: Document) -> Document:
+    def _complete_item(self, item: Document) -> Document:
         """An item of a list, completed with what only objects of a watch have."""
         named = {"apiVersion": self._resource.api_version}
         kind = _KINDS.get(self._resource)

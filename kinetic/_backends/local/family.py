@@ -28,7 +28,7 @@ def end(job_id: str, token: str, *, limit_s: float = LIMIT_S) -> None:
 
 
 def _members(job_id: str, token: str) -> Iterator[int]:
-    for pid in processes.everyone():
+    for pid in processes.all_pids():
         if pid != os.getpid() and _is_member(pid, job_id, token):
             yield pid
 

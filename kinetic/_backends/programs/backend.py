@@ -341,7 +341,7 @@ def _find_leader(folder: Path) -> int:
     overwrites the environment that /proc shows, and the folder has the job's id."""
     marks = {f"KINETIC_CREDENTIALS={folder / 'credentials'}".encode(), b"KINETIC_HOST_INDEX=0"}
     titles = [f"kinetic-host {folder.name} {name}".encode() for name in ("host 0", _HEAD)]
-    for pid in processes.everyone():
+    for pid in processes.all_pids():
         with contextlib.suppress(OSError):
             if os.getsid(pid) != pid:
                 continue  # perhaps forked by it, with the same environment and title

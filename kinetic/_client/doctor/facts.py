@@ -282,7 +282,7 @@ def _listens(path: Path) -> bool:
 
 
 def _processes() -> Iterator[Process]:
-    for pid in processes.everyone():
+    for pid in processes.all_pids():
         with contextlib.suppress(OSError):
             command = processes.command_line(pid).replace(b"\0", b" ").decode(errors="replace")
             if processes.owner(pid) != os.geteuid():

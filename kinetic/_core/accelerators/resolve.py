@@ -108,7 +108,7 @@ def _slice_of_count(kind: str, number: int) -> Topology | _Refusal:
     families = catalog.preferred_families(kind)
     found = (catalog.slice_of(family, number) for family in families)
     available = sorted({count for family in families for count in catalog.counts(family)})
-    nearest = tuple(f"{kind}:{count}" for count in _around(available, number))
+    nearest = tuple(f"{kind}:{count}" for count in _nearest_counts(available, number))
     return next(
         (topology for topology in found if topology),
         _Refusal(f"no {kind} slice has that count", nearest),
@@ -122,7 +122,7 @@ def _family_slice(kind: str, text: str) -> Topology | _Refusal:
     if family is None:
         return _no_such_family(kind, text)
     if kind not in ("", family.kind):
-        return _Refusal(f"{family.name} is a {family.kind}, not a {kind}", _similar("", text))
+        return _Refusal(f"{family.name} is a {family.kind}, not a {kind}", _similar_names("", text))
     return _gpu(family, tail) if isinstance(family, GpuFamily) else _tpu(family, tail)
 
 
@@ -172,7 +172,7 @@ def _tpu(family: TpuFamily, tail: str) -> Topology | _Refusal:
 
 def _refuse_size(family: Family, tail: str, number: int | None, how: str) -> _Refusal:
     meant = catalog.slice_of(family, number) if number is not None else None
-    nearest = ((meant.name,) if meant else ()) + _similar(family.kind, family.name + tail)
+    nearest = ((meant.name,) if meant else ()) + _similar_names(family.kind, family.name + tail)
     return _Refusal(f"{tail!r} after {family.name} is not a size; {how}", nearest)
 
 
@@ -183,7 +183,7 @@ def _no_such_family(kind: str, text: str) -> _Refusal:
         f"no {kind.upper() or 'accelerator'} family is called {re.split('[-:]', text)[0]!r}; "
         f"families: {names}"
     )
-    return _Refusal(why, _similar(kind, text) or _similar_families(candidates, text))
+    return _Refusal(why, _similar_names(kind, text) or _similar_families(candidates, text))
 
 
 def _similar_families(candidates: Sequence[Family], text: str) -> tuple[str, ...]:
@@ -199,7 +199,7 @@ def _similar_families(candidates: Sequence[Family], text: str) -> tuple[str, ...
 
 def _no_such_count(family: Family, number: int) -> _Refusal:
     available = catalog.counts(family)
-    nearest = [catalog.slice_of(family, count) for count in _around(available, number)]
+    nearest = [catalog.slice_of(family, count) for count in _nearest_counts(available, number)]
     if number > available[-1]:
         nearest += [
             catalog.slice_of(other, number) for other in catalog.preferred_families(family.kind)
@@ -213,7 +213,7 @@ def _no_such_shape(family: TpuFamily, shape: Shape) -> _Refusal:
     meant = [catalog.tpu_slice(family, shape), catalog.tpu_slice(family, tuple(sorted(shape)))]
     meant += [
         catalog.slice_of(family, count)
-        for count in _around(catalog.counts(family), math.prod(shape))
+        for count in _nearest_counts(catalog.counts(family), math.prod(shape))
     ]
     nearest = tuple(topology.name for topology in meant if topology)
     if meant[0]:
@@ -239,7 +239,7 @@ def _shape_text(family: TpuFamily) -> str:
     return small + rule if family.cube_limit_chips else small
 
 
-def _around(available: Sequence[int], number: int) -> list[int]:
+def _nearest_counts(available: Sequence[int], number: int) -> list[int]:
     """Return the count itself if available, else the nearest below and above, nearer one first."""
     if number in available:
         return [number]
@@ -248,7 +248,7 @@ def _around(available: Sequence[int], number: int) -> list[int]:
     return sorted(below + above, key=lambda count: (abs(count - number), count))
 
 
-def _similar(kind: str, text: str) -> tuple[str, ...]:
+def _similar_names(kind: str, text: str) -> tuple[str, ...]:
     """Return canonical names with a spelling similar to the text, in any of their forms."""
     import difflib  # Only an error needs it.
 

@@ -36,7 +36,7 @@ class BrokenConnections:
         for host in self._left_s:
             self._left_s[host] -= min(seconds, _MOST_STEP_S)
 
-    def overdue(self) -> tuple[int, ...]:
+    def take_overdue(self) -> tuple[int, ...]:
         """Return the hosts that have not come back in time, and forget them."""
         found = tuple(sorted(host for host, left_s in self._left_s.items() if left_s <= 0))
         for host in found:
@@ -51,11 +51,11 @@ class Silence:
         self._hosts = hosts
         self._limit_s = self._due = limit_s
 
-    def overdue(self, watched: float) -> list[tuple[float, int]]:
+    def take_overdue(self, watched: float) -> list[tuple[float, int]]:
         """Return the hosts that are silent, and when each was last heard from."""
         if watched < self._due:
             return []
-        heard = self._hosts.in_touch()
+        heard = self._hosts.find_in_touch()
         # Next due when the host that was heard from longest ago could be too late.
         self._due = min((seen for seen, _ in heard), default=watched) + self._limit_s
         return [(seen, host) for seen, host in heard if watched - seen > self._limit_s]

@@ -104,7 +104,7 @@ class Calls:
         self._growths += 1
         return Again(self.rules.least, self.rules.least)
 
-    def begins(self) -> None:
+    def begin_attempt(self) -> None:
         """The next call begins."""
         self.attempt += 1
 

@@ -120,7 +120,7 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     lost = {slices[host // each] for host in [*dead, *(outcome.blamed if held_up else ())]}
     if held_up and len(lost) == len(slices):
         return None  # No slice is to blame: all of them stand still.
-    if first.exit.kind.fatal or held_up or _broke(first, outcome):
+    if first.exit.kind.fatal or held_up or _is_collective_break(first, outcome):
         return Loss(tuple(sorted(lost)), first_line(outcome.reason))
     return None
 
@@ -131,7 +131,7 @@ def _is_abort(report: HostReport) -> bool:
     return report.signal == _SIGABRT
 
 
-def _broke(first: HostReport, outcome: Outcome) -> bool:
+def _is_collective_break(first: HostReport, outcome: Outcome) -> bool:
     """Whether a collective broke without a cause. Hosts that have returned are one."""
     echoes = first.error is not None and first.error.consequence
     return echoes and not any(report.ok for report in outcome.reports)
@@ -237,7 +237,7 @@ class Elasticity:
         """The hosts of a slice could not be started again."""
         if self.forming:
             self._note_fault((which,), why)
-        self._away(which, now)
+        self._send_away(which, now)
 
     def note_departure(self, now: float) -> None:
         """The attempt has ended to make room for a slice that is back."""
@@ -251,7 +251,7 @@ class Elasticity:
             return  # Its attempt is about to end, and says so.
         if self.forming and counts and not (self._is_fault or self.gathers):
             self._count(Loss((which,), first_line(why)))
-        self._away(which, now)
+        self._send_away(which, now)
 
     def note_ready(self, which: int) -> None:
         """All hosts of a slice are ready for the next attempt."""
@@ -261,7 +261,7 @@ class Elasticity:
     def decide(self, now: float) -> Decision | None:
         """Return what to do now, if anything. A `Form` and a `Restart` take effect at once."""
         if self._forming_since is None:
-            return self._due(now)
+            return self._restart_due(now)
         if len(self.failures) > self.rules.max_failures:
             return GiveUp(too_many(self.rules, self.failures))
         if len(self.faults) >= MOST_FAULTS:
@@ -270,29 +270,29 @@ class Elasticity:
             return self._form_if_gathered(now)
         waited_s = now - self._forming_since
         ready_s = patience_with(self.rules.survivors).ready_s
-        if waited_s >= ready_s and (late := self._which(Standing.COMING)):
+        if waited_s >= ready_s and (late := self._slices_with(Standing.COMING)):
             for which in late:
                 self.lose_slice(which, f"its hosts were not ready within {ready_s:g} s", now)
             return self.decide(now)
-        ready, over = self._which(Standing.THERE), waited_s >= self.rules.slice_timeout_s
-        enough = len(ready) >= self.rules.least and not self._which(Standing.COMING)
+        ready, over = self._slices_with(Standing.THERE), waited_s >= self.rules.slice_timeout_s
+        enough = len(ready) >= self.rules.least and not self._slices_with(Standing.COMING)
         goes_on = over or self._grows or self.rules.shrinks
         if len(ready) == self.rules.most or (enough and goes_on):
             return self._form(ready)
-        if over and not self._which(Standing.COMING):
-            gone = self._which(Standing.AWAY)
+        if over and not self._slices_with(Standing.COMING):
+            gone = self._slices_with(Standing.AWAY)
             return GiveUp(too_few(self.rules, self.failures, gone, len(ready)))
-        return self._due(now)
+        return self._restart_due(now)
 
     def _form_if_gathered(self, now: float) -> Decision | None:
-        ready = self._which(Standing.THERE)
+        ready = self._slices_with(Standing.THERE)
         if len(ready) < self.rules.least:
             self._enough_since = None
-            return self._due(now)
+            return self._restart_due(now)
         since = self._enough_since = now if self._enough_since is None else self._enough_since
         if len(ready) == self.rules.most or now - since >= self.rules.start_wait_s:
             return self._form(ready)
-        return self._due(now)
+        return self._restart_due(now)
 
     # -- details -----------------------------------------------------------------------------------
 
@@ -307,23 +307,23 @@ class Elasticity:
         for which, standing in self._standing.items():
             if which in lost:
                 self._early_losses[which] = 0
-                self._away(which, now)
+                self._send_away(which, now)
             elif standing is Standing.TAKES_PART:
                 self._standing[which] = Standing.COMING
 
-    def _away(self, which: int, now: float) -> None:
+    def _send_away(self, which: int, now: float) -> None:
         times = self._early_losses[which]
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** (times - 1), _LONGEST_PAUSE_S) if times else 0.0
         self._early_losses[which] = times + 1
         self._standing[which], self._start_at[which] = Standing.AWAY, now + pause_s + self._away_s
 
-    def _due(self, now: float) -> Restart | None:
+    def _restart_due(self, now: float) -> Restart | None:
         due = tuple(sorted(each for each, at in self._start_at.items() if now >= at))
         for which in due:
             del self._start_at[which]
         return Restart(due) if due else None
 
-    def _which(self, standing: Standing) -> tuple[int, ...]:
+    def _slices_with(self, standing: Standing) -> tuple[int, ...]:
         return tuple(each for each, its in self._standing.items() if its is standing)
 
     def _form(self, ready: tuple[int, ...]) -> Form:

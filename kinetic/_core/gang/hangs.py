@@ -99,7 +99,7 @@ class HangWatch:
 
     def _notice_waiting(self) -> Step:
         self._standing, limit_s = False, self._spec.notice_after_s
-        gone, busy = self._hosts.find_returned(), self._hosts.busy()
+        gone, busy = self._hosts.find_returned(), self._hosts.find_busy()
         if not gone or not busy or self._hosts.find_stalled(limit_s) != busy:
             return _NOTHING
         self.notice = blame.notice_of(gone, busy, limit_s)
@@ -136,7 +136,7 @@ class HangWatch:
         if self._hosts.find_unanswered(self._request) and now < self._due:
             return _NOTHING
         answers = self._hosts.answers(self._request)
-        running = {host: answers.get(host, "") for host in self._hosts.busy()}
+        running = {host: answers.get(host, "") for host in self._hosts.find_busy()}
         self._request = 0
         if self._asks_still:
             self._asks_still = False

@@ -208,9 +208,9 @@ class Gang:
             self._give_up()
         if self.phase is not GangPhase.FINISHED:
             limit = f"{self.spec.heartbeat_timeout_s:g} s"
-            silent = self._silence.overdue(self._watched)
+            silent = self._silence.take_overdue(self._watched)
             self._lose_all(silent, f"fell silent: no sign of life for {limit}")
-        if hosts := self._broken.overdue():
+        if hosts := self._broken.take_overdue():
             late = f"did not come back within {self.spec.reconnect_s:g} s"
             self._lose_all([(0.0, host) for host in hosts], f"its connection broke, and it {late}")
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):
@@ -230,8 +230,8 @@ class Gang:
                 self._stop_unready()
             elif first_sign_s is not None and self._watched >= first_sign_s:
                 late = f"nothing was heard from it within {first_sign_s:g} s"
-                self._lose_all(self._hosts.unheard(), late)
-        elif self._overran():
+                self._lose_all(self._hosts.find_unheard(), late)
+        elif self._is_over_time():
             reason = f"the job ran longer than its timeout of {self.spec.timeout_s:g} s"
             self._stop(Stop(Exit.TIMEOUT, reason))
         else:
@@ -402,7 +402,7 @@ class Gang:
         rank, host = min(self._failures)
         if rank == EVICTED_RANK:
             detail = f"It had not joined when the cluster asked the pod of host {host} to end."
-            for absent in self._hosts.absent():
+            for absent in self._hosts.find_absent():
                 self._lose(absent, detail)
 
     def _lose_all(self, silent: list[tuple[float, int]], detail: str) -> None:
@@ -420,7 +420,7 @@ class Gang:
             self._bump_version()
             self._emit(EventKind.READY, None, f"all {self.spec.hosts} hosts have joined")
 
-    def _overran(self) -> bool:
+    def _is_over_time(self) -> bool:
         limit = self.spec.timeout_s
         return (
             limit is not None and self._ready_at is not None and self._now - self._ready_at >= limit
@@ -433,7 +433,7 @@ class Gang:
         self._blamed_rank = rank
 
     def _stop_unready(self) -> None:
-        missing = self._hosts.absent()
+        missing = self._hosts.find_absent()
         within = f"did not join within {self.spec.start_timeout_s:g} s"
         for host in missing:
             heard = self._hosts[host].last_heard(self._watched)
@@ -454,7 +454,7 @@ class Gang:
         self._emit(EventKind.STOP, stop.blamed[0] if stop.blamed else None, stop.reason)
         # Do not wait for hosts that have not joined: the error must come in seconds.
         absent = f"had not joined when the gang was stopped: {stop.reason}"
-        for host in self._hosts.absent():
+        for host in self._hosts.find_absent():
             self._report_on_behalf(host, stop.exit, absent)
         self._finish_if_complete()
 

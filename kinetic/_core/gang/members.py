@@ -164,10 +164,10 @@ class Roster:
     def find_standing(self, limit_s: float) -> tuple[int, ...]:
         """Busy hosts that have stood still for this long, also while they start or join; () unless
         all do: a host that moves may be what the others wait for."""
-        busy = self.busy()
+        busy = self.find_busy()
         return busy if busy and all(self[i].stands(limit_s) for i in busy) else ()
 
-    def in_touch(self) -> list[tuple[float, int]]:
+    def find_in_touch(self) -> list[tuple[float, int]]:
         """(when, host) of all hosts that are active, or connected and about to join."""
         return [
             (m.seen, i)
@@ -175,7 +175,7 @@ class Roster:
             if m.report is None and (m.joined or m.connected)
         ]
 
-    def unheard(self) -> list[tuple[float, int]]:
+    def find_unheard(self) -> list[tuple[float, int]]:
         """The others that have not ended."""
         return [
             (0.0, i)
@@ -187,7 +187,7 @@ class Roster:
         """(when, host) of all active hosts."""
         return [(m.seen, i) for i, m in enumerate(self._members) if m.active]
 
-    def busy(self) -> tuple[int, ...]:
+    def find_busy(self) -> tuple[int, ...]:
         """Hosts whose function may be running."""
         return tuple(i for i, m in enumerate(self._members) if m.busy)
 
@@ -219,7 +219,7 @@ class Roster:
             if m.report is not None and m.report.ok and not m.report.joined_jax
         )
 
-    def absent(self) -> tuple[int, ...]:
+    def find_absent(self) -> tuple[int, ...]:
         """Hosts that have neither joined nor ended."""
         return tuple(i for i, m in enumerate(self._members) if not m.joined and m.report is None)
 

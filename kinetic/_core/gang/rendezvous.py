@@ -56,7 +56,7 @@ class Rendezvous:
         if gone := self._hosts.find_returned_alone():
             return Delay(joining, gone, self._in_vain(joining, gone), final=True)
         if now - self._joining_since >= limit_s:
-            missing = tuple(host for host in self._hosts.busy() if host not in joining)
+            missing = tuple(host for host in self._hosts.find_busy() if host not in joining)
             return Delay(joining, missing, self._too_long(joining, missing))
         return None
 

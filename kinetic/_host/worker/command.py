@@ -90,13 +90,13 @@ def run_script(path_rel: str, args: Sequence[str]) -> None:
 
 def _find(path_rel: str) -> Path | None:
     here = Path(path_rel).resolve()
-    if here.is_file() and str(here.parent) in map(_real, sys.path):
+    if here.is_file() and str(here.parent) in map(_resolve_path, sys.path):
         return here
-    places = [Path(_real(place)) / here.name for place in sys.path]
+    places = [Path(_resolve_path(place)) / here.name for place in sys.path]
     return next((place for place in places if place.is_file()), here if here.is_file() else None)
 
 
-def _real(place: str) -> str:
+def _resolve_path(place: str) -> str:
     return str(Path(place).resolve())
 
 

@@ -95,7 +95,7 @@ class Controller:
         self._raised = None
         if not self._lost_at:
             return
-        self._calls.begins()
+        self._calls.begin_attempt()
         self._tell({"KINETIC_ATTEMPT": str(self._calls.attempt)})
         on = f"{name_slices(slices)} of {most}" if len(slices) < most else f"all {most} slices"
         _say(f"attempt {self._calls.attempt} of {self._calls.most_attempts} begins on {on}.")

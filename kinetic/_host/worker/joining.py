@@ -217,9 +217,9 @@ class _Seat:
             self._devices = _cpu_devices()
         if self._automatic or self._devices > 0:
             module, name, start = coordination.entrance()
-            setattr(module, name, self._before(start, module, name))
+            setattr(module, name, self._wrap(start, module, name))
 
-    def _before(self, original: Callable[[], Any], module: Any, name: str) -> Callable[[], Any]:
+    def _wrap(self, original: Callable[[], Any], module: Any, name: str) -> Callable[[], Any]:
         @functools.wraps(original)
         def joining_first() -> Any:
             if self._is_mine():
@@ -483,10 +483,10 @@ def _disagreement(world: World, given: dict[str, Any]) -> str:
         "process_id": world.process,
     }
     wrong = [
-        name for name, value in given.items() if value is not None and _plain(value) != own[name]
+        name for name, value in given.items() if value is not None and _to_ip(value) != own[name]
     ]
     return ", ".join(f"{name}={given[name]!r}" for name in wrong)
 
 
-def _plain(value: Any) -> Any:
+def _to_ip(value: Any) -> Any:
     return value.replace("localhost", "127.0.0.1", 1) if isinstance(value, str) else value

@@ -79,7 +79,7 @@ class VirtualSlices:
 
     def _sweep(self) -> None:
         gone = self.away()
-        if gone and not self.turns.alone(lambda: self._replace_arrays(gone)):
+        if gone and not self.turns.act_alone(lambda: self._replace_arrays(gone)):
             return
         with self._lock:
             now = time.monotonic()
@@ -114,7 +114,7 @@ class _Turns:
         self._closed = False
         self._own = threading.local()
 
-    def inside(self, use: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, use: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that uses arrays, in turn."""
 
         def in_turn(*args: Any, **kwargs: Any) -> Any:
@@ -134,7 +134,7 @@ class _Turns:
 
         return in_turn
 
-    def alone(self, act: Callable[[], None]) -> bool:
+    def act_alone(self, act: Callable[[], None]) -> bool:
         """Act while nobody is inside; return whether that came about. Not for long: who waits for
         an array may do so for a computation that calls somebody who wants to wait as well."""
         with self._changed:
@@ -212,7 +212,7 @@ def _take_turns(turns: _Turns) -> None:
     for owner, name in _uses():
         use = getattr(owner, name)
         setattr(
-            owner, name, turns.inside(use) if callable(use) else property(turns.inside(use.__get__))
+            owner, name, turns.wrap(use) if callable(use) else property(turns.wrap(use.__get__))
         )
 
 

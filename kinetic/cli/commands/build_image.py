@@ -103,7 +103,7 @@ def build_image(
         )
     text = b"" if dockerfile is None else dockerfile.read_bytes()
     wanted = {
-        images.prebuilt(place, category, tag): _files(category, settings, text)
+        images.prebuilt_image(place, category, tag): _files(category, settings, text)
         for category in dict.fromkeys(categories or _CATEGORIES)
     }
     if dry_run:
@@ -127,7 +127,7 @@ def _files(category: str, settings: Settings, text: bytes) -> dict[str, bytes]:
 
     made = installation.of_base(category, cache_dir=settings.cache_dir)
     return images.files(
-        images.slim(f"{sys.version_info.major}.{sys.version_info.minor}"),
+        images.slim_image(f"{sys.version_info.major}.{sys.version_info.minor}"),
         requirements=made.contents[made.requirements.digest],
         runtime=made.contents[made.runtime.digest],
         text=text,
