@@ -72,7 +72,7 @@ class Standing(NamedTuple):
     ending: Ending | None = None
 
 
-def _unplanned(function: Callable[[], None], options: Mapping[str, Any]) -> PlanView:
+def _refuse_plan(function: Callable[[], None], options: Mapping[str, Any]) -> PlanView:
     raise UsageError("Jobs cannot be planned here.")
 
 
@@ -94,7 +94,7 @@ class AppContext:
     handle_of: Callable[[JobRef], JobHandle[Any]]
     submit: Callable[[Callable[[], None], Mapping[str, Any]], JobHandle[Any]]
     now: Callable[[], float] = time.time
-    plan: Callable[[Callable[[], None], Mapping[str, Any]], PlanView] = _unplanned
+    plan: Callable[[Callable[[], None], Mapping[str, Any]], PlanView] = _refuse_plan
     _endings: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
     def refs(self) -> list[JobRef]:
@@ -153,12 +153,12 @@ class AppContext:
         nothing new. `tell` gets why a job that is followed does not run yet."""
         return self.handle_of(ref).chunks(request, tell)
 
-    def ending(self, ref: JobRef) -> Ending | None:
+    def read_ending(self, ref: JobRef) -> Ending | None:
         """Return how the job ended, or None while the store has no verdict."""
         if ref.job_id in self._endings:
             return _ending_of(self._endings[ref.job_id], ref)
         with contextlib.suppress(NotFound):
-            return _ending(self.store.get(layout.outcome(ref.job_id)), ref)
+            return _parse_ending(self.store.get(layout.outcome(ref.job_id)), ref)
         return None
 
     def started_at(self, ref: JobRef) -> float | None:
@@ -191,7 +191,7 @@ class AppContext:
                 found[ref.job_id] = Standing(ended.state, ending=ended)
         keys = {layout.outcome(ref.job_id): ref for ref in refs if ref.job_id not in found}
         for key, data in get_many(self.store, keys).items():
-            ending = _ending(data, keys[key])
+            ending = _parse_ending(data, keys[key])
             if ending is not None:
                 found[keys[key].job_id] = Standing(ending.state, ending.reason, ending)
         by_backend: dict[tuple[Place, str], list[JobRef]] = {}
@@ -222,7 +222,7 @@ class AppContext:
         return Standing(state, status.reason or (SUBMITTING if state is JobStatus.PENDING else ""))
 
 
-def _ending(data: bytes, ref: JobRef) -> Ending | None:
+def _parse_ending(data: bytes, ref: JobRef) -> Ending | None:
     """How the job ended by its stored verdict; None for a damaged one: the backend is asked."""
     try:
         return _ending_of(record.parse(data), ref)
@@ -249,19 +249,19 @@ def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]
     and --namespace."""
 
     @functools.wraps(command)
-    def opened(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call_command(*args: P.args, **kwargs: P.kwargs) -> R:
         place = {name: cast("str | None", kwargs.pop(name, None)) for name in _PLACES}
         app: AppContext | None = click.get_current_context().obj
-        return command(configured(place) if app is None else app, *args, **kwargs)
+        return command(make_context(place) if app is None else app, *args, **kwargs)
 
     for name in reversed(_PLACES):
-        opened = click.option(
+        call_command = click.option(
             f"--{name}", metavar="NAME", help=f"Use this {name} instead of the configured one."
-        )(opened)
-    return opened
+        )(call_command)
+    return call_command
 
 
-def configured(flags: Mapping[str, str | None]) -> AppContext:
+def make_context(flags: Mapping[str, str | None]) -> AppContext:
     """Return the context that settings and flags describe."""
     from kinetic._config import settings as configuration
     from kinetic._store.open import open_store

@@ -106,7 +106,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def suggested(what: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+def complete_with(what: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
     """Complete a parameter with a function of `suggestions`, imported when a shell asks."""
 
     def offer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:

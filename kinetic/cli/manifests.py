@@ -22,7 +22,7 @@ class Format(StrEnum):
     JSON = "json"
 
 
-def written(documents: Sequence[Document], form: Format) -> str:
+def format_documents(documents: Sequence[Document], form: Format) -> str:
     """Return the documents as text: one after the other in YAML, a List in JSON."""
     if form is Format.JSON:
         return _json({"apiVersion": "v1", "kind": "List", "items": list(documents)})

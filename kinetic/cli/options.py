@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from kinetic._core.duration import parse_duration_s
-from kinetic.cli.lazy import suggested
+from kinetic.cli.lazy import complete_with
 
 if TYPE_CHECKING:
     _FloatType = click.ParamType[float]
@@ -136,7 +136,7 @@ def _with_last(
     def remember(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         ctx.meta[_LAST] = value
 
-    def chosen(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    def choose_job(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         last = bool(ctx.meta.get(_LAST))
         if last and value and not many:
             raise click.UsageError("Give either an ID or --last.", ctx)
@@ -160,8 +160,8 @@ def _with_last(
         metavar=metavar,
         nargs=-1 if many else 1,
         required=False,
-        callback=chosen,
-        shell_complete=suggested(offer),
+        callback=choose_job,
+        shell_complete=complete_with(offer),
     )
     return lambda command: option(argument(command))
 
@@ -173,7 +173,7 @@ def json_option(command: F) -> F:
     )(command)
 
 
-def accepted(*names: str, is_flag: bool = False) -> Callable[[F], F]:
+def ignore_option(*names: str, is_flag: bool = False) -> Callable[[F], F]:
     """Accept and ignore an option of keras-kinetic, so that its command lines keep working."""
     return click.option(*names, hidden=True, expose_value=False, is_flag=is_flag)
 

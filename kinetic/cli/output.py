@@ -69,10 +69,10 @@ def notice(words: str) -> None:
 def error(words: str, hint: str = "") -> None:
     """Print an error and, if there is one, a hint what to do next."""
     words = text.printable_lines(words)
-    notice(_wrapped(f"error: {words}" + (f"\n{hint}" if hint else "")))
+    notice(_wrap_lines(f"error: {words}" + (f"\n{hint}" if hint else "")))
 
 
-def _wrapped(words: str) -> str:
+def _wrap_lines(words: str) -> str:
     """On a terminal, wrap lines, but not within `commands`; indented lines (traces) stay whole."""
     if not sys.stderr.isatty():
         return words

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kinetic.cli import exit_codes, output
-from kinetic.cli.lazy import Lazy, LazyGroup, suggested
+from kinetic.cli.lazy import Lazy, LazyGroup, complete_with
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ Examples:
 @click.option(
     "--profile",
     metavar="NAME",
-    shell_complete=suggested("profiles"),
+    shell_complete=complete_with("profiles"),
     help="Use this profile instead of the current one.",
 )
 @click.option(
@@ -152,7 +152,7 @@ def call(argv: Sequence[str], app: AppContext | None = None) -> int:
         output.silence_stdout()
         return exit_codes.OK
     except (Exception, KeyboardInterrupt) as problem:  # noqa: BLE001 - nothing above reports it
-        return _failed(problem)
+        return _report_failure(problem)
     finally:
         if "kinetic._config.settings" in sys.modules:
             sys.modules["kinetic._config.settings"].choose_log_level(None)
@@ -165,10 +165,10 @@ def _click_failed(problem: BaseException) -> int:
     if isinstance(problem, click.exceptions.Abort):
         output.notice("Nothing was done.")
         return exit_codes.INTERRUPTED
-    return _misused(problem)
+    return _report_misuse(problem)
 
 
-def _misused(problem: BaseException) -> int:
+def _report_misuse(problem: BaseException) -> int:
     words = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
     ctx = getattr(problem, "ctx", None)
     if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())):
@@ -180,10 +180,10 @@ def _misused(problem: BaseException) -> int:
     return exit_codes.USAGE
 
 
-def _failed(problem: BaseException) -> int:
+def _report_failure(problem: BaseException) -> int:
     if isinstance(problem, KeyboardInterrupt):
         pass  # the interrupted command has reported what keeps running
-    elif _debugging():
+    elif _is_debugging():
         output.traceback_of(problem)
     else:
         output.error(*_message_and_hint(problem))
@@ -209,7 +209,7 @@ def _message_and_hint(problem: BaseException) -> tuple[str, str]:
     )
 
 
-def _debugging() -> bool:
+def _is_debugging() -> bool:
     from kinetic._config import settings
     from kinetic.errors import UsageError
 

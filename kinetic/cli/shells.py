@@ -89,7 +89,7 @@ def answers(root: click.Command, line: str) -> Iterator[str]:
     from click.exceptions import ClickException
     from click.shell_completion import ShellComplete
 
-    args, prefix = _split(line)
+    args, prefix = _split_line(line)
     option = f"{prefix.partition('=')[0]}=" if prefix.startswith("-") and "=" in prefix else ""
     try:
         items = ShellComplete(root, {}, "kinetic", "").get_completions(args, prefix)
@@ -104,7 +104,7 @@ def answers(root: click.Command, line: str) -> Iterator[str]:
         yield f"{item.type}\t{word}\t{text.printable(item.help or '')}"
 
 
-def _split(line: str) -> tuple[list[str], str]:
+def _split_line(line: str) -> tuple[list[str], str]:
     """Split the line into the complete words after the command's name, and the one being typed."""
     from click.shell_completion import split_arg_string
 

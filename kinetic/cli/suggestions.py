@@ -47,9 +47,9 @@ def running_jobs(incomplete: str) -> Iterable[CompletionItem]:
 
 def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionItem]:
     from kinetic._client.board import text
-    from kinetic.cli.context import configured
+    from kinetic.cli.context import make_context
 
-    app, prefix = configured({}), incomplete.lower()
+    app, prefix = make_context({}), incomplete.lower()
     shown = 0
     for ref in app.refs():
         bare = ref.job_id.removeprefix("job-")
@@ -67,10 +67,10 @@ def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionI
 def attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Words:
     """Attempt numbers of the job named on the line, newest first."""
     from kinetic._store import attempts as stored
-    from kinetic.cli.context import configured
+    from kinetic.cli.context import make_context
 
     try:
-        app = configured({})
+        app = make_context({})
         # click parses no arguments while the last option lacks its value
         named = ctx.params.get("job_id") or ctx.args[0]
         newest = stored.newest(app.store, app.find(named).job_id)

@@ -143,7 +143,7 @@ def test_the_verdict_is_kept_so_that_the_next_to_ask_only_reads(store, backend):
         HostReport(1, Exit.RETURNED),
     )
     ask_cli(store, backend, job)
-    assert app(store, backend).ending(job)[:2] == ("SUCCEEDED", NOW + 1)
+    assert app(store, backend).read_ending(job)[:2] == ("SUCCEEDED", NOW + 1)
 
 
 @pytest.mark.parametrize("later_s", [3600.0, -3600.0])

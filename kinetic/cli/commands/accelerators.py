@@ -12,7 +12,7 @@ import click
 
 from kinetic._core.accelerators.topology import Topology
 from kinetic.cli import output
-from kinetic.cli.lazy import suggested
+from kinetic.cli.lazy import complete_with
 from kinetic.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ Examples:
 @click.option("--project", help="The project of the cluster.")
 @click.option("--zone", help="The zone of the cluster.")
 @click.argument(
-    "words", metavar="[FILTER]", required=False, shell_complete=suggested("accelerators")
+    "words", metavar="[FILTER]", required=False, shell_complete=complete_with("accelerators")
 )
 def accelerators(words: str | None, as_json: bool, live: bool, **place: str | None) -> None:
     """Print the catalog, the part of it that matches, or what a cluster has."""
     if live:
         _print_live(words, place, as_json=as_json)
         return
-    rows = _matching(words)
+    rows = _find_rows(words)
     if as_json:
         output.json_document([_document(row) for row in rows])
     else:
@@ -96,17 +96,17 @@ def _live_cells(row: LiveAccelerator) -> tuple[str, ...]:
     )
 
 
-def _matching(words: str | None) -> tuple[Topology, ...]:
+def _find_rows(words: str | None) -> tuple[Topology, ...]:
     from kinetic._core.accelerators.catalog import catalog_rows
 
     rows = catalog_rows()
     if not words:
         return rows
     found = tuple(row for row in rows if words.lower() in row.name)
-    return found or (_resolved(words),)
+    return found or (_resolve_name(words),)
 
 
-def _resolved(words: str) -> Topology:
+def _resolve_name(words: str) -> Topology:
     """Resolve an alias or another spelling; an unknown name raises with the nearest ones."""
     from kinetic._core.accelerators.resolve import resolve
 

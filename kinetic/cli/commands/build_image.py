@@ -111,7 +111,7 @@ def build_image(
     if not yes:
         _confirm(wanted)
     if update_credentials:
-        _run("gcloud", "auth", "configure-docker", place.partition("/")[0], "--quiet")
+        _run_program("gcloud", "auth", "configure-docker", place.partition("/")[0], "--quiet")
     for uri, files in wanted.items():
         if shutil.which("docker"):
             _with_docker(uri, files)
@@ -158,11 +158,11 @@ def _with_docker(uri: str, files: Mapping[str, bytes]) -> None:
     with tempfile.TemporaryDirectory(prefix="kinetic-image-") as folder:
         for name, data in files.items():
             Path(folder, name).write_bytes(data)
-        _run("docker", "build", "--tag", uri, folder)
-    _run("docker", "push", uri)
+        _run_program("docker", "build", "--tag", uri, folder)
+    _run_program("docker", "push", uri)
 
 
-def _run(*command: str) -> None:
+def _run_program(*command: str) -> None:
     """Run a program that writes to this terminal, on stderr: its output is not this command's
     result."""
     try:

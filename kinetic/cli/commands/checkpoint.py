@@ -20,7 +20,7 @@ from kinetic._core.checkpoint_size import Size, in_gigabytes
 from kinetic._store.checkpoint_layouts import ANOTHER
 from kinetic.cli import exit_codes, output
 from kinetic.cli.context import AppContext, pass_app
-from kinetic.cli.lazy import suggested
+from kinetic.cli.lazy import complete_with
 from kinetic.cli.options import json_option, yes_option
 from kinetic.errors import NotFound, UsageError
 
@@ -103,13 +103,13 @@ def _where(app: AppContext, name: str) -> str:
     return name
 
 
-def _found(app: AppContext, name: str) -> Checkpoints:
+def _open_checkpoints(app: AppContext, name: str) -> Checkpoints:
     from kinetic._store.checkpoints import Checkpoints
 
     return Checkpoints(_where(app, name))
 
 
-_argument = click.argument("uri", metavar="URI", shell_complete=suggested("folders"))
+_argument = click.argument("uri", metavar="URI", shell_complete=complete_with("folders"))
 
 
 @checkpoint.command("ls", help=_LS_HELP, short_help="List checkpoints.")
@@ -118,7 +118,7 @@ _argument = click.argument("uri", metavar="URI", shell_complete=suggested("folde
 @pass_app
 def ls(app: AppContext, /, *, uri: str, as_json: bool) -> None:
     """Print the checkpoints of a folder."""
-    found = _found(app, uri)
+    found = _open_checkpoints(app, uri)
     steps = found.steps()
     if as_json:
         output.json_document([each.to_json() | {"leaves": _count(each)} for each in steps])
@@ -162,7 +162,7 @@ def _metrics(step: Step) -> str:
 @pass_app
 def inspect(app: AppContext, /, *, uri: str, step: int | None, as_json: bool) -> None:
     """Print the leaves of a checkpoint."""
-    found = _found(app, uri)
+    found = _open_checkpoints(app, uri)
     chosen = found.step(step)
     if as_json:
         output.json_document(chosen.to_json() | {"folder": found.path(chosen)})
@@ -244,7 +244,7 @@ def rm(
     """Remove steps."""
     if not (numbers or unfinished or everything):
         raise UsageError("Say what to remove: --step N, --unfinished or --all.")
-    found = _found(app, uri)
+    found = _open_checkpoints(app, uri)
     steps = found.steps()
     if found.is_one:
         raise UsageError(
@@ -302,7 +302,7 @@ def _remove_alone(found: Checkpoints, chosen: list[Step]) -> None:
     "--accelerator",
     "-a",
     metavar="NAME",
-    shell_complete=suggested("accelerators"),
+    shell_complete=complete_with("accelerators"),
     help="The slice, instead of --hosts.",
 )
 @click.option(
@@ -323,7 +323,7 @@ def _remove_alone(found: Checkpoints, chosen: list[Step]) -> None:
 )
 @click.option("--ramdisk", metavar="SIZE", help="Check that this is enough, e.g. 64Gi.")
 @json_option
-@click.argument("uri", metavar="[URI]", required=False, shell_complete=suggested("folders"))
+@click.argument("uri", metavar="[URI]", required=False, shell_complete=complete_with("folders"))
 @pass_app
 def size(
     app: AppContext,
@@ -342,7 +342,7 @@ def size(
     if (uri is None) == (params is None):
         raise UsageError("Give either --params or the URI of checkpoints.")
     if uri is not None:
-        found = _found(app, uri)
+        found = _open_checkpoints(app, uri)
         step = found.step(None)
         params, bytes_per_param = float(step.size_bytes), 1.0
         what = found.path(step)

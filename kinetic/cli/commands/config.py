@@ -53,7 +53,7 @@ def config(what: str | None, as_json: bool, **flags: str | None) -> None:
         )
     return output.table(
         _COLUMNS,
-        [(name, _shown(s.value), str(s.source)) for name, s in found.items()],
+        [(name, _format_value(s.value), str(s.source)) for name, s in found.items()],
         wrap="VALUE",
     )
 
@@ -62,7 +62,7 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value in (None, ""):
         return "-"
     if isinstance(value, bool):

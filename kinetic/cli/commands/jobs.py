@@ -14,7 +14,7 @@ from kinetic._core.state import JobStatus
 from kinetic.cli import output
 from kinetic.cli.context import UNKNOWN, AppContext, Ending, Standing, pass_app
 from kinetic.cli.lazy import Lazy, LazyGroup
-from kinetic.cli.options import accepted, job_argument, json_option
+from kinetic.cli.options import ignore_option, job_argument, json_option
 from kinetic.errors import KineticError, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def jobs() -> None:
     help=f"Only jobs in this state: {', '.join(STATES).lower()}. Can be given several times.",
 )
 @click.option("--group", metavar="ID", help="Only jobs of this batch.")
-@accepted("--output-dir")
+@ignore_option("--output-dir")
 @json_option
 @pass_app
 def list_jobs(
@@ -312,7 +312,10 @@ def _facts(
         ),
         ("Output", ref.output_dir),
         ("Created", f"{_timestamp(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
-        ("Started", _started(started_at, None if outcome is None else outcome.ended_at, now)),
+        (
+            "Started",
+            _describe_start(started_at, None if outcome is None else outcome.ended_at, now),
+        ),
     ]
     facts = [(name, value) for name, value in facts if value]
     return facts if outcome is None else facts + _ending_facts(ref, outcome)
@@ -331,7 +334,7 @@ def _slices(app: AppContext, ref: JobRef) -> int | tuple[int, int]:
         return 1
 
 
-def _started(started_at: float | None, ended_at: float | None, now: float) -> str:
+def _describe_start(started_at: float | None, ended_at: float | None, now: float) -> str:
     if started_at is None:
         return ""
     ran = text.duration((ended_at or now) - started_at)
@@ -346,14 +349,14 @@ def _ending_facts(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
             "after submission)",
         ),
         ("Reason", outcome.reason),
-        ("Blamed", _blamed(outcome)),
+        ("Blamed", _name_blamed(outcome)),
         ("Result", text.size(outcome.result_size_bytes) if outcome.ok else ""),
         ("Attempt", str(outcome.attempt) if outcome.attempt > 1 else ""),
     ]
     return [(name, value) for name, value in facts if value]
 
 
-def _blamed(outcome: Outcome) -> str:
+def _name_blamed(outcome: Outcome) -> str:
     """The hosts that failed first; none where no host has ever run."""
     if str(outcome.verdict) != "failed" or _never_ran(outcome):
         return ""

@@ -11,7 +11,7 @@ import click
 
 from kinetic.cli import exit_codes, output
 from kinetic.cli.context import AppContext, pass_app
-from kinetic.cli.lazy import suggested
+from kinetic.cli.lazy import complete_with
 from kinetic.cli.options import job_argument, json_option, yes_option
 
 _HELP = """Kill hosts of a running job on purpose, to see what it does when it loses them.
@@ -38,7 +38,7 @@ Examples:
     metavar="NAME",
     default="KILL",
     show_default=True,
-    shell_complete=suggested("signals"),
+    shell_complete=complete_with("signals"),
     help="What to send: a name or a number.",
 )
 @click.option(

@@ -75,11 +75,11 @@ def stacks(app: AppContext, /, *, job_id: str, as_json: bool) -> int:
     if as_json:
         output.json_document({str(host): stack for host, stack in found.items()})
     else:
-        output.line(_grouped(found).rstrip())
+        output.line(_format_groups(found).rstrip())
     return exit_codes.OK
 
 
-def _grouped(stacks_by_host: dict[int, str]) -> str:
+def _format_groups(stacks_by_host: dict[int, str]) -> str:
     from kinetic._core.gang import blame
 
     return blame.format_groups(stacks_by_host)
@@ -100,7 +100,7 @@ def cancel(
 ) -> None:
     """Ask jobs to stop."""
     for ref in _find_all(app, job_ids):
-        if app.ending(ref) is not None:
+        if app.read_ending(ref) is not None:
             output.notice(f"{ref.job_id} has already ended.")
             continue
         app.handle_of(ref).cancel(cleanup_timeout=0)

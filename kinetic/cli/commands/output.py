@@ -12,8 +12,8 @@ import click
 from kinetic._client.board.line_prefix import Prefixer
 from kinetic.cli import exit_codes, output
 from kinetic.cli.context import SUBMITTING, AppContext, pass_app
-from kinetic.cli.lazy import suggested
-from kinetic.cli.options import DURATION, accepted, job_argument, json_option
+from kinetic.cli.lazy import complete_with
+from kinetic.cli.options import DURATION, ignore_option, job_argument, json_option
 from kinetic.errors import UsageError, a_type
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ Examples:
     "--attempt",
     metavar="N",
     type=click.IntRange(min=1),
-    shell_complete=suggested("attempts"),
+    shell_complete=complete_with("attempts"),
     help="Only the N-th attempt of a job that had several, from 1. [default: all, in order]",
 )
 @click.option(
@@ -84,7 +84,7 @@ Examples:
     is_flag=True,
     help="Start each line with the time at which it was printed (UTC).",
 )
-@accepted("--no-resume", is_flag=True)
+@ignore_option("--no-resume", is_flag=True)
 @job_argument("jobs")
 @pass_app
 def logs(
@@ -103,7 +103,7 @@ def logs(
     from kinetic._backends.base import LogRequest
 
     ref = app.find(job_id)
-    chosen = None if all_hosts else _checked(hosts or (0,), ref.hosts)
+    chosen = None if all_hosts else _check_hosts(hosts or (0,), ref.hosts)
     prefixer = Prefixer(hosts=chosen is None or len(chosen) > 1, times=timestamps)
     request = LogRequest(hosts=chosen, follow=follow, tail=tail, attempt=attempt)
     if follow and app.read_standing(ref).reason == SUBMITTING:
@@ -115,7 +115,7 @@ def logs(
         )
 
 
-def _checked(hosts: tuple[int, ...], count: int) -> tuple[int, ...]:
+def _check_hosts(hosts: tuple[int, ...], count: int) -> tuple[int, ...]:
     beyond = next((host for host in hosts if host >= count), None)
     if beyond is not None:
         hosts_of_job = "only host 0" if count == 1 else f"hosts 0 to {count - 1}"

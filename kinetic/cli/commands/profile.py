@@ -16,7 +16,7 @@ from kinetic._client.board import text
 from kinetic._config import profiles, settings
 from kinetic._config.profiles import FIELDS, OF_THE_CLUSTER, Profiles
 from kinetic.cli import output
-from kinetic.cli.lazy import suggested
+from kinetic.cli.lazy import complete_with
 from kinetic.cli.options import json_option, yes_option
 from kinetic.errors import UsageError
 
@@ -193,7 +193,7 @@ def _name_in_use(stored: Profiles) -> str | None:
 
 
 @profile.command("use", help=_USE_HELP, short_help="Use a profile from now on.")
-@click.argument("name", shell_complete=suggested("profiles"))
+@click.argument("name", shell_complete=complete_with("profiles"))
 def use(name: str) -> None:
     """Make a profile the current one."""
     profiles.change(settings.profiles_file(), lambda before: before.with_current(name))
@@ -223,7 +223,7 @@ def unset() -> None:
 
 @profile.command("show", help=_SHOW_HELP, short_help="Show a profile.")
 @json_option
-@click.argument("name", required=False, shell_complete=suggested("profiles"))
+@click.argument("name", required=False, shell_complete=complete_with("profiles"))
 def show(name: str | None, as_json: bool) -> None:
     """Print one profile."""
     path = settings.profiles_file()
@@ -248,7 +248,7 @@ def show(name: str | None, as_json: bool) -> None:
 
 
 @profile.command("rm", help=_RM_HELP, short_help="Remove a profile.")
-@click.argument("name", shell_complete=suggested("profiles"))
+@click.argument("name", shell_complete=complete_with("profiles"))
 @yes_option
 def rm(name: str, yes: bool) -> None:
     """Remove one profile."""

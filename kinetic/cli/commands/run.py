@@ -22,7 +22,7 @@ from kinetic.cli import exit_codes, misplaced, output
 from kinetic.cli import program as programs
 from kinetic.cli.commands.output import print_failure
 from kinetic.cli.context import AppContext, pass_app
-from kinetic.cli.lazy import suggested
+from kinetic.cli.lazy import complete_with
 from kinetic.cli.misplaced import OptionNames
 from kinetic.cli.options import ASSIGNMENT, DURATION, SLICES, json_option
 from kinetic.cli.program import Kind, Program
@@ -103,7 +103,7 @@ def _table_options(command: F) -> F:
 def _table_option(row: Option, flag: Flag) -> Callable[[F], F]:
     made = _MADE.get(flag.takes)
 
-    def checked(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
+    def check_value(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
         value = value if made is None else made(value)
         if value is not None and not ctx.resilient_parsing:
             row.check(flag.names[0], value)
@@ -118,8 +118,8 @@ def _table_option(row: Option, flag: Flag) -> Callable[[F], F]:
         is_flag=is_switch,
         multiple=made is not None,
         **({"required": True} if flag.required else {} if made else {"default": row.default}),
-        callback=checked,
-        shell_complete=suggested(flag.offers) if flag.offers else None,
+        callback=check_value,
+        shell_complete=complete_with(flag.offers) if flag.offers else None,
         help=row.help if made is None else f"{row.help} Repeatable.",
     )
 
@@ -249,11 +249,11 @@ def _print_plan(view: PlanView, *, as_json: bool) -> int:
 
 def _print_documents(view: PlanView, form: str) -> int:
     """Print what would be created."""
-    from kinetic.cli.manifests import Format, written
+    from kinetic.cli.manifests import Format, format_documents
 
     for warning in view.warnings:
         output.notice(f"kinetic: {warning}")
-    output.line(written(view.documents, Format(form)))
+    output.line(format_documents(view.documents, Format(form)))
     return exit_codes.OK
 
 
@@ -280,7 +280,7 @@ def _follow(app: AppContext, handle: JobHandle[Any], program: Program, all_hosts
             f"To stop it: kinetic jobs cancel {handle.job_id}"
         )
         return exit_codes.INTERRUPTED
-    return exit_codes.OK if outcome.ok else _failed(handle, outcome, program, all_hosts)
+    return exit_codes.OK if outcome.ok else _report_failure(handle, outcome, program, all_hosts)
 
 
 def _print_output(app: AppContext, handle: JobHandle[Any], all_hosts: bool) -> None:
@@ -293,7 +293,9 @@ def _print_output(app: AppContext, handle: JobHandle[Any], all_hosts: bool) -> N
     output.copy_output(chunks, Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
 
 
-def _failed(handle: JobHandle[Any], outcome: Outcome, program: Program, all_hosts: bool) -> int:
+def _report_failure(
+    handle: JobHandle[Any], outcome: Outcome, program: Program, all_hosts: bool
+) -> int:
     from kinetic._core import failure
     from kinetic._core.exits import Exit
 

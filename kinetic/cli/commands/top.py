@@ -168,7 +168,7 @@ class ActivityWatch:
         from kinetic._backends.base import Controls
 
         if ref.place.is_cluster:
-            return self._told(ref) if may_run else None
+            return self._ask_leader(ref) if may_run else None
         try:
             backend = self._app.backend_of(ref)
             address = backend.control(ref) if isinstance(backend, Controls) else None
@@ -180,7 +180,7 @@ class ActivityWatch:
         except (KineticError, ValueError):  # it is ending, or its supervisor does not answer
             return None
 
-    def _told(self, ref: JobRef) -> dict[str, Any] | None:
+    def _ask_leader(self, ref: JobRef) -> dict[str, Any] | None:
         """What the leader of a job on a cluster has answered."""
         from kinetic._client import asking
 
