@@ -25,18 +25,18 @@ LEAST, MOST = "KINETIC_LEAST_SLICES", "KINETIC_MOST_SLICES"
 
 def could_grow() -> bool:
     """Return whether slices are missing that may come back; the same on all hosts."""
-    return slices.num_slices() < int(slices.told(MOST) or "0")
+    return slices.num_slices() < int(slices.read_variable(MOST) or "0")
 
 
 def could_shrink() -> bool:
     """Return whether the job may go on with fewer slices; the same on all hosts."""
-    return int(slices.told(LEAST) or "0") < int(slices.told(MOST) or "0")
+    return int(slices.read_variable(LEAST) or "0") < int(slices.read_variable(MOST) or "0")
 
 
 def is_asked() -> bool:
     """Return whether this host has been told that a slice is back. Others may hear of it later: see
     `should_reform`."""
-    file = slices.told(FILE)
+    file = slices.read_variable(FILE)
     return bool(file) and could_grow() and Path(file).exists()
 
 
@@ -80,7 +80,7 @@ def reform() -> NoReturn:
 def _meet() -> None:
     """Wait for all hosts: those that do not leave would wait for those that did in their next
     collective."""
-    world = peers.joined(f"kinetic/leaving/{slices.attempt()}")
+    world = peers.find_world(f"kinetic/leaving/{slices.attempt()}")
     if world is None:
         return
     world.tell(f"here/{world.index}", "")

@@ -15,5 +15,5 @@ VARIABLE = "KINETIC_LOCAL_DIR"
 def local_folder() -> Path | None:
     """Return the folder of this host, which stays between the attempts of its job; None where there
     is none: outside of jobs, and for the only process of a single controller on a cluster."""
-    told = slices.told(VARIABLE)
+    told = slices.read_variable(VARIABLE)
     return Path(told) if told else None

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kinetic._core.tracebacks import own_frames_hidden
-from kinetic._in_job.slices import SLICES, num_slices, told
+from kinetic._in_job.slices import SLICES, num_slices, read_variable
 from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def make_mesh(
 
     with own_frames_hidden:
         slices = _by_slice(_taking_part(jax.devices()) if devices is None else devices)
-        between = _fitted("dcn", {"data": REST} if dcn is None else dcn, len(slices), "slice")
+        between = _fill_rest("dcn", {"data": REST} if dcn is None else dcn, len(slices), "slice")
         each = len(slices[0])
-        within = _fitted(
+        within = _fill_rest(
             "ici", {"fsdp": REST} if ici is None else ici, each, "device", " in each slice"
         )
     names = list(dict.fromkeys([*between, *within]))
@@ -85,7 +85,7 @@ def _laid_out(
 
 def _taking_part(devices: Sequence[Any]) -> Sequence[Any]:
     """Those devices whose slice takes part; a single controller sees the others as well."""
-    taking_part = told(SLICES)
+    taking_part = read_variable(SLICES)
     if not taking_part:
         return devices
     return [device for device in devices if str(device.slice_index) in taking_part.split(",")]
@@ -114,7 +114,7 @@ def _by_slice(devices: Sequence[Any]) -> list[list[Any]]:
     return slices
 
 
-def _fitted(
+def _fill_rest(
     option: str, axes: Mapping[str, int], total: int, noun: str, where: str = ""
 ) -> dict[str, int]:
     """The sizes with `REST` filled in."""

@@ -34,6 +34,6 @@ def attempt() -> int:
     return int(os.environ.get(ATTEMPT, "1"))
 
 
-def told(name: str) -> str:
+def read_variable(name: str) -> str:
     """Return what the worker told the function in this variable; "" if nothing."""
     return os.environ.get(name, "")

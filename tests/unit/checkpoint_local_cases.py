@@ -45,7 +45,7 @@ def written(tier, number, writer="run"):
 
 
 def read(tier, like):
-    whole = newest([tier.found()])
+    whole = newest([tier.list_committed()])
     now = tree.taken_apart(like).as_saved(whole.leaves)
     assembly = Assembly(tier, Crowd(1).hosts()[0], whole)
     assembly.fetch(now)
@@ -61,7 +61,7 @@ def same(one, other):
 
 def test_what_was_written_is_read(tmp_path):
     tier = LocalTier(tmp_path / "tier")
-    assert tier.found() == []
+    assert tier.list_committed() == []
     written(tier, 5)
     same(read(LocalTier(tmp_path / "tier"), state(0)), state(5))
 
@@ -77,7 +77,7 @@ def test_numbers_and_arrays_without_a_shape_come_back_as_they_were_saved(tmp_pat
     saved, like = {"a": 1, "b": np.float32(0.1)}, {"a": np.zeros(()), "b": 0.5}
     tier = LocalTier(tmp_path)
     tier.commit(tier.stage(5, "run", 1, tree.taken_apart(saved)))
-    (found,) = tier.found()
+    (found,) = tier.list_committed()
     tree.check_same(found.leaves, tree.taken_apart(like).leaves, "of step 5")
     same(read(tier, like), saved)
 
@@ -86,11 +86,11 @@ def test_the_step_before_stays_until_it_is_retired_and_then_makes_room(tmp_path)
     tier = LocalTier(tmp_path)
     for number in range(4):
         written(tier, number)
-        assert [each.step for each in tier.found()] == (
+        assert [each.step for each in tier.list_committed()] == (
             [0] if number == 0 else [number - 1, number]
         )
         tier.retire(number)
-        assert [each.step for each in tier.found()] == [number]
+        assert [each.step for each in tier.list_committed()] == [number]
         tier.clean() if number == 2 else None
     same(read(tier, state(0)), state(3))
 
@@ -115,7 +115,7 @@ def test_what_was_not_committed_is_not_seen(tmp_path, left):
     if left != "all but the name":
         (tmp_path / "writing/index.json").unlink()
         os.truncate(tmp_path / "writing/data", 0 if left == "nothing" else 70)
-    assert [each.step for each in tier.found()] == [1]
+    assert [each.step for each in tier.list_committed()] == [1]
     tier.clean()
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
@@ -136,16 +136,16 @@ def test_what_is_damaged_is_left_out(tmp_path, damage):
         (folder / "index.json").write_text('{"format": 1')
     else:
         folder.rename(tmp_path / "3")
-    assert [each.step for each in tier.found()] == [1]
+    assert [each.step for each in tier.list_committed()] == [1]
 
 
 def test_steps_of_another_run_are_removed(tmp_path):
     tier = LocalTier(tmp_path)
     written(tier, 1)
     written(tier, 2, writer="another")
-    whole = newest([[each for each in tier.found() if each.step == 1]])
+    whole = newest([[each for each in tier.list_committed() if each.step == 1]])
     tier.keep_only(whole)
-    assert [each.step for each in tier.found()] == [1]
+    assert [each.step for each in tier.list_committed()] == [1]
     tier.keep_only(None)
     assert list(tmp_path.iterdir()) == []
 
@@ -161,7 +161,7 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="no space is left") as told:
         written(tier, 2)
     assert told.value.step == 2
-    assert [each.step for each in tier.found()] == [1]
+    assert [each.step for each in tier.list_committed()] == [1]
 
 
 def saves(host, folder, warned, numbers, spoil=lambda number: None):
@@ -173,7 +173,7 @@ def saves(host, folder, warned, numbers, spoil=lambda number: None):
         spoil(number)
         local.begin(Due(number, number, tree.taken_apart({"w": np.full(9, number)}), None))
     local.wait()
-    return [each.step for each in tier.found()]
+    return [each.step for each in tier.list_committed()]
 
 
 def test_a_host_without_room_costs_all_hosts_this_step_and_one_warning(tmp_path, monkeypatch):
@@ -249,7 +249,7 @@ def test_a_host_without_a_copy_gets_it_from_another_one(tmp_path):
 
     first = LocalTier(tmp_path / "0")
     first.commit(first.stage(5, "run", 3, tree.taken_apart(without_devices(5))))
-    whole = newest([first.found(), [], []])
+    whole = newest([first.list_committed(), [], []])
 
     def restore(host):
         assembly = Assembly(LocalTier(tmp_path / str(host.index)), host, whole)

@@ -81,7 +81,7 @@ def test_the_leader_wishes_when_the_time_has_come():
                     now[0] = 101.0
                 if (wish := moments.call()) is not None:
                     found.append((step, wish))
-                    moments.saved()
+                    moments.note_save()
                     return found
                 step_of.wait(PATIENCE_S)
                 time.sleep(0.001)
@@ -313,14 +313,14 @@ def equal(a, b):
 def test_a_position_comes_back(state):
     import json
 
-    saved = json.loads(json.dumps(positions.taken(Iterator(state))))
+    saved = json.loads(json.dumps(positions.take_position(Iterator(state))))
     back = Iterator()
     positions.put_back(back, [saved], 0, 1)
     assert equal(back.state, state)
 
 
 def test_positions_belong_to_hosts():
-    saved = [positions.taken(Iterator(n)) for n in range(2)]
+    saved = [positions.take_position(Iterator(n)) for n in range(2)]
     back = Iterator()
     positions.put_back(back, saved, 1, 2)
     assert back.state == 1
@@ -335,7 +335,7 @@ def test_positions_belong_to_hosts():
 @pytest.mark.parametrize("bad", [object(), [1], Iterator(object()), Iterator({1: 2})])
 def test_what_has_no_position_is_refused(bad):
     with pytest.raises(UsageError, match=r"data=|get_state\(\)"):
-        positions.taken(bad)
+        positions.take_position(bad)
 
 
 # -- when ------------------------------------------------------------------------------------------
@@ -382,6 +382,6 @@ def test_what_orbax_lacks_for_a_bucket_is_named():
     missing = ImportError("Please install gcsfs to access Google Storage")
     with (
         pytest.raises(CheckpointError, match="name it in the project's dependencies"),
-        persistent.explained("opened", "gs://bucket/run"),
+        persistent.explain_errors("opened", "gs://bucket/run"),
     ):
         raise missing

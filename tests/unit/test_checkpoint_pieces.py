@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from kinetic._in_job.checkpoint.pieces import Local, Piece, newest, overlap, transfers
-from kinetic._in_job.checkpoint.room import Room, check, measured
+from kinetic._in_job.checkpoint.room import Room, check, measure_room
 from kinetic._in_job.checkpoint.tree import Leaf
 from kinetic._system import filesystems, machine
 from kinetic.errors import CheckpointError, CorruptRecord
@@ -157,11 +157,11 @@ def test_what_lies_in_memory_takes_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "available_memory_bytes", lambda: 123)
     monkeypatch.setattr(filesystems, "is_in_memory", lambda path: True)
     (tmp_path / "old").write_bytes(bytes(10_000))
-    found = measured(tmp_path, 5)
+    found = measure_room(tmp_path, 5)
     assert (found.free_bytes, found.part_bytes) == (123, 5)
     assert found.used_bytes >= 10_000
     monkeypatch.setattr(filesystems, "is_in_memory", lambda path: False)
-    assert measured(tmp_path, 5).free_bytes > 123
+    assert measure_room(tmp_path, 5).free_bytes > 123
 
 
 def test_the_type_of_a_file_system_is_read_from_the_mounts(tmp_path):

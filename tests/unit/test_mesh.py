@@ -70,13 +70,13 @@ def test_slices_that_are_not_alike(job):
 )
 def test_sizes_that_do_not_fit(axes, total, words):
     with pytest.raises(UsageError) as caught:
-        mesh._fitted("dcn", axes, total, "slice")
+        mesh._fill_rest("dcn", axes, total, "slice")
     assert words in str(caught.value)
 
 
 def test_what_is_open_takes_what_the_others_leave():
     for known, rest in itertools.product((1, 2, 3), (1, 2, 5)):
-        assert mesh._fitted("ici", {"a": known, "b": -1}, known * rest, "device") == {
+        assert mesh._fill_rest("ici", {"a": known, "b": -1}, known * rest, "device") == {
             "a": known,
             "b": rest,
         }

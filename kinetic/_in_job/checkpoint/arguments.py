@@ -35,13 +35,13 @@ def persistent_folder(given: str | os.PathLike[str] | None) -> str:
         if not os.fspath(given):
             raise UsageError("directory= is empty: give the path of a folder, or a URI.")
         return absolute(given)
-    output = slices.told("KINETIC_OUTPUT_DIR")
+    output = slices.read_variable("KINETIC_OUTPUT_DIR")
     if not output:
         raise UsageError(
             "Checkpointer() does not know where to save: outside of a job there is no "
             "KINETIC_OUTPUT_DIR. Give it directory=."
         )
-    return persistent.joined(output, _FOLDER)
+    return persistent.join_path(output, _FOLDER)
 
 
 def folder_in_memory(given: str | os.PathLike[str] | None, directory: str) -> Path | None:

@@ -68,7 +68,9 @@ class Assembly:
         source, piece, needed_by = transfer
         mine, wanted = self._peers.index == source, self._peers.index in needed_by
         content = (
-            self._read(piece) if mine else np.empty(piece.size_bytes if wanted else 0, np.uint8)
+            self._read_piece(piece)
+            if mine
+            else np.empty(piece.size_bytes if wanted else 0, np.uint8)
         )
         for start in range(0, piece.size_bytes, _ROOM_BYTES):
             size = min(_ROOM_BYTES, piece.size_bytes - start)
@@ -87,7 +89,7 @@ class Assembly:
                     f"what host {source} has sent of step {self._whole.step} is not what was saved."
                 )
 
-    def _read(self, piece: Piece) -> Any:
+    def _read_piece(self, piece: Piece) -> Any:
         """The content of a piece of this host; anything, once it is known to be damaged: other
         hosts wait for it, and nobody uses what comes of it."""
         import numpy as np
@@ -142,7 +144,7 @@ class Assembly:
         ]
         if self._own is not None:
             there += [
-                (piece.part, functools.partial(self._read, piece))
+                (piece.part, functools.partial(self._read_piece, piece))
                 for piece in self._own.pieces
                 if piece.leaf == number
             ]

@@ -188,7 +188,7 @@ class Checkpointer:
         if data is not None:
             positions.put_back(data, found.data, self._peers.index, self._peers.count)
         self.restored, self._last = found.restored, found.restored.step
-        self._say(f"{_named(self._last)} is restored from {found.where}.")
+        self._say(f"{_name_step(self._last)} is restored from {found.where}.")
         return found.state, self._last + 1
 
     def save(
@@ -255,7 +255,7 @@ class Checkpointer:
         }
         opened.persistent.check()
         if any(to.values()):
-            position = None if data is None else positions.taken(data)
+            position = None if data is None else positions.take_position(data)
             due = Due(next(self._numbers), step, tree.taken_apart(state_of()), position)
             if self._pattern is not None:  # Better now than when a host has been lost.
                 self._check_first(due, self._pattern)
@@ -320,7 +320,7 @@ class Checkpointer:
         self._owner = os.getpid()
         persistent.orbax()  # whether it is there, before anything is done together
         self._peers = peers.of_this_world()
-        self._opened = opening.opened(
+        self._opened = opening.open_checkpoints(
             self._directory,
             self._local,
             self._keep,
@@ -333,13 +333,13 @@ class Checkpointer:
         if tier is not None:
             self._local_saves = LocalSaves(tier, writer, self._peers, self._warn)
         self._restoring = Restoring(self._opened, self._peers, self._directory, self._warn)
-        self._moments = Moments(self._peers, _wanted, self._cadence.every_s)
+        self._moments = Moments(self._peers, _find_wish, self._cadence.every_s)
         if self._local is None and self._cadence.local_every is not None:
             self._tell_why_not_local()
         return self._opened
 
     def _tell_why_not_local(self) -> None:
-        job = slices.told("KINETIC_JOB_ID")
+        job = slices.read_variable("KINETIC_JOB_ID")
         if job and (fault := memory_folder.fault_of(job, "local")):
             self._warn(
                 f"there are no local checkpoints, as this machine gives its hosts no folder in "
@@ -388,18 +388,18 @@ class Checkpointer:
     def _say(self, words: str) -> None:
         """Tell those who read the job's output, once for all hosts."""
         _log.info(words)
-        if self._peers.index == 0 and slices.told("KINETIC_JOB_ID"):
+        if self._peers.index == 0 and slices.read_variable("KINETIC_JOB_ID"):
             streams.say(f"kinetic: {words}")
 
     def _tell_of_first_step(self) -> None:
         """Say how long an elastic job that had lost a slice did no step."""
-        if not self._has_stepped and (lost_at := slices.told(slices.LOST_AT)):
+        if not self._has_stepped and (lost_at := slices.read_variable(slices.LOST_AT)):
             self._say(f"first step after {time.time() - float(lost_at):.1f} s.")
         self._has_stepped = True
 
     def _warn(self, words: str) -> None:
         """Warn those who read the job's output; called on all hosts."""
-        if not slices.told("KINETIC_JOB_ID"):
+        if not slices.read_variable("KINETIC_JOB_ID"):
             _log.warning(words)
         elif self._peers.index == 0:
             streams.say(f"kinetic: warning: {words}")
@@ -458,8 +458,8 @@ class Checkpointer:
             opened.lease.check()
         record = {
             "format": 1,
-            "job_id": slices.told("KINETIC_JOB_ID"),
-            "attempt": slices.told("KINETIC_ATTEMPT"),
+            "job_id": slices.read_variable("KINETIC_JOB_ID"),
+            "attempt": slices.read_variable("KINETIC_ATTEMPT"),
             "writer": opened.writer,
             "hosts": self._peers.count,
             "saved_at": time.time(),
@@ -468,7 +468,7 @@ class Checkpointer:
             "data": local_saves.of_all_hosts(self._peers, f"positions/{due.number}", due.position),
         }
         if self._moments is not None:
-            self._moments.saved()
+            self._moments.note_save()
         own = None
         if opened.verify:
             own = verifying.digests_here(due.state, self._peers.index)
@@ -477,11 +477,11 @@ class Checkpointer:
         return opened.persistent.save(due.step, due.state.plain(), record, numbers, own)
 
 
-def _named(step: int) -> str:
+def _name_step(step: int) -> str:
     return f"step {step}" if step >= 0 else "the state"
 
 
-def _wanted() -> Wish | None:
+def _find_wish() -> Wish | None:
     """What makes this host's function leave, as far as it knows by itself."""
     if preemption.preempted():
         return Wish.PREEMPTED

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kinetic._in_job.checkpoint import tree
-from kinetic._in_job.checkpoint.persistent import explained, orbax
+from kinetic._in_job.checkpoint.persistent import explain_errors, orbax
 from kinetic._in_job.checkpoint.tree import Leaf, State
 from kinetic._store.checkpoints import Checkpoints, Step
 from kinetic.errors import CheckpointError, NotFound, PreflightError
@@ -142,9 +142,9 @@ class _Tree:
         """Return its leaves, by the names that they have in the state."""
         import jax
 
-        described = _described(self._path, self._number)
+        described = _describe_tree(self._path, self._number)
         with_paths, self._structure = jax.tree_util.tree_flatten_with_path(described)
-        self._names = [tree.joined(path) for path, _ in with_paths]
+        self._names = [tree.join_keys(path) for path, _ in with_paths]
         if len(with_paths) == len(now.leaves) == 1 and now.joined == [""]:
             self._names = [""]  # an array alone has no key
         names = dict(zip(now.joined, (leaf.name for leaf in now.leaves), strict=True))
@@ -239,12 +239,12 @@ def _flax() -> Any:
     return flax
 
 
-def _described(path: str, step: int) -> Any:
+def _describe_tree(path: str, step: int) -> Any:
     """Return what Orbax knows of a pytree that it has written: types and shapes."""
     from etils import epath
 
     ocp = orbax()
-    with explained("read", path, step):
+    with explain_errors("read", path, step):
         found = ocp.PyTreeCheckpointHandler().metadata(epath.Path(path))
         return getattr(found, "tree", found)
 
@@ -253,7 +253,7 @@ def _read_tree(path: str, step: int, like: Any) -> Any:
     """Return a pytree that Orbax has written, laid out as another one."""
     ocp = orbax()
     with (
-        explained("read", path, step),
+        explain_errors("read", path, step),
         # This handler reads what each of Orbax's handlers of pytrees has written.
         ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader,
     ):
@@ -265,6 +265,6 @@ def _content_of(path: str, step: int) -> bytes:
     """Return the content of a file in a folder or bucket."""
     from etils import epath
 
-    with explained("read", path, step):
+    with explain_errors("read", path, step):
         content: bytes = epath.Path(path).read_bytes()
         return content

@@ -80,7 +80,7 @@ class LocalTier:
         for name in (_WRITING, _REMOVING):
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
-    def found(self) -> list[Local]:
+    def list_committed(self) -> list[Local]:
         """Return what is committed; what is damaged is left out."""
         return self.look()[0]
 
@@ -89,7 +89,7 @@ class LocalTier:
         there, faults = [], {}
         for path in self._steps():
             try:
-                there.append(_committed(path))
+                there.append(_read_committed(path))
             except (OSError, ValueError, CorruptRecord) as error:
                 why = str(error) if isinstance(error, CorruptRecord) else "its index is no JSON"
                 if isinstance(error, OSError):
@@ -114,7 +114,7 @@ class LocalTier:
         try:
             self._space(size_bytes)
         except OSError as error:
-            raise _explained(error, None, self._folder, size_bytes) from error
+            raise _explain_error(error, None, self._folder, size_bytes) from error
 
     def stage(self, step: int, writer: str, hosts: int, state: State) -> Local:
         """Copy this host's parts out of the devices; afterwards the state may change.
@@ -132,7 +132,7 @@ class LocalTier:
         try:
             space = self._space(size_bytes)
         except OSError as error:
-            raise _explained(error, step, self._folder, size_bytes) from error
+            raise _explain_error(error, step, self._folder, size_bytes) from error
         with Digesting() if self._verify else contextlib.nullcontext() as digesting:
             for piece, part in zip(pieces, parts, strict=True):
                 content = np.asarray(part.data)
@@ -191,7 +191,7 @@ class LocalTier:
             writing.rename(target)
         except OSError as error:
             size = sum(piece.size_bytes for piece in local.pieces)
-            raise _explained(error, local.step, self._folder, size) from error
+            raise _explain_error(error, local.step, self._folder, size) from error
 
     def retire(self, newest: int) -> None:
         """Give up all steps but this one, which all hosts have committed."""
@@ -228,7 +228,7 @@ class LocalTier:
         what an earlier one had written."""
         kept = {
             str(local.step)
-            for local in self.found()
+            for local in self.list_committed()
             if whole is not None and (local.step, local.writer) == (whole.step, whole.writer)
         }
         for path in self._steps():
@@ -271,7 +271,7 @@ class LocalTier:
         return not self._verify or piece.is_copy(content)
 
 
-def _committed(path: Path) -> Local:
+def _read_committed(path: Path) -> Local:
     """Read the index of a committed step.
 
     Raises:
@@ -292,7 +292,9 @@ def _fill(fd: int, size_bytes: int) -> None:
         left -= os.write(fd, zeros[:left])
 
 
-def _explained(error: OSError, step: int | None, folder: Path, size_bytes: int) -> CheckpointError:
+def _explain_error(
+    error: OSError, step: int | None, folder: Path, size_bytes: int
+) -> CheckpointError:
     what = "next local checkpoint" if step is None else f"local checkpoint of step {step}"
     said = f"The {what} could not be written to {folder}"
     if error.errno in _FULL:

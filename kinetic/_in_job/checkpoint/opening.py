@@ -93,7 +93,7 @@ def agree(peers: Peers, name: str, act: Callable[[], str]) -> list[str]:
     return [each["said"] for each in answers]
 
 
-def opened(
+def open_checkpoints(
     directory: str,
     local: Path | None,
     keep: Keep,
@@ -132,7 +132,7 @@ def opened(
         if peers.index == 0:
             if foreign.is_foreign(directory):  # Nothing is written into it, not even our name.
                 return ""
-            held.append(_leased(directory, token))
+            held.append(_take_lease(directory, token))
         return token
 
     try:
@@ -147,7 +147,7 @@ def opened(
             if tier is None:
                 return ""
             tier.clean()
-            return json.dumps(vars(room.measured(tier.folder, size_of(state))))
+            return json.dumps(vars(room.measure_room(tier.folder, size_of(state))))
 
         rooms = [Room(**json.loads(each)) for each in agree(peers, "folders", look) if each]
         try:
@@ -164,8 +164,8 @@ def opened(
     return Opened(held[0] if held else None, writer, persistent, tier, verify)
 
 
-def _leased(directory: str, token: str) -> Lease:
-    me = Owner(slices.told("KINETIC_JOB_ID"), token, os.getpid(), socket.gethostname())
+def _take_lease(directory: str, token: str) -> Lease:
+    me = Owner(slices.read_variable("KINETIC_JOB_ID"), token, os.getpid(), socket.gethostname())
     held = Lease(lease.place_of(directory), directory, me)
     before = held.acquire()
     if before is not None and before.job_id != me.job_id:

@@ -205,7 +205,7 @@ def of_this_world() -> Peers:
     return World(client, jax.process_index(), count, f"kinetic/checkpoints/{next(_worlds)}")
 
 
-def joined(name: str) -> World | None:
+def find_world(name: str) -> World | None:
     """Return the processes that this one has joined, under a name that they all use; None if it has
     joined none, or as far as this JAX has no coordination service that we know."""
     if "jax" not in sys.modules:

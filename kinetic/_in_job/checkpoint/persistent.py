@@ -60,7 +60,7 @@ class Reading(NamedTuple):
         likes = [now.values[n] for n in self.shared]
         read = [found[n] if process in s.readers else None for n, s in self.shared.items()]
         for n, value in zip(
-            self.shared, replicas.sent(likes, [*self.shared.values()], read), strict=True
+            self.shared, replicas.spread_arrays(likes, [*self.shared.values()], read), strict=True
         ):
             found[n] = value
         return found
@@ -98,7 +98,7 @@ class Persistent:
             best_mode=keep.best_is,
             async_options=ocp.AsyncOptions(timeout_secs=_LIMIT_S),
         )
-        with explained("opened", directory):
+        with explain_errors("opened", directory):
             if process == 0:
                 _replace_damaged_metrics(directory)
             self._manager = ocp.CheckpointManager(
@@ -116,7 +116,7 @@ class Persistent:
         Raises:
             StepUnreadable: it is damaged.
         """
-        with explained("read", self._directory, step):
+        with explain_errors("read", self._directory, step):
             folder = self._manager.directory / str(step) / RECORD
             if not folder.exists():
                 return {}
@@ -141,7 +141,7 @@ class Persistent:
         import jax
 
         found = []
-        with explained("read", self._directory, step):
+        with explain_errors("read", self._directory, step):
             for number in range(self._process, files, jax.process_count()):
                 file = self._manager.directory / str(step) / DIGESTS / _file(number)
                 found += digests.check_signed(json.loads(file.read_text()))[DIGESTS]
@@ -160,7 +160,7 @@ class Persistent:
         if step <= self._newest:
             return False
         if step in self._damaged:
-            with explained("written", self._directory):
+            with explain_errors("written", self._directory):
                 self._note_removal([step])
                 self._manager.delete(step)
             self._damaged.discard(step)
@@ -173,7 +173,7 @@ class Persistent:
             items[DIGESTS] = ocp.args.JsonSave(digests.sign({DIGESTS: digests_here}))
         self.wait()
         self._saving = step
-        with self._writing():
+        with self._explain_writing():
             # The caller decides; Orbax would refuse what is older than a damaged step.
             args = ocp.args.Composite(**items)
             self._manager.save(step, args=args, metrics=dict(metrics), force=True)
@@ -189,9 +189,9 @@ class Persistent:
         """
         sources = {n: replicas.source_of(value) for n, value in now.arrays()}
         shared = {n: source for n, source in sources.items() if source is not None}
-        with explained("read", self._directory, step):
+        with explain_errors("read", self._directory, step):
             if shared:
-                return Reading(self._read(step, now, shared, process), shared)
+                return Reading(self._read_values(step, now, shared, process), shared)
             like = orbax().args.StandardRestore(now.plain())
             found = orbax().StandardCheckpointHandler().restore(self._place(step), args=like)
             return Reading(now.values_of(found), {})
@@ -204,15 +204,17 @@ class Persistent:
         number = next(n for n, leaf in enumerate(now.leaves) if leaf.name == saved.name)
         wanted[number] = np.broadcast_to(np.zeros((), saved.dtype), saved.shape)
         try:
-            with explained("read", self._directory, step):
-                return self._restored(step, now, wanted)[number]
+            with explain_errors("read", self._directory, step):
+                return self._restore_values(step, now, wanted)[number]
         except StepUnreadable:
             return None
 
     def _place(self, step: int) -> Any:
         return self._manager.directory / str(step) / STATE
 
-    def _read(self, step: int, now: State, shared: Mapping[int, Source], process: int) -> list[Any]:
+    def _read_values(
+        self, step: int, now: State, shared: Mapping[int, Source], process: int
+    ) -> list[Any]:
         """The values that this process has to read, and something in place of the others."""
         import jax
 
@@ -222,9 +224,9 @@ class Persistent:
                 wanted[n].shape, wanted[n].dtype, sharding=source.sharding
             )
             wanted[n] = described if process in source.readers else ocp.PLACEHOLDER
-        return self._restored(step, now, wanted)
+        return self._restore_values(step, now, wanted)
 
-    def _restored(self, step: int, now: State, wanted: list[Any]) -> list[Any]:
+    def _restore_values(self, step: int, now: State, wanted: list[Any]) -> list[Any]:
         """The values of a step but for placeholders; Orbax's other handler reads the same files,
         and leaves those out."""
         ocp, item = orbax(), now._replace(values=wanted).plain()
@@ -249,25 +251,25 @@ class Persistent:
 
     def check(self) -> None:
         """Raise what a save in the background has met."""
-        with self._writing():
+        with self._explain_writing():
             self._manager.check_for_errors()
 
     def wait(self) -> None:
         """Wait until all that was saved is committed."""
-        with self._writing():
+        with self._explain_writing():
             self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait, and free what the manager holds."""
-        with self._writing():
+        with self._explain_writing():
             self._manager.close()
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _explain_writing(self) -> Iterator[None]:
         """Name the step that is being saved in an error."""
         done = "written" if self._saving is None else f"written (step {self._saving})"
         try:
-            with explained(done, self._directory):
+            with explain_errors(done, self._directory):
                 yield
         except CheckpointError as error:
             error.step = self._saving
@@ -365,7 +367,7 @@ def _steps_of_others(directory: str) -> list[int]:
     from etils import epath
 
     folder = epath.Path(directory)
-    with explained("opened", directory):
+    with explain_errors("opened", directory):
         steps = (
             [each for each in folder.iterdir() if each.name.isdigit()] if folder.exists() else []
         )
@@ -377,7 +379,7 @@ def _steps_of_others(directory: str) -> list[int]:
 
 
 @contextlib.contextmanager
-def explained(done: str, directory: str, step: int | None = None) -> Iterator[None]:
+def explain_errors(done: str, directory: str, step: int | None = None) -> Iterator[None]:
     """Make a vendor's errors ours; `step`: one that is being read, which may be damaged."""
     try:
         yield
@@ -439,6 +441,6 @@ def is_bucket(directory: str) -> bool:
     return "://" in directory
 
 
-def joined(directory: str, name: str) -> str:
+def join_path(directory: str, name: str) -> str:
     """Return the path of something below a folder or URI."""
     return f"{directory.rstrip('/')}/{name}"

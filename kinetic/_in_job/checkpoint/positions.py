@@ -35,14 +35,14 @@ def check(data: Any) -> None:
         )
 
 
-def taken(data: Any) -> Any:
+def take_position(data: Any) -> Any:
     """Return the position of an iterator as a JSON value.
 
     Raises:
         UsageTypeError: it has none, or one that cannot be kept.
     """
     check(data)
-    return _encoded(data.get_state())
+    return _encode_value(data.get_state())
 
 
 def put_back(data: Any, saved: Sequence[Any], host: int, hosts: int) -> None:
@@ -68,20 +68,20 @@ def put_back(data: Any, saved: Sequence[Any], host: int, hosts: int) -> None:
             f"now there are {hosts} hosts: they cannot be shared out. Leave data= out of restore() "
             "and set the iterator yourself, or use as many hosts as before."
         )
-    data.set_state(_decoded(saved[host] if len(saved) == hosts else saved[0]))
+    data.set_state(_decode_value(saved[host] if len(saved) == hosts else saved[0]))
 
 
-def _encoded(value: Any) -> Any:
+def _encode_value(value: Any) -> Any:
     if value is None or isinstance(value, bool | str | int | float):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
         return {_BYTES: base64.b64encode(bytes(value)).decode()}
     if isinstance(value, tuple):
-        return {_TUPLE: [_encoded(each) for each in value]}
+        return {_TUPLE: [_encode_value(each) for each in value]}
     if isinstance(value, list):
-        return [_encoded(each) for each in value]
+        return [_encode_value(each) for each in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _encoded(each) for key, each in value.items()}
+        return {key: _encode_value(each) for key, each in value.items()}
     if hasattr(value, "dtype") and hasattr(value, "tobytes") and value.dtype != object:
         raw = base64.b64encode(value.tobytes()).decode()
         return {_ARRAY: [value.dtype.name, list(value.shape), raw]}
@@ -91,19 +91,19 @@ def _encoded(value: Any) -> Any:
     )
 
 
-def _decoded(value: Any) -> Any:
+def _decode_value(value: Any) -> Any:
     if isinstance(value, list):
-        return [_decoded(each) for each in value]
+        return [_decode_value(each) for each in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {_BYTES}:
         return base64.b64decode(value[_BYTES])
     if value.keys() == {_TUPLE}:
-        return tuple(_decoded(each) for each in value[_TUPLE])
+        return tuple(_decode_value(each) for each in value[_TUPLE])
     if value.keys() == {_ARRAY}:
         import numpy as np
 
         name, shape, raw = value[_ARRAY]
         array = np.frombuffer(base64.b64decode(raw), np.dtype(name)).reshape(shape).copy()
         return array if shape else array[()]
-    return {key: _decoded(each) for key, each in value.items()}
+    return {key: _decode_value(each) for key, each in value.items()}

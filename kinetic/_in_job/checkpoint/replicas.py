@@ -75,7 +75,9 @@ def _processes(devices: Any) -> frozenset[int]:
     return frozenset(device.process_index for device in devices.flat)
 
 
-def sent(likes: Sequence[Any], sources: Sequence[Source], read: Sequence[Any]) -> list[Any]:
+def spread_arrays(
+    likes: Sequence[Any], sources: Sequence[Source], read: Sequence[Any]
+) -> list[Any]:
     """Return the arrays on all their devices; collective.
 
     Args:
@@ -85,7 +87,7 @@ def sent(likes: Sequence[Any], sources: Sequence[Source], read: Sequence[Any]) -
     """
     found: list[Any] = []
     for start, end in _at_once(likes, sources):
-        found += _sent(likes[start:end], sources[start:end], read[start:end])
+        found += _spread_group(likes[start:end], sources[start:end], read[start:end])
     return found
 
 
@@ -103,10 +105,12 @@ def _at_once(likes: Sequence[Any], sources: Sequence[Source]) -> Iterator[tuple[
         yield start, len(likes)
 
 
-def _sent(likes: Sequence[Any], sources: Sequence[Source], read: Sequence[Any]) -> list[Any]:
+def _spread_group(
+    likes: Sequence[Any], sources: Sequence[Source], read: Sequence[Any]
+) -> list[Any]:
     import jax
 
-    whole = [_stacked(*each) for each in zip(likes, sources, read, strict=True)]
+    whole = [_stack_replicas(*each) for each in zip(likes, sources, read, strict=True)]
     shardings = [_plain(like.sharding) for like in likes]
 
     def merge(arrays: list[Any]) -> list[Any]:
@@ -124,7 +128,7 @@ def _plain(sharding: Any) -> Any:
     return jax.sharding.NamedSharding(mesh, sharding.spec)
 
 
-def _stacked(like: Any, source: Source, read: Any) -> Any:
+def _stack_replicas(like: Any, source: Source, read: Any) -> Any:
     """An array with one replica after the other: the first is what was read, the others are
     zero."""
     import jax

@@ -203,7 +203,7 @@ class Restoring:
         if own is not None:
             again = functools.partial(persistent.read_alone, step, now)
             verification = Verification(self._peers, self._exchange, saved, again)
-            if differing := verification.differing(own, now, there):
+            if differing := verification.find_differing(own, now, there):
                 more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
                 return None, (
                     f"step {step} in {self._directory} is damaged: leaf {differing[0]}{more} is "

@@ -39,7 +39,7 @@ class Room:
     used_bytes: int
 
 
-def measured(folder: Path, part_bytes: int) -> Room:
+def measure_room(folder: Path, part_bytes: int) -> Room:
     """Return what this host has.
 
     Raises:
@@ -58,10 +58,12 @@ def measured(folder: Path, part_bytes: int) -> Room:
     if filesystems.is_in_memory(folder):
         available = machine.available_memory_bytes() or free
         free = min(free, available) if usage.f_blocks else available  # ramfs counts nothing
-    return Room(str(folder), f"{machine.boot_id()}/{device}", part_bytes, free, _used(folder))
+    return Room(
+        str(folder), f"{machine.boot_id()}/{device}", part_bytes, free, _count_used_bytes(folder)
+    )
 
 
-def _used(folder: Path) -> int:
+def _count_used_bytes(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):

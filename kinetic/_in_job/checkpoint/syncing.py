@@ -98,7 +98,7 @@ class Moments:
             self._peers.tell(f"wish/{round_}", what)
             self._told = (what, round_)
 
-    def saved(self) -> None:
+    def note_save(self) -> None:
         """A persistent checkpoint was made: the time counts from now."""
         self._saved_at = self._clock()
 

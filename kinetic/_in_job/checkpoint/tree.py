@@ -199,10 +199,10 @@ def taken_apart(state: Any) -> State:
         if _is_own(value) or _is_movable(value)
     }
     values = [np.asarray(value) if _is_own(value) else value for value in values]
-    return State(leaves, values, structure, placed, [joined(path) for path, _ in with_paths])
+    return State(leaves, values, structure, placed, [join_keys(path) for path, _ in with_paths])
 
 
-def joined(path: Iterable[Any]) -> str:
+def join_keys(path: Iterable[Any]) -> str:
     """Return what Orbax calls the leaf at a path: its keys, joined by dots."""
     return ".".join(_key(key) for key in path)
 
@@ -311,9 +311,9 @@ def check_same(
     old, new = {leaf.name: leaf for leaf in saved}, {leaf.name: leaf for leaf in now}
     faults = []
     if gone := [name for name in old if name not in new]:
-        faults.append(f"the state of restore() has no {_named(gone)}")
+        faults.append(f"the state of restore() has no {_name_some(gone)}")
     if added := [name for name in new if name not in old]:
-        faults.append(f"the checkpoint has no {_named(added)}")
+        faults.append(f"the checkpoint has no {_name_some(added)}")
     pairs = [(old[name], leaf) for name, leaf in new.items() if name in old]
     faults += _some(
         f"{leaf.name} was {_shape(was)} and is {_shape(leaf)}"
@@ -350,6 +350,6 @@ def _shape(leaf: Leaf) -> str:
     return f"{leaf.shape}" if leaf.shape else "an array of shape ()"
 
 
-def _named(names: Sequence[str]) -> str:
+def _name_some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

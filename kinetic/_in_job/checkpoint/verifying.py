@@ -57,7 +57,7 @@ def _digest(content: Any) -> str:
     return digest_of(array.reshape(-1).view(np.uint8))
 
 
-def merged(said: Sequence[Sequence[Any]]) -> Digests:
+def merge_digests(said: Sequence[Sequence[Any]]) -> Digests:
     """Return what the files of all hosts say."""
     found: Digests = {}
     for leaf, start, shape, digest in said:
@@ -87,7 +87,7 @@ class Verification:
         self._saved = saved
         self._read_again = read_again
 
-    def differing(self, own: Sequence[Any], now: State, values: Sequence[Any]) -> list[str]:
+    def find_differing(self, own: Sequence[Any], now: State, values: Sequence[Any]) -> list[str]:
         """Return the names of leaves that are not what was saved.
 
         Args:
@@ -97,7 +97,7 @@ class Verification:
         """
         packed = zlib.compress(json.dumps(own).encode(), 1)
         said = [json.loads(zlib.decompress(each)) for each in self._peers.gather(packed)]
-        digests = merged([each for host in said for each in host])
+        digests = merge_digests([each for host in said for each in host])
         regions = sorted(region for region, those in digests.items() if len(those) == 1)
         new = {leaf.name: (leaf, value) for leaf, value in zip(now.leaves, values, strict=True)}
         wrong: set[int] = set()
