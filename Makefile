@@ -8,7 +8,6 @@
 #   make check    lint, format, types, import contracts
 #   make docs     this project's site, in site/; what is wrong in it is an error
 #   make bench    what things cost, next to a floor measured in the same run
-#   make proto    regenerate the coordinator's gRPC code
 #   make clean    remove everything that make made
 
 SHELL := /bin/sh
@@ -16,7 +15,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-repeat test-cluster check docs bench proto clean
+.PHONY: help demo test test-repeat test-cluster check docs bench clean
 
 VENV := .venv
 COMMA := ,
@@ -96,16 +95,6 @@ docs: $(VENV)/.stamp-docs
 bench: $(VENV)/.stamp-test
 	@if [ -e benchmarks/run.py ]; then $(BIN)/python benchmarks/run.py $(ARGS); else \
 		for script in benchmarks/*.py; do [ -e "$$script" ] || continue; echo "== $$script"; $(BIN)/python "$$script" || exit; done; fi
-
-# The oldest protoc that we support makes code that every protobuf from 5.29 on can load; it gets an environment of its own.
-PROTOC := build/protoc
-$(PROTOC)/.stamp: | $(VENV)/.stamp-venv
-	@$(BIN)/python -m venv $(PROTOC)
-	@$(PROTOC)/bin/python -m pip --disable-pip-version-check -qq install "grpcio-tools==1.71.*" "setuptools<81"
-	@touch $@
-
-proto: $(PROTOC)/.stamp
-	$(PROTOC)/bin/python -W ignore -m grpc_tools.protoc -I. --python_out=. --pyi_out=. kinetic/_rpc/coordinator.proto
 
 clean:
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

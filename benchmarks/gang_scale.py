@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import os
 import resource
@@ -162,7 +163,7 @@ class Bare:
         self._calls = 0
         self._round = asyncio.Event()
         self._push = (
-            b"x" * len(codec.view_to_wire(Gang(GangSpec(hosts=1), 0.0).view(0)))
+            b"x" * len(codec.write(Gang(GangSpec(hosts=1), 0.0).view(0)))
             + b"127.0.0.1:12345" * hosts
         )
 
@@ -229,14 +230,16 @@ class Agents:
     def _call(self, host: int, method: codec.Method, request: object) -> object:
         channel = self._channels[host % CONNECTIONS]
         make = channel.unary_stream if method.streams else channel.unary_unary
-        writes, reads = RAW if self._bare else (method.write_request, method.read_reply)
+        writes, reads = (
+            RAW if self._bare else (codec.write, functools.partial(codec.read, kind=method.reply))
+        )
         return make(method.path, writes, reads)(
             b"x" * 40 if self._bare else request, metadata=METADATA
         )
 
     async def connect(self) -> None:
         self._streams = [
-            self._call(host, codec.WATCH, codec.pb.WatchRequest(host=host)) for host in self._hosts
+            self._call(host, codec.WATCH, codec.WatchRequest(host)) for host in self._hosts
         ]
         await self._hear(lambda view: True)
 
@@ -245,7 +248,7 @@ class Agents:
             self._call(
                 h,
                 codec.JOIN,
-                codec.pb.JoinRequest(host=h, incarnation=f"agent-{h}", address="127.0.0.1:12345"),
+                codec.JoinRequest(h, f"agent-{h}", "127.0.0.1:12345"),
             )
             for h in self._hosts
         ]
@@ -253,7 +256,7 @@ class Agents:
 
     async def report(self) -> None:
         calls = [
-            self._call(h, codec.REPORT, codec.report_to_wire(HostReport(h, Exit.RETURNED)))
+            self._call(h, codec.REPORT, json.dumps(HostReport(h, Exit.RETURNED).to_json()).encode())
             for h in self._hosts
         ]
         await asyncio.gather(self._hear(lambda view: view.all_done), *calls)
@@ -266,9 +269,7 @@ class Agents:
         for _ in range(round(seconds)):
             beat = Heartbeat(host, Activity.RUNNING, 0.1, 123456789, 12.5, 4096, "step 3")
             start = time.perf_counter()
-            await self._call(
-                host, codec.HEARTBEAT, None if self._bare else codec.heartbeat_to_wire(beat)
-            )
+            await self._call(host, codec.HEARTBEAT, None if self._bare else beat)
             await asyncio.sleep(1.0 - (time.perf_counter() - start))
 
     async def _hear(self, wanted) -> None:

@@ -20,8 +20,7 @@ from kinetic._core.endpoint import Endpoint
 from kinetic._core.gang.messages import Heartbeat, HostView, Place
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
-from kinetic._rpc import coordinator_pb2 as pb
-from kinetic.errors import CoordinatorLost, UsageError
+from kinetic.errors import CoordinatorLost, CorruptRecord, UsageError
 
 logger = logging.getLogger("kinetic.coordinator")
 
@@ -76,8 +75,24 @@ class _Caller:
         self._calls: dict[str, Any] = {}
 
     def once(self, method: codec.Method, request: Any, timeout_s: float) -> Any:
-        """Call once; raises grpc.RpcError."""
-        return self._stub(method)(request, timeout=timeout_s, metadata=self._metadata)
+        """Call once; return the reply, or an iterator of replies.
+
+        Raises:
+            grpc.RpcError: there is no answer, or a refusal.
+            CoordinatorLost: the answer is none of this version.
+        """
+        reply = self._stub(method)(request, timeout=timeout_s, metadata=self._metadata)
+        return map(self._read(method), reply) if method.streams else self._read(method)(reply)
+
+    def _read(self, method: codec.Method) -> Callable[[bytes], Any]:
+        # Not as gRPC's deserializer, of which None would mean that it has failed.
+        def read(data: bytes) -> Any:
+            try:
+                return codec.read(data, method.reply)
+            except CorruptRecord as error:
+                raise CoordinatorLost(f"The coordinator at {self.target}: {error}") from error
+
+        return read
 
     def call(
         self,
@@ -130,7 +145,7 @@ class _Caller:
     def _stub(self, method: codec.Method) -> Any:
         if method.name not in self._calls:
             make: Any = self._channel.unary_stream if method.streams else self._channel.unary_unary
-            self._calls[method.name] = make(method.path, method.write_request, method.read_reply)
+            self._calls[method.name] = make(method.path, codec.write)
         return self._calls[method.name]
 
 
@@ -176,10 +191,10 @@ class AgentClient:
             CoordinatorLost: no answer for `join_timeout_s`, or the coordinator is another job's.
             UsageError: the gang has no host with this index.
         """
-        request = pb.JoinRequest(host=self._host, incarnation=incarnation, address=address)
-        reply = self._caller.call(codec.JOIN, request, give_up_s=self._join_timeout_s)
+        request = codec.JoinRequest(self._host, incarnation, address)
+        view: HostView = self._caller.call(codec.JOIN, request, give_up_s=self._join_timeout_s)
         self._patience.renew()
-        return codec.view_from_wire(reply)
+        return view
 
     def heartbeat(self, beat: Heartbeat) -> bool:
         """Send one heartbeat, without retries: the next one supersedes it. Return whether it
@@ -189,7 +204,7 @@ class AgentClient:
             CoordinatorLost: nothing has arrived for `unreachable_after_s`.
         """
         try:
-            self._caller.once(codec.HEARTBEAT, codec.heartbeat_to_wire(beat), _BEAT_S)
+            self._caller.once(codec.HEARTBEAT, beat, _BEAT_S)
         except grpc.RpcError as error:
             if error.code() not in _AGAIN:
                 raise self._caller.translate(codec.HEARTBEAT, error) from error
@@ -201,13 +216,11 @@ class AgentClient:
 
     def report(self, report: HostReport) -> None:
         """Report how this host ended; raises like `join`."""
-        self._call(codec.REPORT, codec.report_to_wire(report))
+        self._call(codec.REPORT, json.dumps(report.to_json()).encode())
 
     def stacks(self, request: int, text: str) -> None:
         """Answer a request for stacks (`HostView.stacks_request`); raises like `join`."""
-        self._call(
-            codec.STACKS, pb.StacksAnswer(host=self._host, request=request, text=codec.clean(text))
-        )
+        self._call(codec.STACKS, codec.StacksAnswer(self._host, request, text))
 
     def watch(self, on_view: Callable[[HostView], None]) -> None:
         """Call `on_view` with every new view, starting with the current one, until `close` or the
@@ -233,11 +246,11 @@ class AgentClient:
         pause_s = _FIRST_PAUSE_S
         while not self._caller.closed.is_set():
             try:
-                for message in self._caller.once(
-                    codec.WATCH, pb.WatchRequest(host=self._host), _WATCH_S
+                for view in self._caller.once(
+                    codec.WATCH, codec.WatchRequest(self._host), _WATCH_S
                 ):
                     pause_s = _FIRST_PAUSE_S
-                    last = self._show(on_view, last, codec.view_from_wire(message))
+                    last = self._show(on_view, last, view)
                 if last.stop or last.all_done:
                     return  # nothing more will change
             except grpc.RpcError as error:
@@ -281,18 +294,18 @@ class ControlClient:
 
     def dump_stacks(self, timeout_s: float = 5.0) -> dict[int, str]:
         """Return the Python stacks of every running host that answers in time."""
-        request = pb.DumpStacksRequest(timeout_s=timeout_s)
-        return dict(self._caller.call(codec.DUMP_STACKS, request, timeout_s + _CALL_S).stacks)
+        stacks: dict[int, str] = self._caller.call(
+            codec.DUMP_STACKS, float(timeout_s), timeout_s + _CALL_S
+        )
+        return stacks
 
     def cancel(self, detail: str = "") -> None:
         """Stop the gang."""
-        self._caller.call(codec.CANCEL, pb.CancelRequest(detail=codec.clean(detail)))
+        self._caller.call(codec.CANCEL, detail)
 
     def snapshot(self, timeout_s: float = _CALL_S) -> dict[str, Any]:
         """Return the gang's state, see `Gang.snapshot`."""
-        snapshot: dict[str, Any] = json.loads(
-            self._caller.call(codec.SNAPSHOT, pb.Empty(), timeout_s).snapshot
-        )
+        snapshot: dict[str, Any] = json.loads(self._caller.call(codec.SNAPSHOT, None, timeout_s))
         return snapshot
 
     def close(self) -> None:
@@ -317,11 +330,10 @@ def place_of(
         CoordinatorLost: it has not answered for so long.
     """
     caller = _Caller(endpoint, unreachable_after_s, time.monotonic)
-    request = pb.PlaceRequest(seat=seat, start=start, kept=kept)
+    request = codec.PlaceRequest(seat, start, kept)
     try:
         while True:
-            reply = caller.call(codec.PLACE, request, timeout_s=_PLACE_S)
-            place = codec.place_from_wire(reply)
+            place: Place | None = caller.call(codec.PLACE, request, timeout_s=_PLACE_S)
             if place is None or not place.again:
                 return place
     finally:
@@ -336,8 +348,8 @@ def next_attempt(endpoint: Endpoint, host: int) -> str | None:
     """
     caller = _Caller(endpoint, 0.0, time.monotonic)
     try:
-        reply = caller.once(codec.NEXT, pb.NextRequest(host=host), _WATCH_S)
-        return str(reply.reason) if reply.attempt > endpoint.attempt else None
+        reply: codec.NextReply = caller.once(codec.NEXT, codec.NextRequest(host), _WATCH_S)
+        return reply.reason if reply.attempt > endpoint.attempt else None
     except grpc.RpcError:
         return None
     finally:

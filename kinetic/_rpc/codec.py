@@ -1,20 +1,21 @@
-"""The coordinator's methods and messages on the wire: one table for the server and its clients.
+"""What agents and people say to the coordinator of one gang: the table of its methods and messages.
 
-In: frozen values. Out: protobuf messages, and back.
+In: frozen values. Out: their bytes (MessagePack), and back. Every call may be repeated without
+harm. It carries metadata: the job's token and id and, from agents, the attempt. Over TCP the
+connection is TLS with a certificate of the job's own.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import functools
+from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from kinetic._core.endpoint import Endpoint
-from kinetic._core.exits import Exit
-from kinetic._core.gang.messages import Activity, Heartbeat, HostView, Place
-from kinetic._core.outcome import HostReport
+from kinetic._core.gang.messages import Heartbeat, HostView, Place
 from kinetic._core.values import dataclass
-from kinetic._rpc import coordinator_pb2 as pb
 from kinetic.errors import CorruptRecord
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -75,173 +76,127 @@ def metadata_of(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(frozen=True)
+class JoinRequest:
+    """An agent is there; `incarnation` identifies this start of it."""
+
+    host: int
+    incarnation: str
+    address: str
+
+
+@dataclass(frozen=True)
+class WatchRequest:
+    """An agent wants to see every change of its view."""
+
+    host: int
+
+
+@dataclass(frozen=True)
+class StacksAnswer:
+    """What the threads of a host do, for the request with this number."""
+
+    host: int
+    request: int
+    text: str
+
+
+@dataclass(frozen=True)
+class NextRequest:
+    """The program of a host, whose agent has ended, asks for another attempt."""
+
+    host: int
+
+
+@dataclass(frozen=True)
+class NextReply:
+    """The next attempt, and why the last one failed; 0 if nothing follows."""
+
+    attempt: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class PlaceRequest:
+    """The agent of an elastic job asks for its place in the next attempt.
+
+    Attributes:
+        seat: the host's index among all hosts of the job.
+        start: which start of the host asks, from 1.
+        kept: its worker has run an attempt before.
+    """
+
+    seat: int
+    start: int
+    kept: bool
+
+
+@dataclass(frozen=True)
 class Method:
-    """One RPC: its name, and how request and reply are serialized."""
+    """One RPC: its name, and the types of request and reply."""
 
     name: str
     request: Any
-    reply: Any
+    reply: Any = None
     streams: bool = False
 
     @property
     def path(self) -> str:
         """The full name in gRPC."""
-        return f"/kinetic.coordinator.Coordinator/{self.name}"
-
-    @property
-    def write_request(self) -> Callable[[Any], bytes]:
-        """Serializer of the request."""
-        write: Callable[[Any], bytes] = self.request.SerializeToString
-        return write
-
-    @property
-    def read_request(self) -> Callable[[bytes], Any]:
-        """Deserializer of the request."""
-        read: Callable[[bytes], Any] = self.request.FromString
-        return read
-
-    @property
-    def write_reply(self) -> Callable[[Any], bytes]:
-        """Serializer of the reply; views come as bytes, serialized once for all watchers."""
-        write: Callable[[Any], bytes] = (
-            bytes if self.reply is pb.HostView else self.reply.SerializeToString
-        )
-        return write
-
-    @property
-    def read_reply(self) -> Callable[[bytes], Any]:
-        """Deserializer of the reply."""
-        read: Callable[[bytes], Any] = self.reply.FromString
-        return read
+        return f"/kinetic.Coordinator/{self.name}"
 
 
-JOIN = Method("Join", pb.JoinRequest, pb.HostView)
-WATCH = Method("Watch", pb.WatchRequest, pb.HostView, streams=True)
-HEARTBEAT = Method("Heartbeat", pb.Beat, pb.BeatReply)
-REPORT = Method("Report", pb.ReportRequest, pb.Empty)
-STACKS = Method("Stacks", pb.StacksAnswer, pb.Empty)
-NEXT = Method("Next", pb.NextRequest, pb.NextReply)
-PLACE = Method("Place", pb.PlaceRequest, pb.PlaceReply)
-DUMP_STACKS = Method("DumpStacks", pb.DumpStacksRequest, pb.DumpStacksReply)
-CANCEL = Method("Cancel", pb.CancelRequest, pb.Empty)
-SNAPSHOT = Method("Snapshot", pb.Empty, pb.SnapshotReply)
+JOIN = Method("Join", JoinRequest, HostView)
+WATCH = Method("Watch", WatchRequest, HostView, streams=True)
+HEARTBEAT = Method("Heartbeat", Heartbeat, int)
+"""Answered with the version of the views."""
+REPORT = Method("Report", bytes)
+"""A `HostReport` as JSON: what programs print need not be UTF-8."""
+STACKS = Method("Stacks", StacksAnswer)
+NEXT = Method("Next", NextRequest, NextReply)
+"""Answered once the gang has finished."""
+PLACE = Method("Place", PlaceRequest, Place | None)
+"""Answered once there is a place; None if nothing follows."""
+DUMP_STACKS = Method("DumpStacks", float, dict[int, str])
+"""How many seconds hosts may take; their stacks."""
+CANCEL = Method("Cancel", str)
+SNAPSHOT = Method("Snapshot", None, bytes)
+"""`Gang.snapshot()` as JSON."""
 
 
-def heartbeat_to_wire(beat: Heartbeat) -> pb.Beat:
-    """Write a heartbeat."""
-    return pb.Beat(
-        host=beat.host,
-        state=beat.state,
-        stalled_s=beat.stalled_s,
-        rss_bytes=beat.rss_bytes,
-        cpu_s=beat.cpu_s,
-        log_bytes=beat.log_bytes,
-        last_line=clean(beat.last_line),
-    )
+def write(message: Any) -> bytes:
+    """Encode a message; bytes are one that was encoded before, for all watchers."""
+    if isinstance(message, bytes):
+        return message
+    try:
+        return msgspec.msgpack.encode(message)
+    except UnicodeEncodeError:  # surrogates, in a program's output
+        return msgspec.msgpack.encode(_replace_surrogates(message))
 
 
-def heartbeat_from_wire(message: pb.Beat) -> Heartbeat:
-    """Read a heartbeat."""
-    return Heartbeat(
-        host=message.host,
-        state=_activity(message.state),
-        stalled_s=message.stalled_s,
-        rss_bytes=message.rss_bytes,
-        cpu_s=message.cpu_s,
-        log_bytes=message.log_bytes,
-        last_line=message.last_line,
-    )
-
-
-def _activity(word: str) -> Activity:
-    """The activity; one of another version may be unknown here, but its host is alive."""
-    return Activity(word) if word in set(Activity) else Activity.PREPARING
-
-
-def view_to_wire(view: HostView) -> bytes:
-    """Write a view."""
-    message = pb.HostView(
-        version=view.version,
-        ready=view.ready,
-        addresses=view.addresses,
-        stop=view.stop,
-        stop_exit=view.stop_exit or "",
-        stop_reason=clean(view.stop_reason),
-        grace_s=view.grace_s,
-        stacks_request=view.stacks_request,
-        all_done=view.all_done,
-        notice=clean(view.notice),
-        preempted=view.preempted,
-        makes_room=view.makes_room,
-    )
-    return message.SerializeToString()
-
-
-def view_from_wire(message: pb.HostView) -> HostView:
-    """Read a view."""
-    return HostView(
-        version=message.version,
-        ready=message.ready,
-        addresses=tuple(message.addresses),
-        stop=message.stop,
-        stop_exit=Exit(message.stop_exit) if message.stop_exit else None,
-        stop_reason=message.stop_reason,
-        grace_s=message.grace_s,
-        stacks_request=message.stacks_request,
-        all_done=message.all_done,
-        notice=message.notice,
-        preempted=message.preempted,
-        makes_room=message.makes_room,
-    )
-
-
-def place_to_wire(place: Place | None) -> pb.PlaceReply:
-    """Write a place, or that nothing follows."""
-    if place is None:
-        return pb.PlaceReply(over=True)
-    return pb.PlaceReply(
-        again=place.again,
-        attempt=place.attempt,
-        host=place.host,
-        slices=place.slices,
-        most_attempts=place.most_attempts,
-        lost_at=place.lost_at,
-        service=place.service,
-    )
-
-
-def place_from_wire(message: pb.PlaceReply) -> Place | None:
-    """Read a place; None when nothing follows."""
-    if message.over:
-        return None
-    return Place(
-        attempt=message.attempt,
-        host=message.host,
-        slices=tuple(message.slices),
-        most_attempts=message.most_attempts,
-        lost_at=message.lost_at,
-        service=message.service,
-        again=message.again,
-    )
-
-
-def report_to_wire(report: HostReport) -> pb.ReportRequest:
-    """Write a report."""
-    return pb.ReportRequest(report=json.dumps(report.to_json()).encode())
-
-
-def report_from_wire(message: pb.ReportRequest) -> HostReport:
-    """Read a report.
+def read(data: bytes, kind: Any) -> Any:
+    """Decode a message of this type.
 
     Raises:
-        CorruptRecord: the bytes are not a report.
+        CorruptRecord: it is none; the field that is wrong is named.
     """
+    if kind is bytes:
+        return data
     try:
-        return HostReport.from_json(json.loads(message.report))
-    except ValueError as error:
-        raise CorruptRecord(f"The report of a host is not JSON: {error}.") from error
+        return _decoder(kind).decode(data)
+    except msgspec.MsgspecError as error:
+        raise CorruptRecord(f"A message of the gang is damaged: {error}.") from error
 
 
-def clean(text: str) -> str:
-    """Replace what UTF-8 cannot encode: surrogates in a program's output."""
-    return text.encode("utf-8", "replace").decode()
+@functools.cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)
+
+
+def _replace_surrogates(message: Any) -> Any:
+    """Replace what UTF-8 cannot encode in the texts of a message."""
+    if isinstance(message, str):
+        return message.encode("utf-8", "replace").decode()
+    if isinstance(message, dict):
+        return {name: _replace_surrogates(value) for name, value in message.items()}
+    texts = {name: text for name, text in vars(message).items() if isinstance(text, str)}
+    return replace(message, **{name: _replace_surrogates(text) for name, text in texts.items()})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import json
 import logging
@@ -23,13 +24,14 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from kinetic._core import record
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.events import GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang
+from kinetic._core.gang.messages import Heartbeat, Place
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
-from kinetic._rpc import coordinator_pb2 as pb
 from kinetic._rpc.lobby import Lobby
 from kinetic.errors import CorruptRecord, SubmitError, UsageError
 
@@ -220,12 +222,12 @@ class Coordinator:
 
     # --- for agents -------------------------------------------------------------------------------
 
-    async def _join(self, request: pb.JoinRequest, context: Context) -> bytes:
+    async def _join(self, request: codec.JoinRequest, context: Context) -> bytes:
         self._gang.join(request.host, request.incarnation, request.address, self._clock())
         self._sweep()
         return self._view(request.host)
 
-    async def _watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[bytes]:
+    async def _watch(self, request: codec.WatchRequest, context: Context) -> AsyncIterator[bytes]:
         sent, gang = -1, self._gang
         self._count_watcher(request.host, context)
         while gang is self._gang:
@@ -252,31 +254,28 @@ class Coordinator:
 
         context.add_done_callback(end_watch)
 
-    async def _heartbeat(self, request: pb.Beat, context: Context) -> pb.BeatReply:
-        self._gang.heartbeat(codec.heartbeat_from_wire(request), self._clock())
-        return pb.BeatReply(version=self._gang.version)
+    async def _heartbeat(self, beat: Heartbeat, context: Context) -> int:
+        self._gang.heartbeat(beat, self._clock())
+        return self._gang.version
 
-    async def _report(self, request: pb.ReportRequest, context: Context) -> pb.Empty:
-        self._gang.report(codec.report_from_wire(request), self._clock())
+    async def _report(self, request: bytes, context: Context) -> None:
+        self._gang.report(HostReport.from_json(record.parse(request)), self._clock())
         self._sweep()
-        return pb.Empty()
 
-    async def _stacks(self, request: pb.StacksAnswer, context: Context) -> pb.Empty:
+    async def _stacks(self, request: codec.StacksAnswer, context: Context) -> None:
         self._gang.stacks(request.host, request.request, request.text, self._clock())
-        return pb.Empty()
 
-    async def _next_attempt(self, request: pb.NextRequest, context: Context) -> pb.NextReply:
+    async def _next_attempt(self, request: codec.NextRequest, context: Context) -> codec.NextReply:
         self._asked.add(request.host)
         reason = await asyncio.shield(self._decision())
         if reason is None:
-            return pb.NextReply()
-        return pb.NextReply(attempt=self._gang.spec.attempt + 1, reason=codec.clean(reason))
+            return codec.NextReply()
+        return codec.NextReply(self._gang.spec.attempt + 1, reason)
 
-    async def _place(self, request: pb.PlaceRequest, context: Context) -> pb.PlaceReply:
-        place = None
-        if self._lobby is not None:
-            place = await self._lobby.ask(request.seat, request.start, kept=request.kept)
-        return codec.place_to_wire(place)
+    async def _place(self, request: codec.PlaceRequest, context: Context) -> Place | None:
+        if self._lobby is None:
+            return None
+        return await self._lobby.ask(request.seat, request.start, kept=request.kept)
 
     def _view(self, host: int) -> bytes:
         # Serialized once per version and kind of stop, not once per host: the addresses of 1,024
@@ -286,22 +285,19 @@ class Coordinator:
             self._views = (view.version, {})
         written = self._views[1]
         if view.stop_exit not in written:
-            written[view.stop_exit] = codec.view_to_wire(view)
+            written[view.stop_exit] = codec.write(view)
         return written[view.stop_exit]
 
     # --- for users --------------------------------------------------------------------------------
 
-    async def _dump_stacks(
-        self, request: pb.DumpStacksRequest, context: Context
-    ) -> pb.DumpStacksReply:
-        return pb.DumpStacksReply(stacks=await self.dump_stacks(request.timeout_s))
+    async def _dump_stacks(self, timeout_s: float, context: Context) -> dict[int, str]:
+        return await self.dump_stacks(timeout_s)
 
-    async def _cancel(self, request: pb.CancelRequest, context: Context) -> pb.Empty:
-        self.cancel(request.detail)
-        return pb.Empty()
+    async def _cancel(self, detail: str, context: Context) -> None:
+        self.cancel(detail)
 
-    async def _snapshot(self, request: pb.Empty, context: Context) -> pb.SnapshotReply:
-        return pb.SnapshotReply(snapshot=json.dumps(self._gang.snapshot()).encode())
+    async def _snapshot(self, _: None, context: Context) -> bytes:
+        return json.dumps(self._gang.snapshot()).encode()
 
     def _methods(self) -> dict[str, Any]:
         unary: list[tuple[codec.Method, Answer]] = [
@@ -316,7 +312,9 @@ class Coordinator:
             (codec.SNAPSHOT, self._snapshot),
         ]
         watch = grpc.unary_stream_rpc_method_handler(
-            self._watch, codec.WATCH.read_request, codec.WATCH.write_reply
+            self._watch,
+            functools.partial(codec.read, kind=codec.WATCH.request),
+            codec.write,
         )
         return {method.path: _handler(method, answer) for method, answer in unary} | {
             codec.WATCH.path: watch
@@ -367,13 +365,13 @@ def _refusal(code: grpc.StatusCode, words: str) -> Any:
 
 
 def _handler(method: codec.Method, answer: Answer) -> Any:
-    async def safe(request: Any, context: Context) -> Any:
+    async def safe(data: bytes, context: Context) -> Any:
         try:
-            return await answer(request, context)
+            return await answer(codec.read(data, method.request), context)
         except (UsageError, CorruptRecord) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
-    return grpc.unary_unary_rpc_method_handler(safe, method.read_request, method.write_reply)
+    return grpc.unary_unary_rpc_method_handler(safe, response_serializer=codec.write)
 
 
 def _bind(server: aio.Server, endpoint: Endpoint, key: str) -> int:

@@ -49,7 +49,7 @@ def planned(home, func, **options):
     packed = call.pack(func, (), {}, env_vars={}, shipped=Shipped())
     store.put(layout.blob(packed.digest), packed.data)
     made = Plan(
-        job_id="job-00c0ffee",
+        job_id=f"job-{os.urandom(4).hex()}",  # its folder in memory is that of no other test
         name=func.__name__,
         place=Place("gke"),
         options=Options(resolve("tpu-v6e-8"), **options),
@@ -167,7 +167,7 @@ def test_a_host_whose_code_failed_says_so_once_the_leader_has_judged(home, retri
     plan = planned(home, fail_on_host_1, retries=retries)
     assert Gang(plan, home).run() == [ProgramCode.DELIVERED, ProgramCode.CODE_FAILED]
     outcome = outcome_of(plan, home)
-    assert (outcome.attempt, outcome.blamed) == (retries + 1, (1,))
+    assert (outcome.attempt, outcome.blamed) == (retries + 1, (1,)), outcome.reason
 
 
 def test_the_leaders_own_failure_is_its_exit_code(home):
@@ -186,7 +186,7 @@ def test_output_is_also_what_the_program_prints(plan, home, closing):
     gang, paths = Gang(plan, home), [home.parent / f"output-{host}" for host in (0, 1)]
     with gang.port:
         hosts = [shown(gang, host, path, closing) for host, path in enumerate(paths)]
-        assert [host.wait() for host in hosts] == [0, 0]
+        assert [host.wait() for host in hosts] == [0, 0], outcome_of(plan, home).reason
     lines = [b"host 0 speaks\n", b"host 1 speaks\n"]
     assert [LocalStore(home).get(layout.log(plan.job_id, 1, i)) for i in (0, 1)] == lines
     assert [path.read_bytes() for path in paths] == ([b"", b""] if closing else lines)

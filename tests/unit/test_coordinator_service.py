@@ -198,7 +198,7 @@ def test_a_busy_coordinator_refuses_no_host_of_a_large_gang(serve, opened):
     beat = channel.unary_unary(codec.HEARTBEAT.path)
     served.loop.call_soon_threadsafe(goes_on.wait, PATIENCE_S)
     metadata = codec.metadata_of(served.endpoint)
-    calls = [beat.future(b"", metadata=metadata) for _ in range(LARGE)]
+    calls = [beat.future(codec.write(Heartbeat(0)), metadata=metadata) for _ in range(LARGE)]
     for call in calls:
         call.add_done_callback(lambda _: refused.set())
     refused.wait(ARRIVED_S)
