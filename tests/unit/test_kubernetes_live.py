@@ -146,6 +146,37 @@ def test_who_asks_again_is_told_by_watches(cluster):
     assert not cluster.calls
 
 
+def test_a_watch_that_is_late_tells_nothing_older_than_what_was_told(cluster):
+    found = followed(cluster, ref(1))
+    cluster.add(PODS, ref(1).job_id, "pending")
+    streams, cluster.streams = cluster.streams, {}
+    cluster.add(JOBS, ref(1).job_id, "changed", "MODIFIED")
+    cluster.add(PODS, ref(1).job_id, "running", "MODIFIED")
+    cluster.now += 1
+    found.ask_now([ref(1)])
+    cluster.streams = streams
+    late = found.look([ref(1)])
+    assert late.is_remembered
+    assert phase(late.workload(ref(1))) == "changed"
+    assert [phase(pod) for pod in late.pods(ref(1))] == ["running"]
+    cluster.add(PODS, ref(1).job_id, "succeeded", "MODIFIED")
+    assert [phase(pod) for pod in found.look([ref(1)]).pods(ref(1))] == ["succeeded"]
+    cluster.add(PODS, ref(1).job_id, "succeeded", "DELETED")
+    assert not found.look([ref(1)]).pods(ref(1))
+
+
+def test_pods_that_a_late_watch_has_not_seen_are_there(cluster):
+    found = followed(cluster, ref(1))
+    streams, cluster.streams = cluster.streams, {}
+    cluster.add(PODS, ref(1).job_id, "running")
+    cluster.now += 1
+    found.ask_now([ref(1)])
+    cluster.streams = streams
+    assert [phase(pod) for pod in found.look([ref(1)]).pods(ref(1))] == ["running"]
+    cluster.add(PODS, ref(1).job_id, "running", "DELETED")
+    assert not found.look([ref(1)]).pods(ref(1))
+
+
 def test_any_number_of_jobs_and_threads_has_one_watch_for_each_kind(cluster):
     refs = [ref(number) for number in range(200)]
     found = followed(cluster, *refs)

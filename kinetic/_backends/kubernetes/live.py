@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
 from kinetic._backends.kubernetes.answers import Forbidden
@@ -47,6 +47,8 @@ class _Kind:
         self._clock = clock
         self._lock = threading.Lock()
         self._by_job: dict[str, dict[str, Document]] = {}
+        self._version = 0
+        """Of the newest object that it was told of."""
         self._is_synced = False
         self._silent_since: float | None = None
         self._problem: KineticError | None = None
@@ -83,6 +85,7 @@ class _Kind:
                 self._is_synced = True
                 return None
             uid = str(told.object["metadata"].get("uid"))
+            self._version = max(self._version, _version_of(told.object))
             of_job = self._by_job.setdefault(job_of(told.object), {})
             if told.change is Change.DELETED:
                 of_job.pop(uid, None)
@@ -105,10 +108,17 @@ class _Kind:
                 raise BackendUnavailable(str(self._problem)) from self._problem
             return True
 
-    def of(self, ref: JobRef) -> list[Document]:
-        """Return the objects of a job."""
+    def of(self, ref: JobRef, listed: Iterable[Document]) -> list[Document]:
+        """Return the objects of a job; those that were `listed` where these are newer: a watch may
+        be late, and what users were told must not be undone."""
         with self._lock:
-            return list(self._by_job.get(ref.job_id, {}).values())
+            known = dict(self._by_job.get(ref.job_id, {}))
+            for each in listed:
+                uid = str(each["metadata"].get("uid"))
+                told_of = _version_of(known[uid]) if uid in known else self._version
+                if _version_of(each) > told_of:
+                    known[uid] = each
+            return list(known.values())
 
 
 @dataclass(frozen=True)
@@ -173,7 +183,7 @@ class Live:
             last = self._list
             around = self._surroundings(now)
         if kinds is not None and all(kind.is_told for kind in kinds.values()):
-            return _make_look(kinds, refs, around)
+            return _make_look(kinds, refs, around, None if last is None else last.look)
         if self._may_watch or not is_followed or last is None:
             return self.ask_now(refs)
         if now - last.began < LIST_EVERY_S and last.covers(refs):
@@ -261,11 +271,27 @@ _all: WeakValueDictionary[int, Live] = WeakValueDictionary()  # Each keeps its c
 _lock = threading.Lock()
 
 
-def _make_look(kinds: dict[Resource, _Kind], refs: Sequence[JobRef], around: Surroundings) -> Look:
-    found = {ref.job_id: kinds[resource_of(ref)].of(ref) for ref in refs}
-    workloads = {job: each[-1] for job, each in found.items() if each}
-    pods = {ref.job_id: kinds[PODS].of(ref) for ref in refs}
+def _make_look(
+    kinds: dict[Resource, _Kind], refs: Sequence[JobRef], around: Surroundings, last: Look | None
+) -> Look:
+    """What the watches say, and the last look by lists where that is newer."""
+    workloads: dict[str, Document] = {}
+    pods: dict[str, list[Document]] = {}
+    for ref in refs:
+        listed = last and last.workload(ref)
+        if found := kinds[resource_of(ref)].of(ref, (listed,) if listed else ()):
+            workloads[ref.job_id] = found[-1]
+        pods[ref.job_id] = kinds[PODS].of(ref, last.pods(ref) if last else ())
     return Look(around, workloads, pods, is_remembered=True)
+
+
+def _version_of(thing: Document) -> int:
+    """The version of an object, which orders it among all of its kind; 0 if it does not.
+
+    https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
+    """
+    version = str(thing["metadata"].get("resourceVersion", ""))
+    return int(version) if version.isdecimal() else 0
 
 
 def _covers(labels: str, refs: Sequence[JobRef]) -> bool:
