@@ -173,7 +173,8 @@ def test_pods_that_a_late_watch_has_not_seen_are_there(cluster):
     found.ask_now([ref(1)])
     cluster.streams = streams
     assert [phase(pod) for pod in found.look([ref(1)]).pods(ref(1))] == ["running"]
-    cluster.add(PODS, ref(1).job_id, "running", "DELETED")
+    for change in ("ADDED", "DELETED"):
+        cluster.add(PODS, ref(1).job_id, "running", change)
     assert not found.look([ref(1)]).pods(ref(1))
 
 
