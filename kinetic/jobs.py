@@ -26,7 +26,7 @@ def attach(job_id: str, project: str | None = None, cluster: str | None = None) 
         UsageError: several ids begin like this.
     """
     with own_frames_hidden:
-        store = _configured_store(project=project, cluster=cluster)
+        store = _open_configured_store(project=project, cluster=cluster)
         return JobHandle(index.find(store, job_id), store=store)
 
 
@@ -38,9 +38,9 @@ def list_jobs(
 ) -> list[JobHandle[Any]]:
     """Return all jobs, newest first, including those that have ended. Damaged references are
     skipped with a warning."""
-    store = _configured_store(project=project, zone=zone, cluster=cluster, namespace=namespace)
+    store = _open_configured_store(project=project, zone=zone, cluster=cluster, namespace=namespace)
     return [JobHandle(ref, store=store) for ref in index.refs(store)]
 
 
-def _configured_store(**flags: str | None) -> Store:
+def _open_configured_store(**flags: str | None) -> Store:
     return open_store(configuration.load(flags=flags).store)

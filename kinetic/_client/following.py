@@ -66,7 +66,7 @@ class Waiting:
 
     reason: str
 
-    def told_of(self, ref: JobRef) -> str:
+    def line_for(self, ref: JobRef) -> str:
         """Return the line for those who wait."""
         return f"kinetic: {ref.job_id}: {self.reason}"
 
@@ -151,7 +151,7 @@ def chunks(
     if request.follow:
         for event in follow(backend, store, ref, request, now=now, pause=pause):
             if isinstance(event, Waiting) and tell is not None:
-                tell(event.told_of(ref))
+                tell(event.line_for(ref))
             yield event if isinstance(event, LogChunk) else None
         return
     _check(store, ref, request)
@@ -362,11 +362,11 @@ def _status_without_verdict(store: Store, ref: JobRef, phase: JobStatus, now: fl
     status = known(created_at=ref.created_at)
     if phase is JobStatus.NOT_FOUND and status is JobStatus.FAILED and not ref.place.is_supervised:
         # The reference has the time of the submitter's clock, which may be wrong.
-        return known(created_at=_written_at(store, ref))
+        return known(created_at=_plan_time(store, ref))
     return status
 
 
-def _written_at(store: Store, ref: JobRef) -> float:
+def _plan_time(store: Store, ref: JobRef) -> float:
     """When the plan was written, by this machine's clock."""
     key = layout.plan(ref.job_id)
     kept = store.entries(key.rpartition("/")[0])
@@ -413,7 +413,7 @@ def _judge_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcom
     first. None if the job was removed since its backend was asked: nothing is written then."""
     if not store.has(layout.ref(ref.job_id)):
         return None
-    outcome = _judged_orphan(store, ref, told, now)
+    outcome = _orphan_verdict(store, ref, told, now)
     try:
         first = index.write_outcome(store, ref.job_id, outcome, if_absent=True)
     except StoreError as error:
@@ -425,7 +425,7 @@ def _judge_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcom
     return outcome if first else read_verdict(store, ref, now) or outcome
 
 
-def _judged_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcome:
+def _orphan_verdict(store: Store, ref: JobRef, told: Status, now: float) -> Outcome:
     gone = told.phase is JobStatus.NOT_FOUND
     if not gone and not ref.place.is_supervised:
         reports, attempt = _last_attempt(store, ref)

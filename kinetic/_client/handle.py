@@ -439,7 +439,7 @@ class JobHandle(JobView, Generic[R_co]):
                     show(event.outcome)
                     return event.outcome
                 if isinstance(event, Waiting) and printer is not None:
-                    console.notice(event.told_of(self.ref))
+                    console.notice(event.line_for(self.ref))
                 if isinstance(event, LogChunk) and printer is not None:
                     show.before(event.data)
                     printer.write(event)

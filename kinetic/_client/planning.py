@@ -274,10 +274,10 @@ def _limits(options: Options, settings: Settings) -> Limits:
         still_notice_s=settings.still_notice_s,
         debug_wait_s=settings.debug_wait_s,
     )
-    return _patient(limits) if options.debug else limits
+    return _relax_limits(limits) if options.debug else limits
 
 
-def _patient(limits: Limits) -> Limits:
+def _relax_limits(limits: Limits) -> Limits:
     """Limits of a debug job: at a breakpoint every host stands still, so none counts as hung, and
     the wait for a debugger is added to the timeout."""
     timeout_s = None if limits.timeout_s is None else limits.timeout_s + limits.debug_wait_s
@@ -297,13 +297,13 @@ def _list_data_paths(
     if kind is None:
         return []
     from kinetic._datasets import call_data
-    from kinetic._datasets.data import alive
+    from kinetic._datasets.data import list_alive
 
     declared = [*spec.options.volumes.values()]
     for args, kwargs in calls:
-        declared += call_data.visible([args, kwargs])
+        declared += call_data.find_data([args, kwargs])
     seen = set(map(id, declared))
-    if any(id(data) not in seen for data in alive()):
+    if any(id(data) not in seen for data in list_alive()):
         # Only pickling can find data in objects and in what the function uses.
         from kinetic._pickling import call
 

@@ -371,7 +371,7 @@ class RemoteCallable(Generic[P, R_co]):
         if _DATA in sys.modules:
             from kinetic._datasets import call_data
 
-            args, kwargs = call_data.here(args), call_data.here(kwargs)
+            args, kwargs = call_data.localize(args), call_data.localize(kwargs)
         return self._func(*self._bound, *args, **kwargs)
 
     # -- being a method, being pickled -------------------------------------------------------------

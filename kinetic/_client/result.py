@@ -77,7 +77,7 @@ def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
             "Run the job again."
         )
     try:
-        return _rebuilt(store, ref, lambda: results.unpack_value(data))
+        return _load_in_project(store, ref, lambda: results.unpack_value(data))
     except ResultUnavailable as error:
         raise ResultUnavailable(
             f"{ref.display_name} ({ref.job_id}): {error}", job_id=ref.job_id
@@ -117,13 +117,13 @@ def _original(store: Store, ref: JobRef, key: str) -> BaseException | None:
 
     try:
         data = store.get(key)
-        return _rebuilt(store, ref, lambda: results.unpack_exception(data))
+        return _load_in_project(store, ref, lambda: results.unpack_exception(data))
     except Exception as problem:  # noqa: BLE001 - unpickling runs the user's code; the error's text is still available
         _log.info("the exception of %s cannot be rebuilt here: %s", ref.job_id, problem)
         return None
 
 
-def _rebuilt(store: Store, ref: JobRef, load: Callable[[], T]) -> T:
+def _load_in_project(store: Store, ref: JobRef, load: Callable[[], T]) -> T:
     """Load. If a module is missing, because this is not the program that made the call, look for it
     in the call's project."""
     try:

@@ -152,10 +152,10 @@ class JobWaiter:
             return Ended(index, found if isinstance(found, Outcome) else None)
         if found is not None:
             _log.warning("%s cannot be read at present: %s", job.handle.ref.job_id, found)
-        self._later(job)
+        self._look_later(job)
         return None
 
-    def _later(self, job: _RunningJob) -> None:
+    def _look_later(self, job: _RunningJob) -> None:
         if (
             job.fd < 0
             and self._signals < MOST_SIGNALS

@@ -224,7 +224,7 @@ def change(path: str | Path, how: Callable[[Profiles], Profiles]) -> Profiles:
     place = Path(os.path.realpath(path))
     try:
         place.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-        with _alone(place.parent):
+        with _lock_folder(place.parent):
             profiles = how(read(place))
             _replace(place, render(profiles))
     except OSError as error:
@@ -242,7 +242,7 @@ def _full() -> set[int]:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Lock the folder itself, so that no lock file is left; the kernel unlocks it however the
     holder ends."""
     from kinetic._system import locks  # most processes only read profiles

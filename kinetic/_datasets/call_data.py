@@ -133,7 +133,7 @@ def _dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
     return Dataset(data.path, data.is_dir, tree, mount, data.fuse, trusts_code, writable)
 
 
-def visible(value: object) -> Iterator[Data]:
+def find_data(value: object) -> Iterator[Data]:
     """Yield the data in lists, tuples, dicts and sets, at any depth."""
     waiting, seen = [value], set[int]()
     while waiting:
@@ -146,16 +146,16 @@ def visible(value: object) -> Iterator[Data]:
             waiting += each.values() if isinstance(each, dict) else ()
 
 
-def here(value: Any) -> Any:
+def localize(value: Any) -> Any:
     """Return a value for a call in this process: each `Data` in lists, tuples, dicts and sets is
     replaced by its local path. Elsewhere a `Data` stays, and can be opened as a path.
 
     A value without `Data` is returned as is.
     """
-    return _here(value, set())
+    return _localize(value, set())
 
 
-def _here(value: Any, above: set[int]) -> Any:
+def _localize(value: Any, above: set[int]) -> Any:
     if isinstance(value, Data):
         return value.__fspath__()
     kind = type(value)
@@ -164,7 +164,7 @@ def _here(value: Any, above: set[int]) -> Any:
     if id(value) in above or len(above) > _DEEPEST:
         return value
     parts = list(value.items() if isinstance(value, dict) else value)
-    new = [_here(part, above | {id(value)}) for part in parts]
+    new = [_localize(part, above | {id(value)}) for part in parts]
     if all(one is other for one, other in zip(parts, new, strict=True)):
         return value
     if hasattr(kind, "_make"):  # a named tuple

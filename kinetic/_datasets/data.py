@@ -35,7 +35,7 @@ _alive: weakref.WeakValueDictionary[int, Data] = weakref.WeakValueDictionary()
 _HF_OPTIONS = ("split", "config_name", "revision")
 
 
-def alive() -> list[Data]:
+def list_alive() -> list[Data]:
     """Return every `Data` that is alive in this process."""
     return list(_alive.values())
 

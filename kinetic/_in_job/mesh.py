@@ -57,10 +57,10 @@ def make_mesh(
             "ici", {"fsdp": REST} if ici is None else ici, each, "device", " in each slice"
         )
     names = list(dict.fromkeys([*between, *within]))
-    return jax.sharding.Mesh(_laid_out(slices, names, between, within), tuple(names))
+    return jax.sharding.Mesh(_lay_out_devices(slices, names, between, within), tuple(names))
 
 
-def _laid_out(
+def _lay_out_devices(
     slices: Sequence[Sequence[Any]],
     names: Sequence[str],
     between: Mapping[str, int],

@@ -263,19 +263,19 @@ def sizes_of_call(
     found += [
         (f"keyword {name!r} ({type(value).__name__})", value) for name, value in kwargs.items()
     ]
-    found += _used_by(func, set())
+    found += _list_used(func, set())
     return sorted(
         ((name, size(value)) for name, value in found[:_MOST_PARTS]), key=lambda part: -part[1]
     )
 
 
-def _used_by(thing: Any, seen: set[int]) -> Iterator[tuple[str, object]]:
+def _list_used(thing: Any, seen: set[int]) -> Iterator[tuple[str, object]]:
     """Yield what is pickled along with a function, and with the functions that it uses."""
     if id(thing) in seen:
         return
     seen.add(id(thing))
     for name, value in uses(thing):
         if isinstance(value, FunctionType | MethodType | functools.partial):
-            yield from _used_by(value, seen)
+            yield from _list_used(value, seen)
         else:
             yield name, value

@@ -137,7 +137,7 @@ def _body(error: BaseException, dumps: Dumps, loads: Loads) -> tuple[bytes | Non
     if not isinstance(error, BaseExceptionGroup):
         with suppress(Exception, SystemExit):
             data = dumps(error)
-            if _alike(loads(data), error):
+            if _is_alike(loads(data), error):
                 return data, True
     with suppress(Exception, SystemExit):
         data = dumps(_parts(error, dumps))
@@ -149,7 +149,7 @@ def _body(error: BaseException, dumps: Dumps, loads: Loads) -> tuple[bytes | Non
     return None, False
 
 
-def _alike(one: BaseException, other: BaseException) -> bool:
+def _is_alike(one: BaseException, other: BaseException) -> bool:
     return (
         type(one) is type(other)
         and str(one) == str(other)

@@ -34,13 +34,13 @@ def traceback_of(frames: Sequence[Frame]) -> TracebackType | None:
     """Make a traceback of frames, outermost first; each runs code that only raises."""
     made: TracebackType | None = None
     for frame in reversed(frames):
-        below, made = made, _raised_in(frame)
+        below, made = made, _raise_in(frame)
         if made is not None:
             made.tb_next = below
     return made
 
 
-def _raised_in(frame: Frame) -> TracebackType | None:
+def _raise_in(frame: Frame) -> TracebackType | None:
     full = [*frame, *[None] * (7 - len(frame))]
     file, function, line, first = full[:4]
     positions = full[4:]

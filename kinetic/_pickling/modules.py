@@ -107,7 +107,7 @@ def classify(shipped: Shipped) -> LoadedModules:
                 imported.append((name, file))
         elif not elsewhere(name.partition(".")[0]):
             by_value.append(module)
-    by_value += _made_here()
+    by_value += _list_made_here()
     registering = tuple(name for name, file in imported if _registers(file, stamp_at(file)))
     return LoadedModules(
         tuple(by_value), tuple(edited), tuple(name for name, _ in imported), registering
@@ -149,7 +149,7 @@ def _list_uninstalled() -> Iterator[tuple[ModuleType, str]]:
             yield module, file
 
 
-def _made_here() -> list[ModuleType]:
+def _list_made_here() -> list[ModuleType]:
     """Return the modules that the program made without importing them; one made inside a package
     belongs to it."""
     return [

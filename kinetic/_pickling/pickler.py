@@ -179,13 +179,13 @@ class CallPickler(CodePickler):
 
         What both hold (classes, globals, objects) is shared, as in a single pickle.
         """
-        pickler = self._another(file)
+        pickler = self._make_another(file)
         pickler.memo = self.memo
         pickler.globals_ref = dict(self.globals_ref)
         pickler.dump(arguments)
         return pickler
 
-    def _another(self, file: BinaryIO) -> CallPickler:
+    def _make_another(self, file: BinaryIO) -> CallPickler:
         return CallPickler(file, self._script, self._rebuilt)
 
     def dump_registrations(self, modules: Sequence[str], objects: Sequence[object]) -> None:
@@ -267,7 +267,7 @@ class ExternalObjectPickler(CallPickler):
             self._left_out.append(obj)  # keeps its id from being reused
         return self._number[id(obj)]
 
-    def _another(self, file: BinaryIO) -> CallPickler:
+    def _make_another(self, file: BinaryIO) -> CallPickler:
         return ExternalObjectPickler(file, self._script, self._rebuilt, self._kind, self._left_out)
 
 

@@ -49,17 +49,17 @@ class ResultUnpickler(pickle.Unpickler):
 
     def _skeleton_class(self, *args: Any) -> Any:
         _, name, _, fields, tracker, _ = args
-        return self._defined_here(
+        return self._find_defined(
             fields.get("__module__"), name, tracker
         ) or self._internals._make_skeleton_class(*args)
 
     def _skeleton_enum(self, *args: Any) -> Any:
         _, _, qualname, _, module, tracker, _ = args
-        return self._defined_here(module, qualname, tracker) or self._internals._make_skeleton_enum(
+        return self._find_defined(module, qualname, tracker) or self._internals._make_skeleton_enum(
             *args
         )
 
-    def _defined_here(self, module: str | None, name: str, tracker: str | None) -> type | None:
+    def _find_defined(self, module: str | None, name: str, tracker: str | None) -> type | None:
         if tracker in self._internals._DYNAMIC_CLASS_TRACKER_BY_ID or module not in sys.modules:
             return None
         names = origin.MAIN if module in origin.MAIN else (module,)

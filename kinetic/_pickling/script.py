@@ -112,7 +112,7 @@ class Script:
         if found is None:
             return {}
         in_body = _find_assignments(found[1])
-        later = self._set_later(made)
+        later = self._find_set_later(made)
         return {
             name: value
             for name, value in vars(made).items()
@@ -125,7 +125,7 @@ class Script:
         its name."""
         if made.__module__ not in MAIN or self.namespace.get(made.__qualname__, self) is not made:
             return None
-        later = self._set_later(made)
+        later = self._find_set_later(made)
         found = [
             each
             for each in self._statements.get(made.__qualname__, ())
@@ -168,7 +168,7 @@ class Script:
                     found.setdefault(node.name, []).append((source, node))
         return found
 
-    def _set_later(self, made: FunctionType | type) -> set[str]:
+    def _find_set_later(self, made: FunctionType | type) -> set[str]:
         """Return the attributes that the script sets on a class, as in `Point.origin = …` and
         `cls.made += 1`."""
         return {

@@ -66,7 +66,7 @@ class StoredTree:
     packs: Mapping[str, _Pack]
     entries: list[manifest.Entry] = field(default_factory=list)
 
-    def small(self, digest: str, what: str) -> bytes:
+    def read_small(self, digest: str, what: str) -> bytes:
         """Return a content from a pack.
 
         Raises:
@@ -132,7 +132,7 @@ def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
         )
 
         def read(level: Sequence[tuple[str, str]]) -> list[bytes]:
-            return [stored.small(digest, _list_of(folder)) for folder, digest in level]
+            return [stored.read_small(digest, _list_of(folder)) for folder, digest in level]
 
         stored.entries.extend(manifest.decode(tree.manifest.digest, read))
         sizes = [each.size_bytes for each in stored.entries if isinstance(each, manifest.File)]
@@ -228,9 +228,9 @@ def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
     what = f"The stored content of {file.path!r}"
     path = os.path.join(dest, file.path)
     if file.digest in stored.packs:
-        content = iter((stored.small(file.digest, what),))
+        content = iter((stored.read_small(file.digest, what),))
     elif (at := stored.store.as_folder()) is not None:
-        content = _large(stored, file, what, at)
+        content = _read_large(stored, file, what, at)
     else:
         _fetch_large(stored, file, what, path)
         return
@@ -250,7 +250,7 @@ def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
         os.close(descriptor)
 
 
-def _large(stored: StoredTree, file: manifest.File, what: str, at: Path) -> Iterator[bytes]:
+def _read_large(stored: StoredTree, file: manifest.File, what: str, at: Path) -> Iterator[bytes]:
     """Yield a content that is a file in the store's folder, in parts; fail at the end if it is
     damaged."""
     digest = hashlib.sha256()

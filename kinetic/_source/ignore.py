@@ -132,7 +132,7 @@ class Gitignore:
     prefix: str = ""
 
 
-def ignored_by_git(
+def is_ignored_by_git(
     gitignores: Sequence[Gitignore], path: str, name: str, *, is_folder: bool
 ) -> bool | None:
     """Return the verdict of the nearest `.gitignore` (the last one) with a matching rule."""

@@ -42,7 +42,7 @@ def choose_packs(bundle: Bundle, store: Store, needed: Mapping[str, int]) -> lis
             vouched = Contents.from_json(store.get(layout.tree(digest))).packs
             return packs.choose(needed, [index for index in noted if index.name in vouched])
     keys = list(islice(store.list(layout.PACK_INDEXES), _MOST_LEARNED))
-    found = packs.choose(needed, _sound(get_many(store, keys)))
+    found = packs.choose(needed, _parse_sound(get_many(store, keys)))
     there = renew_many(store, [layout.pack(index.name) for index in found])
     return [index for index in found if layout.pack(index.name) in there]
 
@@ -73,7 +73,7 @@ def _read_note(note: Path | None) -> tuple[str, list[Index]]:
         return "", []
 
 
-def _sound(stored: Mapping[str, bytes]) -> Iterator[Index]:
+def _parse_sound(stored: Mapping[str, bytes]) -> Iterator[Index]:
     """Yield the indexes that are not damaged."""
     for key, data in stored.items():
         with suppress(CorruptRecord):

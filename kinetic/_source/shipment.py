@@ -82,13 +82,13 @@ def of(
         *outputs.list_noted(settings.cache_dir),
         *([] if output_dir is None or "://" in output_dir else [output_dir]),
     ]
-    exclude = _inside(found, [settings.store, settings.cache_dir, *data])
+    exclude = _find_inside(found, [settings.store, settings.cache_dir, *data])
     also = _beside(found, settings, home, [settings.store, settings.cache_dir, *data, *output_dirs])
     if found.marked and not found.shared:
         packed = bundle.build(
             found.root,
             exclude=exclude,
-            outputs=_inside(found, output_dirs),
+            outputs=_find_inside(found, output_dirs),
             default_excludes=settings.default_excludes,
             git=settings.git,
             sparing=Path(os.path.realpath(home)).is_relative_to(found.root),
@@ -101,7 +101,7 @@ def of(
             _seeds(func, found, cwd),
             whole=not found.shared,
             exclude=exclude,
-            outputs=_inside(found, output_dirs),
+            outputs=_find_inside(found, output_dirs),
             default_excludes=settings.default_excludes,
             git=settings.git,
             also=also,
@@ -193,7 +193,7 @@ def _is_foreign(rel: str) -> bool:
     return any(part in _INSTALLED or part.startswith(".") for part in rel.split("/")[:-1])
 
 
-def _inside(found: Project, places: Sequence[str | Path]) -> list[Path]:
+def _find_inside(found: Project, places: Sequence[str | Path]) -> list[Path]:
     """Return the places that lie in the project and contain none of its code."""
     assert found.root is not None
     # The store reports loops of links.

@@ -278,7 +278,7 @@ def _read_changed(
     """Read a changed file; a large one is copied first, so that it cannot change
     between hashing and sending."""
     size = os.fstat(source.fileno()).st_size
-    with _aside(bundle, large=size > _WHOLE_BYTES) as copy:
+    with _open_spool(bundle, large=size > _WHOLE_BYTES) as copy:
         digest = hashlib.sha256()
         for chunk in hashing.chunks(source, size, _CHUNK_BYTES):
             digest.update(chunk)
@@ -289,7 +289,7 @@ def _read_changed(
         return now
 
 
-def _aside(bundle: Bundle, *, large: bool) -> IO[bytes]:
+def _open_spool(bundle: Bundle, *, large: bool) -> IO[bytes]:
     import tempfile  # not needed for an unchanged tree
 
     if not large or bundle.note is None:

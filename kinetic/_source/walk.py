@@ -270,7 +270,7 @@ class _Walk:
             is_folder = entry.is_dir()
         except OSError:
             is_folder = False
-        if self._left_out(entry.path, rel, is_folder, is_link, visit.gitignores):
+        if self._is_left_out(entry.path, rel, is_folder, is_link, visit.gitignores):
             return
         if is_link:
             self._meet_link(entry.path, rel, is_folder, visit)
@@ -279,7 +279,7 @@ class _Walk:
         else:
             self._take_file(entry.path, rel)
 
-    def _left_out(
+    def _is_left_out(
         self,
         path: str,
         rel: str,
@@ -294,7 +294,7 @@ class _Walk:
             return True
         verdict = self._own.decide(rel, name, is_folder=is_folder)
         if verdict is None:  # For git, a link to a folder is a file.
-            verdict = ignore.ignored_by_git(
+            verdict = ignore.is_ignored_by_git(
                 gitignores, rel, name, is_folder=is_folder and not is_link
             )
             if verdict and self._is_imported(path, name, is_folder=is_folder):
@@ -435,7 +435,7 @@ class _Walk:
                 ignore.Gitignore(rules, prefix=_prefix(parts[start:depth]))
                 for start, rules in files
             ]
-            if ignore.ignored_by_git(gitignores, name, name, is_folder=True):
+            if ignore.is_ignored_by_git(gitignores, name, name, is_folder=True):
                 # The repository ignores the whole project, so its rules are not meant for it.
                 return ()
         return tuple(

@@ -33,11 +33,11 @@ def may_follow(
     cluster took a host away (`taken_away`) does not count."""
     if attempt <= retries or not retries:
         return attempt <= retries
-    uncounted = _taken_away(store, job_id, attempt)
+    uncounted = _count_taken_away(store, job_id, attempt)
     return uncounted < MOST_TAKEN_AWAY if taken_away else attempt - uncounted <= retries
 
 
-def _taken_away(store: Store, job_id: str, attempt: int) -> int:
+def _count_taken_away(store: Store, job_id: str, attempt: int) -> int:
     """How many attempts before this one ended because the cluster took a host away."""
     from kinetic._core import record
     from kinetic._core.exits import Exit

@@ -191,7 +191,7 @@ class Bucket:
                 made = self._upload(content, token, replaces, tries.retry())
             except _vendor().PreconditionFailed:
                 tried = tries.failed or left < _RESTARTS - 1
-                made = self._made_by(content.name, token) if tried else 0
+                made = self._generation_made_by(content.name, token) if tried else 0
             except Exception as error:
                 if not left or not bucket_errors.may_begin_again(error):
                     raise
@@ -219,7 +219,7 @@ class Bucket:
         )
         return int(blob.generation)
 
-    def _made_by(self, name: str, token: str) -> int:
+    def _generation_made_by(self, name: str, token: str) -> int:
         """The generation of an object if the write with this token made it, else 0."""
         blob = self._bucket.blob(name)
         try:

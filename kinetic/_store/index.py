@@ -237,7 +237,7 @@ def _read_listing(store: Store) -> Listing:
             endings[job_id] = end
         elif job_id in there and (document := _decode_key(entry, _REF)) is not None:
             with suppress(CorruptRecord):
-                if (ref := _checked_ref(document)).job_id == job_id:
+                if (ref := _parse_ref(document)).job_id == job_id:
                     entries_of.setdefault(job_id, []).append(ref)
     # Of two entries, one was left over by a writer that was killed.
     cached = {job_id: refs[0] for job_id, refs in entries_of.items() if len(refs) == 1}
@@ -264,7 +264,7 @@ def _read_if_sound(store: Store, key: str) -> JobRef | None:
 
 def _read_ref(store: Store, key: str) -> JobRef:
     try:
-        return _checked_ref(record.parse(store.get(key)))
+        return _parse_ref(record.parse(store.get(key)))
     except NotFound:
         if key in _list_misplaced(store):
             raise _corrupt_ref(key, "it is not a file") from None
@@ -281,7 +281,7 @@ def _corrupt_ref(key: str, why: str) -> CorruptRecord:
     )
 
 
-def _checked_ref(document: dict[str, Any]) -> JobRef:
+def _parse_ref(document: dict[str, Any]) -> JobRef:
     ref = JobRef.from_json(document)
     texts = (ref.job_id, ref.backend, ref.accelerator, ref.display_name, ref.store_uri)
     sound = (

@@ -300,7 +300,7 @@ class SegmentReader:
         """Skip all but the last `lines` existing lines; return how many those are."""
         tail, wanted, is_end = b"", lines + 1, not self._failures
         end = 0
-        for segment in self._backwards():
+        for segment in self._read_backwards():
             for at, _, stream, data in reversed([*segment.chunks()]):
                 is_end = is_end and stream == FAILURE
                 if is_end:
@@ -315,7 +315,7 @@ class SegmentReader:
         self._at = end - len(shown)
         return shown.count(b"\n") + (not shown.endswith(b"\n") and bool(shown))
 
-    def _backwards(self) -> Iterator[Segment]:
+    def _read_backwards(self) -> Iterator[Segment]:
         for begin in reversed(self._list()):
             with contextlib.suppress(NotFound, CorruptRecord):
                 content = self._store.get(_key(self._log_key, begin))
@@ -358,7 +358,7 @@ class SegmentReader:
         """The next segments: if the reader is up to date the next one, and the one before if it may
         have grown; else as many as the store reads at once."""
         if self._begins is None:
-            self._begins = _from(self._list(), self._at)
+            self._begins = _drop_before(self._list(), self._at)
         begins = self._begins[: max(self._store.calls_at_once, 1)] or self._newest_and_next()
         found = get_many(self._store, [_key(self._log_key, begin) for begin in begins])
         segments = []
@@ -390,7 +390,7 @@ class SegmentReader:
         return [int(name) for name in names if name.isdecimal()]
 
 
-def _from(begins: Sequence[int], offset: int) -> list[int]:
+def _drop_before(begins: Sequence[int], offset: int) -> list[int]:
     """Drop all before the last that begins at or before the offset."""
     before = [begin for begin in begins if begin <= offset]
     return [*before[-1:], *(begin for begin in begins if begin > offset)]

@@ -102,7 +102,7 @@ class MemoryStore:
         """Write bytes, the content of a local file, or parts from an iterator; return whether this
         call wrote."""
         check_key(key)
-        content = whole(data)
+        content = read_whole(data)
         self._travel("put")
         with self._space.lock:
             if if_absent and key in self._space.objects:
@@ -204,7 +204,7 @@ def _is_in(key: str, prefix: str) -> bool:
     return key.startswith(f"{prefix}/")
 
 
-def whole(data: bytes | Path | Iterator[bytes]) -> bytes:
+def read_whole(data: bytes | Path | Iterator[bytes]) -> bytes:
     """Return the data of a `put` as bytes.
 
     Raises:

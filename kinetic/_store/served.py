@@ -29,7 +29,7 @@ from kinetic._core import record
 from kinetic._core.values import dataclass
 from kinetic._store import files
 from kinetic._store.base import Entry, Store, check_key
-from kinetic._store.memory import whole
+from kinetic._store.memory import read_whole
 from kinetic.errors import CorruptRecord, KineticError, StoreError
 
 _ERRORS = ("NotFound", "UsageError", "StoreFull", "CorruptRecord", "StoreError")
@@ -85,7 +85,7 @@ class ServedStore:
         """Write bytes, the content of a local file, or parts from an iterator; return whether this
         call wrote."""
         check_key(key)
-        return bool(self._call("put", key, whole(data), if_absent=if_absent)[0])
+        return bool(self._call("put", key, read_whole(data), if_absent=if_absent)[0])
 
     def has(self, key: str) -> bool:
         """Return whether the key exists."""

@@ -51,14 +51,14 @@ class Swept:
     batches: tuple[str, ...] = ()
 
 
-def ended_before(app: AppContext, moment: float) -> list[JobRef]:
+def list_ended_before(app: AppContext, moment: float) -> list[JobRef]:
     """Return the jobs that had ended by the moment (seconds since the epoch), oldest first."""
     refs = app.refs()
     standings = app.standings(refs)
-    return [ref for ref in reversed(refs) if _ended_at(ref, standings[ref.job_id]) <= moment]
+    return [ref for ref in reversed(refs) if _end_time(ref, standings[ref.job_id]) <= moment]
 
 
-def _ended_at(ref: JobRef, found: Standing) -> float:
+def _end_time(ref: JobRef, found: Standing) -> float:
     """When the job ended; infinity if it has not, or if its backend cannot be asked."""
     if found.ending is not None:
         return found.ending.at
@@ -83,10 +83,10 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     jobs = list(store.parts(layout.JOBS))
     orphans = tuple(_orphans(store, {*jobs, *store.parts(layout.LISTED)}, older_than))
     stay = set(jobs).difference(without, orphans)
-    used = _named_by_plans(store, sorted(stay))
+    used = _find_in_plans(store, sorted(stay))
     # A submission that finds the record of a tree sends nothing: keep what the record names.
     kept = [tree for tree in trees if digest(tree) in used or tree.written_at >= older_than]
-    used |= {digest(tree) for tree in kept} | _named_by_trees(store, kept)
+    used |= {digest(tree) for tree in kept} | _find_in_trees(store, kept)
     written_at = {digest(index): index.written_at for index in indexes}
     contents = tuple(
         content
@@ -138,7 +138,7 @@ def _drop(store: Store, contents: Sequence[Entry]) -> Iterator[Entry]:
         yield from itertools.compress(unused, gone)
         if kind == layout.TREES:
             stay = [each for each, is_gone in zip(unused, gone, strict=True) if not is_gone]
-            used = _named_by_trees(store, stay)
+            used = _find_in_trees(store, stay)
 
 
 def _size_bytes(contents: Sequence[Entry], data: Sequence[CachedCopy]) -> int:
@@ -172,7 +172,7 @@ def _is_older(store: Store, prefix: str, moment: float) -> bool:
     return all(each.written_at < moment for each in store.entries(prefix))
 
 
-def _named_by_plans(store: Store, jobs: Sequence[str]) -> set[str]:
+def _find_in_plans(store: Store, jobs: Sequence[str]) -> set[str]:
     """The digests that appear anywhere in plans, and those of the URIs of data."""
     used: set[str] = set()
     for plan in get_many(store, [layout.plan(job_id) for job_id in jobs]).values():
@@ -181,7 +181,7 @@ def _named_by_plans(store: Store, jobs: Sequence[str]) -> set[str]:
     return used
 
 
-def _named_by_trees(store: Store, trees: Sequence[Entry]) -> set[str]:
+def _find_in_trees(store: Store, trees: Sequence[Entry]) -> set[str]:
     records = get_many(store, [tree.key for tree in trees])
     return set[str]().union(*map(_digests, records.values()))
 

@@ -161,7 +161,7 @@ def test_where_the_library_is_missing_it_is_said_and_the_training_goes_on(
 def halves(host, folder, step):
     """A checkpoint of which each of two hosts has the same."""
     tier = LocalTier(folder / str(host.index))
-    tier.commit(tier.stage(step, "run", 2, tree.taken_apart({"w": np.full(99, step)})))
+    tier.commit(tier.stage(step, "run", 2, tree.take_apart({"w": np.full(99, step)})))
     return tier
 
 
@@ -199,7 +199,7 @@ def test_what_one_host_has_lost_another_one_has(tmp_path, spoiled, step, words):
     def run(host):
         opened = Opened(None, "run", NoFolder(), LocalTier(tmp_path / str(host.index)))
         restoring = Restoring(opened, host, "the folder", warned[host.index].append)
-        found = restoring.restore(tree.taken_apart({"w": np.zeros(99, int)}))
+        found = restoring.restore(tree.take_apart({"w": np.zeros(99, int)}))
         return found.restored.step, found.state["w"].tolist()
 
     assert on_all(Crowd(2).hosts(), run) == [(step, [step] * 99)] * 2
@@ -225,7 +225,7 @@ def test_what_arrives_is_checked(tmp_path):
         host.pass_on = garbled
         opened = Opened(None, "run", NoFolder(), LocalTier(tmp_path / str(host.index)))
         restoring = Restoring(opened, host, "the folder", lambda words: None)
-        return restoring.restore(tree.taken_apart({"w": np.zeros(99, int)}))
+        return restoring.restore(tree.take_apart({"w": np.zeros(99, int)}))
 
     for error in on_all(Crowd(2).hosts(), run):
         assert isinstance(error, CheckpointError)

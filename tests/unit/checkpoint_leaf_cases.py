@@ -52,7 +52,7 @@ def test_a_step_in_which_an_earlier_version_has_mixed_them_up_is_refused(tmp_pat
     import orbax.checkpoint as ocp
 
     state = {"a.b": np.arange(3.0), "a": {"b": np.arange(3.0) + 10}}
-    leaves = [leaf.to_json() for leaf in tree.taken_apart(state).leaves]
+    leaves = [leaf.to_json() for leaf in tree.take_apart(state).leaves]
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         items = {
             persistent.STATE: ocp.args.StandardSave(state),
@@ -67,7 +67,7 @@ def test_a_step_of_an_earlier_version_whose_names_have_dots_is_restored(tmp_path
     import orbax.checkpoint as ocp
 
     state = {"a.b": np.arange(3.0), "a": {"c": np.arange(3.0) + 10}}
-    leaves = [leaf.to_json() for leaf in tree.taken_apart(state).leaves]
+    leaves = [leaf.to_json() for leaf in tree.take_apart(state).leaves]
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         items = {
             persistent.STATE: ocp.args.StandardSave(state),

@@ -41,19 +41,19 @@ def state(number):
 
 
 def written(tier, number, writer="run"):
-    tier.commit(tier.stage(number, writer, 1, tree.taken_apart(state(number))))
+    tier.commit(tier.stage(number, writer, 1, tree.take_apart(state(number))))
 
 
 def read(tier, like):
     whole = newest([tier.list_committed()])
-    now = tree.taken_apart(like).as_saved(whole.leaves)
+    now = tree.take_apart(like).as_saved(whole.leaves)
     assembly = Assembly(tier, Crowd(1).hosts()[0], whole)
     assembly.fetch(now)
     return now.with_values(lambda n: assembly.value(now.leaves[n], now.values[n]))
 
 
 def same(one, other):
-    one, other = tree.taken_apart(one), tree.taken_apart(other)
+    one, other = tree.take_apart(one), tree.take_apart(other)
     assert one.leaves == other.leaves
     for a, b in zip(one.values, other.values, strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
@@ -76,9 +76,9 @@ def test_an_array_takes_the_type_of_the_state(tmp_path):
 def test_numbers_and_arrays_without_a_shape_come_back_as_they_were_saved(tmp_path):
     saved, like = {"a": 1, "b": np.float32(0.1)}, {"a": np.zeros(()), "b": 0.5}
     tier = LocalTier(tmp_path)
-    tier.commit(tier.stage(5, "run", 1, tree.taken_apart(saved)))
+    tier.commit(tier.stage(5, "run", 1, tree.take_apart(saved)))
     (found,) = tier.list_committed()
-    tree.check_same(found.leaves, tree.taken_apart(like).leaves, "of step 5")
+    tree.check_same(found.leaves, tree.take_apart(like).leaves, "of step 5")
     same(read(tier, like), saved)
 
 
@@ -101,7 +101,7 @@ def test_a_smaller_state_over_a_larger_one(tmp_path):
         written(tier, number)
         tier.retire(number)
     small = {"w": np.ones(2)}
-    tier.commit(tier.stage(2, "run", 1, tree.taken_apart(small)))
+    tier.commit(tier.stage(2, "run", 1, tree.take_apart(small)))
     same(read(tier, small), small)
     assert (tmp_path / "2/data").stat().st_size == 64
 
@@ -171,7 +171,7 @@ def saves(host, folder, warned, numbers, spoil=lambda number: None):
     for number in numbers:
         local.wait()
         spoil(number)
-        local.begin(Due(number, number, tree.taken_apart({"w": np.full(9, number)}), None))
+        local.begin(Due(number, number, tree.take_apart({"w": np.full(9, number)}), None))
     local.wait()
     return [each.step for each in tier.list_committed()]
 
@@ -248,12 +248,12 @@ def test_a_host_without_a_copy_gets_it_from_another_one(tmp_path):
         return {k: v for k, v in state(number).items() if k not in ("key", "on a device")}
 
     first = LocalTier(tmp_path / "0")
-    first.commit(first.stage(5, "run", 3, tree.taken_apart(without_devices(5))))
+    first.commit(first.stage(5, "run", 3, tree.take_apart(without_devices(5))))
     whole = newest([first.list_committed(), [], []])
 
     def restore(host):
         assembly = Assembly(LocalTier(tmp_path / str(host.index)), host, whole)
-        now = tree.taken_apart(without_devices(0))
+        now = tree.take_apart(without_devices(0))
         assembly.fetch(now)
         got = now.with_values(lambda n: assembly.value(now.leaves[n], now.values[n]))
         return got, assembly.received_from
@@ -276,7 +276,7 @@ def test_a_host_without_a_copy_gets_it_from_another_one(tmp_path):
     ],
 )
 def test_a_state_that_does_not_fit(saved, now, words):
-    before, after = tree.taken_apart(saved).leaves, tree.taken_apart(now).leaves
+    before, after = tree.take_apart(saved).leaves, tree.take_apart(now).leaves
     with pytest.raises(CheckpointMismatch, match=words):
         tree.check_same(before, after, "of step 3")
 
@@ -287,7 +287,7 @@ def test_a_state_that_does_not_fit(saved, now, words):
 )
 def test_what_is_no_array_is_refused(leaf, words):
     with pytest.raises(CheckpointError, match=rf"\['x'\] is .*{words}"):
-        tree.taken_apart({"x": leaf})
+        tree.take_apart({"x": leaf})
 
 
 # -- another world ---------------------------------------------------------------------------------

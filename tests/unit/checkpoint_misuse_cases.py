@@ -72,7 +72,7 @@ def test_arrays_without_content_come_back_from_the_folder(tmp_path, alone):
         ckpt.save(0, state(7))
     with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
         found, step = ckpt.restore(state(0))
-    one, other = tree.taken_apart(found), tree.taken_apart(state(7))
+    one, other = tree.take_apart(found), tree.take_apart(state(7))
     assert (step, one.leaves) == (1, other.leaves)
 
 

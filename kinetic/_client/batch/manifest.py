@@ -132,17 +132,24 @@ def new_batch(
         else set()
     )
     jobs = (
-        tuple(tuple(_fresh("job", taken) for _ in range(retries + 1)) for _ in range(total))
+        tuple(tuple(_make_name("job", taken) for _ in range(retries + 1)) for _ in range(total))
         if known_ids
         else ()
     )
     counts = store.as_folder() is None
     return Batch(
-        _fresh("grp", set()), total, now, name, {} if tags is None else tags, retries, jobs, counts
+        _make_name("grp", set()),
+        total,
+        now,
+        name,
+        {} if tags is None else tags,
+        retries,
+        jobs,
+        counts,
     )
 
 
-def _fresh(kind: str, taken: set[str]) -> str:
+def _make_name(kind: str, taken: set[str]) -> str:
     while (made := f"{kind}-{secrets.token_hex(4)}") in taken:
         pass
     taken.add(made)

@@ -104,7 +104,9 @@ class BatchUpdates:
             if index in snapshot.skipped:
                 continue
             if snapshot.ended or index in snapshot.unreadable:
-                self.unavailable[index] = snapshot.unreadable.get(index, self._known_id(index))
+                self.unavailable[index] = snapshot.unreadable.get(
+                    index, self._planned_job_id(index)
+                )
                 ledger.miss_waiting(index)
             else:
                 why = (
@@ -118,6 +120,6 @@ class BatchUpdates:
                 )
         ledger.stop(snapshot.stopped or "nothing more is submitted")
 
-    def _known_id(self, index: int) -> str:
+    def _planned_job_id(self, index: int) -> str:
         jobs = self._manifest.batch.jobs
         return jobs[index][0] if jobs else ""

@@ -70,7 +70,7 @@ class Prefixer:
                 chunk is None
                 or len(parts) == _JOINED
                 or size >= _JOINED_BYTES
-                or not _alike(parts[0], chunk)
+                or not _is_same_source(parts[0], chunk)
             ):
                 yield _join(parts)
                 parts, size = [], 0
@@ -88,7 +88,7 @@ class Prefixer:
         return (time + host).encode()
 
 
-def _alike(one: LogChunk, other: LogChunk) -> bool:
+def _is_same_source(one: LogChunk, other: LogChunk) -> bool:
     return one.host == other.host and one.stream == other.stream
 
 

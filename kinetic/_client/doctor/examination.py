@@ -62,7 +62,7 @@ def examine(*, fix: bool = False) -> Report:
         left, done = _leftovers(LocalStore((chosen or known).folder), fix=fix)
         found += left
     if chosen is not None:
-        found += _elsewhere(chosen, has_cluster=has_cluster)
+        found += _check_remote(chosen, has_cluster=has_cluster)
     if simulates:
         tried = facts.zygote(machine, settings.worker_environ(), enabled=known.preload != "off")
         found.append(checks.zygote(tried))
@@ -96,7 +96,7 @@ def _load_settings() -> Settings | None:
         return None
 
 
-def _elsewhere(chosen: Settings, *, has_cluster: bool) -> list[Finding]:
+def _check_remote(chosen: Settings, *, has_cluster: bool) -> list[Finding]:
     """Findings about the configured cluster and store; none if jobs run and are kept on this
     machine."""
     found = checks.cluster(registry.cluster_checks(chosen))

@@ -55,7 +55,7 @@ def _judge(store: LocalStore, job_ids: Sequence[str], now: float) -> list[str]:
 
 def _remove(store: LocalStore, job_id: str, path: Path) -> str:
     with contextlib.ExitStack() as held:
-        if job_id and not held.enter_context(_alone(store, job_id)):
+        if job_id and not held.enter_context(_try_lock(store, job_id)):
             return ""  # it has a supervisor after all
         try:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -67,7 +67,7 @@ def _remove(store: LocalStore, job_id: str, path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _alone(store: LocalStore, job_id: str) -> Iterator[bool]:
+def _try_lock(store: LocalStore, job_id: str) -> Iterator[bool]:
     """Hold the lock that a job's supervisor would hold; False when one does."""
     lock = store.path(f"{layout.job(job_id)}/local/lock")
     try:

@@ -169,7 +169,7 @@ class Checkpointer:
         self._has_iterator, self._casts = data is not None, cast
         if self._has_iterator:
             positions.check(data)
-        now = tree.taken_apart(state)
+        now = tree.take_apart(state)
         opened, self._pattern = self._open(now), now.leaves
         if self._local_saves is not None:
             self._local_saves.wait()
@@ -235,7 +235,7 @@ class Checkpointer:
             raise UsageTypeError(f"A step is an int, not {a_type(step)}.")
         self._check_usable()
         if self._opened is None:
-            self._open(tree.taken_apart(state_of()))
+            self._open(tree.take_apart(state_of()))
             self._begin_without_restore()
         opened, moments = self._opened, self._moments
         assert opened is not None
@@ -256,7 +256,7 @@ class Checkpointer:
         opened.persistent.check()
         if any(to.values()):
             position = None if data is None else positions.take_position(data)
-            due = Due(next(self._numbers), step, tree.taken_apart(state_of()), position)
+            due = Due(next(self._numbers), step, tree.take_apart(state_of()), position)
             if self._pattern is not None:  # Better now than when a host has been lost.
                 self._check_first(due, self._pattern)
                 self._pattern = None

@@ -190,7 +190,7 @@ class _Message:
     def __init__(self, path: str, number: int) -> None:
         flax = _flax()
         content = _content_of(path, number)
-        self._there = tree.taken_apart(flax.serialization.msgpack_restore(content))
+        self._there = tree.take_apart(flax.serialization.msgpack_restore(content))
 
     def leaves(self, now: State) -> list[Leaf]:
         """Return its leaves, by the names that they have in the state."""
@@ -204,10 +204,10 @@ class _Message:
         """Return the values, laid out as those of the state."""
         by_name = dict(zip(self._there.joined, self._there.values, strict=True))
         pairs = zip(now.values, (by_name[name] for name in now.joined), strict=True)
-        return [_laid_out(like, value) for like, value in pairs]
+        return [_lay_out(like, value) for like, value in pairs]
 
 
-def _laid_out(like: Any, value: Any) -> Any:
+def _lay_out(like: Any, value: Any) -> Any:
     import jax
     import numpy as np
 

@@ -42,10 +42,10 @@ class LocalSaveFailed(CheckpointError):
 
 def size_of(state: State) -> int:
     """Return how many bytes this process's parts of a state take in a file."""
-    return _laid_out(state)[2]
+    return _lay_out_parts(state)[2]
 
 
-def _laid_out(state: State) -> tuple[list[Part], tuple[Piece, ...], int]:
+def _lay_out_parts(state: State) -> tuple[list[Part], tuple[Piece, ...], int]:
     """This process's parts, where they lie in the file, and its size."""
     parts, pieces, end = [], [], 0
     for number, value in state.arrays():
@@ -125,7 +125,7 @@ class LocalTier:
         """
         import numpy as np
 
-        parts, pieces, size_bytes = _laid_out(state)
+        parts, pieces, size_bytes = _lay_out_parts(state)
         for part in parts:
             if hasattr(part.data, "copy_to_host_async"):
                 part.data.copy_to_host_async()

@@ -175,7 +175,7 @@ class State(NamedTuple):
         return jax.tree_util.tree_unflatten(self.structure, values)
 
 
-def taken_apart(state: Any) -> State:
+def take_apart(state: Any) -> State:
     """Take a pytree apart.
 
     Raises:

@@ -164,7 +164,7 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
     from kinetic._store.many import at_once
     from kinetic.cli import pruning
 
-    old = pruning.ended_before(app, app.now() - older_than)
+    old = pruning.list_ended_before(app, app.now() - older_than)
     limit = app.now() - content_age_s(app.store)
     if dry_run or not yes:
         gone = {ref.job_id for ref in old}

@@ -310,7 +310,9 @@ def _report_failure(
             if first.exit_code == exit_codes.USAGE
             else ""
         )
-        unseen = "" if all_hosts or not first.host else _printed_on(handle, first.host, outcome)
+        unseen = (
+            "" if all_hosts or not first.host else _read_last_output(handle, first.host, outcome)
+        )
         output.error(
             f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).",
             "\n".join(filter(None, (failure.last_lines(unseen, first.host), hint))),
@@ -320,7 +322,7 @@ def _report_failure(
     return exit_codes.of_program(outcome)
 
 
-def _printed_on(handle: JobHandle[Any], host: int, outcome: Outcome) -> str:
+def _read_last_output(handle: JobHandle[Any], host: int, outcome: Outcome) -> str:
     """What the host has printed at last."""
     from kinetic._backends.base import LogRequest
 
