@@ -109,7 +109,7 @@ class CallPickler(CodePickler):
                 return NotImplemented
             location = _locate(obj)
             if location is not None:
-                return unpickler.unwrapped, location
+                return unpickler.find_undecorated, location
             found = None if id(obj) in self._rebuilt else self._script.definition(obj)
             if found is not None:
                 return self._reduce_defined(obj, found)
@@ -128,7 +128,7 @@ class CallPickler(CodePickler):
         if _is_global(obj):
             return obj.__qualname__
         if getattr(kind, "is_plain_in_jobs", False):
-            return unpickler.decorated, obj.__reduce__()
+            return unpickler.strip_decorated, obj.__reduce__()
         if _find_wrapped(obj) is not None and _is_made_of_arguments(kind):
             return unpickler.bare, (kind,), vars(obj)
         return NotImplemented

@@ -159,7 +159,7 @@ def bare(kind: type) -> Any:
     return object.__new__(kind)
 
 
-def unwrapped(module: str, qualname: str, depth: int) -> Any:
+def find_undecorated(module: str, qualname: str, depth: int) -> Any:
     """Return a function of a module from under `depth` decorators."""
     found: Any = import_module(module)
     for name in qualname.split("."):
@@ -172,7 +172,7 @@ def unwrapped(module: str, qualname: str, depth: int) -> Any:
 _OF_THE_CALLER = ("run_async", "run_async_map", "with_options", "plan", "aio")
 
 
-def decorated(pick: Callable[[Any], Any], args: tuple[Any, ...]) -> Any:
+def strip_decorated(pick: Callable[[Any], Any], args: tuple[Any, ...]) -> Any:
     """Return the plain function of a decorated one; what else its caller has says why it is not
     here."""
     func = pick(*args)

@@ -134,7 +134,7 @@ class Store(Protocol):
 class Watchable(Protocol):
     """A store that can report how much of the content that it sends is on its way."""
 
-    def watched(self, on_sent: Callable[[int], None]) -> Store:
+    def with_progress(self, on_sent: Callable[[int], None]) -> Store:
         """Return the same store, which calls this with the number of further bytes sent, many times
         and from any thread."""
         ...

@@ -62,7 +62,7 @@ class GcsStore:
         """The bucket, and the prefix if there is one."""
         return self._uri
 
-    def watched(self, on_sent: Callable[[int], None]) -> GcsStore:
+    def with_progress(self, on_sent: Callable[[int], None]) -> GcsStore:
         """Return the same store, which reports how much it sends."""
         same = copy.copy(self)
         same._on_sent = on_sent

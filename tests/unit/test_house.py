@@ -42,6 +42,14 @@ MAY_NAME_PROC = WITHOUT_KINETIC | {
     "kinetic/_datasets/call_data.py",  # refuses to put data there
     "kinetic/_host/worker/mounts.py",  # writes what a namespace needs, and names what it mounts
 }
+PARTICIPLES = re.compile(
+    r"_*(?:\w+ed|[a-z]+ing|told|sent|made|found|kept|known|seen|held|left|lost|met|said|shown"
+    r"|taken|given|written|drawn|built|brought|begun|broken|chosen|come|gone|got|heard|hidden|laid|led"
+    r"|meant|paid|spent|spoken|stuck|thought|thrown|torn|understood|used|wound|bound|caught)_*"
+)
+NO_PARTICIPLES = {"embed", "feed", "listing", "need", "ping", "ring", "seed", "setting", "string"}
+DICTATED = {"_missing_", "done", "preempted"}
+"""By enum, concurrent.futures, and users' code: `kinetic.preempted()`."""
 CHANGING = {"update", "clear", "pop", "setdefault", "__setitem__"}
 
 
@@ -159,6 +167,25 @@ def _class_name(raised: ast.expr | None) -> str:
     return target.id if isinstance(target, ast.Name) else ""
 
 
+def bare_participles(source: str) -> list[str]:
+    """Functions whose names do not say what they do: `told`, `_checked`, `waiting`. A property may
+    be named so."""
+    functions = [
+        node
+        for node in nodes_of(source)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return [
+        each.name
+        for each in functions
+        if PARTICIPLES.fullmatch(each.name)
+        and "_" not in each.name.strip("_")
+        and each.name.strip("_") not in NO_PARTICIPLES
+        and each.name not in DICTATED
+        and not any("property" in ast.unparse(decorator) for decorator in each.decorator_list)
+    ]
+
+
 def machine_paths(text: str) -> list[str]:
     """Paths that only exist where the text was written. `/home/me` and `/home/you` are nobody's."""
     # "/src" is too short to mean this machine
@@ -206,6 +233,7 @@ RULES: dict[str, Callable[[Path, str], object]] = {
     "length": lambda _, source: (lines := len(source.splitlines())) > MAX_LINES and lines,
     "name": lambda path, _: FORBIDDEN_NAMES & {*path.relative_to(ROOT).with_suffix("").parts},
     "raises": lambda _, source: bare_raises(source),
+    "verbs": lambda _, source: bare_participles(source),
 }
 """What each rule says of a module, given its text: what breaks it, or nothing."""
 
@@ -256,6 +284,10 @@ def test_modules_are_named_for_what_they_are() -> None:
 
 def test_errors_can_be_caught_by_name() -> None:
     assert all_faults()["raises"] == {}
+
+
+def test_functions_are_named_for_what_they_do() -> None:
+    assert all_faults()["verbs"] == {}
 
 
 def test_tests_pass_on_a_busy_machine() -> None:
@@ -355,6 +387,9 @@ def test_no_file_names_the_machine_it_was_written_on() -> None:
             "try: ...\nexcept E as e: raise Exception from e",
             "try: ...\nexcept E: raise",
         ),
+        (bare_participles, "def _checked(x): ...", "def check(x): ..."),
+        (bare_participles, "async def waiting(): ...", "@property\ndef waiting(self): ..."),
+        (bare_participles, "def told(): ...", "def ring(): ...\ndef told_of(): ..."),
         (machine_paths, "see /" + "Users/ann/x", "see ~/x and /home/me/x"),
         (machine_paths, "see /" + "home/ann/x", "see kinetic/home"),
     ],

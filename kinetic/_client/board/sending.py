@@ -63,7 +63,9 @@ class _CountedStore:
 
     def __init__(self, store: Store, most_bytes: int, stream: TextIO) -> None:
         self._tells = isinstance(store, Watchable)
-        self._store = store.watched(self._count_sent) if isinstance(store, Watchable) else store
+        self._store = (
+            store.with_progress(self._count_sent) if isinstance(store, Watchable) else store
+        )
         self._most_bytes = most_bytes
         self._stream = stream
         self._lock = threading.Lock()
