@@ -282,9 +282,12 @@ def last_lines(printed: str, host: int) -> str:
 def _hint(evidence: Evidence, first: HostReport) -> str:
     if first.exit is Exit.NEVER_JOINED:  # Nothing has run: the gang's records say more.
         return f"More: kinetic jobs status {evidence.job_id}"
-    return f"More: kinetic jobs logs {evidence.job_id}" + (
-        f" --host {first.host}" if first.host else ""
-    )
+    return name_logs(evidence.job_id, first.host)
+
+
+def name_logs(job_id: str, host: int) -> str:
+    """Return the line that says which command shows all that a host printed."""
+    return f"More: kinetic jobs logs {job_id}" + (f" --host {host}" if host else "")
 
 
 def _cut_detail(text: str) -> str:

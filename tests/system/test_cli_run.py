@@ -213,6 +213,7 @@ def test_a_command_on_two_hosts(project: Path) -> None:
     assert "[host 1] b 1\n" in done.stdout
     assert "sh exited with code 9 on host 1 of 2" in done.stderr
     assert "Last lines of host 1" not in done.stderr, "--all-hosts has shown them"
+    assert "More:" not in done.stderr
 
 
 @pytest.mark.parametrize("how", ["command", "script"])
@@ -228,7 +229,8 @@ def test_the_last_lines_of_a_host_that_was_not_shown(project: Path, how: str) ->
     done = kn(project, "run", "-a", "tpu-v6e-8", *command)
     assert done.returncode == 9
     assert "exited with code 9 on host 1 of 2" in done.stderr
-    assert "\nLast lines of host 1:\n  the real cause\n" in done.stderr
+    assert "\nLast lines of host 1:\n  the real cause\nMore: kinetic jobs logs job-" in done.stderr
+    assert done.stderr.endswith(" --host 1\n"), "what came before them is one command away"
 
 
 def test_a_detached_job_is_found_again(project: Path) -> None:

@@ -296,7 +296,6 @@ def _print_output(app: AppContext, handle: JobHandle[Any], all_hosts: bool) -> N
 def _report_failure(
     handle: JobHandle[Any], outcome: Outcome, program: Program, all_hosts: bool
 ) -> int:
-    from kinetic._core import failure
     from kinetic._core.exits import Exit
 
     first = outcome.first
@@ -310,24 +309,26 @@ def _report_failure(
             if first.exit_code == exit_codes.USAGE
             else ""
         )
-        unseen = (
-            "" if all_hosts or not first.host else _read_last_output(handle, first.host, outcome)
-        )
+        shown = all_hosts or not first.host
+        unseen = [] if shown else _describe_unseen(handle, first.host, outcome)
         output.error(
             f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).",
-            "\n".join(filter(None, (failure.last_lines(unseen, first.host), hint))),
+            "\n".join(filter(None, (*unseen, hint))),
         )
     else:
         print_failure(handle, seen=True)
     return exit_codes.of_program(outcome)
 
 
-def _read_last_output(handle: JobHandle[Any], host: int, outcome: Outcome) -> str:
-    """What the host has printed at last."""
+def _describe_unseen(handle: JobHandle[Any], host: int, outcome: Outcome) -> list[str]:
+    """What a host has printed at last, and where the rest is."""
     from kinetic._backends.base import LogRequest
+    from kinetic._core import failure
 
     request = LogRequest((host,), False, _TAIL_LINES, failures=False, attempt=outcome.attempt)
     with contextlib.suppress(KineticError, OSError):
         chunks = [chunk.data for chunk in handle.chunks(request) if chunk is not None]
-        return b"".join(chunks).decode(errors="replace")
-    return ""
+        printed = b"".join(chunks).decode(errors="replace")
+        if shown := failure.last_lines(printed, host):
+            return [shown, failure.name_logs(handle.job_id, host)]
+    return []
