@@ -5,7 +5,7 @@
 #   make test     all tests, four at a time                      (make test ARGS="-k gang -x")
 #   make test-repeat N=10   all tests N times, every second time beside two busy processes; lists what ever failed
 #   make test-cluster KUBECONFIG=…  the tests of clusters on the one of its current context (see CONTRIBUTING.md)
-#   make check    lint, format, types, import contracts
+#   make check    lint, format, types, import contracts, the figures in ARCHITECTURE.md
 #   make docs     this project's site, in site/; what is wrong in it is an error
 #   make bench    what things cost, next to a floor measured in the same run
 #   make clean    remove everything that make made
@@ -85,6 +85,7 @@ check: $(VENV)/.stamp-test
 	@$(BIN)/mypy
 	@$(BIN)/mypy $(AS_ON_A_MAC)
 	@$(BIN)/lint-imports
+	@$(BIN)/python tests/lines.py
 
 # Not with --quiet: it hides warnings from --strict as well. The variable silences an announcement of the theme.
 docs: $(VENV)/.stamp-docs
