@@ -27,8 +27,9 @@ from pathlib import Path
 import measure
 
 import kinetic
-from kinetic._backends import registry
 from kinetic._backends.base import LogRequest
+from kinetic._backends.kubernetes.cluster import connect
+from kinetic._core.place import Place
 
 sys.path.insert(0, str(measure.ROOT / "tests"))
 
@@ -83,7 +84,7 @@ class ByHand:
     """The same workload and Secret again, with nothing of kinetic's client around them."""
 
     def __init__(self, running: object, folder: Path) -> None:
-        self.api = registry._connect_to_cluster(registry.Place("gke", cluster="fake"), os.environ)
+        self.api = connect(Place("gke", cluster="fake"), os.environ)
         self.running = running
         self.folder = folder
         self.copies = 0

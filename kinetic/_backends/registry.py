@@ -6,9 +6,8 @@ In: the options of a call, the settings; later the place of a job, and its store
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,13 +17,10 @@ from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 from kinetic._store.base import Store
-from kinetic.errors import KineticError, PreflightError, UsageError
+from kinetic.errors import PreflightError, UsageError
 
 if TYPE_CHECKING:
-    from kinetic._backends.kubernetes.api import Api, Patience
-    from kinetic._backends.kubernetes.bundled import BundledImages
     from kinetic._backends.kubernetes.checks import Check, LiveAccelerator
-    from kinetic._backends.kubernetes.pods import PodSettings
     from kinetic._config.settings import Settings
     from kinetic._core.accelerators.topology import Topology
     from kinetic._core.options import Options
@@ -137,6 +133,11 @@ def backend_of(ref: JobRef) -> Backend:
     return make(ref.place, open_store(ref.store_uri))
 
 
+def has_cluster(settings: Settings) -> bool:
+    """Whether jobs of these settings go to a cluster, unless a call's options differ."""
+    return bool(settings.cluster_settings) and settings.backend not in _WITHOUT_CLUSTER
+
+
 def live_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
     """Return what the node pools of the configured cluster offer now.
 
@@ -144,53 +145,18 @@ def live_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
         PreflightError: there is no such cluster, or it does not allow listing its nodes.
         BackendUnavailable: it does not answer.
     """
-    from kinetic._backends.kubernetes import checks
-    from kinetic._backends.kubernetes.resources import NODES
-    from kinetic._config.settings import variables
+    from kinetic._backends.kubernetes import cluster
 
-    return checks.live_accelerators(
-        _connect_to_cluster(_cluster(settings), variables()).list(NODES).items
-    )
-
-
-def has_cluster(settings: Settings) -> bool:
-    """Whether jobs of these settings go to a cluster, unless a call's options differ."""
-    return bool(settings.cluster_settings) and settings.backend not in _WITHOUT_CLUSTER
+    return cluster.list_accelerators(settings)
 
 
 def cluster_checks(settings: Settings) -> tuple[Check, ...]:
     """Ask the configured cluster whether it can run jobs; () if none is configured."""
     if not has_cluster(settings):
         return ()
-    from kinetic._backends.kubernetes import addons, checks
-    from kinetic._backends.kubernetes.api import Patience
-    from kinetic._config.settings import variables
+    from kinetic._backends.kubernetes import cluster
 
-    try:
-        api = _connect_to_cluster(_cluster(settings), variables(), Patience(connect_s=5.0, tries=2))
-        facts = checks.gather(
-            api,
-            service_account=settings.service_account,
-            asked=addons.collect_asked(
-                settings.local_storage,
-                settings.network_devices,
-                simulated=settings.pod_simulated,
-                queue=settings.queue,
-            ),
-        )
-    except KineticError as error:
-        return (checks.Check("cluster", checks.Level.PROBLEM, str(error)),)
-    return checks.checks_of(facts) + _image_checks(settings)
-
-
-def _image_checks(settings: Settings) -> tuple[Check, ...]:
-    """Check where images are built, unless builds are switched off."""
-    from kinetic._backends.kubernetes import bundled, checks, images
-
-    place = _cluster(settings)
-    if settings.image_builds == "off" or not images.has_registry(place):
-        return ()
-    return (checks.registry(images.registry(place), bundled.why_none(place)),)
+    return cluster.check(settings)
 
 
 @contextmanager
@@ -222,74 +188,9 @@ def _programs(_: Place, store: Store) -> Backend:
 
 
 def _kubernetes(place: Place, store: Store) -> Backend:
-    from kinetic._backends.kubernetes.backend import KubernetesBackend
-    from kinetic._config import settings
+    from kinetic._backends.kubernetes import cluster
 
-    chosen = settings.load()
-    return KubernetesBackend(
-        place.backend,
-        store,
-        _pods(store, chosen),
-        lambda: _connect_to_cluster(place, settings.variables()),
-        supply=functools.partial(_images, chosen.image_builds == "auto"),
-    )
-
-
-@functools.cache
-def _images(builds_behind: bool) -> BundledImages:
-    """One for all jobs of this process: it remembers which images exist, and its login."""
-    from kinetic._backends.kubernetes.bundled import BundledImages
-
-    return BundledImages(builds_behind=builds_behind)
-
-
-def _cluster(settings: Settings) -> Place:
-    return Place(
-        "gke",
-        cluster=settings.cluster or "",
-        project=settings.project or "",
-        zone=settings.zone or "",
-        namespace=settings.namespace or "",
-    )
-
-
-def _connect_to_cluster(
-    place: Place, variables: Mapping[str, str], patience: Patience | None = None
-) -> Api:
-    from kinetic._backends.kubernetes import kubeconfig
-    from kinetic._backends.kubernetes.connection import HttpApi, share_connection
-    from kinetic._backends.local import simulation
-
-    try:
-        access = kubeconfig.find(
-            variables, cluster=place.cluster, project=place.project, zone=place.zone
-        )
-    except PreflightError as error:
-        if not simulation.can_simulate(sys.platform):
-            raise
-        raise PreflightError(
-            f'{error} Or simulate it here, with backend="local" or KINETIC_BACKEND=local.'
-        ) from None
-    if patience is None:
-        return share_connection(access, variables, namespace=place.namespace)
-    return HttpApi(access, variables, namespace=place.namespace, patience=patience)
-
-
-def _pods(store: Store, chosen: Settings) -> PodSettings:
-    from kinetic._backends.kubernetes.pods import PodSettings
-    from kinetic._source import runtime
-
-    return PodSettings(
-        image="",
-        store_uri=chosen.pod_store or store.uri,
-        python=chosen.pod_python or "python3",
-        bootstrap="" if chosen.pod_python else runtime.bootstrap(),
-        simulated=chosen.pod_simulated,
-        service_account=chosen.service_account,
-        cache_dir=chosen.pod_cache,
-        head_pool=chosen.pathways_head_pool or "",
-        pathways_version=chosen.pathways_version,
-    )
+    return cluster.make_backend(place, store)
 
 
 _makers: dict[str, Maker] = {

@@ -1,0 +1,145 @@
+"""The cluster that settings or a place name: its connection, its checks, the backend of its jobs.
+
+In: settings, places. Out: what asks that cluster; it is asked when an answer is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kinetic._config import settings as configuration
+from kinetic._core.place import Place
+from kinetic.errors import KineticError, PreflightError
+
+if TYPE_CHECKING:
+    from kinetic._backends.kubernetes.api import Api, Patience
+    from kinetic._backends.kubernetes.backend import KubernetesBackend
+    from kinetic._backends.kubernetes.bundled import BundledImages
+    from kinetic._backends.kubernetes.checks import Check, LiveAccelerator
+    from kinetic._backends.kubernetes.pods import PodSettings
+    from kinetic._config.settings import Settings
+    from kinetic._store.base import Store
+
+
+def make_backend(place: Place, store: Store) -> KubernetesBackend:
+    """Return the backend of a place, with the settings of this process."""
+    from kinetic._backends.kubernetes.backend import KubernetesBackend
+
+    chosen = configuration.load()
+    return KubernetesBackend(
+        place.backend,
+        store,
+        _pod_settings(store, chosen),
+        lambda: connect(place, configuration.variables()),
+        supply=functools.partial(_images, chosen.image_builds == "auto"),
+    )
+
+
+def list_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
+    """Return what the node pools offer now.
+
+    Raises:
+        PreflightError: there is no such cluster, or it does not allow listing its nodes.
+        BackendUnavailable: it does not answer.
+    """
+    from kinetic._backends.kubernetes import checks
+    from kinetic._backends.kubernetes.resources import NODES
+
+    api = connect(_place_of(settings), configuration.variables())
+    return checks.live_accelerators(api.list(NODES).items)
+
+
+def check(settings: Settings) -> tuple[Check, ...]:
+    """Ask the cluster whether it can run jobs."""
+    from kinetic._backends.kubernetes import addons, checks
+    from kinetic._backends.kubernetes.api import Patience
+
+    patience = Patience(connect_s=5.0, tries=2)
+    try:
+        facts = checks.gather(
+            connect(_place_of(settings), configuration.variables(), patience),
+            service_account=settings.service_account,
+            asked=addons.collect_asked(
+                settings.local_storage,
+                settings.network_devices,
+                simulated=settings.pod_simulated,
+                queue=settings.queue,
+            ),
+        )
+    except KineticError as error:
+        return (checks.Check("cluster", checks.Level.PROBLEM, str(error)),)
+    return checks.checks_of(facts) + _check_images(settings)
+
+
+def connect(place: Place, variables: Mapping[str, str], patience: Patience | None = None) -> Api:
+    """Return the connection to a place's cluster: that of all who ask this cluster, unless there is
+    a `patience` of its own.
+
+    Raises:
+        PreflightError: there is no such cluster, with where to run instead.
+    """
+    from kinetic._backends.kubernetes import kubeconfig
+    from kinetic._backends.kubernetes.connection import HttpApi, share_connection
+    from kinetic._backends.local import simulation
+
+    try:
+        access = kubeconfig.find(
+            variables, cluster=place.cluster, project=place.project, zone=place.zone
+        )
+    except PreflightError as error:
+        if not simulation.can_simulate(sys.platform):
+            raise
+        raise PreflightError(
+            f'{error} Or simulate it here, with backend="local" or KINETIC_BACKEND=local.'
+        ) from None
+    if patience is None:
+        return share_connection(access, variables, namespace=place.namespace)
+    return HttpApi(access, variables, namespace=place.namespace, patience=patience)
+
+
+def _check_images(settings: Settings) -> tuple[Check, ...]:
+    """Check where images are built, unless builds are switched off."""
+    from kinetic._backends.kubernetes import bundled, checks, images
+
+    place = _place_of(settings)
+    if settings.image_builds == "off" or not images.has_registry(place):
+        return ()
+    return (checks.registry(images.registry(place), bundled.why_none(place)),)
+
+
+def _place_of(settings: Settings) -> Place:
+    return Place(
+        "gke",
+        cluster=settings.cluster or "",
+        project=settings.project or "",
+        zone=settings.zone or "",
+        namespace=settings.namespace or "",
+    )
+
+
+@functools.cache
+def _images(builds_behind: bool) -> BundledImages:
+    """One for all jobs of this process: it remembers which images exist, and its login."""
+    from kinetic._backends.kubernetes.bundled import BundledImages
+
+    return BundledImages(builds_behind=builds_behind)
+
+
+def _pod_settings(store: Store, chosen: Settings) -> PodSettings:
+    from kinetic._backends.kubernetes.pods import PodSettings
+    from kinetic._source import runtime
+
+    return PodSettings(
+        image="",
+        store_uri=chosen.pod_store or store.uri,
+        python=chosen.pod_python or "python3",
+        bootstrap="" if chosen.pod_python else runtime.bootstrap(),
+        simulated=chosen.pod_simulated,
+        service_account=chosen.service_account,
+        cache_dir=chosen.pod_cache,
+        head_pool=chosen.pathways_head_pool or "",
+        pathways_version=chosen.pathways_version,
+    )
