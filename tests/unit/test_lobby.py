@@ -171,10 +171,10 @@ def test_it_knows_which_hosts_have_kept_their_worker():
     async def story():
         room = Lobby(Told())
         tasks = await started(room.ask(0, 1, kept=True), room.ask(1, 1), room.ask(2, 1, kept=True))
-        assert room.kept([0, 1, 2]) == 2
+        assert room.count_kept([0, 1, 2]) == 2
         room.expect(2, 2)
         tasks += await started(room.ask(2, 2))
-        assert room.kept([0, 1, 2]) == 1
+        assert room.count_kept([0, 1, 2]) == 1
         room.close()
         await asyncio.gather(*tasks)
 
