@@ -14,6 +14,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kinetic._in_job.checkpoint.digests import digest_of
@@ -25,6 +26,7 @@ Digests = dict[Region, set[str]]
 """Of the saving hosts; where they have differed, the region cannot be checked."""
 _NARROW = ("int2", "int4", "uint2", "uint4", "float4", "float6")
 """Types of which not every bit in memory counts."""
+_THREADS = 4
 
 
 def digests_here(state: State, process: int) -> list[list[Any]]:
@@ -43,7 +45,9 @@ def digests_here(state: State, process: int) -> list[list[Any]]:
     for _, part in parts:
         if hasattr(part.data, "copy_to_host_async"):
             part.data.copy_to_host_async()
-    return [[n, part.start, part.shape, _digest(part.data)] for n, part in parts]
+    with ThreadPoolExecutor(_THREADS) as pool:  # hashing does not hold the interpreter
+        found = pool.map(_digest, (part.data for _, part in parts))
+        return [[n, part.start, part.shape, d] for (n, part), d in zip(parts, found, strict=True)]
 
 
 def _digest(content: Any) -> str:
