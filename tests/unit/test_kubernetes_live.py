@@ -59,6 +59,7 @@ class Cluster:
         self.streams: dict[Resource, Stream] = {}
         self.problems: dict[str, Exception] = {}
         self.now = 100.0
+        self.version = 0
         self.is_watched = threading.Semaphore(0)
 
     def live(self) -> Live:
@@ -67,7 +68,8 @@ class Cluster:
 
     def add(self, resource: Resource, job_id: str, phase: str, change: str = "ADDED") -> None:
         meta = {"uid": f"{resource.plural}-{job_id}", "labels": {"kinetic.dev/job-id": job_id}}
-        meta["resourceVersion"] = str(len(self.objects) + self.calls.total() + 1)
+        self.version += 1
+        meta["resourceVersion"] = str(self.version)
         found = {"metadata": meta, "status": {"phase": phase}}
         self.objects[resource, job_id] = found
         if resource in self.streams:
@@ -77,7 +79,7 @@ class Cluster:
     def list(self, resource: Resource, selection: Selection) -> Listing:
         self._called("list", resource, selection)
         found = [each for (kind, _), each in self.objects.items() if kind == resource]
-        return Listing(found, "1")
+        return Listing(found, str(self.version))
 
     def watch(self, resource: Resource, selection: Selection, *, resource_version: str) -> Stream:
         self._called("watch", resource, selection)
@@ -163,6 +165,20 @@ def test_a_watch_that_is_late_tells_nothing_older_than_what_was_told(cluster):
     assert [phase(pod) for pod in found.look([ref(1)]).pods(ref(1))] == ["succeeded"]
     cluster.add(PODS, ref(1).job_id, "succeeded", "DELETED")
     assert not found.look([ref(1)]).pods(ref(1))
+
+
+def test_what_was_deleted_before_the_watch_began_stays_gone(cluster):
+    cluster.add(JOBS, ref(1).job_id, "new")
+    cluster.add(PODS, ref(1).job_id, "running")
+    found = cluster.live()
+    assert found.look([ref(1)]).pods(ref(1))
+    cluster.objects.clear()
+    cluster.version += 2
+    found.look([ref(1)])
+    cluster.watched()
+    late = found.look([ref(1)])
+    assert late.is_remembered
+    assert (late.workload(ref(1)), late.pods(ref(1))) == (None, [])
 
 
 def test_pods_that_a_late_watch_has_not_seen_are_there(cluster):

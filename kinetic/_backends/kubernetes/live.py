@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
+from kinetic._backends.kubernetes import watching
 from kinetic._backends.kubernetes.answers import Forbidden
 from kinetic._backends.kubernetes.api import Api, Document, Patience, Selection
 from kinetic._backends.kubernetes.look import (
@@ -48,7 +49,7 @@ class _Kind:
         self._lock = threading.Lock()
         self._by_job: dict[str, dict[str, Document]] = {}
         self._version = 0
-        """Of the newest object that it was told of."""
+        """The moment up to which it knows all objects."""
         self._is_synced = False
         self._silent_since: float | None = None
         self._problem: KineticError | None = None
@@ -85,7 +86,6 @@ class _Kind:
                 self._is_synced = True
                 return None
             uid = str(told.object["metadata"].get("uid"))
-            self._version = max(self._version, _version_of(told.object))
             of_job = self._by_job.setdefault(job_of(told.object), {})
             if told.change is Change.DELETED:
                 of_job.pop(uid, None)
@@ -112,6 +112,7 @@ class _Kind:
         """Return the objects of a job; those that were `listed` where these are newer: a watch may
         be late, and what users were told must not be undone."""
         with self._lock:
+            self._version = max(self._version, watching.version_number(self._watcher.version))
             known = dict(self._by_job.get(ref.job_id, {}))
             for each in listed:
                 uid = str(each["metadata"].get("uid"))
@@ -286,12 +287,7 @@ def _make_look(
 
 
 def _version_of(thing: Document) -> int:
-    """The version of an object, which orders it among all of its kind; 0 if it does not.
-
-    https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
-    """
-    version = str(thing["metadata"].get("resourceVersion", ""))
-    return int(version) if version.isdecimal() else 0
+    return watching.version_number(thing["metadata"].get("resourceVersion", ""))
 
 
 def _covers(labels: str, refs: Sequence[JobRef]) -> bool:

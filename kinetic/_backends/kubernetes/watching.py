@@ -113,6 +113,11 @@ class Watcher:
         if stream is not None:
             stream.close()
 
+    @property
+    def version(self) -> str:
+        """The moment from which the watch continues; "" before the first list."""
+        return self._version
+
     def __iter__(self) -> Iterator[Watched]:
         """Yield the existing objects, SYNCED, and then each change.
 
@@ -240,6 +245,14 @@ class Watcher:
         named = {"apiVersion": self._resource.api_version}
         kind = _KINDS.get(self._resource)
         return {**named, **({"kind": kind} if kind else {}), **item}
+
+
+def version_number(version: str) -> int:
+    """Return a resource version as a number, which orders all objects of a kind; 0 if it is none.
+
+    https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
+    """
+    return int(version) if version.isdecimal() else 0
 
 
 def _version_of(thing: Document) -> str:
