@@ -202,7 +202,7 @@ def test_many_jobs_at_once(site, home, monkeypatch):
     assert counts["create jobs"] == counts["create secrets"] == JOBS
     assert counts["watch jobs"] <= 10
     assert counts["watch pods"] <= 10
-    # Each needs one where a job is looked at before the watch tells of it.
+    # One a second until the watches have begun, and one where a watch tells of an end.
     assert counts["list jobs"] < JOBS / 2, counts
     assert counts["list pods"] < JOBS / 2, counts
     site.cluster.wait_for(lambda: not site.cluster.left_over())

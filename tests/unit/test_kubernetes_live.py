@@ -194,6 +194,42 @@ def test_pods_that_a_late_watch_has_not_seen_are_there(cluster):
     assert not found.look([ref(1)]).pods(ref(1))
 
 
+def test_what_this_process_created_is_known_before_a_watch_tells_of_it(cluster):
+    found = followed(cluster, ref(1), ref(2))
+    streams, cluster.streams = cluster.streams, {}
+    for number in range(3, 9):
+        cluster.add(JOBS, ref(number).job_id, "new")
+        found.note_created(ref(number), cluster.objects[JOBS, ref(number).job_id])
+    found.ask_now([ref(1), ref(2)])
+    cluster.streams = streams
+    cluster.calls.clear()
+    for number in range(3, 9):
+        assert phase(found.look([ref(number)]).workload(ref(number))) == "new"
+    assert not [call for call in cluster.calls if call.startswith("list")]
+    cluster.add(JOBS, ref(3).job_id, "changed", "MODIFIED")
+    assert phase(found.look([ref(3)]).workload(ref(3))) == "changed"
+    cluster.add(JOBS, ref(3).job_id, "changed", "DELETED")
+    assert found.look([ref(3)]).workload(ref(3)) is None
+
+
+def test_until_the_watches_have_begun_one_list_a_second_serves_all_jobs(cluster):
+    refs = [ref(number) for number in range(60)]
+    begun: list[object] = []
+    found = Live(cluster, clock=lambda: cluster.now, start=begun.append)  # They never begin.
+    for each in refs:
+        cluster.add(JOBS, each.job_id, "new")
+        found.note_created(each, cluster.objects[JOBS, each.job_id])
+        assert phase(found.look([each]).workload(each)) == "new"
+    assert begun
+    for each in refs:
+        assert phase(found.look([each]).workload(each)) == "new"
+    assert cluster.calls["list jobs"] == 1
+    cluster.objects.pop((JOBS, ref(3).job_id))
+    cluster.now += live.LIST_EVERY_S
+    gone = [each for each in refs if found.look([each]).workload(each) is None]
+    assert (gone, cluster.calls["list jobs"]) == ([ref(3)], 2)
+
+
 def test_any_number_of_jobs_and_threads_has_one_watch_for_each_kind(cluster):
     refs = [ref(number) for number in range(200)]
     found = followed(cluster, *refs)

@@ -175,6 +175,7 @@ class KubernetesBackend:
             self._api.delete(resource, workload["metadata"]["name"])
             raise
         self._there |= {ref.job_id}
+        self._live.note_created(ref, made)
 
     def _create_workload(self, resource: Resource, workload: Document) -> Document:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 from kinetic._backends.kubernetes import watching
@@ -94,6 +94,11 @@ class _Kind:
             return None
 
     @property
+    def is_synced(self) -> bool:
+        """Whether it has begun."""
+        return self._is_synced and not self.is_over
+
+    @property
     def is_told(self) -> bool:
         """Whether it knows the current objects.
 
@@ -101,7 +106,7 @@ class _Kind:
             BackendUnavailable: it did, and the server has not answered for some time.
         """
         with self._lock:
-            if self.is_over or not self._is_synced:
+            if not self.is_synced:
                 return False
             silent_since = self._silent_since
             if silent_since is not None and self._clock() - silent_since > SILENT_S:
@@ -165,8 +170,16 @@ class Live:
         self._labels = ""
         self._may_watch = True
         self._list: _List | None = None
+        self._made: dict[str, Document] = {}
+        """What this process created itself, until it is no longer followed: a watch may be late."""
         self._around = Surroundings(api)
         self._around_at = -AROUND_EVERY_S
+
+    def note_created(self, ref: JobRef, workload: Document) -> None:
+        """Follow a job that this process has just created."""
+        with self._lock:
+            self._note((ref,), self._clock())
+            self._made[ref.job_id] = workload
 
     def look(self, refs: Sequence[JobRef]) -> Look:
         """Return what is known of jobs; for followed jobs, from a moment ago.
@@ -181,14 +194,14 @@ class Live:
             if is_followed:
                 self._watch(refs)
             kinds = self._kinds_for(refs)
-            last = self._list
+            last, made = self._list, dict(self._made)
             around = self._surroundings(now)
         if kinds is not None and all(kind.is_told for kind in kinds.values()):
-            return _make_look(kinds, refs, around, None if last is None else last.look)
-        if self._may_watch or not is_followed or last is None:
-            return self.ask_now(refs)
-        if now - last.began < LIST_EVERY_S and last.covers(refs):
-            return last.look
+            return _make_look(kinds, refs, around, None if last is None else last.look, made)
+        if is_followed and last is not None and now - last.began < LIST_EVERY_S:
+            since = {job: each for job, each in made.items() if job not in last.jobs}
+            if last.jobs | since.keys() >= {ref.job_id for ref in refs}:
+                return last.look.add_workloads(since)
         return self.ask_now(refs)
 
     def ask_now(self, refs: Sequence[JobRef]) -> Look:
@@ -201,7 +214,9 @@ class Live:
             with self._lock:
                 around, self._around_at = Surroundings(self.api), began
                 self._around = around
-                followed = () if self._kinds else [ref for ref, _ in self._asked.values()]
+                watches = self._kinds.values()
+                is_watched = watches and all(kind.is_synced for kind in watches)
+                followed = () if is_watched else [ref for ref, _ in self._asked.values()]
             wanted = list({ref.job_id: ref for ref in (*followed, *refs)}.values())
             look = take_look(self.api, wanted, around)
             jobs = frozenset(ref.job_id for ref in wanted)
@@ -216,6 +231,7 @@ class Live:
         }
         known = [ref.job_id in self._asked for ref in refs]
         self._asked |= {ref.job_id: (ref, now) for ref in refs}
+        self._made = {job: each for job, each in self._made.items() if job in self._asked}
         return bool(known) and all(known)
 
     def _watch(self, refs: Sequence[JobRef]) -> None:
@@ -273,14 +289,18 @@ _lock = threading.Lock()
 
 
 def _make_look(
-    kinds: dict[Resource, _Kind], refs: Sequence[JobRef], around: Surroundings, last: Look | None
+    kinds: dict[Resource, _Kind],
+    refs: Sequence[JobRef],
+    around: Surroundings,
+    last: Look | None,
+    made: Mapping[str, Document],
 ) -> Look:
-    """What the watches say, and the last look by lists where that is newer."""
+    """What the watches say; the last look by lists, or what was created, where that is newer."""
     workloads: dict[str, Document] = {}
     pods: dict[str, list[Document]] = {}
     for ref in refs:
-        listed = last and last.workload(ref)
-        if found := kinds[resource_of(ref)].of(ref, (listed,) if listed else ()):
+        newer = [each for each in (made.get(ref.job_id), last and last.workload(ref)) if each]
+        if found := kinds[resource_of(ref)].of(ref, newer):
             workloads[ref.job_id] = found[-1]
         pods[ref.job_id] = kinds[PODS].of(ref, last.pods(ref) if last else ())
     return Look(around, workloads, pods, is_remembered=True)

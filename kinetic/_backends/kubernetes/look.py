@@ -115,6 +115,11 @@ class Look:
         """Return the same, for later questions."""
         return Look(self._around, self._workloads, self._pods, is_remembered=True)
 
+    def add_workloads(self, since: Mapping[str, Document]) -> Look:
+        """Return the same with workloads, by job, that were created after it."""
+        workloads = {**self._workloads, **since}
+        return Look(self._around, workloads, self._pods, is_remembered=True)
+
     def workload(self, ref: JobRef) -> Document | None:
         """Return the Job or JobSet, or None if the cluster has none."""
         return self._workloads.get(ref.job_id)
