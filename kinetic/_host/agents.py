@@ -58,8 +58,7 @@ class Agents:
     def fork(self, identities: Iterable[Identity], *, again: bool = False) -> None:
         """Fork an agent for each; this process must not have started a thread (gRPC does). `again`
         is whether hosts may be started again later."""
-        # SIGCHLD stays blocked; `await_death` takes it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        _block_sigchld()
         read_end, write_end = os.pipe()
         if again:
             identities = list(identities)
@@ -83,19 +82,33 @@ class Agents:
             if "serve" in request:
                 os.close(alive)
                 return service.serve(**request["serve"])
-            return self._be_agent(replace(seats[request["seat"]], start=request["start"]), alive)
+            return self._be_agent(replace(seats[request.pop("seat")], **request), alive)
 
         return Stem(run, f"kinetic-stem {self._plan.job_id}", without=[write_end])
 
-    def fork_again(self, seat: int, start: int) -> None:
-        """Start a host again that has ended.
+    def fork_again(self, seat: int, **changes: Any) -> None:
+        """Start a host again that has ended, with these changes of its identity.
 
         Raises:
             OSError: no process could be forked.
         """
         if self._stem is None:
             raise OSError("the agents of this job are forked once")
-        self.pids[self._stem.fork({"seat": seat, "start": start})] = seat
+        self.pids[self._stem.fork({"seat": seat, **changes})] = seat
+
+    def fork_attempt(self, attempt: int, failed_before: str) -> None:
+        """Start all hosts for another attempt.
+
+        Raises:
+            OSError: no process could be forked.
+        """
+        _block_sigchld()
+        for host in range(self._plan.hosts):
+            self.fork_again(host, attempt=attempt, failed_before=failed_before)
+
+    def clear_up(self) -> None:
+        """Kill what agents that have ended have left to this process."""
+        processes.kill_descendants(keep=() if self._stem is None else self._stem.pids)
 
     def serve_world(self, processes: int) -> str:
         """Have a process of its own serve JAX's coordination for the next attempt, and end the one
@@ -242,6 +255,11 @@ class Agents:
             key = layout.report(self._plan.job_id, attempt, host)
             return HostReport.from_json(record.parse(self._store.get(key)))
         return None
+
+
+def _block_sigchld() -> None:
+    """It stays blocked until a gang is served; `await_death` takes it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
 
 
 def import_gang_modules() -> None:

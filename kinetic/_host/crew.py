@@ -99,7 +99,7 @@ class ForkedCrew:
         """Fork all of them anew."""
         starts = self.end(seats)
         for seat, start in starts.items():
-            self._agents.fork_again(seat, start)
+            self._agents.fork_again(seat, start=start)
         return starts
 
     def dead(self) -> Iterator[tuple[int, str]]:

@@ -72,10 +72,10 @@ class Place:
 def titled(role, handle, index):
     """The process of a host that has this role, once there is one."""
     title = f"kinetic-{role} {handle.job_id} host {index}"
-    return wait_until(lambda: _found(title), f"there is no {title}")
+    return wait_until(lambda: find_process(title), f"there is no {title}")
 
 
-def _found(title):
+def find_process(title):
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             command = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""

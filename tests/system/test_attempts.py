@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from gangs import kill, processes, stop, wait_until
 from on_hosts import fails_twice, prints_lines
+from places import find_process
 
 import kinetic
 from kinetic import errors
@@ -162,3 +164,31 @@ def test_a_job_of_version_0_1_is_refused_with_a_sentence_and_can_be_removed(home
     assert call(["jobs", "prune", "--older-than", "0.01s", "--yes"]) == 0
     assert not job.exists()
     assert not ref_file.exists()
+
+
+def test_a_retry_survives_the_death_of_the_process_that_forks_for_it(home, tmp_path):
+    """With both gone the job ends, and says so."""
+
+    def fails(path):
+        if os.environ["KINETIC_ATTEMPT"] == "2":
+            return "again"
+        Path(path, "running").touch()
+        while not Path(path, "go").exists():
+            time.sleep(0.01)
+        raise LookupError("attempt 1")
+
+    remote = kinetic.run(accelerator="tpu-v6e-8", retries=1)(fails)
+    for victims in (1, 2):
+        folder = tmp_path / str(victims)
+        folder.mkdir()
+        handle = remote.run_async(str(folder))
+        wait_until((folder / "running").exists, "attempt 1 has not begun")
+        for title in ("kinetic-stem", "spare-kinetic-stem")[:victims]:
+            kill(find_process(f"{title} {handle.job_id}"))
+        (folder / "go").touch()
+        if victims == 1:
+            assert handle.result() == "again"
+            continue
+        with pytest.raises(errors.JobFailed, match="the process that forks for this one has ended"):
+            handle.result()
+        assert handle.outcome().attempt == 2

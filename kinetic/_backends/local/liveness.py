@@ -159,8 +159,7 @@ def _is_supervisor(pid: int) -> bool:
     """Whether the process is a supervisor: on a shared disk the lock's holder may be another
     machine's process."""
     with contextlib.suppress(OSError):
-        command = processes.lasting_command_line(pid)
-        return b"kinetic-supervisor" in command or b"kinetic._host.local.supervisor" in command
+        return b"kinetic-supervisor" in processes.lasting_command_line(pid)
     return False
 
 

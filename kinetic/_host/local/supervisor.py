@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import signal
-import sys
 import time
 import traceback
-from dataclasses import asdict, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -41,6 +39,8 @@ SOCKET_PATH_LIMIT = 100
 RESERVE_BYTES = 1 << 16
 """Reserved on disk, so that the verdict can be written when the disk is full, and in an elastic job
 those of the attempts before."""
+ATTEMPT_FILES = ("state.json", "fetching")
+"""What is true of one attempt only."""
 FREE_AFTER_S = 3600.0
 """How long what a job that has succeeded has in memory stays when nobody fetches its value."""
 
@@ -54,8 +54,6 @@ class Request:
         job_id: the job; its plan is in the store.
         base_env: environment that the workers start from.
         secrets: values of the plan's secrets; never written to disk.
-        attempt: which start of the gang this is, from 1.
-        failed_before: why the previous attempt failed; "" for the first.
         heartbeat_s: between two heartbeats of an agent.
         heartbeat_timeout_s: after this silence an agent counts as lost.
         unreachable_after_s: an agent that cannot reach the coordinator for this long ends its
@@ -66,8 +64,6 @@ class Request:
     job_id: str
     base_env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
-    attempt: int = 1
-    failed_before: str = ""
     heartbeat_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     unreachable_after_s: float = 30.0
@@ -100,7 +96,7 @@ def free_memory_of_ended(store: LocalStore, now: float) -> None:
 
 
 class Supervisor:
-    """One attempt at one gang."""
+    """One job."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -120,15 +116,9 @@ class Supervisor:
             _answer(answer_fd, {"error": str(error), "errno": error.errno})
             raise
         _answer(answer_fd, {"pid": os.getpid()})
-        plan, ended = self._attempt()
+        plan, ended = self._lead_attempts()
         processes.kill_descendants()
-        if plan is not None and plan.data:
-            self._release_mountpoints(plan)
-        _remove(self._scratch)
-        if plan is not None and ended.may_repeat(plan, self._store):
-            if not ended.unwanted and signal.SIGTERM not in signal.sigpending():
-                self._start_over(ended.outcome)
-            ended = ended.mark_cancelled()
+        self._clear_up(plan)
         from kinetic._host import leader
 
         job_id = self._request.job_id
@@ -155,7 +145,7 @@ class Supervisor:
 
     def _lock(self) -> None:
         """Hold the job's lock for as long as this process lives. A record lock is not inherited by
-        children, and survives the exec of another attempt.
+        children.
 
         Raises:
             FileNotFoundError: the submission was taken back.
@@ -167,41 +157,55 @@ class Supervisor:
         self._lock_file.write("held\n")  # An empty one says that no supervisor has begun.
         self._lock_file.flush()
 
-    def _release_mountpoints(self, plan: Plan) -> None:
-        """Do so for killed agents."""
-        from kinetic._datasets import cached_copy
-        from kinetic._host.agent.mountpoints import Mountpoints
+    def _clear_up(self, plan: Plan | None) -> None:
+        """Remove what an attempt has used, also for killed agents."""
+        if plan is not None and plan.data:
+            from kinetic._datasets import cached_copy
+            from kinetic._host.agent.mountpoints import Mountpoints
 
-        Mountpoints(cached_copy.root_of(self._store)).release(plan.data)
+            Mountpoints(cached_copy.root_of(self._store)).release(plan.data)
+        _remove(self._scratch)
 
-    def _attempt(self) -> tuple[Plan | None, Attempt]:
-        """Run the gang. Whatever goes wrong, the job must get a verdict."""
+    def _lead_attempts(self) -> tuple[Plan | None, Attempt]:
+        """Return the last attempt. Whatever goes wrong, the job must get a verdict."""
+        plan, attempt = None, 1
         try:
             plan = Plan.from_json(json.loads(self._store.get(layout.plan(self._request.job_id))))
-            return plan, self._lead(plan)
+            agents, endpoint = Agents(plan, self._store), self._make_endpoint()
+            self._fork_agents(plan, agents, endpoint)
+            if (elastic := plan.elastic_gang) is not None:
+                return plan, self._lead_elastic(plan, elastic, agents, endpoint)
+            while True:
+                ended = self._lead(plan, agents, endpoint, attempt)
+                if not ended.may_repeat(plan, self._store):
+                    return plan, ended
+                if ended.unwanted or signal.SIGTERM in signal.sigpending():
+                    return plan, ended.mark_cancelled()
+                attempt += 1
+                self._begin(plan, agents, endpoint, ended.outcome)
         except Exception as error:  # noqa: BLE001 - see above
             from kinetic._core.outcome import Outcome, Verdict
             from kinetic._host.leader import Attempt
 
             traceback.print_exc()
             reason = f"The supervisor failed: {type(error).__name__}: {error}"
-            attempt, now = self._request.attempt, time.time()
-            return None, Attempt(Outcome(Verdict.FAILED, (), reason, ended_at=now, attempt=attempt))
+            now = time.time()
+            return plan, Attempt(Outcome(Verdict.FAILED, (), reason, ended_at=now, attempt=attempt))
 
-    def _lead(self, plan: Plan) -> Attempt:
-        token = os.urandom(16).hex()
+    def _make_endpoint(self) -> Endpoint:
         target = f"unix:{self._socket_path()}"
+        return Endpoint(target, os.urandom(16).hex(), self._request.job_id)
+
+    def _fork_agents(self, plan: Plan, agents: Agents, endpoint: Endpoint) -> None:
         if plan.hosts > 1:
             import_gang_modules()  # Before the fork, so that agents share it.
-        agents = Agents(plan, self._store)
-        elastic = plan.elastic_gang
         agents.fork(
-            (self._identity(plan, host, target, token) for host in range(plan.hosts)),
-            again=elastic is not None,
+            (self._identity(plan, host, endpoint) for host in range(plan.hosts)),
+            again=plan.elastic_gang is not None or plan.options.retries > 0,
         )
-        self._publish(agents, self._request.attempt, target=target, token=token)
-        if elastic is not None:
-            return self._lead_elastic(plan, elastic, agents, Endpoint(target, token, plan.job_id))
+
+    def _lead(self, plan: Plan, agents: Agents, endpoint: Endpoint, attempt: int) -> Attempt:
+        self._publish(agents, attempt, endpoint)
         if plan.hosts == 1:  # It waits for nobody.
             self._say_ready()
         self._reserve()  # While the agents start.
@@ -213,11 +217,26 @@ class Supervisor:
             plan,
             self._store,
             agents,
-            attempt=self._request.attempt,
+            attempt=attempt,
             heartbeat_timeout_s=self._request.heartbeat_timeout_s,
             has_records=self._holds_the_lock,
             on_ready=self._say_ready if plan.hosts > 1 else lambda: None,
-        ).lead(Endpoint(target, token, plan.job_id))
+        ).lead(endpoint)
+
+    def _begin(self, plan: Plan, agents: Agents, endpoint: Endpoint, last: Outcome) -> None:
+        """Begin the attempt after this one, with new agents."""
+        from kinetic._core.gang.elastic import first_line
+        from kinetic._host import leader
+
+        agents.clear_up()
+        self._clear_up(plan)
+        leader.repeat(self._store, plan.job_id, last, make_room=self._make_room)
+        memory_folder.remove_unused(plan.job_id)
+        socket = Path(endpoint.target.removeprefix("unix:"))
+        for each in (*(self._own / name for name in ATTEMPT_FILES), socket):
+            each.unlink(missing_ok=True)
+        self._scratch.mkdir(exist_ok=True, mode=0o700)
+        agents.fork_attempt(last.attempt + 1, first_line(last.reason))
 
     def _lead_elastic(
         self, plan: Plan, elastic: Elastic, agents: Agents, endpoint: Endpoint
@@ -225,10 +244,11 @@ class Supervisor:
         from kinetic._host.crew import ForkedCrew
         from kinetic._host.elastic_leader import ElasticLeader
 
+        self._publish(agents, 1, endpoint)
         self._reserve()
 
         def on_agents(attempt: int) -> None:
-            self._publish(agents, attempt, target=endpoint.target, token=endpoint.token)
+            self._publish(agents, attempt, endpoint)
             self._reserve()  # What the attempt before may have used up.
 
         return ElasticLeader(
@@ -256,7 +276,7 @@ class Supervisor:
         path.unlink(missing_ok=True)
         return path
 
-    def _identity(self, plan: Plan, host: int, target: str, token: str) -> Identity:
+    def _identity(self, plan: Plan, host: int, endpoint: Endpoint) -> Identity:
         request, elastic = self._request, plan.elastic_gang
         place = (
             None
@@ -270,26 +290,24 @@ class Supervisor:
             job_id=plan.job_id,
             host=host,
             hosts=plan.hosts,
-            target=target,
-            token=token,
+            target=endpoint.target,
+            token=endpoint.token,
             address="127.0.0.1",
             scratch=str(self._scratch),
             simulated=True,
             elastic=place,
             elastic_seat=host,
-            attempt=request.attempt,
-            failed_before=request.failed_before,
             base_env=request.base_env,
             secrets=request.secrets,
             heartbeat_s=request.heartbeat_s,
             unreachable_after_s=request.unreachable_after_s,
         )
 
-    def _publish(self, agents: Agents, attempt: int, *, target: str, token: str) -> None:
+    def _publish(self, agents: Agents, attempt: int, endpoint: Endpoint) -> None:
         record = {
             "pid": os.getpid(),
-            "target": target,
-            "token": token,
+            "target": endpoint.target,
+            "token": endpoint.token,
             "agents": {str(host): pid for pid, host in agents.pids.items()},
             "attempt": attempt,
         }
@@ -324,28 +342,10 @@ class Supervisor:
     def _sweep_up(self) -> None:
         memory_folder.remove_unused(self._request.job_id)
         free_memory_of_ended(self._store, time.time())
-        for name in ("reserve", "socket", "supervisor.json", "state.json", "fetching"):
+        for name in ("reserve", "socket", "supervisor.json", *ATTEMPT_FILES):
             (self._own / name).unlink(missing_ok=True)
         if self._socket_dir is not None:
             _remove(self._socket_dir)
-
-    def _start_over(self, outcome: Outcome) -> None:
-        """Exec as the supervisor of the next attempt, with the same process id and lock."""
-        from kinetic._host import leader
-
-        leader.repeat(self._store, self._request.job_id, outcome, make_room=self._make_room)
-        self._sweep_up()
-        again = asdict(self._request) | {
-            "attempt": outcome.attempt + 1,
-            "failed_before": outcome.reason,
-        }
-        spool = _in_memory(json.dumps(again).encode())
-        # Closing any descriptor of the lock file would free the lock.
-        for fd in (spool, self._lock_file.fileno()):
-            os.set_inheritable(fd, True)
-        os.execv(
-            sys.executable, [sys.executable, "-m", "kinetic._host.local.supervisor", str(spool)]
-        )
 
 
 def _answer(fd: int, words: dict[str, Any]) -> None:
@@ -362,36 +362,9 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _in_memory(data: bytes) -> int:
-    """A descriptor to read the data from, once. In memory only, because it holds secrets.
-
-    Not a pipe: the environment may be longer than a pipe's buffer.
-    """
-    fd = os.memfd_create("kinetic-request", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open(fd, "wb", closefd=False) as file:
-        file.write(data)
-    fcntl.fcntl(
-        fd,
-        fcntl.F_ADD_SEALS,
-        fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
-    )
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
 def _is_socket_path(path: Path) -> bool:
     """Whether the kernel and gRPC accept it: short enough, and valid UTF-8."""
     try:
         return len(str(path).encode()) <= SOCKET_PATH_LIMIT
     except UnicodeEncodeError:
         return False
-
-
-def _from_command_line() -> NoReturn:
-    with open(int(sys.argv[1]), "rb") as spool:
-        request = Request(**json.loads(spool.read()))
-    main(request)  # The file is closed: agents are forked from here.
-
-
-if __name__ == "__main__":
-    _from_command_line()
