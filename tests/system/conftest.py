@@ -39,10 +39,3 @@ def begin(home, tmp_path):
         return Watched(home, handle)
 
     return begin
-
-
-@pytest.fixture(params=["local", "programs"])
-def backend(request, monkeypatch):
-    """Where elastic jobs have their hosts: processes of their leader, or programs."""
-    monkeypatch.setenv("KINETIC_BACKEND", request.param)
-    return request.param

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-from gangs import children, wait_until
+from gangs import wait_until
 from on_elastic_hosts import count
 
 import kinetic
@@ -17,9 +16,6 @@ from kinetic._core import layout
 from kinetic._core.events import parse
 
 LIMIT_S = 300
-
-only_local = pytest.mark.parametrize("backend", ["local"], indirect=True)
-only_programs = pytest.mark.parametrize("backend", ["programs"], indirect=True)
 
 
 class Watched:
@@ -29,22 +25,12 @@ class Watched:
         self.handle = handle
         self.folder = home / layout.job(handle.job_id)
 
-    @property
-    def is_forked(self):
-        """Whether the process that leads has forked the agents."""
-        return (self.folder / "local").exists()
-
     def leader(self):
         return wait_until(self.handle.processes, "it does not run")["supervisor"]
 
-    def programs(self):
-        """What stands for the host's machine: the agent, or the program that has forked it."""
-        return {int(host): pid for host, pid in self.handle.processes()["agents"].items()}
-
     def agents(self):
         """Process ids of the agents."""
-        found = self.programs()
-        return found if self.is_forked else {host: child_of(pid) for host, pid in found.items()}
+        return {int(host): pid for host, pid in self.handle.processes()["agents"].items()}
 
     def below_supervisor(self, title):
         """The child of the supervisor with this title."""
@@ -70,19 +56,6 @@ class Watched:
     def story(self):
         """What kinetic says in the leader's log."""
         return re.findall(r"(?m)^kinetic: (.*)", "".join(self.handle.logs()))
-
-
-def child_of(program):
-    """The agent below the program of a host."""
-
-    def look():
-        titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(program)}
-        return next((pid for pid, title in titles.items() if title.startswith(AGENT)), None)
-
-    return wait_until(look, "the host has no agent")
-
-
-AGENT = b"kinetic-agent"
 
 
 def reached(folder, attempt, host, step=2):

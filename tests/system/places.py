@@ -19,14 +19,8 @@ from gangs import wait_until
 
 EVERYWHERE = [
     pytest.param("local"),
-    pytest.param("programs"),
     pytest.param("kubernetes", marks=pytest.mark.kubernetes),
 ]
-
-
-def elsewhere_than(name):
-    """Return the places without this one, where a minute would be waited for the same end."""
-    return [each for each in EVERYWHERE if each.values != (name,)]
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,7 @@ class Place:
     """Where the jobs of a test run.
 
     Attributes:
-        name: "local", "programs" or "kubernetes" (one host: a Job, several: a JobSet).
+        name: "local" or "kubernetes" (one host: a Job, several: a JobSet).
         folder: one that callers and hosts share.
         cluster: the cluster; None where there is none.
     """

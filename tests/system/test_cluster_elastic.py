@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pytest
 from cluster.fixtures import SHARES_FILES
-from gangs import wait_until
+from gangs import kill, wait_until
 from on_pods import fail_on_host_1, train_until_enough, wait_until_enough
+from places import titled
 
 import kinetic
 from kinetic.errors import HostLost, JobCancelled, JobFailed
@@ -49,15 +50,19 @@ class Job:
                 found[meta["name"].partition(f"{self.handle.job_id}-")[2][:-6]] = meta["uid"]
         return found
 
-    def lose(self, name):
-        """Delete a pod by force."""
-        (lost,) = (
+    def pod(self, name):
+        """The name of a pod that is to stay, with its random letters."""
+        (found,) = (
             pod["metadata"]["name"]
             for pod in self.cluster.objects("pods")
             if f"{self.handle.job_id}-{name}-" in pod["metadata"]["name"]
             and "deletionTimestamp" not in pod["metadata"]
         )
-        self.cluster.delete_pod(lost, force=True)
+        return found
+
+    def lose(self, name):
+        """Delete a pod by force."""
+        self.cluster.delete_pod(self.pod(name), force=True)
 
     def is_enough(self):
         (self.folder / "enough").touch()
@@ -91,6 +96,32 @@ def test_a_lost_pod_is_replaced_and_all_others_stay(begin, victim):
     assert job.losses() == [[int(victim[5])]]
 
 
+@pytest.mark.shares_files
+def test_a_killed_agent_is_replaced_in_its_pod(begin):
+    job = begin().reaches(1)
+    before, agents = job.pods(), [titled("agent", job.handle, host) for host in range(4)]
+    kill(agents[2])
+    job.reaches(2)
+    assert job.pods() == before
+    after = [titled("agent", job.handle, host) for host in range(4)]
+    assert [host for host in range(4) if agents[host] != after[host]] == [2]
+    assert job.is_enough() == (2, 4, 2)
+    assert job.losses() == [[1]]
+
+
+@pytest.mark.evicts
+def test_a_host_is_taken_away(begin):
+    """Its program ends when its function has, and a new pod joins."""
+    job = begin().reaches(1)
+    before = job.pods()
+    job.cluster.evict_pod(job.pod("host-1-0"))
+    job.reaches(2)
+    after = job.pods()
+    assert {name for name in before if before[name] != after[name]} == {"host-1-0"}
+    assert job.is_enough() == (2, 4, 2)
+    assert job.losses() == [[1]]
+
+
 def test_a_slice_is_killed_on_purpose(begin):
     job = begin().reaches(1)
     assert job.handle.kill_hosts(slice=1) == (2, 3)
@@ -100,17 +131,17 @@ def test_a_slice_is_killed_on_purpose(begin):
 
 
 @pytest.mark.double
-def test_it_shrinks_and_grows_back(begin, on_cluster):
+def test_it_shrinks_also_without_the_first_slice_and_grows_back(begin, on_cluster):
     job = begin(train_until_enough, on_slice_loss="shrink").reaches(1)
-    held = f"kinetic-{job.handle.job_id}-host-1"
+    held = f"kinetic-{job.handle.job_id}-host-0"
     on_cluster.hold_back(held)
-    job.lose("host-1-0")
+    job.lose("host-0-0")
     job.reaches(2, hosts=2)
     assert job.handle.status() == "RUNNING"
     on_cluster.let_go(held)
     job.reaches(3)
     assert job.is_enough() == (3, 4, 2)
-    assert job.losses() == [[1]]
+    assert job.losses() == [[0]]
 
 
 def test_it_is_given_up_with_the_whole_history(begin):

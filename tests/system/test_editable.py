@@ -12,7 +12,6 @@ import venv
 from pathlib import Path
 
 import pytest
-from places import EVERYWHERE
 
 import kinetic
 
@@ -228,7 +227,6 @@ def test_a_finder_that_leads_into_the_project_itself(repository, interpreter):
     assert program == "['5', 'True']"
 
 
-@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
 def test_what_lies_beside_the_project_is_imported_wherever_the_job_runs(
     place, tmp_path, monkeypatch
 ):

@@ -1,7 +1,7 @@
 """Elastic jobs: slices are killed for real, and the job goes on, waits, shrinks or gives up.
 
-In: jobs with slices=(least, most), led by the process that has forked their agents, and by a head
-that agents elsewhere join over TCP. Out: values, attempts, the story in the log; nothing is left
+In: jobs with slices=(least, most), led by the process that has forked their agents; those with a
+head are in test_cluster_elastic.py. Out: values, attempts, the story in the log; nothing is left
 behind.
 """
 
@@ -16,42 +16,32 @@ import sys
 from pathlib import Path
 
 import pytest
-from elastic_jobs import LIMIT_S, elastic, half, only_local, reached, whole
+from elastic_jobs import LIMIT_S, elastic, half, reached, whole
 from gangs import wait_until
-from on_elastic_hosts import compile_once, count, hold, keep, learn, train, who_serves
+from on_elastic_hosts import compile_once, hold, keep, learn, train, who_serves
 
 import kinetic
 
 KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
 
-STEPPING = {"local": train, "programs": count}
-"""Hosts that are programs leave their world as they end; how they get another is tested below."""
-WHO_STAYS = {
-    "local": {n: [f"{n} hosts go on in the process that they have."] for n in ("2 of 4", "all 2")},
-    "programs": {"2 of 4": [], "all 2": []},
-}
-"""What the log says of processes: hosts that are programs have new ones in each attempt."""
-
 
 @pytest.fixture
-def begin(backend, begin):
-    """On each backend. It waits, unless told otherwise."""
+def begin(begin):
+    """It waits, unless told otherwise."""
     return functools.partial(begin, wait=True)
 
 
 # -- a slice is lost -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("backend", "victim"), [("local", 3), ("local", 0), ("programs", 0)], indirect=["backend"]
-)
-def test_it_waits_for_a_lost_slice_and_goes_on_with_the_same_mesh(begin, victim, backend):
-    job = begin(elastic(function=STEPPING[backend]), [(1, 3, victim)], wait=False)
+@pytest.mark.parametrize("victim", [3, 0])
+def test_it_waits_for_a_lost_slice_and_goes_on_with_the_same_mesh(begin, victim):
+    job = begin(elastic(function=train), [(1, 3, victim)], wait=False)
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
     which = victim // 2
-    lost, waiting, *stay, begins, recovered = job.story()
-    assert stay == WHO_STAYS[backend]["2 of 4"]
+    lost, waiting, stay, begins, recovered = job.story()
+    assert stay == "2 of 4 hosts go on in the process that they have."
     assert lost.startswith(
         f"slice {which} lost (failure 1 of at most 10): host {victim % 2} of slice {which}: The "
         "worker process was killed by SIGKILL"
@@ -62,17 +52,15 @@ def test_it_waits_for_a_lost_slice_and_goes_on_with_the_same_mesh(begin, victim,
     assert job.slices() == [(0, 1), (0, 1)]
 
 
-@pytest.mark.parametrize(
-    ("backend", "victim"), [("local", 2), ("local", 0), ("programs", 0)], indirect=["backend"]
-)
-def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypatch, backend):
+@pytest.mark.parametrize("victim", [2, 0])
+def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
-    remote = elastic(function=STEPPING[backend], on_slice_loss="shrink")
+    remote = elastic(function=train, on_slice_loss="shrink")
     job = begin(remote, [(1, 3, victim)], wait=False)
     assert job.handle.result(timeout=LIMIT_S) == half(2)
     which = victim // 2
-    lost, shrinking, *stay, begins, _ = job.story()
-    assert stay == WHO_STAYS[backend]["all 2"]
+    lost, shrinking, stay, begins, _ = job.story()
+    assert stay == "all 2 hosts go on in the process that they have."
     assert lost.startswith(f"slice {which} lost")
     assert shrinking == "shrinking to 1 slice until it is back."
     assert begins == f"attempt 2 of 11 begins on slice {1 - which} of 2."
@@ -88,21 +76,18 @@ def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypa
     ]
 
 
-@only_local
 def test_a_host_is_lost_before_it_uses_jax(begin):
     job = begin(elastic(function=train), [(1, -1, 1), (2, -1, 3)], wait=False)
     assert job.handle.result(timeout=LIMIT_S) == whole(3)
     assert job.losses() == [(0,), (1,)]
 
 
-@only_local
 def test_a_host_is_lost_while_it_compiles(begin):
     job = begin(elastic(function=compile_once, all_hosts=True), wait=False)
     assert job.handle.results(timeout=LIMIT_S) == [16.0] * 4
     assert job.losses() == [(1,)]
 
 
-@only_local
 def test_no_worker_serves_the_coordination_of_jax(begin):
     job = begin(elastic(function=who_serves, all_hosts=True), wait=False)
     (told,) = set(job.handle.results(timeout=LIMIT_S))
@@ -110,7 +95,6 @@ def test_no_worker_serves_the_coordination_of_jax(begin):
     assert job.losses() == [(0,)]
 
 
-@only_local
 def test_what_serves_the_coordination_of_jax_is_killed(begin):
     """JAX may abort the processes; the job goes on, and no failure is counted."""
     job = begin(elastic(function=train), (), 0.3)
@@ -121,21 +105,18 @@ def test_what_serves_the_coordination_of_jax_is_killed(begin):
     assert any("counts against nothing" in line for line in job.story())
 
 
-@only_local
 def test_a_host_keeps_its_folder_whatever_its_place_in_an_attempt(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     job = begin(elastic(function=keep, on_slice_loss="shrink"), wait=False)
     assert job.handle.result(timeout=LIMIT_S) == (2, 2, "1 of 2"), "slice 1 is the first there"
 
 
-@only_local
 def test_all_values_of_a_smaller_attempt(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     job = begin(elastic(on_slice_loss="shrink", all_hosts=True), [(1, 3, 0)], wait=False)
     assert job.handle.results(timeout=LIMIT_S) == [half(2)] * 2
 
 
-@only_local
 def test_an_agent_is_stopped(begin):
     """It falls silent, and is ended with its slice."""
     job = begin(elastic(), (), 2.0)
@@ -144,21 +125,18 @@ def test_an_agent_is_stopped(begin):
     assert job.losses() == [(1,)]
 
 
-@pytest.mark.parametrize(("backend", "host"), [("local", 1), ("programs", 2)], indirect=["backend"])
-def test_an_agent_is_killed(begin, tmp_path, host):
+def test_an_agent_is_killed(begin, tmp_path):
     job = begin(elastic(), (), 0.3)
     before = job.agents()
-    os.kill(before[host], signal.SIGKILL)
+    os.kill(before[1], signal.SIGKILL)
     reached(tmp_path, 2, 0)
-    after, which = job.agents(), host // 2
-    kept = {h for h in before if before[h] == after[h]}
-    others = {h for h in before if (h // 2 != which if job.is_forked else h != host)}
-    assert kept == others, "agents of the other slice stay; elsewhere all that live"
+    after = job.agents()
+    kept = {host for host in before if before[host] == after[host]}
+    assert kept == {2, 3}, "agents of the other slice stay"
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
-    assert job.losses() == [(which,)]
+    assert job.losses() == [(0,)]
 
 
-@only_local
 def test_a_whole_slice_is_killed(begin):
     job = begin(elastic(), (), 0.3)
     assert job.handle.kill_hosts(slice=0, agents=True) == (0, 1)
@@ -166,7 +144,6 @@ def test_a_whole_slice_is_killed(begin):
     assert job.losses() == [(0,)]
 
 
-@only_local
 def test_all_slices_are_killed(begin):
     job = begin(elastic(on_slice_loss="shrink"), (), 0.3)
     agents, leader = job.agents().values(), job.leader()
@@ -178,9 +155,8 @@ def test_all_slices_are_killed(begin):
     assert job.losses() == [(0, 1)]
 
 
-@only_local
 @pytest.mark.parametrize("survivors", ["restart", "keep"])
-def test_nothing_that_a_lost_slice_has_started_lives_on(begin, tmp_path, survivors, backend):
+def test_nothing_that_a_lost_slice_has_started_lives_on(begin, tmp_path, survivors):
     """Of processes that go on, their children do."""
     job = begin(elastic(function=hold, survivors=survivors), True, wait=False)
     marks = [tmp_path / f"child-1-{host}" for host in range(4)]
@@ -190,25 +166,19 @@ def test_nothing_that_a_lost_slice_has_started_lives_on(begin, tmp_path, survivo
     again = [tmp_path / f"child-2-{host}" for host in range(4)]
     wait_until(lambda: all(mark.exists() for mark in again), "no second attempt")
     gone = [host for host, pid in enumerate(children) if not Path(f"/proc/{pid}").exists()]
-    assert gone == ([2, 3] if (backend, survivors) == ("local", "keep") else [0, 1, 2, 3])
+    assert gone == ([2, 3] if survivors == "keep" else [0, 1, 2, 3])
     (tmp_path / "over").touch()
     assert job.handle.result(timeout=LIMIT_S) is None
     assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
 
 
-@pytest.mark.parametrize(
-    ("backend", "slice_", "hosts"),
-    [("local", "tpu-v6e-8", 2), ("programs", "tpu-v6e-4", 1)],
-    indirect=["backend"],
-)
-def test_it_grows_back_at_a_step_and_repeats_none(begin, monkeypatch, slice_, hosts):
+def test_it_grows_back_at_a_step_and_repeats_none(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")
-    remote = kinetic.run(slice_, slices=(1, 2), on_slice_loss="shrink")(learn)
-    job = begin(remote, 1.0, wait=False)
+    job = begin(elastic(function=learn, on_slice_loss="shrink"), 1.0, wait=False)
     attempt, steps, seen = job.handle.result(timeout=LIMIT_S)
     assert (attempt, steps, len(seen)) == (3, 40, 40), "the second attempt began anew, unsaved"
     assert seen == sorted(seen)
-    assert {hosts, 2 * hosts} == set(seen)
+    assert {2, 4} == set(seen)
     assert job.slices() == [(0, 1), (0,), (0, 1)]
     assert job.losses() == [(1,)]
     story = job.story()

@@ -1,6 +1,6 @@
 """Elastic jobs that wait, are cancelled, given up, or lose one of kinetic's own processes.
 
-In: jobs on the local backend, and over programs. Out: values and errors, the story in the log;
+In: jobs on the local backend. Out: values and errors, the story in the log;
 nothing is left behind.
 """
 
@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from elastic_jobs import LIMIT_S, elastic, half, only_local, only_programs, reached, whole
+from elastic_jobs import LIMIT_S, elastic, half, reached, whole
 from gangs import wait_until
 from on_elastic_hosts import fail, leave_alone, leave_unasked, wait_before_jax, wait_in_a_barrier
 
@@ -24,15 +24,14 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
 
 
 @pytest.fixture
-def begin(backend, begin):
-    """On each backend. It waits, unless told otherwise."""
+def begin(begin):
+    """It waits, unless told otherwise."""
     return functools.partial(begin, wait=True)
 
 
 # -- while it recovers -----------------------------------------------------------------------------
 
 
-@only_local
 def test_another_slice_is_lost_while_the_job_waits(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "3")
     job = begin(elastic(), [(1, 3, 0)], wait=False)
@@ -43,7 +42,6 @@ def test_another_slice_is_lost_while_the_job_waits(begin, monkeypatch):
     assert any("slice 1 lost (failure 2 of at most 10)" in line for line in job.story())
 
 
-@only_local
 def test_a_slice_that_does_not_return_in_time(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     job = begin(elastic(2, 2, slice_timeout=1), [(1, 3, 2)], wait=False)
@@ -56,14 +54,12 @@ def test_a_slice_that_does_not_return_in_time(begin, monkeypatch):
     )
 
 
-@only_local
 def test_one_that_has_waited_goes_on_with_those_left(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     job = begin(elastic(slice_timeout=1), [(1, 3, 2)], wait=False)
     assert job.handle.result(timeout=LIMIT_S) == half(2)
 
 
-@only_local
 def test_it_is_cancelled_while_it_waits(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     job = begin(elastic(2, 2), [(1, 3, 2)], wait=False)
@@ -102,7 +98,6 @@ def test_it_is_cancelled_just_after_a_slice_was_lost(begin):
         job.handle.result(timeout=LIMIT_S)
 
 
-@only_local
 def test_it_is_given_up_with_the_whole_history(begin):
     job = begin(elastic(max_failures=1), [(1, 2, 3), (2, 2, 0)], wait=False)
     with pytest.raises(HostLost) as caught:
@@ -112,7 +107,6 @@ def test_it_is_given_up_with_the_whole_history(begin):
     assert "; attempt 2: slice 0 lost: host 0 of slice 0" in words
 
 
-@only_local
 def test_an_exception_of_the_function_is_no_loss(begin):
     job = begin(elastic(function=fail), wait=False)
     with pytest.raises(ValueError, match="no luck"):
@@ -123,48 +117,11 @@ def test_an_exception_of_the_function_is_no_loss(begin):
 def test_the_leader_is_killed(begin):
     job = begin(elastic(), (), 10.0, wait=False)
     wait_until(lambda: job.slices() == [(0, 1)], "it does not begin")
-    word = "supervisor" if job.is_forked else "which led the job"
     os.kill(job.leader(), signal.SIGKILL)
-    with pytest.raises(errors.KineticError, match=word):
+    with pytest.raises(errors.KineticError, match="supervisor"):
         job.handle.result(timeout=LIMIT_S)
 
 
-@only_programs
-def test_the_program_of_a_host_is_killed(begin, tmp_path):
-    """It is started again, and the others stay."""
-    job = begin(elastic(), (), 0.3)
-    before = job.programs()
-    os.kill(before[2], signal.SIGKILL)
-    reached(tmp_path, 2, 0)
-    after = job.programs()
-    assert {h for h in before if before[h] == after[h]} >= {0, 1}
-    assert job.handle.result(timeout=LIMIT_S) == whole(2)
-    assert job.losses() == [(1,)]
-
-
-@only_programs
-def test_a_machine_is_gone_at_once(begin, tmp_path):
-    """Nobody is left to say so."""
-    job = begin(elastic(), (), 0.3)
-    program, agent = job.programs()[1], job.agents()[1]
-    os.kill(program, signal.SIGSTOP)
-    for pid in (agent, program):
-        os.kill(pid, signal.SIGKILL)
-    assert job.handle.result(timeout=LIMIT_S) == whole(2)
-    assert job.losses() == [(0,)]
-
-
-@only_programs
-def test_a_host_is_taken_away(begin):
-    """A cluster asks its program to end, and starts it again."""
-    job = begin(elastic(), (), 0.3)
-    before = job.programs()
-    os.kill(before[2], signal.SIGTERM)
-    assert job.handle.result(timeout=LIMIT_S) == whole(2)
-    assert job.losses() == [(1,)]
-
-
-@only_local
 def test_what_forks_is_killed(begin, tmp_path):
     """Without the process that starts agents, a lost slice cannot return."""
     job = begin(elastic(on_slice_loss="shrink", slice_timeout=1), (), 0.3)
@@ -174,7 +131,6 @@ def test_what_forks_is_killed(begin, tmp_path):
     assert job.handle.result(timeout=LIMIT_S) == half(2)
 
 
-@only_local
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_forks_is_replaced(begin, signum):
     job = begin(elastic(max_failures=1), (), 0.3)
@@ -184,7 +140,6 @@ def test_what_forks_is_replaced(begin, signum):
     assert job.losses() == [(1,)]
 
 
-@only_local
 def test_nothing_that_forks_is_left(begin):
     """No slice can return: that is said, and is no failure of the function's."""
     job = begin(elastic(2, 2), (), 0.3)
@@ -201,7 +156,6 @@ def test_nothing_that_forks_is_left(begin):
     assert "max_failures was not used up by them. Losses besides: attempt 1: slice 1" in words
 
 
-@only_local
 @pytest.mark.parametrize("function", [wait_before_jax, wait_in_a_barrier])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_serves_the_coordination_of_jax_is_replaced(begin, function, signum, tmp_path):

@@ -40,8 +40,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("place", ["local", "programs"], indirect=True)
-def test_hosts_have_a_name_and_a_folder_of_their_own(place):
+def test_hosts_have_a_name_and_a_folder_of_their_own():
     handle = kinetic.run("tpu-v6e-8", all_hosts=True)(look).run_async()
     (first, second) = handle.results(timeout=200)
     machine = socket.gethostname().partition(".")[0][:50]
@@ -61,8 +60,7 @@ def test_both_are_the_same_in_the_next_attempt():
     handle.cleanup()
 
 
-@pytest.mark.parametrize("place", ["local", "programs"], indirect=True)
-def test_a_file_in_the_folder_says_which_process_of_jax_a_host_is(place):
+def test_a_file_in_the_folder_says_which_process_of_jax_a_host_is():
     handle = kinetic.run("tpu-v6e-8", retries=1, all_hosts=True)(join_as_told).run_async()
     assert handle.results(timeout=200) == [(0, 0, 8, "", "0"), (1, 1, 8, "", "1")]
     handle.cleanup()
@@ -102,9 +100,8 @@ def test_with_data_mounted_too(tmp_path):
     assert first[2] == second[2]
 
 
-@pytest.mark.parametrize("place", ["local", "programs"], indirect=True)
 @pytest.mark.parametrize(("accelerator", "suffix"), [("cpu", ""), ("tpu-v6e-8", "-0")])
-def test_a_folder_that_nobody_uses_goes_with_the_job(place, accelerator, suffix):
+def test_a_folder_that_nobody_uses_goes_with_the_job(accelerator, suffix):
     handle = kinetic.run(accelerator)(find_folder).run_async()
     handle.wait(timeout=200)
     folder = memory_folder.of_job(handle.job_id)

@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 from gangs import wait_until
 from on_hosts import wait_at_first
-from places import EVERYWHERE
 
 import kinetic
 from kinetic.errors import HostLost, NotFound
 
 KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 pytestmark = pytest.mark.settles_within(30)
-everywhere = pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
 
 
 def begun(place, **options):
@@ -32,14 +30,12 @@ def begun(place, **options):
     return handle
 
 
-@everywhere
 def test_a_slice_is_lost_and_the_next_attempt_succeeds(place):
     handle = begun(place, retries=1)
     assert handle.kill_hosts(slice=1) == (2, 3)
     assert handle.result(timeout=120) == "attempt 2"
 
 
-@everywhere
 def test_without_retries_the_host_is_named(place):
     handle = begun(place)
     shell = subprocess.run(

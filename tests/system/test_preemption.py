@@ -22,7 +22,7 @@ from on_preempted_hosts import (
     save_when_preempted,
     wait_at_first,
 )
-from places import Place, elsewhere_than
+from places import Place
 from test_cluster_evictions import pod_of
 
 import kinetic
@@ -58,7 +58,6 @@ def take_away(place, handle, host):
 
 
 @pytest.mark.evicts
-@pytest.mark.parametrize("place", elsewhere_than("programs"), indirect=True)
 def test_all_hosts_save_and_another_attempt_follows_that_does_not_count(place, monkeypatch):
     monkeypatch.setenv("KINETIC_GRACE_S", "15")
     handle, marker = start(save_when_preempted, place, retries=1)
@@ -70,12 +69,10 @@ def test_all_hosts_save_and_another_attempt_follows_that_does_not_count(place, m
     assert handle.outcome().attempt == 3
 
 
-@pytest.mark.parametrize("place", ["local", "programs"], indirect=True)
-def test_the_attempt_ends_as_preempted_when_all_have_saved(place, monkeypatch):
-    """Nobody starts hosts again that are programs."""
+def test_the_attempt_ends_as_preempted_when_all_have_saved(here, monkeypatch):
     monkeypatch.setenv("KINETIC_GRACE_S", "100")
-    handle, marker = start(save_when_preempted, place, retries=int(place.name == "programs"))
-    take_away(place, handle, 1)
+    handle, marker = start(save_when_preempted, here)
+    take_away(here, handle, 1)
     with pytest.raises(HostLost, match=r"host 1 of 2 was lost\. It was asked to end"):
         handle.result(timeout=90)  # less than its grace
     assert [report.exit for report in handle.outcome().reports] == [Exit.STOPPED, Exit.EVICTED]

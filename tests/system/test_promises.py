@@ -78,7 +78,6 @@ def test_a_short_job_that_fails_or_dies_is_blamed_as_any_other(seconds):
         end("agent")
 
 
-@pytest.mark.interpreters
 def test_a_single_host_needs_no_jax():
     @kinetic.run(accelerator="cpu")
     def add(a, b=2):
@@ -128,7 +127,6 @@ def test_async_functions_are_awaited():
     assert later(21) == 42
 
 
-@pytest.mark.interpreters
 def test_the_raising_host_is_named_not_those_that_broke(place):
     accelerator, last = gang_of(place)
 

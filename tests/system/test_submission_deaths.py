@@ -14,7 +14,6 @@ import time
 
 import pytest
 from gangs import PATIENCE_S, wait_until
-from places import elsewhere_than
 
 import kinetic
 from kinetic import errors
@@ -77,7 +76,6 @@ def killed_caller(step, accelerator, monkeypatch):
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-@pytest.mark.parametrize("place", elsewhere_than("programs"), indirect=True)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_caller_that_is_killed_around_its_reference(step, place, home, monkeypatch):
     killed_caller(STEPS[step], "tpu-v6e-8", monkeypatch)
