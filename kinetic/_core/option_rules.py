@@ -39,10 +39,11 @@ def _check_elastic(options: Options) -> None:
                     "and at most: slices=(1, 2). Leave it away, or write slices= as two numbers."
                 )
         return
-    if options.retries:
+    if options.retries and options.controller == "single":
         raise UsageError(
-            "retries= restarts a whole job, and an elastic one goes on instead: max_failures= says "
-            "how often. Leave retries= away."
+            'retries= begins a whole attempt anew, and one process with controller="single" and '
+            "slices=(least, most) goes on instead: max_failures= says how often. Leave retries= "
+            "away."
         )
     if options.controller == "single" and options.joins_jax == "program":
         raise UsageError(

@@ -216,6 +216,12 @@ class Plan:
         return PROXY if self.place.has_single_controller else self.topology.kind
 
     @property
+    def most_attempts(self) -> int:
+        """How many attempts there may be, if nothing happens that counts against no limit."""
+        elastic = self.options.elastic
+        return 1 + self.options.retries + (0 if elastic is None else elastic.max_failures)
+
+    @property
     def elastic_gang(self) -> Elastic | None:
         """What an elastic job does when hosts of a slice are lost; None for any other job."""
         return None if self.place.has_single_controller else self.options.elastic

@@ -27,6 +27,7 @@ from kinetic._core.gang.elastic import (
     Loss,
     Restart,
     Standing,
+    first_line,
     loss_of,
     may_follow_from_fault,
 )
@@ -73,6 +74,7 @@ class ElasticLeader:
         *,
         attempt: int = 1,
         failures: tuple[Failure, ...] = (),
+        retries: int = 0,
         is_cancelled: Callable[[], bool] | None = None,
         reads_questions: bool = False,
         heartbeat_timeout_s: float,
@@ -82,9 +84,9 @@ class ElasticLeader:
         make_room: Callable[[], None] = lambda: None,
     ) -> None:
         """`attempt` is the first, and `failures` are those of the ones before, where this head
-        replaces one that was lost. `is_cancelled` says whether SIGTERM means that the job was
-        cancelled; otherwise a cluster takes this head away. `on_agents` is called with the attempt
-        when there are other agents, or another attempt."""
+        replaces one that was lost; `retries` are left. `is_cancelled` says whether SIGTERM means
+        that the job was cancelled; otherwise a cluster takes this head away. `on_agents` is called
+        with the attempt when there are other agents, or another attempt."""
         self._plan = plan
         self._store = store
         self._crew = crew
@@ -94,7 +96,8 @@ class ElasticLeader:
         self._make_room = make_room
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._each = plan.topology.hosts
-        self._policy = Elasticity(elastic, plan.limits.slice_away_s, attempt, failures)
+        away_s = plan.limits.slice_away_s
+        self._policy = Elasticity(elastic, away_s, attempt, failures, retries=retries)
         self._is_cancelled = is_cancelled
         self._reads_questions = reads_questions
         self._story = Story(store, plan.job_id, self._policy)
@@ -175,14 +178,15 @@ class ElasticLeader:
                 self._fail(loss)
             elif _has_left(ended.outcome):
                 self._grow()
+            elif self._policy.may_repeat(ended.outcome):
+                self._repeat(ended.outcome)
             else:
                 return ended
             decision = await self._next()
             if isinstance(decision, Form):
                 seats = self._seats_of(decision.slices)
-                self._story.tell_of_next(
-                    decision, before, self._lobby.count_kept(seats), len(seats)
-                )
+                kept = 0 if self._policy.begins_anew else self._lobby.count_kept(seats)
+                self._story.tell_of_next(decision, before, kept, len(seats))
             self._story.flush()
             if isinstance(decision, Form):
                 self._begin(ended)
@@ -271,11 +275,23 @@ class ElasticLeader:
     def _break_down(self, why: str) -> None:
         """A process of kinetic's own has failed, and the attempt with it."""
         self._count_time()
-        dead = {seat // self._each for seat in self._dead}
-        slices = tuple(sorted(dead & {*self._policy.slices}))
+        slices = self._find_dead()
         self._policy.note_breakdown(slices, why, time.monotonic())
         self._story.tell_of_fault(self._policy.faults[-1])
         self._end(slices)
+
+    def _repeat(self, outcome: Outcome) -> None:
+        """The function has failed, and may try again."""
+        self._count_time()
+        slices = self._find_dead()
+        self._policy.note_repeat(slices, time.monotonic())
+        self._story.tell_of_repeat(first_line(outcome.reason))
+        self._end(slices)
+
+    def _find_dead(self) -> tuple[int, ...]:
+        """Slices that took part, and of which hosts are dead."""
+        dead = {seat // self._each for seat in self._dead}
+        return tuple(sorted(dead & {*self._policy.slices}))
 
     def _grow(self) -> None:
         """The function has left at a step, because a slice is back."""
@@ -318,6 +334,7 @@ class ElasticLeader:
     def _give_places(self, lost_at: float) -> None:
         policy = self._policy
         place = Place(policy.attempt, 0, policy.slices, policy.most_attempts, lost_at)
+        place = replace(place, begins_anew=policy.begins_anew, retries_left=policy.retries_left)
         seats = self._seats_of(policy.slices)
         place = replace(place, service=self._crew.serve_world(len(seats)))
         self._places = {seat: replace(place, host=rank) for rank, seat in enumerate(seats)}

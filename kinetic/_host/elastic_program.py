@@ -70,17 +70,20 @@ class Head:
         try:
             if self._who.is_pod and (lost := self._judge_lost()) is not None:
                 leader.write_verdict(self._store, self._plan.job_id, lost)
-                if lost.ok or lost.verdict is not Verdict.FAILED or _is_final(lost):
+                _, _, retries = self._read_history()
+                is_final = _has_failed_by_itself(lost) and not retries
+                if lost.ok or lost.verdict is not Verdict.FAILED or is_final:
                     return Attempt(lost)  # Nobody was left to say it.
                 leader.repeat(self._store, self._plan.job_id, lost)
             failures: tuple[Failure, ...] = ()
+            retries = self._plan.options.retries
             if self._who.is_pod:
-                attempt, failures = self._read_history()
+                attempt, failures, retries = self._read_history()
             if len(failures) > self._elastic.max_failures:
                 why = too_many(self._elastic, failures)
                 outcome = attempts.verdict(self._store, self._plan.job_id, attempt - 1)
                 return Attempt(replace(outcome, reason=why, given_up=why))
-            return self._lead(attempt, failures)
+            return self._lead(attempt, failures, retries)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong, the job must get a verdict
             reason = f"The head could not lead the job: {type(error).__name__}: {error}"
             now = time.time()
@@ -96,18 +99,22 @@ class Head:
         reports = attempts.reports(self._store, self._plan.job_id, number, formed)
         return judge_leaderless(formed, reports, head=True, now=time.time(), attempt=number)
 
-    def _read_history(self) -> tuple[int, tuple[Failure, ...]]:
-        """The attempt to begin with, and the failures of those before."""
+    def _read_history(self) -> tuple[int, tuple[Failure, ...], int]:
+        """The attempt to begin with, the failures of those before, and how many retries are
+        left."""
         store, job_id = self._store, self._plan.job_id
         number = attempts.newest(store, job_id)
         told = {each: attempts.verdict(store, job_id, each) for each in range(1, number)}
-        return number, tuple(
+        repeated = {each for each, outcome in told.items() if _has_failed_by_itself(outcome)}
+        failures = tuple(
             Failure(each, (), outcome.reason)
             for each, outcome in told.items()
-            if any(report.exit is not Exit.LEFT for report in outcome.reports)
+            if each not in repeated
+            and any(report.exit is not Exit.LEFT for report in outcome.reports)
         )
+        return number, failures, max(self._plan.options.retries - len(repeated), 0)
 
-    def _lead(self, attempt: int, failures: tuple[Failure, ...]) -> Attempt:
+    def _lead(self, attempt: int, failures: tuple[Failure, ...], retries: int) -> Attempt:
         from kinetic._host.crew import DistantCrew
         from kinetic._host.elastic_leader import ElasticLeader
 
@@ -121,6 +128,7 @@ class Head:
             crew,
             attempt=attempt,
             failures=failures,
+            retries=retries,
             is_cancelled=self._is_cancelled if who.is_pod else None,
             reads_questions=who.is_pod,
             heartbeat_timeout_s=10 * who.heartbeat_s,
@@ -131,8 +139,8 @@ class Head:
         return pod.is_cancelled(self._store, self._plan.job_id)
 
 
-def _is_final(outcome: Outcome) -> bool:
-    """Whether the function has failed by itself, and would again."""
+def _has_failed_by_itself(outcome: Outcome) -> bool:
+    """Whether the function has failed, and no slice was lost."""
     return outcome.first is not None and program_code(outcome.first) is ProgramCode.CODE_FAILED
 
 
@@ -169,7 +177,11 @@ class Seated:
     """A host: it stays while agents come and go, and takes part in one attempt after the other."""
 
     def __init__(self, who: Identity, plan: Plan, elastic: Elastic, store: Store) -> None:
-        place = Place(slices=tuple(range(elastic.most)), most_attempts=elastic.max_failures + 1)
+        place = Place(
+            slices=tuple(range(elastic.most)),
+            most_attempts=plan.most_attempts,
+            retries_left=plan.options.retries,
+        )
         self._who = replace(who, elastic=replace(place, host=who.host), elastic_seat=who.host)
         self._plan = plan
         self._store = store

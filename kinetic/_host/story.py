@@ -66,6 +66,12 @@ class Story:
         limit = f"of at most {most}" if number <= most else f"and max_failures is {most}"
         self._say(f"{what} (failure {number} {limit}): {failure.why}")
 
+    def tell_of_repeat(self, why: str) -> None:
+        """The function has failed, and is called again."""
+        left = self._policy.retries_left
+        more = f"{left} {'retry' if left == 1 else 'retries'} left after the next attempt"
+        self._say(f"attempt {self.attempt} failed: {why.rstrip('.')} ({more}).")
+
     def tell_of_fault(self, fault: Failure) -> None:
         """A process of kinetic's own has failed."""
         self._note_loss(fault)

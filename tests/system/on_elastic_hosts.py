@@ -161,6 +161,24 @@ def fail(folder):
     time.sleep(600)
 
 
+def fail_or_die(folder, ends):
+    """Meet the others, then end as `ends` says for this attempt and host: raise, or be killed."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    mine = kinetic.attempt(), int(os.environ["KINETIC_HOST_INDEX"])
+    Path(folder, f"{mine[0]}-{mine[1]}.json").write_text(json.dumps({"pid": os.getpid()}))
+    multihost_utils.sync_global_devices("begun")
+    end = {(attempt, host): how for attempt, host, how in ends}.get(mine)
+    if end == "raise":
+        raise LookupError(f"attempt {mine[0]}")
+    if end == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if any(attempt == mine[0] for attempt, *_ in ends):
+        multihost_utils.sync_global_devices("never")
+    return mine[0], jax.process_count(), kinetic.num_slices()
+
+
 def wait_before_jax(folder):
     """Take part in JAX's world only when told."""
     mark = Path(folder, f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}")

@@ -141,6 +141,13 @@ def wait_until_enough(folder):
     return kinetic.attempt(), int(os.environ["KINETIC_HOSTS"]), kinetic.num_slices()
 
 
+def fail_at_first(folder):
+    """Fail on host 1 in the first attempt, without waiting for the others."""
+    if os.environ["KINETIC_HOST_INDEX"] == "1" and kinetic.attempt() == 1:
+        raise ValueError("no luck")
+    return kinetic.attempt(), int(os.environ["KINETIC_HOSTS"]), kinetic.num_slices()
+
+
 def fail_on_host_1(folder):
     if os.environ["KINETIC_HOST_INDEX"] == "1":
         raise ValueError("no luck")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from cluster.fixtures import SHARES_FILES
 from gangs import kill, wait_until
-from on_pods import fail_on_host_1, train_until_enough, wait_until_enough
+from on_pods import fail_at_first, fail_on_host_1, train_until_enough, wait_until_enough
 from places import titled
 
 import kinetic
@@ -185,6 +185,16 @@ def test_an_exception_of_the_function_is_no_loss(begin):
     with pytest.raises(ValueError, match="no luck"):
         job.handle.result(timeout=LIMIT_S)
     assert job.losses() == []
+
+
+def test_a_retry_stays_in_its_pods(begin):
+    job = begin(fail_at_first, retries=1)
+    assert job.handle.result(timeout=LIMIT_S) == (2, 4, 2)
+    assert job.losses() == []
+    assert "attempt 1 failed: host 1 of slice 0: ValueError: no luck" in job.handle.logs()
+    assert {event["host"] for event in job.handle.events() if event["kind"] == "joined"} == {
+        *range(4)
+    }
 
 
 @pytest.mark.double

@@ -7,6 +7,7 @@ nothing is left behind.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -14,7 +15,15 @@ from pathlib import Path
 import pytest
 from elastic_jobs import LIMIT_S, elastic, half, reached, whole
 from gangs import wait_until
-from on_elastic_hosts import fail, leave_alone, leave_unasked, wait_before_jax, wait_in_a_barrier
+from on_elastic_hosts import (
+    fail,
+    fail_or_die,
+    leave_alone,
+    leave_unasked,
+    pids,
+    wait_before_jax,
+    wait_in_a_barrier,
+)
 
 import kinetic
 from kinetic import errors
@@ -67,6 +76,43 @@ def test_it_is_cancelled_while_it_waits(begin, monkeypatch):
     job.handle.cancel()
     with pytest.raises(JobCancelled, match="before its next attempt"):
         job.handle.result(timeout=LIMIT_S)
+
+
+# -- retries ---------------------------------------------------------------------------------------
+
+
+@only_local
+@pytest.mark.parametrize("survivors", ["auto", "keep", "restart"])
+def test_a_function_that_fails_is_called_again_and_losses_are_counted_apart(
+    begin, tmp_path, survivors
+):
+    ends = [(1, 1, "raise"), (2, 3, "die"), (3, 0, "raise")]
+    remote = elastic(function=fail_or_die, retries=2, max_failures=1, survivors=survivors)
+    job = begin(remote, ends, wait=False)
+    assert job.handle.result(timeout=LIMIT_S) == whole(4)
+    assert job.losses() == [(1,)]
+    failed, begins, lost, waiting, *_ = job.story()
+    assert failed == (
+        "attempt 1 failed: host 1 of slice 0: LookupError: attempt 1 (1 retry left after the next "
+        "attempt)."
+    )
+    assert begins == "attempt 2 of 4 begins on all 2 slices."
+    assert lost.startswith("slice 1 lost (failure 1 of at most 1)")
+    assert waiting.startswith("waiting for slice 1")
+    each = [set(pids(tmp_path, attempt).values()) for attempt in (1, 2, 3, 4)]
+    kept = 0 if survivors == "restart" else 2
+    assert [len(a & b) for a, b in itertools.pairwise(each)] == [0, kept, 0]
+
+
+@only_local
+def test_a_function_that_fails_goes_on_with_the_slices_that_are_there(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    ends = [(1, 1, "die"), (2, 1, "raise"), (3, 0, "raise")]
+    remote = elastic(function=fail_or_die, retries=1, on_slice_loss="shrink")
+    job = begin(remote, ends, wait=False)
+    with pytest.raises(LookupError, match="attempt 3"):
+        job.handle.result(timeout=LIMIT_S)
+    assert job.slices() == [(0, 1), (1,), (1,)]
 
 
 # -- the end ---------------------------------------------------------------------------------------

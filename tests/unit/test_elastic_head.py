@@ -6,6 +6,7 @@ In: records as a lost head leaves them. Out: an attempt that has ended, or the f
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from manifest_cases import PLACE, planned
@@ -47,7 +48,7 @@ def left(store, attempt, *reports, hosts=2):
 
 def test_the_first_head_begins(store):
     assert head(store)._judge_lost() is None
-    assert head(store)._read_history() == (1, ())
+    assert head(store)._read_history() == (1, (), 0)
 
 
 def test_an_attempt_that_was_left_is_a_failure_and_the_next_one_follows(store, monkeypatch):
@@ -55,7 +56,7 @@ def test_an_attempt_that_was_left_is_a_failure_and_the_next_one_follows(store, m
     begun = []
     monkeypatch.setattr(Head, "_lead", lambda self, *told: begun.append(told))
     head(store)._attempt()
-    ((attempt, (failure,)),) = begun
+    ((attempt, (failure,), _),) = begun
     assert (attempt, failure.attempt, failure.slices) == (2, 1, ())
     assert failure.why == "the head, which led the job, was lost"
 
@@ -96,7 +97,23 @@ def test_one_too_many_ends_it_with_the_whole_history(store):
     assert "attempt 1: killed; attempt 2: the head, which led the job, was lost" in outcome.given_up
 
 
+def test_retries_that_are_used_up_are_known_to_the_next_head(store, monkeypatch):
+    raised = HostReport(0, Exit.RAISED, "on purpose")
+    stopped = HostReport(1, Exit.STOPPED)
+    first = Outcome(Verdict.FAILED, (0,), "on purpose", (raised, stopped), attempt=1)
+    leader.repeat(store, PLAN.job_id, first)
+    plan = replace(PLAN, options=replace(PLAN.options, retries=2))
+    begun = []
+    monkeypatch.setattr(Head, "_lead", lambda self, *told: begun.append(told))
+    left(store, 2, HostReport(1, Exit.RAISED, "again"), HostReport(0, Exit.STOPPED))
+    Head(WHO, plan, Elastic(1, 2, 0, 60.0), store)._attempt()
+    assert begun == [(3, (), 0)]
+    left(store, 3, HostReport(1, Exit.RAISED, "again"), HostReport(0, Exit.STOPPED))
+    assert Head(WHO, plan, Elastic(1, 2, 0, 60.0), store)._attempt().outcome.attempt == 3
+    assert len(begun) == 1
+
+
 def test_room_that_was_made_counts_as_no_failure(store):
     gone = tuple(HostReport(h, Exit.LEFT) for h in range(2))
     leader.repeat(store, PLAN.job_id, Outcome(Verdict.FAILED, (), "left", gone, attempt=1))
-    assert head(store)._read_history() == (2, ())
+    assert head(store)._read_history() == (2, (), 0)

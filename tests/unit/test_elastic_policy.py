@@ -217,6 +217,46 @@ def test_who_is_not_there_in_time_is_for_the_gang_to_say():
     assert machine.missing == ()
 
 
+# -- retries ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outcome", "may"),
+    [
+        (ended(RAISED, STOPPED, STOPPED, STOPPED, error=OWN), True),
+        (ended(Exit.SYS_EXIT, STOPPED), True),
+        (ended(*[Exit.HANG] * 4, blamed=(0, 1, 2, 3)), True),
+        (ended(Exit.SETUP_FAILED, STOPPED), False),
+        (ended(Exit.RESULT_UNPICKLABLE, Exit.RETURNED), False),
+        (ended(*[Exit.CANCELLED] * 2), False),
+        (ended(*[Exit.TIMEOUT] * 2), False),
+        (ended(*[Exit.RETURNED] * 2), False),
+    ],
+)
+def test_which_failures_may_be_repeated(outcome, may):
+    rules = Elastic(1, 2, 0, 60.0)
+    assert Elasticity(rules, retries=1).may_repeat(outcome) is may
+    assert not Elasticity(rules, retries=0).may_repeat(outcome)
+
+
+def test_a_retry_waits_for_no_slice_and_counts_against_no_failures():
+    machine = Elasticity(Elastic(1, 3, 1, 60.0), retries=2)
+    lost(machine, 1)
+    assert machine.decide(0.0) == Restart((1,))
+    assert machine.decide(60.0) == Form((0, 2))
+    assert machine.most_attempts == 4
+    for left in (1, 0):
+        machine.note_repeat((), 61.0)
+        assert (machine.decide(61.0), machine.begins_anew) == (None, True), "hosts get ready"
+        for each in (0, 2):
+            machine.note_ready(each)
+        assert machine.decide(61.0) == Form((0, 2))
+        assert (machine.retries_left, machine.most_attempts) == (left, 4)
+    lost(machine, 0, now=62.0)
+    assert not machine.begins_anew
+    assert isinstance(machine.decide(62.0), GiveUp)
+
+
 # -- faults of kinetic's own -----------------------------------------------------------------------
 
 

@@ -89,7 +89,10 @@ class Trainer:
         ({"slices": (1, "2")}, "slices[1] must be a whole number"),
         ({"slices": (3, 2)}, "slices names the least first: write (2, 3), not (3, 2)"),
         ({"slices": (1, 1)}, "has no slice to lose: an elastic job needs two or more"),
-        ({"slices": (1, 2), "retries": 1}, "max_failures= says how often. Leave retries= away"),
+        (
+            {"slices": (1, 2), "retries": 1, "accelerator": "tpu-v6e-8", "controller": "single"},
+            "max_failures= says how often. Leave retries= away",
+        ),
         ({"slices": (1, 2), "debug": True}, "debug=True does not go with slices=(least, most)"),
         (
             {

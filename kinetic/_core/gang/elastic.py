@@ -12,7 +12,8 @@ Promises:
        there.
     2. It never waits for a slice longer than `slice_timeout_s`; one that shrinks waits only while
        it has too few.
-    3. An exception of the function, a cancelled job and one that ran too long are no loss.
+    3. An exception of the function, a cancelled job and one that ran too long are no loss. After
+       an exception another attempt follows while `retries` are left, on the slices that are there.
     4. It gives up when it has failed more than `max_failures` times, and names every failure.
        Faults of kinetic's own processes do not count among them; `MOST_FAULTS` of them end it.
     5. The first attempt waits for more slices than `least` for `start_wait_s`, where slices come
@@ -157,10 +158,14 @@ class Elasticity:
         away_s: float = 0.0,
         attempt: int = 1,
         failures: tuple[Failure, ...] = (),
+        *,
+        retries: int = 0,
     ) -> None:
         """Begin, or go on with this attempt after those of a leader that was lost.
-        `away_s`: how long a lost slice stays away, where the slices are simulated."""
+        `away_s`: how long a lost slice stays away, where the slices are simulated. `retries`: how
+        often the function may still fail."""
         self.rules = rules
+        self.retries_left = retries
         self._away_s = away_s
         self.attempt = attempt
         self.failures = failures
@@ -168,8 +173,8 @@ class Elasticity:
         """That take part in the current attempt, or took part in the last one."""
         self.faults: tuple[Failure, ...] = ()
         """Of kinetic's own processes."""
-        self._growths = 0
-        self._grows = self._is_fault = self.gathers = False
+        self._growths = self._repeats = 0
+        self._grows = self._is_fault = self.gathers = self.begins_anew = False
         self._enough_since: float | None = None
         self._standing = dict.fromkeys(self.slices, Standing.TAKES_PART)
         self._forming_since: float | None = None
@@ -197,7 +202,8 @@ class Elasticity:
     @property
     def most_attempts(self) -> int:
         """How many attempts there may be, as things stand; growing counts as no failure."""
-        return self.rules.max_failures + 1 + self._growths + len(self.faults)
+        failures = self.rules.max_failures + self._repeats + self.retries_left
+        return 1 + failures + self._growths + len(self.faults)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -218,18 +224,33 @@ class Elasticity:
         """Return where a slice stands."""
         return self._standing[which]
 
+    def may_repeat(self, outcome: Outcome) -> bool:
+        """Whether another attempt follows one that has failed though no slice was lost; not where
+        the time is over, which all attempts share."""
+        first = outcome.first
+        if outcome.verdict is not Verdict.FAILED or first is None or first.exit is Exit.TIMEOUT:
+            return False
+        return first.exit.kind.retryable and self.retries_left > 0
+
     # -- what happens ------------------------------------------------------------------------------
+
+    def note_repeat(self, lost: Sequence[int], now: float) -> None:
+        """The function has failed, and is called again in new processes; these slices have ended
+        with it."""
+        self._repeats, self.retries_left = self._repeats + 1, self.retries_left - 1
+        self._grows, self.begins_anew, self._is_fault = True, True, False
+        self._leave(lost, now)
 
     def note_failure(self, loss: Loss, now: float) -> None:
         """The attempt has failed in a way that another one may follow."""
-        self._grows = self._is_fault = False
+        self._grows = self.begins_anew = self._is_fault = False
         self._count(loss)
         self._leave(loss.slices, now)
 
     def note_breakdown(self, slices: Sequence[int], why: str, now: float) -> None:
         """The attempt has ended because a process of kinetic's own has failed. `slices` have ended
         with it."""
-        self._grows, self._is_fault = False, True
+        self._grows, self.begins_anew, self._is_fault = False, False, True
         self._note_fault((), why)
         self._leave(slices, now)
 
@@ -241,7 +262,8 @@ class Elasticity:
 
     def note_departure(self, now: float) -> None:
         """The attempt has ended to make room for a slice that is back."""
-        self._growths, self._grows, self._is_fault = self._growths + 1, True, False
+        self._growths, self._grows = self._growths + 1, True
+        self.begins_anew = self._is_fault = False
         self._leave((), now)
 
     def lose_slice(self, which: int, why: str, now: float, *, counts: bool = True) -> None:

@@ -135,6 +135,8 @@ class Place:
         service: "address:port" of JAX's coordination service; "" if the first host's worker is to
             serve it.
         again: there is no place yet: ask again.
+        begins_anew: no process of the function's goes on from the attempt before.
+        retries_left: how many more attempts may follow when the function fails.
     """
 
     attempt: int = 1
@@ -144,6 +146,8 @@ class Place:
     lost_at: float = 0.0
     service: str = ""
     again: bool = False
+    begins_anew: bool = False
+    retries_left: int = 0
 
 
 @dataclass(frozen=True)

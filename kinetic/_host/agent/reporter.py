@@ -184,6 +184,8 @@ class Reporter:
         self._say_after_output(words, FAILURE if is_last else STDERR)
 
     def _may_be_followed(self, report: HostReport) -> bool:
+        if self._elastic is not None:
+            return self._elastic.retries_left > 0
         taken_away, retries = report.exit is Exit.EVICTED, self._plan.options.retries
         job_id, attempt, _ = self._where
         with contextlib.suppress(KineticError):

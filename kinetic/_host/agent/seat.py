@@ -21,7 +21,7 @@ from kinetic._core.gang.messages import Place
 from kinetic._core.plan import Plan
 from kinetic._host.agent import worker_process, workspace
 from kinetic._host.agent.identity import Identity
-from kinetic._host.agent.staying import StayingAgent
+from kinetic._host.agent.staying import Kept, StayingAgent
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.stem import Stem
 from kinetic._store.base import Store
@@ -59,6 +59,9 @@ class Seat:
                 if place is None:
                     return self._leave(worker, over)
                 who = self._who.take_place(place, self._plan.topology.hosts)
+                if kept is not None and place.begins_anew:
+                    self._end_worker(worker, kept)
+                    worker, kept = self._new_worker(), None
             agent = StayingAgent(
                 who,
                 self._plan,
@@ -84,6 +87,14 @@ class Seat:
 
     def _new_worker(self) -> WorkerProcess:
         return WorkerProcess(self._title, self._stem)
+
+    def _end_worker(self, worker: WorkerProcess, kept: Kept) -> None:
+        """End a worker that has stayed, and what it has left."""
+        worker.kill()
+        processes.kill_descendants(keep=worker.keep)
+        kept.mountpoints.release(self._plan.data)
+        workspace.remove(self._folder)
+        worker.close()
 
     def _leave(self, worker: WorkerProcess, code: ProgramCode) -> int:
         worker.kill()

@@ -256,6 +256,7 @@ class Supervisor:
             elastic,
             self._store,
             ForkedCrew(agents),
+            retries=plan.options.retries,
             heartbeat_timeout_s=self._request.heartbeat_timeout_s,
             has_records=self._holds_the_lock,
             on_ready=self._say_ready,
@@ -282,7 +283,10 @@ class Supervisor:
             None
             if elastic is None
             else Place(
-                host=host, slices=tuple(range(elastic.most)), most_attempts=elastic.max_failures + 1
+                host=host,
+                slices=tuple(range(elastic.most)),
+                most_attempts=plan.most_attempts,
+                retries_left=plan.options.retries,
             )
         )
         return Identity(
