@@ -64,26 +64,8 @@ def _bucket(uri: str, _rest: str) -> Store:
     return GcsStore(uri)
 
 
-def _memory(uri: str, rest: str) -> Store:
-    from kinetic._store.memory import MemoryStore
-
-    name, _, option = rest.partition("?")
-    delay_ms = option.removeprefix("delay_ms=") or "0"
-    if not name or not delay_ms.replace(".", "", 1).isdigit():
-        raise UsageError(f"{uri!r} is not a store in memory. Write memory://name?delay_ms=30.")
-    return MemoryStore(name, delay_s=float(delay_ms) / 1000)
-
-
-def _open_served(uri: str, rest: str) -> Store:
-    from kinetic._store.served import ServedStore
-
-    return ServedStore(_local_path(uri, rest))
-
-
 _SCHEMES: dict[str, Callable[[str, str], Store]] = {
     "file": _folder,
     "gs": _bucket,
-    "memory": _memory,
-    "unix": _open_served,
 }
 """By the scheme of the URI: opens a store from the whole URI and what follows "://"."""

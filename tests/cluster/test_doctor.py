@@ -17,7 +17,6 @@ from cluster.kinds import CHECKPOINT_CONFIGURATIONS, CSI_DRIVERS, DEVICE_CLASSES
 from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, MULTI_TIER_DRIVER
 from kinetic._client.doctor import examination, facts
 from kinetic._client.doctor.checks import Machine, StoreAccess
-from kinetic._store.memory import MemoryStore
 from kinetic.cli.root import call
 
 MACHINE = Machine("linux", (3, 11, 7), {"jax": "0.7.1"}, 16 << 30, namespaces=True, cpus=2)
@@ -32,10 +31,20 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def configured(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("google.cloud.storage")
+    with serving("bucket") as double:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
+        yield double
+
+
+@pytest.fixture
+def configured(
+    cluster: FakeCluster, bucket: Double, monkeypatch: pytest.MonkeyPatch
+) -> FakeCluster:
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     monkeypatch.setenv("KINETIC_CLUSTER", "fake")
-    monkeypatch.setenv("KINETIC_STORE", "memory://doctor")
+    monkeypatch.setenv("KINETIC_STORE", "gs://bucket/doctor")
     return cluster
 
 
@@ -44,14 +53,16 @@ def examined() -> dict[str, tuple[str, str]]:
     return {f.check: (str(f.level), f.detail) for f in found}
 
 
-def test_a_cluster_in_order(configured: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_in_order(
+    configured: FakeCluster, bucket: Double, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call(["doctor", "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     found = {f["check"]: f for f in document["findings"]}
     assert {found[name]["level"] for name in (*OF_CLUSTERS, "store access")} == {"ok"}
     assert "tpu-v6e-slice" in found["node pools"]["detail"]
     assert configured.url in found["cluster"]["detail"]
-    assert not list(MemoryStore("doctor").list("probes"))
+    assert not list(bucket.buckets.names("bucket"))
 
 
 def test_what_a_cluster_lacks(configured: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,14 +146,6 @@ def test_pods_do_not_reach_a_folder(
     assert (level, str(home) in said) == ("problem", True)
     monkeypatch.setenv("KINETIC_POD_STORE", f"file://{home}")
     assert examined()["store access"][0] == "ok"
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Any:
-    pytest.importorskip("google.cloud.storage")
-    with serving("bucket") as double:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
-        yield double
 
 
 def test_a_bucket_is_tried_out(bucket: Double) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from cluster.fake import FakeCluster
 from cluster.nodes import CPU_POOL, V6E_4X4
+from store_cases import gcs as bucket
 
 from kinetic._backends.base import LogRequest
 from kinetic._backends.kubernetes import kubeconfig
@@ -36,7 +35,6 @@ from kinetic._core.ref import JobRef, new_job_id
 from kinetic._pickling import call
 from kinetic._pickling.modules import Shipped
 from kinetic._store.local import LocalStore
-from kinetic._store.served import serve_store
 
 
 def local(store, **options):
@@ -50,17 +48,6 @@ def programs(store):
 @contextmanager
 def folder(path):
     yield LocalStore(path)
-
-
-@contextmanager
-def served(path):
-    """A store that is no folder, and that programs can reach."""
-    # A path of pytest's may be longer than that of a socket.
-    with (
-        tempfile.TemporaryDirectory() as short,
-        serve_store(LocalStore(path), Path(short) / "s") as it,
-    ):
-        yield it
 
 
 CLUSTERS: dict[str, FakeCluster] = {}
@@ -88,8 +75,7 @@ def kubernetes(store):
 
 BACKENDS = [
     pytest.param((local, folder), id="local"),
-    pytest.param((programs, folder), id="programs"),
-    pytest.param((programs, served), id="programs-served"),
+    pytest.param((programs, bucket), id="programs"),
     pytest.param((kubernetes, beside_cluster), id="kubernetes"),
 ]
 """What makes the backend from a store, and what opens the store."""

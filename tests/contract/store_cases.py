@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from doubles.memory_store import MemoryStore
 from gcs import Double
 from gcs import serving as gcs_double
 
 from kinetic._store.base import Store
 from kinetic._store.gcs import GcsStore
 from kinetic._store.local import LocalStore
-from kinetic._store.memory import MemoryStore
-from kinetic._store.served import serve_store
 
 AGE_S = 30 * 86400.0
 _doubles: list[Double] = []
@@ -43,16 +41,6 @@ def distant(_folder: Path) -> Iterator[Store]:
 
 
 @contextmanager
-def served(_folder: Path) -> Iterator[Store]:
-    # A path of pytest's may be longer than that of a socket.
-    with (
-        tempfile.TemporaryDirectory() as short,
-        serve_store(MemoryStore(), Path(short) / "s") as store,
-    ):
-        yield store
-
-
-@contextmanager
 def gcs(_folder: Path) -> Iterator[Store]:
     with gcs_double("bucket") as double:
         _doubles.append(double)
@@ -72,5 +60,6 @@ OPENERS: dict[str, Callable] = {
     "local": local,
     "memory": memory,
     "distant": distant,
-    "served": served,
 }
+SHARED = ("gcs", "local")
+"""Their address opens them, in other processes too; what is in memory has none."""

@@ -1,32 +1,23 @@
-"""What only one kind of store promises: the folder, the memory, the served one."""
+"""What only one kind of store promises: the folder, the memory, one for several processes."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from store_cases import OPENERS
+from doubles.memory_store import MemoryStore
+from store_cases import OPENERS, SHARED
 
 from kinetic._store.base import Store
 from kinetic._store.local import LocalStore
 from kinetic._store.many import get_many, has_many, put_many
-from kinetic._store.memory import MemoryStore
 from kinetic._store.open import open_store
-from kinetic._store.served import ServedStore, serve_store
 from kinetic.errors import StoreError, StoreFull, UsageError
-
-SHARED = ("gcs", "local", "served")
-"""Other processes can open them."""
 
 
 @pytest.fixture(params=sorted(OPENERS))
@@ -208,7 +199,6 @@ def test_old_leftovers_of_killed_writers_are_swept(tmp_path):
 
 
 def test_list_and_delete_meet_what_is_no_file(tmp_path):
-    import socket
 
     store = LocalStore(tmp_path)
     store.put("jobs/a/plan", b"")
@@ -253,6 +243,8 @@ def test_open_store_of_a_folder(uri, folder):
     [
         "",
         "s3://bucket",
+        "memory://name",
+        "unix:///path",
         "gs://Bucket!/a",
         "gs://",
         "gs://bucket/../a",
@@ -281,7 +273,7 @@ def test_memory_counts_calls_by_kind_and_makes_them_at_once():
     assert store.get("a/1") == b""
     assert store.delete("a") == 10
     counted = {"put": 10, "has": 2, "list": 1, "get": 1, "delete": 1}
-    assert store.calls == open_store(store.uri).calls == counted
+    assert store.calls == counted
     store.forget_calls()
     assert not store.calls
 
@@ -300,108 +292,8 @@ def test_memory_has_many_calls_on_their_way():
 
 
 def test_stores_in_memory_share_by_name():
-    one = MemoryStore("test-shared")
+    one, other = MemoryStore("test-shared"), MemoryStore("test-shared", delay_s=0.001)
     one.put("a", b"1")
-    assert open_store("memory://test-shared").get("a") == b"1"
+    assert other.get("a") == b"1"
+    assert one.calls == other.calls == {"put": 1, "get": 1}
     assert not MemoryStore().has("a")
-    with pytest.raises(UsageError, match="delay_ms"):
-        open_store("memory://x?slow=1")
-
-
-def test_a_served_store_that_is_gone_says_so(tmp_path):
-    store = ServedStore(tmp_path / "nobody")
-    with pytest.raises(StoreError, match="nobody"):
-        store.get("a")
-
-
-def test_a_served_store_may_be_started_again():
-    """What was connected before is not used any more."""
-    with tempfile.TemporaryDirectory() as short:
-        path = Path(short) / "s"
-        with _server(path) as first:
-            store = ServedStore(path)
-            assert not store.has("a")
-            first.kill()
-            first.wait()
-        with _server(path):  # It takes the place of one that was killed.
-            assert store.put("a", b"1", if_absent=True)
-            assert store.get("a") == b"1"
-
-
-@contextmanager
-def _server(path):
-    code = (
-        "import sys; from pathlib import Path; from kinetic._store.memory import MemoryStore; "
-        "from kinetic._store.served import serve_store\n"
-        "with serve_store(MemoryStore(), Path(sys.argv[1])):\n"
-        "    print('up', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", code, str(path)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
-        assert process.stdout.readline() == b"up\n"
-        yield process
-        process.stdin.close()
-
-
-def test_a_server_that_is_silent_keeps_no_caller():
-    with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as server:
-        server.bind(f"{short}/s")
-        server.listen()
-        with pytest.raises(StoreError, match="timed out"):
-            ServedStore(Path(short) / "s", patience_s=0.1).get("a")
-
-
-def test_one_socket_is_served_by_one_process():
-    with tempfile.TemporaryDirectory() as short:
-        path = Path(short) / "s"
-        with serve_store(MemoryStore(), path) as store:
-            with (
-                pytest.raises(StoreError, match="Another process"),
-                serve_store(MemoryStore(), path),
-            ):
-                pass
-            assert store.put("a", b"1")
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"",
-        b"[]\n",
-        b"{}\n",
-        b"\xff\n",
-        b"[" * 100_000 + b"\n",
-        b'{"size_bytes": "x"}\n',
-        b'{"size_bytes": -1}\n',
-        b'{"size_bytes": 99999999999999999999}\n',
-        b'{"size_bytes": 9, "value": null}\nabc',
-        b'{"size_bytes": 0}\n',
-        b'{"size_bytes": 0, "error": "os"}\n',
-    ],
-)
-def test_an_answer_that_makes_no_sense_is_an_error_of_the_store(answer):
-    with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as server:
-        server.bind(f"{short}/s")
-        server.listen()
-
-        def serve():
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(answer)
-
-        with ThreadPoolExecutor(1) as pool:
-            served = pool.submit(serve)
-            with pytest.raises(StoreError) as caught:
-                ServedStore(Path(short) / "s").list("a")
-            served.result()
-    assert type(caught.value) is StoreError
-
-
-def test_a_served_store_is_its_owners_alone():
-    with tempfile.TemporaryDirectory() as short:
-        path = Path(short) / "s"
-        with serve_store(MemoryStore(), path):
-            assert path.stat().st_mode & 0o777 == 0o600
-        assert not path.exists()

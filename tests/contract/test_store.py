@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from store_cases import OPENERS, grow_old
+from store_cases import OPENERS, SHARED, grow_old
 
 from kinetic._store.base import Store
 from kinetic._store.many import get_many, has_many, put_many, renew_many
@@ -113,6 +113,7 @@ def test_a_failed_write_raises_store_error_and_changes_nothing(store, tmp_path):
     assert list(store.list("")) == ["a"]
 
 
+@pytest.mark.parametrize("store", SHARED, indirect=True)
 def test_open_store_opens_it_again(store):
     store.put("a", b"1")
     again = open_store(store.uri)

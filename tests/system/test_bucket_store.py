@@ -2,23 +2,28 @@
 command that looks at them.
 
 In: functions, run with backend="programs" and a store in the double of Cloud Storage. Out: what
-callers see, and how many requests the bucket gets.
+callers see, what is left of a host that is killed, and how many requests the bucket gets.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
-from gangs import PATIENCE_S, wait_until
+from gangs import PATIENCE_S, kill, wait_until
 from gcs import Double, serving
 
 import kinetic
 from kinetic import errors
+from kinetic._core import layout
 
 pytest.importorskip("cryptography")
 pytest.importorskip("google.cloud.storage")
+
+CALL_S = 0.03
+"""As a call to a bucket takes."""
 
 
 @pytest.fixture
@@ -42,15 +47,20 @@ def command(*words) -> str:
 
 def train(steps):
     import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
 
+    total = multihost_utils.process_allgather(np.array([jax.process_index()])).sum()
     for step in range(steps):
         print(f"host {jax.process_index()} step {step}", flush=True)
-    return jax.process_count(), jax.device_count()
+    return jax.process_count(), jax.device_count(), int(total)
 
 
 def test_a_job_on_four_hosts(bucket, capfd):
+    bucket.before = lambda *_: time.sleep(CALL_S)
     handle = run("tpu-v6e-16")(train).run_async(3)
-    assert handle.result(timeout=PATIENCE_S, stream_logs=True) == (4, 16)
+    assert handle.result(timeout=PATIENCE_S, stream_logs=True) == (4, 16, 6)
+    assert handle.tail(1) == "host 0 step 2\n"
     lines = [f"host 0 step {step}" for step in range(3)]
     assert [line for line in capfd.readouterr().out.splitlines() if "step" in line] == lines
     for host in range(4):
@@ -58,17 +68,41 @@ def test_a_job_on_four_hosts(bucket, capfd):
     assert "SUCCEEDED" in command("jobs", "list")
     assert "SUCCEEDED" in command("jobs", "status", handle.job_id)
     assert "host 3 step 2" in command("jobs", "logs", handle.job_id, "--host", "3")
-    assert command("jobs", "result", handle.job_id).strip() == "(4, 16)"
+    assert command("jobs", "result", handle.job_id).strip() == "(4, 16, 6)"
     command("jobs", "cleanup", handle.job_id)
     assert handle.job_id not in command("jobs", "list", "--all")
     assert not [n for n in bucket.buckets.names("bucket") if handle.job_id in n]
 
 
+def speak():
+    for n in range(10**9):
+        print(n, flush=True)
+        time.sleep(0.01)
+
+
+def test_what_a_killed_host_had_printed_is_there(bucket):
+    bucket.before = lambda *_: time.sleep(CALL_S)
+    handle = run("cpu")(speak).run_async()
+    prefix = f"jobs/{layout.log(handle.job_id, 1, 0)}.d/"
+    wait_until(
+        lambda: sum(name.startswith(prefix) for name in bucket.buckets.names("bucket")) > 3,
+        "no output is sent",
+    )
+    sent = handle.logs().splitlines()
+    kill(handle.processes()["agents"][0])
+    with pytest.raises(errors.KineticError):
+        handle.result(timeout=PATIENCE_S, stream_logs=False)
+    kept = handle.logs().splitlines()
+    assert kept[: len(sent)] == sent
+    numbers = [line for line in kept if line.isdecimal()]
+    assert numbers == [str(n) for n in range(len(numbers))]
+
+
 def test_a_second_run_sends_nothing(bucket):
-    assert run("cpu")(train)(1) == (1, 1)
+    assert run("cpu")(train)(1) == (1, 1, 0)
     before = set(bucket.buckets.names("bucket"))
     bucket.forget_requests()
-    assert run("cpu")(train)(1) == (1, 1)
+    assert run("cpu")(train)(1) == (1, 1, 0)
     new = set(bucket.buckets.names("bucket")) - before
     records = ("jobs/jobs/", "jobs/refs/", "jobs/listed/")
     assert [name for name in new if not name.startswith(records)] == []

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 from gangs import PATIENCE_S, kill, train, wait_until
+from gcs import serving
 
 import kinetic
 from kinetic import errors
 from kinetic._core.exits import Exit
-from kinetic._store.memory import MemoryStore
-from kinetic._store.served import serve_store
 
 
 def run(accelerator, **options):
@@ -78,13 +77,13 @@ def test_keras_trains_on_four_hosts():
 
 
 @pytest.fixture
-def distant(home):
+def distant(monkeypatch):
     """A store that is no folder, in this process; each call takes its time."""
-    home.parent.mkdir(parents=True, exist_ok=True)
-    slow = MemoryStore(delay_s=0.01)
-    with serve_store(slow, home.parent / "store") as store:
-        os.environ["KINETIC_STORE"] = store.uri
-        yield store
+    with serving("bucket") as double:
+        double.before = lambda *_: time.sleep(0.01)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
+        monkeypatch.setenv("KINETIC_STORE", "gs://bucket")
+        yield double
 
 
 def test_a_gang_works_over_a_distant_store(distant, capfd):

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from doubles.memory_store import MemoryStore
 from laptop_fakes import ref
 
 from kinetic._client.asking import Activity
 from kinetic._core import layout
 from kinetic._core.ref import JobRef
-from kinetic._store.memory import MemoryStore
 from kinetic.errors import StoreError
 
 

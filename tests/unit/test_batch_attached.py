@@ -12,6 +12,7 @@ import threading
 import pytest
 from batch_cases import NUMBERS, PATIENCE_S, attached, begin, until
 from batch_fakes import Scripted
+from doubles.memory_store import MemoryStore
 
 from kinetic import errors
 from kinetic._backends import registry
@@ -26,7 +27,6 @@ from kinetic._client.batch.progress import BAR_WIDTH
 from kinetic._client.waiter import JobWaiter
 from kinetic._core import layout
 from kinetic._store.local import LocalStore
-from kinetic._store.memory import MemoryStore
 
 
 @pytest.fixture

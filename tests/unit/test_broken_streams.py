@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from doubles.memory_store import MemoryStore
 from hypothesis import given
 from hypothesis import strategies as st
 from laptop_fakes import NOW, FakeBackend, put_ref, put_success, ref
@@ -20,7 +21,6 @@ from kinetic._core.log_format import STDOUT, LogChunk, Position
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
-from kinetic._store.memory import MemoryStore
 from kinetic.errors import (
     BackendUnavailable,
     StoreError,

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 
 import pytest
+from doubles.memory_store import MemoryStore
 from google_services import LOG, Google, Login, path_of
 from laptop_fakes import plan
 
@@ -18,7 +19,6 @@ from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Versions
-from kinetic._store.memory import MemoryStore
 from kinetic.errors import BackendUnavailable, PreflightError, UsageError
 
 CLUSTER = {"cluster": "c", "project": "p", "zone": "us-central1-a"}

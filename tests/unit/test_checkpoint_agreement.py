@@ -18,6 +18,7 @@ import time
 import numpy as np
 import pytest
 from checkpoint_fakes import PATIENCE_S, Crowd, on_all
+from doubles.memory_store import MemoryStore
 
 from kinetic._core import checkpoint_size
 from kinetic._in_job.checkpoint import opening, persistent, positions
@@ -26,7 +27,6 @@ from kinetic._in_job.checkpoint.peers import Alone
 from kinetic._in_job.checkpoint.syncing import Moments, Wish
 from kinetic._store import lease
 from kinetic._store.lease import InFolder, InStore, Lease, Owner
-from kinetic._store.memory import MemoryStore
 from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch, UsageError
 
 # -- moments ---------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("kubernetes_validate")
 
 from cluster.fake import FakeCluster
+from doubles.memory_store import MemoryStore
 from manifest_cases import SETTINGS, planned
 
 from kinetic._backends.kubernetes import kubeconfig
@@ -16,7 +17,6 @@ from kinetic._backends.kubernetes.backend import KubernetesBackend
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
-from kinetic._store.memory import MemoryStore
 from kinetic.errors import BackendUnavailable, PreflightError
 
 PLAN = planned("tpu-v6e-16", slices=2, place=Place("pathways", network_devices="2"))

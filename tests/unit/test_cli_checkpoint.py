@@ -6,19 +6,20 @@ In: files as Orbax and `kinetic.Checkpointer` write them. Out: tables, documents
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_fakes import Capture, World
+from gcs import serving
 
 from kinetic._core import layout
 from kinetic._store import lease
 from kinetic._store.lease import InFolder, Lease, Owner
 from kinetic._store.local import LocalStore
-from kinetic._store.memory import MemoryStore
+from kinetic._store.open import open_store
 
 LEAVES = [{"name": "['w']", "shape": [4, 2], "dtype": "bfloat16"}, {"name": "['n']", "value": 3}]
 
@@ -28,12 +29,20 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "store")
 
 
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a store in a bucket."""
+    with serving("bucket") as double:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
+        yield "gs://bucket/run"
+
+
 @pytest.fixture(params=["folder", "bucket"])
 def saved(request: Any, tmp_path: Path) -> Any:
     """A place with two steps and one that was cut off: its address, and a store of the same."""
     in_place = request.param == "bucket"
-    where = f"memory://c{os.urandom(4).hex()}" if in_place else str(tmp_path / "run")
-    store = MemoryStore(where.removeprefix("memory://")) if in_place else LocalStore(Path(where))
+    where = request.getfixturevalue("bucket") if in_place else str(tmp_path / "run")
+    store = open_store(where)
     for step in (4, 20):
         record = {"job_id": "job-0000000a", "hosts": 2, "leaves": LEAVES, "data": [1, 2]}
         about = {"commit_timestamp_nsecs": 1_700_000_000_000_000_000}
@@ -190,8 +199,8 @@ def test_a_slice_has_its_hosts(world: World, capsys: Capture) -> None:
 def foreign(request: Any, tmp_path: Path) -> Any:
     """Checkpoints as Orbax's manager writes them for another program, and their store."""
     in_place = request.param == "bucket"
-    where = f"memory://c{os.urandom(4).hex()}" if in_place else str(tmp_path / "run")
-    store = MemoryStore(where.removeprefix("memory://")) if in_place else LocalStore(Path(where))
+    where = request.getfixturevalue("bucket") if in_place else str(tmp_path / "run")
+    store = open_store(where)
     keys = [{"key": "params"}, {"key": "w"}]
     for step in (4, 20):
         put(store, f"{step}/items/_METADATA", {"tree_metadata": {"x": {"key_metadata": keys}}})

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gcs import serving
 
 import kinetic
 from kinetic._config import profiles, settings
@@ -302,11 +303,14 @@ def test_help_is_whole(capsys: Capture) -> None:
         assert max(map(len, out.splitlines())) <= 100, words
 
 
-def test_a_profile_names_a_store(capsys: Capture) -> None:
-    assert kn("profile", "create", "far", "--cluster", "c", "--store", "memory://far") == 0
+def test_a_profile_names_a_store(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kn("profile", "create", "far", "--cluster", "c", "--store", "gs://far") == 0
     capsys.readouterr()
     assert kn("config", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["store"] == {"value": "memory://far", "source": "profile far"}
-    assert kn("jobs", "list") == 0
+    assert shown["store"] == {"value": "gs://far", "source": "profile far"}
+    with serving("far") as double:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
+        assert kn("jobs", "list") == 0
+        assert double.calls()["list"]
     assert "no jobs yet" in capsys.readouterr().err

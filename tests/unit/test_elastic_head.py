@@ -9,6 +9,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from doubles.memory_store import MemoryStore
 from manifest_cases import PLACE, planned
 
 from kinetic._core import layout
@@ -20,7 +21,6 @@ from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._host import leader
 from kinetic._host.agent.identity import Identity
 from kinetic._host.elastic_program import Head
-from kinetic._store.memory import MemoryStore
 
 PLAN = planned("cpu:2", slices=(1, 2), place=PLACE)
 WHO = Identity(

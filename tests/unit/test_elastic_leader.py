@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from doubles.memory_store import MemoryStore
 from manifest_cases import planned
 
 from kinetic._core import layout
@@ -26,7 +27,6 @@ from kinetic._host.crew import DistantCrew, ForkedCrew
 from kinetic._host.elastic_leader import ElasticLeader
 from kinetic._host.leader import FIRST_SIGN_S, Attempt
 from kinetic._store.log_segments import SegmentReader
-from kinetic._store.memory import MemoryStore
 
 
 class FakeAgents:
@@ -317,17 +317,18 @@ def test_a_slice_that_dies_while_it_waits_is_not_counted_on(hosts):
 
 KILLED = """
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 from kinetic._core.place import Place
 from kinetic._host.agents import Agents
-from kinetic._store.memory import MemoryStore
+from kinetic._store.local import LocalStore
 from manifest_cases import planned
 
 if (pid := os.fork()) == 0:
     os._exit(0)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-agents = Agents(planned("cpu:2", place=Place("local"), slices=(1, 2)), MemoryStore())
+agents = Agents(planned("cpu:2", place=Place("local"), slices=(1, 2)), LocalStore(Path("none")))
 agents._service = SimpleNamespace(pid=pid, end=lambda: print("killed again"))
 print(list(agents.dead()), repr(agents.serve_world(2)))
 """
@@ -341,16 +342,17 @@ def test_a_service_of_jax_that_was_killed_is_not_killed_again():
 
 
 NEXT = """
+from pathlib import Path
 from types import SimpleNamespace
 
 from kinetic._core.place import Place
 from kinetic._host import service
 from kinetic._host.agents import Agents
-from kinetic._store.memory import MemoryStore
+from kinetic._store.local import LocalStore
 from manifest_cases import planned
 
 service.may_serve = lambda plan: True
-agents = Agents(planned("cpu:2", place=Place("local"), slices=(1, 2)), MemoryStore())
+agents = Agents(planned("cpu:2", place=Place("local"), slices=(1, 2)), LocalStore(Path("none")))
 agents._stem = SimpleNamespace(fork=lambda request, fds: print("begun") or 1)
 agents._service = SimpleNamespace(pid=1, end=lambda: print("ended"))
 agents.serve_world(2)

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from doubles.memory_store import MemoryStore
 from gang_cases import ended, exits, gang_of, let_pass, raised
 
 from kinetic._core import layout
@@ -14,7 +15,6 @@ from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import GangPhase
 from kinetic._core.outcome import judge, judge_leaderless
 from kinetic._store.attempts import MOST_TAKEN_AWAY, may_follow
-from kinetic._store.memory import MemoryStore
 
 WHY = "The cluster asked its pod to end."
 

@@ -15,6 +15,7 @@ pytest.importorskip("kubernetes_validate")
 
 from cluster.fake import FakeCluster
 from cluster.objects import is_true
+from doubles.memory_store import MemoryStore
 from manifest_cases import SETTINGS, planned
 
 from kinetic._backends.base import Status
@@ -29,7 +30,6 @@ from kinetic._core.plan import Limits
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._host import leader
-from kinetic._store.memory import MemoryStore
 
 SLOW = Limits(grace_s=600.0)
 pytestmark = pytest.mark.cluster(deaf=True)

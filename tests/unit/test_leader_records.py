@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from doubles.memory_store import MemoryStore
 from laptop_fakes import plan
 
 from kinetic._core import events, layout
@@ -14,7 +15,6 @@ from kinetic._core.gang.picture import picture_of
 from kinetic._core.outcome import Outcome, Verdict
 from kinetic._host import leader, pod
 from kinetic._host.agent.identity import Identity
-from kinetic._store.memory import MemoryStore
 
 
 def test_the_first_outcome_of_an_attempt_stands():

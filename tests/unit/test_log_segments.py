@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from doubles.memory_store import MemoryStore
 
 from kinetic._backends import stored
 from kinetic._backends.base import LogRequest
@@ -21,7 +22,6 @@ from kinetic._store import log_segments
 from kinetic._store.event_log import EventLog
 from kinetic._store.local import LocalStore
 from kinetic._store.log_segments import SegmentReader, SegmentWriter
-from kinetic._store.memory import MemoryStore
 from kinetic.errors import StoreError
 
 JOB = "job-00c0ffee"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
+from doubles.memory_store import MemoryStore
 from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
@@ -30,7 +31,6 @@ from kinetic._datasets import call_data
 from kinetic._datasets.data import Data
 from kinetic._host.agent import datasets, identity, local_folder
 from kinetic._host.agent.datasets import Datasets
-from kinetic._store.memory import MemoryStore
 from kinetic.errors import SetupFailed
 
 

@@ -10,12 +10,12 @@ import zlib
 from pathlib import Path
 
 import pytest
+from doubles.memory_store import MemoryStore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kinetic._core import layout
 from kinetic._source import bundle, manifest, packs
-from kinetic._store.memory import MemoryStore
 from kinetic.errors import CorruptRecord
 
 FEW = settings(

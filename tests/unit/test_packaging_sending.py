@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from bundle_cases import FOREVER, TREES, build, later, listed, plant, sent, shape, whole, write
+from doubles.memory_store import MemoryStore
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic._core import layout
 from kinetic._source import bundle, manifest, packs
 from kinetic._store.local import LocalStore
-from kinetic._store.memory import MemoryStore
 from kinetic.errors import CorruptRecord, StoreFull
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 
 import pytest
+from doubles.memory_store import MemoryStore
 
 from kinetic._client.board import sending
 from kinetic._store.local import LocalStore
-from kinetic._store.memory import MemoryStore
 
 MB = 1_000_000
 

@@ -189,9 +189,9 @@ def test_the_store_is_the_home_unless_it_is_named():
     file = settings.load(HOME | {"KINETIC_STORE": "file:///a%20b"})
     assert (file.store, str(file.folder)) == ("file:///a%20b", "/a b")
 
-    distant = settings.load(HOME, profile={"store": "memory://some"})
+    distant = settings.load(HOME, profile={"store": "gs://some"})
     assert distant.setting("store") == settings.Setting(
-        "memory://some", settings.Source(settings.Origin.PROFILE)
+        "gs://some", settings.Source(settings.Origin.PROFILE)
     )
     assert distant.folder == distant.home
 

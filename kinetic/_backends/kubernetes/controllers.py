@@ -158,4 +158,4 @@ def _trial() -> Document:
         versions=Versions("3.11", "3", "0"),
         created_at=0.0,
     )
-    return manifests.render(plan, PodSettings(image="none", store_uri="memory://doctor"))[0]
+    return manifests.render(plan, PodSettings(image="none", store_uri="gs://doctor"))[0]

@@ -2,8 +2,8 @@
 
 In: keys and bytes, a delay per call. Out: bytes, and the number of calls of each kind.
 
-With a delay it behaves like a remote store: every call takes that long, many may run at once.
-`_store.served` shares it with other processes.
+With a delay it behaves like a remote store: every call takes that long, many may run at once. No
+address opens it. A store that other processes reach is the double of Cloud Storage (`gcs`).
 """
 
 from __future__ import annotations
