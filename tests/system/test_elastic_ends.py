@@ -81,7 +81,6 @@ def test_it_is_cancelled_while_it_waits(begin, monkeypatch):
 # -- retries ---------------------------------------------------------------------------------------
 
 
-@only_local
 @pytest.mark.parametrize("survivors", ["auto", "keep", "restart"])
 def test_a_function_that_fails_is_called_again_and_losses_are_counted_apart(
     begin, tmp_path, survivors
@@ -104,7 +103,6 @@ def test_a_function_that_fails_is_called_again_and_losses_are_counted_apart(
     assert [len(a & b) for a, b in itertools.pairwise(each)] == [0, kept, 0]
 
 
-@only_local
 def test_a_function_that_fails_goes_on_with_the_slices_that_are_there(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     ends = [(1, 1, "die"), (2, 1, "raise"), (3, 0, "raise")]
