@@ -11,17 +11,15 @@ so they are taken from neither, but in the caller's version.
 from __future__ import annotations
 
 import hashlib
-import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from kinetic._core.values import dataclass
-from kinetic._source import pyproject, requirements_txt
+from kinetic._source import pyproject, requirements_txt, uv_lock
 from kinetic._source.editable import Package
-from kinetic._source.requirements_txt import Here, Line, Lines, normalize_name
-from kinetic.errors import UsageError
+from kinetic._source.pyproject import Project
+from kinetic._source.requirements_txt import KEPT, find_name, normalize_name
 
 OF_THE_ACCELERATOR = ("jax", "jaxlib", "libtpu", "libtpu-nightly")
 _EXTRA = {"tpu": "[tpu]", "gpu": "[cuda12]", "cpu": "", "proxy": ""}
@@ -30,7 +28,6 @@ OWN = ("cryptography>=42", "grpcio>=1.71", "msgspec>=0.20", "setproctitle>=1.3.3
 OWN_FOR_BUCKETS = ("google-cloud-storage>=3.0",)
 ORBAX, ORBAX_FOR_BUCKETS = ("orbax-checkpoint", "orbax"), "gcsfs"
 """What Orbax needs to read and write a bucket, which none of its packages brings along."""
-_NAMED = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
 
 @dataclass(frozen=True)
@@ -40,24 +37,28 @@ class Requirements:
     Attributes:
         lines: options, then requirements.
         source: the file with the project's requirements; "" if there is none.
-        sha: SHA-256 of `text`.
     """
 
     lines: tuple[str, ...]
-    source: str
-    sha: str
+    source: str = ""
 
     @property
     def text(self) -> str:
         """The content of a requirements.txt."""
-        return _text(self.lines)
+        return "".join(f"{line}\n" for line in self.lines)
+
+    @property
+    def sha(self) -> str:
+        """SHA-256 of the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Declared:
-    """The requirements of a project, their file, and the packages that travel with the job."""
+    """The requirements of a project, as lines of a requirements.txt, their file, and the packages
+    that travel with the job."""
 
-    lines: Lines = Lines()
+    lines: tuple[str, ...] = ()
     source: str = ""
     editable: tuple[Package, ...] = ()
 
@@ -73,23 +74,38 @@ def find(start: Path, *, home: Path, editable: Collection[Package] = ()) -> Decl
         UsageError: a file cannot be read, or names what hosts cannot install.
     """
     packages = tuple(editable)
-    here = Here(
-        frozenset(each.name for each in packages), frozenset(each.folder for each in packages)
-    )
     for folder in _upward(start, home):
-        listed, project = folder / "requirements.txt", folder / "pyproject.toml"
-        content = _toml(project) if project.is_file() else {}
-        chooses = "kinetic" in content.get("tool", {})
-        if listed.is_file() and not chooses:
-            return Declared(requirements_txt.parse(listed, _read_file, here), str(listed), packages)
-        if content:
-            lock = _lock(folder, home)
-            parsed = pyproject.parse(
-                project, content, lock, _read_file, unlocked=OF_THE_ACCELERATOR, here=here
-            )
-            if parsed is not None:
-                return Declared(parsed, str(project), packages)
+        listed = folder / "requirements.txt"
+        project = pyproject.read_project(folder / "pyproject.toml")
+        if listed.is_file() and not project.is_chosen:
+            lines = requirements_txt.read_lines(listed, packages)
+            return Declared(tuple(lines), str(listed), packages)
+        if project.has_dependencies:
+            lines = _read_project(project, packages, home)
+            return Declared(tuple(lines), str(project.file), packages)
     return Declared(editable=packages)
+
+
+def _read_project(project: Project, editable: Collection[Package], home: Path) -> Iterator[str]:
+    """Yield the lines of a pyproject.toml, in the versions of the uv.lock of the project or of its
+    workspace, if there is one."""
+    locks = (folder / "uv.lock" for folder in _upward(project.file.parent, home))
+    lock = next((each for each in locks if each.is_file()), None)
+    pins = None
+    if lock:
+        pins = uv_lock.pins(
+            str(lock),
+            tomllib.loads(requirements_txt.read_file(lock)),
+            project.name,
+            extras=tuple(map(normalize_name, project.extras)),
+            groups=tuple(map(normalize_name, project.groups)),
+            without=OF_THE_ACCELERATOR,
+        )
+    for line in project.read_lines(editable):
+        # The accelerator's packages as written: their version is read from them.
+        if pins is None or line.startswith("-") or find_name(line) in OF_THE_ACCELERATOR:
+            yield line
+    yield from pins or ()
 
 
 def for_hosts(
@@ -109,24 +125,20 @@ def for_hosts(
         bucket: whether the store is a bucket.
         also: requirements of this job, such as a debugger.
     """
-    kept: list[Line] = []
-    dropped: list[Line] = []
-    for line in declared.lines.requirements:
-        named = _name(line.text)
-        if named == "cloudpickle" and "cloudpickle" in installed:
-            continue
-        (dropped if named in OF_THE_ACCELERATOR and not line.keep else kept).append(line)
-    here = {each.name for each in declared.editable}
-    kept = [line for line in kept if _name(line.text) not in here]
-    there = {_name(line.text) for line in kept}
-    kept += [
-        Line(text)
-        for each in declared.editable
-        for text in each.requires
-        if _name(text) not in {*there, *here, *OF_THE_ACCELERATOR, "cloudpickle"}
+    travelling = {each.name for each in declared.editable}
+    own = {"cloudpickle"} & installed.keys()
+    options = [line for line in declared.lines if line.startswith("-")]
+    dropped = [line for line in declared.lines if _is_of_the_accelerator(line)]
+    lines = [
+        line.removesuffix(KEPT)
+        for line in declared.lines
+        if line not in {*options, *dropped} and find_name(line) not in own
     ]
-    there = {_name(line.text) for line in kept}
-    lines = [line.text for line in kept]
+    there = {*map(find_name, lines), *travelling, *OF_THE_ACCELERATOR, "cloudpickle"}
+    lines += [
+        text for each in declared.editable for text in each.requires if find_name(text) not in there
+    ]
+    there = set(map(find_name, lines))
     if "jax" not in there:
         lines.append(f"jax{_EXTRA[kind]}{_jax_version(dropped, installed)}")
     if kind == "proxy" and "pathwaysutils" not in there:
@@ -135,15 +147,15 @@ def for_hosts(
         lines.append(f"keras=={installed['keras']}")
     if bucket and not there.isdisjoint(ORBAX) and ORBAX_FOR_BUCKETS not in there:
         lines.append(ORBAX_FOR_BUCKETS)
-    options = dict.fromkeys(declared.lines.options)
-    return _make_requirements((*options, *lines, *_own(installed, bucket), *also), declared.source)
+    unique = dict.fromkeys((*options, *lines, *_own(installed, bucket), *also))
+    return Requirements(tuple(unique), declared.source)
 
 
 def of_kinetic(
     installed: Mapping[str, str], *, bucket: bool = True, also: Collection[str] = ()
 ) -> Requirements:
     """Return what kinetic needs in an image that has the project's requirements."""
-    return _make_requirements((*_own(installed, bucket), *also), "")
+    return Requirements((*_own(installed, bucket), *also))
 
 
 def _own(installed: Mapping[str, str], bucket: bool) -> tuple[str, ...]:
@@ -156,29 +168,18 @@ def _as_here(name: str, installed: Mapping[str, str], *, otherwise: str = "") ->
     return f"{name}=={installed[name]}" if name in installed else f"{name}{otherwise}"
 
 
-def _make_requirements(lines: Collection[str], source: str) -> Requirements:
-    unique = tuple(dict.fromkeys(lines))
-    return Requirements(unique, source, hashlib.sha256(_text(unique).encode()).hexdigest())
-
-
-def _text(lines: Collection[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _jax_version(dropped: Collection[Line], installed: Mapping[str, str]) -> str:
+def _jax_version(dropped: Collection[str], installed: Mapping[str, str]) -> str:
     """The caller's version; "" if there is none, or no index has it: the project then decides."""
     version = installed.get("jax", "").partition("+")[0]
     if version and "dev" not in version:
         return f"=={version}"
-    from packaging.requirements import Requirement
+    asked = (line for line in dropped if find_name(line) == "jax" and "://" not in line)
+    found = next((requirements_txt.read_requirement("jax", line) for line in asked), None)
+    return str(found.specifier) if found else ""
 
-    asked = (line.text for line in dropped if _name(line.text) == "jax" and "://" not in line.text)
-    return next((str(Requirement(text).specifier) for text in asked), "")
 
-
-def _name(text: str) -> str:
-    named = _NAMED.match(text)
-    return normalize_name(named[1]) if named and "://" not in text.partition("@")[0] else ""
+def _is_of_the_accelerator(line: str) -> bool:
+    return find_name(line) in OF_THE_ACCELERATOR and not line.endswith(KEPT)
 
 
 def _upward(start: Path, home: Path) -> Iterator[Path]:
@@ -188,28 +189,3 @@ def _upward(start: Path, home: Path) -> Iterator[Path]:
         yield folder
         if (folder / ".git").exists():
             return
-
-
-def _lock(folder: Path, home: Path) -> Mapping[str, Any] | None:
-    """The uv.lock of the project, or of the workspace that it is a member of."""
-    for each in _upward(folder, home):
-        if (each / "uv.lock").is_file():
-            return _toml(each / "uv.lock")
-    return None
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_read_file(file))
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{file} is not valid TOML: {error}.") from error
-
-
-def _read_file(file: Path) -> str:
-    try:
-        return file.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"{file} cannot be read: {reason}. It lists what hosts must install."
-        ) from error

@@ -6,58 +6,59 @@ In: tables of a pyproject.toml. Out: requirements as in PEP 508.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from kinetic._source.requirements_txt import NOTHING_HERE, Here
+from kinetic._source.requirements_txt import normalize_name
 from kinetic.errors import UsageError
 
 _PARTS = re.compile(r"\s*,\s*|(?<=[\w.*])\s+(?=[<>=!~^])")
 
 
-def requirements(
-    where: str, table: Mapping[str, Any], here: Here = NOTHING_HERE
-) -> Iterator[tuple[str, bool]]:
-    """Yield the requirements of a table of dependencies, and whether each is optional.
+def list_requirements(
+    where: str, table: Mapping[str, Any], names: Collection[str] | None = None
+) -> Iterator[str]:
+    """Yield the requirements of a table of dependencies: those of these names, or else those that
+    are not optional.
 
     Raises:
-        UsageError: one of them cannot be installed by a host.
+        UsageError: there is no standard notation for one of them.
     """
+    wanted = None if names is None else set(map(normalize_name, names))
     for name, given in table.items():
-        if name.lower() == "python":
-            continue
-        if here.has(name):
-            continue
         for each in given if isinstance(given, list) else [given]:
-            about = {"version": each} if isinstance(each, str) else dict(each)
-            yield _requirement(where, name, about), bool(about.get("optional"))
+            about = {"version": each} if isinstance(each, str) else each
+            is_wanted = (
+                normalize_name(name) in wanted if wanted is not None else not about.get("optional")
+            )
+            if is_wanted and name.lower() != "python":
+                yield _requirement(where, name, about)
+
+
+def find_source(about: Mapping[str, Any]) -> str:
+    """Return where a package comes from, as a requirement ends, if not from an index. uv's tables
+    of sources have the same keys."""
+    if "git" in about:
+        revision = next((about[key] for key in ("rev", "tag", "branch") if key in about), "")
+        return f" @ git+{about['git']}" + (f"@{revision}" if revision else "")
+    if "url" in about:
+        return f" @ {about['url']}"
+    return f" @ file:{about.get('path', '.')}" if {"path", "workspace"} & about.keys() else ""
 
 
 def _requirement(where: str, name: str, about: Mapping[str, Any]) -> str:
-    if "path" in about:
-        raise UsageError(
-            f"{where}: {name} is a folder of this machine ({about['path']}), where hosts cannot "
-            "read it. Install it editable here, and it is sent with the job; or name a published "
-            "version."
-        )
     extras = f"[{','.join(about['extras'])}]" if about.get("extras") else ""
-    if "git" in about:
-        revision = next((about[key] for key in ("rev", "tag", "branch") if key in about), "")
-        text = f"{name}{extras} @ git+{about['git']}" + (f"@{revision}" if revision else "")
-    elif "url" in about:
-        text = f"{name}{extras} @ {about['url']}"
-    else:
-        text = name + extras + specifier(where, name, str(about.get("version", "*")))
+    versions = specifier(where, name, str(about.get("version", "*")))
+    text = f"{name}{extras}{find_source(about) or versions}"
     markers = [about["markers"]] if "markers" in about else []
     if "python" in about:
         wanted = specifier(where, "python", about["python"])
         markers += [_python_marker(each) for each in wanted.split(",") if each]
     if "platform" in about:
         markers.append(f"sys_platform == '{about['platform']}'")
-    if not markers:
-        return text
-    joined = " and ".join(f"({each})" for each in markers) if len(markers) > 1 else markers[0]
-    return f"{text} ; {joined}"
+    if len(markers) > 1:
+        markers = [" and ".join(f"({each})" for each in markers)]
+    return " ; ".join([text, *markers])
 
 
 def _python_marker(wanted: str) -> str:
@@ -81,28 +82,14 @@ def specifier(where: str, name: str, text: str) -> str:
 
 
 def _one(part: str) -> str:
-    if part in ("*", ""):
+    operator, version = re.match(r"([\^~<>=!]*)\s*(.*)", part).groups()  # type: ignore[union-attr]
+    if version in ("*", ""):
         return ""
-    if part[0] not in "^~<>=!":
-        return f"=={part}"
-    if part[0] == "^":
-        return _caret(part[1:].strip())
-    if part[0] == "~" and part[1] != "=":
-        version = part[1:].strip()
-        release = _release(version)
-        return f">={version},<{_next(release, min(1, len(release) - 1))}"
-    return part.replace(" ", "")
-
-
-def _caret(version: str) -> str:
-    release = _release(version)
-    first = next((i for i, part in enumerate(release) if part), len(release) - 1)
-    return f">={version},<{_next(release, first)}"
-
-
-def _release(version: str) -> list[int]:
-    return [int(part) for part in re.match(r"v?([\d.]*\d)", version)[1].split(".")]  # type: ignore[index]
-
-
-def _next(release: list[int], place: int) -> str:
-    return ".".join(map(str, [*release[:place], release[place] + 1]))
+    if operator not in ("^", "~"):
+        return f"{operator or '=='}{version}"
+    release = [int(each) for each in re.match(r"v?([\d.]*\d)", version)[1].split(".")]  # type: ignore[index]
+    last = len(release) - 1
+    place = next((i for i, each in enumerate(release) if each), last)
+    if operator == "~":
+        place = min(1, last)
+    return f">={version},<{'.'.join(map(str, [*release[:place], release[place] + 1]))}"

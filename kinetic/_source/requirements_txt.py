@@ -1,23 +1,27 @@
 """The requirements of a requirements.txt.
 
-In: a file, a function that reads those it includes. Out: `Lines`: options and requirements, with
-the included ones in their place. Paths of this machine, which a host could not install, are
-refused.
+In: a file, what is installed editable. Out: lines for an installer on hosts: options and
+requirements, with those of included files in their place. Paths of this machine, which a host could
+not install, are refused.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from kinetic._core.values import dataclass
+from kinetic._source.editable import Package
 from kinetic.errors import UsageError
 
-KEEP = "kn:keep"
-"""A comment that keeps a line that would be left out (see dependencies.OF_THE_ACCELERATOR)."""
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+KEPT = "  # kn:keep"
+"""Ends a line that is kept where it would be left out (see dependencies.OF_THE_ACCELERATOR)."""
 _COMMENT = re.compile(r"(^|\s)#\s*(?P<text>.*)$")
 _INCLUDE = re.compile(r"(-r|--requirement)(\s+|=)(?P<path>.+)|-r(?P<glued>\S.*)")
 _WITH_URL = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f")
@@ -27,36 +31,7 @@ _PASSED_ON = (
 )
 _LEFT_OUT = ("--require-hashes", "--hash")
 _PATH = re.compile(r"(?i)(\.{0,2}/|~/).*|.*\.(whl|tar\.gz|zip)")
-
-Read = Callable[[Path], str]
-
-
-@dataclass(frozen=True)
-class Line:
-    """One requirement: as written, and whether it is marked to be kept."""
-
-    text: str
-    keep: bool = False
-
-
-@dataclass(frozen=True)
-class Here:
-    """What is installed editable: it travels with the job, so hosts need not install it.
-
-    Attributes:
-        names: of the packages, normalized.
-        folders: real paths of their projects.
-    """
-
-    names: frozenset[str] = frozenset()
-    folders: frozenset[str] = frozenset()
-
-    def has(self, name: str) -> bool:
-        """Whether the package of this name is there."""
-        return normalize_name(name) in self.names
-
-
-NOTHING_HERE = Here()
+_NAMED = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
 
 def normalize_name(name: str) -> str:
@@ -64,50 +39,49 @@ def normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-@dataclass(frozen=True)
-class Lines:
-    """The requirements of a project.
+def find_name(text: str) -> str:
+    """Return the normalized name of what a line requires; "" if it does not begin with one."""
+    named = _NAMED.match(text)
+    return normalize_name(named[1]) if named and "://" not in text.partition("@")[0] else ""
 
-    Attributes:
-        requirements: in order.
-        options: of the installer, such as another index.
+
+def read_file(file: Path) -> str:
+    """Return the content of a file that says what hosts must install.
+
+    Raises:
+        UsageError: it cannot be read.
     """
+    try:
+        return file.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"{file} cannot be read: {reason}. It lists what hosts must install."
+        ) from error
 
-    requirements: tuple[Line, ...] = ()
-    options: tuple[str, ...] = ()
 
-    def __add__(self, other: Lines) -> Lines:
-        return Lines(self.requirements + other.requirements, self.options + other.options)
-
-
-def parse(file: Path, read: Read, here: Here = NOTHING_HERE) -> Lines:
-    """Return the requirements of the file and of those that it includes.
+def read_lines(
+    file: Path, editable: Collection[Package], around: tuple[Path, ...] = ()
+) -> Iterator[str]:
+    """Yield the lines of the file and of those that it includes.
 
     Raises:
         UsageError: it names what hosts cannot install, or cannot be read.
     """
-    return _parse(file, read, here, ())
-
-
-def _parse(file: Path, read: Read, here: Here, around: tuple[Path, ...]) -> Lines:
     if file in around:
         raise UsageError(f"{file} includes itself. Take that line out.")
-    found = Lines()
-    for number, text, comment in _logical(read(file)):
+    for number, text, comment in _logical(read_file(file)):
         where = f"{file}, line {number}"
         include = _INCLUDE.fullmatch(text)
         if include:
             path = (include["path"] or include["glued"]).strip().strip("'\"")
             if "://" in path:
                 raise UsageError(f"{where}: {path} is not on this machine. Download it.")
-            found += _parse(file.parent / path, read, here, (*around, file))
-        elif _folder(file, text) in here.folders:
-            continue
-        elif text.startswith("-"):
-            found += Lines(options=_option(where, text))
+            yield from read_lines(file.parent / path, editable, (*around, file))
         else:
-            found += Lines((Line(_requirement(where, text), comment.startswith(KEEP)),))
-    return found
+            kept = KEPT if comment.startswith(KEPT.strip(" #")) else ""
+            for checked in _check_line(where, text, file.parent, editable):
+                yield f"{checked}{kept}"
 
 
 def _logical(content: str) -> Iterator[tuple[int, str, str]]:
@@ -125,17 +99,61 @@ def _logical(content: str) -> Iterator[tuple[int, str, str]]:
         parts = ""
 
 
-def _folder(file: Path, text: str) -> str:
-    """The folder that a line names ("-e ../lib[extra]", "./lib"), as a real path."""
-    path = re.sub(r"^(-e|--editable)[\s=]*|\[.*$", "", text).strip().strip("'\"")
-    return os.path.realpath(file.parent / path)
+def _check_line(
+    where: str, text: str, folder: Path, editable: Collection[Package]
+) -> Iterator[str]:
+    if text.startswith("-"):
+        if not _is_editable(text, folder, editable):
+            yield from check_option(where, text)
+        return
+    bare, *options = re.split(r"\s+(?=--)", text)
+    odd = next((each for each in options if not each.startswith("--hash")), None)
+    if odd is not None:
+        raise UsageError(f"{where}: hosts do not know the option {odd} of a requirement.")
+    yield from check_requirement(where, bare, folder, editable)
 
 
-def _option(where: str, text: str) -> tuple[str, ...]:
+def check_requirement(
+    where: str, text: str, folder: Path, editable: Collection[Package]
+) -> Iterator[str]:
+    """Yield a requirement, whose paths begin in the folder, unless it travels with the job.
+
+    Raises:
+        UsageError: it is not a requirement, or names a path of this machine.
+    """
+    if _is_editable(text, folder, editable):
+        return
+    place = text.partition("@")[2].strip() or text
+    if "file:" in place or ("://" not in text and _PATH.fullmatch(place)):
+        raise UsageError(
+            f"{where}: {text} is on this machine, where hosts cannot read it. Files of the project "
+            "travel with the job: take the line out and list what it requires. Or install it "
+            "editable here, and it is sent as well; or name a published version."
+        )
+    if "://" not in text or " @ " in text:  # A bare URL is for the installer to understand.
+        read_requirement(where, text)
+    yield text
+
+
+def _is_editable(text: str, folder: Path, editable: Collection[Package]) -> bool:
+    """Whether a line names what is installed editable: by name, or "-e ../lib[extra]", "./lib"."""
+    name, place = find_name(text), ""
+    if editable and (text.startswith(("-", ".")) or "/" in text):
+        path = re.sub(r"^(-e|--editable)[\s=]*|\[.*$", "", text).strip().strip("'\"")
+        place = os.path.realpath(folder / path)
+    return any(each.name == name or each.folder == place for each in editable)
+
+
+def check_option(where: str, text: str) -> Iterator[str]:
+    """Yield an option of the installer, unless hosts do without it.
+
+    Raises:
+        UsageError: it means something on this machine only, or holds a password.
+    """
     name, _, value = text.replace("=", " ", 1).partition(" ")
     value = value.strip()
     if name in _LEFT_OUT:
-        return ()
+        return
     if name in ("-e", "--editable") or text.startswith("-e"):
         raise UsageError(
             f"{where}: {text} names a folder of this machine. Install it, and it is sent with the "
@@ -153,16 +171,12 @@ def _option(where: str, text: str) -> tuple[str, ...]:
             "container_image that has the requirements."
         )
     if name in _WITH_URL:
-        check_index(where, value)
-    return (f"{name} {value}".strip(),)
+        _check_index(where, value)
+    yield f"{name} {value}".strip()
 
 
-def check_index(where: str, url: str) -> None:
-    """Refuse an index that hosts cannot reach, or whose address contains a password.
-
-    Raises:
-        UsageError: it is such an index.
-    """
+def _check_index(where: str, url: str) -> None:
+    """Refuse an index that hosts cannot reach, or whose address contains a password."""
     if "://" not in url or url.startswith("file:"):
         raise UsageError(f"{where}: {url} is on this machine, where hosts cannot read it.")
     password = urlsplit(url).password
@@ -173,35 +187,16 @@ def check_index(where: str, url: str) -> None:
         )
 
 
-def _requirement(where: str, text: str) -> str:
-    bare, *options = re.split(r"\s+(?=--)", text)
-    odd = next((each for each in options if not each.startswith("--hash")), None)
-    if odd is not None:
-        raise UsageError(f"{where}: hosts do not know the option {odd} of a requirement.")
-    return check_requirement(where, bare)
-
-
-def check_requirement(where: str, text: str) -> str:
-    """Return the requirement.
+def read_requirement(where: str, text: str) -> Requirement:
+    """Return a requirement's parts.
 
     Raises:
-        UsageError: it is not a requirement, or names a path of this machine.
+        UsageError: it is not a requirement.
     """
-    place = text.partition("@")[2].strip() or text
-    if "file:" in place or ("://" not in text and _PATH.fullmatch(place)):
-        raise UsageError(
-            f"{where}: {text} is on this machine, where hosts cannot read it. Files of the project "
-            "travel with the job: take the line out and list what it requires, or name a "
-            "published version."
-        )
-    if "://" in text and " @ " not in text:
-        return text  # A bare URL is for the installer to understand.
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
-        Requirement(text)
+        return Requirement(text)
     except InvalidRequirement as error:
-        raise UsageError(
-            f"{where}: {text!r} is not a requirement: {str(error).splitlines()[0]}"
-        ) from error
-    return text
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"{where}: {text!r} is not a requirement: {reason}") from error

@@ -33,4 +33,8 @@ def found(folder):
 
 
 def texts(folder):
-    return [line.text for line in found(folder).lines.requirements]
+    return [line for line in found(folder).lines if not line.startswith("-")]
+
+
+def options(folder):
+    return [line for line in found(folder).lines if line.startswith("-")]

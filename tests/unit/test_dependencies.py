@@ -8,7 +8,7 @@ import tomllib
 
 import dependency_cases
 import pytest
-from dependency_cases import INSTALLED, OWN, ROOT, found, texts, write
+from dependency_cases import INSTALLED, OWN, ROOT, found, options, texts, write
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -90,13 +90,12 @@ def test_a_requirements_file(project):
         "flax",
         "lib @ git+https://github.com/a/lib@v1#subdirectory=x",
         "git+https://github.com/a/other.git#egg=other",
-        "jax==0.4",
+        "jax==0.4  # kn:keep",
     ]
-    assert found(project).lines.requirements[-1].keep
-    assert found(project).lines.options == (
+    assert options(project) == [
         "--extra-index-url https://download.pytorch.org/whl/cpu",
         "--pre",
-    )
+    ]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +130,7 @@ def test_what_hosts_cannot_install_is_refused_with_its_place(project, line, says
 
 def test_a_password_may_come_from_the_environment(project):
     write(project, "requirements.txt", "-i https://me:${TOKEN}@one/simple\nnumpy")
-    assert found(project).lines.options == ("-i https://me:${TOKEN}@one/simple",)
+    assert options(project) == ["-i https://me:${TOKEN}@one/simple"]
 
 
 # -- pyproject.toml --------------------------------------------------------------------------------
@@ -165,7 +164,7 @@ def chosen(project, text):
 def test_a_project_with_extras_and_groups(project):
     base = ["numpy", "lib @ git+https://github.com/a/lib@v2 ; python_version < '4'", "tool[fast]"]
     assert chosen(project, "") == base
-    assert found(project).lines.options == ("--extra-index-url https://ours/simple",)
+    assert options(project) == ["--extra-index-url https://ours/simple"]
     assert chosen(project, 'extras = ["train"]') == [*base, "optax", "grain"]
     assert chosen(project, 'groups = ["eval"]') == [*base, "tabulate", "rich"]
 
@@ -196,7 +195,7 @@ def test_sources_on_this_machine_are_refused(project):
     for source in ("path = '../lib'", "workspace = true"):
         table = f"[project]\ndependencies = ['lib']\n[tool.uv.sources]\nlib = {{{source}}}\n"
         write(project, "pyproject.toml", table)
-        with pytest.raises(UsageError, match=r"lib is .* on this machine"):
+        with pytest.raises(UsageError, match=r"lib @ file:\S+ is on this machine"):
             found(project)
 
 
@@ -279,8 +278,11 @@ def test_what_poetry_can_say_and_hosts_cannot_install(project):
     with pytest.raises(UsageError, match="alternatives"):
         poetry.specifier("here", "x", "^1 || ^2")
     write(project, "pyproject.toml", '[tool.poetry.dependencies]\nlib = {path = "../lib"}\n')
-    with pytest.raises(UsageError, match="lib is a folder of this machine"):
+    with pytest.raises(UsageError, match=r"lib @ file:\.\./lib is on this machine"):
         found(project)
+    table = '[tool.poetry.dependencies]\nnumpy = "*"\nlib = {path = "../lib", optional = true}\n'
+    write(project, "pyproject.toml", table)
+    assert texts(project) == ["numpy"], "nobody chose it"
 
 
 # -- what hosts get --------------------------------------------------------------------------------
