@@ -11,7 +11,6 @@ so they are taken from neither, but in the caller's version.
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from kinetic._core.values import dataclass
 from kinetic._source import pyproject, requirements_txt, uv_lock
 from kinetic._source.editable import Package
 from kinetic._source.pyproject import Project
-from kinetic._source.requirements_txt import KEPT, find_name, normalize_name
+from kinetic._source.requirements_txt import KEPT, find_name
 
 OF_THE_ACCELERATOR = ("jax", "jaxlib", "libtpu", "libtpu-nightly")
 _EXTRA = {"tpu": "[tpu]", "gpu": "[cuda12]", "cpu": "", "proxy": ""}
@@ -91,21 +90,15 @@ def _read_project(project: Project, editable: Collection[Package], home: Path) -
     workspace, if there is one."""
     locks = (folder / "uv.lock" for folder in _upward(project.file.parent, home))
     lock = next((each for each in locks if each.is_file()), None)
-    pins = None
-    if lock:
-        pins = uv_lock.pins(
-            str(lock),
-            tomllib.loads(requirements_txt.read_file(lock)),
-            project.name,
-            extras=tuple(map(normalize_name, project.extras)),
-            groups=tuple(map(normalize_name, project.groups)),
-            without=OF_THE_ACCELERATOR,
-        )
+    locked = lock and uv_lock.has_project(lock, project.name)
     for line in project.read_lines(editable):
         # The accelerator's packages as written: their version is read from them.
-        if pins is None or line.startswith("-") or find_name(line) in OF_THE_ACCELERATOR:
+        if not locked or line.startswith("-") or find_name(line) in OF_THE_ACCELERATOR:
             yield line
-    yield from pins or ()
+    if lock and locked:
+        yield from uv_lock.read_lines(
+            lock, project, without=OF_THE_ACCELERATOR, editable=editable, uv=uv_lock.find_uv()
+        )
 
 
 def for_hosts(

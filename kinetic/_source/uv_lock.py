@@ -1,124 +1,87 @@
-"""A project's exact versions from its uv.lock.
+"""A project's exact versions, which uv reads from its uv.lock, without a network.
 
-In: the parsed lock, the project's name, the chosen extras and groups. Out: requirements, each with
-its version and its conditions in the lock.
+In: the project, the lock, packages to leave out. Out: lines as of a requirements.txt, each with its
+version and its conditions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+import re
+import shutil
+import sysconfig
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
+from kinetic._source import requirements_txt
+from kinetic._source.editable import Package
+from kinetic._source.pyproject import Project
 from kinetic.errors import UsageError
 
-Condition = frozenset[str]
-_ALWAYS: Condition = frozenset()
-_Node = tuple[str, str]
-"""Name and version."""
+_MEMBERS = re.compile(r"\nmembers = \[\n([^\]]*)\]")
+_ROOT = re.compile(
+    r'\nname = "(.+)"\n(?:version = .+\n)?source = { (?:editable|virtual) = "\." }\n'
+)
+_EXPORT = (
+    *("export", "--frozen", "--offline", "--no-cache", "--no-config", "--quiet"),
+    *("--no-default-groups", "--no-emit-workspace", "--no-hashes", "--no-header"),
+)
 
 
-def pins(
-    where: str,
-    lock: Mapping[str, Any],
-    name: str,
+def find_uv() -> str:
+    """Return the path of uv; "" if it is not installed."""
+    return shutil.which("uv", path=sysconfig.get_path("scripts")) or shutil.which("uv") or ""
+
+
+def has_project(lock: Path, name: str) -> bool:
+    """Whether a lock was made for the project of this name, or for a workspace that has it."""
+    content = requirements_txt.read_file(lock)
+    members = _MEMBERS.search(content)
+    return name in (re.findall(r'"(.+)"', members[1]) if members else _ROOT.findall(content))
+
+
+def read_lines(
+    lock: Path,
+    project: Project,
     *,
-    extras: Collection[str],
-    groups: Collection[str],
     without: Collection[str],
-) -> list[str] | None:
-    """Return one requirement for each package that the project needs; None if the lock does not
-    know the project.
+    editable: Collection[Package],
+    uv: str,
+) -> Iterator[str]:
+    """Yield one line for each package that the project needs. Its own files, and those of what is
+    editable in the lock, travel with the job.
 
     Args:
-        where: the lock, for messages.
-        lock: its content.
-        name: of the project, normalized.
-        extras, groups: what to take of the project besides its dependencies, normalized.
+        lock: that of the project, or of its workspace.
+        project: with the extras and groups to take of it.
         without: names of packages to leave out, with what only they need.
+        editable: what is installed so here.
+        uv: its path.
 
     Raises:
-        UsageError: a package lies on this machine.
+        UsageError: uv is not installed, or cannot read the lock; or hosts cannot install a package.
     """
-    packages: dict[str, list[Mapping[str, Any]]] = {}
-    for package in lock.get("package", ()):
-        packages.setdefault(package["name"], []).append(package)
-    root = next(
-        (p for p in packages.get(name, ()) if {"virtual", "editable"} & p.get("source", {}).keys()),
-        None,
-    )
-    if root is None:
-        return None
-    found: dict[_Node, set[Condition]] = {}
-    by_node = {(p["name"], p.get("version", "")): p for each in packages.values() for p in each}
-    edges = [*root.get("dependencies", ())]
-    for extra in extras:
-        edges += root.get("optional-dependencies", {}).get(extra, ())
-    for group in groups:
-        edges += root.get("dev-dependencies", {}).get(group, ())
-    waiting = [(edge, _ALWAYS) for edge in edges]
-    seen: dict[tuple[_Node, str], set[Condition]] = {}
-    while waiting:
-        edge, condition = waiting.pop()
-        if edge["name"] in without:
-            continue
-        condition |= {edge["marker"]} if "marker" in edge else _ALWAYS
-        for package in _find_candidates(edge, packages):
-            node = (package["name"], package.get("version", ""))
-            _add(found.setdefault(node, set()), condition)
-            for part, following in _list_edges(package, edge.get("extra", ())):
-                if _add(seen.setdefault((node, part), set()), condition):
-                    waiting += [(each, condition) for each in following]
-    lines = (_line(where, by_node[node], found[node]) for node in sorted(found))
-    return [line for line in lines if line]
-
-
-def _find_candidates(
-    edge: Mapping[str, Any], packages: Mapping[str, list[Mapping[str, Any]]]
-) -> Iterator[Mapping[str, Any]]:
-    """The packages that an edge may lead to: several only if it names no version."""
-    for package in packages.get(edge["name"], ()):
-        if edge.get("version", package.get("version")) == package.get("version"):
-            yield package
-
-
-def _list_edges(
-    package: Mapping[str, Any], extras: Collection[str]
-) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    yield "", package.get("dependencies", [])
-    for extra in extras:
-        yield extra, package.get("optional-dependencies", {}).get(extra, [])
-
-
-def _add(conditions: set[Condition], condition: Condition) -> bool:
-    """Add an alternative; return whether it adds anything."""
-    if any(known <= condition for known in conditions):
-        return False
-    conditions -= {known for known in conditions if condition <= known}
-    conditions.add(condition)
-    return True
-
-
-def _line(where: str, package: Mapping[str, Any], conditions: Collection[Condition]) -> str:
-    source, name = package.get("source", {}), package["name"]
-    if {"editable", "virtual"} & source.keys():
-        return ""  # A member of the workspace: its files are the project's.
-    place = source.get("path") or source.get("directory")
-    if place:
+    if not uv:
         raise UsageError(
-            f"{where}: {name} is {place} on this machine, where hosts cannot read it. Make it "
-            "`editable = true` in [tool.uv.sources], and it is sent with the job; or name a "
-            "published version."
+            f"{lock} has the versions that hosts must install, and uv, which reads it, is not "
+            "installed here. Install it: `pip install uv`; `kinetic-sdk[gcp]` has it, too."
         )
-    if "git" in source:
-        address, _, commit = source["git"].partition("#")
-        text = f"{name} @ git+{address.partition('?')[0]}" + (f"@{commit}" if commit else "")
-    elif "url" in source:
-        text = f"{name} @ {source['url']}"
-    else:
-        text = f"{name}=={package['version']}"
-    if _ALWAYS in conditions:
-        return text
-    alternatives = [" and ".join(f"({m})" for m in sorted(each)) for each in conditions]
-    if len(alternatives) > 1:
-        return f"{text} ; {' or '.join(f'({each})' for each in sorted(alternatives))}"
-    return f"{text} ; {alternatives[0]}"
+    import subprocess
+
+    command = [uv, *_EXPORT, "--project", str(project.file.parent)]
+    command += [f"--extra={each}" for each in project.extras]
+    command += [f"--group={each}" for each in project.groups]
+    command += [f"--prune={each}" for each in without]
+    ended = subprocess.run(
+        command,
+        check=False,
+        cwd=lock.parent,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if ended.returncode:
+        said = " ".join(ended.stderr.split())
+        raise UsageError(f"{lock} cannot be read by {uv}: {said.removeprefix('error: ')}")
+    for line in ended.stdout.splitlines():
+        if line and not line.lstrip().startswith(("#", "-e ")):
+            yield from requirements_txt.check_requirement(str(lock), line, lock.parent, editable)

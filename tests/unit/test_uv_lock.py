@@ -15,6 +15,9 @@ from dependency_cases import found, texts, write
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
+from kinetic._source import pyproject, uv_lock
+from kinetic._source.dependencies import find
+from kinetic._source.editable import Package
 from kinetic.errors import UsageError
 
 project = dependency_cases.project
@@ -126,21 +129,71 @@ def test_a_lock_of_another_project_is_not_used(locked):
     assert "apple" in texts(locked)
 
 
+MEMBER = '[project]\nname = "{}"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = {}\n'
+
+
+def test_a_member_of_a_workspace_has_the_versions_of_its_lock(project):
+    (project / "wheels").mkdir()
+    for name in ("apple", "pear"):
+        wheel(project / "wheels", name, "1.0")
+    sources = "[tool.uv.sources]\na = {workspace = true}\nlib = {path = 'lib', editable = true}\n"
+    index = "[tool.uv]\nno-index = true\nfind-links = ['wheels']\nworkspace.members = ['m/*']\n"
+    write(project, "pyproject.toml", MEMBER.format("root", ["a", "lib"]) + index + sources)
+    write(project, "m/a/pyproject.toml", MEMBER.format("a", ["pear"]))
+    for name in ("lib", "apart"):
+        write(project, f"{name}/pyproject.toml", MEMBER.format(name, ["apple"]))
+    uv(project, "lock", "--quiet", "--offline")
+    assert texts(project / "m" / "a") == ["pear==1.0"]
+    member, other = (
+        Package(name, str(project / at)) for name, at in (("a", "m/a"), ("lib", "lib"))
+    )
+    declared = find(project, home=project.parent, editable=[member, other])
+    assert declared.lines == ("apple==1.0", "pear==1.0")
+    assert texts(project / "apart") == texts(project / "lib") == ["apple"], "no members"
+
+
+def test_of_extras_that_exclude_each_other_the_chosen_one_counts(project):
+    (project / "wheels").mkdir()
+    for version in ("1.0", "2.0"):
+        wheel(project / "wheels", "plum", version)
+    extras = "[project.optional-dependencies]\nold = ['plum<2']\nnew = ['plum>=2']\n"
+    conflicts = "[tool.uv]\nconflicts = [[{extra = 'old'}, {extra = 'new'}]]\n"
+    index = "no-index = true\nfind-links = ['wheels']\n[tool.kinetic]\nextras = ['old']\n"
+    about = MEMBER.format("p", ["plum"]) + extras + conflicts + index
+    write(project, "pyproject.toml", about)
+    uv(project, "lock", "--quiet", "--offline")
+    assert texts(project) == ["plum==1.0"]
+
+
+def test_a_lock_that_uv_cannot_read_or_that_has_no_uv(locked):
+    lock = locked / "uv.lock"
+    project = pyproject.read_project(locked / "pyproject.toml")
+    with pytest.raises(UsageError, match=r"uv.lock has the versions .* `pip install uv`"):
+        list(uv_lock.read_lines(lock, project, without=(), editable=(), uv=""))
+    lock.write_text(lock.read_text().replace("[[package]]", "<<<<<<< HEAD\n[[package]]", 1))
+    with pytest.raises(UsageError, match=r"uv.lock cannot be read by \S+uv: .*parse"):
+        found(locked)
+
+
 def test_other_sources_in_a_lock(project):
-    write(project, "pyproject.toml", "[project]\nname = 'p'\ndependencies = ['a', 'b', 'm']\n")
+    write(project, "pyproject.toml", MEMBER.format("p", ["a", "b", "m"]))
     lock = """
+version = 1
+requires-python = ">=3.11"
 [[package]]
 name = "p"
+version = "1"
 source = { virtual = "." }
 dependencies = [{ name = "a" }, { name = "b" }, { name = "m" }]
 [[package]]
 name = "a"
 version = "1"
-source = { git = "https://github.com/x/a?tag=v1#0123" }
+source = { git = "https://github.com/x/a?tag=v1#0123012301230123012301230123012301230123" }
 [[package]]
 name = "b"
 version = "1"
 source = { url = "https://one/b-1-py3-none-any.whl" }
+wheels = [{ url = "https://one/b-1-py3-none-any.whl", hash = "sha256:DIGEST" }]
 [[package]]
 name = "m"
 version = "1"
@@ -150,13 +203,17 @@ dependencies = [{ name = "d" }]
 name = "d"
 version = "2"
 source = { registry = "https://pypi.org/simple" }
+wheels = [{ url = "https://one/d-2-py3-none-any.whl", hash = "sha256:DIGEST" }]
 """
+    lock = lock.replace("DIGEST", "0" * 64)
     write(project, "uv.lock", lock)
     assert texts(project) == [
-        "a @ git+https://github.com/x/a@0123",
+        "a @ git+https://github.com/x/a@0123012301230123012301230123012301230123",
         "b @ https://one/b-1-py3-none-any.whl",
         "d==2",
     ]
-    write(project, "uv.lock", lock.replace('url = "https://one/b', 'path = "../b'))
-    with pytest.raises(UsageError, match=re.escape("b is ../b")):
+    filename = 'filename = "b-1-py3-none-any.whl"'
+    lock = lock.replace('{ url = "https://one/b', '{ path = "../b', 1)
+    write(project, "uv.lock", lock.replace('url = "https://one/b-1-py3-none-any.whl"', filename))
+    with pytest.raises(UsageError, match=r"uv.lock: ../b-1-py3-none-any.whl is on this machine"):
         found(project)
