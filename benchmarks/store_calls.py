@@ -151,7 +151,7 @@ def in_a_bucket(project: Path, place: Path) -> None:
                 (project / path).write_text(f"{path}\n")
             options = Options(topology=resolve("cpu"))
             spec = JobSpec(function, (), {}, "function", options)
-            made = planning.make(spec, configuration.load(), Place("programs"))
+            made = planning.make(spec, configuration.load(), Place("local"))
             submission.submit(made, Nowhere(), store)  # type: ignore[arg-type]
             return made.plan
 
@@ -194,7 +194,7 @@ def _in_project(project: Path) -> Callable[[], None]:
 
 def fill(store: Store) -> None:
     def add(n: int) -> None:
-        place, created_at = Place("programs"), 1_700_000_000.0 + n
+        place, created_at = Place("local"), 1_700_000_000.0 + n
         ref = JobRef(f"job-{n:08x}", place, "cpu:8", "f", "train.f", created_at, store.uri)
         report = HostReport(0, Exit.RETURNED, started_at=created_at + 1, result_digest="0" * 64)
         index.add(store, ref)

@@ -84,26 +84,6 @@ def home(playground: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def forked_hosts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts that are programs begin as forks of a process that has imported JAX (cluster/shim.py),
-    unless the test is about their start: `@pytest.mark.interpreters`."""
-    from cluster.containers import Program
-    from cluster.shim import needs_no_interpreter
-
-    from kinetic._backends.programs import backend
-
-    start = backend._run
-
-    def fork_or_start(env: dict[str, str], output: int, fds: tuple[int, ...]) -> object:
-        wanted = {"argv": [sys.executable, "-m", "kinetic.runner"], "env": env, "cwd": "/"}
-        forks = needs_no_interpreter(wanted)
-        return Program(wanted, output, fds) if forks else start(env, output, fds)
-
-    if not request.node.get_closest_marker("interpreters"):
-        monkeypatch.setattr(backend, "_run", fork_or_start)
-
-
-@pytest.fixture
 def nothing_left(request: pytest.FixtureRequest, playground: Path) -> Callable[[], None]:
     """A check that no process of the test's own still runs, which ends those that do.
 

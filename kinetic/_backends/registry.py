@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kinetic._core.options import Options
 
 Maker = Callable[[Place, Store], Backend]
-_WITHOUT_CLUSTER = ("local", "programs", "ray")
+_WITHOUT_CLUSTER = ("local", "ray")
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,7 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
         controller="single" if single else "",
         leader="head" if options.elastic and not single and name != "local" else "",
     )
-    _check_elastic(options, name)
-    if name in ("local", "programs") or (settings.cluster_settings and name in _makers):
+    if name in _makers and (name in _WITHOUT_CLUSTER or settings.cluster_settings):
         return Selection(place)
     if name == "ray":
         raise PreflightError(
@@ -101,15 +100,6 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
     simulates = simulation.can_simulate(system)
     notice = _standing_in(topology, slices, single=single) if simulates else ""
     return Selection(stand_in, notice)
-
-
-def _check_elastic(options: Options, name: str) -> None:
-    if options.elastic and options.controller == "single" and name == "programs":
-        raise PreflightError(
-            "The programs backend cannot run elastic jobs yet that have a single controller. Give "
-            f"it a fixed number of slices, slices={options.most_slices}, or simulate them with "
-            'backend="local".'
-        )
 
 
 def make(place: Place, store: Store) -> Backend:
@@ -179,14 +169,6 @@ def _local(_: Place, store: Store) -> Backend:
     return LocalBackend(store)
 
 
-def _programs(_: Place, store: Store) -> Backend:
-    from kinetic._backends.programs import folders
-    from kinetic._backends.programs.backend import ProgramsBackend
-    from kinetic._config import settings
-
-    return ProgramsBackend(store, settings.worker_environ(), folders.root())
-
-
 def _kubernetes(place: Place, store: Store) -> Backend:
     from kinetic._backends.kubernetes import cluster
 
@@ -195,7 +177,6 @@ def _kubernetes(place: Place, store: Store) -> Backend:
 
 _makers: dict[str, Maker] = {
     "local": _local,
-    "programs": _programs,
     "gke": _kubernetes,
     "pathways": _kubernetes,
 }

@@ -79,7 +79,7 @@ class Settings:
         project, zone, cluster, namespace: the cluster; None if not set.
         profile: the profile that was read, if any.
         profiles_file: where profiles are kept; None without a home folder.
-        backend: "gke", "pathways", "local", "programs" or "ray"; None lets the accelerator decide.
+        backend: "gke", "pathways", "local" or "ray"; None lets the accelerator decide.
         output_dir: where functions leave files (`KINETIC_OUTPUT_DIR`); None for a folder of the
             job.
         base_image_repo: the repository of prebuilt images.

@@ -190,7 +190,10 @@ def backend(name: str, value: object) -> str | None:
     """Check the name of a backend."""
     found = text(name, value)
     if found is not None and found not in BACKENDS:
-        raise UsageError(f"There is no backend {found!r}. Backends are: {', '.join(BACKENDS)}.")
+        instead = ' Use "local", which simulates the same slice.' if found == "programs" else ""
+        raise UsageError(
+            f"There is no backend {found!r}. Backends are: {', '.join(BACKENDS)}.{instead}"
+        )
     return found
 
 

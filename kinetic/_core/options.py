@@ -126,7 +126,7 @@ class Options:
     )
     backend: str | None = option(
         checks.backend,
-        "gke, pathways, local, programs or ray; by default the configured one, or what suits the "
+        "gke, pathways, local or ray; by default the configured one, or what suits the "
         "accelerator.",
         flag=Flag(("--backend",), offers="backends"),
         becomes="place",

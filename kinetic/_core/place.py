@@ -11,7 +11,7 @@ from typing import Any
 from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 
-BACKENDS = ("gke", "pathways", "local", "programs", "ray")
+BACKENDS = ("gke", "pathways", "local", "ray")
 
 MULTI_TIER = "multi-tier"
 """Local storage that GKE's multi-tier checkpointing keeps on the node."""

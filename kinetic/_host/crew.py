@@ -7,10 +7,8 @@ and are started again by somebody else (`DistantCrew`).
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
 from kinetic._host.agents import Agents, code_if_delivered
@@ -39,10 +37,6 @@ class Crew(Protocol):
         Raises:
             OSError: one cannot be started.
         """
-        ...
-
-    def look(self, dead: Collection[int]) -> None:
-        """Do what is due; these hosts are known to be dead. Called now and then."""
         ...
 
     def dead(self) -> Iterator[tuple[int, str]]:
@@ -92,9 +86,6 @@ class ForkedCrew:
         self._starts |= {seat: self._starts.get(seat, 1) + 1 for seat in seats}
         return {seat: self._starts[seat] for seat in seats}
 
-    def look(self, dead: Collection[int]) -> None:
-        """Nothing is ever due."""
-
     def restart(self, seats: Collection[int]) -> Mapping[int, int]:
         """Fork all of them anew."""
         starts = self.end(seats)
@@ -136,40 +127,23 @@ class ForkedCrew:
 
 
 class DistantCrew:
-    """Programs elsewhere: a cluster replaces their pods; or `start`, if given, starts the program
-    of a host again, and returns False as long as the one before is still there. It may raise
-    `OSError`."""
+    """Programs elsewhere, which a cluster replaces."""
 
     announces = True
 
-    def __init__(self, hosts: int, start: Callable[[int], bool] = lambda seat: True) -> None:
+    def __init__(self, hosts: int) -> None:
         self._hosts = hosts
-        self._start = start
-        self._due: set[int] = set()
 
     def end(self, seats: Collection[int]) -> Mapping[int, int]:
         """Their gang tells them to end their workers; the agents stay."""
         return {}
 
     def restart(self, seats: Collection[int]) -> Mapping[int, int]:
-        """`look` starts those that are dead."""
-        self._due.update(seats)
+        """The cluster starts those that are dead."""
         return {}
 
-    def look(self, dead: Collection[int]) -> None:
-        """Start what is dead and due; a program that ends just now is waited for."""
-        self._due.intersection_update(dead)
-        for seat in tuple(self._due):
-            with contextlib.suppress(OSError):  # It is tried again.
-                if self._start(seat):
-                    self._due.discard(seat)
-
     def dead(self) -> Iterator[tuple[int, str]]:
-        """Nobody: the coordinator sees their connections. Programs that were started here are
-        reaped."""
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        """Nobody: the coordinator sees their connections."""
         return iter(())
 
     def is_there(self, seat: int) -> bool:

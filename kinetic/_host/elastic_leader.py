@@ -249,7 +249,6 @@ class ElasticLeader:
             self._end(failure.slices)
         if isinstance(decision, Restart):
             self._restart(decision.slices)
-        self._crew.look(self._dead)
         if policy.could_grow:
             self._gang.make_room()
         if not policy.forming and (fault := self._crew.world_fault(STOPPED_S)):

@@ -6,20 +6,15 @@ head runs no function, so that the loss of any slice leaves it alone.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
-from kinetic._core import layout, record
+from kinetic._core import layout
 from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.gang.elastic import Failure, too_many
 from kinetic._core.gang.messages import Place
@@ -27,15 +22,14 @@ from kinetic._core.options import Elastic
 from kinetic._core.outcome import Outcome, Verdict, judge_leaderless, program_code
 from kinetic._core.plan import Plan
 from kinetic._host import leader, pod
-from kinetic._host.agent import datasets, identity
+from kinetic._host.agent import datasets
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agents import Agents
 from kinetic._host.leader import Attempt
-from kinetic._store import attempts, files
+from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic._system import memory_folder, processes
-from kinetic._system.processes import Process
 
 _STARTS = range(2, 1 << 31)
 """Numbers of starts: never used before, so that the head knows a new one. 1 is that of a host whose
@@ -119,13 +113,11 @@ class Head:
         from kinetic._host.elastic_leader import ElasticLeader
 
         who, plan = self._who, self._plan
-        programs = Path(who.programs) if who.programs else None
-        crew = DistantCrew(plan.hosts, *([_make_starter(programs)] if programs else []))
         return ElasticLeader(
             plan,
             self._elastic,
             self._store,
-            crew,
+            DistantCrew(plan.hosts),
             attempt=attempt,
             failures=failures,
             retries=retries,
@@ -142,35 +134,6 @@ class Head:
 def _has_failed_by_itself(outcome: Outcome) -> bool:
     """Whether the function has failed, and no slice was lost."""
     return outcome.first is not None and program_code(outcome.first) is ProgramCode.CODE_FAILED
-
-
-def _make_starter(programs: Path) -> Callable[[int], bool]:
-    """Return what starts the program of a host again, on this machine, with the command and the
-    environment of its first start, and writes down its process; see `DistantCrew`."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(seat: int) -> bool:
-        told: dict[str, Any] = record.parse(programs.read_bytes())
-        if Process(**told["hosts"][seat]).is_there():
-            return False
-        with open(programs.parent / f"output-{seat}", "ab") as output:
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "kinetic.runner"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    close_fds=False,  # It holds the lock that tells whether the job is alive.
-                    start_new_session=True,
-                    cwd="/",
-                    env=identity.of_seat(seat),
-                )
-            )
-        told["hosts"][seat] = asdict(processes.process(started[-1].pid))
-        files.save(programs, [json.dumps(told).encode()])
-        return True
-
-    return start
 
 
 class Seated:

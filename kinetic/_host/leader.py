@@ -47,7 +47,6 @@ ROLL_CALL_S = 10.0
 LOOK_EVERY_S = 0.5
 """How often the leader checks that the job's records still exist."""
 CANCELLED = "The job was cancelled before its next attempt. The last one:"
-ENDED_EARLY = "Its program ended before all hosts had joined."
 LOST = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
 LOOK_FAR_EVERY_S = 10.0
 """The same in a store where each check is a request."""
@@ -128,7 +127,6 @@ class Leader:
         heartbeat_timeout_s: float = 10.0,
         has_records: Callable[[], bool],
         is_cancelled: Callable[[], bool] | None = None,
-        is_gone: Callable[[int], bool] = lambda host: False,
         reads_questions: bool = False,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
@@ -137,7 +135,6 @@ class Leader:
         self._agents = agents
         self._has_records = has_records
         self._is_cancelled = is_cancelled
-        self._is_gone = is_gone
         self._reads_questions = reads_questions
         self._on_ready = on_ready
         self._removed = self._looked_for_cancel = False
@@ -207,10 +204,7 @@ class Leader:
             loop.add_signal_handler(signum, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
         self._reap(coordinator, all_gone)
-        watching = [
-            asyncio.create_task(self._watch_records(coordinator)),
-            asyncio.create_task(self._watch_absent(coordinator)),
-        ]
+        watching = [asyncio.create_task(self._watch_records(coordinator))]
         if self._reads_questions:
             watching.append(asyncio.create_task(self._answer_questions(coordinator)))
         await coordinator.wait_finished()
@@ -265,16 +259,6 @@ class Leader:
     @property
     def _look_every_s(self) -> float:
         return look_every_s(self._store)
-
-    async def _watch_absent(self, coordinator: Coordinator) -> None:
-        """End the gang if an awaited host is known to be gone."""
-        import asyncio
-
-        while self._others and not self._gang.ready and not self._gang.finished:
-            for host in self._others:
-                if self._is_gone(host):
-                    coordinator.mark_lost(host, ENDED_EARLY)
-            await asyncio.sleep(LOOK_EVERY_S)
 
     def _kill_silent(self) -> None:
         """Do not wait for agents that never joined or fell silent, nor, when the records were

@@ -30,7 +30,6 @@ from kinetic._host.leader import Attempt, Leader
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
 from kinetic._system import memory_folder, processes, streams
-from kinetic._system.processes import Process
 from kinetic.errors import KineticError
 
 REPORT_S = 5.0
@@ -139,15 +138,6 @@ class _Leading(_Host):
         """Whether another process has judged the job lost: its workload was removed."""
         return self._who.is_pod and self._store.has(layout.outcome(self._plan.job_id))
 
-    def _is_gone(self, host: int) -> bool:
-        """Whether the program of a host is known to have ended; False on other machines."""
-        if not self._who.programs:
-            return False
-        with contextlib.suppress(OSError, KineticError, LookupError, TypeError):
-            programs = record.parse(Path(self._who.programs).read_bytes())["hosts"]
-            return not Process(**programs[host]).is_there()
-        return False
-
     def _lead(self) -> Attempt:
         who, plan = self._who, self._plan
         if plan.hosts > 1:
@@ -164,7 +154,6 @@ class _Leading(_Host):
             heartbeat_timeout_s=10 * who.heartbeat_s,
             has_records=lambda: self._store.has(layout.plan(plan.job_id)),
             is_cancelled=self._is_cancelled if who.is_pod else None,
-            is_gone=self._is_gone,
             reads_questions=who.is_pod,
         ).lead(who.endpoint, who.key)
 

@@ -40,12 +40,6 @@ def try_hold(fd: int, *, shared: bool = False) -> bool:
     return False
 
 
-def is_held(path: Path) -> bool:
-    """Whether a process holds the lock of the open file; False when there is no such file."""
-    with _open_to_read(path) as fd:
-        return fd is not None and not try_hold(fd, shared=True)
-
-
 def hold_record(fd: int, *, start: int = 0, length: int = 0) -> None:
     """Lock a range of bytes of a file that is open for writing (0: all from `start` on), whether or
     not the file is that long; wait until that is possible."""

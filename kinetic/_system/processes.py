@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from kinetic._core.values import dataclass
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
@@ -260,29 +258,6 @@ def name(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     return ""
-
-
-@dataclass(frozen=True)
-class Process:
-    """One process; its id alone could be another's by now.
-
-    Attributes:
-        pid: its id.
-        started: when it was started, in the kernel's count; "" if it was gone already.
-    """
-
-    pid: int
-    started: str
-
-    def is_there(self) -> bool:
-        """Whether it runs."""
-        return bool(self.started) and process(self.pid) == self
-
-
-def process(pid: int) -> Process:
-    """Return the process that has this id now."""
-    fields = _stat(pid)
-    return Process(pid, fields[19] if fields and fields[0] not in "ZX" else "")
 
 
 def age_s(pid: int) -> float:

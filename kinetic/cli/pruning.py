@@ -13,12 +13,9 @@ import dataclasses
 import itertools
 import json
 import re
-import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import field
-from pathlib import Path
 
-from kinetic._backends.programs import folders
 from kinetic._core import layout
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
@@ -40,13 +37,12 @@ _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep finds: unused content, unfinished submissions, unpacked data, folders of hosts
-    that were programs, batches without jobs."""
+    """What a sweep finds: unused content, unfinished submissions, unpacked data, batches without
+    jobs."""
 
     contents: tuple[Entry, ...] = ()
     orphans: tuple[str, ...] = ()
     data: tuple[CachedCopy, ...] = ()
-    programs: tuple[Path, ...] = ()
     size_bytes: int = field(default=0)
     batches: tuple[str, ...] = ()
 
@@ -101,9 +97,8 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
         for copy in (() if folder is None else cached_copy.copies(folder / layout.DATA))
         if copy.used_at < older_than and used.isdisjoint((copy.digest, copy.source))
     )
-    programs = tuple(path for path, _ in folders.find_unused(folders.root(), before=older_than))
     batches = tuple(_empty_batches(store, older_than, without))
-    return Swept(contents, orphans, data, programs, _size_bytes(contents, data), batches)
+    return Swept(contents, orphans, data, _size_bytes(contents, data), batches)
 
 
 def sweep(store: Store, *, older_than: float) -> Swept:
@@ -116,8 +111,6 @@ def sweep(store: Store, *, older_than: float) -> Swept:
             store.delete(layout.listing(job_id))
         for unpacked in found.data:
             cached_copy.remove(unpacked)
-        for path in found.programs:
-            shutil.rmtree(path, ignore_errors=True)
         dropped = tuple(_drop(store, found.contents))
         for probe in store.entries(layout.PROBES):
             if probe.written_at < older_than:

@@ -8,7 +8,7 @@ second pipe: `{"pid": n}` or `{"error": text}`, then `{"exit": code, "signal": n
 Each cluster gets a process, and each container a small one that adopts all its descendants. When
 the container's first process ends, so do they all, as in a pid namespace; also when the tests that
 started it are killed. What the hosts of kinetic's gangs import is imported once, here: the first
-process of such a pod is a fork instead of a program, and so is a host that `backend="programs"`
+process of such a pod is a fork instead of a program, and so is a host that `doubles.programs`
 starts. Pods of one host are programs, also hosts with variables that take effect when something is
 imported, and those that go on as the next attempt.
 """
@@ -161,7 +161,7 @@ def needs_no_interpreter(wanted):
     env, is_host = wanted["env"], wanted["argv"] == [sys.executable, "-m", RUNNER]
     rest = dict(env.items() - OBEYED)
     reads = any(name.startswith(READ_AT_IMPORT) for name in rest)
-    has_jax = int(env.get("KINETIC_HOSTS", "1")) > 1 or "KINETIC_PROGRAMS" in env
+    has_jax = int(env.get("KINETIC_HOSTS", "1")) > 1 or "KINETIC_CREDENTIALS" in env
     return is_host and has_jax and not reads
 
 

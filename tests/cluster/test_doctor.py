@@ -121,7 +121,7 @@ def test_a_profile_names_it(configured: FakeCluster, monkeypatch: pytest.MonkeyP
     assert examined()["cluster"][0] == "ok"
 
 
-@pytest.mark.parametrize("backend", ["local", "programs"])
+@pytest.mark.parametrize("backend", ["local", "ray"])
 def test_a_backend_of_this_machine_asks_no_cluster(
     configured: FakeCluster, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:

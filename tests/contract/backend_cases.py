@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import pytest
 from cluster.fake import FakeCluster
 from cluster.nodes import CPU_POOL, V6E_4X4
+from doubles.programs import ProgramsBackend
 from store_cases import gcs as bucket
 
 from kinetic._backends.base import LogRequest
@@ -22,8 +23,6 @@ from kinetic._backends.kubernetes.backend import KubernetesBackend
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.local.backend import LocalBackend
-from kinetic._backends.programs.backend import ProgramsBackend
-from kinetic._config import settings
 from kinetic._config.settings import worker_environ
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
@@ -39,10 +38,6 @@ from kinetic._store.local import LocalStore
 
 def local(store, **options):
     return LocalBackend(store, worker_environ(), **options)
-
-
-def programs(store):
-    return ProgramsBackend(store, worker_environ(), settings.load().cache_dir / "programs")
 
 
 @contextmanager
@@ -75,7 +70,7 @@ def kubernetes(store):
 
 BACKENDS = [
     pytest.param((local, folder), id="local"),
-    pytest.param((programs, bucket), id="programs"),
+    pytest.param((ProgramsBackend, bucket), id="programs"),
     pytest.param((kubernetes, beside_cluster), id="kubernetes"),
 ]
 """What makes the backend from a store, and what opens the store."""

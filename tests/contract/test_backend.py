@@ -41,8 +41,6 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic.errors import PreflightError, StoreError
 
-pytestmark = pytest.mark.usefixtures("forked_hosts")
-
 UNSUCCESSFUL = (JobStatus.FAILED, JobStatus.CANCELLED)
 """What a backend may say of a cancelled job: not every one knows why its job has ended."""
 

@@ -1,4 +1,4 @@
-"""What only the backend of programs promises.
+"""What only the double of a backend without a cluster promises.
 
 In: submissions that were killed half way. Out: phases, and jobs that end.
 """
@@ -14,10 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
-from backend_cases import programs, read, submitted, wait_for_ever
+from backend_cases import read, submitted, wait_for_ever
+from doubles import programs
+from doubles.programs import ProgramsBackend
 
 from kinetic._backends.base import phase_of
-from kinetic._config import settings
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
@@ -35,23 +36,23 @@ def store(home):
 @pytest.mark.parametrize("files", [(), ("alive",)])
 def test_a_job_that_is_being_submitted_has_not_failed(store, files):
     """Its folder is made before the lock in it is held."""
-    ref = JobRef("job-00000000", Place("programs", "gke"), "cpu", "f", "f", 0.0, store.uri)
-    folder = settings.load().cache_dir / "programs" / ref.job_id
+    ref = JobRef("job-00000000", Place("ray"), "cpu", "f", "f", 0.0, store.uri)
+    folder = programs.root() / ref.job_id
     folder.mkdir(parents=True)
     for name in files:
         (folder / name).touch()
-    assert phase_of(programs(store), ref) is JobStatus.NOT_FOUND
+    assert phase_of(ProgramsBackend(store), ref) is JobStatus.NOT_FOUND
 
 
 def _submit_and_die(store_path):
     """Be a caller that is killed when its first program runs."""
-    from kinetic._backends.programs import backend
 
-    def die(folder, endpoint, documents, started):
+    def die(folder, endpoint, started):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    backend._keep = die
-    submitted(programs(store := LocalStore(Path(store_path))), store, wait_for_ever)
+    programs._keep = die
+    store = LocalStore(Path(store_path))
+    submitted(ProgramsBackend(store, forks=False), store, wait_for_ever)
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["at once", "later"])
@@ -60,9 +61,9 @@ def test_a_job_whose_caller_was_killed_while_it_submitted_can_be_cancelled(store
     code = f"import sys; sys.path[:0] = {sys.path!r}; import test_programs_backend as t; "
     killed = subprocess.run([sys.executable, "-c", f"{code}t._submit_and_die({str(home)!r})"])
     assert killed.returncode == -signal.SIGKILL
-    (name,) = (settings.load().cache_dir / "programs").iterdir()
-    ref = JobRef(name.name, Place("programs", "gke"), "cpu", "f", "f", 0.0, store.uri)
-    backend = programs(store)
+    (name,) = programs.root().iterdir()
+    ref = JobRef(name.name, Place("ray"), "cpu", "f", "f", 0.0, store.uri)
+    backend = ProgramsBackend(store)
     assert phase_of(backend, ref) is JobStatus.RUNNING
     deadline = time.monotonic() + PATIENCE_S
     while named and not _has_titled_leader(ref.job_id):

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import pytest
 from cluster.fixtures import SHARES_FILES
+from doubles.programs import open_as_ray
 from elastic_jobs import Watched, reached
 from places import EVERYWHERE, Place
 
 
-@pytest.fixture(autouse=True)
-def forked_hosts(forked_hosts):
-    """For every test of the system."""
+@pytest.fixture
+def over_programs():
+    """For jobs with backend="ray": hosts that are programs (`doubles.programs`)."""
+    with open_as_ray():
+        yield
 
 
 @pytest.fixture(params=EVERYWHERE)

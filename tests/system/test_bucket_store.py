@@ -1,14 +1,14 @@
 """The whole product with its records in a bucket: jobs on four hosts, batches, data, and every
 command that looks at them.
 
-In: functions, run with backend="programs" and a store in the double of Cloud Storage. Out: what
+In: functions, run over `doubles.programs`, and a store in the double of Cloud Storage. Out: what
 callers see, what is left of a host that is killed, and how many requests the bucket gets.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import contextlib
+import io
 import time
 
 import pytest
@@ -18,9 +18,11 @@ from gcs import Double, serving
 import kinetic
 from kinetic import errors
 from kinetic._core import layout
+from kinetic.cli.root import call
 
 pytest.importorskip("cryptography")
 pytest.importorskip("google.cloud.storage")
+pytestmark = pytest.mark.usefixtures("over_programs")
 
 CALL_S = 0.03
 """As a call to a bucket takes."""
@@ -35,14 +37,15 @@ def bucket(monkeypatch) -> Double:
 
 
 def run(accelerator, **options):
-    return kinetic.run(accelerator=accelerator, backend="programs", **options)
+    return kinetic.run(accelerator=accelerator, backend="ray", **options)
 
 
 def command(*words) -> str:
-    line = [sys.executable, "-m", "kinetic", *words]
-    done = subprocess.run(line, capture_output=True, text=True)
-    assert done.returncode == 0, done
-    return done.stdout
+    """In this process, which alone knows these hosts."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        code = call(words)
+    assert code == 0, out.getvalue()
+    return out.getvalue()
 
 
 def train(steps):

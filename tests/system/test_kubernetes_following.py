@@ -7,6 +7,7 @@ the bucket. Out: each line once, values, and few calls.
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from cluster.fake import FakeCluster
@@ -14,7 +15,7 @@ from cluster.fixtures import settings_of
 from cluster.nodes import CPU_POOL, V6E_4X4
 from gangs import PATIENCE_S, wait_until
 from gcs import serving
-from on_pods import count, count_on_all_hosts, wait_for_file
+from on_pods import count, count_on_all_hosts, die_once_aloud, wait_for_file
 
 import kinetic
 from kinetic._backends.base import LogRequest
@@ -154,6 +155,18 @@ def test_all_hosts_are_followed_and_each_line_comes_once(site):
     site.cluster.wait_for(lambda: not site.cluster.left_over())
     for host in got:  # The pods are gone.
         assert f"host {host} line 49" in handle.logs(host=host)
+
+
+@pytest.mark.double
+def test_an_elastic_job_tells_its_story_over_a_distant_store(site):
+    site.bucket.before = lambda *_: time.sleep(0.01)
+    handle = kinetic.run("cpu", slices=(1, 2))(die_once_aloud).run_async()
+    handle.result(timeout=PATIENCE_S)
+    first, lost, waiting, begins, _, second = "".join(handle.logs()).splitlines()
+    assert (first, second) == ("attempt 1", "attempt 2")
+    assert lost.startswith("kinetic: slice 1 lost (failure 1 of at most 10): host 0 of slice 1")
+    assert waiting.startswith("kinetic: waiting for slice 1 to return")
+    assert begins == "kinetic: attempt 2 of 11 begins on all 2 slices."
 
 
 @pytest.mark.double

@@ -1,7 +1,7 @@
 """The promises over a gang of programs: each host a `python -m kinetic.runner`, joined by TCP with
 TLS.
 
-In: functions, run with backend="programs". Out: what callers see; nothing left running.
+In: functions, run over `doubles.programs`. Out: what callers see; nothing left running.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import kinetic
 from kinetic import errors
 from kinetic._core.exits import Exit
 
+pytestmark = pytest.mark.usefixtures("over_programs")
+
 
 def run(accelerator, **options):
-    return kinetic.run(accelerator=accelerator, backend="programs", **options)
+    return kinetic.run(accelerator=accelerator, backend="ray", **options)
 
 
 def hosts_of(handle):
@@ -95,30 +97,6 @@ def test_a_gang_works_over_a_distant_store(distant, capfd):
     assert "RETRY" in {event["kind"].upper() for event in handle.events()}
 
 
-def die_once_aloud():
-    import jax
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    if jax.process_index() == 0:
-        print(f"attempt {kinetic.attempt()}", flush=True)
-    multihost_utils.process_allgather(np.array([0]))
-    if kinetic.attempt() == 1 and jax.process_index() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(1000 if kinetic.attempt() == 1 else 0)
-
-
-@pytest.mark.interpreters
-def test_an_elastic_job_tells_its_story_over_a_distant_store(distant):
-    handle = run("cpu", slices=(1, 2))(die_once_aloud).run_async()
-    handle.result(timeout=PATIENCE_S)
-    first, lost, waiting, begins, _, second = "".join(handle.logs()).splitlines()
-    assert (first, second) == ("attempt 1", "attempt 2")
-    assert lost.startswith("kinetic: slice 1 lost (failure 1 of at most 10): host 0 of slice 1")
-    assert waiting.startswith("kinetic: waiting for slice 1 to return")
-    assert begins == "kinetic: attempt 2 of 11 begins on all 2 slices."
-
-
 def fail_once_aloud():
     attempt = os.environ["KINETIC_ATTEMPT"]
     print(f"attempt {attempt}", flush=True)
@@ -145,16 +123,6 @@ def test_a_killed_agent_ends_the_gang_and_is_named(held):
     with pytest.raises(errors.HostLost, match="agent process was killed by SIGKILL"):
         held.result(timeout=PATIENCE_S)
     assert held.outcome().blamed == (3,)
-
-
-def test_a_host_that_dies_before_it_joins_ends_the_gang_and_is_named():
-    """Nobody waits for it until start_timeout. An agent that it has forked says so first."""
-    handle = run("tpu-v6e-8", start_timeout="1h")(time.sleep).run_async(1000)
-    kill(hosts_of(handle)[1])
-    told = r"host 1 of 2 was lost\. Its program (ended before|was killed)"
-    with pytest.raises(errors.HostLost, match=told):
-        handle.result(timeout=PATIENCE_S)
-    assert handle.outcome().blamed == (1,)
 
 
 def test_a_host_that_is_gone_at_once_is_noticed_by_its_connection(held):

@@ -232,7 +232,7 @@ class Nowhere:
 sys.path.insert(0, "root")
 import function
 spec = JobSpec(function.function, (), {}, "function", Options(topology=resolve("cpu")))
-made = planning.make(spec, settings.load(), Place("programs"))
+made = planning.make(spec, settings.load(), Place("ray"))
 submission.submit(made, Nowhere(), GcsStore("gs://bucket"))
 """
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from cli_fakes import DAY, NOW, Capture, World
 
-from kinetic._backends.programs import folders
 from kinetic._core import layout
 from kinetic._datasets import cached_copy
 from kinetic._store.base import Entry
@@ -256,20 +255,6 @@ def test_a_sweep_survives_content_that_vanishes_meanwhile(
     monkeypatch.setattr(LocalStore, "entries", vanishing)
     assert pruning.sweep(world.store, older_than=NOW - DAY).contents == ()
     assert contents(world) == set()
-
-
-def test_prune_removes_credentials_of_ended_programs(world: World, capsys: Capture) -> None:
-    old, runs = (folders.root() / job_id for job_id in ("job-0000000a", "job-0000000b"))
-    for folder in (old, runs):
-        (folder / "credentials").mkdir(parents=True)
-        (folder / folders.LOCK).write_text("held\n")
-        os.utime(folder, (NOW - 2 * DAY, NOW - 2 * DAY))
-    with folders.hold_folder(runs):
-        assert world("jobs", "prune", "--dry-run") == 0
-        assert "1 folder of ended programs" in capsys.readouterr().out
-        assert old.exists()
-        assert world("jobs", "prune", "--yes") == 0
-    assert (old.exists(), runs.exists()) == (False, True)
 
 
 def test_prune_of_nothing(world: World, capsys: Capture) -> None:

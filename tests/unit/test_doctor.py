@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from kinetic._backends.local import launcher
-from kinetic._backends.programs import folders
 from kinetic._client.doctor import checks, examination, facts, leftovers
 from kinetic._client.doctor.checks import Machine, StoreFolder, ZygoteStart
 from kinetic._client.doctor.findings import Finding, Level
@@ -284,35 +283,6 @@ def test_a_mess_is_found_and_tidied_up(store: LocalStore, tmp_path: Path) -> Non
     assert (leftovers.orphans(after), leftovers.removable(after)) == ((), ())
     assert store.has(layout.outcome("job-00000001"))
     assert repair(store, after, lambda: NOW) == []
-
-
-def programs_folder(job_id: str, *, age_s: float = 3600.0) -> Path:
-    """What a job leaves whose hosts were programs."""
-    folder = folders.root() / job_id
-    (folder / "credentials").mkdir(parents=True)
-    for name in ("credentials/token", "credentials/tls.key"):
-        (folder / name).write_text("secret")
-    (folder / folders.LOCK).write_text("held\n")
-    os.utime(folder, (NOW - age_s, NOW - age_s))
-    return folder
-
-
-def test_credentials_of_jobs_that_nobody_looked_at_are_removed(
-    store: LocalStore, tmp_path: Path, home: Path
-) -> None:
-    ref = JobRef("job-0000000a", Place("programs", "gke"), "cpu", "f", "f", NOW - 3600, store.uri)
-    store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
-    ended, unknown = programs_folder(ref.job_id), programs_folder("job-0000000b")
-    young = programs_folder("job-0000000c", age_s=5.0)
-    runs = programs_folder("job-0000000d")
-    with folders.hold_folder(runs):
-        os.utime(runs, (NOW - 3600, NOW - 3600))
-        traces = facts.traces(store, NOW)
-        assert leftovers.orphans(traces) == (ref.job_id,), "it was cancelled, and nobody looked"
-        assert leftovers.removable(traces) == (("", str(ended)), ("", str(unknown)))
-        done = repair(store, traces, lambda: NOW)
-    assert f"{ref.job_id} is judged: failed." in done
-    assert [path.exists() for path in (ended, unknown, young, runs)] == [False, False, True, True]
 
 
 def test_a_job_that_runs_or_begins_is_left_alone(store: LocalStore) -> None:

@@ -65,21 +65,13 @@ class Forked:
 
 
 class Distant:
-    """A job whose agents are elsewhere, and are started again when their leader says so."""
+    """A job whose agents are elsewhere, and are started again by a cluster."""
 
     def __init__(self):
-        self.seats = []
-        self.are_over = True
-        self.crew = DistantCrew(2, self._start)
-
-    def _start(self, seat):
-        if self.are_over:
-            self.seats.append(seat)
-        return self.are_over
+        self.crew = DistantCrew(2)
 
     def started(self):
-        (seat,) = self.seats
-        return seat, 77
+        return 1, 77
 
 
 @pytest.fixture(params=[Forked, Distant])
@@ -132,7 +124,6 @@ def test_the_agent_of_a_lost_slice_elsewhere_stays_and_waits_for_its_place():
         leader._look()
         leader._look()
         assert leader._policy.stands(1) is Standing.THERE
-        assert hosts.seats == [], "it lives"
         first.cancel()
 
     asyncio.run(story())
@@ -274,21 +265,6 @@ def test_an_attempt_whose_world_is_served_no_more_ends_at_once_and_counts_nothin
         leader._break_down(hosts.agents.fault)
         assert leader._policy.failures == ()
         assert "counts against nothing (1 of at most 3)" in leader._story._lines[0]
-
-    asyncio.run(story())
-
-
-def test_a_program_that_is_still_ending_is_started_again_when_it_has_ended():
-    async def story():
-        hosts = Distant()
-        leader, hosts.are_over = leading(hosts.crew), False
-        die(leader, 1)
-        leader._fail(Loss((1,), "its machine is taken away"))
-        leader._look()
-        hosts.are_over = True
-        leader._look()
-        leader._look()
-        assert hosts.seats == [1]
 
     asyncio.run(story())
 

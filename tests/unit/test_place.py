@@ -242,15 +242,12 @@ def test_its_slices_may_come_and_go_here_and_on_a_cluster():
     for environ, backend in (({}, "local"), ({"KINETIC_CLUSTER": "c"}, "pathways")):
         place = chosen(environ, controller="single", slices=(1, 2)).place
         assert (place.backend, place.has_head) == (backend, False)
-    with pytest.raises(errors.PreflightError, match="programs backend cannot run elastic jobs yet"):
-        chosen(controller="single", slices=(1, 2), backend="programs")
 
 
 @pytest.mark.parametrize(
     ("environ", "options", "leader"),
     [
         ({}, {}, ""),
-        ({}, {"backend": "programs"}, "head"),
         ({"KINETIC_CLUSTER": "c"}, {}, "head"),
         ({"KINETIC_CLUSTER": "c"}, {"backend": "local"}, ""),
     ],

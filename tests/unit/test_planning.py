@@ -242,7 +242,7 @@ def test_pods_install_kinetic_and_what_the_project_asks_for(project):
 
 def test_only_pods_install_anything(project):
     work, settings = sys.modules["work"], configuration.load()
-    for place in (Place("local", "gke"), Place("programs")):
+    for place in (Place("local", "gke"), Place("ray")):
         made = planning.make(spec_of(work.train), settings, place)
         assert (made.plan.runtime, made.plan.requirements, made.installed) == (None, None, {})
     ready = dataclasses.replace(settings, pod_python="/usr/bin/python3")

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 import pytest
 import remote_cases
+from doubles.programs import ProgramsBackend
 
 import kinetic
 from kinetic import errors
 from kinetic._backends.local.backend import LocalBackend
-from kinetic._backends.programs.backend import ProgramsBackend
 from kinetic._client import client
 from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
@@ -303,7 +303,7 @@ def test_a_plan_creates_nothing(backend, home):
 def test_a_plan_says_in_words_what_would_be_created(backend, tmp_path):
     view = kinetic.run("tpu-v6e-16")(add).plan(1)
     store = LocalStore(tmp_path)
-    programs = ProgramsBackend(store, {}, tmp_path)
+    programs = ProgramsBackend(store)
     for other, words in ((LocalBackend(store), "simulated slice"), (programs, "4 x host program")):
         documents = tuple(other.render(view.plan))
         assert f"  creates    {words}\n" in f"{replace(view, documents=documents)}\n"

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from kinetic._backends import registry
 from kinetic._backends.base import Backend, Processes
-from kinetic._backends.programs import folders
 from kinetic._client.doctor.checks import Machine, StoreAccess, StoreFolder, ZygoteStart
 from kinetic._client.doctor.leftovers import SETTLED_S, Job, Process, Scrap, Traces
 from kinetic._core import kinship, layout
@@ -47,7 +46,7 @@ _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host 
 _UNSHARE = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) != 0)"
 """CLONE_NEWUSER and CLONE_NEWNS, in a process that ends at once."""
 _PATIENCE_S = 10.0
-HERE = (Place("local"), Place("programs"))
+HERE = Place("local")
 """Where jobs run on this machine."""
 
 
@@ -155,20 +154,11 @@ def traces(store: LocalStore, now: float) -> Traces:
     """Look for what jobs left in the store, in the folder for temporary files, and among the
     processes."""
     found, damaged = _references(store)
-    jobs = [
-        job
-        for place in HERE
-        for job in _jobs(store, place, [ref for ref in found if ref.backend == place.backend], now)
-    ]
+    here = [ref for ref in found if ref.backend == HERE.backend]
     return Traces(
-        jobs=tuple(jobs),
+        jobs=tuple(_jobs(store, here, now)),
         processes=tuple(_processes()),
-        scraps=(
-            *_writes(store, now),
-            *_find_unfinished(store, now),
-            *_socket_folders(now),
-            *_programs_folders(now),
-        ),
+        scraps=(*_writes(store, now), *_find_unfinished(store, now), *_socket_folders(now)),
         damaged=(*damaged, *(fault for ref in found for fault in _find_damage(store, ref))),
     )
 
@@ -201,8 +191,8 @@ def _find_damage(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
                 yield str(store.path(key)), str(fault)
 
 
-def _jobs(store: LocalStore, place: Place, refs: Sequence[JobRef], now: float) -> Iterator[Job]:
-    backend = registry.make(place, store)
+def _jobs(store: LocalStore, refs: Sequence[JobRef], now: float) -> Iterator[Job]:
+    backend = registry.make(HERE, store)
     judged = has_many(store, [layout.outcome(ref.job_id) for ref in refs])
     open_ = [ref for ref in refs if layout.outcome(ref.job_id) not in judged]
     known = backend.status(open_) if open_ else {}
@@ -261,12 +251,6 @@ def _socket_folders(now: float) -> Iterator[Scrap]:
                 and not _listens(entry / "socket")
             ):
                 yield Scrap(str(entry), now - facts.st_mtime)
-
-
-def _programs_folders(now: float) -> Iterator[Scrap]:
-    """Credentials and output of hosts that were programs, for jobs of all stores."""
-    for folder, changed_at in folders.find_unused(folders.root(), before=now - SETTLED_S):
-        yield Scrap(str(folder), now - changed_at)
 
 
 def _listens(path: Path) -> bool:

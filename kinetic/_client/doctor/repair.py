@@ -42,14 +42,13 @@ def _judge(store: LocalStore, job_ids: Sequence[str], now: float) -> list[str]:
             refs.append(index.find(store, job_id))
         except KineticError as error:
             done.append(f"{job_id} could not be judged: {error}")
-    for place in HERE:
-        of_place = [ref for ref in refs if ref.backend == place.backend]
-        found = following.settle_many(registry.make(place, store), store, of_place, now)
-        for job_id, outcome in found.items():
-            if isinstance(outcome, KineticError):
-                done.append(f"{job_id} could not be judged: {outcome}")
-            elif outcome is not None:
-                done.append(f"{job_id} is judged: {outcome.verdict}.")
+    here = [ref for ref in refs if ref.backend == HERE.backend]
+    found = following.settle_many(registry.make(HERE, store), store, here, now)
+    for job_id, outcome in found.items():
+        if isinstance(outcome, KineticError):
+            done.append(f"{job_id} could not be judged: {outcome}")
+        elif outcome is not None:
+            done.append(f"{job_id} is judged: {outcome.verdict}.")
     return done
 
 

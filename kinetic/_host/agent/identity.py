@@ -45,7 +45,6 @@ class Identity:
             "" where host 0 leads, or the gang's supervisor.
         is_program: whether the agent's parent is this host's program, not the gang's supervisor.
         simulated: whether the chips are virtual devices of the processor.
-        programs: file with the processes of all hosts, if they run on this machine.
         is_mirrored: whether the agent repeats the worker's output on its own standard streams.
         attempt: which start of the gang this is, from 1.
         is_pod: whether a cluster started this host, and may start it again.
@@ -77,7 +76,6 @@ class Identity:
     role: str = ""
     is_program: bool = False
     simulated: bool = False
-    programs: str = ""
     is_mirrored: bool = False
     attempt: int = 1
     is_pod: bool = False
@@ -164,7 +162,6 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
             scratch=f"{_scratch(env)}/{job_id}-{'head' if role == 'head' else host}",
             role=role,
             simulated=env.get("KINETIC_SIMULATED") == "1",
-            programs=env.get("KINETIC_PROGRAMS", ""),
             is_mirrored=env.get("KINETIC_TEE") == "1",
             is_program=True,
             attempt=int(env.get("KINETIC_ATTEMPT", "0")) or 1,
@@ -251,7 +248,7 @@ _OF_THE_HOST = frozenset(
             "UNREACHABLE_AFTER_S",
             "JOIN_TIMEOUT_S",
         ),
-        *("PROGRAMS", "RESTARTS", "ROLE"),
+        *("RESTARTS", "ROLE"),
         # the bootstrap's
         *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_CACHE", "POD_CACHE_GB", "POD_PATIENCE_S"),
         *("REQUIREMENTS", "RUNTIME", "VERSION"),
@@ -264,11 +261,6 @@ def of_attempt(attempt: int, failed_before: str = "") -> dict[str, str]:
     """Return the environment that makes this host the same host in this attempt."""
     told = {"KINETIC_ATTEMPT": str(attempt), "KINETIC_FAILED_BEFORE": failed_before}
     return os.environ | told
-
-
-def of_seat(seat: int) -> dict[str, str]:
-    """Return the environment of a host that this process leads, on the same machine."""
-    return os.environ | {"KINETIC_ROLE": "seat", "KINETIC_HOST_INDEX": str(seat)}
 
 
 def has_attempt() -> bool:

@@ -171,7 +171,7 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
         unused = pruning.find_unused(app.store, older_than=limit, without=gone)
         if dry_run:
             return _report("Would remove", old, unused, [], as_json, listed=None)
-        if old or unused.contents or unused.data or unused.programs:
+        if old or unused.contents or unused.data:
             _confirm(old)
     away: dict[Place, str] = {}
     tried = at_once(lambda ref: _try_remove(app, ref, away), old, app.store.calls_at_once // 4)
@@ -244,7 +244,6 @@ def _report(
                 "unfinished_submissions": list(swept.orphans),
                 "contents": len(swept.contents),
                 "data": len(swept.data),
-                "programs": len(swept.programs),
                 "size_bytes": swept.size_bytes,
                 "failed": failed,
             }
@@ -252,12 +251,7 @@ def _report(
     else:
         files = f"{text.count(len(swept.contents), 'unused file')} ({text.size(swept.size_bytes)})"
         data = f", {text.count(len(swept.data), 'unused data set')}" if swept.data else ""
-        programs = (
-            f", {text.count(len(swept.programs), 'folder')} of ended programs"
-            if swept.programs
-            else ""
-        )
         for line in _lines(refs, listed):
             output.line(line)
-        output.line(f"{verb} {text.count(len(refs), 'job')}{data}{programs} and {files}.")
+        output.line(f"{verb} {text.count(len(refs), 'job')}{data} and {files}.")
     return exit_codes.STORE if failed else exit_codes.OK

@@ -1,9 +1,9 @@
-"""The programs backend: every host of the slice is a `python -m kinetic.runner` on this machine,
-joined over TCP as the hosts of a cluster are. An elastic job has one more, the head, which leads.
+"""A backend without a cluster: each host is a `python -m kinetic.runner` on this machine, joined
+over TCP as pods are, and nobody starts a lost one again. It is the second that has no folder for
+its store, and answers to the name of one that is not there yet (`open_as_ray`).
 
 In: plans and refs, a store of any kind. Out: detached programs; their state from a lock that all of
-them hold, the job's end from the store. Nothing is forked from this process and nothing supervises
-the gang: host 0 leads it, or the head, which also starts lost hosts again.
+them hold, the job's end from the store. Nothing supervises the gang: host 0 leads it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from kinetic._backends import stored
+from cluster.containers import Program as Forked
+from cluster.shim import needs_no_interpreter
+
+import kinetic
+from kinetic._backends import registry, stored
 from kinetic._backends.base import (
     Connection,
     Document,
@@ -30,58 +35,90 @@ from kinetic._backends.base import (
     Status,
 )
 from kinetic._backends.local import family, liveness, simulation
-from kinetic._backends.programs import folders
+from kinetic._config import settings
 from kinetic._core import record
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.log_format import LogChunk
+from kinetic._core.place import Place
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
-from kinetic._core.values import dataclass
 from kinetic._rpc import certificate
 from kinetic._store.base import Store
-from kinetic._system import machine, memory_folder, processes
+from kinetic._system import locks, machine, memory_folder, processes
 from kinetic._system.connection import SocketConnection
-from kinetic._system.processes import Process
 from kinetic.errors import KineticError, PreflightError, SubmitError
 
-UNREACHABLE_AFTER_S = 10.0
+Started = Forked | subprocess.Popen[bytes]
+UNREACHABLE_AFTER_S = "10"
 """A leader that does not answer for this long is lost: as long as it waits for a silent host."""
-_HEAD, _SEAT = "head", "seat"
-_STARTING = "its hosts are starting"
-_LOST = "its hosts are gone"
+LOCK = "alive"
+"""The file whose lock all processes of a job inherit."""
 
 
 @dataclass(frozen=True)
-class _Gang:
-    """The record of a job's programs."""
+class Program:
+    """One process; its id alone could be another's by now.
+
+    Attributes:
+        pid: its id.
+        started: when it was started, in the kernel's count; "" if it was gone already.
+    """
+
+    pid: int
+    started: str
+
+    @classmethod
+    def of(cls, pid: int) -> Program:
+        """The process that has this id now."""
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            return cls(pid, fields[19] if fields[0] not in "ZX" else "")
+        return cls(pid, "")
+
+    def is_there(self) -> bool:
+        return bool(self.started) and Program.of(self.pid) == self
+
+
+@dataclass(frozen=True)
+class Gang:
+    """The record of a job's programs; the first leads."""
 
     endpoint: Endpoint
-    hosts: tuple[Process, ...]
-    head: Process | None = None
+    hosts: tuple[Program, ...]
 
-    @property
-    def leader(self) -> Process:
-        return self.head or self.hosts[0]
+
+def root() -> Path:
+    """The folder with one of each job: its credentials, process ids and output."""
+    return settings.load().cache_dir / "programs"
+
+
+@contextlib.contextmanager
+def open_as_ray() -> Iterator[None]:
+    """Let `backend="ray"` mean these hosts, in this process."""
+
+    def make(_place: Place, store: Store) -> ProgramsBackend:
+        return ProgramsBackend(store)
+
+    with registry.substitute_backend("ray", make):
+        yield
 
 
 class ProgramsBackend:
-    """Slices of programs on this machine (see backends.base.Backend for the promises)."""
+    """Slices of programs on this machine (see backends.base.Backend for the promises).
+
+    Args:
+        store: of the jobs' records.
+        forks: whether hosts begin as forks of a process that has imported JAX (cluster/shim.py).
+    """
 
     name = "programs"
 
-    def __init__(
-        self,
-        store: Store,
-        worker_environ: Mapping[str, str],
-        folder: Path,
-        *,
-        unreachable_after_s: float = UNREACHABLE_AFTER_S,
-    ) -> None:
+    def __init__(self, store: Store, *, forks: bool = True) -> None:
         self._store = store
-        self._environ = dict(worker_environ)
-        self._root = folder
-        self._unreachable_after_s = unreachable_after_s
+        self._environ = settings.worker_environ()
+        self._root = root()
+        self._forks = forks
 
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold or reach."""
@@ -94,11 +131,8 @@ class ProgramsBackend:
             raise PreflightError(certificate.MISSING)
 
     def render(self, plan: Plan) -> list[Document]:
-        """One document for each host, and one for the head of an elastic job."""
-        if not plan.place.has_head:
-            return [_document(plan, host) for host in range(plan.hosts)]
-        seats = [_document(plan, host, _SEAT) for host in range(plan.hosts)]
-        return [*seats, _document(plan, 0, _HEAD)]
+        """One document for each host."""
+        return [_document(plan, host) for host in range(plan.hosts)]
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
         """Start all programs, or none."""
@@ -109,15 +143,15 @@ class ProgramsBackend:
             raise SubmitError(
                 f"The job's folder {folder} cannot be created: {error.strerror}."
             ) from error
-        started: list[subprocess.Popen[bytes]] = []
+        started: list[Started] = []
         try:
-            with _hold_port() as port, folders.hold_folder(folder) as alive:
+            with _hold_port() as port, _hold_folder(folder) as alive:
                 endpoint = _credentials(folder, ref.job_id, f"127.0.0.1:{port.getsockname()[1]}")
                 env = self._environ | dict(secrets) | self._variables(folder, endpoint)
                 for document in documents:
                     fds = (alive, port.fileno())
-                    started.append(_start(folder, env, document, fds))
-                _keep(folder, endpoint, documents, started)
+                    started.append(_start(folder, env | document["env"], fds, forks=self._forks))
+                _keep(folder, endpoint, started)
         except BaseException:
             for program in started:
                 program.kill()
@@ -129,7 +163,7 @@ class ProgramsBackend:
                 threading.Thread(target=program.wait, daemon=True).start()
 
     def _variables(self, folder: Path, endpoint: Endpoint) -> dict[str, str]:
-        own = str(Path(__file__).resolve().parents[3])
+        own = str(Path(kinetic.__file__).resolve().parents[1])
         path = self._environ.get("PYTHONPATH", "")
         return {
             "PYTHONPATH": f"{own}{os.pathsep}{path}" if path else own,
@@ -137,8 +171,7 @@ class ProgramsBackend:
             "KINETIC_COORDINATOR": endpoint.target,
             "KINETIC_CREDENTIALS": str(folder / "credentials"),
             "KINETIC_SCRATCH": str(folder / "work"),
-            "KINETIC_PROGRAMS": str(folder / "hosts.json"),
-            "KINETIC_UNREACHABLE_AFTER_S": str(self._unreachable_after_s),
+            "KINETIC_UNREACHABLE_AFTER_S": UNREACHABLE_AFTER_S,
         }
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
@@ -149,20 +182,20 @@ class ProgramsBackend:
         verdict = stored.verdict(self._store, ref)
         if verdict is not None:
             return verdict
-        if not folders.was_begun(self._folder(ref)):
+        if not _was_begun(self._folder(ref)):
             # It is being submitted, or its submission was interrupted.
             return stored.verdict(self._store, ref) or Status(JobStatus.NOT_FOUND)
         if self._is_alive(ref):
             return (
                 Status(JobStatus.RUNNING)
                 if self._is_ready(ref)
-                else Status(JobStatus.PENDING, _STARTING)
+                else Status(JobStatus.PENDING, "its hosts are starting")
             )
         # It may have been written between the two checks.
         verdict = stored.verdict(self._store, ref)
         if verdict is None and (gang := self._gang(ref)) is not None:
             family.end(ref.job_id, gang.endpoint.token)
-        return verdict or Status(JobStatus.FAILED, _LOST)
+        return verdict or Status(JobStatus.FAILED, "its hosts are gone")
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Read what the hosts have printed and, when following, go on until the job has ended."""
@@ -173,7 +206,7 @@ class ProgramsBackend:
 
     def cancel(self, ref: JobRef) -> None:
         """Ask the leader to stop the gang; one that was stopped (SIGSTOP) is continued."""
-        pid = self._leader(ref)
+        pid = self._find_leader(ref)
         for signum in (signal.SIGTERM, signal.SIGCONT) if pid else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
@@ -187,7 +220,7 @@ class ProgramsBackend:
     def control(self, ref: JobRef) -> Endpoint | None:
         """The coordinator of a running job."""
         gang = self._gang(ref)
-        return gang.endpoint if gang is not None and gang.leader.is_there() else None
+        return gang.endpoint if gang is not None and gang.hosts[0].is_there() else None
 
     def connect(self, ref: JobRef, host: int, port: int) -> Connection:
         """Connect to a port of a host, which is this machine."""
@@ -199,7 +232,7 @@ class ProgramsBackend:
         if gang is None or not self._is_alive(ref):
             return None
         pids = {host: program.pid for host, program in enumerate(gang.hosts)}
-        return GangProcesses(supervisor=gang.leader.pid, agents=pids)
+        return GangProcesses(supervisor=pids[0], agents=pids)
 
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
@@ -212,28 +245,33 @@ class ProgramsBackend:
     def _folder(self, ref: JobRef) -> Path:
         return self._root / ref.job_id
 
-    def _leader(self, ref: JobRef) -> int:
+    def _find_leader(self, ref: JobRef) -> int:
         """Process id of the leader; 0 if it does not run."""
         gang = self._gang(ref)
         if gang is None:  # The caller was killed before it recorded which programs it started.
             # Twice: it may have changed its title between the two readings of the first look.
             return _find_leader(self._folder(ref)) or _find_leader(self._folder(ref))
-        return gang.leader.pid if gang.leader.is_there() else 0
+        return gang.hosts[0].pid if gang.hosts[0].is_there() else 0
 
     def _is_alive(self, ref: JobRef) -> bool:
         """Whether any host's process is left."""
-        return folders.is_used(self._folder(ref))
+        with contextlib.suppress(OSError):
+            fd = os.open(self._folder(ref) / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return not locks.try_hold(fd, shared=True)
+            finally:
+                os.close(fd)
+        return False
 
-    def _gang(self, ref: JobRef) -> _Gang | None:
+    def _gang(self, ref: JobRef) -> Gang | None:
         folder = self._folder(ref)
         try:
             told = record.parse((folder / "hosts.json").read_bytes())
-            hosts = tuple(Process(**host) for host in told["hosts"])
-            head = Process(**told["head"]) if told.get("head") else None
+            hosts = tuple(Program(**host) for host in told["hosts"])
             secrets = folder / "credentials"
             token, shown = (secrets / "token").read_text(), (secrets / "tls.crt").read_text()
             endpoint = Endpoint(told["target"], token, ref.job_id, certificate=shown)
-            return _Gang(endpoint, hosts, head)
+            return Gang(endpoint, hosts)
         except (OSError, KineticError, KeyError, TypeError):
             return None
 
@@ -243,10 +281,9 @@ class ProgramsBackend:
         return stored.has_begun(self._store, ref)
 
 
-def _document(plan: Plan, host: int, role: str = "") -> Document:
-    told = {"KINETIC_ROLE": role} if role else {}
+def _document(plan: Plan, host: int) -> Document:
     return {
-        "kind": "head program" if role == _HEAD else "host program",
+        "kind": "host program",
         "job_id": plan.job_id,
         "command": ["python", "-m", "kinetic.runner"],
         "env": {
@@ -256,15 +293,28 @@ def _document(plan: Plan, host: int, role: str = "") -> Document:
             "KINETIC_HOST_ADDRESS": "127.0.0.1",
             "KINETIC_SIMULATED": "1",
             "KINETIC_DEBUG_PORT": "0",
-            **told,
         },
     }
 
 
-def _leads(document: Document) -> bool:
-    env = document["env"]
-    role = env.get("KINETIC_ROLE", "")
-    return role == _HEAD or (not role and env["KINETIC_HOST_INDEX"] == "0")
+def _was_begun(folder: Path) -> bool:
+    """Whether the lock has ever been held."""
+    try:
+        return (folder / LOCK).stat().st_size > 0
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _hold_folder(folder: Path) -> Iterator[int]:
+    """A descriptor with a lock that is free once all processes that inherited it have closed it."""
+    fd = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        locks.hold(fd)
+        os.write(fd, b"held\n")  # An empty file means that nothing was started yet.
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -290,18 +340,26 @@ def _credentials(folder: Path, job_id: str, target: str) -> Endpoint:
     return replace(endpoint, certificate=made.certificate)
 
 
-def _start(
-    folder: Path, base_env: Mapping[str, str], document: Document, fds: tuple[int, ...]
-) -> subprocess.Popen[bytes]:
-    env = {**base_env, **document["env"]}
-    name = _HEAD if env.get("KINETIC_ROLE") == _HEAD else env["KINETIC_HOST_INDEX"]
+def _start(folder: Path, env: Mapping[str, str], fds: tuple[int, ...], *, forks: bool) -> Started:
     # The leader acts on SIGTERM (cancel) once it can; until then the signal waits. Masks are
     # inherited.
-    signals = [signal.SIGTERM] if _leads(document) else []
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    leads = env["KINETIC_HOST_INDEX"] == "0"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM] if leads else [])
+    wanted: dict[str, Any] = {"argv": [sys.executable, "-m", "kinetic.runner"], "env": env}
     try:
-        with open(folder / f"output-{name}", "ab") as output:
-            return _run(env, output.fileno(), fds)
+        with open(folder / f"output-{env['KINETIC_HOST_INDEX']}", "ab") as output:
+            if forks and needs_no_interpreter(wanted):
+                return Forked(wanted | {"cwd": "/"}, output.fileno(), fds)
+            return subprocess.Popen(
+                wanted["argv"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=fds,
+                start_new_session=True,
+                cwd="/",
+                env=env,
+            )
     except OSError as error:
         raise SubmitError(
             f"A host could not be started: {error.strerror}: {error.filename or sys.executable}."
@@ -310,28 +368,9 @@ def _start(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run(env: Mapping[str, str], output: int, fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "kinetic.runner"],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=fds,
-        start_new_session=True,
-        cwd="/",
-        env=env,
-    )
-
-
-def _keep(
-    folder: Path,
-    endpoint: Endpoint,
-    documents: Sequence[Document],
-    started: Sequence[subprocess.Popen[bytes]],
-) -> None:
-    told = [asdict(processes.process(each.pid)) for each in started]
-    head = told.pop() if documents[-1]["kind"] == "head program" else None
-    data = json.dumps({"target": endpoint.target, "hosts": told, "head": head})
+def _keep(folder: Path, endpoint: Endpoint, started: Sequence[Started]) -> None:
+    told = [asdict(Program.of(each.pid)) for each in started]
+    data = json.dumps({"target": endpoint.target, "hosts": told})
     (folder / "hosts.json.new").write_text(data)
     (folder / "hosts.json.new").replace(folder / "hosts.json")
 
@@ -340,13 +379,12 @@ def _find_leader(folder: Path) -> int:
     """Process id of the leader that has the credentials of this folder; 0 if none runs. Its title
     overwrites the environment that /proc shows, and the folder has the job's id."""
     marks = {f"KINETIC_CREDENTIALS={folder / 'credentials'}".encode(), b"KINETIC_HOST_INDEX=0"}
-    titles = [f"kinetic-host {folder.name} {name}".encode() for name in ("host 0", _HEAD)]
+    title = f"kinetic-host {folder.name} host 0".encode()
     for pid in processes.all_pids():
         with contextlib.suppress(OSError):
             if os.getsid(pid) != pid:
                 continue  # perhaps forked by it, with the same environment and title
-            is_titled = processes.command_line(pid).rstrip(b"\0") in titles
-            env = set(processes.environ(pid).split(b"\0"))
-            if is_titled or (marks <= env and b"KINETIC_ROLE=seat" not in env):
+            is_titled = processes.command_line(pid).rstrip(b"\0") == title
+            if is_titled or marks <= set(processes.environ(pid).split(b"\0")):
                 return pid
     return 0

@@ -1,1 +1,0 @@
-"""A slice whose hosts are programs on this machine, joined over TCP."""
