@@ -47,6 +47,7 @@ class Agents:
         self._store = store
         self._alive = -1
         self._stem: Stem | None = None
+        self._seats: tuple[int, ...] = ()
         self._service: Service | None = None
         self._world_fault = ""
         self._service_stopped_at = math.inf
@@ -75,8 +76,17 @@ class Agents:
         # The kernel closes it however this process dies, and the agents read end-of-file.
         self._alive = write_end
 
+    def prepare(self, identities: Sequence[Identity]) -> None:
+        """Be able to fork agents for these, by `fork_attempt`, also from a process with threads."""
+        _block_sigchld()
+        read_end, write_end = os.pipe()
+        self._stem = self._make_stem(identities, read_end, write_end)
+        os.close(read_end)
+        self._alive = write_end
+
     def _make_stem(self, identities: Sequence[Identity], alive: int, write_end: int) -> Stem:
         seats = {identity.seat: identity for identity in identities}
+        self._seats = tuple(seats)
 
         def run(request: dict[str, Any], _: Sequence[int]) -> int:
             if "serve" in request:
@@ -97,14 +107,14 @@ class Agents:
         self.pids[self._stem.fork({"seat": seat, **changes})] = seat
 
     def fork_attempt(self, attempt: int, failed_before: str) -> None:
-        """Start all hosts for another attempt.
+        """Start all hosts for an attempt.
 
         Raises:
             OSError: no process could be forked.
         """
         _block_sigchld()
-        for host in range(self._plan.hosts):
-            self.fork_again(host, attempt=attempt, failed_before=failed_before)
+        for seat in self._seats:
+            self.fork_again(seat, attempt=attempt, failed_before=failed_before)
 
     def clear_up(self) -> None:
         """Kill what agents that have ended have left to this process."""

@@ -10,6 +10,8 @@ lost its leader.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 from kinetic._core import events, layout
@@ -87,7 +89,10 @@ def _attempt_of_leader(who: Identity, start_timeout_s: float) -> int:
     from kinetic._rpc.client import ControlClient
 
     give_up_at = time.monotonic() + start_timeout_s
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # Also for gRPC's threads.
     while True:
+        if signal.SIGTERM in signal.sigpending():
+            os._exit(128 + signal.SIGTERM)
         try:
             with ControlClient(replace(who.endpoint, attempt=0)) as client:
                 return int(client.snapshot()["attempt"])

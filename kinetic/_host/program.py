@@ -13,12 +13,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
 
 from kinetic._core import layout, record
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit, ProgramCode
+from kinetic._core.gang.elastic import first_line
 from kinetic._core.outcome import HostReport, Outcome, Verdict, program_code
 from kinetic._core.plan import Plan
 from kinetic._host import leader, pod
@@ -37,7 +39,7 @@ REPORT_S = 5.0
 
 
 def main() -> int:
-    """Run this host until the job has ended. Another attempt is an exec of this process."""
+    """Run this host until the job has ended."""
     streams.replace_closed()
     try:
         who = identity.from_environ()
@@ -45,7 +47,7 @@ def main() -> int:
         plan = Plan.from_json(record.parse(store.get(layout.plan(who.job_id))))
         if who.is_pod:  # A pod before it, killed on this machine, may have left something.
             shutil.rmtree(who.scratch, ignore_errors=True)
-        Path(who.scratch).mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_scratch(who)
     except (KineticError, OSError) as error:
         sys.stderr.write(f"kinetic.runner: {error}\n")
         return ProgramCode.UNUSABLE
@@ -62,25 +64,14 @@ def main() -> int:
             return Head(who, plan, elastic, store).run()
         processes.adopt_orphans()
         return Seated(who, plan, elastic, store).run()
-    if who.is_pod and not identity.has_attempt():
-        try:
-            attempt = pod.attempt_of(who, plan, store)
-        except KineticError as error:
-            sys.stderr.write(f"kinetic.runner: {error}\n")
-            return ProgramCode.UNUSABLE
-        if attempt is None:
-            sys.stderr.write(f"kinetic.runner: {who.job_id} has ended: nothing is run again.\n")
-            return ProgramCode.DELIVERED
-        if attempt != who.attempt or who.restarts:  # An agent is forked before gRPC has threads.
-            _exec(identity.of_attempt(attempt))
     processes.adopt_orphans()
     processes.raise_file_limit()
     host = _Leading(who, plan, store) if who.host == 0 else _Joining(who, plan, store)
     return host.run()
 
 
-class _Host:
-    """What all hosts do: fork an agent, and clean up after it."""
+class _Host(ABC):
+    """What all hosts do: fork an agent for each attempt, and clean up after it."""
 
     def __init__(self, who: Identity, plan: Plan, store: Store) -> None:
         self._who = who
@@ -88,24 +79,59 @@ class _Host:
         self._store = store
         self._agents = Agents(plan, store)
 
+    def run(self) -> int:
+        """Take part in one attempt after the other; return when this host is not needed any
+        more."""
+        if self._plan.hosts > 1:
+            import_gang_modules()  # Before the fork, so that agents share it.
+        if self._plan.options.retries:
+            self._agents.prepare([self._who])
+        if self._who.is_pod:
+            try:
+                attempt = pod.attempt_of(self._who, self._plan, self._store)
+            except KineticError as error:
+                sys.stderr.write(f"kinetic.runner: {error}\n")
+                return ProgramCode.UNUSABLE
+            if attempt is None:
+                sys.stderr.write(f"kinetic.runner: {self._who.job_id} has ended: nothing is run.\n")
+                return ProgramCode.DELIVERED
+            self._who = replace(self._who, attempt=attempt)
+        # Its agent gets the signal, and the leader decides who is to blame. Host 0 takes it while
+        # it serves the gang.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        while (code := self._take_part()) is None:
+            pass
+        return code
+
+    @abstractmethod
+    def _take_part(self) -> ProgramCode | None:
+        """Take part in the current attempt; return what to exit with, None where another one
+        follows."""
+
+    def _fork_agent(self) -> None:
+        if self._plan.options.retries:
+            self._agents.fork_attempt(self._who.attempt, self._who.failed_before)
+        else:
+            self._agents.fork([self._who])
+
     def _clear_up(self) -> None:
-        processes.kill_descendants()
+        self._agents.clear_up()
         # For an agent that was killed.
         Mountpoints(datasets.root(self._who, self._store)).release(self._plan.data)
         shutil.rmtree(self._who.scratch, ignore_errors=True)
 
-    def _start_over(self, reason: str) -> None:
-        """Become the same host of the next attempt."""
-        _exec(identity.of_attempt(self._who.attempt + 1, reason))
+    def _go_on(self, reason: str) -> None:
+        """Be the same host in the next attempt."""
+        self._who = replace(
+            self._who, attempt=self._who.attempt + 1, failed_before=first_line(reason)
+        )
+        _make_scratch(self._who)
 
 
 class _Leading(_Host):
     """Host 0."""
 
-    def run(self) -> int:
-        """Lead the gang; return once the outcome is written."""
-        # Until it is served, and again when it has finished.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    def _take_part(self) -> ProgramCode | None:
         ended = self._attempt()
         self._clear_up()
         if ended.may_repeat(self._plan, self._store) and not self._is_judged():
@@ -114,7 +140,8 @@ class _Leading(_Host):
                 ended = ended.mark_cancelled()
             elif ended.all_go_on and not stopped:
                 leader.repeat(self._store, self._plan.job_id, ended.outcome)
-                self._start_over(ended.outcome.reason)
+                self._go_on(ended.outcome.reason)
+                return None
             elif self._who.is_pod:
                 leader.repeat(self._store, self._plan.job_id, ended.outcome)
                 return ProgramCode.TAKEN_AWAY if ended.is_taken_away else ProgramCode.START_AGAIN
@@ -140,12 +167,11 @@ class _Leading(_Host):
 
     def _lead(self) -> Attempt:
         who, plan = self._who, self._plan
-        if plan.hosts > 1:
-            import_gang_modules()  # Before the fork, so that the agent shares it.
-        elif who.is_pod:  # A pod that replaces this one must know, however soon this one is killed.
+        if who.is_pod and plan.hosts == 1:
+            # A pod that replaces this one must know, however soon this one is killed.
             begun = GangEvent(EventKind.BEGUN, 0)
             leader.write_event(self._store, plan.job_id, who.attempt, begun)
-        self._agents.fork([who])
+        self._fork_agent()
         return Leader(
             plan,
             self._store,
@@ -161,11 +187,8 @@ class _Leading(_Host):
 class _Joining(_Host):
     """Any other host."""
 
-    def run(self) -> int:
-        """Take part in the gang; return when this host is not needed any more."""
-        # The agent gets the signal: the leader decides who is to blame.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        self._agents.fork([self._who])
+    def _take_part(self) -> ProgramCode | None:
+        self._fork_agent()
         code = self._await_agent()
         self._clear_up()
         repeats = self._plan.options.retries > 0
@@ -175,7 +198,8 @@ class _Joining(_Host):
 
             following = next_attempt(self._who.endpoint, self._who.host)
             if following is not None:
-                self._start_over(following)
+                self._go_on(following)
+                return None
         return code
 
     def _await_agent(self) -> ProgramCode:
@@ -202,10 +226,8 @@ class _Joining(_Host):
         return ProgramCode.UNDELIVERED
 
 
-def _exec(env: Mapping[str, str]) -> None:
-    """Replace this process image; process id and descriptors stay."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # Until it has a handler again.
-    os.execve(sys.executable, [sys.executable, "-m", "kinetic.runner"], env)
+def _make_scratch(who: Identity) -> None:
+    Path(who.scratch).mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def leave(code: int) -> None:

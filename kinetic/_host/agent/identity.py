@@ -164,10 +164,8 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
             simulated=env.get("KINETIC_SIMULATED") == "1",
             is_mirrored=env.get("KINETIC_TEE") == "1",
             is_program=True,
-            attempt=int(env.get("KINETIC_ATTEMPT", "0")) or 1,
             is_pod="KINETIC_POD_INDEX" in env,
             restarts=int(env.get("KINETIC_RESTARTS") or "0"),
-            failed_before=env.get("KINETIC_FAILED_BEFORE", ""),
             cache=env.get("KINETIC_POD_CACHE", "") if "KINETIC_POD_INDEX" in env else "",
             base_env={k: v for k, v in env.items() if k not in _OF_THE_HOST},
             debug_port=int(env.get("KINETIC_DEBUG_PORT", "5678")),
@@ -255,17 +253,6 @@ _OF_THE_HOST = frozenset(
     )
 )
 """Variables that the function does not receive."""
-
-
-def of_attempt(attempt: int, failed_before: str = "") -> dict[str, str]:
-    """Return the environment that makes this host the same host in this attempt."""
-    told = {"KINETIC_ATTEMPT": str(attempt), "KINETIC_FAILED_BEFORE": failed_before}
-    return os.environ | told
-
-
-def has_attempt() -> bool:
-    """Whether this host knows its attempt from its own program, not from the cluster."""
-    return "KINETIC_ATTEMPT" in os.environ
 
 
 def variables_of_the_job() -> dict[str, str]:
