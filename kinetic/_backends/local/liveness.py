@@ -178,19 +178,22 @@ def signal_hosts(
 ) -> tuple[int, ...]:
     """Send a signal to the workers of hosts, or to their agents; return which were there."""
     role, first = "agent" if agents else "worker", {} if gang is None else gang.agents
-    return tuple(
-        host
+    # All are found first: their leader ends the others of a slice as soon as one has died.
+    found = {
+        host: pid
         for host in hosts
         if host in first
-        and _signal(first[host], f"kinetic-{role} {ref.job_id} host {host}", signum)
-    )
+        and (pid := _find_process(first[host], f"kinetic-{role} {ref.job_id} host {host}"))
+    }
+    for pid in found.values():
+        processes.kill(pid, signum)
+    return tuple(found)
 
 
-def _signal(first: int, title: str, signum: int) -> bool:
-    """Send a signal to the process with this title, which is `first` or below it; return whether
-    there is one."""
+def _find_process(first: int, title: str) -> int | None:
+    """Return the process with this title, which is `first` or below it."""
     for pid in (first, *processes.descendants(first)):
         with contextlib.suppress(OSError):
             if processes.command_line(pid).rstrip(b"\0 ") == title.encode():
-                return processes.kill(pid, signum)
-    return False
+                return pid
+    return None
