@@ -93,7 +93,8 @@ class _Host(ABC):
                 sys.stderr.write(f"kinetic.runner: {error}\n")
                 return ProgramCode.UNUSABLE
             if attempt is None:
-                sys.stderr.write(f"kinetic.runner: {self._who.job_id} has ended: nothing is run.\n")
+                ended = f"{self._who.job_id} has ended: nothing is run again."
+                sys.stderr.write(f"kinetic.runner: {ended}\n")
                 return ProgramCode.DELIVERED
             self._who = replace(self._who, attempt=attempt)
         # Its agent gets the signal, and the leader decides who is to blame. Host 0 takes it while

@@ -16,6 +16,7 @@ from gangs import wait_until
 from on_hosts import print_until_told
 
 import kinetic
+from kinetic._system import memory_folder
 from kinetic.errors import KineticError
 
 
@@ -39,3 +40,4 @@ def test_nothing_comes_back(function, returns, accelerator, home, nothing_left):
     )
     nothing_left()
     assert not home.exists()
+    assert not memory_folder.of_job(handle.job_id).exists()

@@ -122,8 +122,10 @@ class Supervisor:
         from kinetic._host import leader
 
         job_id = self._request.job_id
-        leader.conclude(self._store, job_id, ended, plan, make_room=self._make_room)
-        self._sweep_up()
+        try:
+            leader.conclude(self._store, job_id, ended, plan, make_room=self._make_room)
+        finally:  # Also where the store is gone.
+            self._sweep_up()
         return 0
 
     def _init_process(self) -> None:
