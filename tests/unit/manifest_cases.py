@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import tempfile
 from pathlib import Path
 
 from kinetic._backends.kubernetes.pods import PodSettings
@@ -56,3 +58,53 @@ def misfits(value, kind, at=""):
     unknown = [f"{at}.{name}" for name in value if name not in kind]
     known = [(n, v) for n, v in value.items() if n in kind]
     return unknown + [m for n, v in known for m in misfits(v, kind[n], f"{at}.{n}")]
+
+
+def as_job(workload, of="host"):
+    """The Job that is made for each slice, or another one, or the Job itself."""
+    if workload["kind"] == "Job":
+        return workload
+    (replicated,) = (r for r in workload["spec"]["replicatedJobs"] if r["name"] == of)
+    metadata = replicated["template"]["metadata"] | {"name": workload["metadata"]["name"]}
+    spec = replicated["template"]["spec"]
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+
+
+def pod_of(workload, of="host"):
+    return as_job(workload, of)["spec"]["template"]
+
+
+def env_of(workload, slice_=0, pod=0, of="host"):
+    """The environment of a pod, as the cluster makes it."""
+    values = {
+        "status.podIP": "10.0.0.1",
+        "metadata.annotations['batch.kubernetes.io/job-completion-index']": str(pod),
+        "metadata.labels['jobset.sigs.k8s.io/job-index']": str(slice_),
+        "metadata.labels['jobset.sigs.k8s.io/restart-attempt']": "2",
+    }
+    env = {}
+    (container,) = pod_of(workload, of)["spec"]["containers"]
+    for each in container["env"]:
+        if "value" in each:
+            env[each["name"]] = each["value"].replace("$$", "$")
+        elif "fieldRef" in each["valueFrom"]:
+            env[each["name"]] = values[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        else:
+            reference = each["valueFrom"]["secretKeyRef"]
+            env[each["name"]] = f"{reference['name']}/{reference['key']}"
+    if "KINETIC_TLS_KEY_DIR" in env:
+        env["KINETIC_TLS_KEY_DIR"] = leader_folder(workload, env)
+    return env
+
+
+def leader_folder(workload, env):
+    """What a pod has instead of the folder for the leader's key, as the cluster makes it."""
+    spec = pod_of(workload, "host")["spec"]
+    (volume,) = [v for v in spec["volumes"] if "secret" in v]
+    (mount,) = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == volume["name"]]
+    assert mount["mountPath"] == env["KINETIC_TLS_KEY_DIR"]
+    made = Path(tempfile.mkdtemp(dir=os.environ.get("TMPDIR")))
+    for item in volume["secret"]["items"]:
+        (made / item["path"]).parent.mkdir(parents=True, exist_ok=True)
+        (made / item["path"]).write_text(f"{volume['secret']['secretName']}/{item['key']}")
+    return str(made / re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], mount["subPathExpr"]))

@@ -7,9 +7,7 @@ In: plans. Out: documents. KINETIC_REGENERATE_GOLDEN=1 writes the golden files a
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,17 +17,28 @@ from doubles.memory_store import MemoryStore
 from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
-from manifest_cases import FIELDS, GOLDEN, PLACE, REGENERATE, SETTINGS, misfits, planned
+from manifest_cases import (
+    FIELDS,
+    GOLDEN,
+    PLACE,
+    REGENERATE,
+    SETTINGS,
+    as_job,
+    env_of,
+    misfits,
+    planned,
+    pod_of,
+)
 
 from kinetic._backends.kubernetes import manifests, observed
 from kinetic._backends.kubernetes.manifests import MESSAGE_PATTERNS, render, without_messages
 from kinetic._backends.kubernetes.pods import PodSettings
-from kinetic._backends.kubernetes.volumes import LOCAL_FOLDER, MULTI_TIER_DRIVER
-from kinetic._core.place import ALL_DEVICES, MULTI_TIER, Place
+from kinetic._backends.kubernetes.volumes import LOCAL_FOLDER
+from kinetic._core.place import MULTI_TIER, Place
 from kinetic._core.plan import Dataset, Limits, Plan
 from kinetic._datasets import call_data
 from kinetic._datasets.data import Data
-from kinetic._host.agent import datasets, identity, local_folder
+from kinetic._host.agent import datasets, identity
 from kinetic._host.agent.datasets import Datasets
 from kinetic.errors import SetupFailed
 
@@ -134,20 +143,6 @@ def test_every_golden_file_has_its_case():
 # -- the API server takes them ---------------------------------------------------------------------
 
 
-def as_job(workload, of="host"):
-    """The Job that is made for each slice, or another one, or the Job itself."""
-    if workload["kind"] == "Job":
-        return workload
-    (replicated,) = (r for r in workload["spec"]["replicatedJobs"] if r["name"] == of)
-    metadata = replicated["template"]["metadata"] | {"name": workload["metadata"]["name"]}
-    spec = replicated["template"]["spec"]
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
-
-
-def pod_of(workload, of="host"):
-    return as_job(workload, of)["spec"]["template"]
-
-
 VERSIONS = ("1.30", "1.33", kubernetes_validate.latest_version())
 NEED_A_NEW_CLUSTER = {"network-devices"}
 
@@ -204,42 +199,6 @@ PLANS = st.builds(
     ),
     st.sets(VARIABLES, max_size=3),
 )
-
-
-def env_of(workload, slice_=0, pod=0, of="host"):
-    """The environment of a pod, as the cluster makes it."""
-    values = {
-        "status.podIP": "10.0.0.1",
-        "metadata.annotations['batch.kubernetes.io/job-completion-index']": str(pod),
-        "metadata.labels['jobset.sigs.k8s.io/job-index']": str(slice_),
-        "metadata.labels['jobset.sigs.k8s.io/restart-attempt']": "2",
-    }
-    env = {}
-    (container,) = pod_of(workload, of)["spec"]["containers"]
-    for each in container["env"]:
-        if "value" in each:
-            env[each["name"]] = each["value"].replace("$$", "$")
-        elif "fieldRef" in each["valueFrom"]:
-            env[each["name"]] = values[each["valueFrom"]["fieldRef"]["fieldPath"]]
-        else:
-            reference = each["valueFrom"]["secretKeyRef"]
-            env[each["name"]] = f"{reference['name']}/{reference['key']}"
-    if "KINETIC_TLS_KEY_DIR" in env:
-        env["KINETIC_TLS_KEY_DIR"] = leader_folder(workload, env)
-    return env
-
-
-def leader_folder(workload, env):
-    """What a pod has instead of the folder for the leader's key, as the cluster makes it."""
-    spec = pod_of(workload, "host")["spec"]
-    (volume,) = [v for v in spec["volumes"] if "secret" in v]
-    (mount,) = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == volume["name"]]
-    assert mount["mountPath"] == env["KINETIC_TLS_KEY_DIR"]
-    made = Path(tempfile.mkdtemp(dir=os.environ.get("TMPDIR")))
-    for item in volume["secret"]["items"]:
-        (made / item["path"]).parent.mkdir(parents=True, exist_ok=True)
-        (made / item["path"]).write_text(f"{volume['secret']['secretName']}/{item['key']}")
-    return str(made / re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], mount["subPathExpr"]))
 
 
 @hypothesis(deadline=None, max_examples=60)
@@ -418,161 +377,6 @@ def test_a_host_finds_what_its_cluster_has_mounted(tmp_path):
     here = Dataset("gs://images/labels.csv", False, mount="/labels.csv", fuse=True)
     with pytest.raises(SetupFailed, match="is not mounted on this host, at /_kinetic/"):
         datasets.prepare(who, planned(data=(here,)), store, tmp_path)
-
-
-# -- memory for checkpoints, network devices -------------------------------------------------------
-
-
-def local_volume(plan, settings=SETTINGS):
-    """The volume of a host's folder in memory, and what its container says of it."""
-    workload = render(plan, settings)[0]
-    spec = pod_of(workload)["spec"]
-    (volume,) = [each for each in spec["volumes"] if each["name"] == "local"]
-    (mount,) = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "local"]
-    assert env_of(workload)["KINETIC_LOCAL_DIR"] == mount["mountPath"]
-    return volume, mount["mountPath"], spec["containers"][0].get("resources", {})
-
-
-@pytest.mark.parametrize("accelerator", ["cpu", "gpu-l4", "tpu-v6e-16"])
-def test_every_host_has_a_folder_in_memory(accelerator):
-    volume, folder, resources = local_volume(planned(accelerator))
-    assert volume == {"name": "local", "emptyDir": {"medium": "Memory"}}
-    assert folder == LOCAL_FOLDER
-    assert "memory" not in json.dumps(resources)
-
-
-def test_memory_of_a_size_is_reserved():
-    for accelerator in ("cpu", "tpu-v6e-16"):
-        plan = planned(accelerator, place=replace(PLACE, local_storage="60Gi"))
-        volume, _, resources = local_volume(plan)
-        assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "60Gi"}
-        assert resources["requests"]["memory"] == "60Gi"
-        assert "memory" not in resources.get("limits", {})
-
-
-def shared_memory(plan):
-    """The volume at /dev/shm."""
-    spec = pod_of(render(plan, SETTINGS)[0])["spec"]
-    (mount,) = [
-        m for m in spec["containers"][0].get("volumeMounts", ()) if m["mountPath"] == "/dev/shm"
-    ]
-    (volume,) = [v for v in spec["volumes"] if v["name"] == mount["name"]]
-    assert "readOnly" not in mount
-    return volume["emptyDir"]
-
-
-@pytest.mark.parametrize(
-    ("options", "size"),
-    [
-        ({}, None),
-        ({"memory": "16Gi"}, "8Gi"),
-        ({"memory": "7.5Gi"}, "3.75Gi"),
-        ({"memory": "16Gi", "shm": "2Gi"}, "2Gi"),
-        ({"shm": "500M"}, "500M"),
-    ],
-)
-@pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-16"])
-def test_processes_of_a_pod_share_memory(accelerator, options, size):
-    made = shared_memory(planned(accelerator, **options))
-    assert made == {"medium": "Memory"} | ({"sizeLimit": size} if size else {})
-
-
-def test_local_checkpoints_may_be_all_of_the_shared_memory():
-    env = {"KINETIC_LOCAL_DIR": "/dev/shm/"}
-    spec = pod_of(render(planned("tpu-v6e-16", env=env, shm="8Gi"), SETTINGS)[0])["spec"]
-    mounts = [m["name"] for m in spec["containers"][0]["volumeMounts"]]
-    assert mounts == ["local", "leader"]
-
-
-def test_the_head_of_an_elastic_job_takes_nothing_of_what_the_function_needs():
-    plan = planned(
-        "tpu-v6e-1",
-        slices=(1, 2),
-        place=replace(PLACE, leader="head"),
-        cpu="8",
-        memory="32Gi",
-        privileged=True,
-    )
-    workload = render(plan, SETTINGS)[0]
-    (head,), (host,) = (pod_of(workload, of)["spec"]["containers"] for of in ("head", "host"))
-    assert head["resources"]["requests"] == {"cpu": "1", "memory": "1Gi"}
-    assert host["resources"]["requests"] == {"google.com/tpu": "1", "cpu": "8", "memory": "32Gi"}
-    assert "privileged" not in head["securityContext"]
-    assert host["securityContext"] == {"privileged": True}
-    assert "/dev/shm" not in {m["mountPath"] for m in head.get("volumeMounts", ())}
-
-
-def test_what_a_pod_requests_counts_its_folders_in_memory():
-    both = planned("tpu-v6e-16", memory="100Gi", place=replace(PLACE, local_storage="60Gi"))
-    container = pod_of(render(both, SETTINGS)[0])["spec"]["containers"][0]
-    assert container["resources"]["requests"] == {"google.com/tpu": "4", "memory": "100Gi"}
-
-
-def test_pods_without_chips_request_processors_and_memory():
-    simulated = replace(SETTINGS, simulated=True)
-    plan = planned("tpu-v6e-1", cpu="500m", memory="2Gi")
-    container = pod_of(render(plan, simulated)[0])["spec"]["containers"][0]
-    assert container["resources"] == {"requests": {"cpu": "500m", "memory": "2Gi"}}
-
-
-def test_the_folder_is_where_the_function_wants_it():
-    plan = planned("tpu-v6e-16", env={"KINETIC_LOCAL_DIR": "/ramdisk"})
-    assert local_volume(plan)[1] == "/ramdisk"
-
-
-def test_multi_tier_checkpointing_keeps_the_folder_on_the_node():
-    plan = planned("tpu-v6e-16", place=replace(PLACE, local_storage=MULTI_TIER))
-    volume, _, resources = local_volume(plan)
-    assert volume["csi"] == {"driver": MULTI_TIER_DRIVER}
-    assert "memory" not in json.dumps(resources)
-    simulated, _, _ = local_volume(plan, replace(SETTINGS, simulated=True))
-    assert simulated["emptyDir"] == {"medium": "Memory"}, "any node will do"
-
-
-@pytest.mark.parametrize(
-    ("storage", "simulated", "is_ours"),
-    [
-        ("", False, True),
-        ("60Gi", False, True),
-        (MULTI_TIER, False, False),
-        (MULTI_TIER, True, True),
-    ],
-)
-def test_a_host_says_its_place_in_jax_in_a_folder_that_nobody_else_manages(
-    storage, simulated, is_ours
-):
-    plan = planned("tpu-v6e-16", place=replace(PLACE, local_storage=storage))
-    settings = replace(SETTINGS, simulated=simulated)
-    who = identity.from_environ(env_of(render(plan, settings)[0], pod=3))
-    home = local_folder.prepare(who, plan)
-    assert (home is not None) == is_ours
-    if home is not None:
-        assert home.variables(moved_in=False) == {"KINETIC_LOCAL_DIR": LOCAL_FOLDER}
-        assert not home.is_shared
-
-
-@pytest.mark.parametrize(
-    ("asked", "amount"),
-    [
-        ("2", {"allocationMode": "ExactCount", "count": 2}),
-        (ALL_DEVICES, {"allocationMode": "All"}),
-    ],
-)
-def test_pods_of_several_slices_claim_network_devices(asked, amount):
-    plan = planned("tpu-v6e-16", slices=2, place=replace(PLACE, network_devices=asked))
-    workload, _, template = render(plan, SETTINGS)
-    (request,) = template["spec"]["spec"]["devices"]["requests"]
-    assert request["exactly"] == {"deviceClassName": "netdev.google.com"} | amount
-    spec = pod_of(workload)["spec"]
-    (claim,) = spec["resourceClaims"]
-    assert claim["resourceClaimTemplateName"] == template["metadata"]["name"]
-    assert spec["containers"][0]["resources"]["claims"] == [{"name": claim["name"]}]
-    owner = workload | {"metadata": workload["metadata"] | {"uid": "1-2-3"}}
-    (reference,) = manifests.add_owner(template, owner)["metadata"]["ownerReferences"]
-    assert (reference["kind"], reference["uid"]) == ("JobSet", "1-2-3")
-    simulated = render(plan, replace(SETTINGS, simulated=True))
-    assert len(simulated) == 2
-    assert "claims" not in json.dumps(simulated).lower()
 
 
 def test_a_jobset_for_versions_that_do_not_look_at_messages():
