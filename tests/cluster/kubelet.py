@@ -5,7 +5,6 @@ In: pods that have a node. Out: their status, Events, logs. A node that is lost 
 
 from __future__ import annotations
 
-import base64
 import re
 import shutil
 import signal
@@ -17,13 +16,14 @@ from pathlib import Path
 from cluster.collector import TERMINAL, Collector
 from cluster.containers import Container, Log, Runtime
 from cluster.engine import Engine
-from cluster.environ import Addresses, NotReady, command_of, container_environ, expanded
+from cluster.environ import Addresses, NotReady, command_of, container_environ
 from cluster.kinds import CONFIG_MAPS, NODES, PODS, SECRETS
 from cluster.objects import Object, dig, stamp
 from cluster.podstatus import FAILED, PENDING, RUNNING, SUCCEEDED, ContainerState, status_of
 from cluster.recorder import Recorder
 from cluster.store import Change, Store
 from cluster.timings import Timings
+from cluster.volumes import make_volumes
 
 ACTOR = "kubelet"
 START_ERROR = (
@@ -56,34 +56,6 @@ class Pod:
 
 
 IMAGE_NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9._/-]+(:[\w.-]+)?(@[\w:]+)?")
-
-
-def _in_volumes(
-    obj: Object, container: Object, env: dict[str, str], folder: Path, store: Store
-) -> dict[str, str]:
-    """The variables that name a mount of an emptyDir or a Secret: pods see the whole machine, so
-    each is led to a folder of its own, which is made here and goes with the pod."""
-    volumes = {v["name"]: v for v in obj["spec"].get("volumes") or ()}
-    led = {}
-    for mount in container.get("volumeMounts") or ():
-        volume, own = volumes[mount["name"]], folder / "volumes" / mount["name"]
-        if "secret" in volume:
-            _fill(own, volume["secret"], obj["metadata"]["namespace"], store)
-        elif "emptyDir" not in volume:
-            continue
-        own /= expanded(mount.get("subPathExpr", ""), env)
-        own.mkdir(parents=True, exist_ok=True)
-        led |= {name: str(own) for name, value in env.items() if value == mount["mountPath"]}
-    return led
-
-
-def _fill(folder: Path, source: Object, namespace: str, store: Store) -> None:
-    held = store.get(SECRETS, namespace, source["secretName"])
-    assert held is not None
-    for item in source["items"]:
-        path = folder / item["path"]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(held["data"][item["key"]]))
 
 
 class Kubelet:
@@ -282,7 +254,7 @@ class Kubelet:
             "HOSTNAME": obj["spec"].get("hostname") or pod.place[1],
         }
         env |= {k: self.addresses.with_addresses(obj, v) for k, v in given.items()}
-        env |= _in_volumes(obj, spec, env, pod.folder, self._store)
+        env |= make_volumes(obj, spec, env, pod.folder, self._store)
         argv = command_of(spec, env, self._entrypoint(state.image))
         folder = Path(spec.get("workingDir") or pod.folder)
         self._say(pod, index, "Created", "Container created")
