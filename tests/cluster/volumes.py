@@ -17,8 +17,8 @@ from cluster.store import Store
 def make_volumes(
     obj: Object, container: Object, env: dict[str, str], folder: Path, store: Store
 ) -> dict[str, str]:
-    """Return the variables that name a mount of an emptyDir or a Secret. Pods see the whole machine,
-    so each is led to a folder of its own, which is made here and goes with the pod."""
+    """Return the variables that name a mount of an emptyDir or a Secret. Pods see the whole
+    machine, so each is led to a folder of its own, made here, which goes with the pod."""
     volumes = {v["name"]: v for v in obj["spec"].get("volumes") or ()}
     led = {}
     for mount in container.get("volumeMounts") or ():
