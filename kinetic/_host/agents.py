@@ -7,10 +7,12 @@ store.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import importlib
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -37,6 +39,12 @@ GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._rpc.server", "kinetic._rpc
 """What a gang's processes need to communicate; importing it takes longer than a small job."""
 _MOST_WORDS_BYTES = 1 << 16
 _SERVICE = "the process that serves JAX's coordination"
+_CRASH = re.compile(
+    r"^(?:Current thread|Fatal Python).*\n+"
+    r'  File "(?:[^"]*/)?(?P<file>[^"/]+/[^"/]+)", line (?P<line>\d+) in (?P<function>\S+)',
+    re.MULTILINE,
+)
+"""The innermost frame of a process that a fatal signal has ended, as faulthandler prints it."""
 
 
 class Agents:
@@ -165,6 +173,8 @@ class Agents:
                 processes.kill(pid, signal.SIGKILL)
 
     def _be_agent(self, identity: Identity, alive: int) -> int:
+        # Where native code of gRPC's has crashed can be told only from here.
+        faulthandler.enable(self._last_words)
         try:
             return self._run_agent(identity, alive)
         except Exception as error:
@@ -178,7 +188,11 @@ class Agents:
         words = os.pread(self._last_words, _MOST_WORDS_BYTES, 0).decode(errors="replace")
         own = [line for line in words.splitlines() if line.startswith(f"host {host}: ")]
         cause = cause_of_death(status)
-        return f"{cause[:-1]}: {own[-1].partition(': ')[2]}" if own else cause
+        if own:
+            return f"{cause[:-1]}: {own[-1].partition(': ')[2]}"
+        if os.WIFSIGNALED(status) and (crash := _CRASH.search(words)) is not None:
+            return f"{cause[:-1]} at {crash['file']}:{crash['line']} in {crash['function']}."
+        return cause
 
     def _run_agent(self, identity: Identity, alive: int) -> int:
         processes.set_title(f"kinetic-agent {identity.job_id} host {identity.host}")

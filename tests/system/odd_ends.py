@@ -23,6 +23,8 @@ def end_by(how):
         os.killpg(0, signal.SIGKILL)
     if how == "kill its agent":
         os.kill(os.getppid(), signal.SIGKILL)
+    if how == "crash its agent":
+        os.kill(os.getppid(), signal.SIGSEGV)
     if how == "exit in a fork of the interpreter's end":
         os._exit(7)
     time.sleep(1000)

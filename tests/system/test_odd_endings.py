@@ -38,6 +38,7 @@ from kinetic._core import layout
         ("terminate itself", "SIGTERM"),
         ("kill its group", "SIGKILL"),
         ("kill its agent", "agent process was killed by SIGKILL"),
+        ("crash its agent", "agent process was killed by SIGSEGV at "),
         ("exit in a fork of the interpreter's end", "exit code 7"),
     ],
 )
