@@ -7,7 +7,6 @@ connection is TLS with a certificate of the job's own.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -161,6 +160,17 @@ DUMP_STACKS = Method("DumpStacks", float, dict[int, str])
 CANCEL = Method("Cancel", str)
 SNAPSHOT = Method("Snapshot", None, bytes)
 """`Gang.snapshot()` as JSON."""
+METHODS = (
+    JOIN, WATCH, HEARTBEAT, REPORT, STACKS, NEXT, PLACE, DUMP_STACKS, CANCEL, SNAPSHOT
+)  # fmt: skip
+_DECODERS = {
+    kind: msgspec.msgpack.Decoder(kind)
+    for method in METHODS
+    for kind in (method.request, method.reply)
+    if kind is not bytes
+}
+"""Made while one thread imports this module: msgspec writes what it finds out about a class to the
+class, piece by piece, and a second thread that decodes meanwhile crashes the process."""
 
 
 def write(message: Any) -> bytes:
@@ -182,14 +192,9 @@ def read(data: bytes, kind: Any) -> Any:
     if kind is bytes:
         return data
     try:
-        return _decoder(kind).decode(data)
+        return _DECODERS[kind].decode(data)
     except msgspec.MsgspecError as error:
         raise CorruptRecord(f"A message of the gang is damaged: {error}.") from error
-
-
-@functools.cache
-def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kind)
 
 
 def _replace_surrogates(message: Any) -> Any:

@@ -128,6 +128,36 @@ def test_texts_of_programs_need_not_be_unicode():
     assert codec.read(codec.write({3: "\udc80"}), dict[int, str]) == {3: "?"}
 
 
+READ_AT_ONCE = """
+import os, sys, threading
+from kinetic._core.gang.messages import HostView
+from kinetic._rpc import codec
+
+sys.setswitchinterval(1e-6)
+sent, barrier = codec.write(HostView(version=3)), threading.Barrier(3)
+
+def read():
+    barrier.wait()
+    codec.read(sent, HostView)
+
+for _ in range(300):
+    if (pid := os.fork()) == 0:
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        os._exit(0)
+    if status := os.waitpid(pid, 0)[1]:
+        sys.exit(f"ended with {status}")
+"""
+
+
+def test_the_first_messages_may_be_read_by_several_threads_at_once():
+    """A fork each, because only the first of a process are in danger."""
+    subprocess.run([sys.executable, "-c", READ_AT_ONCE], check=True, timeout=PATIENCE_S)
+
+
 def test_a_host_of_another_version_is_alive_whatever_it_does():
     sent = codec.write({"host": 1, "state": "dreaming", "dreams": 2})
     assert codec.read(sent, Heartbeat) == Heartbeat(1, Activity.PREPARING)
