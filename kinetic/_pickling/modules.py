@@ -96,7 +96,8 @@ def classify(shipped: Shipped) -> LoadedModules:
     places = _places(shipped, mine)
     there = manifest.files_among(shipped.manifests, places.values()) if places else set()
     by_value, edited, imported = [], [], []
-    elsewhere = functools.cache(lambda top: _is_found_elsewhere(top, shipped))
+    folders = functools.cache(lambda: _list_folders_elsewhere(shipped))
+    elsewhere = functools.cache(lambda top: _is_found_elsewhere(top, folders()))
     for module, file in mine:
         name = module.__name__
         if places.get(name) in there:
@@ -207,15 +208,17 @@ def _is_module(stem: str) -> bool:
     return os.path.isfile(f"{stem}.py") or os.path.isfile(f"{stem}/__init__.py")
 
 
-def _is_found_elsewhere(top: str, shipped: Shipped) -> bool:
-    """Whether the host's interpreter finds the module by itself: by PYTHONPATH, a `.pth` file or an
+def _list_folders_elsewhere(shipped: Shipped) -> list[str]:
+    """Return the folders from which a host's interpreter imports by itself: those of PYTHONPATH,
+    and those that `.pth` files name."""
+    named = (*shipped.python_path.split(os.pathsep), *editable.pth_entries())
+    return [os.path.realpath(folder) for folder in named if folder]
+
+
+def _is_found_elsewhere(top: str, folders: Sequence[str]) -> bool:
+    """Whether the host's interpreter finds the module by itself: in one of these folders, or by an
     editable installation."""
-    places = [
-        os.path.realpath(place)
-        for place in (*shipped.python_path.split(os.pathsep), *editable.pth_entries())
-        if place
-    ]
-    if any(_is_module(f"{place}/{top}") for place in places):
+    if any(_is_module(f"{folder}/{top}") for folder in folders):
         return True
     for finder in sys.meta_path:
         # Build backends name the finders of editable installations so.
