@@ -202,15 +202,28 @@ class RemoteCallable(Generic[P, R_co]):
             return await futures.beside(
                 lambda: self._call_debugged(args, kwargs), abandoned=lambda: None, daemon=True
             )
-        cancelled = threading.Event()
+        lock, cancelled = threading.Lock(), False
+        submitted: JobHandle[Any] | None = None
 
         def submit() -> JobHandle[Any]:
+            nonlocal submitted
             handle = self.run_async(*args, **kwargs)
-            if cancelled.is_set():
+            with lock:
+                submitted = handle
+                is_left = cancelled
+            if is_left:
                 handle.leave()
             return handle
 
-        handle = await futures.beside(submit, abandoned=cancelled.set, daemon=False)
+        def abandon() -> None:
+            """Perhaps after the submission, and before the loop has heard of it."""
+            nonlocal cancelled
+            with lock:
+                cancelled = True
+            if submitted is not None:
+                submitted.leave()
+
+        handle = await futures.beside(submit, abandoned=abandon, daemon=False)
         return await futures.beside(
             lambda: handle.result(stream_logs=True), abandoned=handle.leave, daemon=True
         )

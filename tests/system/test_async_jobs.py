@@ -60,13 +60,21 @@ def test_an_async_function():
         asyncio.run(later.aio())
 
 
-def test_cancelling_an_awaited_call_leaves_its_job_running(tmp_path, capfd):
+def awaiting_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "kinetic-await"]
+
+
+@pytest.mark.parametrize("when", ["while it is submitted", "when it was submitted"])
+def test_cancelling_an_awaited_call_leaves_its_job_running(when, tmp_path, capfd):
     go = tmp_path / "go"
 
     async def main():
         call = asyncio.ensure_future(wait_for.aio(go, 1))
         while not (jobs := kinetic.list_jobs()):
             await asyncio.sleep(0.02)
+        if when == "when it was submitted":  # The loop does not hear of it before this ends.
+            for thread in awaiting_threads():
+                thread.join(2)  # On a busy machine it may wait for the value already.
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -75,8 +83,7 @@ def test_cancelling_an_awaited_call_leaves_its_job_running(tmp_path, capfd):
     job = asyncio.run(main())
     go.touch()
     assert job.result(timeout=PATIENCE_S) == 1
-    threads = [thread for thread in threading.enumerate() if thread.name == "kinetic-await"]
-    for thread in threads:
+    for thread in awaiting_threads():
         thread.join(PATIENCE_S)
     assert re.search(
         rf"{job.job_id} keeps running; reattach with kinetic.attach", capfd.readouterr().err
