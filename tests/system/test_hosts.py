@@ -60,9 +60,11 @@ def test_an_agent_that_cannot_reach_the_coordinator_ends_all(home, monkeypatch):
     marker = home.parent / "running"
     impatient = LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=3.0)
     with registry.substitute_backend("local", lambda _, store: impatient):
-        handle = kinetic.run(accelerator="cpu", backend="local")(sleep_long).run_async(str(marker))
+        # A host that is alone calls the coordinator only when its function has run for a while.
+        pair = kinetic.run(accelerator="tpu-v6e-8", backend="local")(sleep_long)
+        handle = pair.run_async(str(marker))
     told = wait_until(handle.processes, "no supervisor")
-    wait_until(Path(f"{marker}-0").exists, "not started")
+    wait_until(Path(f"{marker}-1").exists, "not started")
     os.kill(told["supervisor"], signal.SIGSTOP)
     with pytest.raises(errors.SupervisorLost, match="has not answered for 3 s"):
         JobHandle(handle.ref).result()

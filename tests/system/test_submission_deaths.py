@@ -18,6 +18,7 @@ from gangs import PATIENCE_S, wait_until
 import kinetic
 from kinetic import errors
 from kinetic._client import following
+from kinetic._core import state
 
 CALLER = """
 import importlib, os, signal, sys, time
@@ -78,6 +79,8 @@ def killed_caller(step, accelerator, monkeypatch):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_caller_that_is_killed_around_its_reference(step, place, home, monkeypatch):
+    # How long a job may be between its reference and its first process.
+    monkeypatch.setattr(state, "STARTING_S", 5.0)
     killed_caller(STEPS[step], "tpu-v6e-8", monkeypatch)
     if step == "before the reference":
         assert kinetic.list_jobs() == []

@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -412,10 +413,9 @@ def test_a_save_that_fails_in_the_background_is_told(tmp_path):
 
 
 def test_memory_that_is_too_small_is_told_with_what_to_ask_for(tmp_path, monkeypatch):
-    small = os.statvfs(tmp_path)
-    monkeypatch.setattr(
-        os, "statvfs", lambda path: type("S", (), {"f_bavail": 1, "f_frsize": small.f_frsize})
-    )
+    usage = os.statvfs(tmp_path)
+    small = SimpleNamespace(f_bavail=1, f_frsize=usage.f_frsize, f_blocks=usage.f_blocks)
+    monkeypatch.setattr(os, "statvfs", lambda path: small)
     with (
         pytest.raises(CheckpointError, match=r"two copies of it need 1.6 MB.* at least 1.84 MB"),
         kinetic.Checkpointer(tmp_path / "run", local_directory=tmp_path / "memory") as ckpt,
@@ -426,10 +426,9 @@ def test_memory_that_is_too_small_is_told_with_what_to_ask_for(tmp_path, monkeyp
 def test_memory_that_has_become_too_small_ends_no_training(tmp_path, monkeypatch, caplog):
     """A later attempt may have fewer hosts, or less memory."""
     monkeypatch.setenv("KINETIC_ATTEMPT", "2")
-    small = os.statvfs(tmp_path)
-    monkeypatch.setattr(
-        os, "statvfs", lambda path: type("S", (), {"f_bavail": 1, "f_frsize": small.f_frsize})
-    )
+    usage = os.statvfs(tmp_path)
+    small = SimpleNamespace(f_bavail=1, f_frsize=usage.f_frsize, f_blocks=usage.f_blocks)
+    monkeypatch.setattr(os, "statvfs", lambda path: small)
     with kinetic.Checkpointer(tmp_path / "run", local_directory=tmp_path / "memory") as ckpt:
         assert ckpt.restore({"w": np.zeros(100_000)})[1] == 0
     assert "two copies of it need 1.6 MB" in caplog.text

@@ -150,7 +150,7 @@ def test_a_backend_that_may_have_made_a_part_of_the_job(tmp_path, planned, answe
     assert ("cancel" in backend.calls) is answers_again
 
 
-def test_ctrl_c_while_the_job_is_created(tmp_path, planned):
+def test_ctrl_c_while_the_job_is_created(tmp_path, planned, monkeypatch):
     store = LocalStore(tmp_path)
     backend = FakeBackend(store)
     backend.failure = KeyboardInterrupt()
@@ -160,6 +160,7 @@ def test_ctrl_c_while_the_job_is_created(tmp_path, planned):
     assert list(store.list(layout.REFS)) == [], "it was not created"
 
     backend.phases[planned.plan.job_id] = JobStatus.RUNNING
+    monkeypatch.setattr(submission, "TAKE_BACK_S", 0.5)
     with pytest.raises(KeyboardInterrupt):
         submission.submit(planned, backend, store)
     assert list(store.list(layout.REFS)) == [layout.ref(planned.plan.job_id)], (
