@@ -183,24 +183,38 @@ async def wait_for_end(job: Job) -> None:
         watching.drop(job, tell)
 
 
-async def beside(work: Callable[[], T], *, abandoned: Callable[[], object], daemon: bool) -> T:
+async def beside(
+    work: Callable[[], T],
+    *,
+    abandoned: Callable[[], object] = lambda: None,
+    late: Callable[[T], object] = lambda value: None,
+    daemon: bool,
+) -> T:
     """Run something in a thread of its own, without blocking the event loop.
 
     Args:
         work: what to run.
         abandoned: called when the wait is cancelled; the thread keeps running.
+        late: called with the value if the wait was cancelled before it had it.
         daemon: whether the process may end before the thread does.
     """
     import asyncio
 
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
-    context = copy_context()
+    context, lock, is_left = copy_context(), threading.Lock(), False
+    values: list[T] = []
 
     def run() -> None:
         end: tuple[T | None, BaseException | None]
         try:
-            end = (context.run(work), None)
+            value = context.run(work)
+            end = (value, None)
+            with lock:
+                values.append(value)
+                is_late = is_left
+            if is_late:
+                late(value)
         except BaseException as error:  # noqa: BLE001 - raised where it is awaited; a future cannot hold StopIteration
             end = (None, error)
         with suppress(RuntimeError):  # The loop has been closed.
@@ -211,6 +225,10 @@ async def beside(work: Callable[[], T], *, abandoned: Callable[[], object], daem
         value, error = await done
     except asyncio.CancelledError:
         abandoned()
+        with lock:
+            is_left = True
+        for value in values:  # It was there, and this loop had not heard of it.
+            late(value)
         raise
     if error is not None:
         raise error

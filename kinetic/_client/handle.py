@@ -297,7 +297,7 @@ class JobHandle(JobView, Generic[R_co]):
 
     async def _await_result(self) -> R_co:
         await futures.wait_for_end(self)
-        return await futures.beside(self.result, abandoned=lambda: None, daemon=True)
+        return await futures.beside(self.result, daemon=True)
 
     def leave(self) -> None:
         """End the wait in another thread, and say how to come back to the job."""

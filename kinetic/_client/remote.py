@@ -199,31 +199,10 @@ class RemoteCallable(Generic[P, R_co]):
             value = self._body(args, kwargs)
             return cast("R_co", await value if inspect.isawaitable(value) else value)
         if self._options.debug:
-            return await futures.beside(
-                lambda: self._call_debugged(args, kwargs), abandoned=lambda: None, daemon=True
-            )
-        lock, cancelled = threading.Lock(), False
-        submitted: JobHandle[Any] | None = None
-
-        def submit() -> JobHandle[Any]:
-            nonlocal submitted
-            handle = self.run_async(*args, **kwargs)
-            with lock:
-                submitted = handle
-                is_left = cancelled
-            if is_left:
-                handle.leave()
-            return handle
-
-        def abandon() -> None:
-            """Perhaps after the submission, and before the loop has heard of it."""
-            nonlocal cancelled
-            with lock:
-                cancelled = True
-            if submitted is not None:
-                submitted.leave()
-
-        handle = await futures.beside(submit, abandoned=abandon, daemon=False)
+            return await futures.beside(lambda: self._call_debugged(args, kwargs), daemon=True)
+        handle = await futures.beside(
+            lambda: self.run_async(*args, **kwargs), late=lambda made: made.leave(), daemon=False
+        )
         return await futures.beside(
             lambda: handle.result(stream_logs=True), abandoned=handle.leave, daemon=True
         )
