@@ -6,12 +6,11 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
+from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
-from kinetic.errors import CorruptRecord
 
 
 class DebuggerState(StrEnum):
@@ -26,7 +25,7 @@ class DebuggerState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Debugger:
+class Debugger(Record, called="The record of the job's debugger"):
     """The debugger of one attempt at a job.
 
     Attributes:
@@ -49,25 +48,6 @@ class Debugger:
     def listens(self) -> bool:
         """Whether a debugger can attach."""
         return self.state is not DebuggerState.CLOSED
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object from which `from_json` makes an equal value."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Debugger:
-        """Rebuild from `to_json`; unknown keys are ignored.
-
-        Raises:
-            CorruptRecord: the document is not the record of a debugger.
-        """
-        try:
-            fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-            return cls(**fields | {"state": DebuggerState(data["state"])})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptRecord(
-                f"The record of the job's debugger is damaged: {error!r}."
-            ) from error
 
 
 def launch_configuration(

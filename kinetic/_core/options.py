@@ -13,14 +13,15 @@ from dataclasses import MISSING, Field, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from kinetic._core import checks, option_rules
+from kinetic._core import checks, documents, option_rules
 from kinetic._core.accelerators.topology import Topology
+from kinetic._core.checks import Controller, Joins, OnSliceLoss, Survivors
 from kinetic._core.option_rows import Flag, Option, Takes, option
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageTypeError
 
 if TYPE_CHECKING:
-    from kinetic._core.checks import Controller, Joins, NetworkDevices, OnSliceLoss, Survivors
+    from kinetic._core.checks import NetworkDevices
     from kinetic._core.duration import Duration
 
 
@@ -88,7 +89,7 @@ SLICE_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(documents.Record, called="The options of the job"):
     """The options of one decorated function, all valid. `accelerator` and `spot` become the
     topology."""
 
@@ -359,19 +360,7 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value, without defaults."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "topology"}
-        changed = {name: value for name, value in values.items() if value != _UNSET[name]}
-        return {"topology": self.topology.to_json()} | {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in changed.items()
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Options:
-        """Rebuild from `to_json`; unknown keys are ignored."""
-        values = {name: data[name] for name in _UNSET if name in data}
-        tuples = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        return cls(Topology.from_json(data["topology"]), **values | tuples)
+        return documents.drop_defaults(self)
 
 
 def _row(of: Field[Any]) -> Option:
@@ -384,7 +373,6 @@ def _default_of(of: Field[Any]) -> Any:
 
 
 _FIELD_OF = {_row(f).name: f.name for f in fields(Options)}
-_UNSET = {f.name: _default_of(f) for f in fields(Options) if f.name != "topology"}
 _SPOT = Option("spot", checks.switch, "Use preemptible machines.", False)
 TABLE = {row.name: row for row in (*map(_row, fields(Options)), _SPOT)}
 """All options by their public names. `spot` has no field: it is part of the topology."""

@@ -6,13 +6,12 @@ In: one `HostReport` per host, and why the gang was stopped. Out: one `Outcome`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import StrEnum
-from typing import Any
 
+from kinetic._core.documents import Record
 from kinetic._core.exits import CONSEQUENCE_RANK, Exit, ProgramCode
 from kinetic._core.values import dataclass
-from kinetic.errors import CorruptRecord
 
 _MAX_RUNS = 12
 
@@ -43,7 +42,7 @@ class RemoteError:
 
 
 @dataclass(frozen=True)
-class HostReport:
+class HostReport(Record, called="The report of a host"):
     """How one host ended.
 
     Attributes:
@@ -112,31 +111,6 @@ class HostReport:
         known = f"{self.detail.rstrip('.')}. " if self.detail else ""
         return replace(self, detail=f"{known}{detail}")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object from which `from_json` makes an equal value."""
-        return asdict(self) | {"leftover_threads": list(self.leftover_threads)}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> HostReport:
-        """Rebuild from `to_json`; unknown keys are ignored.
-
-        Raises:
-            CorruptRecord: the document is not a report.
-        """
-        try:
-            fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-            error = fields.get("error")
-            return cls(
-                **fields
-                | {
-                    "exit": Exit(data["exit"]),
-                    "error": RemoteError(**error) if error else None,
-                    "leftover_threads": tuple(data.get("leftover_threads", ())),
-                }
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            raise CorruptRecord(f"The report of a host is damaged: {problem!r}.") from problem
-
 
 class Verdict(StrEnum):
     """What became of the job."""
@@ -147,7 +121,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, repr=False)
-class Outcome:
+class Outcome(Record, called="The outcome of the job"):
     """The verdict on a whole gang.
 
     Attributes:
@@ -196,31 +170,6 @@ class Outcome:
         """Return the same verdict, with this detail about one of the hosts."""
         reports = tuple(r.add_detail(detail) if r.host == host else r for r in self.reports)
         return replace(self, reports=reports)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object from which `from_json` makes an equal value."""
-        return asdict(self) | {
-            "blamed": list(self.blamed),
-            "reports": [r.to_json() for r in self.reports],
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Outcome:
-        """Rebuild from `to_json`; unknown keys are ignored.
-
-        Raises:
-            CorruptRecord: the document is not an outcome.
-        """
-        try:
-            fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-            reports = tuple(HostReport.from_json(r) for r in data.get("reports", ()))
-            verdict = Verdict(data["verdict"])
-            return cls(
-                **fields
-                | {"verdict": verdict, "blamed": tuple(data.get("blamed", ())), "reports": reports}
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            raise CorruptRecord(f"The outcome of the job is damaged: {problem!r}.") from problem
 
 
 def program_code(report: HostReport) -> ProgramCode:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kinetic._core import documents
 from kinetic._core.values import dataclass
-from kinetic.errors import CorruptRecord
 
 BACKENDS = ("gke", "pathways", "local", "ray")
 
@@ -22,7 +22,7 @@ MADE_IMAGES = ("bundled", "prebuilt")
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(documents.Record, called="The place of the job"):
     """Where a job runs. Fields that do not apply, or were not given, are "".
 
     Attributes:
@@ -93,21 +93,4 @@ class Place:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object without the empty fields."""
-        return {name: value for name, value in vars(self).items() if value}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Place:
-        """Rebuild from `to_json`; unknown keys are ignored.
-
-        Raises:
-            CorruptRecord: it is not an object, names no backend, or a field is not a string.
-        """
-        try:
-            fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-            place = cls(**fields)
-        except (TypeError, AttributeError) as error:
-            raise CorruptRecord(f"The place of the job is damaged: {error}.") from error
-        wrong = next((k for k, v in fields.items() if not isinstance(v, str)), None)
-        if wrong is not None:
-            raise CorruptRecord(f"The place of the job is damaged: {wrong} is {fields[wrong]!r}.")
-        return place
+        return documents.drop_defaults(self)

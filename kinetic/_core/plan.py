@@ -5,15 +5,16 @@ In: decisions of the planning step. Out: `Plan`, a frozen value, and the blobs i
 
 from __future__ import annotations
 
-from dataclasses import asdict, field
-from typing import Any
+from dataclasses import field
+from typing import Any, Self
 
 from kinetic._core.accelerators.topology import Topology
+from kinetic._core.documents import Record
 from kinetic._core.layout import SCHEMA_VERSION
 from kinetic._core.options import Elastic, Options
 from kinetic._core.place import Place
 from kinetic._core.values import dataclass
-from kinetic.errors import CorruptRecord, UnsupportedVersion
+from kinetic.errors import UnsupportedVersion
 
 BUCKETS = "gs://"
 HUB = "hf://"
@@ -21,7 +22,6 @@ FUSE_FOLDER = "/_kinetic/fuse-data"
 """Where a cluster mounts data in its pods."""
 PROXY = "proxy"
 """JAX's name for the devices of Pathways."""
-_TUPLES = ("sys_path_rel", "editable_rel", "secrets", "captured")
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def hosts_of(options: Options, place: Place) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Record, called="The plan of the job"):
     """Everything that a host must know about a job.
 
     Attributes:
@@ -242,53 +242,24 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value."""
-        data = asdict(self) | {
+        return super().to_json() | {
             "schema_version": SCHEMA_VERSION,
             "place": self.place.to_json(),
             "options": self.options.to_json(),
         }
-        return data | {name: list(data[name]) for name in (*_TUPLES, "data", "cells")}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Plan:
+    def from_json(cls, data: Any) -> Self:
         """Rebuild from `to_json`.
 
         Raises:
             UnsupportedVersion: another version of kinetic wrote it.
             CorruptRecord: the document is not a plan.
         """
-        try:
-            version = data["schema_version"]
-            if version != SCHEMA_VERSION:
-                raise UnsupportedVersion(
-                    f"The plan has schema version {version!r}; this kinetic reads "
-                    f"{SCHEMA_VERSION}. Use the version of kinetic that submitted the job."
-                )
-            fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-            return cls(**fields | _parse_nested(data))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise CorruptRecord(f"The plan of the job is damaged: {error!r}.") from error
-
-
-def _parse_nested(data: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "place": Place.from_json(data["place"]),
-        "options": Options.from_json(data["options"]),
-        "payload": Blob(**data["payload"]),
-        "versions": Versions(**data["versions"]),
-        "tree": _tree(data["tree"]),
-        "data": tuple(
-            Dataset(**each | {"tree": _tree(each["tree"])}) for each in data.get("data", ())
-        ),
-        "limits": Limits(**data["limits"]),
-        "cells": tuple(Cell(**cell) for cell in data.get("cells", ())),
-        **{name: _blob(data.get(name)) for name in ("function", "runtime", "requirements")},
-    } | {name: tuple(data.get(name, ())) for name in _TUPLES}
-
-
-def _blob(blob: dict[str, Any] | None) -> Blob | None:
-    return None if blob is None else Blob(**blob)
-
-
-def _tree(tree: dict[str, Any] | None) -> Tree | None:
-    return None if tree is None else Tree(**tree | {"manifest": Blob(**tree["manifest"])})
+        version = data.get("schema_version") if isinstance(data, dict) else SCHEMA_VERSION
+        if version is not None and version != SCHEMA_VERSION:
+            raise UnsupportedVersion(
+                f"The plan has schema version {version!r}; this kinetic reads {SCHEMA_VERSION}. "
+                "Use the version of kinetic that submitted the job."
+            )
+        return super().from_json(data)

@@ -6,12 +6,13 @@ read by handles and backends.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
+from kinetic._core import documents
 from kinetic._core.layout import SCHEMA_VERSION
 from kinetic._core.place import Place
 from kinetic._core.values import dataclass
-from kinetic.errors import CorruptRecord, UnsupportedVersion
+from kinetic.errors import UnsupportedVersion
 
 _OF_THE_PLACE = {
     "backend": "backend",
@@ -29,7 +30,7 @@ _UNNAMED_VERSION = 1
 
 
 @dataclass(frozen=True)
-class JobRef:
+class JobRef(documents.Record, called="The reference of the job"):
     """Where a job is and what it is called.
 
     Attributes:
@@ -94,38 +95,32 @@ class JobRef:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that is stored; defaults are left out."""
-        defaults = type(self).__dataclass_fields__
-        fields = {k: v for k, v in vars(self).items() if v != defaults[k].default}
-        return fields | {"place": self.place.to_json(), "schema_version": self.schema_version}
+        place = {"place": self.place.to_json(), "schema_version": self.schema_version}
+        return documents.drop_defaults(self) | place
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> JobRef:
+    def from_json(cls, data: Any) -> Self:
         """Rebuild from `to_json`, or from `attributes`, as older versions stored them; unknown keys
         are ignored.
 
         Raises:
             CorruptRecord: a required field is missing or the document is not an object.
         """
-        try:
-            fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-            version = data.get("schema_version", _UNNAMED_VERSION)
-            return cls(**fields | {"place": _place(data), "schema_version": version})
-        except (TypeError, AttributeError) as error:
-            raise CorruptRecord(f"The reference of the job is damaged: {error}.") from error
+        if isinstance(data, dict):
+            data = {"schema_version": _UNNAMED_VERSION, "place": _place(data)} | data
+        return super().from_json(data)
 
 
 ATTRIBUTES = frozenset({*JobRef.__dataclass_fields__, *_OF_THE_PLACE, "bucket_name"})
 """The names of its fields and of the keys of `JobRef.attributes`."""
 
 
-def _place(data: dict[str, Any]) -> Place:
-    if "place" in data:
-        return Place.from_json(data["place"])
+def _place(data: dict[str, Any]) -> dict[str, Any]:
     fields = {field: data[name] for name, field in _OF_THE_PLACE.items() if name in data}
     requested = fields.pop("requested", "")
     if requested != fields.get("backend"):
         fields["stands_in_for"] = requested
-    return Place.from_json(fields)
+    return fields
 
 
 def _bucket(store_uri: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
+from kinetic._core.documents import Record
 from kinetic._core.options import Elastic
 from kinetic._core.values import dataclass
 from kinetic._host.worker.home import Home
@@ -28,14 +29,9 @@ class ElasticSlices:
     machines: int
     away_s: float
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ElasticSlices:
-        """Rebuild from `asdict`."""
-        return cls(**data | {"rules": Elastic(**data["rules"])})
-
 
 @dataclass(frozen=True)
-class Start:
+class Start(Record, called="The start message"):
     """What the agent sends the worker when the whole gang is ready.
 
     Attributes:
@@ -86,14 +82,3 @@ class Start:
     mounts: list[dict[str, Any]] = field(default_factory=list)
     home: Home | None = None
     elastic: ElasticSlices | None = None
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Start:
-        """Rebuild from what `agent.start_message` writes."""
-        home, elastic = data.get("home"), data.get("elastic")
-        made = {
-            "world": World(**data["world"]),
-            "home": Home(**home) if home else None,
-            "elastic": ElasticSlices.from_json(elastic) if elastic else None,
-        }
-        return cls(**data | made)

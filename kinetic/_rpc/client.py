@@ -7,7 +7,6 @@ after the last fork.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -216,7 +215,7 @@ class AgentClient:
 
     def report(self, report: HostReport) -> None:
         """Report how this host ended; raises like `join`."""
-        self._call(codec.REPORT, json.dumps(report.to_json()).encode())
+        self._call(codec.REPORT, report)
 
     def stacks(self, request: int, text: str) -> None:
         """Answer a request for stacks (`HostView.stacks_request`); raises like `join`."""
@@ -305,7 +304,7 @@ class ControlClient:
 
     def snapshot(self, timeout_s: float = _CALL_S) -> dict[str, Any]:
         """Return the gang's state, see `Gang.snapshot`."""
-        snapshot: dict[str, Any] = json.loads(self._caller.call(codec.SNAPSHOT, None, timeout_s))
+        snapshot: dict[str, Any] = self._caller.call(codec.SNAPSHOT, None, timeout_s)
         return snapshot
 
     def close(self) -> None:

@@ -1,21 +1,20 @@
 """What agents and people say to the coordinator of one gang: the table of its methods and messages.
 
-In: frozen values. Out: their bytes (MessagePack), and back. Every call may be repeated without
+In: frozen values. Out: their bytes (JSON), and back. Every call may be repeated without
 harm. It carries metadata: the job's token and id and, from agents, the attempt. Over TCP the
 connection is TLS with a certificate of the job's own.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 from typing import Any
 
-import msgspec
-
+from kinetic._core import documents
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.gang.messages import Heartbeat, HostView, Place
+from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
-from kinetic.errors import CorruptRecord
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Stacks of 1,024 hosts are some 10 MB; gRPC's own limit is 4 MB."""
@@ -148,8 +147,7 @@ JOIN = Method("Join", JoinRequest, HostView)
 WATCH = Method("Watch", WatchRequest, HostView, streams=True)
 HEARTBEAT = Method("Heartbeat", Heartbeat, int)
 """Answered with the version of the views."""
-REPORT = Method("Report", bytes)
-"""A `HostReport` as JSON: what programs print need not be UTF-8."""
+REPORT = Method("Report", HostReport)
 STACKS = Method("Stacks", StacksAnswer)
 NEXT = Method("Next", NextRequest, NextReply)
 """Answered once the gang has finished."""
@@ -158,29 +156,15 @@ PLACE = Method("Place", PlaceRequest, Place | None)
 DUMP_STACKS = Method("DumpStacks", float, dict[int, str])
 """How many seconds hosts may take; their stacks."""
 CANCEL = Method("Cancel", str)
-SNAPSHOT = Method("Snapshot", None, bytes)
-"""`Gang.snapshot()` as JSON."""
-METHODS = (
-    JOIN, WATCH, HEARTBEAT, REPORT, STACKS, NEXT, PLACE, DUMP_STACKS, CANCEL, SNAPSHOT
-)  # fmt: skip
-_DECODERS = {
-    kind: msgspec.msgpack.Decoder(kind)
-    for method in METHODS
-    for kind in (method.request, method.reply)
-    if kind is not bytes
-}
-"""Made while one thread imports this module: msgspec writes what it finds out about a class to the
-class, piece by piece, and a second thread that decodes meanwhile crashes the process."""
+SNAPSHOT = Method("Snapshot", None, dict[str, Any])
+"""Answered with `Gang.snapshot()`."""
 
 
 def write(message: Any) -> bytes:
     """Encode a message; bytes are one that was encoded before, for all watchers."""
     if isinstance(message, bytes):
         return message
-    try:
-        return msgspec.msgpack.encode(message)
-    except UnicodeEncodeError:  # surrogates, in a program's output
-        return msgspec.msgpack.encode(_replace_surrogates(message))
+    return json.dumps(documents.to_document(message), separators=(",", ":")).encode()
 
 
 def read(data: bytes, kind: Any) -> Any:
@@ -189,19 +173,4 @@ def read(data: bytes, kind: Any) -> Any:
     Raises:
         CorruptRecord: it is none; the field that is wrong is named.
     """
-    if kind is bytes:
-        return data
-    try:
-        return _DECODERS[kind].decode(data)
-    except msgspec.MsgspecError as error:
-        raise CorruptRecord(f"A message of the gang is damaged: {error}.") from error
-
-
-def _replace_surrogates(message: Any) -> Any:
-    """Replace what UTF-8 cannot encode in the texts of a message."""
-    if isinstance(message, str):
-        return message.encode("utf-8", "replace").decode()
-    if isinstance(message, dict):
-        return {name: _replace_surrogates(value) for name, value in message.items()}
-    texts = {name: text for name, text in vars(message).items() if isinstance(text, str)}
-    return replace(message, **{name: _replace_surrogates(text) for name, text in texts.items()})
+    return documents.read(kind, data, "A message of the gang")

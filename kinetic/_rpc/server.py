@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 import hmac
-import json
 import logging
 import os
 import socket
@@ -24,7 +23,6 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from kinetic._core import record
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.events import GangEvent
 from kinetic._core.exits import Exit
@@ -258,8 +256,8 @@ class Coordinator:
         self._gang.heartbeat(beat, self._clock())
         return self._gang.version
 
-    async def _report(self, request: bytes, context: Context) -> None:
-        self._gang.report(HostReport.from_json(record.parse(request)), self._clock())
+    async def _report(self, request: HostReport, context: Context) -> None:
+        self._gang.report(request, self._clock())
         self._sweep()
 
     async def _stacks(self, request: codec.StacksAnswer, context: Context) -> None:
@@ -296,8 +294,8 @@ class Coordinator:
     async def _cancel(self, detail: str, context: Context) -> None:
         self.cancel(detail)
 
-    async def _snapshot(self, _: None, context: Context) -> bytes:
-        return json.dumps(self._gang.snapshot()).encode()
+    async def _snapshot(self, _: None, context: Context) -> dict[str, Any]:
+        return self._gang.snapshot()
 
     def _methods(self) -> dict[str, Any]:
         unary: list[tuple[codec.Method, Answer]] = [

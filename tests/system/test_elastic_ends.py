@@ -90,7 +90,9 @@ def test_a_function_that_fails_is_called_again_and_losses_are_counted_apart(
     job = begin(remote, ends, wait=False)
     assert job.handle.result(timeout=LIMIT_S) == whole(4)
     assert job.losses() == [(1,)]
-    failed, begins, lost, waiting, *_ = job.story()
+    # On a busy machine the function may take longer to end than it has.
+    story = [line for line in job.story() if not line.startswith("this host gets a new process")]
+    failed, begins, lost, waiting, *_ = story
     assert failed == (
         "attempt 1 failed: host 1 of slice 0: LookupError: attempt 1 (1 retry left after the next "
         "attempt)."

@@ -110,7 +110,7 @@ def test_nonsense_is_refused_with_a_reason(serve, opened):
         opened(Agent(served.endpoint, 7)).join("a", "x")
     with pytest.raises(UsageError, match="no host 7"):
         opened(Agent(served.endpoint, 0)).heartbeat(Heartbeat(7))
-    with pytest.raises(CorruptRecord, match=r"Expected `str`, got `int` - at `\$\.text`"):
+    with pytest.raises(CorruptRecord, match=r"text is 7, not of type str"):
         codec.read(codec.write({"host": 0, "request": 1, "text": 7}), codec.StacksAnswer)
     with grpc.insecure_channel(served.endpoint.target) as channel:
         for path, sent in [
@@ -124,8 +124,8 @@ def test_nonsense_is_refused_with_a_reason(serve, opened):
 
 def test_texts_of_programs_need_not_be_unicode():
     beat = codec.read(codec.write(Heartbeat(1, last_line="a\udc80b")), Heartbeat)
-    assert beat == Heartbeat(1, last_line="a?b")
-    assert codec.read(codec.write({3: "\udc80"}), dict[int, str]) == {3: "?"}
+    assert beat == Heartbeat(1, last_line="a\udc80b")
+    assert codec.read(codec.write({3: "\udc80"}), dict[int, str]) == {3: "\udc80"}
 
 
 READ_AT_ONCE = """
@@ -313,7 +313,7 @@ def test_people_see_cancel_and_get_stacks(serve, agents, opened):
     member = control.snapshot()["members"][0]
     assert (member["state"], member["last_line"], member["log_bytes"]) == (
         "running",
-        "hällo ?",
+        "hällo \udcff",
         2**40,
     )
     with ThreadPoolExecutor(1) as pool:
@@ -323,7 +323,7 @@ def test_people_see_cancel_and_get_stacks(serve, agents, opened):
                 agent.hear(lambda v: v.stacks_request).stacks_request,
                 f"stack \udcff of {agent._host}",
             )
-        assert dumping.result(PATIENCE_S) == {0: "stack ? of 0", 1: "stack ? of 1"}
+        assert dumping.result(PATIENCE_S) == {0: "stack \udcff of 0", 1: "stack \udcff of 1"}
     control.cancel("enough")
     assert gang[0].hear(lambda v: v.stop).stop_exit is Exit.CANCELLED
     json.dumps(control.snapshot())

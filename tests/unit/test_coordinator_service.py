@@ -64,7 +64,7 @@ def test_a_failure_reaches_everybody_and_keeps_its_details(serve, agents):
     second.report(report)
     told = first.hear(lambda v: v.stop)
     assert (told.stop_exit, told.grace_s) == (Exit.STOPPED, 5.0)
-    assert told.stop_reason == "host 1 of 2: ValueError: no ? good"
+    assert told.stop_reason == "host 1 of 2: ValueError: no \udcff good"
     assert served.gang.reports == (report,)
     first.report(ended(0, Exit.STOPPED))
     served.finish()

@@ -20,10 +20,11 @@ import re
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, field
-from typing import IO, Any
+from dataclasses import field
+from typing import IO, Any, Self
 
 from kinetic._core import layout, record
+from kinetic._core.documents import Record
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 from kinetic._store.base import Store
@@ -41,7 +42,7 @@ _TRY = re.compile(r"/(\d{1,9})-(\d{1,9})\.json$")
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Record, called="The record of the batch"):
     """A batch as it was begun.
 
     Attributes:
@@ -66,31 +67,21 @@ class Batch:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value."""
-        return asdict(self) | {"schema_version": SCHEMA_VERSION}
+        return super().to_json() | {"schema_version": SCHEMA_VERSION}
 
     @classmethod
-    def from_json(cls, data: Any) -> Batch:
+    def from_json(cls, data: Any) -> Self:
         """Rebuild from `to_json`; unknown keys are ignored.
 
         Raises:
             CorruptRecord: the document is not a batch, or a newer version wrote it.
         """
-        try:
-            if data["schema_version"] != SCHEMA_VERSION:
-                raise CorruptRecord(
-                    f"The batch has schema version {data['schema_version']!r}; use the kinetic "
-                    "that began it."
-                )
-            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-            return cls(
-                **known
-                | {
-                    "jobs": tuple(tuple(map(str, tries)) for tries in data["jobs"]),
-                    "total": int(data["total"]),
-                }
+        version = data.get("schema_version") if isinstance(data, dict) else None
+        if version != SCHEMA_VERSION:
+            raise CorruptRecord(
+                f"The batch has schema version {version!r}; use the kinetic that began it."
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptRecord(f"The record of the batch is damaged: {error!r}.") from error
+        return super().from_json(data)
 
 
 @dataclass(frozen=True)

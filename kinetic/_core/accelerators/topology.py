@@ -6,16 +6,17 @@ In: figures from the catalog. Out: `Topology`, a frozen value.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
+from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
 
 Kind = Literal["cpu", "gpu", "tpu"]
 
 
 @dataclass(frozen=True)
-class Topology:
+class Topology(Record, called="The topology of the job"):
     """One slice of accelerators.
 
     Attributes:
@@ -63,13 +64,3 @@ class Topology:
     def as_one_host(self) -> Topology:
         """Return the shape as a single controller sees it: one host with all chips."""
         return replace(self, chips_per_host=self.chips)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object from which `from_json` makes an equal value."""
-        return asdict(self) | {"shape": list(self.shape)}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Topology:
-        """Rebuild from `to_json`; unknown keys are ignored."""
-        fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-        return cls(**fields | {"shape": tuple(data["shape"])})

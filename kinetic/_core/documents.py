@@ -1,0 +1,259 @@
+"""Frozen values as JSON documents, and back: one rule for records in the store and for messages.
+
+In: values whose fields are annotated. Out: what `json` can write; equal values. The document may
+come from another version, or be damaged: unknown keys are ignored, absent ones have their defaults,
+and of anything else the field that is wrong is named.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import types
+import typing
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import MISSING, Field
+from enum import Enum
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
+
+from kinetic.errors import CorruptRecord
+
+T = TypeVar("T")
+_Read = Callable[[Any], Any]
+"""Takes a part of a document; returns the value."""
+_PLAIN = (str, int, float, bool, types.NoneType)
+_BY_NAME = {kind.__name__: kind for kind in _PLAIN}
+
+
+class _WrongError(Exception):
+    """A part is not what its field can hold. Where it is, is put together on the way up."""
+
+    def __init__(self, words: str) -> None:
+        self.words, self.path = words, ""
+
+    def __str__(self) -> str:
+        return f"{self.path.removeprefix('.') or 'it'} {self.words}"
+
+
+class Record:
+    """A frozen dataclass that is kept as a document."""
+
+    _called: ClassVar[str]
+
+    def __init_subclass__(cls, *, called: str) -> None:
+        """`called`: what it is to users, for errors."""
+        cls._called = called
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object from which `from_json` makes an equal value."""
+        document: dict[str, Any] = to_document(self)
+        return document
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """Rebuild from `to_json`; unknown keys are ignored.
+
+        Raises:
+            CorruptRecord: the document describes something else; the field that is wrong is named.
+        """
+        return from_document(cls, data, cls._called)
+
+
+def to_document(value: Any) -> Any:
+    """Return what `json` writes for a value."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if (known := getattr(kind, "__dataclass_fields__", None)) is not None:
+        return {name: to_document(getattr(value, name)) for name in known}
+    if isinstance(value, Mapping):
+        return {key: to_document(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_document(each) for each in value]
+    return value
+
+
+def drop_defaults(value: Any) -> dict[str, Any]:
+    """Return the document of a value without the fields that have their defaults."""
+    known: Mapping[str, Field[Any]] = type(value).__dataclass_fields__
+    return {
+        name: to_document(getattr(value, name))
+        for name, field in known.items()
+        if getattr(value, name) != _default_of(field)
+    }
+
+
+def from_document(kind: type[T], document: Any, what: str) -> T:
+    """Return the value that a document describes.
+
+    Args:
+        kind: of the value.
+        document: from `json`.
+        what: the document is, for the error.
+
+    Raises:
+        CorruptRecord: it describes none.
+    """
+    try:
+        found: T = _reader(cast("Hashable", kind))(document)
+    except _WrongError as error:
+        raise CorruptRecord(f"{what} is damaged: {error}.") from None
+    return found
+
+
+def read(kind: Any, data: bytes, what: str) -> Any:
+    """Return the value that JSON text describes; raises like `from_document`."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptRecord(f"{what} is damaged: it is not JSON: {error}.") from error
+    return from_document(kind, document, what)
+
+
+@functools.cache
+def _reader(kind: Any) -> _Read:
+    if kind is Any:
+        return lambda part: part
+    if kind is None or kind in _PLAIN:
+        return functools.partial(_read_plain, kind or types.NoneType)
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return functools.partial(_read_any, tuple(map(_reader, inside)))
+    if origin is tuple and inside[-1] is not Ellipsis:
+        return functools.partial(_read_each, tuple(map(_reader, inside)))
+    if origin in (tuple, list):
+        return functools.partial(_read_items, origin, _reader(inside[0]))
+    if origin in (dict, Mapping):
+        return functools.partial(_read_mapping, inside[0], _reader(inside[1]))
+    if origin is Literal:
+        return functools.partial(_read_literal, inside)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return functools.partial(_read_enum, kind)
+    if hasattr(kind, "__dataclass_fields__"):
+        return _fields_reader(kind)
+    raise TypeError(f"{kind!r} is not read from documents")
+
+
+def _read_plain(kind: type, part: Any) -> Any:
+    if type(part) is kind or (kind is float and type(part) is int):
+        return part
+    raise _WrongError(f"is {_shorten(part)}, not of type {kind.__name__}")
+
+
+def _read_enum(kind: type[Enum], part: Any) -> Any:
+    try:
+        return kind(part)
+    except ValueError:
+        raise _WrongError(f"is {_shorten(part)}") from None
+
+
+def _read_literal(known: tuple[Any, ...], part: Any) -> Any:
+    if part in known:
+        return part
+    raise _WrongError(f"is {_shorten(part)}")
+
+
+def _read_any(readers: tuple[_Read, ...], part: Any) -> Any:
+    wrong = []
+    for each in readers:
+        try:
+            return each(part)
+        except _WrongError as error:
+            wrong.append(error)
+    raise wrong[0]
+
+
+def _read_items(kind: Callable[[Any], Any], item: _Read, part: Any) -> Any:
+    found, made = _list(part), []
+    try:
+        for each in found:
+            made.append(item(each))
+    except _WrongError as error:
+        error.path = f"[{len(made)}]{error.path}"
+        raise
+    return kind(made)
+
+
+def _read_each(items: tuple[_Read, ...], part: Any) -> Any:
+    found = _list(part)
+    if len(found) != len(items):
+        raise _WrongError(f"has {len(found)} items, not {len(items)}")
+    return tuple(_read_at(f"[{n}]", item, found[n]) for n, item in enumerate(items))
+
+
+def _read_mapping(key: type, value: _Read, part: Any) -> Any:
+    found = _object(part)
+    try:
+        return {key(name): _read_at(f".{name}", value, each) for name, each in found.items()}
+    except ValueError:
+        raise _WrongError(f"has a key that is not of type {key.__name__}") from None
+
+
+def _read_at(where: str, read: _Read, part: Any) -> Any:
+    try:
+        return read(part)
+    except _WrongError as error:
+        error.path = where + error.path
+        raise
+
+
+def _fields_reader(kind: type[Any]) -> _Read:
+    known: Mapping[str, Field[Any]] = kind.__dataclass_fields__
+    readers = [
+        (name, _reader(_evaluate(kind.__module__, cast("Hashable", field.type))))
+        for name, field in known.items()
+    ]
+    needed = [name for name, field in known.items() if _is_needed(field)]
+
+    def read(part: Any) -> Any:
+        found = _object(part)
+        for name in needed:
+            if name not in found:
+                raise _WrongError(f"has no {name}")
+        own = {}
+        for name, reader in readers:
+            if name in found:
+                own[name] = _read_at(f".{name}", reader, found[name])
+        try:
+            return kind(**own)
+        except ValueError as error:  # It checks its fields.
+            raise _WrongError(f"is wrong: {error}") from error
+
+    return read
+
+
+def _is_needed(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+@functools.cache
+def _evaluate(module: str, annotation: Any) -> Any:
+    """Return the type that an annotation means. `typing.get_type_hints` compiles each anew, which
+    takes milliseconds for a plan."""
+    if not isinstance(annotation, str):
+        return annotation
+    return _BY_NAME.get(annotation) or eval(annotation, vars(sys.modules[module]))
+
+
+def _default_of(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _object(part: Any) -> dict[str, Any]:
+    if not isinstance(part, dict):
+        raise _WrongError(f"is {_shorten(part)}, not an object")
+    return part
+
+
+def _list(part: Any) -> list[Any]:
+    if not isinstance(part, list):
+        raise _WrongError(f"is {_shorten(part)}, not a list")
+    return part
+
+
+def _shorten(part: Any) -> str:
+    text = repr(part)
+    return text if len(text) <= 60 else f"{text[:60]}…"
