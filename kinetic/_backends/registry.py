@@ -1,7 +1,7 @@
 """From a place to the backend that runs jobs there: the only module that knows all backends.
 
 In: the options of a call, the settings; later the place of a job, and its store. Out: a
-`Selection`, and the `Backend` itself.
+`BackendSelection`, and the `Backend` itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WITHOUT_CLUSTER = ("local", "ray")
 
 
 @dataclass(frozen=True)
-class Selection:
+class BackendSelection:
     """Where a job goes.
 
     Attributes:
@@ -42,7 +42,7 @@ class Selection:
     notice: str = ""
 
 
-def select(options: Options, settings: Settings, *, system: str = sys.platform) -> Selection:
+def select(options: Options, settings: Settings, *, system: str = sys.platform) -> BackendSelection:
     """Decide where a job goes. Without a cluster, the local backend stands in for it, and refuses
     the job if this machine cannot simulate slices.
 
@@ -90,7 +90,7 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
         leader="head" if options.elastic and not single and name != "local" else "",
     )
     if name in _makers and (name in _WITHOUT_CLUSTER or settings.cluster_settings):
-        return Selection(place)
+        return BackendSelection(place)
     if name == "ray":
         raise PreflightError(
             'This version has no Ray backend yet. Use backend="local", which simulates the slice '
@@ -99,7 +99,7 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
     stand_in = replace(place, backend="local", stands_in_for=name, leader="")
     simulates = simulation.can_simulate(system)
     notice = _standing_in(topology, slices, single=single) if simulates else ""
-    return Selection(stand_in, notice)
+    return BackendSelection(stand_in, notice)
 
 
 def make(place: Place, store: Store) -> Backend:

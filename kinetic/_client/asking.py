@@ -56,7 +56,7 @@ def stacks(
     )
 
 
-class Activity:
+class ActivityPoll:
     """What the hosts of a running job are doing, asked for again and again."""
 
     def __init__(self, store: Store, ref: JobRef) -> None:

@@ -17,7 +17,7 @@ from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
     from kinetic._backends.base import Backend
-    from kinetic._client.batch.inputs import Call
+    from kinetic._client.batch.inputs import CallArguments
     from kinetic._client.batch.submitters import PackagedSubmitter
     from kinetic._client.planning import Planned
     from kinetic._config.settings import Settings
@@ -51,7 +51,7 @@ class Client:
 
         return planning.make(job, self.settings, self.place)
 
-    def package_batch(self, job: JobSpec, calls: Sequence[Call]) -> PackagedSubmitter:
+    def package_batch(self, job: JobSpec, calls: Sequence[CallArguments]) -> PackagedSubmitter:
         """Plan what the calls of a batch share.
 
         Raises:

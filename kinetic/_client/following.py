@@ -99,7 +99,7 @@ def follow(
         UnsupportedVersion: another version of kinetic runs the job: its output cannot be read.
     """
     _check(store, ref, request)
-    reading, start = _Reading(backend, ref, request), _Start(backend, ref)
+    reading, start = _OutputReading(backend, ref, request), _StartReasons(backend, ref)
     outcome: Outcome | None = None
     while True:
         pause_s = PAUSE_S
@@ -155,7 +155,7 @@ def chunks(
             yield event if isinstance(event, LogChunk) else None
         return
     _check(store, ref, request)
-    reading = _Reading(backend, ref, request)
+    reading = _OutputReading(backend, ref, request)
     while True:
         try:
             yield from reading.stream()
@@ -196,7 +196,7 @@ def _peek_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
         return None
 
 
-class _Reading:
+class _OutputReading:
     """A job's output, read over as many streams as it takes."""
 
     def __init__(self, backend: Backend, ref: JobRef, request: LogRequest) -> None:
@@ -236,7 +236,7 @@ class _Reading:
         return self._failures >= TRIES
 
 
-class _Start:
+class _StartReasons:
     """Why a job does not run yet, each time that this changes."""
 
     def __init__(self, backend: Backend, ref: JobRef) -> None:

@@ -38,15 +38,15 @@ T = TypeVar("T")
 Callback = Callable[[], object]
 
 
-class Job(waiter.Job, Protocol):
-    """The part of a handle that waiting needs."""
+class JobFuture(waiter.AwaitedJob, Protocol):
+    """The part of a handle that a future needs."""
 
     def done(self) -> bool:
         """Whether it has ended."""
         ...
 
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=JobFuture)
 
 
 class FutureWatcher:
@@ -56,12 +56,12 @@ class FutureWatcher:
     def __init__(self, waiting: JobWaiter | None = None) -> None:
         self._waiter = waiting or JobWaiter()
         self._lock = threading.Lock()
-        self._tells: dict[Job, list[Callback]] = {}
-        self._jobs: dict[int, Job] = {}
+        self._tells: dict[JobFuture, list[Callback]] = {}
+        self._jobs: dict[int, JobFuture] = {}
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
-    def add(self, job: Job, tell: Callback) -> None:
+    def add(self, job: JobFuture, tell: Callback) -> None:
         """Call `tell` once when the job has ended, from the thread that watches: it must be
         quick."""
         with self._lock:
@@ -77,7 +77,7 @@ class FutureWatcher:
                 )
                 self._thread.start()
 
-    def drop(self, job: Job, tell: Callback) -> None:
+    def drop(self, job: JobFuture, tell: Callback) -> None:
         """Remove a callback."""
         with self._lock, suppress(KeyError, ValueError):
             self._tells[job].remove(tell)
@@ -120,7 +120,7 @@ class Callbacks:
     """The callbacks of one job, called in the order in which they were added: each once, in one
     daemon thread."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: JobFuture) -> None:
         self._job = job
         self._lock = threading.Lock()
         self._waiting: list[Callback] = []
@@ -156,14 +156,14 @@ class Callbacks:
                 _log.warning("a callback of %s raised %r", self._job.ref.job_id, error)
 
 
-def _invoke(call: Callback, job: Job) -> None:
+def _invoke(call: Callback, job: JobFuture) -> None:
     try:
         call()
     except Exception:  # noqa: BLE001 - a user's own code
         _log.exception("a callback of %s failed", job.ref.job_id)
 
 
-async def wait_for_end(job: Job) -> None:
+async def wait_for_end(job: JobFuture) -> None:
     """Wait until the job has ended, without blocking the event loop. Cancelling this does not
     affect the job."""
     import asyncio
@@ -307,7 +307,7 @@ def _as_completed(jobs: list[J], limit_s: float | None) -> Iterator[J]:
             watcher().drop(job, tell)
 
 
-def _ids(jobs: Iterable[Job]) -> str:
+def _ids(jobs: Iterable[JobFuture]) -> str:
     ids = [job.ref.job_id for job in jobs]
     return ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kinetic._datasets.data import Data
 
 
-class Changes(Keywords, total=False):
+class OptionChanges(Keywords, total=False):
     """What `with_options` takes: any of the decorator's options, by name. The decorator also takes
     those listed here by position, in this order."""
 

@@ -27,7 +27,7 @@ from typing import (
 )
 
 from kinetic._client.client import Client, client_of
-from kinetic._client.options import Changes, check_options
+from kinetic._client.options import OptionChanges, check_options
 from kinetic._core import checks, spec
 from kinetic._core.options import Options
 from kinetic._core.spec import JobSpec
@@ -106,7 +106,7 @@ class RemoteCallable(Generic[P, R_co]):
     def __repr__(self) -> str:
         return f"<RemoteCallable {self.__qualname__} on {self._options.topology.name}>"
 
-    def with_options(self, **changes: Unpack[Changes]) -> RemoteCallable[P, R_co]:
+    def with_options(self, **changes: Unpack[OptionChanges]) -> RemoteCallable[P, R_co]:
         """Return the same function with other options:
         `train.with_options(accelerator="tpu-v6e-16", timeout="1h")(steps)`.
 

@@ -37,7 +37,7 @@ MOST_SIGNALS = 256
 Answer = Outcome | KineticError | None
 
 
-class Job(Protocol):
+class AwaitedJob(Protocol):
     """The part of a handle that waiting needs."""
 
     @property
@@ -56,9 +56,9 @@ class Job(Protocol):
         ...
 
 
-def look(jobs: Sequence[Job]) -> list[Answer]:
+def look(jobs: Sequence[AwaitedJob]) -> list[Answer]:
     """Return the verdict of each job. All jobs of one place are asked for in one call."""
-    alike: dict[tuple[Place, str], list[Job]] = {}
+    alike: dict[tuple[Place, str], list[AwaitedJob]] = {}
     for job in jobs:
         alike.setdefault((job.ref.place, job.ref.store_uri), []).append(job)
     found: dict[JobRef, Answer] = {}
@@ -73,7 +73,7 @@ def look(jobs: Sequence[Job]) -> list[Answer]:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedJob:
     """A job that has ended: its input, and how it ended; None if its records were removed."""
 
     index: int
@@ -84,7 +84,7 @@ class Ended:
 class _RunningJob:
     """One running job: when to ask next, and the descriptor that signals its end before."""
 
-    handle: Job
+    handle: AwaitedJob
     look_at: float
     pause_s: float = FIRST_LOOK_S
     fd: int = -1
@@ -112,7 +112,7 @@ class JobWaiter:
         closing = weakref.finalize(self, _close, self._watched, self._bell, self._ringer)
         closing.atexit = False  # A daemon thread may still wait when the process ends.
 
-    def add(self, index: int, handle: Job) -> None:
+    def add(self, index: int, handle: AwaitedJob) -> None:
         """Watch a job."""
         with self._lock:
             self._watched[index] = _RunningJob(handle, self._clock() + self._first_look_s)
@@ -123,7 +123,7 @@ class JobWaiter:
         with suppress(BlockingIOError):  # A wake-up is already pending.
             os.write(self._ringer, b"!")
 
-    def wait(self, timeout_s: float) -> list[Ended]:
+    def wait(self, timeout_s: float) -> list[EndedJob]:
         """Return the jobs that have ended; [] if the time is up or `ring` was called."""
         deadline = self._clock() + timeout_s
         while True:
@@ -134,7 +134,7 @@ class JobWaiter:
             if self._sleep(min(deadline, self._next_look()) - now):
                 return self._look()
 
-    def _look(self) -> list[Ended]:
+    def _look(self) -> list[EndedJob]:
         """Ask for the jobs that are due."""
         with self._lock:
             now = self._clock()
@@ -146,10 +146,10 @@ class JobWaiter:
             if (ended := self._enter(index, job, each)) is not None
         ]
 
-    def _enter(self, index: int, job: _RunningJob, found: Answer) -> Ended | None:
+    def _enter(self, index: int, job: _RunningJob, found: Answer) -> EndedJob | None:
         if isinstance(found, Outcome | NotFound):
             self._forget(index)
-            return Ended(index, found if isinstance(found, Outcome) else None)
+            return EndedJob(index, found if isinstance(found, Outcome) else None)
         if found is not None:
             _log.warning("%s cannot be read at present: %s", job.handle.ref.job_id, found)
         self._look_later(job)

@@ -40,7 +40,7 @@ class Origin(StrEnum):
     DEFAULT = "default"
 
 
-class Source(NamedTuple):
+class SettingSource(NamedTuple):
     """Where a value comes from; as text "flag", "environment KINETIC_ZONE", "profile dev",
     "default".
 
@@ -57,7 +57,7 @@ class Source(NamedTuple):
         return f"{Origin.ENVIRONMENT if foreign else self.origin} {self.name}".rstrip()
 
 
-DEFAULT, FLAG = Source(Origin.DEFAULT), Source(Origin.FLAG)
+DEFAULT, FLAG = SettingSource(Origin.DEFAULT), SettingSource(Origin.FLAG)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Setting:
     """One value and where it came from."""
 
     value: Any
-    source: Source
+    source: SettingSource
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Settings:
     image_builds: str = "auto"
     pathways_head_pool: str | None = None
     pathways_version: str = "latest"
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: Mapping[str, SettingSource] = field(default_factory=dict)
 
     def setting(self, name: str) -> Setting:
         """Return one value together with its source."""
@@ -189,7 +189,7 @@ class _Profile(NamedTuple):
 
     values: Mapping[str, Any]
     name: str = ""
-    source: Source = DEFAULT
+    source: SettingSource = DEFAULT
 
 
 _chosen: str | None = None
@@ -217,7 +217,7 @@ def chosen_profile(environ: Environ | None = None) -> Setting | None:
     if _chosen is not None:
         return Setting(_chosen, FLAG)
     return (
-        Setting(env["KINETIC_PROFILE"], Source(Origin.ENVIRONMENT, "KINETIC_PROFILE"))
+        Setting(env["KINETIC_PROFILE"], SettingSource(Origin.ENVIRONMENT, "KINETIC_PROFILE"))
         if env.get("KINETIC_PROFILE")
         else None
     )
@@ -258,7 +258,7 @@ def load(
     values = {name: s.value for name, s in found.items()}
     folders = {name: _expand_path(values[name], env) for name in ("home", "cache_dir")}
     store = _address(values.get("store"), folders["home"], env)
-    sources = {"store": Source(Origin.HOME)} | {name: s.source for name, s in found.items()}
+    sources = {"store": SettingSource(Origin.HOME)} | {name: s.source for name, s in found.items()}
     return Settings(**values | folders | {"store": store}, sources=sources)
 
 
@@ -342,15 +342,15 @@ def _first(name: str, env: Environ, flags: Mapping[str, Any], profile: _Profile)
         return Setting(row.parse(f"{name}=", flags[name]), FLAG)
     if env.get(row.variable):
         value = row.parse(row.variable, env[row.variable])
-        return Setting(value, Source(Origin.ENVIRONMENT, row.variable))
+        return Setting(value, SettingSource(Origin.ENVIRONMENT, row.variable))
     if profile.values.get(name) is not None:
         return Setting(
             row.parse(f"{name} in the profile", profile.values[name]),
-            Source(Origin.PROFILE, profile.name),
+            SettingSource(Origin.PROFILE, profile.name),
         )
     if row.fallback and env.get(row.fallback):
         value = row.parse(row.fallback, env[row.fallback])
-        return Setting(value, Source(Origin.OTHER_TOOLS, row.fallback))
+        return Setting(value, SettingSource(Origin.OTHER_TOOLS, row.fallback))
     return None
 
 
@@ -377,7 +377,7 @@ def _read_profile(env: Environ, flags: Mapping[str, Any], place: Setting | None)
     return (
         _Profile({})
         if kept.current is None
-        else _Profile(kept.get(kept.current), kept.current, Source(Origin.PROFILES_FILE))
+        else _Profile(kept.get(kept.current), kept.current, SettingSource(Origin.PROFILES_FILE))
     )
 
 

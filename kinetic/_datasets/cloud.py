@@ -86,7 +86,7 @@ class _Replaced(StoreError):
 
 
 @dataclass(frozen=True)
-class _Listing:
+class _FolderListing:
     """The files of a folder by their path in it, and the folders, parents first."""
 
     files: dict[str, BucketObject]
@@ -131,7 +131,7 @@ def _explain_missing(bucket: Bucket, source: str, path: str, is_dir: bool) -> st
     return f"there is no object {source}. Check the name, and upload it first."
 
 
-def _sort_listing(source: str, found: dict[str, BucketObject]) -> _Listing:
+def _sort_listing(source: str, found: dict[str, BucketObject]) -> _FolderListing:
     """Tell files from folders.
 
     Raises:
@@ -150,7 +150,7 @@ def _sort_listing(source: str, found: dict[str, BucketObject]) -> _Listing:
         raise StoreError(
             f"{both[0]!r} below {source} is an object and a folder. Rename one of them."
         )
-    return _Listing(contents, tuple(folders))
+    return _FolderListing(contents, tuple(folders))
 
 
 def _with_parents(folders: Iterable[str]) -> Iterable[str]:
@@ -160,7 +160,7 @@ def _with_parents(folders: Iterable[str]) -> Iterable[str]:
             folder = posixpath.dirname(folder)  # noqa: PLW2901
 
 
-def _fill(bucket: Bucket, listing: _Listing, dest: str) -> None:
+def _fill(bucket: Bucket, listing: _FolderListing, dest: str) -> None:
     for folder in listing.folders:
         os.makedirs(os.path.join(dest, folder), mode=0o700, exist_ok=True)  # noqa: PTH103
     _tidy(dest, listing)
@@ -185,7 +185,7 @@ def _fill(bucket: Bucket, listing: _Listing, dest: str) -> None:
         os.chmod(os.path.join(dest, folder), 0o555)  # noqa: PTH101
 
 
-def _tidy(dest: str, listing: _Listing) -> None:
+def _tidy(dest: str, listing: _FolderListing) -> None:
     """Remove what an interrupted fetch left unfinished."""
     for folder, _, names in os.walk(dest):
         for name in names:

@@ -27,7 +27,7 @@ _asked: dict[tuple[str, str], float] = {}
 
 
 @dataclass(frozen=True)
-class Login:
+class HubLogin:
     """The login that hosts will use.
 
     Attributes:
@@ -39,7 +39,7 @@ class Login:
     is_known: bool
 
 
-def login(plan: Plan, secrets: Mapping[str, str], variables: Mapping[str, str]) -> Login:
+def login(plan: Plan, secrets: Mapping[str, str], variables: Mapping[str, str]) -> HubLogin:
     """Return the login that the hosts of a job will use.
 
     Args:
@@ -49,8 +49,8 @@ def login(plan: Plan, secrets: Mapping[str, str], variables: Mapping[str, str]) 
     """
     token = secrets.get("HF_TOKEN", "")
     if token or plan.place.is_cluster:
-        return Login(token, bool(token) or not plan.place.has_complete_image)
-    return Login(variables.get("HF_TOKEN") or _token_in_file(variables), is_known=True)
+        return HubLogin(token, bool(token) or not plan.place.has_complete_image)
+    return HubLogin(variables.get("HF_TOKEN") or _token_in_file(variables), is_known=True)
 
 
 def _token_in_file(variables: Mapping[str, str]) -> str:
@@ -64,7 +64,7 @@ def _token_in_file(variables: Mapping[str, str]) -> str:
 
 
 def check(
-    source: str, who: Login, variables: Mapping[str, str], *, patience_s: float = PATIENCE_S
+    source: str, who: HubLogin, variables: Mapping[str, str], *, patience_s: float = PATIENCE_S
 ) -> None:
     """Refuse a data set that this login cannot see.
 
@@ -99,7 +99,7 @@ _ABSENT = (
 )
 
 
-def _refusal(url: str, who: Login, patience_s: float) -> str:
+def _refusal(url: str, who: HubLogin, patience_s: float) -> str:
     """Why the hub refuses it; "" if it does not, or if that cannot be known."""
     try:
         asked = urllib.request.Request(url)

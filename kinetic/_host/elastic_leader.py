@@ -1,6 +1,6 @@
 """The leader of an elastic job: one attempt after the other, on the slices that are there.
 
-In: a plan, a store, the agents of all hosts (`Crew`). Out: events, the outcome of every
+In: a plan, a store, the agents of all hosts (`Hosts`). Out: events, the outcome of every
 attempt but the last, and the last one's; lines in the leader's log that tell the story. What to do
 is decided by `Elasticity`; this module does it.
 """
@@ -26,19 +26,19 @@ from kinetic._core.gang.elastic import (
     GiveUp,
     Loss,
     Restart,
-    Standing,
+    SliceState,
     first_line,
     loss_of,
     may_follow_from_fault,
 )
 from kinetic._core.gang.machine import Gang
-from kinetic._core.gang.messages import Place
+from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.gang.patience import patience_with
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import Outcome
 from kinetic._core.plan import Plan
 from kinetic._host import leader, questions
-from kinetic._host.crew import Crew
+from kinetic._host.hosts import Hosts
 from kinetic._host.leader import Attempt
 from kinetic._host.story import Story, seats_of
 from kinetic._rpc.lobby import Lobby
@@ -70,7 +70,7 @@ class ElasticLeader:
         plan: Plan,
         elastic: Elastic,
         store: Store,
-        crew: Crew,
+        hosts: Hosts,
         *,
         attempt: int = 1,
         failures: tuple[Failure, ...] = (),
@@ -89,7 +89,7 @@ class ElasticLeader:
         with the attempt when there are other agents, or another attempt."""
         self._plan = plan
         self._store = store
-        self._crew = crew
+        self._hosts = hosts
         self._has_records = has_records
         self._on_ready = on_ready
         self._on_agents = on_agents
@@ -103,15 +103,15 @@ class ElasticLeader:
         self._story = Story(store, plan.job_id, self._policy)
         self._dead: set[int] = set()
         """Seats whose agents have ended, and were not started again."""
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, HostAssignment] = {}
         self._told: set[int] = set()
         """Seats that know that nothing follows."""
         self._ran_s, self._ready_at = 0.0, 0.0
         self._joined: set[int] = set()
         self._removed = self._over = False
-        self._gang = self._make_gang(are_there=not crew.announces)
+        self._gang = self._make_gang(are_there=not hosts.announces)
         self._wake = asyncio.Event()
-        self._lobby = Lobby(self, announced=crew.announces)
+        self._lobby = Lobby(self, announced=hosts.announces)
 
     def lead(self, endpoint: Endpoint, key: str = "") -> Attempt:
         """Serve until the job has ended; return its last attempt. `key` belongs to the endpoint's
@@ -148,19 +148,19 @@ class ElasticLeader:
         self._reap()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._all_gone(), leader.LEAVE_S)
-        self._crew.kill()
+        self._hosts.kill()
         await coordinator.stop()
         # A later SIGTERM must not kill this process before it has written the verdict.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
     async def _all_gone(self) -> None:
-        while not self._crew.all_gone(self._told | self._dead):
+        while not self._hosts.all_gone(self._told | self._dead):
             await self._pause()
 
     async def _lead_attempts(self) -> Attempt:
         await self._gather()
         self._story.write(self._make_formed_event())
-        if self._crew.announces:
+        if self._hosts.announces:
             self._give_places(lost_at=0.0)
         while True:
             finished = asyncio.create_task(self._coordinator.wait_finished())
@@ -171,7 +171,7 @@ class ElasticLeader:
             self._lobby.give({})
             ended = Attempt(leader.judge_gang(self._gang), self._gang.unwanted, self._removed)
             loss, before = loss_of(ended.outcome, self._policy.slices), len(self._policy.slices)
-            fault = self._crew.world_fault(0.0)
+            fault = self._hosts.world_fault(0.0)
             if fault and may_follow_from_fault(ended.outcome):
                 self._break_down(fault)
             elif loss is not None:
@@ -199,7 +199,7 @@ class ElasticLeader:
     async def _gather(self) -> None:
         """Where hosts come one by one: wait until enough slices are there for the first attempt.
         If they are not in time, it is on all slices, and its gang says which hosts are missing."""
-        if not self._crew.announces:
+        if not self._hosts.announces:
             return
         limit_s = self._plan.limits.start_timeout_s
         until = time.monotonic() + max(limit_s - TO_JOIN_S, limit_s / 2)
@@ -239,7 +239,7 @@ class ElasticLeader:
         policy = self._policy
         for which in policy.missing:
             if self._is_complete(which):
-                if policy.stands(which) is Standing.AWAY:
+                if policy.stands(which) is SliceState.AWAY:
                     self._story.write(GangEvent(EventKind.SLICE_BACK, slices=(which,)))
                 policy.note_ready(which)
         before = len(policy.failures)
@@ -251,7 +251,7 @@ class ElasticLeader:
             self._restart(decision.slices)
         if policy.could_grow:
             self._gang.make_room()
-        if not policy.forming and (fault := self._crew.world_fault(STOPPED_S)):
+        if not policy.forming and (fault := self._hosts.world_fault(STOPPED_S)):
             self._coordinator.break_off(f"{fault}.")
         return decision
 
@@ -305,13 +305,13 @@ class ElasticLeader:
     def _end(self, slices: Iterable[int]) -> None:
         """End what is left of these slices; what their agents have said counts no more."""
         for which in slices:
-            for seat, start in self._crew.end(self._seats(which)).items():
+            for seat, start in self._hosts.end(self._seats(which)).items():
                 self._lobby.expect(seat, start)
 
     def _restart(self, slices: Iterable[int]) -> None:
         for which in slices:
             try:
-                for seat, start in self._crew.restart(self._seats(which)).items():
+                for seat, start in self._hosts.restart(self._seats(which)).items():
                     self._dead.discard(seat)
                     self._lobby.expect(seat, start)
             except OSError as error:
@@ -332,10 +332,10 @@ class ElasticLeader:
 
     def _give_places(self, lost_at: float) -> None:
         policy = self._policy
-        place = Place(policy.attempt, 0, policy.slices, policy.most_attempts, lost_at)
+        place = HostAssignment(policy.attempt, 0, policy.slices, policy.most_attempts, lost_at)
         place = replace(place, begins_anew=policy.begins_anew, retries_left=policy.retries_left)
         seats = self._seats_of(policy.slices)
-        place = replace(place, service=self._crew.serve_world(len(seats)))
+        place = replace(place, service=self._hosts.serve_world(len(seats)))
         self._places = {seat: replace(place, host=rank) for rank, seat in enumerate(seats)}
         self._lobby.give(self._places)
 
@@ -382,7 +382,7 @@ class ElasticLeader:
         self._cancel("The job's records were removed while it ran.")
 
     def _reap(self) -> None:
-        for seat, why in self._crew.dead():
+        for seat, why in self._hosts.dead():
             self._dead.add(seat)
             if not self._over:
                 self._on_death(seat, why)
@@ -401,7 +401,7 @@ class ElasticLeader:
 
     def on_enter(self, seat: int) -> None:
         """A host waits for its place."""
-        if self._crew.announces:
+        if self._hosts.announces:
             self._dead.discard(seat)
         self._wake.set()
 
@@ -429,7 +429,7 @@ class ElasticLeader:
         """A slice was lost that takes part in no attempt."""
         before = len(self._policy.failures)
         # Hosts that a cluster starts again may come and go while their slice is away.
-        counts = not self._crew.announces or self._policy.stands(which) is not Standing.AWAY
+        counts = not self._hosts.announces or self._policy.stands(which) is not SliceState.AWAY
         self._policy.lose_slice(which, why, time.monotonic(), counts=counts)
         for failure in self._policy.failures[before:]:
             self._story.tell_of_failure(failure)
@@ -446,9 +446,9 @@ class ElasticLeader:
     def _on_event(self, event: GangEvent) -> None:
         if event.kind is EventKind.STOP:
             # An agent that was stopped (SIGSTOP) must get it too.
-            self._crew.wake()
+            self._hosts.wake()
         self._story.write(event)
-        if event.host is not None and self._crew.announces and _is_gone(event):
+        if event.host is not None and self._hosts.announces and _is_gone(event):
             self._dead.add(self._seats_of(self._policy.slices)[event.host])
         if event.kind is EventKind.JOINED and event.host is not None:
             self._joined.add(event.host)
@@ -471,7 +471,7 @@ class ElasticLeader:
     def _may_write_story(self) -> bool:
         """Whether nobody else writes to the log of the last attempt's leader any more."""
         seat = self._seats(self._policy.slices[0])[0]
-        is_there = seat not in self._dead and self._crew.is_there(seat)
+        is_there = seat not in self._dead and self._hosts.is_there(seat)
         return self._lobby.waits(seat) or not is_there
 
     def _seats(self, which: int) -> range:

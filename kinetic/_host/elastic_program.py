@@ -17,7 +17,7 @@ from dataclasses import replace
 from kinetic._core import layout
 from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.gang.elastic import Failure, too_many
-from kinetic._core.gang.messages import Place
+from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import Outcome, Verdict, judge_leaderless, program_code
 from kinetic._core.plan import Plan
@@ -109,15 +109,15 @@ class Head:
         return number, failures, max(self._plan.options.retries - len(repeated), 0)
 
     def _lead(self, attempt: int, failures: tuple[Failure, ...], retries: int) -> Attempt:
-        from kinetic._host.crew import DistantCrew
         from kinetic._host.elastic_leader import ElasticLeader
+        from kinetic._host.hosts import RemoteHosts
 
         who, plan = self._who, self._plan
         return ElasticLeader(
             plan,
             self._elastic,
             self._store,
-            DistantCrew(plan.hosts),
+            RemoteHosts(plan.hosts),
             attempt=attempt,
             failures=failures,
             retries=retries,
@@ -140,7 +140,7 @@ class Seated:
     """A host: it stays while agents come and go, and takes part in one attempt after the other."""
 
     def __init__(self, who: Identity, plan: Plan, elastic: Elastic, store: Store) -> None:
-        place = Place(
+        place = HostAssignment(
             slices=tuple(range(elastic.most)),
             most_attempts=plan.most_attempts,
             retries_left=plan.options.retries,

@@ -16,7 +16,7 @@ from kinetic._core.gang.elastic import (
     Elasticity,
     Failure,
     Form,
-    Standing,
+    SliceState,
     count_slices,
     name_slices,
     tell_who_stays,
@@ -99,7 +99,7 @@ class Story:
     def tell_what_is_back(self) -> None:
         """The function has left its attempt, to make room."""
         policy = self._policy
-        back = [s for s in range(policy.rules.most) if policy.stands(s) is Standing.THERE]
+        back = [s for s in range(policy.rules.most) if policy.stands(s) is SliceState.THERE]
         self._say(what_is_back(back))
 
     def tell_of_next(self, form: Form, before: int, kept: int, hosts: int) -> None:
@@ -126,7 +126,7 @@ class Story:
 
     def _find_away(self) -> tuple[int, ...]:
         policy = self._policy
-        return tuple(each for each in policy.missing if policy.stands(each) is Standing.AWAY)
+        return tuple(each for each in policy.missing if policy.stands(each) is SliceState.AWAY)
 
     # -- the log -----------------------------------------------------------------------------------
 

@@ -197,10 +197,12 @@ class CallPickler(CodePickler):
             objects: classes and functions of the script.
         """
         statements = [
-            _Again(unpickler.define, self._define_args("", each))
+            _CallOnLoad(unpickler.define, self._define_args("", each))
             for each in self._script.registrations()
         ]
-        self.dump([_Again(unpickler.import_if_possible, (tuple(modules),)), *objects, *statements])
+        self.dump(
+            [_CallOnLoad(unpickler.import_if_possible, (tuple(modules),)), *objects, *statements]
+        )
 
     def _define_args(self, name: str, found: Definition) -> tuple[Any, ...]:
         needed = self._values(found.needed)
@@ -271,7 +273,7 @@ class ExternalObjectPickler(CallPickler):
         return ExternalObjectPickler(file, self._script, self._rebuilt, self._kind, self._left_out)
 
 
-class _Again:
+class _CallOnLoad:
     """A function call that happens when it is unpickled."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

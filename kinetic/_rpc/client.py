@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from kinetic._core.endpoint import Endpoint
-from kinetic._core.gang.messages import Heartbeat, HostView, Place
+from kinetic._core.gang.messages import Heartbeat, HostAssignment, HostView
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
 from kinetic.errors import CoordinatorLost, CorruptRecord, UsageError
@@ -41,7 +41,7 @@ _AGAIN = frozenset(
 )
 
 
-class _Patience:
+class _AnswerPatience:
     """How long to go without an answer. Time in which this process was suspended counts as one try
     at most."""
 
@@ -102,7 +102,7 @@ class _Caller:
     ) -> Any:
         """Call until there is an answer; raises CoordinatorLost after `give_up_s`."""
         limit_s = self.give_up_s if give_up_s is None else give_up_s
-        patience = _Patience(limit_s, timeout_s + _LONGEST_PAUSE_S, self.clock)
+        patience = _AnswerPatience(limit_s, timeout_s + _LONGEST_PAUSE_S, self.clock)
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
@@ -178,7 +178,7 @@ class AgentClient:
         self._caller = _Caller(endpoint, unreachable_after_s, clock)
         self._join_timeout_s = max(join_timeout_s, unreachable_after_s)
         self._host = host
-        self._patience = _Patience(unreachable_after_s, _CALL_S + _LONGEST_PAUSE_S, clock)
+        self._patience = _AnswerPatience(unreachable_after_s, _CALL_S + _LONGEST_PAUSE_S, clock)
         self._watcher: threading.Thread | None = None
         self._stream: Any = None
 
@@ -314,7 +314,7 @@ class ControlClient:
 
 def place_of(
     endpoint: Endpoint, seat: int, start: int, *, kept: bool, unreachable_after_s: float
-) -> Place | None:
+) -> HostAssignment | None:
     """Wait for the place of a host of an elastic job in the next attempt; None when nothing
     follows.
 
@@ -332,7 +332,7 @@ def place_of(
     request = codec.PlaceRequest(seat, start, kept)
     try:
         while True:
-            place: Place | None = caller.call(codec.PLACE, request, timeout_s=_PLACE_S)
+            place: HostAssignment | None = caller.call(codec.PLACE, request, timeout_s=_PLACE_S)
             if place is None or not place.again:
                 return place
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kinetic._core import documents
 from kinetic._core.endpoint import Endpoint
-from kinetic._core.gang.messages import Heartbeat, HostView, Place
+from kinetic._core.gang.messages import Heartbeat, HostAssignment, HostView
 from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 
@@ -151,7 +151,7 @@ REPORT = Method("Report", HostReport)
 STACKS = Method("Stacks", StacksAnswer)
 NEXT = Method("Next", NextRequest, NextReply)
 """Answered once the gang has finished."""
-PLACE = Method("Place", PlaceRequest, Place | None)
+PLACE = Method("Place", PlaceRequest, HostAssignment | None)
 """Answered once there is a place; None if nothing follows."""
 DUMP_STACKS = Method("DumpStacks", float, dict[int, str])
 """How many seconds hosts may take; their stacks."""

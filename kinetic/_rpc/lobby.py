@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from kinetic._core.gang.messages import Place
+from kinetic._core.gang.messages import HostAssignment
 
 PATIENCE_S = 10.0
 """A host that has waited so long is told to ask again."""
@@ -55,7 +55,7 @@ class Lobby:
         self._asking: Counter[int] = Counter()
         self._waiting: set[int] = set()
         self._kept: set[int] = set()
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, HostAssignment] = {}
         self._changed = asyncio.Event()
         self._over = False
 
@@ -77,13 +77,13 @@ class Lobby:
         """Whether this host waits."""
         return seat in self._waiting
 
-    def give(self, places: Mapping[int, Place]) -> None:
+    def give(self, places: Mapping[int, HostAssignment]) -> None:
         """Answer these hosts; places that were given before, and not asked for, count no more."""
         self._places = dict(places)
         self._waiting -= places.keys()
         self._wake()
 
-    def give_again(self, seat: int, place: Place) -> None:
+    def give_again(self, seat: int, place: HostAssignment) -> None:
         """Answer a host that was started again before it took its place."""
         self._places[seat] = place
 
@@ -92,7 +92,7 @@ class Lobby:
         self._over = True
         self._wake()
 
-    async def ask(self, seat: int, start: int, *, kept: bool = False) -> Place | None:
+    async def ask(self, seat: int, start: int, *, kept: bool = False) -> HostAssignment | None:
         """Wait for a place; return one that says to ask again after a while, None when nothing
         follows. `kept`: the host has the worker of its last attempt."""
         if self._announced:
@@ -112,7 +112,7 @@ class Lobby:
             self._listener.on_told(seat)
         return place
 
-    async def _wait(self, seat: int, start: int, *, kept: bool) -> Place | None:
+    async def _wait(self, seat: int, start: int, *, kept: bool) -> HostAssignment | None:
         loop = asyncio.get_running_loop()
         due = loop.time() + PATIENCE_S
         (self._kept.add if kept else self._kept.discard)(seat)
@@ -123,7 +123,7 @@ class Lobby:
             if self._over:
                 return None
             if loop.time() >= due:
-                return Place(again=True)
+                return HostAssignment(again=True)
             changed = self._changed
             try:
                 await asyncio.wait_for(changed.wait(), max(due - loop.time(), 0.0))

@@ -27,7 +27,7 @@ from kinetic._core.endpoint import Endpoint
 from kinetic._core.events import GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang
-from kinetic._core.gang.messages import Heartbeat, Place
+from kinetic._core.gang.messages import Heartbeat, HostAssignment
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
 from kinetic._rpc.lobby import Lobby
@@ -270,7 +270,7 @@ class Coordinator:
             return codec.NextReply()
         return codec.NextReply(self._gang.spec.attempt + 1, reason)
 
-    async def _place(self, request: codec.PlaceRequest, context: Context) -> Place | None:
+    async def _place(self, request: codec.PlaceRequest, context: Context) -> HostAssignment | None:
         if self._lobby is None:
             return None
         return await self._lobby.ask(request.seat, request.start, kept=request.kept)

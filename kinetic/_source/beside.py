@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kinetic._core.values import dataclass
 from kinetic._source import editable, ignore, walk
-from kinetic._source.editable import Part, Place
+from kinetic._source.editable import EditablePart, ImportFolder
 from kinetic._source.project import OWN_MARKER
 from kinetic._source.walk import FoundFile, Scan, ScanOptions
 from kinetic._store import files
@@ -33,7 +33,7 @@ class Beside:
         exclude: real paths, always left out.
     """
 
-    places: tuple[Place, ...] = ()
+    places: tuple[ImportFolder, ...] = ()
     never: tuple[Path, ...] = ()
     exclude: tuple[str, ...] = ()
 
@@ -43,7 +43,7 @@ class Beside:
         return tuple(place.folder for place in self.places)
 
 
-def top(root: str, places: Iterable[Place]) -> str:
+def top(root: str, places: Iterable[ImportFolder]) -> str:
     """Return the folder that contains the project and all places."""
     return os.path.commonpath([root, *(place.folder for place in places)])
 
@@ -96,7 +96,9 @@ def _add_descriptions(found: Scan, beside: Beside, around: str) -> None:
         found.beside.add(rel)
 
 
-def _add_part(found: Scan, part: Part, root: str, around: str, options: ScanOptions) -> None:
+def _add_part(
+    found: Scan, part: EditablePart, root: str, around: str, options: ScanOptions
+) -> None:
     others = {root} if not _is_inside(part.root, root) else set()
     theirs = dataclasses.replace(
         options,
@@ -147,7 +149,7 @@ def _is_inside(path: str, folder: str) -> bool:
     return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
 
 
-def _is_decided(place: Place, root: str, own: Scan) -> bool:
+def _is_decided(place: ImportFolder, root: str, own: Scan) -> bool:
     """Whether the project's scan has the folder, or the project's `.kineticignore` leaves it
     out."""
     if place.folder == root:

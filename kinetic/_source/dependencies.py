@@ -17,7 +17,7 @@ from pathlib import Path
 from kinetic._core.values import dataclass
 from kinetic._source import pyproject, requirements_txt, uv_lock
 from kinetic._source.editable import Package
-from kinetic._source.pyproject import Project
+from kinetic._source.pyproject import Pyproject
 from kinetic._source.requirements_txt import KEPT, find_name
 
 OF_THE_ACCELERATOR = ("jax", "jaxlib", "libtpu", "libtpu-nightly")
@@ -85,7 +85,7 @@ def find(start: Path, *, home: Path, editable: Collection[Package] = ()) -> Decl
     return Declared(editable=packages)
 
 
-def _read_project(project: Project, editable: Collection[Package], home: Path) -> Iterator[str]:
+def _read_project(project: Pyproject, editable: Collection[Package], home: Path) -> Iterator[str]:
     """Yield the lines of a pyproject.toml, in the versions of the uv.lock of the project or of its
     workspace, if there is one."""
     locks = (folder / "uv.lock" for folder in _upward(project.file.parent, home))

@@ -2,7 +2,7 @@
 installed editable, and what PYTHONPATH names.
 
 In: site folders and their `.pth` files, the finders of build backends, sys.path, PYTHONPATH. Out:
-`Place`, where modules are imported from; `Part`, what is shipped for it.
+`ImportFolder`, where modules are imported from; `EditablePart`, what is shipped for it.
 
 An editable installation is a line in a `.pth` file (setuptools' `develop` and src layouts,
 hatchling, uv, Poetry, flit, maturin), or a finder that leads from names to folders (setuptools,
@@ -36,7 +36,7 @@ _PACKAGE = os.path.realpath(os.path.dirname(_shadows.__file__))
 
 
 @dataclass(frozen=True)
-class Place:
+class ImportFolder:
     """A folder from which modules are imported.
 
     Attributes:
@@ -49,7 +49,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Part:
+class EditablePart:
     """A folder that is shipped beside the project.
 
     Attributes:
@@ -173,7 +173,7 @@ def pth_entries() -> tuple[str, ...]:
     return tuple(found)
 
 
-def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> list[Place]:
+def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> list[ImportFolder]:
     """Return where modules are imported from besides the interpreter's own folders.
 
     Args:
@@ -195,13 +195,13 @@ def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> li
     for folder, name in _find_redirections():
         if folder not in whole and name not in _OF_HOSTS and _is_source(folder, never):
             found.setdefault(folder, set()).add(name)
-    return [Place(folder, tuple(sorted(names))) for folder, names in found.items()]
+    return [ImportFolder(folder, tuple(sorted(names))) for folder, names in found.items()]
 
 
-def parts(places: Sequence[Place], never: Collection[Path]) -> list[Part]:
+def parts(places: Sequence[ImportFolder], never: Collection[Path]) -> list[EditablePart]:
     """Return what is shipped for these places: one part for each project, in which ignore files
     are looked for."""
-    by_root: dict[str, list[Place]] = {}
+    by_root: dict[str, list[ImportFolder]] = {}
     for place in places:
         by_root.setdefault(_project_of(place.folder, never), []).append(place)
     made = []
@@ -211,7 +211,7 @@ def parts(places: Sequence[Place], never: Collection[Path]) -> list[Part]:
             rel = os.path.relpath(place.folder, root)
             only |= {os.path.normpath(os.path.join(rel, name)) for name in place.names or ("",)}
         shipped = () if "." in only else tuple(sorted(only))
-        made.append(Part(root, shipped, tuple(place.folder for place in inside)))
+        made.append(EditablePart(root, shipped, tuple(place.folder for place in inside)))
     return made
 
 

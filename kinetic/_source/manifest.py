@@ -70,7 +70,7 @@ class Symlink:
 
 
 @dataclass(frozen=True)
-class Part:
+class ManifestPart:
     """A list with some of the entries of the folder at the path."""
 
     path: str
@@ -136,8 +136,12 @@ def decode(root: str, read: Callable[[Sequence[tuple[str, str]]], Iterable[bytes
         below: list[tuple[str, str]] = []
         for (folder, _), data in zip(level, read(level), strict=True):
             found = contents(folder, data)
-            below += [(each.path, each.digest) for each in found if isinstance(each, Folder | Part)]
-            entries += [each for each in found if not isinstance(each, Part)]
+            below += [
+                (each.path, each.digest)
+                for each in found
+                if isinstance(each, Folder | ManifestPart)
+            ]
+            entries += [each for each in found if not isinstance(each, ManifestPart)]
             if len(entries) + len(below) + seen > _MOST_ENTRIES:
                 raise CorruptRecord(
                     "The manifest of the source tree is damaged: it has more than "
@@ -150,7 +154,7 @@ def decode(root: str, read: Callable[[Sequence[tuple[str, str]]], Iterable[bytes
 
 
 @functools.lru_cache(maxsize=_LISTS_KEPT)
-def contents(folder: str, data: bytes) -> tuple[Entry | Part, ...]:
+def contents(folder: str, data: bytes) -> tuple[Entry | ManifestPart, ...]:
     """Read the list of one folder.
 
     Raises:
@@ -222,16 +226,16 @@ def _rows(lists: Mapping[str, bytes], folder: str, digest: str) -> dict[str, Ent
     for each in contents(folder, lists[digest]):
         rows |= (
             _rows(lists, folder, each.digest)
-            if isinstance(each, Part)
+            if isinstance(each, ManifestPart)
             else {each.path.rpartition("/")[2]: each}
         )
     return rows
 
 
-def _entry(folder: str, inside: str, kind: str, *row: Any) -> Entry | Part:
+def _entry(folder: str, inside: str, kind: str, *row: Any) -> Entry | ManifestPart:
     if kind == "s":
         (digest,) = row
-        return Part(folder, _digest(digest))
+        return ManifestPart(folder, _digest(digest))
     name, *rest = row
     if name in _NO_NAMES or "/" in name or "\0" in name:
         raise ValueError(f"{name!r} is not a name inside a folder")

@@ -19,7 +19,7 @@ from kinetic.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Project:
+class Pyproject:
     """A pyproject.toml.
 
     Attributes:
@@ -150,7 +150,7 @@ class Project:
         return _find_table(self.content, *keys)
 
 
-def read_project(file: Path) -> Project:
+def read_project(file: Path) -> Pyproject:
     """Return what a pyproject.toml says; nothing, if there is none.
 
     Raises:
@@ -170,7 +170,7 @@ def read_project(file: Path) -> Project:
             raise UsageError(
                 f'{file}: {key} of [tool.kinetic] must be a list of names, such as ["train"].'
             )
-    return Project(file, content, **{key: tuple(names) for key, names in chosen.items()})
+    return Pyproject(file, content, **{key: tuple(names) for key, names in chosen.items()})
 
 
 def _add_source(text: str, source: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kinetic._source import requirements_txt
 from kinetic._source.editable import Package
-from kinetic._source.pyproject import Project
+from kinetic._source.pyproject import Pyproject
 from kinetic.errors import UsageError
 
 _MEMBERS = re.compile(r"\nmembers = \[\n([^\]]*)\]")
@@ -41,7 +41,7 @@ def has_project(lock: Path, name: str) -> bool:
 
 def read_lines(
     lock: Path,
-    project: Project,
+    project: Pyproject,
     *,
     without: Collection[str],
     editable: Collection[Package],

@@ -34,7 +34,7 @@ _LONGEST_KEY_BYTES = 900
 """Buckets take 1024."""
 
 
-class Listing(NamedTuple):
+class JobListing(NamedTuple):
     """All jobs.
 
     Attributes:
@@ -52,10 +52,10 @@ def refs(store: Store) -> list[JobRef]:
     return list_jobs(store).refs
 
 
-def list_jobs(store: Store) -> Listing:
+def list_jobs(store: Store) -> JobListing:
     """Return all jobs; damaged references are skipped with a warning."""
     if store.as_folder() is not None:
-        listed = Listing(_readable(store, _keys(store)), {})
+        listed = JobListing(_readable(store, _keys(store)), {})
     else:
         listed = _read_listing(store)
     listed.refs.sort(key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
@@ -225,7 +225,7 @@ def _decode_key(key: str, kind: str) -> dict[str, Any] | None:
     return None
 
 
-def _read_listing(store: Store) -> Listing:
+def _read_listing(store: Store) -> JobListing:
     prefixes = [layout.REFS, layout.LISTED]
     keys, entries = at_once(lambda p: list(store.list(p)), prefixes, store.calls_at_once)
     there = {_id(key): key for key in keys}
@@ -242,7 +242,7 @@ def _read_listing(store: Store) -> Listing:
     # Of two entries, one was left over by a writer that was killed.
     cached = {job_id: refs[0] for job_id, refs in entries_of.items() if len(refs) == 1}
     uncached = [key for job_id, key in there.items() if job_id not in cached]
-    return Listing([*cached.values(), *_readable(store, uncached)], endings)
+    return JobListing([*cached.values(), *_readable(store, uncached)], endings)
 
 
 def _readable(store: Store, keys: Sequence[str]) -> list[JobRef]:

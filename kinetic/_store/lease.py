@@ -61,7 +61,7 @@ class Owner:
         return f"{who} (process {self.process} on {self.machine})"
 
 
-class _Place(Protocol):
+class _RecordPlace(Protocol):
     """Where the record lies."""
 
     counts: bool
@@ -103,7 +103,11 @@ class Lease:
     """
 
     def __init__(
-        self, place: _Place, where: str, me: Owner, sleep: Callable[[float], None] = time.sleep
+        self,
+        place: _RecordPlace,
+        where: str,
+        me: Owner,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._place = place
         self._where = where

@@ -58,7 +58,7 @@ class Ending(NamedTuple):
     reason: str = ""
 
 
-class Standing(NamedTuple):
+class JobStanding(NamedTuple):
     """Where a job stands.
 
     Attributes:
@@ -176,24 +176,24 @@ class AppContext:
             history = events.parse(self.store.get(layout.events(ref.job_id)))
         return picture_of(history, ref.hosts, outcome)
 
-    def read_standing(self, ref: JobRef) -> Standing:
+    def read_standing(self, ref: JobRef) -> JobStanding:
         """Return where the job stands."""
         return self.standings([ref])[ref.job_id]
 
-    def standings(self, refs: Sequence[JobRef]) -> dict[str, Standing]:
+    def standings(self, refs: Sequence[JobRef]) -> dict[str, JobStanding]:
         """Return where the jobs stand, by id. The store and each backend are asked only once."""
-        found: dict[str, Standing] = {}
+        found: dict[str, JobStanding] = {}
         for ref in refs:
             listed = self._endings.get(ref.job_id, {})
             ended = _ending_of(listed, ref)
             # What is listed does not say why.
             if ended is not None and ended.state is not JobStatus.FAILED:
-                found[ref.job_id] = Standing(ended.state, ending=ended)
+                found[ref.job_id] = JobStanding(ended.state, ending=ended)
         keys = {layout.outcome(ref.job_id): ref for ref in refs if ref.job_id not in found}
         for key, data in get_many(self.store, keys).items():
             ending = _parse_ending(data, keys[key])
             if ending is not None:
-                found[keys[key].job_id] = Standing(ending.state, ending.reason, ending)
+                found[keys[key].job_id] = JobStanding(ending.state, ending.reason, ending)
         by_backend: dict[tuple[Place, str], list[JobRef]] = {}
         for ref in refs:
             if ref.job_id not in found:
@@ -202,24 +202,26 @@ class AppContext:
             found |= self._ask_backend(group)
         return found
 
-    def _ask_backend(self, refs: Sequence[JobRef]) -> dict[str, Standing]:
+    def _ask_backend(self, refs: Sequence[JobRef]) -> dict[str, JobStanding]:
         try:
             statuses = self.backend_of(refs[0]).status(refs)
         except KineticError as error:
             # A backend that this version or machine cannot ask must not hide the other jobs.
-            return {ref.job_id: Standing(UNKNOWN, str(error)) for ref in refs}
+            return {ref.job_id: JobStanding(UNKNOWN, str(error)) for ref in refs}
         return {ref.job_id: self._standing_from(ref, statuses[ref.job_id]) for ref in refs}
 
-    def _standing_from(self, ref: JobRef, status: Status) -> Standing:
+    def _standing_from(self, ref: JobRef, status: Status) -> JobStanding:
         if not status.phase.ended:
-            return Standing(status.phase, status.reason)
+            return JobStanding(status.phase, status.reason)
         from kinetic._client import following  # imported late: not needed for running jobs
 
         try:
             state, _ = following.read_standing(self.store, ref, status, self.now())
         except KineticError as error:
-            return Standing(UNKNOWN, str(error))
-        return Standing(state, status.reason or (SUBMITTING if state is JobStatus.PENDING else ""))
+            return JobStanding(UNKNOWN, str(error))
+        return JobStanding(
+            state, status.reason or (SUBMITTING if state is JobStatus.PENDING else "")
+        )
 
 
 def _parse_ending(data: bytes, ref: JobRef) -> Ending | None:

@@ -13,11 +13,11 @@ import shlex
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from kinetic.cli.program import Kind, Program
+from kinetic.cli.program import Program, ProgramKind
 from kinetic.errors import KineticError
 
-_BEFORE = {Kind.SCRIPT: (), Kind.MODULE: ("-m",), Kind.COMMAND: ("--",)}
-_EXAMPLE = Program(Kind.SCRIPT, "train.py")
+_BEFORE = {ProgramKind.SCRIPT: (), ProgramKind.MODULE: ("-m",), ProgramKind.COMMAND: ("--",)}
+_EXAMPLE = Program(ProgramKind.SCRIPT, "train.py")
 
 
 class OptionNames(NamedTuple):

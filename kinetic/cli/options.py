@@ -70,7 +70,7 @@ class Assignment(_PairType):
         return name, content
 
 
-class Slices(_SlicesType):
+class SlicesParam(_SlicesType):
     """A number of slices, or the least and most of an elastic job: 1:3."""
 
     name = "N|LEAST:MOST"
@@ -95,7 +95,7 @@ class Slices(_SlicesType):
 
 DURATION = Duration()
 AGE = Duration(may_be_zero=True)
-SLICES = Slices()
+SLICES = SlicesParam()
 ASSIGNMENT = Assignment()
 
 

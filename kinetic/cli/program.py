@@ -18,7 +18,7 @@ from kinetic._source.project import MODULES, WORDS
 from kinetic.errors import UsageError
 
 
-class Kind(StrEnum):
+class ProgramKind(StrEnum):
     """How a program is started."""
 
     SCRIPT = "script"
@@ -36,7 +36,7 @@ class Program:
         args: the words after it.
     """
 
-    kind: Kind
+    kind: ProgramKind
     target: str
     args: tuple[str, ...] = ()
 
@@ -58,14 +58,14 @@ def split(words: Sequence[str], value_options: Collection[str]) -> tuple[list[st
     while at < len(words):
         word = words[at]
         if word == "--":
-            return list(words[:at]), _program(Kind.COMMAND, words[at + 1 :])
+            return list(words[:at]), _program(ProgramKind.COMMAND, words[at + 1 :])
         if word in ("-m", "--module"):
-            return list(words[:at]), _program(Kind.MODULE, words[at + 1 :])
+            return list(words[:at]), _program(ProgramKind.MODULE, words[at + 1 :])
         if word.startswith("--module=") or (word.startswith("-m") and not word.startswith("--")):
             name = word.removeprefix("--module=") if word.startswith("--") else word[2:]
-            return list(words[:at]), _program(Kind.MODULE, [name, *words[at + 1 :]])
+            return list(words[:at]), _program(ProgramKind.MODULE, [name, *words[at + 1 :]])
         if not word.startswith("-") or word == "-":
-            return list(words[:at]), _program(Kind.SCRIPT, words[at:])
+            return list(words[:at]), _program(ProgramKind.SCRIPT, words[at:])
         at += 2 if _takes_next(word, value_options) else 1
     return list(words), None
 
@@ -80,7 +80,7 @@ def _takes_next(word: str, value_options: Collection[str]) -> bool:
     return first == len(letters) - 1
 
 
-def _program(kind: Kind, words: Sequence[str]) -> Program | None:
+def _program(kind: ProgramKind, words: Sequence[str]) -> Program | None:
     return Program(kind, words[0], tuple(words[1:])) if words else None
 
 
@@ -88,7 +88,7 @@ def check(program: Program | None) -> Program:
     """Refuse what cannot run, before anything is created."""
     if program is None:
         raise UsageError("Nothing to run: name a script, -m MODULE, or a command after --.")
-    if program.kind is Kind.SCRIPT:
+    if program.kind is ProgramKind.SCRIPT:
         _check_script(program.target)
     if any("\0" in word for word in (program.target, *program.args)) or not program.target:
         raise UsageError(f"{program.target!r} cannot be the name of a {program.kind}.")
@@ -113,7 +113,7 @@ def _check_script(target: str) -> None:
 def script_path(program: Program, cwd: Path) -> Path | None:
     """Return the real path of the script, where the search for the source tree starts; None for
     other programs."""
-    return (cwd / program.target).resolve() if program.kind is Kind.SCRIPT else None
+    return (cwd / program.target).resolve() if program.kind is ProgramKind.SCRIPT else None
 
 
 def function(program: Program, cwd: Path) -> Callable[[], None]:
@@ -146,9 +146,9 @@ def _module_for(program: Program, script: Path | None) -> str:
     if script is not None:
         module.__file__ = str(script)
     vars(module)[WORDS] = (
-        *((program.target,) if program.kind is Kind.COMMAND else ()),
+        *((program.target,) if program.kind is ProgramKind.COMMAND else ()),
         *program.args,
     )
-    vars(module)[MODULES] = (program.target,) if program.kind is Kind.MODULE else ()
+    vars(module)[MODULES] = (program.target,) if program.kind is ProgramKind.MODULE else ()
     sys.modules[name] = module
     return name

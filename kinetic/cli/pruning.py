@@ -26,7 +26,7 @@ from kinetic._store import index as stored
 from kinetic._store.base import Entry, Store
 from kinetic._store.gc_lock import lock_for_sweep
 from kinetic._store.many import at_once, get_many
-from kinetic.cli.context import AppContext, Standing
+from kinetic.cli.context import AppContext, JobStanding
 
 _DIGEST_DIGITS = 64
 _ENDED = frozenset(status for status in JobStatus if status.ended)
@@ -54,7 +54,7 @@ def list_ended_before(app: AppContext, moment: float) -> list[JobRef]:
     return [ref for ref in reversed(refs) if _end_time(ref, standings[ref.job_id]) <= moment]
 
 
-def _end_time(ref: JobRef, found: Standing) -> float:
+def _end_time(ref: JobRef, found: JobStanding) -> float:
     """When the job ended; infinity if it has not, or if its backend cannot be asked."""
     if found.ending is not None:
         return found.ending.at

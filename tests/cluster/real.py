@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._backends.kubernetes import kubeconfig
-from kinetic._backends.kubernetes.answers import Call
+from kinetic._backends.kubernetes.answers import ApiCall
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.resources import (
     ACCESS_REVIEWS,
@@ -125,18 +125,18 @@ class _Api(HttpApi):
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": asked | {"namespace": self.namespace}},
         }
-        call = Call("create", ACCESS_REVIEWS)
+        call = ApiCall("create", ACCESS_REVIEWS)
         review = self._document("POST", ACCESS_REVIEWS.path(), call, body)
         return bool(review["status"].get("allowed"))
 
     def evict_pod(self, name: str) -> None:
-        call = Call("create", PODS, self.namespace, name)
+        call = ApiCall("create", PODS, self.namespace, name)
         path = f"{PODS.path(self.namespace, name)}/eviction"
         body = {"kind": "Eviction", "apiVersion": "policy/v1", "metadata": {"name": name}}
         self._repeat_call(call, lambda _: self._document("POST", path, call, body))
 
     def delete_pod(self, name: str, options: Document) -> None:
-        call, path = Call("delete", PODS, self.namespace, name), PODS.path(self.namespace, name)
+        call, path = ApiCall("delete", PODS, self.namespace, name), PODS.path(self.namespace, name)
         body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
         with contextlib.suppress(NotFound):
             self._repeat_call(call, lambda _: self._document("DELETE", path, call, body))

@@ -14,9 +14,9 @@ pytest.importorskip("kubernetes_validate")
 from cluster.fake import FakeCluster
 from cluster.manifests import job, job_set
 from kinetic._backends.kubernetes import answers, checks, kubeconfig
-from kinetic._backends.kubernetes.api import Patience, Selection
+from kinetic._backends.kubernetes.api import CallLimits, Selector
 from kinetic._backends.kubernetes.connection import HttpApi
-from kinetic._backends.kubernetes.diagnosis import Kind, Observed, diagnose
+from kinetic._backends.kubernetes.diagnosis import Cause, Observed, diagnose
 from kinetic._backends.kubernetes.nodes import pools_of
 from kinetic._backends.kubernetes.resources import (
     EVENTS,
@@ -31,7 +31,7 @@ from kinetic._core.state import JobStatus
 from kinetic.errors import BackendUnavailable, NotFound
 
 PATIENCE_S = 100.0
-QUICK = Patience(first_s=0.02, most_s=0.2, tries=4)
+QUICK = CallLimits(first_s=0.02, most_s=0.2, tries=4)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def status(api: HttpApi, name: str) -> JobStatus:
         found = api.get(JOBS, name)
     except NotFound:
         return status_of(None).phase
-    return status_of(found, api.list(PODS, Selection(labels=f"job-name={name}")).items).phase
+    return status_of(found, api.list(PODS, Selector(labels=f"job-name={name}")).items).phase
 
 
 def test_a_job_from_creation_to_deletion(api: HttpApi, cluster: FakeCluster) -> None:
@@ -119,7 +119,7 @@ def test_discovery_rights_and_nodes(api: HttpApi, cluster: FakeCluster) -> None:
 
 def test_a_cluster_is_examined(api: HttpApi, cluster: FakeCluster) -> None:
     facts = checks.gather(api, service_account="kinetic")
-    assert {c.level for c in checks.checks_of(facts)} == {checks.Level.OK}
+    assert {c.level for c in checks.checks_of(facts)} == {checks.CheckLevel.OK}
     assert checks.why_not(facts, hosts=4) == ""
     assert [row.name for row in checks.live_accelerators(facts.nodes or ())] == ["tpu-v6e-16"]
     cluster.remove_job_sets()
@@ -188,7 +188,7 @@ def test_what_is_wrong_is_found_from_live_objects(api: HttpApi) -> None:
     document["spec"]["template"]["spec"]["nodeSelector"] = selector
     api.create(JOBS, document)
 
-    def kind() -> Kind | None:
+    def kind() -> Cause | None:
         found = diagnose(
             Observed(
                 api.get(JOBS, "nowhere"),
@@ -200,7 +200,7 @@ def test_what_is_wrong_is_found_from_live_objects(api: HttpApi) -> None:
         )
         return found.kind if found and found.hopeless else None
 
-    until(lambda: kind() is Kind.NO_NODE_POOL)
+    until(lambda: kind() is Cause.NO_NODE_POOL)
 
 
 @pytest.mark.parametrize("words", [["v6e"], ["v6e", "--json"], ["nothing"]])

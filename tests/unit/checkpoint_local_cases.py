@@ -20,7 +20,7 @@ from checkpoint_fakes import Crowd, on_all
 
 import kinetic
 from kinetic._in_job.checkpoint import persistent, tree, worlds
-from kinetic._in_job.checkpoint.assembly import Assembly
+from kinetic._in_job.checkpoint.assembly import LocalRestore
 from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.local_tier import LocalTier
 from kinetic._in_job.checkpoint.pieces import newest
@@ -48,7 +48,7 @@ def written(tier, number, writer="run"):
 def read(tier, like):
     whole = newest([tier.list_committed()])
     now = tree.take_apart(like).as_saved(whole.leaves)
-    assembly = Assembly(tier, Crowd(1).hosts()[0], whole)
+    assembly = LocalRestore(tier, Crowd(1).hosts()[0], whole)
     assembly.fetch(now)
     return now.with_values(lambda n: assembly.value(now.leaves[n], now.values[n]))
 
@@ -253,7 +253,7 @@ def test_a_host_without_a_copy_gets_it_from_another_one(tmp_path):
     whole = newest([first.list_committed(), [], []])
 
     def restore(host):
-        assembly = Assembly(LocalTier(tmp_path / str(host.index)), host, whole)
+        assembly = LocalRestore(LocalTier(tmp_path / str(host.index)), host, whole)
         now = tree.take_apart(without_devices(0))
         assembly.fetch(now)
         got = now.with_values(lambda n: assembly.value(now.leaves[n], now.values[n]))

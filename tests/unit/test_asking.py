@@ -9,7 +9,7 @@ import pytest
 from doubles.memory_store import MemoryStore
 from laptop_fakes import ref
 
-from kinetic._client.asking import Activity
+from kinetic._client.asking import ActivityPoll
 from kinetic._core import layout
 from kinetic._core.ref import JobRef
 from kinetic.errors import StoreError
@@ -41,7 +41,7 @@ def job() -> JobRef:
 
 def test_it_is_asked_again_once_it_is_answered(job: JobRef) -> None:
     store = MemoryStore()
-    leader, asked = Leader(store, job), Activity(store, job)
+    leader, asked = Leader(store, job), ActivityPoll(store, job)
     assert asked.look() is None
     assert leader.look("waiting")
     assert asked.look() == {"members": ["waiting"]}
@@ -54,9 +54,9 @@ def test_it_is_asked_again_once_it_is_answered(job: JobRef) -> None:
 def test_what_was_answered_to_somebody_long_ago_is_not_shown(job: JobRef) -> None:
     store = MemoryStore()
     leader = Leader(store, job)
-    Activity(store, job).look()
+    ActivityPoll(store, job).look()
     leader.look("old")
-    asked = Activity(store, job)
+    asked = ActivityPoll(store, job)
     assert asked.look() is None
     leader.look("new")
     assert asked.look() == {"members": ["new"]}
@@ -64,7 +64,7 @@ def test_what_was_answered_to_somebody_long_ago_is_not_shown(job: JobRef) -> Non
 
 def test_two_who_ask_at_once_both_hear(job: JobRef) -> None:
     store = MemoryStore()
-    leader, one, two = Leader(store, job), Activity(store, job), Activity(store, job)
+    leader, one, two = Leader(store, job), ActivityPoll(store, job), ActivityPoll(store, job)
     for each in (one, two):
         assert each.look() is None
     leader.look("running")
@@ -76,7 +76,7 @@ def test_a_question_that_could_not_be_put_is_put_again(
     job: JobRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
-    asked = Activity(store, job)
+    asked = ActivityPoll(store, job)
     with monkeypatch.context() as broken:
         broken.setattr(store, "put", _fail)
         with pytest.raises(StoreError):

@@ -20,7 +20,7 @@ from kinetic._client.batch import handle as handles
 from kinetic._client.batch import launch
 from kinetic._client.batch import manifest as manifests
 from kinetic._client.batch.executor import BatchExecutor
-from kinetic._client.batch.ledger import BatchRules, Ledger, State
+from kinetic._client.batch.ledger import BatchRules, InputState, Ledger
 from kinetic._client.batch.manifest import Manifest, new_batch
 from kinetic._client.batch.poller import BatchUpdates
 from kinetic._client.batch.progress import BAR_WIDTH
@@ -105,7 +105,11 @@ def test_nothing_is_submitted_in_place_of_what_another_process_cancels(tmp_path)
     executor = BatchExecutor(ledger, Manifest.begin(store, batch), source, waiter=waiter)
     executor.start(here=True)
     assert cancelled.is_set()
-    assert [task.state for task in ledger.tasks] == [State.FAILED, State.SKIPPED, State.SKIPPED]
+    assert [task.state for task in ledger.tasks] == [
+        InputState.FAILED,
+        InputState.SKIPPED,
+        InputState.SKIPPED,
+    ]
     assert source.order == [0]
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laptop_fakes import ref
 
-from kinetic._client.batch.inputs import Call, calls
-from kinetic._client.batch.ledger import BatchRules, Ledger, State
+from kinetic._client.batch.inputs import CallArguments, calls
+from kinetic._client.batch.ledger import BatchRules, InputState, Ledger
 from kinetic.errors import UsageError, UsageTypeError
 
 RULES = st.builds(
@@ -23,7 +23,7 @@ RULES = st.builds(
 
 def step(ledger, data, tries):
     """Let one thing happen that can; return whether there was one."""
-    submitting = [i for i, task in enumerate(ledger.tasks) if task.state is State.SUBMITTING]
+    submitting = [i for i, task in enumerate(ledger.tasks) if task.state is InputState.SUBMITTING]
     live = list(ledger.live())
     acts = ["take"] if ledger.waiting and ledger.free else []
     acts += ["submitted", "refused", "give_back"] if submitting else []
@@ -33,7 +33,7 @@ def step(ledger, data, tries):
     act = data.draw(st.sampled_from([*acts, "stop"] if len(acts) > 1 else acts))
     if act == "take":
         index = ledger.take()
-        assert ledger.tasks[index].state is State.SUBMITTING
+        assert ledger.tasks[index].state is InputState.SUBMITTING
     elif act == "stop":
         ledger.stop("asked to")
     elif act == "submitted":
@@ -61,7 +61,7 @@ def test_every_input_ends_once_whatever_happens(total, rules, data):
         was_stopped, before = ledger.stopped, dict(tries)
         if not step(ledger, data, tries):
             break
-        busy = sum(task.state in (State.SUBMITTING, State.LIVE) for task in ledger.tasks)
+        busy = sum(task.state in (InputState.SUBMITTING, InputState.LIVE) for task in ledger.tasks)
         assert rules.max_concurrent is None or busy <= rules.max_concurrent
         assert not was_stopped or not ledger.waiting, "nothing waits once the batch was stopped"
         assert all(n <= rules.retries + 1 for n in tries.values())
@@ -76,14 +76,14 @@ def test_every_input_ends_once_whatever_happens(total, rules, data):
     assert sorted(ledger.finished) == list(range(total))
     for index, task in enumerate(ledger.tasks):
         assert (task.ref is None) == (index not in tries)
-        assert (task.state is State.REFUSED) <= (task.error is not None)
+        assert (task.state is InputState.REFUSED) <= (task.error is not None)
         assert task.tries == tries.get(index, 0)
     if rules.fail_fast and any(
-        task.state in (State.FAILED, State.REFUSED) for task in ledger.tasks
+        task.state in (InputState.FAILED, InputState.REFUSED) for task in ledger.tasks
     ):
         assert ledger.stopped
     if not ledger.stopped:
-        assert all(task.state is not State.SKIPPED for task in ledger.tasks)
+        assert all(task.state is not InputState.SKIPPED for task in ledger.tasks)
 
 
 def test_inputs_are_taken_in_order_and_retries_before_new_ones():
@@ -95,7 +95,7 @@ def test_inputs_are_taken_in_order_and_retries_before_new_ones():
     assert ledger.take() == 1
     ledger.mark_submitted(1, ref())
     ledger.mark_ended(1, ok=False)
-    assert ledger.tasks[1].state is State.FAILED
+    assert ledger.tasks[1].state is InputState.FAILED
     assert ledger.take() == 2
 
 
@@ -105,9 +105,9 @@ def test_a_failure_stops_the_rest_only_when_asked_to():
     careful.mark_submitted(0, ref())
     careful.mark_ended(0, ok=False)
     assert [task.state for task in careful.tasks] == [
-        State.FAILED,
-        State.SKIPPED,
-        State.SKIPPED,
+        InputState.FAILED,
+        InputState.SKIPPED,
+        InputState.SKIPPED,
     ]
     assert careful.stopped
     patient = Ledger(3, BatchRules(max_concurrent=1))
@@ -123,25 +123,25 @@ def test_a_retry_that_cannot_be_submitted_leaves_a_failed_job():
     ledger.mark_ended(0, ok=False)
     ledger.take()
     ledger.mark_refused(0, OSError("full"))
-    assert ledger.tasks[0].state is State.FAILED
+    assert ledger.tasks[0].state is InputState.FAILED
 
 
 @pytest.mark.parametrize(
     ("item", "mode", "call"),
     [
-        ({"lr": 1}, "auto", Call(kwargs={"lr": 1})),
-        ({"not-a-name": 1}, "auto", Call(({"not-a-name": 1},))),
-        ({"class": 1}, "auto", Call(({"class": 1},))),
-        ({1: 2}, "auto", Call(({1: 2},))),
-        ({}, "auto", Call()),
-        ([1, 2], "auto", Call((1, 2))),
-        ((1, 2), "auto", Call((1, 2))),
-        ("ab", "auto", Call(("ab",))),
-        (None, "auto", Call((None,))),
-        ([1, 2], "single", Call(([1, 2],))),
-        ({"lr": 1}, "single", Call(({"lr": 1},))),
-        ([1, 2], "args", Call((1, 2))),
-        ({"class": 1}, "kwargs", Call(kwargs={"class": 1})),
+        ({"lr": 1}, "auto", CallArguments(kwargs={"lr": 1})),
+        ({"not-a-name": 1}, "auto", CallArguments(({"not-a-name": 1},))),
+        ({"class": 1}, "auto", CallArguments(({"class": 1},))),
+        ({1: 2}, "auto", CallArguments(({1: 2},))),
+        ({}, "auto", CallArguments()),
+        ([1, 2], "auto", CallArguments((1, 2))),
+        ((1, 2), "auto", CallArguments((1, 2))),
+        ("ab", "auto", CallArguments(("ab",))),
+        (None, "auto", CallArguments((None,))),
+        ([1, 2], "single", CallArguments(([1, 2],))),
+        ({"lr": 1}, "single", CallArguments(({"lr": 1},))),
+        ([1, 2], "args", CallArguments((1, 2))),
+        ({"class": 1}, "kwargs", CallArguments(kwargs={"class": 1})),
     ],
 )
 def test_input_modes(item, mode, call):

@@ -24,7 +24,7 @@ from kinetic._core import checkpoint_size
 from kinetic._in_job.checkpoint import opening, persistent, positions
 from kinetic._in_job.checkpoint.cadence import cadence
 from kinetic._in_job.checkpoint.peers import Alone
-from kinetic._in_job.checkpoint.syncing import Moments, Wish
+from kinetic._in_job.checkpoint.syncing import SyncPoints, SyncRequest
 from kinetic._store import lease
 from kinetic._store.lease import InFolder, InStore, Lease, Owner
 from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch, UsageError
@@ -38,11 +38,13 @@ def test_all_hosts_leave_at_the_same_call(seed):
     taken_away = threading.Event()
     steps = 400
     when, who = luck.randrange(50), luck.randrange(3)
-    why = luck.choice([Wish.PREEMPTED, Wish.ROOM])
+    why = luck.choice([SyncRequest.PREEMPTED, SyncRequest.ROOM])
     step_of = threading.Barrier(3)
 
     def train(host):
-        moments = Moments(host, lambda: why if host.index == who and taken_away.is_set() else None)
+        moments = SyncPoints(
+            host, lambda: why if host.index == who and taken_away.is_set() else None
+        )
         try:
             for step in range(steps):
                 if host.index == who and step == when:
@@ -63,8 +65,8 @@ def test_all_hosts_leave_at_the_same_call(seed):
 
 
 def test_a_process_that_is_alone_leaves_at_once():
-    moments = Moments(Alone(), lambda: Wish.PREEMPTED)
-    assert moments.call() is Wish.PREEMPTED
+    moments = SyncPoints(Alone(), lambda: SyncRequest.PREEMPTED)
+    assert moments.call() is SyncRequest.PREEMPTED
     assert moments.call() is None, "once"
     moments.close()
 
@@ -73,7 +75,7 @@ def test_the_leader_wishes_when_the_time_has_come():
     now = [0.0]
 
     def train(host):
-        moments = Moments(host, lambda: None, 100.0, clock=lambda: now[0])
+        moments = SyncPoints(host, lambda: None, 100.0, clock=lambda: now[0])
         try:
             found = []
             for step in range(2000):
@@ -91,15 +93,15 @@ def test_the_leader_wishes_when_the_time_has_come():
 
     # The leader's thread looks at the clock when it has waited as long as it seemed to have to.
     step_of = threading.Barrier(2)
-    patience = Moments._patience_s
+    patience = SyncPoints._patience_s
     try:
-        Moments._patience_s = lambda self: 0.01
+        SyncPoints._patience_s = lambda self: 0.01
         one, other = on_all(Crowd(2).hosts(), train)
     finally:
-        Moments._patience_s = patience
+        SyncPoints._patience_s = patience
     assert one == other
     assert len(one) == 1
-    assert one[0][1] is Wish.TIME
+    assert one[0][1] is SyncRequest.TIME
 
 
 def test_a_host_that_is_gone_does_not_hold_the_others_forever(monkeypatch):
@@ -107,7 +109,7 @@ def test_a_host_that_is_gone_does_not_hold_the_others_forever(monkeypatch):
 
     monkeypatch.setattr(syncing, "_LIMIT_S", 0.05)
     host = Crowd(2).hosts()[0]  # the other one never comes
-    moments = Moments(host, lambda: Wish.PREEMPTED)
+    moments = SyncPoints(host, lambda: SyncRequest.PREEMPTED)
     for _ in range(20):
         assert moments.call() is None
         time.sleep(0.01)

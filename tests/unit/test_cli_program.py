@@ -14,7 +14,7 @@ import kinetic
 from kinetic._host.worker import command, report, signals
 from kinetic._source import shipment
 from kinetic.cli import program
-from kinetic.cli.program import Kind, Program
+from kinetic.cli.program import Program, ProgramKind
 
 ROOT = Path(kinetic.__file__).parent.parent
 
@@ -221,8 +221,10 @@ def test_handlers_are_put_back() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_what_is_sent_needs_no_module_of_the_command_line(kind: Kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", list(ProgramKind))
+def test_what_is_sent_needs_no_module_of_the_command_line(
+    kind: ProgramKind, tmp_path: Path
+) -> None:
     """A host must not load click: the function travels by value and holds text only."""
     import cloudpickle
 
@@ -248,14 +250,14 @@ def test_what_is_sent_needs_no_module_of_the_command_line(kind: Kind, tmp_path: 
 
 def test_the_tree_of_a_script_is_looked_for_around_the_script(tmp_path: Path) -> None:
     script = write(tmp_path / "project/s.py", "")
-    func = program.function(Program(Kind.SCRIPT, "project/s.py"), tmp_path)
+    func = program.function(Program(ProgramKind.SCRIPT, "project/s.py"), tmp_path)
     assert sys.modules[func.__module__].__file__ == str(script)
     del sys.modules[func.__module__]
 
 
-@pytest.mark.parametrize("kind", [Kind.COMMAND, Kind.MODULE])
+@pytest.mark.parametrize("kind", [ProgramKind.COMMAND, ProgramKind.MODULE])
 def test_the_tree_of_a_command_is_looked_for_around_the_callers_folder(
-    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: ProgramKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not around the console script, which is `__main__` and lies in the bin of an environment."""
     console = write(tmp_path / "env/bin/kinetic", "")

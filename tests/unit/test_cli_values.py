@@ -16,7 +16,7 @@ from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDOUT, LogChunk
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic.cli import exit_codes, program
-from kinetic.cli.program import Kind, Program
+from kinetic.cli.program import Program, ProgramKind
 
 VALUE_OPTIONS = {"-a", "--accelerator", "--name", "-m", "--module"}
 
@@ -76,20 +76,24 @@ def test_any_text_is_a_duration_above_zero_or_refused(words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "options", "expected"),
     [
-        ("-a cpu train.py -a x", "-a cpu", Program(Kind.SCRIPT, "train.py", ("-a", "x"))),
+        ("-a cpu train.py -a x", "-a cpu", Program(ProgramKind.SCRIPT, "train.py", ("-a", "x"))),
         (
             "--accelerator=cpu train.py -- x",
             "--accelerator=cpu",
-            Program(Kind.SCRIPT, "train.py", ("--", "x")),
+            Program(ProgramKind.SCRIPT, "train.py", ("--", "x")),
         ),
-        ("-acpu -d train.py", "-acpu -d", Program(Kind.SCRIPT, "train.py")),
-        ("-da cpu train.py", "-da cpu", Program(Kind.SCRIPT, "train.py")),
-        ("-a cpu -m pkg.mod --name x", "-a cpu", Program(Kind.MODULE, "pkg.mod", ("--name", "x"))),
-        ("-mpkg.mod -d", "", Program(Kind.MODULE, "pkg.mod", ("-d",))),
-        ("--module=pkg.mod", "", Program(Kind.MODULE, "pkg.mod")),
-        ("-a cpu -- ls -l", "-a cpu", Program(Kind.COMMAND, "ls", ("-l",))),
-        ("--name -- -- ls", "--name --", Program(Kind.COMMAND, "ls")),
-        ("-a cpu -- train.py", "-a cpu", Program(Kind.COMMAND, "train.py")),
+        ("-acpu -d train.py", "-acpu -d", Program(ProgramKind.SCRIPT, "train.py")),
+        ("-da cpu train.py", "-da cpu", Program(ProgramKind.SCRIPT, "train.py")),
+        (
+            "-a cpu -m pkg.mod --name x",
+            "-a cpu",
+            Program(ProgramKind.MODULE, "pkg.mod", ("--name", "x")),
+        ),
+        ("-mpkg.mod -d", "", Program(ProgramKind.MODULE, "pkg.mod", ("-d",))),
+        ("--module=pkg.mod", "", Program(ProgramKind.MODULE, "pkg.mod")),
+        ("-a cpu -- ls -l", "-a cpu", Program(ProgramKind.COMMAND, "ls", ("-l",))),
+        ("--name -- -- ls", "--name --", Program(ProgramKind.COMMAND, "ls")),
+        ("-a cpu -- train.py", "-a cpu", Program(ProgramKind.COMMAND, "train.py")),
         ("--help", "--help", None),
         ("-a cpu --", "-a cpu", None),
         ("-a cpu -m", "-a cpu", None),
@@ -106,21 +110,21 @@ def test_options_end_where_the_program_begins(
 @given(st.lists(st.text(max_size=8), max_size=8))
 def test_no_word_is_lost(words: list[str]) -> None:
     before, found = program.split(["-a", "cpu", "--", "cmd", *words], VALUE_OPTIONS)
-    assert (before, found) == (["-a", "cpu"], Program(Kind.COMMAND, "cmd", tuple(words)))
+    assert (before, found) == (["-a", "cpu"], Program(ProgramKind.COMMAND, "cmd", tuple(words)))
 
 
 def test_a_program_that_cannot_run_is_refused(tmp_path) -> None:
     for bad in (
         None,
-        Program(Kind.SCRIPT, str(tmp_path)),
-        Program(Kind.SCRIPT, str(tmp_path / "absent.py")),
-        Program(Kind.MODULE, ""),
-        Program(Kind.COMMAND, "ls", ("a\0b",)),
+        Program(ProgramKind.SCRIPT, str(tmp_path)),
+        Program(ProgramKind.SCRIPT, str(tmp_path / "absent.py")),
+        Program(ProgramKind.MODULE, ""),
+        Program(ProgramKind.COMMAND, "ls", ("a\0b",)),
     ):
         with pytest.raises(errors.UsageError):
             program.check(bad)
     with pytest.raises(errors.UsageError, match="-- ls"):
-        program.check(Program(Kind.SCRIPT, "ls"))
+        program.check(Program(ProgramKind.SCRIPT, "ls"))
 
 
 def chunk(data: bytes, host: int = 0, time_ns: int = 1_700_000_000_123_456_789) -> LogChunk:

@@ -17,7 +17,7 @@ from kinetic._backends.local import launcher
 from kinetic._client.doctor import checks, examination, facts, leftovers
 from kinetic._client.doctor.checks import Machine, StoreFolder, ZygoteStart
 from kinetic._client.doctor.findings import Finding, Level
-from kinetic._client.doctor.leftovers import Job, Process, Scrap, Traces
+from kinetic._client.doctor.leftovers import LocalJob, Process, Scrap, Traces
 from kinetic._client.doctor.repair import repair
 from kinetic._config import settings
 from kinetic._core import layout
@@ -167,9 +167,9 @@ def test_the_zygote() -> None:
 
 # -- leftovers -------------------------------------------------------------------------------------
 
-DONE = Job("job-1", 0.0, has_verdict=True, goes_on=False, left=("/s/work",))
-RUNS = Job("job-2", 0.0, has_verdict=False, goes_on=True)
-LOST = Job("job-3", 0.0, has_verdict=False, goes_on=False, left=("/s/3/work", "/s/3/socket"))
+DONE = LocalJob("job-1", 0.0, has_verdict=True, goes_on=False, left=("/s/work",))
+RUNS = LocalJob("job-2", 0.0, has_verdict=False, goes_on=True)
+LOST = LocalJob("job-3", 0.0, has_verdict=False, goes_on=False, left=("/s/3/work", "/s/3/socket"))
 
 
 def test_what_runs_is_left_alone() -> None:

@@ -20,11 +20,11 @@ from manifest_cases import planned
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
-from kinetic._core.gang.elastic import Form, Loss, Standing
+from kinetic._core.gang.elastic import Form, Loss, SliceState
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
-from kinetic._host.crew import DistantCrew, ForkedCrew
 from kinetic._host.elastic_leader import ElasticLeader
+from kinetic._host.hosts import ForkedHosts, RemoteHosts
 from kinetic._host.leader import FIRST_SIGN_S, Attempt
 from kinetic._store.log_segments import SegmentReader
 
@@ -56,7 +56,7 @@ class Forked:
 
     def __init__(self):
         self.agents = FakeAgents()
-        self.crew = ForkedCrew(self.agents)
+        self.crew = ForkedHosts(self.agents)
 
     def started(self):
         """The host that was started again, and its start."""
@@ -68,7 +68,7 @@ class Distant:
     """A job whose agents are elsewhere, and are started again by a cluster."""
 
     def __init__(self):
-        self.crew = DistantCrew(2)
+        self.crew = RemoteHosts(2)
 
     def started(self):
         return 1, 77
@@ -107,7 +107,7 @@ def test_what_the_agent_of_a_lost_slice_has_asked_for_counts_no_more():
         leader._fail(Loss((1,), "its worker was killed"))
         assert hosts.agents.pids == {100: 0}
         leader._look()
-        assert leader._policy.stands(1) is Standing.AWAY
+        assert leader._policy.stands(1) is SliceState.AWAY
         assert await first is None
         await returned(leader, hosts)
 
@@ -123,7 +123,7 @@ def test_the_agent_of_a_lost_slice_elsewhere_stays_and_waits_for_its_place():
         leader._fail(Loss((1,), "its worker was killed"))
         leader._look()
         leader._look()
-        assert leader._policy.stands(1) is Standing.THERE
+        assert leader._policy.stands(1) is SliceState.THERE
         first.cancel()
 
     asyncio.run(story())
@@ -132,14 +132,14 @@ def test_the_agent_of_a_lost_slice_elsewhere_stays_and_waits_for_its_place():
 @pytest.mark.parametrize("how", [Exit.AGENT_LOST, Exit.EVICTED])
 def test_an_agent_elsewhere_that_says_that_it_ends_is_not_counted_on(how):
     async def story():
-        leader = leading(DistantCrew(2))
+        leader = leading(RemoteHosts(2))
         asking = asyncio.create_task(leader._lobby.ask(1, 5))
         await asyncio.sleep(0)
         leader._on_event(GangEvent(EventKind.REPORT, 1, exit=how))
         leader._fail(Loss((1,), "its machine is taken away"))
         leader._look()
         leader._look()
-        assert leader._policy.stands(1) is Standing.AWAY
+        assert leader._policy.stands(1) is SliceState.AWAY
         asking.cancel()
 
     asyncio.run(story())
@@ -151,7 +151,7 @@ def test_a_slice_with_a_dead_agent_is_away_until_that_is_started_again(hosts):
         die(leader, 1)
         leader._fail(Loss((1,), "its machine is gone"))
         leader._look()
-        assert leader._policy.stands(1) is Standing.AWAY
+        assert leader._policy.stands(1) is SliceState.AWAY
         await returned(leader, hosts)
 
     asyncio.run(story())
@@ -162,13 +162,13 @@ async def returned(leader, hosts):
     again = asyncio.create_task(leader._lobby.ask(*hosts.started()))
     await asyncio.sleep(0)
     leader._look()
-    assert leader._policy.stands(1) is Standing.THERE
+    assert leader._policy.stands(1) is SliceState.THERE
     again.cancel()
 
 
 def test_a_new_start_tells_that_the_one_before_is_dead():
     async def story():
-        leader, lost = leading(DistantCrew(2)), []
+        leader, lost = leading(RemoteHosts(2)), []
         leader._coordinator = SimpleNamespace(mark_lost=lambda rank, why: lost.append((rank, why)))
         leader._give_places(0.0)
         assert (await leader._lobby.ask(1, 5)).host == 1
@@ -184,7 +184,7 @@ def test_a_new_start_tells_that_the_one_before_is_dead():
 
 def test_hosts_elsewhere_that_come_and_go_while_their_slice_is_away_are_counted_once():
     async def story():
-        leader = leading(DistantCrew(2))
+        leader = leading(RemoteHosts(2))
         leader._fail(Loss((1,), "its machine is gone"))
         for start in (5, 6, 7):
             waiting = asyncio.create_task(leader._lobby.ask(1, start))
@@ -207,7 +207,7 @@ def test_the_story_is_in_the_log_also_where_the_store_is_no_folder(hosts):
 
 def test_nobody_waits_for_hosts_elsewhere_that_know_or_are_dead():
     async def story():
-        leader = leading(DistantCrew(2))
+        leader = leading(RemoteHosts(2))
         die(leader, 0)
         asking = asyncio.create_task(leader._lobby.ask(1, 5))
         await asyncio.sleep(0)
@@ -278,13 +278,13 @@ def test_a_slice_that_dies_while_it_waits_is_not_counted_on(hosts):
         waiting = asyncio.create_task(leader._lobby.ask(*hosts.started()))
         await asyncio.sleep(0)
         leader._look()
-        if leader._crew.announces:
+        if leader._hosts.announces:
             leader.on_leave(1)
         else:
             leader._on_death(1, "its agent was killed")
-        assert leader._policy.stands(1) is Standing.AWAY
+        assert leader._policy.stands(1) is SliceState.AWAY
         leader._look()
-        assert leader._policy.stands(1) is Standing.AWAY
+        assert leader._policy.stands(1) is SliceState.AWAY
         waiting.cancel()
         assert [failure.slices for failure in leader._policy.failures] == [(1,), (1,)]
 

@@ -285,6 +285,21 @@ def test_errors_can_be_caught_by_name() -> None:
     assert all_faults()["raises"] == {}
 
 
+def class_names(source: str) -> list[str]:
+    """Of all classes, whether private or not."""
+    classes = (node for node in nodes_of(source) if isinstance(node, ast.ClassDef))
+    return [each.name.lstrip("_") for each in classes]
+
+
+def test_the_name_of_a_class_means_one_thing() -> None:
+    where: dict[str, list[str]] = {}
+    for path in modules():
+        for each in class_names(path.read_text()):
+            where.setdefault(each, []).append(name(path))
+    assert len(where) > 300
+    assert {each: places for each, places in where.items() if len(places) > 1} == {}
+
+
 def test_functions_are_named_for_what_they_do() -> None:
     assert all_faults()["verbs"] == {}
 

@@ -16,11 +16,11 @@ from kinetic._client.planning import Planned
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Dataset
 from kinetic._datasets import hub_check
-from kinetic._datasets.hub_check import Login
+from kinetic._datasets.hub_check import HubLogin
 from kinetic._store.local import LocalStore
 
 REPO = "/api/datasets/owner/images"
-NOBODY = Login("", is_known=True)
+NOBODY = HubLogin("", is_known=True)
 
 
 @pytest.fixture
@@ -91,19 +91,19 @@ def test_what_is_there_passes_and_is_asked_for_once(hub, query):
 def test_what_is_not_there_is_refused(hub, source, token, said):
     for _ in range(2):
         with pytest.raises(errors.UsageError, match=said) as caught:
-            check(hub, source, Login(token, is_known=True))
+            check(hub, source, HubLogin(token, is_known=True))
         assert source in str(caught.value)
         assert not token or token not in str(caught.value)
 
 
 def test_a_token_opens_what_is_private(hub):
-    check(hub, "hf://owner/mine", Login("hf_me", is_known=True))
+    check(hub, "hf://owner/mine", HubLogin("hf_me", is_known=True))
 
 
 def test_hosts_that_may_have_a_token_of_their_own_are_asked(hub):
-    check(hub, "hf://owner/mine", Login("", is_known=False))
+    check(hub, "hf://owner/mine", HubLogin("", is_known=False))
     with pytest.raises(errors.UsageError, match="revision"):
-        check(hub, "hf://owner/images?revision=v9", Login("", is_known=False))
+        check(hub, "hf://owner/images?revision=v9", HubLogin("", is_known=False))
 
 
 @pytest.mark.parametrize("code", [403, 404, 429, 500, 503])
@@ -115,7 +115,7 @@ def test_what_cannot_be_told_is_left_to_the_hosts(hub, code):
 
 
 def test_a_token_goes_to_no_other_address(hub):
-    check(hub, "hf://owner/renamed", Login("hf_me", is_known=True))
+    check(hub, "hf://owner/renamed", HubLogin("hf_me", is_known=True))
     assert [token for _, token in hub.asked] == ["Bearer hf_me", ""]
 
 
@@ -132,13 +132,13 @@ def test_as_whom_hosts_will_ask(tmp_path):
     cluster = plan(place=Place("gke"))
     own = plan(place=Place("gke", image="ghcr.io/me/it"))
     cases = [
-        (plan(), {}, here, Login("hf_env", is_known=True)),
-        (plan(), {}, {"HF_HOME": str(tmp_path)}, Login("hf_file", is_known=True)),
-        (plan(), {}, {"HOME": str(tmp_path)}, Login("", is_known=True)),
-        (plan(), {"HF_TOKEN": "hf_s"}, here, Login("hf_s", is_known=True)),
-        (cluster, {}, here, Login("", is_known=True)),
-        (own, {}, here, Login("", is_known=False)),
-        (own, {"HF_TOKEN": "hf_s"}, {}, Login("hf_s", is_known=True)),
+        (plan(), {}, here, HubLogin("hf_env", is_known=True)),
+        (plan(), {}, {"HF_HOME": str(tmp_path)}, HubLogin("hf_file", is_known=True)),
+        (plan(), {}, {"HOME": str(tmp_path)}, HubLogin("", is_known=True)),
+        (plan(), {"HF_TOKEN": "hf_s"}, here, HubLogin("hf_s", is_known=True)),
+        (cluster, {}, here, HubLogin("", is_known=True)),
+        (own, {}, here, HubLogin("", is_known=False)),
+        (own, {"HF_TOKEN": "hf_s"}, {}, HubLogin("hf_s", is_known=True)),
     ]
     for about, secrets, variables, wanted in cases:
         assert hub_check.login(about, secrets, variables) == wanted

@@ -11,7 +11,7 @@ from test_kubernetes_waiting import node
 from kinetic._backends.kubernetes import addons, checks, nodes, preflight
 from kinetic._backends.kubernetes.addons import Asked, MultiTier, Networks
 from kinetic._backends.kubernetes.answers import Forbidden, NotInstalled
-from kinetic._backends.kubernetes.api import Api, Listing, Version
+from kinetic._backends.kubernetes.api import Api, ObjectList, Version
 from kinetic._backends.kubernetes.resources import (
     CHECKPOINT_CONFIGURATIONS,
     CLAIM_TEMPLATES,
@@ -178,16 +178,16 @@ class Cluster:
             raise NotFound("There is none.")
         return {}
 
-    def list(self, resource: Resource) -> Listing:
+    def list(self, resource: Resource) -> ObjectList:
         self.asked.append(resource)
         if resource == NODES:
-            return Listing((tpu_node(),), "1")
+            return ObjectList((tpu_node(),), "1")
         assert resource == CHECKPOINT_CONFIGURATIONS
         if self.configurations is None:
             raise Forbidden("You may not list them.")
         if not self.configurations:
             raise NotInstalled("The cluster does not know them.")
-        return Listing(self.configurations, "1")
+        return ObjectList(self.configurations, "1")
 
 
 BOTH = Asked(multi_tier=True, networks=True)
@@ -214,18 +214,18 @@ def test_the_doctor_looks_for_what_settings_ask_for(
     lacks: dict[str, Any], name: str, words: str
 ) -> None:
     found = gathered(BOTH, **lacks)
-    assert found[name].level is checks.Level.PROBLEM
+    assert found[name].level is checks.CheckLevel.PROBLEM
     assert words in found[name].detail
     assert not gathered(Asked(), **lacks).keys() & {"multi-tier", "network devices"}
-    assert gathered(Asked(), **lacks)["rights"].level is checks.Level.OK
+    assert gathered(Asked(), **lacks)["rights"].level is checks.CheckLevel.OK
 
 
 def test_the_doctor_of_a_cluster_that_has_it_or_does_not_say() -> None:
     found = gathered(BOTH)
-    assert {check.level for check in found.values()} == {checks.Level.OK}
+    assert {check.level for check in found.values()} == {checks.CheckLevel.OK}
     assert found["multi-tier"].detail == "60Gi for each node of cpc"
     unknown = gathered(BOTH, driver=None, configurations=None, devices=None)
-    assert {check.level for check in unknown.values()} == {checks.Level.OK}
+    assert {check.level for check in unknown.values()} == {checks.CheckLevel.OK}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import recorded
 
 from kinetic._backends.kubernetes import answers
-from kinetic._backends.kubernetes.answers import Call, error_of
+from kinetic._backends.kubernetes.answers import ApiCall, error_of
 from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, PODS, Resource
 from kinetic.errors import BackendUnavailable, KineticError, NotFound, PreflightError, SubmitError
 
@@ -19,7 +19,7 @@ ERRORS = [e for e in recorded.exchanges("17-errors") if e["response"].get("statu
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete", "PUT": "update"}
 
 
-def call_of(request: dict[str, Any]) -> Call:
+def call_of(request: dict[str, Any]) -> ApiCall:
     path, _, query = request["path"].partition("?")
     parts = (path.strip("/") + "///").split("/")
     group, version, rest = (
@@ -31,7 +31,7 @@ def call_of(request: dict[str, Any]) -> Call:
     verb = "watch" if "watch=true" in query else VERBS[request["method"]]
     if verb == "get" and not rest[1]:
         verb = "list"
-    return Call(verb, Resource(group, version, rest[0]), namespace, "".join(rest[1:2]))
+    return ApiCall(verb, Resource(group, version, rest[0]), namespace, "".join(rest[1:2]))
 
 
 def error(exchange: dict[str, Any]) -> KineticError:
@@ -87,13 +87,13 @@ def test_a_list_that_continues_from_too_long_ago_is_told_from_an_outage() -> Non
 def test_what_is_too_large_does_not_pass_with_time() -> None:
     said = json.dumps({"kind": "Status", "message": "etcdserver: request is too large"})
     assert not answers.may_pass(500, said)
-    assert isinstance(error_of(Call("create", JOBSETS, "ml"), 500, said), answers.Refused)
+    assert isinstance(error_of(ApiCall("create", JOBSETS, "ml"), 500, said), answers.Refused)
     assert answers.may_pass(500, "")
-    assert isinstance(error_of(Call("list", PODS), 500, b"oops"), BackendUnavailable)
+    assert isinstance(error_of(ApiCall("list", PODS), 500, b"oops"), BackendUnavailable)
 
 
 def test_jobsets_that_are_not_installed_come_with_the_command() -> None:
-    found = error_of(Call("create", JOBSETS, "ml"), 404, b"404 page not found\n")
+    found = error_of(ApiCall("create", JOBSETS, "ml"), 404, b"404 page not found\n")
     assert isinstance(found, answers.NotInstalled)
     assert "kubectl apply --server-side" in str(found)
 
@@ -101,7 +101,7 @@ def test_jobsets_that_are_not_installed_come_with_the_command() -> None:
 def test_a_quota_on_objects_is_no_missing_right() -> None:
     said = 'jobs.batch "x" is forbidden: exceeded quota: counts, requested: count/jobs.batch=1'
     body = json.dumps({"kind": "Status", "reason": "Forbidden", "message": said})
-    assert isinstance(error_of(Call("create", JOBS, "ml"), 403, body), answers.Refused)
+    assert isinstance(error_of(ApiCall("create", JOBS, "ml"), 403, body), answers.Refused)
 
 
 def test_paths() -> None:
@@ -130,7 +130,7 @@ def test_users_see_the_public_error(kind: type[KineticError]) -> None:
 
 
 def test_a_proxy_that_does_not_answer_is_suspected() -> None:
-    call = Call("list", PODS, "ml")
+    call = ApiCall("list", PODS, "ml")
     told = str(
         answers.explain_unreachable(call, "https://c", OSError("Unable to connect to proxy"))
     )

@@ -12,10 +12,10 @@ from test_kubernetes_waiting import node
 from kinetic._backends.kubernetes import checks
 from kinetic._backends.kubernetes.addons import Asked
 from kinetic._backends.kubernetes.answers import Forbidden
-from kinetic._backends.kubernetes.api import Api, Listing, Selection, Version
+from kinetic._backends.kubernetes.api import Api, ObjectList, Selector, Version
 from kinetic._backends.kubernetes.checks import (
+    CheckLevel,
     Facts,
-    Level,
     checks_of,
     gather,
     why_not,
@@ -50,7 +50,7 @@ def without(*rights: tuple[str, Resource]) -> dict[Right, bool]:
 
 def test_a_cluster_that_is_well() -> None:
     found = checks_of(WELL)
-    assert {c.level for c in found} == {Level.OK}
+    assert {c.level for c in found} == {CheckLevel.OK}
     assert [c.name for c in found][:3] == ["cluster", "JobSet", "rights"]
     assert "tpu (tpu-v6e-slice 4x4, 1 node)" in [c.detail for c in found]
     assert why_not(WELL, hosts=4) == ""
@@ -59,49 +59,55 @@ def test_a_cluster_that_is_well() -> None:
 @pytest.mark.parametrize(
     ("change", "name", "level", "one_host", "four_hosts"),
     [
-        ({"jobsets": JobSets()}, "JobSet", Level.WARN, "", "The cluster does not know jobsets"),
+        (
+            {"jobsets": JobSets()},
+            "JobSet",
+            CheckLevel.WARN,
+            "",
+            "The cluster does not know jobsets",
+        ),
         (
             {"rights": without(("create", JOBS), ("watch", PODS))},
             "rights",
-            Level.PROBLEM,
+            CheckLevel.PROBLEM,
             "You may not create jobs.batch; watch pods in namespace ml.",
             "You may not create jobs.batch; watch pods in namespace ml.",
         ),
         (
             {"rights": without(("create", JOBSETS), ("watch", JOBSETS))},
             "rights",
-            Level.PROBLEM,
+            CheckLevel.PROBLEM,
             "",
             "You may not create, watch jobsets.jobset.x-k8s.io in namespace ml.",
         ),
-        ({"rights": without(("list", NODES))}, "rights", Level.WARN, "", ""),
-        ({"rights": without(("delete", PODS))}, "rights", Level.WARN, "", ""),
+        ({"rights": without(("list", NODES))}, "rights", CheckLevel.WARN, "", ""),
+        ({"rights": without(("delete", PODS))}, "rights", CheckLevel.WARN, "", ""),
         (
             {"has_account": False},
             "service account",
-            Level.PROBLEM,
+            CheckLevel.PROBLEM,
             "The service account kinetic does not exist in namespace ml. Create it",
             "The service account kinetic does not exist",
         ),
-        ({"version": Version("v1.22.0", 1, 22)}, "cluster", Level.WARN, "", ""),
-        ({"jobsets": JobSets(True, "0.8.1", is_old=True)}, "JobSet", Level.WARN, "", ""),
-        ({"jobsets": JobSets(True, fault="No.")}, "JobSet", Level.PROBLEM, "", ""),
+        ({"version": Version("v1.22.0", 1, 22)}, "cluster", CheckLevel.WARN, "", ""),
+        ({"jobsets": JobSets(True, "0.8.1", is_old=True)}, "JobSet", CheckLevel.WARN, "", ""),
+        ({"jobsets": JobSets(True, fault="No.")}, "JobSet", CheckLevel.PROBLEM, "", ""),
         (
             {"queues": Queues(queue="team-a")},
             "Kueue",
-            Level.PROBLEM,
+            CheckLevel.PROBLEM,
             "The cluster has no Kueue, so no queue team-a can admit the job",
             "The cluster has no Kueue",
         ),
-        ({"queues": Queues(True, "", "team-a", False)}, "Kueue", Level.PROBLEM, "", ""),
-        ({"queues": Queues(True, "", "team-a", True, "Stopped")}, "Kueue", Level.WARN, "", ""),
+        ({"queues": Queues(True, "", "team-a", False)}, "Kueue", CheckLevel.PROBLEM, "", ""),
+        ({"queues": Queues(True, "", "team-a", True, "Stopped")}, "Kueue", CheckLevel.WARN, "", ""),
     ],
 )
 def test_what_is_missing_is_named(
-    change: dict[str, Any], name: str, level: Level, one_host: str, four_hosts: str
+    change: dict[str, Any], name: str, level: CheckLevel, one_host: str, four_hosts: str
 ) -> None:
     facts = replace(WELL, **change)
-    bad = [c for c in checks_of(facts) if c.level is not Level.OK]
+    bad = [c for c in checks_of(facts) if c.level is not CheckLevel.OK]
     assert [(c.name, c.level) for c in bad] == [(name, level)]
     assert all(c.remedy for c in bad)
     for hosts, words in ((1, one_host), (4, four_hosts)):
@@ -138,10 +144,10 @@ class FakeApi:
             raise NotFound("There is none.")
         return {}
 
-    def list(self, _resource: Resource, _selection: Selection = Selection()) -> Listing:  # noqa: B008
+    def list(self, _resource: Resource, _selection: Selector = Selector()) -> ObjectList:  # noqa: B008
         if not self.allowed:
             raise Forbidden("You may not list nodes.")
-        return Listing((node("n0", "tpu", "4x4"),), "1")
+        return ObjectList((node("n0", "tpu", "4x4"),), "1")
 
 
 def gathered(account: str = "kinetic", **settings: Any) -> Facts:
@@ -160,7 +166,7 @@ def test_a_cluster_that_does_not_answer() -> None:
     (found,) = checks_of(gathered(away=True))
     assert (found.name, found.level, found.detail) == (
         "cluster",
-        Level.PROBLEM,
+        CheckLevel.PROBLEM,
         "https://c, namespace ml: It does not answer.",
     )
     assert why_not(gathered(away=True), hosts=1) == "It does not answer."

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kinetic._backends.kubernetes import answers, connection
-from kinetic._backends.kubernetes.api import Api, Patience, Selection, waits_s
+from kinetic._backends.kubernetes.api import Api, CallLimits, Selector, waits_s
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, PODS, SECRETS
@@ -129,7 +129,7 @@ def slept() -> list[float]:
 @pytest.fixture
 def api(script: Script, slept: list[float]) -> Iterator[Api]:
     access = Access(script.url, namespace="ml", user={"token": "t"})
-    made = HttpApi(access, {}, sleep=slept.append, patience=Patience(tries=3))
+    made = HttpApi(access, {}, sleep=slept.append, patience=CallLimits(tries=3))
     yield made
     made.close()
 
@@ -156,7 +156,7 @@ def test_a_list_is_read_page_by_page(api: Api, script: Script) -> None:
         Reply(200, {"metadata": {"continue": "x", "resourceVersion": "7"}, "items": [JOB]}),
         Reply(200, {"metadata": {"resourceVersion": "7"}, "items": [JOB]}),
     ]
-    found = api.list(PODS, Selection(labels="app=kinetic", namespace=""))
+    found = api.list(PODS, Selector(labels="app=kinetic", namespace=""))
     assert (len(found.items), found.resource_version) == (2, "7")
     assert script.asked()[0] == "GET /api/v1/pods?labelSelector=app%3Dkinetic&limit=500"
     assert script.asked()[1].endswith("&continue=x")
@@ -201,7 +201,7 @@ def test_a_server_that_stays_away(api: Api, script: Script, slept: list[float]) 
         api.list(JOBS)
     assert len(slept) == 2
     nobody = HttpApi(
-        Access("http://127.0.0.1:1"), {}, sleep=slept.append, patience=Patience(tries=2)
+        Access("http://127.0.0.1:1"), {}, sleep=slept.append, patience=CallLimits(tries=2)
     )
     with pytest.raises(
         BackendUnavailable, match=r"Could not list nodes: http://127\.0\.0\.1:1 does"
@@ -320,7 +320,7 @@ def lines(*documents: Any) -> bytes:
 def test_a_watch_gives_events_as_they_come(api: Api, script: Script) -> None:
     whole = lines({"type": "ADDED", "object": JOB}, {"type": "DELETED", "object": JOB})
     script.replies = [Reply(200, chunks=[whole[:9], whole[9:40], whole[40:]])]
-    stream = api.watch(JOBS, Selection(labels="a=b"), resource_version="7")
+    stream = api.watch(JOBS, Selector(labels="a=b"), resource_version="7")
     assert [event["type"] for event in stream] == ["ADDED", "DELETED"]
     asked = script.asked()[0]
     for part in ("watch=true", "allowWatchBookmarks=true", "resourceVersion=7", "timeoutSeconds="):
@@ -425,7 +425,7 @@ def tls(script: Script, tmp_path: Path) -> Iterator[tuple[str, bytes]]:
 
 def test_a_server_is_trusted_by_its_certificate(script: Script, tls: tuple[str, bytes]) -> None:
     url, ca = tls
-    once = Patience(tries=1)
+    once = CallLimits(tries=1)
     script.replies = [Reply(200, JOB), Reply(200, JOB)]
     api = HttpApi(Access(url, ca=ca, server_name="localhost"), {}, patience=once)
     assert api.get(JOBS, "a") == JOB
@@ -434,7 +434,7 @@ def test_a_server_is_trusted_by_its_certificate(script: Script, tls: tuple[str, 
     with pytest.warns(Warning, match="Unverified"):
         assert api.get(JOBS, "a") == JOB
     api.close()
-    stranger = HttpApi(Access(url), {}, patience=Patience(tries=1))
+    stranger = HttpApi(Access(url), {}, patience=CallLimits(tries=1))
     with pytest.raises(PreflightError, match="is not trusted"):
         stranger.get(JOBS, "a")
 
@@ -443,7 +443,7 @@ def test_pauses_are_random_and_bounded() -> None:
     import random
 
     seed = random.Random(1)
-    pauses = [waits_s(tries, Patience(), seed) for tries in range(1, 12)]
+    pauses = [waits_s(tries, CallLimits(), seed) for tries in range(1, 12)]
     assert all(0.1 < p <= 8 for p in pauses)
     assert len(set(pauses)) == len(pauses)
 

@@ -11,7 +11,7 @@ import recorded
 from recorded import World
 from test_kubernetes_states import kind_of, pods_of, workload
 
-from kinetic._backends.kubernetes.diagnosis import Finding, Kind, Observed, diagnose
+from kinetic._backends.kubernetes.diagnosis import JobCause, JobDiagnosis, Observed, diagnose
 
 HOPELESS = True
 
@@ -35,51 +35,69 @@ def observed(world: World, scenario: str, name: str) -> Observed | None:
     )
 
 
-def findings(scenario: str, name: str) -> list[Finding | None]:
+def findings(scenario: str, name: str) -> list[JobDiagnosis | None]:
     seen = (observed(world, scenario, name) for _, world in recorded.worlds(scenario))
     return [diagnose(s) for s in seen if s is not None]
 
 
-EXPECTED: dict[tuple[str, str], list[tuple[Kind | None, bool, tuple[int, ...]]]] = {
-    ("01-job-success", "hello"): [(Kind.PREPARING, False, (0,)), (None, False, ())],
-    ("02-job-exit-1", "boom"): [(Kind.HOST_FAILED, HOPELESS, (0,))],
-    ("03-job-sigkill-oom", "oom"): [(Kind.OUT_OF_MEMORY, HOPELESS, (0,))],
-    ("04-job-unschedulable", "nofit"): [(Kind.NO_NODE_POOL, False, (0,))],
-    ("05-job-image-pull", "img"): [(Kind.IMAGE_PULL, HOPELESS, (0,))],
+EXPECTED: dict[tuple[str, str], list[tuple[JobCause | None, bool, tuple[int, ...]]]] = {
+    ("01-job-success", "hello"): [(JobCause.PREPARING, False, (0,)), (None, False, ())],
+    ("02-job-exit-1", "boom"): [(JobCause.HOST_FAILED, HOPELESS, (0,))],
+    ("03-job-sigkill-oom", "oom"): [(JobCause.OUT_OF_MEMORY, HOPELESS, (0,))],
+    ("04-job-unschedulable", "nofit"): [(JobCause.NO_NODE_POOL, False, (0,))],
+    ("05-job-image-pull", "img"): [(JobCause.IMAGE_PULL, HOPELESS, (0,))],
     ("06-job-ttl", "ttl"): [(None, False, ())],
     ("07a-job-deleted-foreground", "run"): [(None, False, ())],
     ("07b-job-deleted-background", "run"): [(None, False, ())],
     ("07c-job-deleted-no-policy-orphans", "run"): [(None, False, ())],
     ("08-jobset-4-hosts-success", "train"): [(None, False, ())],
-    ("09-jobset-host-2-fails", "train"): [(Kind.HOST_FAILED, HOPELESS, (2,))],
-    ("09b-jobset-cascade-same-second", "train"): [(Kind.HOST_FAILED, HOPELESS, (2, 0, 1, 3))],
-    ("10-jobset-restart", "train"): [(Kind.HOST_FAILED, False, (1,)), (None, False, ())],
-    ("10b-jobset-restarts-exhausted", "train"): [(Kind.HOST_FAILED, HOPELESS, (0,))],
+    ("09-jobset-host-2-fails", "train"): [(JobCause.HOST_FAILED, HOPELESS, (2,))],
+    ("09b-jobset-cascade-same-second", "train"): [(JobCause.HOST_FAILED, HOPELESS, (2, 0, 1, 3))],
+    ("10-jobset-restart", "train"): [(JobCause.HOST_FAILED, False, (1,)), (None, False, ())],
+    ("10b-jobset-restarts-exhausted", "train"): [(JobCause.HOST_FAILED, HOPELESS, (0,))],
     ("11-jobset-2-slices", "train"): [(None, False, ())],
-    ("12-jobset-head-and-slices", "run"): [(Kind.HOST_FAILED, False, (2,)), (None, False, ())],
-    ("12b-jobset-restart-one-slice", "run"): [(Kind.HOST_FAILED, False, (2,)), (None, False, ())],
-    ("13-jobset-partial-unschedulable", "big"): [(Kind.PARTIAL_SLICE, False, (4,))],
+    ("12-jobset-head-and-slices", "run"): [
+        (JobCause.HOST_FAILED, False, (2,)),
+        (None, False, ()),
+    ],
+    ("12b-jobset-restart-one-slice", "run"): [
+        (JobCause.HOST_FAILED, False, (2,)),
+        (None, False, ()),
+    ],
+    ("13-jobset-partial-unschedulable", "big"): [(JobCause.PARTIAL_SLICE, False, (4,))],
     ("14a-jobset-deleted-default", "train"): [(None, False, ())],
     ("14b-jobset-deleted-foreground", "train"): [(None, False, ())],
     ("14c-jobset-deleted-and-resubmitted", "train"): [
-        (Kind.NO_ROOM, False, (0, 1, 2, 3)),
+        (JobCause.NO_ROOM, False, (0, 1, 2, 3)),
         (None, False, ()),
     ],
-    ("15-node-death", "train"): [(Kind.NODE_LOST, False, (1,)), (None, False, ())],
-    ("15b-job-pod-evicted", "run"): [(Kind.EVICTED, False, (0,)), (None, False, ())],
-    ("16a-jobset-created-suspended", "train"): [(Kind.SUSPENDED, False, ()), (None, False, ())],
-    ("16b-job-suspended-while-running", "run"): [(Kind.SUSPENDED, False, ()), (None, False, ())],
-    ("17b-job-over-quota", "run"): [(Kind.QUOTA, HOPELESS, (1,)), (None, False, ())],
-    ("19-kueue", "a"): [(Kind.QUEUED, False, ()), (None, False, ())],
-    ("19-kueue", "b"): [(Kind.QUEUED, False, ()), (None, False, ())],
-    ("19-kueue", "noqueue"): [(Kind.QUEUED, False, ()), (Kind.QUEUE_REFUSED, HOPELESS, ())],
-    ("19-kueue", "toobig"): [(Kind.QUEUED, False, ()), (Kind.QUEUE_REFUSED, HOPELESS, ())],
-    ("21-job-bad-command", "nocmd"): [(Kind.BAD_COMMAND, HOPELESS, (0,))],
-    ("22-job-missing-secret", "nosecret"): [(Kind.MISSING_SECRET, HOPELESS, (0,))],
-    ("23-job-missing-configmap-volume", "novolume"): [(Kind.MISSING_VOLUME, HOPELESS, (0,))],
-    ("24-job-deadline", "slow"): [(Kind.DEADLINE, HOPELESS, ())],
-    ("25-job-retries", "retry"): [(Kind.HOST_FAILED, HOPELESS, (0,))],
-    ("26-job-restart-on-failure", "again"): [(Kind.HOST_FAILED, HOPELESS, ())],
+    ("15-node-death", "train"): [(JobCause.NODE_LOST, False, (1,)), (None, False, ())],
+    ("15b-job-pod-evicted", "run"): [(JobCause.EVICTED, False, (0,)), (None, False, ())],
+    ("16a-jobset-created-suspended", "train"): [
+        (JobCause.SUSPENDED, False, ()),
+        (None, False, ()),
+    ],
+    ("16b-job-suspended-while-running", "run"): [
+        (JobCause.SUSPENDED, False, ()),
+        (None, False, ()),
+    ],
+    ("17b-job-over-quota", "run"): [(JobCause.QUOTA, HOPELESS, (1,)), (None, False, ())],
+    ("19-kueue", "a"): [(JobCause.QUEUED, False, ()), (None, False, ())],
+    ("19-kueue", "b"): [(JobCause.QUEUED, False, ()), (None, False, ())],
+    ("19-kueue", "noqueue"): [
+        (JobCause.QUEUED, False, ()),
+        (JobCause.QUEUE_REFUSED, HOPELESS, ()),
+    ],
+    ("19-kueue", "toobig"): [
+        (JobCause.QUEUED, False, ()),
+        (JobCause.QUEUE_REFUSED, HOPELESS, ()),
+    ],
+    ("21-job-bad-command", "nocmd"): [(JobCause.BAD_COMMAND, HOPELESS, (0,))],
+    ("22-job-missing-secret", "nosecret"): [(JobCause.MISSING_SECRET, HOPELESS, (0,))],
+    ("23-job-missing-configmap-volume", "novolume"): [(JobCause.MISSING_VOLUME, HOPELESS, (0,))],
+    ("24-job-deadline", "slow"): [(JobCause.DEADLINE, HOPELESS, ())],
+    ("25-job-retries", "retry"): [(JobCause.HOST_FAILED, HOPELESS, (0,))],
+    ("26-job-restart-on-failure", "again"): [(JobCause.HOST_FAILED, HOPELESS, ())],
 }
 """What is found on the way, in this order, the last of it being the last word (where nothing is
 wrong at the end, only what is named comes before)."""
@@ -101,7 +119,7 @@ def test_what_is_found_in_the_order_in_which_it_is(scenario: str, name: str) -> 
     if expected[-1][0] is not None:
         assert found[-1] == expected[-1]
     if expected == [(None, False, ())]:
-        assert {f[0] for f in found} <= {None, Kind.PREPARING}
+        assert {f[0] for f in found} <= {None, JobCause.PREPARING}
 
 
 @pytest.mark.parametrize(("scenario", "name"), EXPECTED)
@@ -153,7 +171,7 @@ def test_who_went_first_where_only_the_jobs_deletions_tell_it() -> None:
     workload = seen.workload | {"status": failed_silently(seen.workload)}
     found = diagnose(replace(seen, workload=workload, pods=(), jobs=jobs, events=told))
     assert found is not None
-    assert (found.kind, found.hopeless, found.hosts) == (Kind.HOST_FAILED, True, (2,))
+    assert (found.kind, found.hopeless, found.hosts) == (JobCause.HOST_FAILED, True, (2,))
     assert found.sentence.startswith("The pod of host 2 was deleted, or ended")
     nobody = replace(seen, workload=workload, pods=(), jobs=jobs, events=())
     assert (diagnose(nobody) or found).hosts == ()

@@ -13,8 +13,8 @@ import pytest
 
 from kinetic._backends.kubernetes import live
 from kinetic._backends.kubernetes.answers import Forbidden
-from kinetic._backends.kubernetes.api import Api, Listing, Patience, Selection
-from kinetic._backends.kubernetes.live import Live, live_of
+from kinetic._backends.kubernetes.api import Api, CallLimits, ObjectList, Selector
+from kinetic._backends.kubernetes.live import Informer, live_of
 from kinetic._backends.kubernetes.names import selector
 from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, PODS, Resource
 from kinetic._core.place import Place
@@ -22,7 +22,7 @@ from kinetic._core.ref import JobRef
 from kinetic.errors import BackendUnavailable
 
 Document = dict[str, Any]
-QUICK = Patience(first_s=0.001, most_s=0.01)
+QUICK = CallLimits(first_s=0.001, most_s=0.01)
 AWAY = BackendUnavailable("The server does not answer.")
 
 
@@ -62,9 +62,9 @@ class Cluster:
         self.version = 0
         self.is_watched = threading.Semaphore(0)
 
-    def live(self) -> Live:
+    def live(self) -> Informer:
         api: Api = self  # type: ignore[assignment]
-        return Live(api, patience=QUICK, clock=lambda: self.now)
+        return Informer(api, patience=QUICK, clock=lambda: self.now)
 
     def add(self, resource: Resource, job_id: str, phase: str, change: str = "ADDED") -> None:
         meta = {"uid": f"{resource.plural}-{job_id}", "labels": {"kinetic.dev/job-id": job_id}}
@@ -76,18 +76,18 @@ class Cluster:
             self.streams[resource].told.put({"type": change, "object": found})
             self.streams[resource].told.join()
 
-    def list(self, resource: Resource, selection: Selection) -> Listing:
+    def list(self, resource: Resource, selection: Selector) -> ObjectList:
         self._called("list", resource, selection)
         found = [each for (kind, _), each in self.objects.items() if kind == resource]
-        return Listing(found, str(self.version))
+        return ObjectList(found, str(self.version))
 
-    def watch(self, resource: Resource, selection: Selection, *, resource_version: str) -> Stream:
+    def watch(self, resource: Resource, selection: Selector, *, resource_version: str) -> Stream:
         self._called("watch", resource, selection)
         self.streams[resource] = Stream()
         self.is_watched.release()
         return self.streams[resource]
 
-    def _called(self, verb: str, resource: Resource, selection: Selection) -> None:
+    def _called(self, verb: str, resource: Resource, selection: Selector) -> None:
         self.calls[f"{verb} {resource.plural}"] += 1
         self.labels.add(selection.labels)
         if verb in self.problems:
@@ -122,7 +122,7 @@ def test_who_asks_once_gets_lists(cluster):
     assert cluster.labels == {selector([ref(1).job_id])}
 
 
-def followed(cluster: Cluster, *refs: JobRef, kinds: int = 2) -> Live:
+def followed(cluster: Cluster, *refs: JobRef, kinds: int = 2) -> Informer:
     """Jobs that are watched."""
     for each in refs:
         cluster.add(JOBS if each.hosts == 1 else JOBSETS, each.job_id, "new")
@@ -215,7 +215,7 @@ def test_what_this_process_created_is_known_before_a_watch_tells_of_it(cluster):
 def test_until_the_watches_have_begun_one_list_a_second_serves_all_jobs(cluster):
     refs = [ref(number) for number in range(60)]
     begun: list[object] = []
-    found = Live(cluster, clock=lambda: cluster.now, start=begun.append)  # They never begin.
+    found = Informer(cluster, clock=lambda: cluster.now, start=begun.append)  # They never begin.
     for each in refs:
         cluster.add(JOBS, each.job_id, "new")
         found.note_created(each, cluster.objects[JOBS, each.job_id])
@@ -274,7 +274,7 @@ def test_without_the_right_to_watch_there_is_one_list_a_second(cluster):
         started.append(threading.Thread(target=act))
         started[-1].start()
 
-    found = Live(cluster, clock=lambda: cluster.now, start=start)
+    found = Informer(cluster, clock=lambda: cluster.now, start=start)
     for second in range(4):
         cluster.now += live.LIST_EVERY_S
         for each in refs:
@@ -308,7 +308,7 @@ def test_a_server_that_restarts_is_not_noticed_and_one_that_is_gone_is(cluster):
         stopped.wait(0.001)
 
 
-def _answers(found: Live) -> bool:
+def _answers(found: Informer) -> bool:
     try:
         return found.look([ref(1)]).is_remembered
     except BackendUnavailable:

@@ -8,7 +8,7 @@ import pytest
 import recorded
 
 from kinetic._backends.kubernetes import diagnosis, nodes
-from kinetic._backends.kubernetes.diagnosis import Finding, Kind, Observed, diagnose
+from kinetic._backends.kubernetes.diagnosis import JobCause, JobDiagnosis, Observed, diagnose
 
 Document = dict[str, Any]
 HOPELESS = True
@@ -99,7 +99,7 @@ NOW = diagnosis.seconds_of("2026-11-21T01:02:00Z")
 POOL = "https://www.googleapis.com/compute/v1/projects/p/zones/z/instanceGroups/gke-tpu-pool-grp"
 
 
-def of(seen: Observed, **more: Any) -> Finding:
+def of(seen: Observed, **more: Any) -> JobDiagnosis:
     found = diagnose(seen, **more)
     assert found is not None
     return found
@@ -110,8 +110,8 @@ def test_the_autoscaler_adds_nodes() -> None:
     found = of(
         Observed(jobset(), [FIRST], events=[event("TriggeredScaleUp", said, FIRST)]), now=NOW
     )
-    assert found == Finding(
-        Kind.PROVISIONING,
+    assert found == JobDiagnosis(
+        JobCause.PROVISIONING,
         "Nodes are being added for the job: gke-tpu-pool-grp from 0 to 4 nodes.",
         hosts=(0,),
     )
@@ -120,11 +120,11 @@ def test_the_autoscaler_adds_nodes() -> None:
 @pytest.mark.parametrize(
     ("said", "kind", "hopeless"),
     [
-        ("3 node(s) didn't match Pod's node affinity/selector", Kind.NO_NODE_POOL, True),
-        ("1 max node group size reached, 2 node(s) didn't match", Kind.NO_SCALE_UP, False),
+        ("3 node(s) didn't match Pod's node affinity/selector", JobCause.NO_NODE_POOL, True),
+        ("1 max node group size reached, 2 node(s) didn't match", JobCause.NO_SCALE_UP, False),
     ],
 )
-def test_the_autoscaler_adds_none(said: str, kind: Kind, hopeless: bool) -> None:
+def test_the_autoscaler_adds_none(said: str, kind: JobCause, hopeless: bool) -> None:
     why = event("NotTriggerScaleUp", f"pod didn't trigger scale-up: {said}", FIRST)
     found = of(Observed(jobset(), [FIRST], events=[why]))
     assert (found.kind, found.hopeless) == (kind, hopeless)
@@ -137,7 +137,7 @@ def test_the_newest_word_of_the_autoscaler_counts() -> None:
         "FailedScaleUp", "Node scale up in zones z failed: GCE out of resources.", FIRST, n=9
     )
     found = of(Observed(jobset(), [FIRST], events=[then, first]))
-    assert (found.kind, found.hopeless) == (Kind.NO_SCALE_UP, False)
+    assert (found.kind, found.hopeless) == (JobCause.NO_SCALE_UP, False)
     assert "GCE out of resources" in found.sentence
 
 
@@ -145,7 +145,7 @@ def test_no_such_node_is_hopeless_once_no_autoscaler_can_be_expected_any_more() 
     there = [node("n0", "small", "2x2")]
     seen = Observed(jobset(), [FIRST], nodes=there)
     early = of(seen, now=diagnosis.seconds_of("2026-11-21T01:00:30Z"))
-    assert (early.kind, early.hopeless) == (Kind.NO_NODE_POOL, False)
+    assert (early.kind, early.hopeless) == (JobCause.NO_NODE_POOL, False)
     assert "Its node pools: small (tpu-v6e-slice 2x2, 1 node)." in early.sentence
     assert of(seen, now=NOW).hopeless
     assert not of(seen, now=NOW, scale_up_s=600).hopeless
@@ -154,16 +154,16 @@ def test_no_such_node_is_hopeless_once_no_autoscaler_can_be_expected_any_more() 
 def test_a_pool_that_lacks_a_node_of_the_slice() -> None:
     there = [node(f"n{n}", "tpu", "4x4") for n in range(3)]
     found = of(Observed(jobset(), [pod(0, SHORT)], nodes=there), now=NOW)
-    assert (found.kind, found.hopeless) == (Kind.PARTIAL_SLICE, False)
+    assert (found.kind, found.hopeless) == (JobCause.PARTIAL_SLICE, False)
     assert found.sentence.startswith("Only 3 of the 4 nodes of a slice with tpu-v6e-slice 4x4")
     two_pools = [node(f"n{n}", f"tpu-{n % 2}", "4x4") for n in range(6)]
-    assert of(Observed(jobset(), [pod(0, SHORT)], nodes=two_pools)).kind is Kind.PARTIAL_SLICE
+    assert of(Observed(jobset(), [pod(0, SHORT)], nodes=two_pools)).kind is JobCause.PARTIAL_SLICE
 
 
 def test_all_nodes_are_taken() -> None:
     there = [node(f"n{n}", "tpu", "4x4") for n in range(4)]
     found = of(Observed(jobset(), [pod(0, SHORT)], nodes=there), now=NOW)
-    assert (found.kind, found.hopeless) == (Kind.NO_ROOM, False)
+    assert (found.kind, found.hopeless) == (JobCause.NO_ROOM, False)
     assert "The 4 nodes with tpu-v6e-slice 4x4 are taken" in found.sentence
 
 
@@ -173,19 +173,19 @@ def test_all_nodes_are_taken() -> None:
         (
             'Error creating: pods "x-" is forbidden: error looking up service account ml/kinetic: '
             'serviceaccount "kinetic" not found',
-            Kind.SERVICE_ACCOUNT,
+            JobCause.SERVICE_ACCOUNT,
             True,
             "The service account kinetic does not exist",
         ),
         (
             'Error creating: admission webhook "policy.example.com" denied the request: no',
-            Kind.REFUSED,
+            JobCause.REFUSED,
             True,
             "policy.example.com",
         ),
         (
             'Error creating: Internal error occurred: failed calling webhook "vpod.kb.io": refused',
-            Kind.REFUSED,
+            JobCause.REFUSED,
             False,
             "is not answering",
         ),
@@ -193,13 +193,13 @@ def test_all_nodes_are_taken() -> None:
             'Error creating: pods "x-0" is forbidden: exceeded quota: tpu, requested: '
             "requests.google.com/tpu=8, used: requests.google.com/tpu=0, limited: "
             "requests.google.com/tpu=4",
-            Kind.QUOTA,
+            JobCause.QUOTA,
             True,
             "it allows requests.google.com/tpu=4",
         ),
     ],
 )
-def test_pods_that_are_not_let_in(message: str, kind: Kind, hopeless: bool, words: str) -> None:
+def test_pods_that_are_not_let_in(message: str, kind: JobCause, hopeless: bool, words: str) -> None:
     refused = event("FailedCreate", message, "kinetic-job-1-host-0", kind="Job")
     found = of(Observed(jobset(), events=[refused]))
     assert (found.kind, found.hopeless, found.hosts) == (kind, hopeless, (0, 1, 2, 3))
@@ -230,7 +230,7 @@ def test_a_quota_smaller_than_the_gang_never_lets_it_in(
     """Some of its pods run, and wait for the others."""
     refused = event("FailedCreate", over(asked, limit), "kinetic-job-1-host-0", kind="Job")
     found = of(Observed(jobset(), [pod(0)], events=[refused]))
-    assert (found.kind, found.hopeless, found.hosts) == (Kind.QUOTA, hopeless, (1, 2, 3))
+    assert (found.kind, found.hopeless, found.hosts) == (JobCause.QUOTA, hopeless, (1, 2, 3))
     text = f"each of its 4 pods needs {asked}" if hopeless else "let 3 of its pods in"
     assert text in found.sentence
 
@@ -242,7 +242,7 @@ def test_a_quota_of_jobs_is_not_said_of_pods(limit: str, hopeless: bool) -> None
     said = over("count/jobs.batch=1", limit, used=limit, noun="jobs.batch")
     refused = event("JobCreationFailed", said, "kinetic-job-1", kind="JobSet")
     found = of(Observed(workload, [pod(0)], events=[refused]))
-    assert (found.kind, found.hopeless) == (Kind.QUOTA, hopeless)
+    assert (found.kind, found.hopeless) == (JobCause.QUOTA, hopeless)
     assert "pod" not in found.sentence
     assert ("each of its 2 Jobs needs" if hopeless else "let some of its Jobs in") in found.sentence
 
@@ -282,7 +282,7 @@ def waiting(reason: str, message: str = "") -> Document:
 )
 def test_an_image_that_may_come_later(said: str, hopeless: bool) -> None:
     found = of(Observed(jobset(1), [waiting("ErrImagePull", said)]))
-    assert (found.kind, found.hopeless) == (Kind.IMAGE_PULL, hopeless)
+    assert (found.kind, found.hopeless) == (JobCause.IMAGE_PULL, hopeless)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_an_image_that_may_come_later(said: str, hopeless: bool) -> None:
 )
 def test_an_image_that_will_never_come(reason: str, said: str, words: str) -> None:
     found = of(Observed(jobset(1), [waiting(reason, said)]))
-    assert (found.kind, found.hopeless, found.hosts) == (Kind.IMAGE_PULL, True, (0,))
+    assert (found.kind, found.hopeless, found.hosts) == (JobCause.IMAGE_PULL, True, (0,))
     assert words in found.sentence
     assert said in found.sentence
 
@@ -302,10 +302,10 @@ def test_an_image_that_will_never_come(reason: str, said: str, words: str) -> No
 def test_the_jobs_own_secret_may_still_come() -> None:
     missing = waiting("CreateContainerConfigError", 'secret "kinetic-job-1" not found')
     found = of(Observed(jobset(1), [missing], own_secret="kinetic-job-1"))
-    assert (found.kind, found.hopeless) == (Kind.MISSING_SECRET, False)
+    assert (found.kind, found.hopeless) == (JobCause.MISSING_SECRET, False)
     assert "interrupted" in found.sentence
     absent = Observed(jobset(1), own_secret="kinetic-job-1", secrets=())
-    assert of(absent).kind is Kind.MISSING_SECRET
+    assert of(absent).kind is JobCause.MISSING_SECRET
     there = Observed(jobset(1), own_secret="kinetic-job-1", secrets=("kinetic-job-1",))
     assert diagnose(there) is None
 
@@ -328,7 +328,7 @@ TARGET = {"type": "DisruptionTarget", "status": "True"}
     [
         (
             ended(3, 143, conditions=[{**TARGET, "reason": "PreemptionByScheduler"}]),
-            Kind.PREEMPTED,
+            JobCause.PREEMPTED,
         ),
         (
             ended(
@@ -336,20 +336,20 @@ TARGET = {"type": "DisruptionTarget", "status": "True"}
                 143,
                 conditions=[{**TARGET, "reason": "TerminationByKubelet", "message": SHUT_DOWN}],
             ),
-            Kind.PREEMPTED,
+            JobCause.PREEMPTED,
         ),
-        (ended(3, 0, **{"reason": "Terminated", "message": SHUT_DOWN}), Kind.PREEMPTED),
-        (ended(3, 137, reason="OOMKilled"), Kind.OUT_OF_MEMORY),
+        (ended(3, 0, **{"reason": "Terminated", "message": SHUT_DOWN}), JobCause.PREEMPTED),
+        (ended(3, 137, reason="OOMKilled"), JobCause.OUT_OF_MEMORY),
         (
             pod(3, node="n3", phase="Failed", reason="Evicted", message="low on resource: memory."),
-            Kind.OUT_OF_MEMORY,
+            JobCause.OUT_OF_MEMORY,
         ),
-        (ended(3, 42, "ValueError: no"), Kind.HOST_FAILED),
-        (ended(3, 1, "no chips"), Kind.HOST_FAILED),
-        (ended(3, 127, "python: not found"), Kind.BAD_COMMAND),
+        (ended(3, 42, "ValueError: no"), JobCause.HOST_FAILED),
+        (ended(3, 1, "no chips"), JobCause.HOST_FAILED),
+        (ended(3, 127, "python: not found"), JobCause.BAD_COMMAND),
     ],
 )
-def test_a_cause_comes_before_its_consequences(first: Document, kind: Kind) -> None:
+def test_a_cause_comes_before_its_consequences(first: Document, kind: JobCause) -> None:
     rest = [
         ended(0, 134, "the JAX distributed service detected fatal errors"),
         ended(1, 1, "RuntimeError: Gloo: connection reset by peer"),
@@ -386,7 +386,7 @@ def test_pods_that_are_gone_are_known_by_the_message_of_their_job() -> None:
     over = jobset()
     over["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     found = of(Observed(over, jobs=[child]))
-    assert (found.kind, found.hosts) == (Kind.HOST_FAILED, (2,))
+    assert (found.kind, found.hosts) == (JobCause.HOST_FAILED, (2,))
     assert found.sentence == "Host 2 failed: its function raised."
 
 
@@ -402,9 +402,12 @@ def test_a_place_in_the_queue_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("state", "kind", "hopeless"),
-    [("Pending", Kind.PROVISIONING, False), ("Rejected", Kind.QUEUE_REFUSED, True)],
+    [
+        ("Pending", JobCause.PROVISIONING, False),
+        ("Rejected", JobCause.QUEUE_REFUSED, True),
+    ],
 )
-def test_a_check_of_the_queue(state: str, kind: Kind, hopeless: bool) -> None:
+def test_a_check_of_the_queue(state: str, kind: JobCause, hopeless: bool) -> None:
     job = jobset()
     job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "lq"}
     job["spec"]["suspend"] = True
@@ -431,7 +434,7 @@ def test_the_queue_takes_a_place_away() -> None:
         "message": "Preempted by x",
     }
     found = of(Observed(job, queue_workload={"status": {"conditions": [evicted]}}))
-    assert (found.kind, found.hopeless) == (Kind.PREEMPTED, False)
+    assert (found.kind, found.hopeless) == (JobCause.PREEMPTED, False)
 
 
 def test_node_pools_are_read_from_nodes() -> None:
@@ -459,10 +462,10 @@ def test_memory_that_no_node_has_is_not_waited_for(asked: str, has: str, hopeles
     found = of(Observed(wanted, [pod(0, NO_MEMORY)], nodes=[there]), now=NOW)
     assert found.hopeless == hopeless
     if hopeless:
-        assert found.kind is Kind.NO_NODE_POOL
+        assert found.kind is JobCause.NO_NODE_POOL
         assert "has the 60Gi of memory that a pod asks for; they have up to 50Gi" in found.sentence
     else:
-        assert found.kind is Kind.NO_ROOM
+        assert found.kind is JobCause.NO_ROOM
 
 
 def test_pods_that_their_job_removes_afterwards_did_not_go_first() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic._backends.kubernetes.answers import Expired, Forbidden
-from kinetic._backends.kubernetes.api import Api, Listing, Patience, Selection
+from kinetic._backends.kubernetes.api import Api, CallLimits, ObjectList, Selector
 from kinetic._backends.kubernetes.resources import JOBS, Resource
 from kinetic._backends.kubernetes.watching import Change, Watched, Watcher
 from kinetic.errors import BackendUnavailable, PreflightError
@@ -63,15 +63,15 @@ class Over(Exception):
 class Server:
     """Gives its answers in order; what it was asked is kept."""
 
-    lists: list[Listing | Exception] = field(default_factory=list)
+    lists: list[ObjectList | Exception] = field(default_factory=list)
     watches: list[Sequence[Document | Exception] | Exception] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
     streams: list[Stream] = field(default_factory=list)
 
-    def list(self, _resource: Resource, _selection: Selection) -> Listing:
+    def list(self, _resource: Resource, _selection: Selector) -> ObjectList:
         return self._next(self.lists)
 
-    def watch(self, _resource: Resource, _selection: Selection, *, resource_version: str) -> Stream:
+    def watch(self, _resource: Resource, _selection: Selector, *, resource_version: str) -> Stream:
         self.versions.append(resource_version)
         self.streams.append(Stream(self._next(self.watches)))
         return self.streams[-1]
@@ -112,7 +112,7 @@ def shown(seen: Sequence[Watched]) -> list[str]:
 
 def test_what_is_there_comes_first_then_what_changes() -> None:
     server = Server(
-        [Listing([job("a", 1)], "5")],
+        [ObjectList([job("a", 1)], "5")],
         [[event("MODIFIED", "a", 6), event("ADDED", "b", 7), event("DELETED", "a", 8)]],
     )
     assert shown(told(server)) == ["ADDED a", "SYNCED", "MODIFIED a", "ADDED b", "DELETED a"]
@@ -122,7 +122,7 @@ def test_what_is_there_comes_first_then_what_changes() -> None:
 def test_a_watch_that_ends_or_breaks_off_is_taken_up_where_it_was() -> None:
     pauses: list[float] = []
     server = Server(
-        [Listing([], "5")],
+        [ObjectList([], "5")],
         [[event("ADDED", "a", 6), bookmark(9)], [event("MODIFIED", "a", 10), AWAY], []],
     )
     assert shown(told(server, pauses)) == ["SYNCED", "ADDED a", "MODIFIED a"]
@@ -135,8 +135,8 @@ def test_a_watch_that_ends_or_breaks_off_is_taken_up_where_it_was() -> None:
 def test_a_forgotten_version_is_listed_anew_and_the_differences_are_told(old: Any) -> None:
     server = Server(
         [
-            Listing([job("a", 1), job("b", 2), job("c", 3)], "5"),
-            Listing([job("b", 2), job("c", 8), job("d", 9), job("a", 9, uid="a2")], "9"),
+            ObjectList([job("a", 1), job("b", 2), job("c", 3)], "5"),
+            ObjectList([job("b", 2), job("c", 8), job("d", 9), job("a", 9, uid="a2")], "9"),
         ],
         [old],
     )
@@ -156,7 +156,7 @@ def test_a_forgotten_version_is_listed_anew_and_the_differences_are_told(old: An
 
 def test_an_outage_is_told_and_waited_out_with_growing_pauses() -> None:
     pauses: list[float] = []
-    server = Server([AWAY, AWAY, Listing([], "5")], [AWAY, [event("ADDED", "a", 6)], AWAY])
+    server = Server([AWAY, AWAY, ObjectList([], "5")], [AWAY, [event("ADDED", "a", 6)], AWAY])
     seen = told(server, pauses)
     assert shown(seen) == [
         "INTERRUPTED",
@@ -183,7 +183,10 @@ def test_a_watch_that_is_held_back_on_its_way_is_replaced_by_lists(opens: bool) 
             raise AWAY
         return Stream([AWAY])
 
-    lists: list[Listing | Exception] = [Listing([job("a", 1)], "5"), Listing([job("b", 7)], "8")]
+    lists: list[ObjectList | Exception] = [
+        ObjectList([job("a", 1)], "5"),
+        ObjectList([job("b", 7)], "8"),
+    ]
     server: Any = Server(lists)
     server.watch = held_back
     seen: list[Watched] = []
@@ -194,7 +197,7 @@ def test_a_watch_that_is_held_back_on_its_way_is_replaced_by_lists(opens: bool) 
 
 
 def test_a_watch_that_breaks_off_at_once_is_not_replaced_by_lists() -> None:
-    server = Server([Listing([], "5")], [[AWAY], [event("ADDED", "a", 6), AWAY]])
+    server = Server([ObjectList([], "5")], [[AWAY], [event("ADDED", "a", 6), AWAY]])
     assert shown(told(server)) == ["SYNCED", "ADDED a"]
     assert server.versions == ["5", "5", "6"]
 
@@ -203,12 +206,16 @@ def test_missing_rights_are_raised_at_first_and_waited_out_later() -> None:
     no = Forbidden("You may not list jobs.")
     with pytest.raises(PreflightError):
         next(iter(watcher(Server([no]))))
-    assert shown(told(Server([Listing([], "5")], [no, []]))) == ["SYNCED", "INTERRUPTED", "SYNCED"]
+    assert shown(told(Server([ObjectList([], "5")], [no, []]))) == [
+        "SYNCED",
+        "INTERRUPTED",
+        "SYNCED",
+    ]
 
 
 def test_another_error_in_the_stream_is_an_interruption() -> None:
     broken = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd"}}
-    server = Server([Listing([], "5")], [[broken]])
+    server = Server([ObjectList([], "5")], [[broken]])
     # like a stream that broke off: it goes on from the last version
     assert shown(told(server)) == ["SYNCED"]
     assert server.versions == ["5", "5"]
@@ -216,19 +223,19 @@ def test_another_error_in_the_stream_is_an_interruption() -> None:
 
 def test_what_is_told_twice_by_the_server_is_told_once() -> None:
     server = Server(
-        [Listing([job("a", 6)], "5")],
+        [ObjectList([job("a", 6)], "5")],
         [[event("ADDED", "a", 6), event("DELETED", "z", 7), event("MODIFIED", "a", 8)]],
     )
     assert shown(told(server)) == ["ADDED a", "SYNCED", "MODIFIED a"]
 
 
 def test_objects_of_lists_get_the_kind_that_watches_give() -> None:
-    (first, *_) = told(Server([Listing([job("a", 1)], "5")]))
+    (first, *_) = told(Server([ObjectList([job("a", 1)], "5")]))
     assert (first.object["kind"], first.object["apiVersion"]) == ("Job", "batch/v1")
 
 
 def test_it_ends_when_told() -> None:
-    server = Server([Listing([], "5")], [[event("ADDED", "a", 6), event("ADDED", "b", 7)]])
+    server = Server([ObjectList([], "5")], [[event("ADDED", "a", 6), event("ADDED", "b", 7)]])
     watching = watcher(server)
     seen = []
     for found in watching:
@@ -243,7 +250,7 @@ def test_it_ends_when_told() -> None:
 
 
 def test_a_pause_ends_when_told() -> None:
-    watching = Watcher(Server([AWAY] * 9), JOBS, patience=Patience(first_s=1000, most_s=1000))  # type: ignore[arg-type]
+    watching = Watcher(Server([AWAY] * 9), JOBS, patience=CallLimits(first_s=1000, most_s=1000))  # type: ignore[arg-type]
     seen = []
     for found in watching:
         seen.append(found)
@@ -276,10 +283,10 @@ class Cluster:
         self.now = min(self.now + more, len(self.history))
         return what
 
-    def list(self, _resource: Resource, _selection: Selection) -> Listing:
+    def list(self, _resource: Resource, _selection: Selector) -> ObjectList:
         if self.step() == "away":
             raise AWAY
-        return Listing([job(n, v) for n, v in self.there(self.now).items()], str(self.now))
+        return ObjectList([job(n, v) for n, v in self.there(self.now).items()], str(self.now))
 
     def there(self, at: int) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -289,7 +296,7 @@ class Cluster:
                 found[name] = version
         return found
 
-    def watch(self, _r: Resource, _s: Selection, *, resource_version: str) -> Stream:
+    def watch(self, _r: Resource, _s: Selector, *, resource_version: str) -> Stream:
         what = self.step()
         if what == "old":
             raise Expired("gone")
@@ -333,6 +340,6 @@ def test_a_recorded_watch_is_told_as_it_was() -> None:
     sent = recorded.exchange("20-watch-protocol", "watch without resourceVersion")
     chunks = sent["response"]["chunks_t_data (null: end of stream)"]
     events = [data for _, data in chunks if data]
-    seen = told(Server([Listing([], "1")], [events]))
+    seen = told(Server([ObjectList([], "1")], [events]))
     kinds = [e["type"] for e in events]
     assert [str(w.change) for w in seen[1:]] == kinds

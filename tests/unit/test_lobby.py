@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from kinetic._core.gang.messages import Place
+from kinetic._core.gang.messages import HostAssignment
 from kinetic._rpc import lobby
 from kinetic._rpc.lobby import Lobby
 
-PLACE = Place(2, 1, (0, 2), 5)
+PLACE = HostAssignment(2, 1, (0, 2), 5)
 
 
 class Told:

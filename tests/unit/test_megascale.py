@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from manifest_cases import PLACE, planned
 
-from kinetic._core.gang.messages import Place
+from kinetic._core.gang.messages import HostAssignment
 from kinetic._host.agent import start_message
 from kinetic._host.agent.identity import Identity
 
@@ -32,7 +32,7 @@ HOST = Identity(
     is_program=True,
     is_pod=True,
     base_env=INJECTED,
-    elastic=Place(),
+    elastic=HostAssignment(),
     elastic_seat=5,
     start=7,
 )
@@ -48,7 +48,7 @@ def told(who, accelerator="tpu-v6e-8"):
 
 
 def test_an_attempt_on_fewer_slices_names_those_that_take_part():
-    assert told(HOST.take_place(Place(2, 3, (0, 2)), 2)) == INJECTED | {
+    assert told(HOST.take_place(HostAssignment(2, 3, (0, 2)), 2)) == INJECTED | {
         "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.7",
         "MEGASCALE_NUM_SLICES": "2",
         "MEGASCALE_SLICE_ID": "1",
@@ -56,7 +56,7 @@ def test_an_attempt_on_fewer_slices_names_those_that_take_part():
 
 
 def test_one_slice_waits_for_no_others():
-    env = told(HOST.take_place(Place(2, 1, (2,)), 2))
+    env = told(HOST.take_place(HostAssignment(2, 1, (2,)), 2))
     assert env == {name: INJECTED[name] for name in ("MEGASCALE_PORT", "TPU_WORKER_ID")}
 
 

@@ -11,7 +11,7 @@ import remote_cases
 
 import kinetic
 from kinetic import errors
-from kinetic._client.options import Changes
+from kinetic._client.options import OptionChanges
 from kinetic._core.options import MAX_FAILURES, SLICE_TIMEOUT_S, TABLE, Elastic, Options
 
 backend = remote_cases.backend
@@ -271,7 +271,7 @@ def test_other_options_of_a_method(backend):
 
 def test_with_options_takes_what_the_decorator_takes():
     given = set(inspect.signature(kinetic.run).parameters)
-    assert set(Changes.__annotations__) == given == set(TABLE)
+    assert set(OptionChanges.__annotations__) == given == set(TABLE)
     assert {field.removesuffix("_s") for field in Options.__dataclass_fields__} == given - {
         "accelerator",
         "spot",

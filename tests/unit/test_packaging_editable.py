@@ -14,7 +14,7 @@ import pytest
 from kinetic._source import beside, bundle, editable, walk
 from kinetic._source.beside import Beside
 from kinetic._source.dependencies import find, for_hosts
-from kinetic._source.editable import Place
+from kinetic._source.editable import ImportFolder
 from kinetic._store.local import LocalStore
 from tests.unit.bundle_cases import later, listed, write
 
@@ -38,7 +38,7 @@ def pth(place: Path, *lines: object) -> list[str]:
     return [str(place / "site-packages"), *map(str, lines)]
 
 
-def built(root: Path, *places: Place, clock=later, **given) -> bundle.Bundle:
+def built(root: Path, *places: ImportFolder, clock=later, **given) -> bundle.Bundle:
     also = Beside(places, (Path("/"),))
     return bundle.build(root, also=also, cache_dir=root.parent / "cache", clock_ns=clock, **given)
 
@@ -48,7 +48,7 @@ def test_path_lines_are_places_and_what_is_installed_is_not(place):
     (place / "link").symlink_to("a")
     lines = ["# no", "", "import sys", place / "link/src", place / "other/site-packages"]
     search = pth(place, *lines, place / "home", place / "gone", ROOT)
-    assert editable.find(search, "", [place / "home"]) == [Place(str(place / "a/src"))], (
+    assert editable.find(search, "", [place / "home"]) == [ImportFolder(str(place / "a/src"))], (
         "neither installed packages, home, what is gone, nor kinetic itself"
     )
     assert editable.find(search[:1], "", []) == [], "this interpreter does not import from there"
@@ -57,7 +57,7 @@ def test_path_lines_are_places_and_what_is_installed_is_not(place):
 def test_folders_of_pythonpath_are_places_unless_an_editor_made_them(place):
     write(place, {"a/x.py": "", ".editor/helpers/y.py": ""})
     named = [str(place / "a"), str(place / ".editor/helpers"), str(ROOT)]
-    assert editable.find(named, ":".join(named), []) == [Place(str(place / "a"))]
+    assert editable.find(named, ":".join(named), []) == [ImportFolder(str(place / "a"))]
 
 
 @pytest.mark.parametrize("table", ["MAPPING", "_redirections"])
@@ -82,17 +82,19 @@ def test_finders_of_build_backends_lead_to_places(place, monkeypatch, table):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
     assert editable.find([], "", []) == [
-        Place(str(place / "a"), ("pkg", "solo.py")),
-        Place(str(place / "b/sub"), ("ns",)),
+        ImportFolder(str(place / "a"), ("pkg", "solo.py")),
+        ImportFolder(str(place / "b/sub"), ("ns",)),
     ]
 
 
 def test_a_part_is_what_is_imported_of_a_project(place):
     write(place, {"a/pyproject.toml": "", "a/src/x.py": "", "b/setup.py": "", "b/pkg/y.py": ""})
     a, b = str(place / "a"), str(place / "b")
-    found = editable.parts([Place(f"{a}/src"), Place(b, ("pkg",)), Place(f"{a}/lib")], [place])
+    found = editable.parts(
+        [ImportFolder(f"{a}/src"), ImportFolder(b, ("pkg",)), ImportFolder(f"{a}/lib")], [place]
+    )
     assert [(part.root, part.only) for part in found] == [(a, ("lib", "src")), (b, ("pkg",))]
-    assert editable.parts([Place(b)], [place])[0].only == ()
+    assert editable.parts([ImportFolder(b)], [place])[0].only == ()
 
 
 def test_the_ignore_rules_of_each_project_count_and_keys_stay(place):
@@ -117,7 +119,7 @@ def test_the_ignore_rules_of_each_project_count_and_keys_stay(place):
             "lib/src/pkg/resource.txt": "",
         },
     )
-    made = built(place / "app", Place(str(place / "lib/src")))
+    made = built(place / "app", ImportFolder(str(place / "lib/src")))
     assert made.root == place
     assert [path for path in listed(made) if (place / path).is_file()] == [
         "app/pyproject.toml",
@@ -134,7 +136,9 @@ def test_a_package_around_the_project(place):
     write(place, {"r/setup.py": "", "r/pkg/__init__.py": "", "r/app/.kineticignore": "no.py\n"})
     write(place, {"r/app/setup.py": "", "r/app/no.py": "", "r/app/yes.py": "", "r/o.py": ""})
     files = {
-        path for path in listed(built(place / "r/app", Place(str(place / "r")))) if "." in path
+        path
+        for path in listed(built(place / "r/app", ImportFolder(str(place / "r"))))
+        if "." in path
     }
     assert files == {
         *("o.py", "setup.py", "pkg/__init__.py"),
@@ -146,7 +150,7 @@ def test_in_the_project_its_own_rules_decide_but_git_does_not_hide_a_package(pla
     write(place, {"r/setup.py": "", "r/.git/HEAD": "", "r/.gitignore": "third/\nown/_v.py\n"})
     write(place, {"r/.kineticignore": "no/\n", "r/no/a.py": "", "r/third/b.py": ""})
     write(place, {"r/own/__init__.py": "", "r/own/_v.py": ""})
-    places = [Place(str(place / "r" / name)) for name in ("no", "third", "own")]
+    places = [ImportFolder(str(place / "r" / name)) for name in ("no", "third", "own")]
     made = built(place / "r", *places)
     assert {path for path in listed(made) if path.endswith(".py")} == {
         *("setup.py", "third/b.py", "own/__init__.py", "own/_v.py")
@@ -157,14 +161,14 @@ def test_in_the_project_its_own_rules_decide_but_git_does_not_hide_a_package(pla
 def test_a_package_that_is_too_large_is_left_out_and_named(place, monkeypatch):
     write(place, {"app/setup.py": "", "lib/setup.py": "", "lib/x.py": "", "lib/y.py": ""})
     monkeypatch.setattr(walk, "MOST_FILES", 2)
-    made = built(place / "app", Place(str(place / "lib")))
+    made = built(place / "app", ImportFolder(str(place / "lib")))
     assert [path for path in listed(made) if path.startswith("lib/")] == []
     assert any(f"{place}/lib" in text and "Too large" in text for text in made.warnings)
 
 
 def test_an_unchanged_package_is_not_walked_again(place, monkeypatch):
     write(place, {"app/setup.py": "", "lib/setup.py": "", "lib/x.py": "1"})
-    lib = Place(str(place / "lib"))
+    lib = ImportFolder(str(place / "lib"))
     first = built(place / "app", lib)
     write(place, {"lib/x.py": "22"})
     second = built(place / "app", lib)
@@ -186,7 +190,7 @@ def test_a_package_still_knows_its_version(place):
     dist(site, "lib", lib)
     dist(site, "kinetic-sdk", ROOT)
     dist(site, "unused", place / "unused")
-    made = built(app, Place(str(lib / "src")))
+    made = built(app, ImportFolder(str(lib / "src")))
     assert [path for path in listed(made) if "dist-info" in path] == [
         "lib/src/lib-1.dist-info",
         "lib/src/lib-1.dist-info/METADATA",
@@ -197,7 +201,7 @@ def test_a_package_still_knows_its_version(place):
     (found,) = metadata.distributions(path=[str(place / "host/lib/src")])
     assert (found.name, found.version) == ("lib", "1")
     dist(site, "lib", lib, "Summary: changed\n")
-    assert built(app, Place(str(lib / "src"))).tree != made.tree
+    assert built(app, ImportFolder(str(lib / "src"))).tree != made.tree
 
 
 def test_what_only_a_hook_of_its_build_backend_finds_is_named(place):

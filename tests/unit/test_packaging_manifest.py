@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._source import manifest
-from kinetic._source.manifest import File, Folder, Part, Symlink
+from kinetic._source.manifest import File, Folder, ManifestPart, Symlink
 
 DIGESTS = st.integers(0, 40).map(lambda number: f"{number:064x}")
 MODES = st.integers(0, 0o777)
@@ -81,7 +81,9 @@ def test_each_list_comes_after_those_that_it_names(entries):
     before: set[str] = set()
     for digest, data in manifest.encode(entries).items():
         below = {
-            each.digest for each in manifest.contents("", data) if isinstance(each, Folder | Part)
+            each.digest
+            for each in manifest.contents("", data)
+            if isinstance(each, Folder | ManifestPart)
         }
         assert below <= before
         before.add(digest)
@@ -111,7 +113,7 @@ def test_a_change_changes_the_lists_on_its_way_and_no_others(entries, data):
         level += [
             (each.path, each.digest)
             for each in manifest.contents(folder, new[digest])
-            if isinstance(each, Folder | Part)
+            if isinstance(each, Folder | ManifestPart)
         ]
     assert all(paths[digest] & on_the_way for digest in new.keys() - old.keys())
 

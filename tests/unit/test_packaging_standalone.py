@@ -13,7 +13,7 @@ import pytest
 
 from kinetic._source import bundle, hashing, manifest, shipment, standalone, walk
 from kinetic.cli import program
-from kinetic.cli.program import Kind, Program
+from kinetic.cli.program import Program, ProgramKind
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_a_script_that_is_no_python_is_still_sent(folder, monkeypatch):
     )
 
 
-def program_of(kind: Kind, *words: str) -> list[str]:
+def program_of(kind: ProgramKind, *words: str) -> list[str]:
     func = program.function(Program(kind, words[0], words[1:]), Path.cwd())
     home = Path.home()
     _, made = shipment.of(func, shipment.SourceSettings(home / ".store", home / ".cache"))
@@ -210,23 +210,23 @@ def program_of(kind: Kind, *words: str) -> list[str]:
 def test_programs_are_sent_with_what_their_words_name(folder):
     write(folder, "t.py", "tool/run.py", text="import helper")
     write(folder, "helper.py", "conf/a.yaml", "conf/b.yaml", "pkg/__init__.py", "pkg/__main__.py")
-    assert program_of(Kind.SCRIPT, "t.py", "--config=conf/a.yaml") == [
+    assert program_of(ProgramKind.SCRIPT, "t.py", "--config=conf/a.yaml") == [
         "conf/a.yaml",
         "helper.py",
         "notes.txt",
         "t.py",
     ]
-    assert program_of(Kind.COMMAND, "python", "tool/run.py", "film.mkv") == [
+    assert program_of(ProgramKind.COMMAND, "python", "tool/run.py", "film.mkv") == [
         "film.mkv", "helper.py", "notes.txt", "t.py", "tool/run.py",
     ]  # fmt: skip
-    assert program_of(Kind.MODULE, "pkg.__main__") == [
+    assert program_of(ProgramKind.MODULE, "pkg.__main__") == [
         "helper.py",
         "notes.txt",
         "pkg/__init__.py",
         "pkg/__main__.py",
         "t.py",
     ]
-    assert program_of(Kind.COMMAND, "cat", ".ssh/id_rsa", ".netrc") == [
+    assert program_of(ProgramKind.COMMAND, "cat", ".ssh/id_rsa", ".netrc") == [
         "helper.py",
         "notes.txt",
         "t.py",

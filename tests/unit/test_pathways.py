@@ -18,7 +18,7 @@ import pytest
 from manifest_cases import FIELDS, PLACE, REGENERATE, SETTINGS, misfits, planned
 
 from kinetic._backends.kubernetes import observed, pathways, states
-from kinetic._backends.kubernetes.diagnosis import Kind, Observed, diagnose
+from kinetic._backends.kubernetes.diagnosis import JobCause, Observed, diagnose
 from kinetic._backends.kubernetes.manifests import render
 from kinetic._core import layout
 from kinetic._core.accelerators.families import PATHWAYS_MACHINES
@@ -391,27 +391,27 @@ def test_what_is_said_of_pods_names_them_as_users_know_them():
 
     waiting = [unscheduled(workload, "pathways-worker", n) for n in (2, 3)]
     kind, said = diagnosed(workload, [head, *workers[:2], *waiting])
-    assert kind is Kind.PARTIAL_SLICE
+    assert kind is JobCause.PARTIAL_SLICE
     assert said.startswith("2 of 4 workers have nodes; workers 2, 3 wait for one with tpu-v6e-")
 
     none = [unscheduled(workload, "pathways-worker", n) for n in range(4)]
     kind, said = diagnosed(workload, [head, *none], nodes=[])
-    assert kind is Kind.NO_NODE_POOL
+    assert kind is JobCause.NO_NODE_POOL
     assert said.startswith("No node of the cluster has tpu-v6e-slice 4x4.")
 
     kind, said = diagnosed(workload, [unscheduled(workload, "pathways-head", 0)])
-    assert kind is Kind.NO_ROOM
+    assert kind is JobCause.NO_ROOM
     assert "The pod of the controller asks for cpu 8 + 16, memory 32G + 100G." in said
 
     killed = {"exitCode": 137, "reason": "OOMKilled"}
     head = pod(workload, "pathways-head", 0, state={"terminated": killed})
     kind, said = diagnosed(workload, [head, *workers])
-    assert (kind, said[:15]) == (Kind.OUT_OF_MEMORY, "Host 0 was lost")
+    assert (kind, said[:15]) == (JobCause.OUT_OF_MEMORY, "Host 0 was lost")
 
     evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
     workers[1]["status"]["conditions"].append(evicted)
     kind, said = diagnosed(workload, workers)
-    assert (kind, said[:17]) == (Kind.EVICTED, "Worker 1 was lost")
+    assert (kind, said[:17]) == (JobCause.EVICTED, "Worker 1 was lost")
 
 
 def test_hosts_whose_pods_are_gone_are_known_by_their_names():

@@ -240,17 +240,17 @@ def test_flag_before_environment_before_profile_before_other_tools_before_defaul
     found = settings.load(env, flags={"cluster": "flag-cluster"})
     assert found.setting("cluster") == settings.Setting("flag-cluster", settings.FLAG)
     assert found.setting("zone") == settings.Setting(
-        "env-zone", settings.Source(settings.Origin.ENVIRONMENT, "KINETIC_ZONE")
+        "env-zone", settings.SettingSource(settings.Origin.ENVIRONMENT, "KINETIC_ZONE")
     )
     assert found.setting("project") == settings.Setting(
-        "my-dev", settings.Source(settings.Origin.PROFILE, "dev")
+        "my-dev", settings.SettingSource(settings.Origin.PROFILE, "dev")
     )
     assert found.setting("namespace") == settings.Setting(None, settings.DEFAULT)
     assert found.setting("profile") == settings.Setting(
-        "dev", settings.Source(settings.Origin.PROFILES_FILE)
+        "dev", settings.SettingSource(settings.Origin.PROFILES_FILE)
     )
     foreign = settings.load(env | {"KINETIC_PROFILE": "ops"}).setting("project").source
-    assert foreign == settings.Source(settings.Origin.OTHER_TOOLS, "GOOGLE_CLOUD_PROJECT")
+    assert foreign == settings.SettingSource(settings.Origin.OTHER_TOOLS, "GOOGLE_CLOUD_PROJECT")
     assert str(foreign) == "environment GOOGLE_CLOUD_PROJECT"
 
 

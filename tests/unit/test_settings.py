@@ -176,13 +176,13 @@ def test_a_local_host_inherits_nothing_that_looks_like_a_secret(environ):
 def test_the_store_is_the_home_unless_it_is_named():
     found = settings.load(HOME | {"KINETIC_HOME": "~/k"})
     assert found.setting("store") == settings.Setting(
-        "/home/me/k", settings.Source(settings.Origin.HOME)
+        "/home/me/k", settings.SettingSource(settings.Origin.HOME)
     )
     assert found.folder == found.home
 
     named = settings.load(HOME | {"KINETIC_STORE": "~/jobs"})
     assert named.setting("store") == settings.Setting(
-        "/home/me/jobs", settings.Source(settings.Origin.ENVIRONMENT, "KINETIC_STORE")
+        "/home/me/jobs", settings.SettingSource(settings.Origin.ENVIRONMENT, "KINETIC_STORE")
     )
     assert str(named.folder) == "/home/me/jobs"
 
@@ -191,7 +191,7 @@ def test_the_store_is_the_home_unless_it_is_named():
 
     distant = settings.load(HOME, profile={"store": "gs://some"})
     assert distant.setting("store") == settings.Setting(
-        "gs://some", settings.Source(settings.Origin.PROFILE)
+        "gs://some", settings.SettingSource(settings.Origin.PROFILE)
     )
     assert distant.folder == distant.home
 

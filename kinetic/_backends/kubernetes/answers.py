@@ -1,6 +1,6 @@
 """The API server's refusals as errors that name the verb, the resource and what to do.
 
-In: a request (`Call`) and the answer to it. Out: one of kinetic's exceptions. Pure.
+In: a request (`ApiCall`) and the answer to it. Out: one of kinetic's exceptions. Pure.
 
     BackendUnavailable   temporary: 429, 5xx, no connection
     ├── Expired          410: the watch's resource version is too old; list again
@@ -78,7 +78,7 @@ class Conflict(SubmitError):
 
 
 @dataclass(frozen=True)
-class Call:
+class ApiCall:
     """A request.
 
     Attributes:
@@ -118,7 +118,7 @@ def message_of(body: bytes | str) -> str:
     return " ".join(text.split())[:1000]
 
 
-def error_of(call: Call, status: int, body: bytes | str) -> KineticError:
+def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
     """Return the error for an answer.
 
     Args:
@@ -155,7 +155,7 @@ def error_of(call: Call, status: int, body: bytes | str) -> KineticError:
     return BackendUnavailable(f"The cluster answered HTTP {status} to: {call}.{told}")
 
 
-def explain_unreachable(call: Call, server: str, error: BaseException) -> BackendUnavailable:
+def explain_unreachable(call: ApiCall, server: str, error: BaseException) -> BackendUnavailable:
     """Return the error for a server that cannot be reached, or that closed the connection."""
     cause = " ".join(str(error).split()) or type(error).__name__
     suspects = "the network, a VPN, and the context of your kubeconfig"
@@ -167,7 +167,7 @@ def explain_unreachable(call: Call, server: str, error: BaseException) -> Backen
     )
 
 
-def _explain_forbidden(call: Call, said: str, told: str) -> KineticError:
+def _explain_forbidden(call: ApiCall, said: str, told: str) -> KineticError:
     if "exceeded quota" in said:
         return Refused(f"A quota of the namespace does not let it in: could not {call}.{told}")
     user = _USER.search(said)
@@ -185,7 +185,7 @@ def _explain_forbidden(call: Call, said: str, told: str) -> KineticError:
     )
 
 
-def _explain_missing(call: Call, detail: dict[str, Any], said: str) -> KineticError:
+def _explain_missing(call: ApiCall, detail: dict[str, Any], said: str) -> KineticError:
     if not detail:  # a path that is not a resource is answered in plain text
         return NotInstalled(not_installed(call.resource))
     about = (detail.get("details") or {}).get("kind")

@@ -17,7 +17,7 @@ Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Listing:
+class ObjectList:
     """Objects at one moment.
 
     Attributes:
@@ -30,7 +30,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selector:
     """A selection of objects of a kind.
 
     Attributes:
@@ -102,7 +102,7 @@ class Api(Protocol):
         """Return an object."""
         ...
 
-    def list(self, resource: Resource, selection: Selection = Selection()) -> Listing:  # noqa: B008
+    def list(self, resource: Resource, selection: Selector = Selector()) -> ObjectList:  # noqa: B008
         """Return all selected objects."""
         ...
 
@@ -134,7 +134,7 @@ class Api(Protocol):
     def watch(
         self,
         resource: Resource,
-        selection: Selection = Selection(),  # noqa: B008
+        selection: Selector = Selector(),  # noqa: B008
         *,
         resource_version: str = "",
     ) -> EventStream:
@@ -156,7 +156,7 @@ class Api(Protocol):
 
 
 @dataclass(frozen=True)
-class Patience:
+class CallLimits:
     """How long calls wait, in seconds.
 
     Attributes:
@@ -175,7 +175,7 @@ class Patience:
     most_s: float = 8.0
 
 
-def waits_s(tries: int, patience: Patience, seed: random.Random) -> float:
+def waits_s(tries: int, patience: CallLimits, seed: random.Random) -> float:
     """Return how long to wait after this many tries: up to twice as long each time, at random, so
     that many callers do not return at the same moment."""
     most = min(patience.most_s, patience.first_s * 2.0 ** (tries - 1))

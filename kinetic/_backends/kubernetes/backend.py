@@ -32,13 +32,13 @@ from kinetic._backends.kubernetes import (
 from kinetic._backends.kubernetes.answers import Conflict, Refused
 from kinetic._backends.kubernetes.api import Api
 from kinetic._backends.kubernetes.diagnosis import diagnose
-from kinetic._backends.kubernetes.findings import Finding, Kind
-from kinetic._backends.kubernetes.live import Live, live_of
-from kinetic._backends.kubernetes.look import Look, resource_of
+from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
+from kinetic._backends.kubernetes.live import Informer, live_of
+from kinetic._backends.kubernetes.look import ClusterSnapshot, resource_of
 from kinetic._backends.kubernetes.observed import Pod, Stage, current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.kubernetes.resources import BY_KIND, JOBSETS, PODS, SECRETS, Resource
-from kinetic._backends.kubernetes.sightings import Sightings
+from kinetic._backends.kubernetes.sightings import LossNotes
 from kinetic._core import layout, record
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
@@ -85,13 +85,13 @@ class KubernetesBackend:
         self._pods = pods
         self._open_api = open_api
         self._supply = supply
-        self._opened: Live | None = None
+        self._opened: Informer | None = None
         self._has_answered = False
         self._there: frozenset[str] = frozenset()
-        self._sightings = Sightings()
+        self._sightings = LossNotes()
 
     @property
-    def _live(self) -> Live:
+    def _live(self) -> Informer:
         if self._opened is None:
             self._opened = live_of(self._open_api())
         return self._opened
@@ -219,7 +219,7 @@ class KubernetesBackend:
                 found |= {ref.job_id: self._status(ref, look, were_there) for ref in unsure}
         return found
 
-    def _look(self, refs: Sequence[JobRef], *, now: bool = False) -> Look:
+    def _look(self, refs: Sequence[JobRef], *, now: bool = False) -> ClusterSnapshot:
         """Once the cluster has answered, expired credentials do not end the wait: the store has the
         verdict, and the user can log in again."""
         try:
@@ -234,7 +234,7 @@ class KubernetesBackend:
                 self._sightings.note(ref.job_id, current_pods(workload, look.pods(ref)))
         return look
 
-    def _status(self, ref: JobRef, look: Look, were_there: Collection[str]) -> Status:
+    def _status(self, ref: JobRef, look: ClusterSnapshot, were_there: Collection[str]) -> Status:
         workload = look.workload(ref)
         if workload is None:
             return self._without_workload(ref, look, was_there=ref.job_id in were_there)
@@ -256,7 +256,9 @@ class KubernetesBackend:
             return Status(JobStatus.RUNNING, status.reason, status.hosts)
         return self._explain_status(ref, look, workload, status)
 
-    def _check_leader(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
+    def _check_leader(
+        self, ref: JobRef, look: ClusterSnapshot, workload: Document, status: Status
+    ) -> Status:
         """A running job. One that has lost its leader has failed, though the cluster says so only
         when its other pods have ended, or their node was removed."""
         lost = losses.why_leaderless(workload, current_pods(workload, look.pods(ref)))
@@ -272,7 +274,7 @@ class KubernetesBackend:
         return Status(JobStatus.FAILED, lost.sentence, tuple(known.values()))
 
     def _explain_status(
-        self, ref: JobRef, look: Look, workload: Document, status: Status
+        self, ref: JobRef, look: ClusterSnapshot, workload: Document, status: Status
     ) -> Status:
         """Say why a job does not run; a hopeless one has failed."""
         waits = status.phase is JobStatus.PENDING
@@ -295,12 +297,14 @@ class KubernetesBackend:
         found = Status(phase, finding.sentence, tuple((known | told).values()))
         return self._fail_overdue(ref, look, workload, found)
 
-    def _is_early(self, workload: Document, finding: Finding) -> bool:
+    def _is_early(self, workload: Document, finding: JobDiagnosis) -> bool:
         """Whether the job's Secret may still be on its way."""
         waited_s = self._api.now() - starting.created_at(workload)
-        return finding.kind is Kind.MISSING_SECRET and waited_s < SUBMISSION_S
+        return finding.kind is JobCause.MISSING_SECRET and waited_s < SUBMISSION_S
 
-    def _fail_overdue(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
+    def _fail_overdue(
+        self, ref: JobRef, look: ClusterSnapshot, workload: Document, status: Status
+    ) -> Status:
         """A job whose hosts wait longer than its start timeout has failed, with what they waited
         for as the reason. Once host 0 runs it watches this itself."""
         pods = current_pods(workload, look.pods(ref))
@@ -322,7 +326,7 @@ class KubernetesBackend:
     def _plan(self, ref: JobRef) -> Plan:
         return Plan.from_json(record.parse(self._store.get(layout.plan(ref.job_id))))
 
-    def _without_workload(self, ref: JobRef, look: Look, *, was_there: bool) -> Status:
+    def _without_workload(self, ref: JobRef, look: ClusterSnapshot, *, was_there: bool) -> Status:
         """The state of a job that the cluster does not know: not created yet, or removed."""
         verdict = stored.verdict(self._store, ref)
         if verdict is not None:
@@ -338,7 +342,7 @@ class KubernetesBackend:
             return Status(JobStatus.FAILED, _REMOVED, (leader,))
         return Status(JobStatus.NOT_FOUND)
 
-    def _was_removed(self, ref: JobRef, look: Look) -> bool:
+    def _was_removed(self, ref: JobRef, look: ClusterSnapshot) -> bool:
         """Whether a job without a workload had one, as far as anybody knows."""
         return self._store.has(layout.events(ref.job_id)) or look.is_removed(ref)
 
@@ -455,7 +459,7 @@ def _is_led(workload: Document, pods: Sequence[Document]) -> bool:
     return any(pod.stage is Stage.RUNNING and pod.is_ready for pod in leader)
 
 
-def _hosts_of_finding(ref: JobRef, finding: Finding) -> tuple[int, ...]:
+def _hosts_of_finding(ref: JobRef, finding: JobDiagnosis) -> tuple[int, ...]:
     """The hosts that a finding is about; all of them if it is about workers of Pathways."""
     return tuple(h for h in finding.hosts if h < ref.hosts) or tuple(range(ref.hosts))
 

@@ -15,20 +15,20 @@ from collections.abc import Callable, Mapping
 
 from kinetic._backends.kubernetes import images
 from kinetic._backends.kubernetes.cloud_build import Build, CloudBuild
-from kinetic._backends.kubernetes.google_calls import GoogleLogin, Patience
+from kinetic._backends.kubernetes.google_calls import GoogleLogin, ServicePatience
 from kinetic._core.place import Place
 from kinetic._core.plan import Plan
 from kinetic.errors import BackendUnavailable, KineticError, PreflightError
 
 LOOK_AGAIN_S = 60.0
 """After this time a missing image is looked for again."""
-BRIEF = Patience(tries=1, request_s=5.0)
+BRIEF = ServicePatience(tries=1, request_s=5.0)
 """For calls that the caller has not asked for."""
 
 _log = logging.getLogger("kinetic.images")
 
 Tell = Callable[[str], object]
-Open = Callable[[str, str, Patience | None], CloudBuild]
+Open = Callable[[str, str, ServicePatience | None], CloudBuild]
 
 
 class BundledImages:
@@ -179,7 +179,7 @@ class BundledImages:
                 raise builds.failure(uri, ended)
         build_one(builds, uri, _files(plan, installed), images.bucket(plan.place), tell)
 
-    def _builds(self, plan: Plan, patience: Patience | None) -> CloudBuild:
+    def _builds(self, plan: Plan, patience: ServicePatience | None) -> CloudBuild:
         place = plan.place
         return self._open(place.project, images.region(place.zone), patience)
 

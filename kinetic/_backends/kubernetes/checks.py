@@ -177,7 +177,7 @@ def _exists(api: Api, name: str) -> bool | None:
     return True
 
 
-class Level(StrEnum):
+class CheckLevel(StrEnum):
     """How serious it is."""
 
     OK = "ok"
@@ -197,7 +197,7 @@ class Check:
     """
 
     name: str
-    level: Level
+    level: CheckLevel
     detail: str
     remedy: str = ""
 
@@ -206,7 +206,7 @@ def checks_of(facts: Facts) -> tuple[Check, ...]:
     """Return the doctor's checks of a cluster."""
     where = f"{facts.server}, namespace {facts.namespace}"
     if facts.problem is not None:
-        return (Check("cluster", Level.PROBLEM, f"{where}: {facts.problem}"),)
+        return (Check("cluster", CheckLevel.PROBLEM, f"{where}: {facts.problem}"),)
     return (
         _version(facts, where),
         _jobsets(facts),
@@ -223,25 +223,25 @@ def _version(facts: Facts, where: str) -> Check:
     text = f"{where} answers; Kubernetes {version.text or 'of an unknown version'}"
     if version.major and (version.major, version.minor) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        return Check("cluster", Level.WARN, text, f"kinetic is made for {oldest} and later.")
-    return Check("cluster", Level.OK, text)
+        return Check("cluster", CheckLevel.WARN, text, f"kinetic is made for {oldest} and later.")
+    return Check("cluster", CheckLevel.OK, text)
 
 
 def _jobsets(facts: Facts) -> Check:
     found = facts.jobsets
     if not found.is_installed:
-        return Check("JobSet", Level.WARN, "is not installed", not_installed(JOBSETS))
+        return Check("JobSet", CheckLevel.WARN, "is not installed", not_installed(JOBSETS))
     named = f"{found.version} " if found.version else ""
     if found.fault:
         remedy = "Show this to an administrator: no job of several hosts can be created."
-        return Check("JobSet", Level.PROBLEM, f"{named}takes no jobs: {found.fault}", remedy)
+        return Check("JobSet", CheckLevel.PROBLEM, f"{named}takes no jobs: {found.fault}", remedy)
     if found.is_old:
         text = (
             f"{named}is older than 0.10: when a function raises, its pods are started again as "
             "often as retries= says, only to end"
         )
-        return Check("JobSet", Level.WARN, text, "Ask an administrator for a newer one.")
-    return Check("JobSet", Level.OK, f"{named}is installed, and takes jobs of several hosts")
+        return Check("JobSet", CheckLevel.WARN, text, "Ask an administrator for a newer one.")
+    return Check("JobSet", CheckLevel.OK, f"{named}is installed, and takes jobs of several hosts")
 
 
 def _queues(facts: Facts) -> Check:
@@ -250,27 +250,27 @@ def _queues(facts: Facts) -> Check:
     named = f"{found.version} is installed" if found.version else "is installed"
     if not found.is_installed and found.queue:
         text = f"is not installed, so {queue} is not there"
-        return Check("Kueue", Level.PROBLEM, text, _NO_KUEUE)
+        return Check("Kueue", CheckLevel.PROBLEM, text, _NO_KUEUE)
     if not found.is_installed:
-        return Check("Kueue", Level.OK, "is not installed")
+        return Check("Kueue", CheckLevel.OK, "is not installed")
     if not found.queue:
-        return Check("Kueue", Level.OK, named)
+        return Check("Kueue", CheckLevel.OK, named)
     if found.has_queue is None:
-        return Check("Kueue", Level.OK, f"{named}; {queue} may not be looked up")
+        return Check("Kueue", CheckLevel.OK, f"{named}; {queue} may not be looked up")
     if not found.has_queue:
         remedy = f"`kubectl get localqueues -n {facts.namespace}` shows which there are."
         text = f"{named}, and there is no queue {found.queue} in namespace {facts.namespace}"
-        return Check("Kueue", Level.PROBLEM, text, remedy)
+        return Check("Kueue", CheckLevel.PROBLEM, text, remedy)
     if found.stopped:
         remedy = "Jobs wait until an administrator has mended it, or name another queue."
-        return Check("Kueue", Level.WARN, f"{queue} admits no jobs: {found.stopped}", remedy)
-    return Check("Kueue", Level.OK, f"{named}; {queue} admits jobs")
+        return Check("Kueue", CheckLevel.WARN, f"{queue} admits no jobs: {found.stopped}", remedy)
+    return Check("Kueue", CheckLevel.OK, f"{named}; {queue} admits jobs")
 
 
 def _check_rights(facts: Facts) -> list[Check]:
     found = []
     for need in Need:
-        level = Level.PROBLEM if need in _VITAL else Level.WARN
+        level = CheckLevel.PROBLEM if need in _VITAL else CheckLevel.WARN
         missing = [right for right, allowed in facts.rights.items() if not allowed]
         missing = [right for right in missing if right.need is need]
         if missing:
@@ -282,7 +282,7 @@ def _check_rights(facts: Facts) -> list[Check]:
                     _advise_role(facts),
                 )
             )
-    return found or [Check("rights", Level.OK, f"all {len(facts.rights)} that jobs need")]
+    return found or [Check("rights", CheckLevel.OK, f"all {len(facts.rights)} that jobs need")]
 
 
 def _name_rights(missing: Iterable[Right]) -> str:
@@ -299,12 +299,12 @@ def _advise_role(facts: Facts) -> str:
 def _account(facts: Facts) -> Check:
     name = facts.service_account
     if not name:
-        return Check("service account", Level.OK, "pods run as the default one")
+        return Check("service account", CheckLevel.OK, "pods run as the default one")
     if facts.has_account is None:
-        return Check("service account", Level.OK, f"{name}: it may not be looked up")
+        return Check("service account", CheckLevel.OK, f"{name}: it may not be looked up")
     if facts.has_account:
-        return Check("service account", Level.OK, f"{name} exists")
-    return Check("service account", Level.PROBLEM, f"{name} does not exist", _create(facts))
+        return Check("service account", CheckLevel.OK, f"{name} exists")
+    return Check("service account", CheckLevel.PROBLEM, f"{name} does not exist", _create(facts))
 
 
 def _create(facts: Facts) -> str:
@@ -316,11 +316,11 @@ def _create(facts: Facts) -> str:
 
 def _pools(facts: Facts) -> Check:
     if facts.nodes is None:
-        return Check("node pools", Level.OK, "nodes may not be listed")
+        return Check("node pools", CheckLevel.OK, "nodes may not be listed")
     offered = [str(p) for p in pools.pools_of(facts.nodes) if p.accelerator]
     if not offered:
-        return Check("node pools", Level.OK, "no nodes with accelerators now")
-    return Check("node pools", Level.OK, "; ".join(offered))
+        return Check("node pools", CheckLevel.OK, "no nodes with accelerators now")
+    return Check("node pools", CheckLevel.OK, "; ".join(offered))
 
 
 def _addons(facts: Facts) -> list[Check]:
@@ -338,9 +338,9 @@ def _addons(facts: Facts) -> list[Check]:
 
 def _report_troubles(name: str, troubles: Iterable[Trouble], well: str) -> list[Check]:
     return [
-        Check(name, Level.PROBLEM if t.is_fatal else Level.WARN, t.detail, t.remedy)
+        Check(name, CheckLevel.PROBLEM if t.is_fatal else CheckLevel.WARN, t.detail, t.remedy)
         for t in troubles
-    ] or [Check(name, Level.OK, well)]
+    ] or [Check(name, CheckLevel.OK, well)]
 
 
 def registry(uri: str, fault: str) -> Check:
@@ -351,12 +351,12 @@ def registry(uri: str, fault: str) -> Check:
         fault: why images cannot be built and found there, or "".
     """
     if not fault:
-        return Check("images", Level.OK, f"can be built, and are found in {uri}")
+        return Check("images", CheckLevel.OK, f"can be built, and are found in {uri}")
     remedy = (
         'Only container_image="bundled" needs it: without, pods start from a public image and '
         "install what the project requires. KINETIC_IMAGE_BUILDS=off asks for no builds."
     )
-    return Check("images", Level.WARN, fault, remedy)
+    return Check("images", CheckLevel.WARN, fault, remedy)
 
 
 def why_not(facts: Facts, *, hosts: int) -> str:

@@ -17,11 +17,11 @@ from typing import Any
 
 from kinetic._backends.kubernetes import images
 from kinetic._backends.kubernetes.google_calls import (
+    CallerIdentity,
     GoogleCalls,
     GoogleLogin,
-    Login,
-    Patience,
-    Refused,
+    ServicePatience,
+    ServiceRefused,
 )
 from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, KineticError, PreflightError
@@ -95,9 +95,9 @@ class CloudBuild:
         project: str,
         region: str,
         *,
-        login: Login | None = None,
+        login: CallerIdentity | None = None,
         addresses: Addresses | None = None,
-        patience: Patience | None = None,
+        patience: ServicePatience | None = None,
         sleep: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -170,7 +170,7 @@ class CloudBuild:
         """The status code of an answer; after a refusal, a build may still succeed."""
         try:
             return self._calls.call("GET", url, allowed=(404,))[0]
-        except Refused as error:
+        except ServiceRefused as error:
             return error.code
 
     # -- building ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from kinetic._core.place import Place
 from kinetic.errors import KineticError, PreflightError
 
 if TYPE_CHECKING:
-    from kinetic._backends.kubernetes.api import Api, Patience
+    from kinetic._backends.kubernetes.api import Api, CallLimits
     from kinetic._backends.kubernetes.backend import KubernetesBackend
     from kinetic._backends.kubernetes.bundled import BundledImages
     from kinetic._backends.kubernetes.checks import Check, LiveAccelerator
@@ -55,9 +55,9 @@ def list_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
 def check(settings: Settings) -> tuple[Check, ...]:
     """Ask the cluster whether it can run jobs."""
     from kinetic._backends.kubernetes import addons, checks
-    from kinetic._backends.kubernetes.api import Patience
+    from kinetic._backends.kubernetes.api import CallLimits
 
-    patience = Patience(connect_s=5.0, tries=2)
+    patience = CallLimits(connect_s=5.0, tries=2)
     try:
         facts = checks.gather(
             connect(_place_of(settings), configuration.variables(), patience),
@@ -70,11 +70,11 @@ def check(settings: Settings) -> tuple[Check, ...]:
             ),
         )
     except KineticError as error:
-        return (checks.Check("cluster", checks.Level.PROBLEM, str(error)),)
+        return (checks.Check("cluster", checks.CheckLevel.PROBLEM, str(error)),)
     return checks.checks_of(facts) + _check_images(settings)
 
 
-def connect(place: Place, variables: Mapping[str, str], patience: Patience | None = None) -> Api:
+def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | None = None) -> Api:
     """Return the connection to a place's cluster: that of all who ask this cluster, unless there is
     a `patience` of its own.
 

@@ -21,17 +21,17 @@ from urllib.parse import urlencode
 
 from kinetic._backends.kubernetes import answers
 from kinetic._backends.kubernetes.answers import (
-    Call,
+    ApiCall,
     Conflict,
     NotInstalled,
     error_of,
     explain_unreachable,
 )
 from kinetic._backends.kubernetes.api import (
+    CallLimits,
     Document,
-    Listing,
-    Patience,
-    Selection,
+    ObjectList,
+    Selector,
     Version,
     waits_s,
 )
@@ -62,7 +62,7 @@ class HttpApi:
         variables: Mapping[str, str],
         *,
         namespace: str = "",
-        patience: Patience | None = None,
+        patience: CallLimits | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.time,
         seed: random.Random | None = None,
@@ -80,7 +80,7 @@ class HttpApi:
         self.namespace = namespace or access.namespace
         self._access = access
         self._variables = variables
-        self._patience = patience or Patience()
+        self._patience = patience or CallLimits()
         self._clock = clock
         self._ahead_s = 0.0
         self._credentials = Credentials(access, variables, clock)
@@ -101,7 +101,7 @@ class HttpApi:
     def create(self, resource: Resource, document: Document, *, dry_run: bool = False) -> Document:
         """As in `Api`."""
         name = str((document.get("metadata") or {}).get("name", ""))
-        call = Call("create", resource, self._namespace_of(resource), name)
+        call = ApiCall("create", resource, self._namespace_of(resource), name)
         path = f"{resource.path(call.namespace)}?fieldValidation=Strict{'&dryRun=All' * dry_run}"
         unsure = False
 
@@ -134,13 +134,13 @@ class HttpApi:
 
     def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Document:
         """As in `Api`."""
-        call = Call("get", resource, self._namespace_of(resource, namespace), name)
+        call = ApiCall("get", resource, self._namespace_of(resource, namespace), name)
         path = resource.path(call.namespace, name)
         return self._repeat_call(call, lambda _: self._document("GET", path, call))
 
-    def list(self, resource: Resource, selection: Selection = Selection()) -> Listing:  # noqa: B008
+    def list(self, resource: Resource, selection: Selector = Selector()) -> ObjectList:  # noqa: B008
         """As in `Api`."""
-        call = Call("list", resource, self._namespace_of(resource, selection.namespace))
+        call = ApiCall("list", resource, self._namespace_of(resource, selection.namespace))
         items: list[Document] = []
         more = ""
         while True:
@@ -161,9 +161,9 @@ class HttpApi:
             meta = page.get("metadata") or {}
             more = meta.get("continue") or ""
             if not more:
-                return Listing(tuple(items), str(meta.get("resourceVersion", "")))
+                return ObjectList(tuple(items), str(meta.get("resourceVersion", "")))
 
-    def _page(self, path: str, call: Call, _tries: int) -> Document:
+    def _page(self, path: str, call: ApiCall, _tries: int) -> Document:
         return self._document("GET", path, call)
 
     def delete(
@@ -176,7 +176,7 @@ class HttpApi:
         grace_s: int | None = None,
     ) -> bool:
         """As in `Api`."""
-        call = Call("delete", resource, self._namespace_of(resource), name)
+        call = ApiCall("delete", resource, self._namespace_of(resource), name)
         # a Job deleted without a policy leaves its pods behind
         body: Document = {
             "kind": "DeleteOptions",
@@ -196,7 +196,7 @@ class HttpApi:
 
     def patch(self, resource: Resource, name: str, change: Mapping[str, Any]) -> Document:
         """As in `Api`."""
-        call = Call("patch", resource, self._namespace_of(resource), name)
+        call = ApiCall("patch", resource, self._namespace_of(resource), name)
         path = resource.path(call.namespace, name)
         return self._repeat_call(
             call, lambda _: self._document("PATCH", path, call, dict(change), MERGE_PATCH)
@@ -205,12 +205,12 @@ class HttpApi:
     def watch(
         self,
         resource: Resource,
-        selection: Selection = Selection(),  # noqa: B008
+        selection: Selector = Selector(),  # noqa: B008
         *,
         resource_version: str = "",
     ) -> JsonStream:
         """As in `Api`. Not repeated: the watcher decides where to continue."""
-        call = Call("watch", resource, self._namespace_of(resource, selection.namespace))
+        call = ApiCall("watch", resource, self._namespace_of(resource, selection.namespace))
         query = {
             **_query(selection),
             "watch": "true",
@@ -234,14 +234,14 @@ class HttpApi:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": {k: v for k, v in asked.items() if v}},
         }
-        call = Call("create", ACCESS_REVIEWS)
+        call = ApiCall("create", ACCESS_REVIEWS)
         path = ACCESS_REVIEWS.path()
         review = self._repeat_call(call, lambda _: self._document("POST", path, call, body))
         return bool((review.get("status") or {}).get("allowed"))
 
     def knows(self, resource: Resource) -> bool:
         """As in `Api`."""
-        call = Call("get", resource)
+        call = ApiCall("get", resource)
         path = f"/apis/{resource.group}/{resource.version}" if resource.group else "/api/v1"
         try:
             found = self._repeat_call(call, lambda _: self._document("GET", path, call))
@@ -251,7 +251,7 @@ class HttpApi:
 
     def version(self) -> Version:
         """As in `Api`."""
-        call = Call("get", Resource("", "v1", "version", namespaced=False))
+        call = ApiCall("get", Resource("", "v1", "version", namespaced=False))
         found = self._repeat_call(call, lambda _: self._document("GET", "/version", call))
         numbers = [_leading_number(str(found.get(key, ""))) for key in ("major", "minor")]
         return Version(str(found.get("gitVersion", "")), *numbers)
@@ -270,7 +270,7 @@ class HttpApi:
             return ""
         return self.namespace if namespace is None else namespace
 
-    def _repeat_call(self, call: Call, send: Callable[[int], Document]) -> Document:
+    def _repeat_call(self, call: ApiCall, send: Callable[[int], Document]) -> Document:
         """Make a call, and repeat it if that may help."""
         tries = 0
         while True:
@@ -286,7 +286,7 @@ class HttpApi:
             self._sleep(wait_s)
 
     def _document(
-        self, method: str, path: str, call: Call, body: Document | None = None, kind: str = JSON
+        self, method: str, path: str, call: ApiCall, body: Document | None = None, kind: str = JSON
     ) -> Document:
         response = self._send(method, path, call, body, kind, preload=True)
         if response.status >= 400:
@@ -301,7 +301,7 @@ class HttpApi:
             )
         return found
 
-    def _stream(self, path: str, call: Call) -> HttpStream:
+    def _stream(self, path: str, call: ApiCall) -> HttpStream:
         try:
             response = self._send("GET", path, call, None, JSON, preload=False)
             if response.status >= 400:
@@ -313,7 +313,7 @@ class HttpApi:
         return HttpStream(response, lambda error: explain_unreachable(call, self.server, error))
 
     def _problem(
-        self, call: Call, status: int, headers: Mapping[str, str], body: bytes
+        self, call: ApiCall, status: int, headers: Mapping[str, str], body: bytes
     ) -> Exception:
         error = error_of(call, status, body)
         if not answers.may_pass(status, body):
@@ -321,7 +321,14 @@ class HttpApi:
         return _MayPass(error, _retry_after(headers))
 
     def _send(
-        self, method: str, path: str, call: Call, body: Document | None, kind: str, *, preload: bool
+        self,
+        method: str,
+        path: str,
+        call: ApiCall,
+        body: Document | None,
+        kind: str,
+        *,
+        preload: bool,
     ) -> BaseHTTPResponse:
         """Send a request, and again with fresh credentials if the first are refused."""
         import urllib3
@@ -480,7 +487,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def _query(selection: Selection) -> dict[str, str]:
+def _query(selection: Selector) -> dict[str, str]:
     given = {"labelSelector": selection.labels, "fieldSelector": selection.fields}
     return {name: value for name, value in given.items() if value}
 

@@ -1,7 +1,7 @@
 """Why a job is not running: from the cluster's objects to one finding.
 
 In: `Observed`: the workload, its pods, Jobs and events, the nodes, Kueue's Workload, names of
-secrets; and the time. Out: the most important `Finding`, or None if there is nothing to say.
+secrets; and the time. Out: the most important `JobDiagnosis`, or None if there is nothing to say.
 Pure, so any process says the same about the same objects.
 
 A Job never says that it cannot run: it has one active pod and no condition, forever. Each reason is
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 
 from kinetic._backends.kubernetes import losses, queueing, scheduling
-from kinetic._backends.kubernetes.findings import Finding, Kind
+from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.nodes import amount_of
 from kinetic._backends.kubernetes.observed import (
     IMAGE_REASONS,
@@ -35,7 +35,7 @@ from kinetic._backends.kubernetes.observed import (
 )
 from kinetic._core.values import dataclass
 
-__all__ = ["Finding", "Kind", "Observed", "diagnose"]
+__all__ = ["JobCause", "JobDiagnosis", "Observed", "diagnose"]
 
 _HOPELESS_IMAGE = (
     "not found",
@@ -88,7 +88,7 @@ class Observed:
 
 def diagnose(
     seen: Observed, now: float | None = None, *, scale_up_s: float = scheduling.SCALE_UP_S
-) -> Finding | None:
+) -> JobDiagnosis | None:
     """Return what keeps a job from running, or ended it; None if it runs or has succeeded.
 
     Args:
@@ -121,20 +121,22 @@ def diagnose(
     return finding or _secret_missing(seen, pods) or _find_preparing(seen, pods)
 
 
-def _make_final(workload: Document, finding: Finding) -> Finding:
+def _make_final(workload: Document, finding: JobDiagnosis) -> JobDiagnosis:
     """A finding about a job that has failed for good is final."""
     if not condition(workload, "Failed") or finding.hopeless:
         return finding
-    return Finding(finding.kind, finding.sentence, True, finding.hosts)
+    return JobDiagnosis(finding.kind, finding.sentence, True, finding.hosts)
 
 
-def _quote_failure(workload: Document) -> Finding:
+def _quote_failure(workload: Document) -> JobDiagnosis:
     failed = condition(workload, "Failed") or {}
     said = failed.get("message") or failed.get("reason") or "no reason given"
     if PATHWAYS_WORKERS in said:
         text = f"Workers of Pathways ended too often. The cluster says: {said}."
-        return Finding(Kind.HOST_FAILED, text, True)
-    return Finding(Kind.HOST_FAILED, f"The cluster says that the job failed: {said}.", True)
+        return JobDiagnosis(JobCause.HOST_FAILED, text, True)
+    return JobDiagnosis(
+        JobCause.HOST_FAILED, f"The cluster says that the job failed: {said}.", True
+    )
 
 
 def events_of(events: Sequence[Document], name: str) -> list[Document]:
@@ -166,50 +168,50 @@ def seconds_of(timestamp: str) -> float | None:
 # --- the pod has a node, and its program does not start
 
 
-def _find_stuck(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
+def _find_stuck(seen: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
     starting = [pod for pod in pods if pod.stage is Stage.STARTING]
-    looks: tuple[Callable[[Observed, Pod], Finding | None], ...] = (_image, _config, _volume)
+    looks: tuple[Callable[[Observed, Pod], JobDiagnosis | None], ...] = (_image, _config, _volume)
     for look in looks:
         found = [(pod.host, f) for pod in starting if (f := look(seen, pod)) is not None]
         if found:
             first = found[0][1]
             alike = tuple(host for host, f in found if f.kind is first.kind)
-            return Finding(first.kind, first.sentence, first.hopeless, alike)
+            return JobDiagnosis(first.kind, first.sentence, first.hopeless, alike)
     return None
 
 
-def _image(_seen: Observed, pod: Pod) -> Finding | None:
+def _image(_seen: Observed, pod: Pod) -> JobDiagnosis | None:
     if pod.waiting_reason not in IMAGE_REASONS:
         return None
     said = _shorten_text(pod.waiting_message.rpartition("ErrImagePull: ")[2]) or pod.waiting_reason
     if pod.waiting_reason == "InvalidImageName":
         text = f"{pod.image} is not the name of an image: {said}. Correct container_image=."
-        return Finding(Kind.IMAGE_PULL, text, hopeless=True)
+        return JobDiagnosis(JobCause.IMAGE_PULL, text, hopeless=True)
     if pod.waiting_reason == "ErrImageNeverPull":
         advice = "Load it onto the nodes, or let the cluster's policy allow pulls."
         text = f"The node {pod.node} does not have the image {pod.image}, and may not pull it: "
-        return Finding(Kind.IMAGE_PULL, f"{text}{said}. {advice}", hopeless=True)
+        return JobDiagnosis(JobCause.IMAGE_PULL, f"{text}{said}. {advice}", hopeless=True)
     hopeless = any(words in said.lower() for words in _HOPELESS_IMAGE)
     advice = "Check container_image=, and that the nodes may read the repository."
     text = f"The image {pod.image} cannot be pulled: {said}."
-    return Finding(Kind.IMAGE_PULL, f"{text} {advice}", hopeless)
+    return JobDiagnosis(JobCause.IMAGE_PULL, f"{text} {advice}", hopeless)
 
 
-def _config(seen: Observed, pod: Pod) -> Finding | None:
+def _config(seen: Observed, pod: Pod) -> JobDiagnosis | None:
     reason, said = pod.waiting_reason, pod.waiting_message
     if reason == "CreateContainerConfigError":
-        return _find_missing(seen, said) or Finding(
-            Kind.START_ERROR,
+        return _find_missing(seen, said) or JobDiagnosis(
+            JobCause.START_ERROR,
             f"{pod.called.capitalize()} cannot be set up: {_shorten_text(said)}.",
             True,
         )
     if reason in ("CreateContainerError", "RunContainerError", "CrashLoopBackOff"):
         text = f"{pod.called.capitalize()} does not start: {reason}: {_shorten_text(said)}."
-        return Finding(Kind.START_ERROR, text)
+        return JobDiagnosis(JobCause.START_ERROR, text)
     return None
 
 
-def _find_missing(seen: Observed, said: str) -> Finding | None:
+def _find_missing(seen: Observed, said: str) -> JobDiagnosis | None:
     """A Secret or ConfigMap that a pod needs and that does not exist."""
     named = _MISSING.search(said)
     if named is None:
@@ -220,27 +222,27 @@ def _find_missing(seen: Observed, said: str) -> Finding | None:
     if kind == "secret":
         advice = "Create it, or take it out of the pod's settings."
         text = f"The secret {name} does not exist in the namespace of the job. {advice}"
-        return Finding(Kind.MISSING_SECRET, text, hopeless=True)
+        return JobDiagnosis(JobCause.MISSING_SECRET, text, hopeless=True)
     text = f"The config map {name} does not exist in the namespace of the job. Create it."
-    return Finding(Kind.MISSING_VOLUME, text, hopeless=True)
+    return JobDiagnosis(JobCause.MISSING_VOLUME, text, hopeless=True)
 
 
-def _explain_own_secret(name: str) -> Finding:
-    return Finding(
-        Kind.MISSING_SECRET,
+def _explain_own_secret(name: str) -> JobDiagnosis:
+    return JobDiagnosis(
+        JobCause.MISSING_SECRET,
         f"The job's own secret {name} is not there: its submission is going on, or was "
         "interrupted. If nothing submits it any more, cancel the job and run it again.",
     )
 
 
-def _secret_missing(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
+def _secret_missing(seen: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
     wanted = seen.own_secret and seen.secrets is not None and not any(p.has_run for p in pods)
     if not wanted or seen.own_secret in (seen.secrets or ()):
         return None
     return _explain_own_secret(seen.own_secret)
 
 
-def _volume(seen: Observed, pod: Pod) -> Finding | None:
+def _volume(seen: Observed, pod: Pod) -> JobDiagnosis | None:
     """The status says ContainerCreating, as for every starting pod: only events say more."""
     if pod.waiting_reason not in ("", "ContainerCreating", "PodInitializing"):
         return None
@@ -250,17 +252,17 @@ def _volume(seen: Observed, pod: Pod) -> Finding | None:
         said = event.get("message") or ""
         if event.get("reason") in ("FailedMount", "FailedAttachVolume"):
             text = f"A volume of {pod.called} cannot be mounted: {_shorten_text(said)}."
-            return _find_missing(seen, said) or Finding(Kind.MISSING_VOLUME, text)
+            return _find_missing(seen, said) or JobDiagnosis(JobCause.MISSING_VOLUME, text)
         if event.get("reason") == "FailedCreatePodSandBox":
             text = f"The node {pod.node} cannot start pods: {_shorten_text(said)}."
-            return Finding(Kind.START_ERROR, text)
+            return JobDiagnosis(JobCause.START_ERROR, text)
     return None
 
 
 # --- there is no pod
 
 
-def _not_created(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
+def _not_created(seen: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
     shape = shape_of(seen.workload)
     if len(pods) >= shape.hosts:
         return None
@@ -294,7 +296,7 @@ def _is_of(event: Document, makers: Collection[object], workload: str) -> bool:
 
 def _over_quota(
     quota: re.Match[str], of: PodSet, shape: GangShape, missing: tuple[int, ...]
-) -> Finding:
+) -> JobDiagnosis:
     """A quota refuses the pods of a Job, or the Jobs of a JobSet. One that all of them together
     exceed lets some in, which then wait for the others."""
     counts_jobs = "jobs.batch" in quota["requested"]
@@ -306,12 +308,14 @@ def _over_quota(
         need = f"and each of its {least} {noun}s needs" if least > 1 else f"and a {noun} needs"
         text = f"The quota {quota['name']} of the namespace is too small for the job: {allows}, "
         advice = "Ask for less, or have an administrator raise it."
-        return Finding(Kind.QUOTA, f"{text}{need} {quota['requested']}. {advice}", True, missing)
+        return JobDiagnosis(
+            JobCause.QUOTA, f"{text}{need} {quota['requested']}. {advice}", True, missing
+        )
     whose = "some of its Jobs" if counts_jobs else f"{len(missing)} of its pods"
     text = f"The quota {quota['name']} of the namespace does not let {whose} in: {allows}, "
     need = f"{quota['used']} is taken, and a {noun} needs {quota['requested']}"
     advice = "Other jobs must end first, or an administrator must raise it."
-    return Finding(Kind.QUOTA, f"{text}{need}. {advice}", False, missing)
+    return JobDiagnosis(JobCause.QUOTA, f"{text}{need}. {advice}", False, missing)
 
 
 def _exceeds(quota: re.Match[str], number: int) -> bool:
@@ -321,29 +325,33 @@ def _exceeds(quota: re.Match[str], number: int) -> bool:
     return any(number * amount_of(needs[k]) > amount_of(limits[k]) for k in needs.keys() & limits)
 
 
-def _refusal(said: str, hosts: tuple[int, ...]) -> Finding:
+def _refusal(said: str, hosts: tuple[int, ...]) -> JobDiagnosis:
     account = _ACCOUNT.search(said)
     if account is not None:
         name = account[1].rpartition("/")[2]
         text = f"The service account {name} does not exist in the namespace of the job."
-        return Finding(Kind.SERVICE_ACCOUNT, f"{text} Create it, or name another one.", True, hosts)
+        return JobDiagnosis(
+            JobCause.SERVICE_ACCOUNT, f"{text} Create it, or name another one.", True, hosts
+        )
     passing = "failed calling webhook" in said or "timeout" in said or "etcdserver" in said
     what = "is not answering" if passing else "refuses the pods of the job"
     text = f"The cluster {what}: {_shorten_text(said)}."
-    return Finding(Kind.REFUSED, text, not passing, hosts)
+    return JobDiagnosis(JobCause.REFUSED, text, not passing, hosts)
 
 
 # --- nothing is wrong
 
 
-def _find_preparing(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
+def _find_preparing(seen: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
     for pod in pods:
         if pod.stage is not Stage.STARTING:
             continue
         last = [e.get("reason") for e in events_of(seen.events, pod.name)]
         if last and last[-1] == "Pulling":
             hosts = tuple(p.host for p in pods if p.stage is Stage.STARTING)
-            return Finding(Kind.PREPARING, f"The image {pod.image} is being pulled.", False, hosts)
+            return JobDiagnosis(
+                JobCause.PREPARING, f"The image {pod.image} is being pulled.", False, hosts
+            )
     return None
 
 

@@ -1,6 +1,6 @@
 """What can be wrong with a job on a cluster: kinds, and a sentence with what to do.
 
-In: nothing. Out: `Kind`, `Finding`. Pure.
+In: nothing. Out: `JobCause`, `JobDiagnosis`. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import StrEnum
 from kinetic._core.values import dataclass
 
 
-class Kind(StrEnum):
+class JobCause(StrEnum):
     """Why a job does not run, or ended."""
 
     NO_NODE_POOL = "no node pool"
@@ -48,7 +48,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class JobDiagnosis:
     """What is known about a job that does not run.
 
     Attributes:
@@ -59,7 +59,7 @@ class Finding:
         hosts: the hosts concerned, the first to blame first; empty for all.
     """
 
-    kind: Kind
+    kind: JobCause
     sentence: str
     hopeless: bool = False
     hosts: tuple[int, ...] = ()

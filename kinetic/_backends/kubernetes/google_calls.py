@@ -23,7 +23,7 @@ from kinetic.errors import BackendUnavailable, PreflightError
 _LONGEST_PAUSE_S = 60.0
 
 
-class Login(Protocol):
+class CallerIdentity(Protocol):
     """The caller's identity."""
 
     def authorization(self) -> str:
@@ -64,7 +64,7 @@ class GoogleLogin:
 
 
 @dataclass(frozen=True)
-class Patience:
+class ServicePatience:
     """How long to wait for a service.
 
     Attributes:
@@ -76,7 +76,7 @@ class Patience:
     request_s: float = 60.0
 
 
-class Refused(PreflightError):
+class ServiceRefused(PreflightError):
     """A service has refused a request. `code` is HTTP's."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -89,9 +89,9 @@ class GoogleCalls:
 
     def __init__(
         self,
-        login: Login,
+        login: CallerIdentity,
         *,
-        patience: Patience | None = None,
+        patience: ServicePatience | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         """Call nothing yet.
@@ -102,7 +102,7 @@ class GoogleCalls:
             sleep: for tests.
         """
         self._login = login
-        self._patience = patience or Patience()
+        self._patience = patience or ServicePatience()
         self._sleep = sleep
 
     def call(
@@ -149,7 +149,7 @@ class GoogleCalls:
                         self._login.forget_token()
                         continue
                     if error.code < 500 and error.code not in (408, 429):
-                        raise Refused(_explain_refusal(place, error), error.code) from error
+                        raise ServiceRefused(_explain_refusal(place, error), error.code) from error
                     pause_s = max(pause_s, _retry_after_s(error))
                     if not repeats and error.code != 429:
                         break

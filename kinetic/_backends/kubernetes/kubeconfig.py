@@ -55,7 +55,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Entry:
+class KubeconfigEntry:
     """One named entry of a kubeconfig, with the folder of its file."""
 
     value: Mapping[str, Any]
@@ -73,9 +73,9 @@ class Kubeconfig:
     """
 
     current: str = ""
-    contexts: Mapping[str, Entry] = field(default_factory=dict)
-    clusters: Mapping[str, Entry] = field(default_factory=dict)
-    users: Mapping[str, Entry] = field(default_factory=dict, repr=False)
+    contexts: Mapping[str, KubeconfigEntry] = field(default_factory=dict)
+    clusters: Mapping[str, KubeconfigEntry] = field(default_factory=dict)
+    users: Mapping[str, KubeconfigEntry] = field(default_factory=dict, repr=False)
     sources: tuple[Path, ...] = ()
 
 
@@ -100,7 +100,7 @@ def read(paths: Sequence[Path]) -> Kubeconfig:
         PreflightError: one of them cannot be read.
     """
     current, sources = "", []
-    found: dict[str, dict[str, Entry]] = {"contexts": {}, "clusters": {}, "users": {}}
+    found: dict[str, dict[str, KubeconfigEntry]] = {"contexts": {}, "clusters": {}, "users": {}}
     for path in paths:
         document = _load(path)
         if document is None:
@@ -109,7 +109,7 @@ def read(paths: Sequence[Path]) -> Kubeconfig:
         current = current or str(document.get("current-context") or "")
         for kind, known in found.items():
             for name, value in _read_named(document, kind, path):
-                known.setdefault(name, Entry(value, path.parent))
+                known.setdefault(name, KubeconfigEntry(value, path.parent))
     return Kubeconfig(current, found["contexts"], found["clusters"], found["users"], tuple(sources))
 
 
@@ -218,7 +218,7 @@ def access_of(config: Kubeconfig, context: str) -> Access:
             f"The context {context} names the cluster {name}, which has no server."
         )
     cluster = entry.value
-    user = config.users.get(str(found.get("user", "")), Entry({}, Path()))
+    user = config.users.get(str(found.get("user", "")), KubeconfigEntry({}, Path()))
     return Access(
         server=str(cluster["server"]).rstrip("/"),
         context=context,

@@ -1,8 +1,8 @@
 """The jobs that this process follows, as the cluster's watches report them.
 
-In: an `Api`, references. Out: `Look`s at jobs. A single question is answered by lists. Whoever asks
-again follows: from then on, one watch for each kind of object serves all questions of this process,
-for any number of jobs and threads. Where watching is forbidden, one list a second does.
+In: an `Api`, references. Out: `ClusterSnapshot`s. A single question is answered by lists. Whoever
+asks again follows: from then on, one watch for each kind of object serves all questions of this
+process, for any number of jobs and threads. Where watching is forbidden, one list a second does.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from weakref import WeakValueDictionary
 
 from kinetic._backends.kubernetes import watching
 from kinetic._backends.kubernetes.answers import Forbidden
-from kinetic._backends.kubernetes.api import Api, Document, Patience, Selection
+from kinetic._backends.kubernetes.api import Api, CallLimits, Document, Selector
 from kinetic._backends.kubernetes.look import (
-    Look,
+    ClusterSnapshot,
     Surroundings,
     kinds_of,
     resource_of,
@@ -40,7 +40,7 @@ SILENT_S = 10.0
 """While a server restarts, its last answers are used for this long."""
 
 
-class _Kind:
+class _ObjectKind:
     """The objects of one kind, by job, as a watch reports them."""
 
     def __init__(self, watcher: Watcher, clock: Callable[[], float]) -> None:
@@ -131,7 +131,7 @@ class _Kind:
 class _List:
     """A look by lists: which jobs it covers, when it began."""
 
-    look: Look
+    look: ClusterSnapshot
     jobs: frozenset[str]
     began: float
 
@@ -139,14 +139,14 @@ class _List:
         return self.jobs.issuperset(ref.job_id for ref in refs)
 
 
-class Live:
+class Informer:
     """The jobs of one connection. Threads share it."""
 
     def __init__(
         self,
         api: Api,
         *,
-        patience: Patience | None = None,
+        patience: CallLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
@@ -166,7 +166,7 @@ class Live:
         self._listing = threading.Lock()
         self._asked: dict[str, tuple[JobRef, float]] = {}
         self._asked_at = 0.0
-        self._kinds: dict[Resource, _Kind] = {}
+        self._kinds: dict[Resource, _ObjectKind] = {}
         self._labels = ""
         self._may_watch = True
         self._list: _List | None = None
@@ -181,7 +181,7 @@ class Live:
             self._note((ref,), self._clock())
             self._made[ref.job_id] = workload
 
-    def look(self, refs: Sequence[JobRef]) -> Look:
+    def look(self, refs: Sequence[JobRef]) -> ClusterSnapshot:
         """Return what is known of jobs; for followed jobs, from a moment ago.
 
         Raises:
@@ -204,7 +204,7 @@ class Live:
                 return last.look.add_workloads(since)
         return self.ask_now(refs)
 
-    def ask_now(self, refs: Sequence[JobRef]) -> Look:
+    def ask_now(self, refs: Sequence[JobRef]) -> ClusterSnapshot:
         """Ask the cluster now; once for all threads that ask."""
         began = self._clock()
         with self._listing:
@@ -247,11 +247,11 @@ class Live:
             self._labels = selector(self._asked)
         for resource in (*kinds_of(refs), PODS):
             if resource not in self._kinds:
-                chosen, wanted = Selection(labels=self._labels), self._is_wanted
+                chosen, wanted = Selector(labels=self._labels), self._is_wanted
                 watcher = Watcher(
                     self.api, resource, chosen, patience=self._patience, wanted=wanted
                 )
-                self._kinds[resource] = kind = _Kind(watcher, self._clock)
+                self._kinds[resource] = kind = _ObjectKind(watcher, self._clock)
                 self._start(kind.run)
 
     def _end(self) -> None:
@@ -262,7 +262,7 @@ class Live:
     def _is_wanted(self) -> bool:
         return self._clock() - self._asked_at < FOLLOWED_S
 
-    def _kinds_for(self, refs: Sequence[JobRef]) -> dict[Resource, _Kind] | None:
+    def _kinds_for(self, refs: Sequence[JobRef]) -> dict[Resource, _ObjectKind] | None:
         """The watches that cover these jobs; None if there are none."""
         needed = (*kinds_of(refs), PODS)
         if not _covers(self._labels, refs) or not self._kinds.keys() >= set(needed):
@@ -275,26 +275,26 @@ class Live:
         return self._around
 
 
-def live_of(api: Api) -> Live:
-    """Return the one `Live` of a connection."""
+def live_of(api: Api) -> Informer:
+    """Return the one `Informer` of a connection."""
     with _lock:
         live = _all.get(id(api))
         if live is None:
-            _all[id(api)] = live = Live(api)
+            _all[id(api)] = live = Informer(api)
         return live
 
 
-_all: WeakValueDictionary[int, Live] = WeakValueDictionary()  # Each keeps its connection.
+_all: WeakValueDictionary[int, Informer] = WeakValueDictionary()  # Each keeps its connection.
 _lock = threading.Lock()
 
 
 def _make_look(
-    kinds: dict[Resource, _Kind],
+    kinds: dict[Resource, _ObjectKind],
     refs: Sequence[JobRef],
     around: Surroundings,
-    last: Look | None,
+    last: ClusterSnapshot | None,
     made: Mapping[str, Document],
-) -> Look:
+) -> ClusterSnapshot:
     """What the watches say; the last look by lists, or what was created, where that is newer."""
     workloads: dict[str, Document] = {}
     pods: dict[str, list[Document]] = {}
@@ -303,7 +303,7 @@ def _make_look(
         if found := kinds[resource_of(ref)].of(ref, newer):
             workloads[ref.job_id] = found[-1]
         pods[ref.job_id] = kinds[PODS].of(ref, last.pods(ref) if last else ())
-    return Look(around, workloads, pods, is_remembered=True)
+    return ClusterSnapshot(around, workloads, pods, is_remembered=True)
 
 
 def _version_of(thing: Document) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from kinetic._backends.kubernetes import names
-from kinetic._backends.kubernetes.api import Api, Document, Selection
+from kinetic._backends.kubernetes.api import Api, Document, Selector
 from kinetic._backends.kubernetes.controllers import queue_workloads
 from kinetic._backends.kubernetes.diagnosis import Observed
 from kinetic._backends.kubernetes.observed import QUEUE_LABEL, condition, labels, metadata
@@ -68,7 +68,7 @@ class Surroundings:
 
     @cached_property
     def _jobs(self) -> Sequence[Document]:
-        return self._if_allowed(JOBS, Selection(labels=names.selector(()))) or ()
+        return self._if_allowed(JOBS, Selector(labels=names.selector(()))) or ()
 
     @cached_property
     def _nodes(self) -> Sequence[Document] | None:
@@ -80,15 +80,15 @@ class Surroundings:
         return () if kind is None else self._if_allowed(kind)
 
     def _if_allowed(
-        self, resource: Resource, chosen: Selection | None = None
+        self, resource: Resource, chosen: Selector | None = None
     ) -> Sequence[Document] | None:
         try:
-            return self._api.list(resource, chosen or Selection()).items
+            return self._api.list(resource, chosen or Selector()).items
         except (PreflightError, NotFound):
             return None
 
 
-class Look:
+class ClusterSnapshot:
     """The cluster's objects of some jobs."""
 
     def __init__(
@@ -111,14 +111,14 @@ class Look:
         self._pods = pods
         self.is_remembered = is_remembered
 
-    def mark_remembered(self) -> Look:
+    def mark_remembered(self) -> ClusterSnapshot:
         """Return the same, for later questions."""
-        return Look(self._around, self._workloads, self._pods, is_remembered=True)
+        return ClusterSnapshot(self._around, self._workloads, self._pods, is_remembered=True)
 
-    def add_workloads(self, since: Mapping[str, Document]) -> Look:
+    def add_workloads(self, since: Mapping[str, Document]) -> ClusterSnapshot:
         """Return the same with workloads, by job, that were created after it."""
         workloads = {**self._workloads, **since}
-        return Look(self._around, workloads, self._pods, is_remembered=True)
+        return ClusterSnapshot(self._around, workloads, self._pods, is_remembered=True)
 
     def workload(self, ref: JobRef) -> Document | None:
         """Return the Job or JobSet, or None if the cluster has none."""
@@ -180,9 +180,9 @@ class Look:
         return next((each for each in queues if uid in _owners(each)), None)
 
 
-def take_look(api: Api, refs: Sequence[JobRef], around: Surroundings) -> Look:
+def take_look(api: Api, refs: Sequence[JobRef], around: Surroundings) -> ClusterSnapshot:
     """Ask the cluster: one list of workloads, and one of pods if there are any."""
-    chosen = Selection(labels=names.selector({ref.job_id for ref in refs}))
+    chosen = Selector(labels=names.selector({ref.job_id for ref in refs}))
     workloads: dict[str, Document] = {}
     for resource in kinds_of(refs):  # A JobSet's Jobs have the job's labels, too.
         found = {names.job_of(each): each for each in api.list(resource, chosen).items}
@@ -191,7 +191,7 @@ def take_look(api: Api, refs: Sequence[JobRef], around: Surroundings) -> Look:
     pods: dict[str, list[Document]] = {}
     for pod in api.list(PODS, chosen).items if workloads else ():
         pods.setdefault(names.job_of(pod), []).append(pod)
-    return Look(around, workloads, pods)
+    return ClusterSnapshot(around, workloads, pods)
 
 
 def kinds_of(refs: Sequence[JobRef]) -> list[Resource]:

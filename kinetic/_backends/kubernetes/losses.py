@@ -1,6 +1,6 @@
 """Why hosts were lost: from the ends of their pods to the host to blame.
 
-In: the pods of a gang, conditions and events of its Jobs. Out: a `Finding`, the host to blame
+In: the pods of a gang, conditions and events of its Jobs. Out: a `JobDiagnosis`, the host to blame
 first. Pure.
 
 The time of each end does not say which was first: times have whole seconds, and the order of a
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from kinetic._backends.kubernetes.findings import Finding, Kind
+from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.observed import (
     Document,
     Pod,
@@ -52,18 +52,18 @@ _SHUT_DOWN = ("Terminated", "NodeShutdown", "Preempting")
 _NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
 _DISRUPTIONS = {
     "PreemptionByScheduler": (
-        Kind.PREEMPTED,
+        JobCause.PREEMPTED,
         "a pod with a higher priority took its place. Raise priority=, or wait for free nodes",
     ),
     "EvictionByEvictionAPI": (
-        Kind.EVICTED,
+        JobCause.EVICTED,
         "its node was drained: by an upgrade, by the autoscaler, or by kubectl drain",
     ),
     "DeletionByTaintManager": (
-        Kind.NODE_LOST,
+        JobCause.NODE_LOST,
         "its node {node} stopped answering, so the cluster gave the host up",
     ),
-    "DeletionByPodGC": (Kind.NODE_LOST, "its node {node} is gone"),
+    "DeletionByPodGC": (JobCause.NODE_LOST, "its node {node} is gone"),
 }
 _NODE_GONE = ("DeletionByTaintManager", "DeletionByPodGC")
 _POD_DISRUPTED = re.compile(r"od \S+?/(\S+) has condition DisruptionTarget")
@@ -71,7 +71,7 @@ _POD_OF_JOB = re.compile(r"(Created|Deleted) pod: (\S+)$")
 _POD_IN_MESSAGE = re.compile(r"for pod \S+?/(\S+) failed with exit code (\d+)")
 
 
-def why_lost(pods: Sequence[Pod]) -> Finding | None:
+def why_lost(pods: Sequence[Pod]) -> JobDiagnosis | None:
     """Return which hosts were lost and why, or None if none was.
 
     Args:
@@ -84,25 +84,27 @@ def why_lost(pods: Sequence[Pod]) -> Finding | None:
     kind, text, hopeless = _cause(first)
     hosts = tuple(pod.host for pod in lost)
     verb = (
-        "failed" if kind in (Kind.HOST_FAILED, Kind.BAD_COMMAND, Kind.START_ERROR) else "was lost"
+        "failed"
+        if kind in (JobCause.HOST_FAILED, JobCause.BAD_COMMAND, JobCause.START_ERROR)
+        else "was lost"
     )
     sentence = f"{first.called.capitalize()} {verb}: {text}.{_others(lost[1:])}"
-    return Finding(kind, sentence, hopeless, hosts)
+    return JobDiagnosis(kind, sentence, hopeless, hosts)
 
 
-def why_stopped(jobs: Iterable[Document]) -> Finding | None:
+def why_stopped(jobs: Iterable[Document]) -> JobDiagnosis | None:
     """Return that the cluster stopped the job because of its deadline, or None."""
     for job in jobs:
         for kind in ("FailureTarget", "Failed"):
             if (condition(job, kind) or {}).get("reason") == "DeadlineExceeded":
                 text = "The job ran longer than its deadline allows, so the cluster stopped it."
-                return Finding(Kind.DEADLINE, f"{text} Raise timeout=.", hopeless=True)
+                return JobDiagnosis(JobCause.DEADLINE, f"{text} Raise timeout=.", hopeless=True)
     return None
 
 
 def why_gone(
     jobs: Sequence[Document], events: Iterable[Document], pods: Iterable[Pod] = ()
-) -> Finding | None:
+) -> JobDiagnosis | None:
     """Return why a Job whose pods are gone has failed, from its condition or its events.
 
     Args:
@@ -119,18 +121,20 @@ def why_gone(
         named = _POD_IN_MESSAGE.search(found.get("message") or "")
         if named and found.get("reason") == "PodFailurePolicy":
             host, code = shape.host_named(named[1]), int(named[2])
-            return Finding(Kind.HOST_FAILED, f"Host {host} failed: {_code(code)}.", True, (host,))
+            return JobDiagnosis(
+                JobCause.HOST_FAILED, f"Host {host} failed: {_code(code)}.", True, (host,)
+            )
         ended = _POD_DISRUPTED.search(found.get("message") or "")
         if ended:
             host = shape.host_named(ended[1])
             text = f"Host {host} was lost: the cluster ended its pod. It was evicted or preempted"
-            return Finding(Kind.EVICTED, f"{text}, or its node was lost.", True, (host,))
+            return JobDiagnosis(JobCause.EVICTED, f"{text}, or its node was lost.", True, (host,))
     return _not_ended_by(jobs, events, {pod.name for pod in pods})
 
 
 def _not_ended_by(
     jobs: Sequence[Document], events: Iterable[Document], there: set[str]
-) -> Finding | None:
+) -> JobDiagnosis | None:
     """Return which hosts went first, where nothing says why, or None. A Job that fails deletes the
     pods that are left, and says so of each, if a moment later: the others had gone before, and none
     of those that are still there."""
@@ -152,10 +156,10 @@ def _not_ended_by(
     if len(hosts) > 1:
         whose = f"pods of hosts {', '.join(map(str, hosts))} were"
     text = f"The {whose} deleted, or ended before anybody could see how."
-    return Finding(Kind.HOST_FAILED, text, True, hosts)
+    return JobDiagnosis(JobCause.HOST_FAILED, text, True, hosts)
 
 
-def why_leaderless(workload: Document, pods: Iterable[Pod]) -> Finding | None:
+def why_leaderless(workload: Document, pods: Iterable[Pod]) -> JobDiagnosis | None:
     """Return why a gang has no leader any more, or None. The cluster says that it has failed only
     once all other pods have ended, which takes as long as they are given; and a pod that it gave up
     with its node stays until the node is back or is removed."""
@@ -168,7 +172,7 @@ def why_leaderless(workload: Document, pods: Iterable[Pod]) -> Finding | None:
     if leader is None:
         host = shape_of(workload).leader
         text = f"Host {host} was lost: its pod is gone. It was deleted, or its node was removed."
-        return Finding(Kind.HOST_FAILED, text, hosts=(host,))
+        return JobDiagnosis(JobCause.HOST_FAILED, text, hosts=(host,))
     return why_lost([leader]) if leader.stage is Stage.FAILED else None
 
 
@@ -197,39 +201,43 @@ def _rank(pod: Pod) -> int:
     return 4 if echoes or pod.exit_code == 143 else 2
 
 
-def _cause(pod: Pod) -> tuple[Kind, str, bool]:
+def _cause(pod: Pod) -> tuple[JobCause, str, bool]:
     if pod.disruption:
         kind, text = _explain_disruption(pod)
         return kind, text, False
     if pod.exit_reason in _SHUT_DOWN:
-        return Kind.PREEMPTED, _describe_shutdown(pod, pod.exit_message), False
+        return JobCause.PREEMPTED, _describe_shutdown(pod, pod.exit_message), False
     if pod.exit_reason in ("OOMKilled", "Evicted"):
         return (*_memory(pod), False)
     if pod.exit_reason in ("StartError", "ContainerCannotRun"):
         missing = any(words in pod.exit_message for words in _NO_PROGRAM)
-        kind = Kind.BAD_COMMAND if missing else Kind.START_ERROR
+        kind = JobCause.BAD_COMMAND if missing else JobCause.START_ERROR
         advice = f"Check that the image {pod.image} has the program" if missing else ""
         text = f"its program could not be started: {_last_line(pod.exit_message)}"
         return kind, ". ".join(t for t in (text, advice) if t), missing
     if pod.stage is Stage.RUNNING:
         text = f"its node {pod.node} does not answer. It may come back; else the cluster gives"
-        return Kind.NODE_LOST, f"{text} the host up after some minutes", False
+        return JobCause.NODE_LOST, f"{text} the host up after some minutes", False
     if pod.exit_code is None:
-        return Kind.NODE_LOST, pod.exit_message or pod.exit_reason or "its pod failed", False
+        return (
+            JobCause.NODE_LOST,
+            pod.exit_message or pod.exit_reason or "its pod failed",
+            False,
+        )
     text = _code(pod.exit_code)
     if pod.exit_code in (126, 127):
-        return Kind.BAD_COMMAND, f"{text}, so a command was not found{_tail(pod)}", True
-    return Kind.HOST_FAILED, f"{text}{_tail(pod)}", False
+        return JobCause.BAD_COMMAND, f"{text}, so a command was not found{_tail(pod)}", True
+    return JobCause.HOST_FAILED, f"{text}{_tail(pod)}", False
 
 
-def _explain_disruption(pod: Pod) -> tuple[Kind, str]:
+def _explain_disruption(pod: Pod) -> tuple[JobCause, str]:
     if pod.disruption in _DISRUPTIONS:
         kind, text = _DISRUPTIONS[pod.disruption]
         return kind, text.format(node=pod.node)
     said = (pod.disruption_message or pod.disruption).rstrip(".")
     if "shutdown" in f"{said} {pod.exit_message}".lower():
-        return Kind.PREEMPTED, _describe_shutdown(pod, said)
-    return Kind.EVICTED, f"the cluster ended its pod: {said}"
+        return JobCause.PREEMPTED, _describe_shutdown(pod, said)
+    return JobCause.EVICTED, f"the cluster ended its pod: {said}"
 
 
 def _describe_shutdown(pod: Pod, said: str) -> str:
@@ -237,14 +245,14 @@ def _describe_shutdown(pod: Pod, said: str) -> str:
     return f"{text}: {said.rstrip('.')}" if said else text
 
 
-def _memory(pod: Pod) -> tuple[Kind, str]:
+def _memory(pod: Pod) -> tuple[JobCause, str]:
     if pod.exit_reason == "Evicted":
         said = pod.exit_message.rstrip(".") or "its node ran out of resources"
-        kind = Kind.OUT_OF_MEMORY if "memory" in said else Kind.EVICTED
+        kind = JobCause.OUT_OF_MEMORY if "memory" in said else JobCause.EVICTED
         return kind, f"its node {pod.node} evicted it: {said}"
     limit = f"its limit of {pod.memory_limit}" if pod.memory_limit else "the memory of its node"
     advice = "Use less memory on the host, or machines with more"
-    return Kind.OUT_OF_MEMORY, f"it used more memory than {limit}. {advice}"
+    return JobCause.OUT_OF_MEMORY, f"it used more memory than {limit}. {advice}"
 
 
 def _code(code: int) -> str:

@@ -1,12 +1,12 @@
 """What a suspended job waits for: Kueue's Workload, as a finding.
 
 In: the Job or JobSet, Kueue's Workload that belongs to it, its position in the queue. Out: a
-`Finding`. Pure. The job itself only says that it is suspended.
+`JobDiagnosis`. Pure. The job itself only says that it is suspended.
 """
 
 from __future__ import annotations
 
-from kinetic._backends.kubernetes.findings import Finding, Kind
+from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.observed import (
     QUEUE_LABEL,
     Document,
@@ -29,7 +29,7 @@ def was_evicted(queue_workload: Document | None) -> bool:
 
 def why_suspended(
     workload: Document, queue_workload: Document | None, position: int | None = None
-) -> Finding:
+) -> JobDiagnosis:
     """Return what a suspended job waits for.
 
     Args:
@@ -42,47 +42,56 @@ def why_suspended(
     if not queue:
         text = "The job is suspended, and no queue is named that would resume it."
         command = f"kubectl patch {_resource(workload)} {name} --type merge -p"
-        return Finding(
-            Kind.SUSPENDED, f'{text} Resume it: {command} \'{{"spec":{{"suspend":false}}}}\'.'
+        return JobDiagnosis(
+            JobCause.SUSPENDED,
+            f'{text} Resume it: {command} \'{{"spec":{{"suspend":false}}}}\'.',
         )
     if queue_workload is None:
         text = f"The job waits for the queue {queue}, which has not taken note of it yet."
-        return Finding(Kind.QUEUED, f"{text} If this stays so, check that Kueue is installed.")
+        return JobDiagnosis(
+            JobCause.QUEUED, f"{text} If this stays so, check that Kueue is installed."
+        )
     for look in (_find_deactivation, _find_preemption, _checks, _find_reservation):
         finding = look(queue, queue_workload)
         if finding is not None:
             return _add_position(finding, position)
-    return _add_position(Finding(Kind.QUEUED, f"The job waits in the queue {queue}."), position)
+    return _add_position(
+        JobDiagnosis(JobCause.QUEUED, f"The job waits in the queue {queue}."), position
+    )
 
 
-def _add_position(finding: Finding, position: int | None) -> Finding:
+def _add_position(finding: JobDiagnosis, position: int | None) -> JobDiagnosis:
     if position is None or finding.hopeless:
         return finding
     before = {0: "It is the next", 1: "One job comes before it"}
     text = before.get(position, f"{position} jobs come before it")
-    return Finding(finding.kind, f"{finding.sentence} {text}.", finding.hopeless, finding.hosts)
+    return JobDiagnosis(
+        finding.kind, f"{finding.sentence} {text}.", finding.hopeless, finding.hosts
+    )
 
 
-def _find_deactivation(queue: str, workload: Document) -> Finding | None:
+def _find_deactivation(queue: str, workload: Document) -> JobDiagnosis | None:
     if (workload.get("spec") or {}).get("active", True):
         return None
     evicted = condition(workload, "Evicted") or {}
     said = f": {_clean(evicted.get('message'))}" if evicted.get("message") else ""
-    return Finding(
-        Kind.QUEUE_REFUSED, f"The queue {queue} has put the job out for good{said}.", hopeless=True
+    return JobDiagnosis(
+        JobCause.QUEUE_REFUSED,
+        f"The queue {queue} has put the job out for good{said}.",
+        hopeless=True,
     )
 
 
-def _find_preemption(queue: str, workload: Document) -> Finding | None:
+def _find_preemption(queue: str, workload: Document) -> JobDiagnosis | None:
     found = condition(workload, "Preempted") or condition(workload, "Evicted")
     if found is None or condition(workload, "Admitted"):
         return None
     said = _clean(found.get("message") or found.get("reason"))
     text = f"The queue {queue} took the job's place away: {said}. It waits to get it back."
-    return Finding(Kind.PREEMPTED, text)
+    return JobDiagnosis(JobCause.PREEMPTED, text)
 
 
-def _checks(queue: str, workload: Document) -> Finding | None:
+def _checks(queue: str, workload: Document) -> JobDiagnosis | None:
     """A job with reserved quota may still wait, for example for nodes to be provisioned."""
     if condition(workload, "QuotaReserved") is None:
         return None
@@ -90,14 +99,14 @@ def _checks(queue: str, workload: Document) -> Finding | None:
         said = _clean(check.get("message")) or "no reason given"
         if check.get("state") == "Rejected":
             text = f"The check {check.get('name')} of the queue {queue} rejects the job: {said}."
-            return Finding(Kind.QUEUE_REFUSED, text, hopeless=True)
+            return JobDiagnosis(JobCause.QUEUE_REFUSED, text, hopeless=True)
         if check.get("state") in ("Pending", "Retry"):
             text = f"Nodes are being provisioned for the job ({check.get('name')}): {said}."
-            return Finding(Kind.PROVISIONING, text)
+            return JobDiagnosis(JobCause.PROVISIONING, text)
     return None
 
 
-def _find_reservation(queue: str, workload: Document) -> Finding | None:
+def _find_reservation(queue: str, workload: Document) -> JobDiagnosis | None:
     conditions = (workload.get("status") or {}).get("conditions") or ()
     found = next((c for c in conditions if c.get("type") == "QuotaReserved"), None)
     if found is None or found.get("status") == "True":
@@ -108,8 +117,8 @@ def _find_reservation(queue: str, workload: Document) -> Finding | None:
         other = "name another queue= (kubectl get localqueues)"
         missing = "doesn't exist" in said
         advice = f"{other[0].upper()}{other[1:]}." if missing else f"Ask for less, or {other}."
-        return Finding(Kind.QUEUE_REFUSED, f"{text} {advice}", hopeless=True)
-    return Finding(Kind.QUEUED, f"The job waits in the queue {queue}: {said}.")
+        return JobDiagnosis(JobCause.QUEUE_REFUSED, f"{text} {advice}", hopeless=True)
+    return JobDiagnosis(JobCause.QUEUED, f"The job waits in the queue {queue}: {said}.")
 
 
 def _clean(text: object) -> str:

@@ -1,6 +1,6 @@
 """Why pods get no nodes: from the scheduler's and autoscaler's messages, and the nodes.
 
-In: the workload, its pods, events, nodes, the time. Out: a `Finding`, or None if all pods have
+In: the workload, its pods, events, nodes, the time. Out: a `JobDiagnosis`, or None if all pods have
 nodes. Pure.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from kinetic._backends.kubernetes import nodes as pools
-from kinetic._backends.kubernetes.findings import Finding, Kind
+from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.observed import (
     PATHWAYS_HEAD,
     Document,
@@ -40,7 +40,7 @@ def why_unscheduled(
     *,
     now: float | None,
     scale_up_s: float = SCALE_UP_S,
-) -> Finding | None:
+) -> JobDiagnosis | None:
     """Return why some pods have no nodes.
 
     Args:
@@ -57,7 +57,7 @@ def why_unscheduled(
     hosts = tuple(pod.host for pod in stuck)
     reason, said = _last_word(stuck, events)
     if reason in ("TriggeredScaleUp", *_REQUEST):
-        return Finding(Kind.PROVISIONING, _describe_added_nodes(said), hosts=hosts)
+        return JobDiagnosis(JobCause.PROVISIONING, _describe_added_nodes(said), hosts=hosts)
     needed = shape_of(workload)
     of = next(s for s in reversed(needed.sets) if s.first_host <= hosts[0])
     waited = _is_over(stuck, now, scale_up_s)
@@ -68,15 +68,19 @@ def why_unscheduled(
         text = (
             f"{finding.sentence} The cluster tried to add nodes and failed: {_strip_notes(said)}."
         )
-        return Finding(Kind.NO_SCALE_UP, text, hosts=hosts)
+        return JobDiagnosis(JobCause.NO_SCALE_UP, text, hosts=hosts)
     if reason == "NotTriggerScaleUp":
         full = "max node group size" in said or "max cluster" in said
-        kind = finding.kind if finding.kind is Kind.NO_NODE_POOL and not full else Kind.NO_SCALE_UP
+        kind = (
+            finding.kind
+            if finding.kind is JobCause.NO_NODE_POOL and not full
+            else JobCause.NO_SCALE_UP
+        )
         text = f"{finding.sentence} The cluster adds no nodes for it: {_strip_notes(said)}."
-        impossible = finding.kind is Kind.NO_NODE_POOL and not full
-        return Finding(kind, text, impossible, hosts)
-    if finding.kind is Kind.NO_NODE_POOL and waited:
-        return Finding(finding.kind, finding.sentence, True, hosts)
+        impossible = finding.kind is JobCause.NO_NODE_POOL and not full
+        return JobDiagnosis(kind, text, impossible, hosts)
+    if finding.kind is JobCause.NO_NODE_POOL and waited:
+        return JobDiagnosis(finding.kind, finding.sentence, True, hosts)
     return finding
 
 
@@ -118,7 +122,7 @@ def _from_nodes(
     nodes: Sequence[Document] | None,
     *,
     placed: int,
-) -> Finding:
+) -> JobDiagnosis:
     hosts = tuple(pod.host for pod in stuck)
     selector = (of.template.get("spec") or {}).get("nodeSelector") or {}
     kind = _kind_of(selector)
@@ -129,22 +133,28 @@ def _from_nodes(
         some = f"{placed} of {of.pods} {of.noun}s have nodes; {name_pods(stuck)} {verb} for one"
         text = f"{some}{kind and f' with {kind}'}. {_sizes(of, there)}"
         advice = "The job starts when all have one."
-        return Finding(Kind.PARTIAL_SLICE, f"{text}{advice} {_says(scheduler)}", hosts=hosts)
+        return JobDiagnosis(
+            JobCause.PARTIAL_SLICE, f"{text}{advice} {_says(scheduler)}", hosts=hosts
+        )
     if there == [] or (there is None and not _is_short(scheduler)):
         offers = _offers(nodes)
         text = f"No node of the cluster has {kind or 'what the pods ask for'}."
-        return Finding(Kind.NO_NODE_POOL, f"{text} {offers}{_says(scheduler)}", hosts=hosts)
+        return JobDiagnosis(
+            JobCause.NO_NODE_POOL, f"{text} {offers}{_says(scheduler)}", hosts=hosts
+        )
     if there and (memory := _too_large(of, there)):
         text = f"No node{kind and f' with {kind}'} has the {memory} of memory that a pod asks for"
         most = max(map(pools.memory_of, there), key=pools.bytes_of)
         advice = f"they have up to {most}. memory= and local_storage= reserve memory: ask for less."
-        return Finding(Kind.NO_NODE_POOL, f"{text}; {advice} {_says(scheduler)}", hosts=hosts)
+        return JobDiagnosis(
+            JobCause.NO_NODE_POOL, f"{text}; {advice} {_says(scheduler)}", hosts=hosts
+        )
     if there and (largest := _largest_pool(there)) < of.pods_each:
         text = f"Only {largest} of the {of.pods_each} nodes of a slice with {kind} are there."
-        return Finding(Kind.PARTIAL_SLICE, f"{text} {_says(scheduler)}", hosts=hosts)
+        return JobDiagnosis(JobCause.PARTIAL_SLICE, f"{text} {_says(scheduler)}", hosts=hosts)
     count = f"The {len(there)} nodes" if there else "The nodes"
     text = f"{count}{kind and f' with {kind}'} are taken or not ready. The job waits for them."
-    return Finding(Kind.NO_ROOM, f"{text} {_of_head(of)}{_says(scheduler)}", hosts=hosts)
+    return JobDiagnosis(JobCause.NO_ROOM, f"{text} {_of_head(of)}{_says(scheduler)}", hosts=hosts)
 
 
 def _too_large(of: PodSet, there: Sequence[Document]) -> str:

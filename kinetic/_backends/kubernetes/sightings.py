@@ -10,17 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kinetic._backends.kubernetes import losses
-from kinetic._backends.kubernetes.findings import Finding, Kind
+from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.observed import Pod, Stage
 
 _BY_THE_CLUSTER = frozenset(
-    {Kind.PREEMPTED, Kind.EVICTED, Kind.NODE_LOST, Kind.OUT_OF_MEMORY, Kind.START_ERROR}
+    {
+        JobCause.PREEMPTED,
+        JobCause.EVICTED,
+        JobCause.NODE_LOST,
+        JobCause.OUT_OF_MEMORY,
+        JobCause.START_ERROR,
+    }
 )
 
-_ENDS = _BY_THE_CLUSTER | {Kind.HOST_FAILED, Kind.BAD_COMMAND, Kind.DEADLINE}
+_ENDS = _BY_THE_CLUSTER | {
+    JobCause.HOST_FAILED,
+    JobCause.BAD_COMMAND,
+    JobCause.DEADLINE,
+}
 
 
-class Sightings:
+class LossNotes:
     """The last reasons seen of hosts that the cluster took away."""
 
     def __init__(self) -> None:
@@ -40,7 +50,7 @@ class Sightings:
         """Return why a host was lost, or ""."""
         return self._seen.get((job_id, host), "")
 
-    def note_waiting(self, job_id: str, finding: Finding | None) -> None:
+    def note_waiting(self, job_id: str, finding: JobDiagnosis | None) -> None:
         """Remember what a job waits for; forget it with None."""
         if finding is None:
             self._waits.pop(job_id, None)

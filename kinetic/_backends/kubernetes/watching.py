@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import field
 from enum import StrEnum
 
-from kinetic._backends.kubernetes.answers import Call, Expired, error_of
+from kinetic._backends.kubernetes.answers import ApiCall, Expired, error_of
 from kinetic._backends.kubernetes.api import (
     Api,
+    CallLimits,
     Document,
     EventStream,
-    Patience,
-    Selection,
+    Selector,
     waits_s,
 )
 from kinetic._backends.kubernetes.resources import BY_KIND, Resource
@@ -68,9 +68,9 @@ class Watcher:
         self,
         api: Api,
         resource: Resource,
-        selection: Selection | None = None,
+        selection: Selector | None = None,
         *,
-        patience: Patience | None = None,
+        patience: CallLimits | None = None,
         wanted: Callable[[], bool] = lambda: True,
         wait: Callable[[float], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -91,8 +91,8 @@ class Watcher:
         """
         self._api = api
         self._resource = resource
-        self._selection = selection or Selection()
-        self._patience = patience or Patience()
+        self._selection = selection or Selector()
+        self._patience = patience or CallLimits()
         self._closed = threading.Event()
         self._wanted = wanted
         self._wait = wait or self._closed.wait
@@ -237,8 +237,8 @@ class Watcher:
         elif version != _version_of(known):
             yield Watched(Change.MODIFIED, found)
 
-    def _call(self) -> Call:
-        return Call("watch", self._resource, self._selection.namespace or "")
+    def _call(self) -> ApiCall:
+        return ApiCall("watch", self._resource, self._selection.namespace or "")
 
     def _complete_item(self, item: Document) -> Document:
         """An item of a list, completed with what only objects of a watch have."""

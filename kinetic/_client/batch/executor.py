@@ -15,12 +15,12 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from kinetic._client.batch.ledger import Ledger, State
+from kinetic._client.batch.ledger import InputState, Ledger
 from kinetic._client.batch.manifest import Lock, Manifest
 from kinetic._client.batch.poller import BatchUpdates
 from kinetic._client.batch.submitters import Submitter
 from kinetic._client.handle import JobHandle
-from kinetic._client.waiter import Ended, JobWaiter
+from kinetic._client.waiter import EndedJob, JobWaiter
 from kinetic._core.outcome import Verdict
 from kinetic.errors import InsufficientMemory, KineticError, SubmitError, text_of
 
@@ -180,7 +180,9 @@ class BatchExecutor:
             if self._at_work > 1 or self._lock is None:
                 self._at_work -= 1
                 return  # Only the last thread records the end of the batch.
-            skipped = [i for i, task in enumerate(self.ledger.tasks) if task.state is State.SKIPPED]
+            skipped = [
+                i for i, task in enumerate(self.ledger.tasks) if task.state is InputState.SKIPPED
+            ]
         with _logged("the end of the batch could not be kept"):
             self.manifest.note_end(self.ledger.stopped, skipped)
         self._lock.release()
@@ -267,7 +269,7 @@ class BatchExecutor:
             self._watcher = self._watcher if wanted else None
             return wanted
 
-    def _enter(self, ended: list[Ended]) -> None:
+    def _enter(self, ended: list[EndedJob]) -> None:
         if not ended:
             return
         with self._changed:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from kinetic._client.batch.executor import BatchExecutor
-from kinetic._client.batch.ledger import State
+from kinetic._client.batch.ledger import InputState
 from kinetic._client.handle import JobHandle
 from kinetic.errors import BatchError, JobCancelled, KineticError, NotFound, SubmitError, text_of
 
@@ -23,11 +23,11 @@ def error_of(executor: BatchExecutor, index: int, lost_id: str) -> BaseException
     job whose records are missing, if known."""
     group_id = executor.manifest.batch.group_id
     task, job = executor.ledger.tasks[index], executor.handles[index]
-    if task.state is State.SUCCEEDED:
+    if task.state is InputState.SUCCEEDED:
         return None
-    if task.state is State.FAILED and job is not None:
+    if task.state is InputState.FAILED and job is not None:
         return job.error()
-    if task.state is State.SKIPPED:
+    if task.state is InputState.SKIPPED:
         return SubmitError(
             f"Input {index} of {group_id} was not submitted: {executor.ledger.stopped}."
         )
@@ -71,7 +71,7 @@ def batch_error(
 def _rank(executor: BatchExecutor, index: int, error: BaseException) -> int:
     """The order of blame: failures come first, then cancelled inputs, then those that were never
     submitted."""
-    if executor.ledger.tasks[index].state is State.SKIPPED:
+    if executor.ledger.tasks[index].state is InputState.SKIPPED:
         return 2
     return int(isinstance(error, JobCancelled))
 

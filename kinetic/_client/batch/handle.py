@@ -17,7 +17,7 @@ from kinetic._client import notebook
 from kinetic._client.batch import interruption
 from kinetic._client.batch.executor import BatchExecutor
 from kinetic._client.batch.failures import batch_error, error_of
-from kinetic._client.batch.ledger import BatchRules, Ledger, State, Task
+from kinetic._client.batch.ledger import BatchRules, InputState, Ledger, Task
 from kinetic._client.batch.manifest import Manifest
 from kinetic._client.batch.poller import BatchUpdates
 from kinetic._client.batch.progress import BatchProgress, progress_line, stream_for
@@ -134,12 +134,12 @@ class BatchHandle(Generic[R_co]):
         final = [
             (c, j)
             for c, j in pairs
-            if c.state is State.FAILED or (c.state is State.LIVE and c.tries >= last)
+            if c.state is InputState.FAILED or (c.state is InputState.LIVE and c.tries >= last)
         ]
         return [
             job
             for task, job in final
-            if task.state is State.FAILED or _status(task, job) in _UNSUCCESSFUL
+            if task.state is InputState.FAILED or _status(task, job) in _UNSUCCESSFUL
         ]
 
     @property
@@ -148,7 +148,7 @@ class BatchHandle(Generic[R_co]):
         refused = {
             index: task.error
             for index, task in enumerate(self._tasks())
-            if task.state is State.REFUSED
+            if task.state is InputState.REFUSED
         }
         return {index: error for index, error in refused.items() if error is not None}
 
@@ -158,7 +158,7 @@ class BatchHandle(Generic[R_co]):
         gone = {
             i: task.ref.job_id
             for i, task in enumerate(self._tasks())
-            if task.state is State.GONE and task.ref
+            if task.state is InputState.GONE and task.ref
         }
         return (self._updates.unavailable if self._updates is not None else {}) | gone
 
@@ -200,7 +200,7 @@ class BatchHandle(Generic[R_co]):
             if index is None:
                 return
             job = self._executor.handles[index]
-            if job is not None and self._executor.ledger.tasks[index].state is not State.GONE:
+            if job is not None and self._executor.ledger.tasks[index].state is not InputState.GONE:
                 yield job
 
     @overload
@@ -355,7 +355,7 @@ class BatchHandle(Generic[R_co]):
         error = error_of(self._executor, index, lost_id)
         job = self._executor.handles[index]
         if (
-            self._executor.ledger.tasks[index].state is State.FAILED
+            self._executor.ledger.tasks[index].state is InputState.FAILED
             and job
             and cleanup is not False
         ):
@@ -472,9 +472,9 @@ def _picture(task: Task, job: JobHandle[Any] | None, detailed: bool) -> Picture:
 
 
 def _status(task: Task, job: JobHandle[Any]) -> JobStatus:
-    if task.state is State.SUCCEEDED:
+    if task.state is InputState.SUCCEEDED:
         return JobStatus.SUCCEEDED
-    if task.state is State.GONE:
+    if task.state is InputState.GONE:
         return JobStatus.NOT_FOUND
     try:
         return job.status()

@@ -1,6 +1,6 @@
 """The arguments of each call, from the inputs that users pass.
 
-In: inputs, an input mode. Out: `Call`s. Pure.
+In: inputs, an input mode. Out: `CallArguments`s. Pure.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ MODES = ("auto", "single", "args", "kwargs")
 
 
 @dataclass(frozen=True)
-class Call:
+class CallArguments:
     """Arguments of one call."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def calls(inputs: Iterable[Any], mode: str = "auto") -> list[Call]:
+def calls(inputs: Iterable[Any], mode: str = "auto") -> list[CallArguments]:
     """Return the arguments for each input.
 
     "single" passes an input as the only argument, "args" a list or tuple as positional arguments,
@@ -43,11 +43,11 @@ def calls(inputs: Iterable[Any], mode: str = "auto") -> list[Call]:
     return [_call(index, item, mode) for index, item in enumerate(inputs)]
 
 
-def _call(index: int, item: Any, mode: str) -> Call:
+def _call(index: int, item: Any, mode: str) -> CallArguments:
     if mode == "single":
-        return Call((item,))
+        return CallArguments((item,))
     if mode == "args":
-        return Call(
+        return CallArguments(
             tuple(
                 _check_kind(
                     index, item, list | tuple, 'a list or tuple, as input_mode="args" unpacks'
@@ -55,14 +55,14 @@ def _call(index: int, item: Any, mode: str) -> Call:
             )
         )
     if mode == "kwargs":
-        return Call(
+        return CallArguments(
             kwargs=_names(
                 index, _check_kind(index, item, Mapping, 'a dict, as input_mode="kwargs" unpacks')
             )
         )
     if isinstance(item, dict) and all(map(_is_name, item)):
-        return Call(kwargs=dict(item))
-    return Call(tuple(item) if isinstance(item, list | tuple) else (item,))
+        return CallArguments(kwargs=dict(item))
+    return CallArguments(tuple(item) if isinstance(item, list | tuple) else (item,))
 
 
 def _check_kind(index: int, item: Any, kinds: Any, wanted: str) -> Any:

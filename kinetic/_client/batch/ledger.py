@@ -18,7 +18,7 @@ from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 
 
-class State(StrEnum):
+class InputState(StrEnum):
     """The state of one input."""
 
     WAITING = "waiting"
@@ -33,7 +33,7 @@ class State(StrEnum):
     @property
     def final(self) -> bool:
         """Whether nothing more will happen to the input."""
-        return self not in (State.WAITING, State.SUBMITTING, State.LIVE)
+        return self not in (InputState.WAITING, InputState.SUBMITTING, InputState.LIVE)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Task:
         error: why it never became a job.
     """
 
-    state: State = State.WAITING
+    state: InputState = InputState.WAITING
     tries: int = 0
     ref: JobRef | None = None
     error: Exception | None = None
@@ -124,11 +124,11 @@ class Ledger:
 
     def live(self) -> Iterator[int]:
         """Yield the inputs whose job runs."""
-        return (index for index, task in enumerate(self.tasks) if task.state is State.LIVE)
+        return (index for index, task in enumerate(self.tasks) if task.state is InputState.LIVE)
 
-    def counts(self) -> dict[State, int]:
+    def counts(self) -> dict[InputState, int]:
         """Return the number of inputs by state."""
-        found: dict[State, int] = {}
+        found: dict[InputState, int] = {}
         for task in self.tasks:
             found[task.state] = found.get(task.state, 0) + 1
         return found
@@ -143,7 +143,7 @@ class Ledger:
         index = queue.popleft()
         self._busy += 1
         self._submitting += 1
-        self._set_state(index, State.SUBMITTING)
+        self._set_state(index, InputState.SUBMITTING)
         return index
 
     def give_back(self, index: int) -> None:
@@ -151,48 +151,48 @@ class Ledger:
         self._busy -= 1
         self._submitting -= 1
         if self.stopped:
-            self._end(index, State.FAILED if self.tasks[index].ref else State.SKIPPED)
+            self._end(index, InputState.FAILED if self.tasks[index].ref else InputState.SKIPPED)
             return
-        self._set_state(index, State.WAITING)
+        self._set_state(index, InputState.WAITING)
         (self._again if self.tasks[index].tries else self._waiting).appendleft(index)
 
     def mark_submitted(self, index: int, ref: JobRef) -> None:
         """An input that was taken has a job."""
         self._submitting -= 1
         self.tasks[index] = replace(
-            self.tasks[index], state=State.LIVE, tries=self.tasks[index].tries + 1, ref=ref
+            self.tasks[index], state=InputState.LIVE, tries=self.tasks[index].tries + 1, ref=ref
         )
 
     def mark_found(self, index: int, ref: JobRef, tries: int) -> None:
         """Another process submitted an input that waits here."""
         self._unqueue(index)
         self._busy += 1
-        self.tasks[index] = Task(State.LIVE, tries, ref)
+        self.tasks[index] = Task(InputState.LIVE, tries, ref)
 
     def mark_refused(self, index: int, error: Exception) -> None:
         """An input that was taken could not be submitted, and will not be."""
         self._busy -= 1
         self._submitting -= 1
         self.tasks[index] = replace(self.tasks[index], error=error)
-        self._end(index, State.FAILED if self.tasks[index].ref else State.REFUSED)
+        self._end(index, InputState.FAILED if self.tasks[index].ref else InputState.REFUSED)
         self._on_failure()
 
     def mark_ended(self, index: int, *, ok: bool, again: bool = True) -> None:
         """A job has ended; `again` says whether another try could help (it was not cancelled)."""
         self._busy -= 1
         if ok:
-            self._end(index, State.SUCCEEDED)
+            self._end(index, InputState.SUCCEEDED)
         elif again and not self.stopped and self.tasks[index].tries <= self.rules.retries:
-            self._set_state(index, State.WAITING)
+            self._set_state(index, InputState.WAITING)
             self._again.append(index)
         else:
-            self._end(index, State.FAILED)
+            self._end(index, InputState.FAILED)
             self._on_failure()
 
     def mark_gone(self, index: int) -> None:
         """The records of a job were removed."""
         self._busy -= 1
-        self._end(index, State.GONE)
+        self._end(index, InputState.GONE)
 
     def list_unsubmitted(self) -> list[int]:
         """Return the inputs that wait for their first job."""
@@ -202,19 +202,19 @@ class Ledger:
         """Another process could not submit an input that waits here."""
         self._unqueue(index)
         self.tasks[index] = replace(self.tasks[index], error=error)
-        self._end(index, State.REFUSED)
+        self._end(index, InputState.REFUSED)
 
     def miss_waiting(self, index: int) -> None:
         """Another process submitted an input that waits here, but its job cannot be read."""
         self._unqueue(index)
-        self._end(index, State.GONE)
+        self._end(index, InputState.GONE)
 
     def stop(self, why: str) -> None:
         """Submit nothing more: inputs that wait for their first job are skipped, those that wait
         for another try have failed."""
         self.stopped = self.stopped or why
         for index in (*self._again, *self._waiting):
-            self._end(index, State.FAILED if self.tasks[index].ref else State.SKIPPED)
+            self._end(index, InputState.FAILED if self.tasks[index].ref else InputState.SKIPPED)
         self._again.clear()
         self._waiting.clear()
 
@@ -225,9 +225,9 @@ class Ledger:
     def _unqueue(self, index: int) -> None:
         (self._again if self.tasks[index].tries else self._waiting).remove(index)
 
-    def _set_state(self, index: int, state: State) -> None:
+    def _set_state(self, index: int, state: InputState) -> None:
         self.tasks[index] = replace(self.tasks[index], state=state)
 
-    def _end(self, index: int, state: State) -> None:
+    def _end(self, index: int, state: InputState) -> None:
         self._set_state(index, state)
         self.finished.append(index)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kinetic._client.batch.ledger import Ledger, State
+from kinetic._client.batch.ledger import InputState, Ledger
 from kinetic._client.batch.manifest import SILENT_S, BatchSnapshot, Manifest
 from kinetic._client.handle import JobHandle
 from kinetic._core.ref import JobRef
@@ -71,7 +71,7 @@ class BatchUpdates:
         beyond = {
             i: task.tries
             for i, task in enumerate(ledger.tasks)
-            if task.state is not State.WAITING or task.tries
+            if task.state is not InputState.WAITING or task.tries
         }
         beat = self._manifest.last_beat() if held is None else b""
         snapshot = self._manifest.snapshot(beyond)
@@ -88,11 +88,11 @@ class BatchUpdates:
     def enter(self, update: BatchUpdate, ledger: Ledger) -> Iterator[tuple[int, JobHandle[Any]]]:
         """Enter an update into the ledger; yield the new jobs."""
         for index, (tries, ref) in update.snapshot.jobs.items():
-            if ledger.tasks[index].state is State.WAITING:
+            if ledger.tasks[index].state is InputState.WAITING:
                 ledger.mark_found(index, ref, tries)
                 yield index, self._open_job(ref)
         for index, why in update.snapshot.refused.items():
-            if ledger.tasks[index].state is State.WAITING:
+            if ledger.tasks[index].state is InputState.WAITING:
                 ledger.refuse_waiting(index, SubmitError(why))
         if update.over:
             self._close(update.snapshot, ledger)

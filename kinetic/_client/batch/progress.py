@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from kinetic._client import notebook
-from kinetic._client.batch.ledger import Ledger, State
+from kinetic._client.batch.ledger import InputState, Ledger
 
 DRAW_EVERY_S = 0.1
 BAR_WIDTH = 24
@@ -26,11 +26,13 @@ def stream_for(progress: bool) -> TextIO | None:
 def progress_line(group_id: str, ledger: Ledger) -> str:
     """Return the text: how many inputs have ended, failed, run."""
     counts = ledger.counts()
-    failed = sum(counts.get(state, 0) for state in (State.FAILED, State.REFUSED, State.GONE))
+    failed = sum(
+        counts.get(state, 0) for state in (InputState.FAILED, InputState.REFUSED, InputState.GONE)
+    )
     parts = [f"{len(ledger.finished)}/{len(ledger.tasks)}"]
     parts += [f"{failed} failed"] if failed else []
-    parts += [f"{counts[State.SKIPPED]} left out"] if State.SKIPPED in counts else []
-    parts += [f"{counts[State.LIVE]} running"] if State.LIVE in counts else []
+    parts += [f"{counts[InputState.SKIPPED]} left out"] if InputState.SKIPPED in counts else []
+    parts += [f"{counts[InputState.LIVE]} running"] if InputState.LIVE in counts else []
     return f"{group_id} {', '.join(parts)}"
 
 
@@ -71,7 +73,7 @@ class BatchProgress:
         if not self._redraws:
             state = self._ledger.tasks[index].state
             # Hundreds may be skipped at once; the lines of the others count them.
-            if state is not State.SKIPPED:
+            if state is not InputState.SKIPPED:
                 self._write(
                     f"kinetic: {progress_line(self._group_id, self._ledger)}; "
                     f"input {index} {state}\n"

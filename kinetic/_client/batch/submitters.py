@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from kinetic._backends import registry
 from kinetic._backends.base import Backend, Capacity
 from kinetic._client import planning, submission
-from kinetic._client.batch.inputs import Call
+from kinetic._client.batch.inputs import CallArguments
 from kinetic._client.handle import JobHandle
 from kinetic._client.planning import Planned, PlanTemplate
 from kinetic._core.place import Place
@@ -55,7 +55,7 @@ class PackagedSubmitter:
 
     def __init__(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[CallArguments],
         func: Callable[..., Any],
         about: PlanTemplate,
         backend: Backend,
@@ -114,7 +114,9 @@ class CallingSubmitter:
     threads = 1
     """The function may not be thread-safe."""
 
-    def __init__(self, calls: Sequence[Call], func: Callable[..., Any], store: Store) -> None:
+    def __init__(
+        self, calls: Sequence[CallArguments], func: Callable[..., Any], store: Store
+    ) -> None:
         self._calls = calls
         self._store = store
         self._func = func

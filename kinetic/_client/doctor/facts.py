@@ -23,7 +23,7 @@ from pathlib import Path
 from kinetic._backends import registry
 from kinetic._backends.base import Backend, Processes
 from kinetic._client.doctor.checks import Machine, StoreAccess, StoreFolder, ZygoteStart
-from kinetic._client.doctor.leftovers import SETTLED_S, Job, Process, Scrap, Traces
+from kinetic._client.doctor.leftovers import SETTLED_S, LocalJob, Process, Scrap, Traces
 from kinetic._core import kinship, layout
 from kinetic._core.outcome import Outcome
 from kinetic._core.place import Place
@@ -191,7 +191,7 @@ def _find_damage(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
                 yield str(store.path(key)), str(fault)
 
 
-def _jobs(store: LocalStore, refs: Sequence[JobRef], now: float) -> Iterator[Job]:
+def _jobs(store: LocalStore, refs: Sequence[JobRef], now: float) -> Iterator[LocalJob]:
     backend = registry.make(HERE, store)
     judged = has_many(store, [layout.outcome(ref.job_id) for ref in refs])
     open_ = [ref for ref in refs if layout.outcome(ref.job_id) not in judged]
@@ -203,7 +203,7 @@ def _jobs(store: LocalStore, refs: Sequence[JobRef], now: float) -> Iterator[Job
         )
         goes_on = _has_processes(backend, ref) or not has_ended
         left = () if goes_on else tuple(_find_leftovers(store, ref, now))
-        yield Job(ref.job_id, ref.created_at, has_verdict, goes_on, left)
+        yield LocalJob(ref.job_id, ref.created_at, has_verdict, goes_on, left)
 
 
 def _has_processes(backend: Backend, ref: JobRef) -> bool:

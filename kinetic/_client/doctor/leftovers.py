@@ -19,7 +19,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Job:
+class LocalJob:
     """One job of this machine.
 
     Attributes:
@@ -73,7 +73,7 @@ class Traces:
         damaged: unreadable records: where they are, and what is wrong.
     """
 
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[LocalJob, ...] = ()
     processes: tuple[Process, ...] = ()
     scraps: tuple[Scrap, ...] = ()
     damaged: tuple[tuple[str, str], ...] = ()

@@ -39,7 +39,7 @@ _LONGEST_PAUSE_S = 30.0
 _FIRST_PAUSE_S = 0.5
 
 
-class Standing(Enum):
+class SliceState(Enum):
     """Where a slice stands."""
 
     TAKES_PART = auto()
@@ -176,7 +176,7 @@ class Elasticity:
         self._growths = self._repeats = 0
         self._grows = self._is_fault = self.gathers = self.begins_anew = False
         self._enough_since: float | None = None
-        self._standing = dict.fromkeys(self.slices, Standing.TAKES_PART)
+        self._standing = dict.fromkeys(self.slices, SliceState.TAKES_PART)
         self._forming_since: float | None = None
         self._early_losses = dict.fromkeys(self.slices, 0)
         self._start_at: dict[int, float] = {}
@@ -184,13 +184,13 @@ class Elasticity:
     def gather(self, now: float) -> None:
         """Wait for slices before the first attempt, which forms on those that are there."""
         self.gathers, self._forming_since = True, now
-        self._standing = dict.fromkeys(self.slices, Standing.EXPECTED)
+        self._standing = dict.fromkeys(self.slices, SliceState.EXPECTED)
 
     def take_all(self) -> None:
         """Do not gather any longer: the first attempt is on all slices, there or not."""
         self.gathers, self._forming_since = False, None
         self._start_at.clear()
-        self._standing = dict.fromkeys(self.slices, Standing.TAKES_PART)
+        self._standing = dict.fromkeys(self.slices, SliceState.TAKES_PART)
 
     # -- what is known -----------------------------------------------------------------------------
 
@@ -208,19 +208,19 @@ class Elasticity:
     @property
     def missing(self) -> tuple[int, ...]:
         """Slices that neither take part nor are ready to."""
-        gone = (Standing.AWAY, Standing.COMING, Standing.EXPECTED)
+        gone = (SliceState.AWAY, SliceState.COMING, SliceState.EXPECTED)
         return tuple(each for each, standing in self._standing.items() if standing in gone)
 
     @property
     def could_grow(self) -> bool:
         """Whether an attempt runs, and a slice is there that does not take part."""
-        return not self.forming and Standing.THERE in self._standing.values()
+        return not self.forming and SliceState.THERE in self._standing.values()
 
     def stays_away(self, which: int) -> bool:
         """Whether a lost slice is not to be started again yet."""
         return which in self._start_at
 
-    def stands(self, which: int) -> Standing:
+    def stands(self, which: int) -> SliceState:
         """Return where a slice stands."""
         return self._standing[which]
 
@@ -269,7 +269,7 @@ class Elasticity:
     def lose_slice(self, which: int, why: str, now: float, *, counts: bool = True) -> None:
         """A slice was lost that does not take part. Where it `counts` at all, it does so if the
         next attempt waits for it."""
-        if self._standing[which] is Standing.TAKES_PART:
+        if self._standing[which] is SliceState.TAKES_PART:
             return  # Its attempt is about to end, and says so.
         if self.forming and counts and not (self._is_fault or self.gathers):
             self._count(Loss((which,), first_line(why)))
@@ -277,8 +277,8 @@ class Elasticity:
 
     def note_ready(self, which: int) -> None:
         """All hosts of a slice are ready for the next attempt."""
-        if self._standing[which] is not Standing.TAKES_PART:
-            self._standing[which] = Standing.THERE
+        if self._standing[which] is not SliceState.TAKES_PART:
+            self._standing[which] = SliceState.THERE
 
     def decide(self, now: float) -> Decision | None:
         """Return what to do now, if anything. A `Form` and a `Restart` take effect at once."""
@@ -292,22 +292,22 @@ class Elasticity:
             return self._form_if_gathered(now)
         waited_s = now - self._forming_since
         ready_s = patience_with(self.rules.survivors).ready_s
-        if waited_s >= ready_s and (late := self._slices_with(Standing.COMING)):
+        if waited_s >= ready_s and (late := self._slices_with(SliceState.COMING)):
             for which in late:
                 self.lose_slice(which, f"its hosts were not ready within {ready_s:g} s", now)
             return self.decide(now)
-        ready, over = self._slices_with(Standing.THERE), waited_s >= self.rules.slice_timeout_s
-        enough = len(ready) >= self.rules.least and not self._slices_with(Standing.COMING)
+        ready, over = self._slices_with(SliceState.THERE), waited_s >= self.rules.slice_timeout_s
+        enough = len(ready) >= self.rules.least and not self._slices_with(SliceState.COMING)
         goes_on = over or self._grows or self.rules.shrinks
         if len(ready) == self.rules.most or (enough and goes_on):
             return self._form(ready)
-        if over and not self._slices_with(Standing.COMING):
-            gone = self._slices_with(Standing.AWAY)
+        if over and not self._slices_with(SliceState.COMING):
+            gone = self._slices_with(SliceState.AWAY)
             return GiveUp(too_few(self.rules, self.failures, gone, len(ready)))
         return self._restart_due(now)
 
     def _form_if_gathered(self, now: float) -> Decision | None:
-        ready = self._slices_with(Standing.THERE)
+        ready = self._slices_with(SliceState.THERE)
         if len(ready) < self.rules.least:
             self._enough_since = None
             return self._restart_due(now)
@@ -330,14 +330,14 @@ class Elasticity:
             if which in lost:
                 self._early_losses[which] = 0
                 self._send_away(which, now)
-            elif standing is Standing.TAKES_PART:
-                self._standing[which] = Standing.COMING
+            elif standing is SliceState.TAKES_PART:
+                self._standing[which] = SliceState.COMING
 
     def _send_away(self, which: int, now: float) -> None:
         times = self._early_losses[which]
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** (times - 1), _LONGEST_PAUSE_S) if times else 0.0
         self._early_losses[which] = times + 1
-        self._standing[which], self._start_at[which] = Standing.AWAY, now + pause_s + self._away_s
+        self._standing[which], self._start_at[which] = SliceState.AWAY, now + pause_s + self._away_s
 
     def _restart_due(self, now: float) -> Restart | None:
         due = tuple(sorted(each for each, at in self._start_at.items() if now >= at))
@@ -345,14 +345,14 @@ class Elasticity:
             del self._start_at[which]
         return Restart(due) if due else None
 
-    def _slices_with(self, standing: Standing) -> tuple[int, ...]:
+    def _slices_with(self, standing: SliceState) -> tuple[int, ...]:
         return tuple(each for each, its in self._standing.items() if its is standing)
 
     def _form(self, ready: tuple[int, ...]) -> Form:
         self.attempt += not self.gathers
         self.gathers, self.slices, self._forming_since = False, ready, None
         for which in ready:
-            self._standing[which] = Standing.TAKES_PART
+            self._standing[which] = SliceState.TAKES_PART
         return Form(ready)
 
 

@@ -1,7 +1,7 @@
 """Hosts that stand still, or wait for one another for too long: stacks first, then a decision.
 
-In: heartbeats, answers to requests for stacks, the time. Out: a `Step`: events to record, whether
-to ask for stacks, whether to stop the gang. Pure.
+In: heartbeats, answers to requests for stacks, the time. Out: a `HangStep`: events to record,
+whether to ask for stacks, whether to stop the gang. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kinetic._core.gang.rendezvous import Delay, Rendezvous
 from kinetic._core.gang.stops import Stop
 
 
-class Found(NamedTuple):
+class HangEvent(NamedTuple):
     """An event to record, without its time."""
 
     kind: EventKind
@@ -24,16 +24,16 @@ class Found(NamedTuple):
     hosts: tuple[int, ...] = ()
 
 
-class Step(NamedTuple):
+class HangStep(NamedTuple):
     """What to do next, in this order."""
 
-    found: Found | None = None
+    found: HangEvent | None = None
     asks: bool = False
     """Ask all hosts for their stacks, and pass the number of the request to `note_request`."""
     stop: Stop | None = None
 
 
-_NOTHING = Step()
+_NOTHING = HangStep()
 
 
 class HangWatch:
@@ -77,7 +77,7 @@ class HangWatch:
         """The gang is stopped: answers are no longer expected."""
         self._request = 0
 
-    def step(self, now: float) -> Step:
+    def step(self, now: float) -> HangStep:
         """Follow up the most serious suspicion."""
         if self._request:
             return self._decide(now)
@@ -89,50 +89,50 @@ class HangWatch:
             return self._look_at_still()
         return self._watch_gathering(now) if self._gathering else _NOTHING
 
-    def _suspect(self) -> Step:
+    def _suspect(self) -> HangStep:
         self._suspected = False
         stalled = self._find_stalled()
         if not stalled:
             return _NOTHING
         still = stops.describe_standstill(self._hosts, stalled, self._spec)
-        return Step(Found(EventKind.STALLED, still, stalled), asks=True)
+        return HangStep(HangEvent(EventKind.STALLED, still, stalled), asks=True)
 
-    def _notice_waiting(self) -> Step:
+    def _notice_waiting(self) -> HangStep:
         self._standing, limit_s = False, self._spec.notice_after_s
         gone, busy = self._hosts.find_returned(), self._hosts.find_busy()
         if not gone or not busy or self._hosts.find_stalled(limit_s) != busy:
             return _NOTHING
         self.notice = blame.notice_of(gone, busy, limit_s)
-        return Step(Found(EventKind.WAITING, self.notice))
+        return HangStep(HangEvent(EventKind.WAITING, self.notice))
 
-    def _look_at_still(self) -> Step:
+    def _look_at_still(self) -> HangStep:
         """Ask for stacks, once for each time that all hosts stand still."""
         self._still = False
         if self._hosts.find_returned() or len(self._hosts) == 1 or not self._who_stands():
             return _NOTHING
         self._knows_still = self._asks_still = True
-        return Step(asks=True)
+        return HangStep(asks=True)
 
-    def _notice_still(self, running: dict[int, str]) -> Step:
+    def _notice_still(self, running: dict[int, str]) -> HangStep:
         stalled = self._who_stands()
         held_up = blame.holding_up(running) if stalled else ()
         if not held_up:
             return _NOTHING
         self.notice = stops.notice_of_still(held_up, running, self._spec)
-        return Step(Found(EventKind.WAITING, self.notice))
+        return HangStep(HangEvent(EventKind.WAITING, self.notice))
 
     def _who_stands(self) -> tuple[int, ...]:
         return self._hosts.find_standing(self._spec.still_notice_s)
 
-    def _watch_gathering(self, now: float) -> Step:
+    def _watch_gathering(self, now: float) -> HangStep:
         self._delay = delay = self._rendezvous.delay(now)
         if delay is not None:
             hosts = delay.waiting or delay.missing
-            return Step(Found(EventKind.STALLED, delay.reason, hosts), asks=True)
+            return HangStep(HangEvent(EventKind.STALLED, delay.reason, hosts), asks=True)
         self._gathering = bool(self._hosts.in_state(Activity.STARTING, Activity.JOINING))
         return _NOTHING
 
-    def _decide(self, now: float) -> Step:
+    def _decide(self, now: float) -> HangStep:
         if self._hosts.find_unanswered(self._request) and now < self._due:
             return _NOTHING
         answers = self._hosts.answers(self._request)
@@ -146,16 +146,16 @@ class HangWatch:
             return self._decide_delay(self._rendezvous.delay(now), running)
         stalled = self._find_stalled()
         if not stalled:
-            return Step(Found(EventKind.RESUMED, "no host stands still any more"))
+            return HangStep(HangEvent(EventKind.RESUMED, "no host stands still any more"))
         still = stops.describe_standstill(self._hosts, stalled, self._spec)
         stop, stacks = stops.of_hang(running, self._hosts.find_returned(), stalled, still)
-        return Step(Found(EventKind.STACKS, stacks), stop=stop)
+        return HangStep(HangEvent(EventKind.STACKS, stacks), stop=stop)
 
-    def _decide_delay(self, delay: Delay | None, running: dict[int, str]) -> Step:
+    def _decide_delay(self, delay: Delay | None, running: dict[int, str]) -> HangStep:
         if delay is None:
-            return Step(Found(EventKind.RESUMED, "no host waits any more"))
-        stacks = Found(EventKind.STACKS, blame.format_groups(running))
-        return Step(stacks, stop=stops.of_delay(delay, running, self._spec))
+            return HangStep(HangEvent(EventKind.RESUMED, "no host waits any more"))
+        stacks = HangEvent(EventKind.STACKS, blame.format_groups(running))
+        return HangStep(stacks, stop=stops.of_delay(delay, running, self._spec))
 
     def _find_stalled(self) -> tuple[int, ...]:
         limit_s = self._spec.hang_timeout_s

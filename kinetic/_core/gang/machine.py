@@ -33,7 +33,7 @@ from kinetic._core.gang.connections import BrokenConnections, Silence
 from kinetic._core.gang.hangs import HangWatch
 from kinetic._core.gang.members import Roster
 from kinetic._core.gang.messages import Activity, GangPhase, GangSpec, Heartbeat, HostView
-from kinetic._core.gang.rendezvous import Peers
+from kinetic._core.gang.rendezvous import PeersWindow
 from kinetic._core.gang.stops import Stop
 from kinetic._core.outcome import HostReport
 from kinetic.errors import UsageError
@@ -74,7 +74,7 @@ class Gang:
         self._evicted_at = math.inf  # of the first one
         # (now, watched) of the first consequence
         self._window_opened: tuple[float, float] | None = None
-        self._peers = Peers(spec.peers_window_s)
+        self._peers = PeersWindow(spec.peers_window_s)
         self._stop_exit: Exit | None = None
         self._stop_exits: Mapping[int, Exit] = {}
         self._blamed_rank: int | None = None

@@ -122,7 +122,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
-class Place:
+class HostAssignment:
     """The place of a host in an attempt of an elastic job.
 
     Attributes:

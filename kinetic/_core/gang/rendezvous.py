@@ -81,7 +81,7 @@ class Rendezvous:
         )
 
 
-class Peers:
+class PeersWindow:
     """How long the gang waits for other hosts to fail as one just did: code that fails on one host
     often fails on all.
 

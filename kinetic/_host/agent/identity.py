@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kinetic._core.endpoint import Endpoint
-from kinetic._core.gang.messages import Place
+from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
@@ -85,7 +85,7 @@ class Identity:
     base_env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     heartbeat_s: float = 1.0
-    elastic: Place | None = None
+    elastic: HostAssignment | None = None
     elastic_seat: int = 0
     start: int = 1
     debug_port: int = 0
@@ -108,7 +108,7 @@ class Identity:
         hosts of the job."""
         return self.host if self.elastic is None else self.elastic_seat
 
-    def take_place(self, place: Place, per_slice: int) -> Identity:
+    def take_place(self, place: HostAssignment, per_slice: int) -> Identity:
         """Return who this host of an elastic job is in an attempt."""
         return replace(
             self,

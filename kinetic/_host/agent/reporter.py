@@ -17,7 +17,7 @@ from pathlib import Path
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.gang import blame, elastic
-from kinetic._core.gang.messages import Place
+from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.log_format import FAILURE, STDERR
 from kinetic._core.outcome import HostReport
 from kinetic._core.plan import Plan
@@ -106,7 +106,7 @@ class Reporter:
                 f"kinetic: attempt {number}{of} begins."
             )
 
-    def _announce_slices(self, place: Place) -> None:
+    def _announce_slices(self, place: HostAssignment) -> None:
         most, on = self._plan.options.most_slices, elastic.name_slices(place.slices)
         on = f"{on} of {most}" if len(place.slices) < most else f"all {most} slices"
         if place.attempt > 1 or len(place.slices) < most:

@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from kinetic._core.exits import ProgramCode
-from kinetic._core.gang.messages import Place
+from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.plan import Plan
 from kinetic._host.agent import worker_process, workspace
 from kinetic._host.agent.identity import Identity
-from kinetic._host.agent.staying import Kept, StayingAgent
+from kinetic._host.agent.staying import RetainedWorkspace, StayingAgent
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.stem import Stem
 from kinetic._store.base import Store
@@ -88,7 +88,7 @@ class Seat:
     def _new_worker(self) -> WorkerProcess:
         return WorkerProcess(self._title, self._stem)
 
-    def _end_worker(self, worker: WorkerProcess, kept: Kept) -> None:
+    def _end_worker(self, worker: WorkerProcess, kept: RetainedWorkspace) -> None:
         """End a worker that has stayed, and what it has left."""
         worker.kill()
         processes.kill_descendants(keep=worker.keep)
@@ -112,10 +112,10 @@ class Seat:
 
     def _await_place(
         self, worker: WorkerProcess, *, kept: bool
-    ) -> tuple[Place | None, ProgramCode]:
+    ) -> tuple[HostAssignment | None, ProgramCode]:
         """Wait for a place in the next attempt; None, and what to exit with, when nothing follows,
         the leader is gone, or the worker, which has nothing to do yet, was killed."""
-        told: list[tuple[Place | None, ProgramCode]] = [(None, ProgramCode.UNDELIVERED)]
+        told: list[tuple[HostAssignment | None, ProgramCode]] = [(None, ProgramCode.UNDELIVERED)]
         done, wake = os.pipe()
         if self._who.is_led_from_afar:  # A cluster that takes the host away stops its pod.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(ProgramCode.DELIVERED))

@@ -26,7 +26,7 @@ _MARKS = (ROOM_FILE, NOTICE, LOOKS, SEEN)
 """What an attempt leaves in the host's folder."""
 
 
-class Kept(NamedTuple):
+class RetainedWorkspace(NamedTuple):
     """What stays with a worker: the folder of its host, and the folders that it has mounted on."""
 
     workspace: Workspace
@@ -36,7 +36,7 @@ class Kept(NamedTuple):
 class StayingAgent(Agent):
     """One attempt."""
 
-    def __init__(self, *args: Any, kept: Kept | None, **more: Any) -> None:
+    def __init__(self, *args: Any, kept: RetainedWorkspace | None, **more: Any) -> None:
         """`kept`: by the worker, from the attempt before; None for a new one."""
         super().__init__(*args, **more)
         self._before = kept
@@ -55,9 +55,9 @@ class StayingAgent(Agent):
         return self._can_leave and elastic is not None and elastic.survivors == "keep"
 
     @property
-    def left(self) -> Kept | None:
+    def left(self) -> RetainedWorkspace | None:
         """For the next attempt; None if the worker has ended."""
-        return Kept(self._workspace, self._mountpoints) if self.kept else None
+        return RetainedWorkspace(self._workspace, self._mountpoints) if self.kept else None
 
     def _move_in(self) -> None:
         if self._before is None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
-from kinetic._core.gang.messages import Place
+from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
 from kinetic._host.agent.identity import Identity
@@ -243,8 +243,8 @@ class Supervisor:
     def _lead_elastic(
         self, plan: Plan, elastic: Elastic, agents: Agents, endpoint: Endpoint
     ) -> Attempt:
-        from kinetic._host.crew import ForkedCrew
         from kinetic._host.elastic_leader import ElasticLeader
+        from kinetic._host.hosts import ForkedHosts
 
         self._publish(agents, 1, endpoint)
         self._reserve()
@@ -257,7 +257,7 @@ class Supervisor:
             plan,
             elastic,
             self._store,
-            ForkedCrew(agents),
+            ForkedHosts(agents),
             retries=plan.options.retries,
             heartbeat_timeout_s=self._request.heartbeat_timeout_s,
             has_records=self._holds_the_lock,
@@ -284,7 +284,7 @@ class Supervisor:
         place = (
             None
             if elastic is None
-            else Place(
+            else HostAssignment(
                 host=host,
                 slices=tuple(range(elastic.most)),
                 most_attempts=plan.most_attempts,

@@ -41,7 +41,7 @@ class Controller:
     ) -> None:
         """`room_file` exists while a slice is back; `tell` changes the function's environment."""
         self._rules = rules
-        self._slices = proxy.Slices(world, room_file)
+        self._slices = proxy.PathwaysSlices(world, room_file)
         self._tell = tell
         self._calls = Calls(rules)
         self._raised: BaseException | None = None

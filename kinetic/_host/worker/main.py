@@ -38,7 +38,7 @@ from kinetic._host.worker import (
     staying,
     streams,
 )
-from kinetic._host.worker.staying import Call, Freedom, Kept
+from kinetic._host.worker.staying import Call, RetainedCall, Unblocker
 from kinetic._store import files
 from kinetic._system import processes
 from kinetic.errors import CorruptRecord, KineticError
@@ -68,7 +68,7 @@ _End = tuple[Any, BaseException | None]
 _NOTHING: _End = (None, None)
 
 
-class _Ended(Exception):
+class _NoValueError(Exception):
     """The function did not return: carries the message for the agent."""
 
     def __init__(self, message: Message) -> None:
@@ -88,7 +88,7 @@ def main(
         _import_ahead()
         message = channel.receive()
         if message is not None:
-            code = _serve(channel, Freedom(free_fd), Start.from_json(message["start"]))
+            code = _serve(channel, Unblocker(free_fd), Start.from_json(message["start"]))
     except SystemExit as stopped:  # Outside the function.
         code = stopped.code if isinstance(stopped.code, int) else code
         channel.send(report.report_early_stop(stopped))
@@ -153,9 +153,9 @@ def high_fd() -> int:
     return min(HIGH_FD, os.sysconf("SC_OPEN_MAX") - 16)
 
 
-def _serve(channel: Channel, freedom: Freedom, start: Start) -> int:
+def _serve(channel: Channel, freedom: Unblocker, start: Start) -> int:
     # The message is sent before the interpreter winds down; then the agent says when to exit.
-    before: tuple[Start, Kept] | None = None
+    before: tuple[Start, RetainedCall] | None = None
     while True:
         message, kept = forks.run(_attempt, channel, freedom, start, before)
         streams.flush()
@@ -173,7 +173,7 @@ def _serve(channel: Channel, freedom: Freedom, start: Start) -> int:
         before, start = (start, kept), following
 
 
-def _stay(channel: Channel, freedom: Freedom, kept: Kept) -> Start | None:
+def _stay(channel: Channel, freedom: Unblocker, kept: RetainedCall) -> Start | None:
     """Leave the world, and wait for the next attempt; None when there is none in this process."""
     interpreter.disarm_tracers()
     try:
@@ -203,8 +203,8 @@ def _wind_down(*, leave: bool) -> int:
 
 
 def _attempt(
-    channel: Channel, freedom: Freedom, start: Start, before: tuple[Start, Kept] | None
-) -> tuple[Message, Kept | None]:
+    channel: Channel, freedom: Unblocker, start: Start, before: tuple[Start, RetainedCall] | None
+) -> tuple[Message, RetainedCall | None]:
     """Run the function; `before` is how it was started, and with what, in this process's attempt
     before."""
     kept = None if before is None else before[1]
@@ -212,11 +212,11 @@ def _attempt(
         if before is None:
             call = _prepare(channel, freedom, start)
             _meet_debugger(channel, start)
-            kept = Kept(call) if freedom.may_stay else None
+            kept = RetainedCall(call) if freedom.may_stay else None
         else:
             _take_place(start, functools.partial(_enter_again, before[0], start))
             call = before[1].again()
-    except _Ended as ended:
+    except _NoValueError as ended:
         return ended.message | {"leftover_threads": report.leftover_threads()}, kept
     channel.send({"event": WorkerEvent.STARTED, "time": time.time()})
     freedom.begin(start)
@@ -246,7 +246,7 @@ def _call_and_await(func: Any, args: Any, kwargs: Any) -> Any:
     return _await(value) if hasattr(type(value), "__await__") else value
 
 
-def _run(channel: Channel, freedom: Freedom, call: Call, start: Start) -> Message:
+def _run(channel: Channel, freedom: Unblocker, call: Call, start: Start) -> Message:
     """Call the function and report how it ended, in whatever state it left the interpreter."""
     func, args, kwargs = call
     own_pid, end = os.getpid(), [_NOTHING]
@@ -298,7 +298,7 @@ def _await(value: Any) -> Any:
     return asyncio.run(outer())
 
 
-def _prepare(channel: Channel, freedom: Freedom, start: Start) -> Call:
+def _prepare(channel: Channel, freedom: Unblocker, start: Start) -> Call:
     from kinetic._pickling import call as payload
     from kinetic._pickling import envelope
 
@@ -306,7 +306,7 @@ def _prepare(channel: Channel, freedom: Freedom, start: Start) -> Call:
         data = files.content(start.payload)
         function = files.content(start.function) if start.function else b""
     except OSError as error:
-        raise _Ended(
+        raise _NoValueError(
             {"event": Exit.SETUP_FAILED, "detail": f"The payload cannot be read: {error}."}
         ) from error
     if hashlib.sha256(data).hexdigest() != start.payload_digest:
@@ -314,7 +314,7 @@ def _prepare(channel: Channel, freedom: Freedom, start: Start) -> Call:
             "The payload is not what was submitted (its SHA-256 differs); nothing of it was run. "
             "Submit the job again."
         )
-        raise _Ended(
+        raise _NoValueError(
             {"event": Exit.SETUP_FAILED, "detail": detail, "damaged": start.payload_digest}
         )
     _mount_data(start)
@@ -333,13 +333,13 @@ def _prepare(channel: Channel, freedom: Freedom, start: Start) -> Call:
         )
     except CorruptRecord as error:  # The payload is intact, so it is the function's record.
         digest = envelope.read_header(data).function_digest
-        raise _Ended(
+        raise _NoValueError(
             {"event": Exit.SETUP_FAILED, "detail": str(error), "damaged": digest}
         ) from error
     except Exception as error:
         if isinstance(error.__cause__, signals.Terminated):
             raise error.__cause__ from None
-        raise _Ended(
+        raise _NoValueError(
             {"event": Exit.UNPICKLE_FAILED, "detail": str(error)}
             | report.describe_error(error, start)
         ) from error
@@ -355,7 +355,7 @@ def _take_place(start: Start, enter: Callable[[], None]) -> None:
         _set_jax_options(start)
     except (KineticError, OSError, RuntimeError, ValueError) as error:
         detail = f"The host could not be prepared: {type(error).__name__}: {error}"
-        raise _Ended(
+        raise _NoValueError(
             {"event": Exit.SETUP_FAILED, "detail": detail} | report.describe_error(error, start)
         ) from error
 
@@ -392,7 +392,7 @@ def _mount_data(start: Start) -> None:
             [mounts.Mount(**each) for each in start.mounts], scratch=f"{start.scratch}/cover"
         )
     except KineticError as error:
-        raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
+        raise _NoValueError({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
     # The kernel resets this when a process changes its credentials.
     processes.die_with_parent(os.getppid())
 
@@ -405,7 +405,7 @@ def _move_in(start: Start) -> dict[str, str]:
         start.home.tell(start.world)
     except OSError as error:
         detail = f"The host's own folder (KINETIC_LOCAL_DIR) cannot be written: {error}."
-        raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail}) from error
+        raise _NoValueError({"event": Exit.SETUP_FAILED, "detail": detail}) from error
     moved_in = start.home.is_shared and home.enter(start.home, start.scratch)
     if moved_in:
         processes.die_with_parent(os.getppid())  # As above.
@@ -418,7 +418,7 @@ def _meet_debugger(channel: Channel, start: Start) -> None:
     try:
         breakpoints.set_up(channel, start)
     except (KineticError, SystemExit) as error:  # SystemExit: the job was stopped in the meantime.
-        raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
+        raise _NoValueError({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
 
 
 def _enter(start: Start, captured: dict[str, str]) -> None:

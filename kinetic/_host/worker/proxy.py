@@ -99,7 +99,7 @@ def _use_virtual(slices: VirtualSlices) -> None:
     elastic.DefaultSliceHealthChecker.validate = validate
 
 
-class Slices:
+class PathwaysSlices:
     """The slices of Pathways, and the calls of a function on those that answer.
 
     Args:

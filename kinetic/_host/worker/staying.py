@@ -64,7 +64,7 @@ class _Function:
             signal.pthread_kill(self._thread, signal.SIGTERM)
 
 
-class Freedom:
+class Unblocker:
     """Frees the function when the agent asks for it.
 
     Attributes:
@@ -144,7 +144,7 @@ class Freedom:
             time.sleep(AGAIN_S)
 
 
-class Kept:
+class RetainedCall:
     """The call, for another attempt: the same function, the arguments as they were sent."""
 
     def __init__(self, call: Call) -> None:
@@ -178,7 +178,7 @@ def note_interrupted(frame: types.FrameType | None) -> None:
     _interrupted.append(importing)
 
 
-def leave(kept: Kept) -> None:
+def leave(kept: RetainedCall) -> None:
     """Leave the world, and forget it.
 
     Raises:

@@ -14,15 +14,15 @@ from kinetic._in_job.checkpoint.local_tier import LocalTier
 from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.pieces import (
     Box,
+    CompleteStep,
     Piece,
     Region,
     Transfer,
-    Whole,
     overlap,
     slices_of,
     transfers,
 )
-from kinetic._in_job.checkpoint.tree import Leaf, State, box, boxes_of
+from kinetic._in_job.checkpoint.tree import Leaf, TreeState, box, boxes_of
 from kinetic.errors import CheckpointError
 
 _ROOM_BYTES = 1 << 24
@@ -30,7 +30,7 @@ _ROOM_BYTES = 1 << 24
 _LEAST_ROOM = 1 << 12
 
 
-class Assembly:
+class LocalRestore:
     """Puts a step together; collective.
 
     Args:
@@ -44,7 +44,7 @@ class Assembly:
             has them; and why.
     """
 
-    def __init__(self, tier: LocalTier, peers: Peers, whole: Whole) -> None:
+    def __init__(self, tier: LocalTier, peers: Peers, whole: CompleteStep) -> None:
         self._tier = tier
         self._peers = peers
         self._whole = whole
@@ -54,7 +54,7 @@ class Assembly:
         self.received_from: set[int] = set()
         self.damaged: dict[tuple[int, Region], str] = {}
 
-    def fetch(self, state: State) -> None:
+    def fetch(self, state: TreeState) -> None:
         """Bring here what today's layout needs on this host and other hosts have."""
         needed: list[Mapping[int, set[Box]]] = [{} for _ in self._whole.leaves]
         for number, value in state.arrays():

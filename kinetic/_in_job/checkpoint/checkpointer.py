@@ -37,8 +37,8 @@ from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.opening import Opened
 from kinetic._in_job.checkpoint.persistent import Persistent
 from kinetic._in_job.checkpoint.restoring import Restored, Restoring
-from kinetic._in_job.checkpoint.syncing import Moments, Wish
-from kinetic._in_job.checkpoint.tree import Leaf, State
+from kinetic._in_job.checkpoint.syncing import SyncPoints, SyncRequest
+from kinetic._in_job.checkpoint.tree import Leaf, TreeState
 from kinetic._system import memory_folder
 from kinetic.errors import (
     CheckpointError,
@@ -112,7 +112,7 @@ class Checkpointer:
         self._verify = verify
         self._opened: Opened | None = None
         self._restoring: Restoring | None = None
-        self._moments: Moments | None = None
+        self._moments: SyncPoints | None = None
         self._peers: peers.Peers = peers.Alone()
         self._local_saves: LocalSaves | None = None
         self._numbers = itertools.count()
@@ -265,7 +265,7 @@ class Checkpointer:
             if to["persistent"]:
                 to["persistent"] = self._save_for_good(opened, due, metrics)
             self._last = step
-        if wished in (Wish.PREEMPTED, Wish.ROOM):
+        if wished in (SyncRequest.PREEMPTED, SyncRequest.ROOM):
             self._leave(wished, step)
         return tuple(tier for tier, is_due in to.items() if is_due)
 
@@ -313,7 +313,7 @@ class Checkpointer:
 
     # -- beginning and end -------------------------------------------------------------------------
 
-    def _open(self, state: State) -> Opened:
+    def _open(self, state: TreeState) -> Opened:
         self._check_usable()
         if self._opened is not None:
             return self._opened
@@ -333,7 +333,7 @@ class Checkpointer:
         if tier is not None:
             self._local_saves = LocalSaves(tier, writer, self._peers, self._warn)
         self._restoring = Restoring(self._opened, self._peers, self._directory, self._warn)
-        self._moments = Moments(self._peers, _find_wish, self._cadence.every_s)
+        self._moments = SyncPoints(self._peers, _find_wish, self._cadence.every_s)
         if self._local is None and self._cadence.local_every is not None:
             self._tell_why_not_local()
         return self._opened
@@ -441,11 +441,11 @@ class Checkpointer:
         if isinstance(opened.persistent, Persistent) and opened.persistent.has(self._last):
             opened.local.remove()
 
-    def _leave(self, why: Wish | None, step: int) -> None:
+    def _leave(self, why: SyncRequest | None, step: int) -> None:
         """Every host has saved this step: wait until it is committed, and go."""
         self.wait()
         self._peers.meet("left", opening.LIMIT_S)
-        if why is Wish.ROOM:
+        if why is SyncRequest.ROOM:
             self._say(f"step {step} is saved on all hosts, which begin again on all slices.")
             elastic.reform()
         self._say(f"step {step} is saved on all hosts, which end now.")
@@ -481,8 +481,8 @@ def _name_step(step: int) -> str:
     return f"step {step}" if step >= 0 else "the state"
 
 
-def _find_wish() -> Wish | None:
+def _find_wish() -> SyncRequest | None:
     """What makes this host's function leave, as far as it knows by itself."""
     if preemption.preempted():
-        return Wish.PREEMPTED
-    return Wish.ROOM if elastic.is_asked() else None
+        return SyncRequest.PREEMPTED
+    return SyncRequest.ROOM if elastic.is_asked() else None

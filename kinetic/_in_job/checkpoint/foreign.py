@@ -10,7 +10,7 @@ from typing import Any
 
 from kinetic._in_job.checkpoint import tree
 from kinetic._in_job.checkpoint.persistent import explain_errors, orbax
-from kinetic._in_job.checkpoint.tree import Leaf, State
+from kinetic._in_job.checkpoint.tree import Leaf, TreeState
 from kinetic._store.checkpoints import Checkpoints, Step
 from kinetic.errors import CheckpointError, NotFound, PreflightError
 
@@ -55,7 +55,7 @@ class Guest:
         """Nothing is known of what others have written."""
         return {}
 
-    def restore(self, step: int, now: State, *, cast: bool) -> tuple[Any, str]:
+    def restore(self, step: int, now: TreeState, *, cast: bool) -> tuple[Any, str]:
         """Return a state with the content of a step, and whose that is.
 
         Args:
@@ -71,7 +71,7 @@ class Guest:
         found = self._there.step(step)
         path = self._there.path(found)
         where = f"of {found.layout.program or 'kinetic'} in {path}"
-        content: _Tree | _Message
+        content: _OrbaxTree | _Message
         if not found.layout.program:
             content = _OwnTree(f"{path}/{found.layout.item}", step, found)
         elif found.is_message:
@@ -79,7 +79,7 @@ class Guest:
         elif found.layout.item is None:
             raise CheckpointError(self._is_unclear(found, path))
         else:
-            content = _Tree(f"{path}/{found.layout.item}".rstrip("/"), step)
+            content = _OrbaxTree(f"{path}/{found.layout.item}".rstrip("/"), step)
         saved = content.leaves(now)
         tree.check_same(saved, now.leaves, where, cast=cast)
         now = now.as_saved(saved)
@@ -129,7 +129,7 @@ def _how_to_go_on(lines: list[str]) -> str:
     return f"{read} this training a folder of its own, with directory= or output_dir=."
 
 
-class _Tree:
+class _OrbaxTree:
     """A pytree as Orbax writes it."""
 
     def __init__(self, path: str, number: int) -> None:
@@ -138,7 +138,7 @@ class _Tree:
         self._names: list[str] = []
         self._structure: Any = None
 
-    def leaves(self, now: State) -> list[Leaf]:
+    def leaves(self, now: TreeState) -> list[Leaf]:
         """Return its leaves, by the names that they have in the state."""
         import jax
 
@@ -153,7 +153,7 @@ class _Tree:
             for name, (_, about) in zip(self._names, with_paths, strict=True)
         ]
 
-    def values(self, now: State) -> list[Any]:
+    def values(self, now: TreeState) -> list[Any]:
         """Return the values, laid out as those of the state."""
         import jax
 
@@ -164,20 +164,20 @@ class _Tree:
         return [by_name[name] for name in now.joined]
 
 
-class _OwnTree(_Tree):
+class _OwnTree(_OrbaxTree):
     """A pytree as kinetic writes it, with what it knows of its leaves."""
 
     def __init__(self, path: str, number: int, step: Step) -> None:
         super().__init__(path, number)
         self._step = step
 
-    def leaves(self, now: State) -> list[Leaf]:
+    def leaves(self, now: TreeState) -> list[Leaf]:
         """Return its leaves."""
         if self._step.leaves is None:
             return super().leaves(now)
         return [Leaf.from_json(leaf) for leaf in self._step.leaves]
 
-    def values(self, now: State) -> list[Any]:
+    def values(self, now: TreeState) -> list[Any]:
         """Return the values, laid out as those of the state."""
         if self._step.leaves is None:
             return super().values(now)
@@ -192,7 +192,7 @@ class _Message:
         content = _content_of(path, number)
         self._there = tree.take_apart(flax.serialization.msgpack_restore(content))
 
-    def leaves(self, now: State) -> list[Leaf]:
+    def leaves(self, now: TreeState) -> list[Leaf]:
         """Return its leaves, by the names that they have in the state."""
         names = dict(zip(now.joined, (leaf.name for leaf in now.leaves), strict=True))
         return [
@@ -200,7 +200,7 @@ class _Message:
             for name, leaf in zip(self._there.joined, self._there.leaves, strict=True)
         ]
 
-    def values(self, now: State) -> list[Any]:
+    def values(self, now: TreeState) -> list[Any]:
         """Return the values, laid out as those of the state."""
         by_name = dict(zip(self._there.joined, self._there.values, strict=True))
         pairs = zip(now.values, (by_name[name] for name in now.joined), strict=True)

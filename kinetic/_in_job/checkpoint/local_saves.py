@@ -18,7 +18,7 @@ from kinetic._in_job.checkpoint import opening
 from kinetic._in_job.checkpoint.local_tier import LocalSaveFailed, LocalTier, size_of
 from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.pieces import Local
-from kinetic._in_job.checkpoint.tree import State
+from kinetic._in_job.checkpoint.tree import TreeState
 from kinetic.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Due(NamedTuple):
 
     number: int
     step: int
-    state: State
+    state: TreeState
     position: Any
 
 
@@ -65,7 +65,7 @@ class LocalSaves:
         self._has_warned = False
         self._thread: threading.Thread | None = None
 
-    def prepare(self, state: State) -> None:
+    def prepare(self, state: TreeState) -> None:
         """Have memory for a state ready, in the background, when the first one is saved."""
         self._start(self._prepare, size_of(state))
 

@@ -23,8 +23,8 @@ from typing import Any
 from kinetic._core.checkpoint_size import in_gigabytes, room_for
 from kinetic._in_job.checkpoint import digests
 from kinetic._in_job.checkpoint.digests import Digesting
-from kinetic._in_job.checkpoint.pieces import Local, Piece, Whole
-from kinetic._in_job.checkpoint.tree import Part, State, parts_here
+from kinetic._in_job.checkpoint.pieces import CompleteStep, Local, Piece
+from kinetic._in_job.checkpoint.tree import ArrayPart, TreeState, parts_here
 from kinetic.errors import CheckpointError, CorruptRecord
 
 _INDEX = "index.json"
@@ -40,12 +40,12 @@ class LocalSaveFailed(CheckpointError):
     succeed."""
 
 
-def size_of(state: State) -> int:
+def size_of(state: TreeState) -> int:
     """Return how many bytes this process's parts of a state take in a file."""
     return _lay_out_parts(state)[2]
 
 
-def _lay_out_parts(state: State) -> tuple[list[Part], tuple[Piece, ...], int]:
+def _lay_out_parts(state: TreeState) -> tuple[list[ArrayPart], tuple[Piece, ...], int]:
     """This process's parts, where they lie in the file, and its size."""
     parts, pieces, end = [], [], 0
     for number, value in state.arrays():
@@ -116,7 +116,7 @@ class LocalTier:
         except OSError as error:
             raise _explain_error(error, None, self._folder, size_bytes) from error
 
-    def stage(self, step: int, writer: str, hosts: int, state: State) -> Local:
+    def stage(self, step: int, writer: str, hosts: int, state: TreeState) -> Local:
         """Copy this host's parts out of the devices; afterwards the state may change.
 
         Raises:
@@ -223,7 +223,7 @@ class LocalTier:
         self._mapped.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def keep_only(self, whole: Whole | None) -> None:
+    def keep_only(self, whole: CompleteStep | None) -> None:
         """Remove every step but this one, for good: what a later run writes must not be mixed with
         what an earlier one had written."""
         kept = {

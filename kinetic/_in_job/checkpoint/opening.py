@@ -26,7 +26,7 @@ from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.persistent import Persistent
 from kinetic._in_job.checkpoint.pieces import Local
 from kinetic._in_job.checkpoint.room import Room
-from kinetic._in_job.checkpoint.tree import State
+from kinetic._in_job.checkpoint.tree import TreeState
 from kinetic._store import lease
 from kinetic._store.lease import Lease, Owner
 from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch, KineticError
@@ -98,7 +98,7 @@ def open_checkpoints(
     local: Path | None,
     keep: Keep,
     peers: Peers,
-    state: State,
+    state: TreeState,
     *,
     verify: bool,
     warn: Callable[[str], None],

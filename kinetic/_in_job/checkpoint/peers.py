@@ -120,7 +120,7 @@ class Alone:
                 del self._said[each]
 
 
-class World:
+class WorldPeers:
     """The processes of the world that JAX has joined."""
 
     def __init__(self, client: Any, index: int, count: int, name: str) -> None:
@@ -202,10 +202,10 @@ def of_this_world() -> Peers:
             f"{jax.__version__}, which the hosts of a job need to agree on a step. Use another "
             "version of JAX, or one process."
         )
-    return World(client, jax.process_index(), count, f"kinetic/checkpoints/{next(_worlds)}")
+    return WorldPeers(client, jax.process_index(), count, f"kinetic/checkpoints/{next(_worlds)}")
 
 
-def find_world(name: str) -> World | None:
+def find_world(name: str) -> WorldPeers | None:
     """Return the processes that this one has joined, under a name that they all use; None if it has
     joined none, or as far as this JAX has no coordination service that we know."""
     if "jax" not in sys.modules:
@@ -216,7 +216,7 @@ def find_world(name: str) -> World | None:
     client, count = getattr(state, "client", None), getattr(state, "num_processes", None) or 1
     if client is None or count == 1 or not _is_known(client):
         return None
-    return World(client, int(state.process_id), count, name)
+    return WorldPeers(client, int(state.process_id), count, name)
 
 
 def _is_known(client: Any) -> bool:

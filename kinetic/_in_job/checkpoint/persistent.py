@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from kinetic._in_job.checkpoint import digests, keeping, replicas
 from kinetic._in_job.checkpoint.keeping import Keep
-from kinetic._in_job.checkpoint.replicas import Source
-from kinetic._in_job.checkpoint.tree import Leaf, State
+from kinetic._in_job.checkpoint.replicas import ArraySource
+from kinetic._in_job.checkpoint.tree import Leaf, TreeState
 from kinetic.errors import CheckpointError, CorruptRecord, PreflightError
 
 STATE, RECORD, DIGESTS = "state", "kinetic", "digests"
@@ -38,7 +38,7 @@ class StepUnreadable(CheckpointError):
     """A step is damaged: an older one may do."""
 
 
-class Reading(NamedTuple):
+class StepReading(NamedTuple):
     """What a process has read of a step.
 
     Attributes:
@@ -47,14 +47,14 @@ class Reading(NamedTuple):
     """
 
     values: list[Any]
-    shared: Mapping[int, Source]
+    shared: Mapping[int, ArraySource]
 
     @property
     def readers(self) -> frozenset[int]:
         """The processes that have read for others; none if each has read for itself."""
         return frozenset(reader for each in self.shared.values() for reader in each.readers)
 
-    def spread(self, now: State, process: int) -> list[Any]:
+    def spread(self, now: TreeState, process: int) -> list[Any]:
         """Return the values of all leaves, laid out as those of a state; collective."""
         found = [*self.values]
         likes = [now.values[n] for n in self.shared]
@@ -180,7 +180,7 @@ class Persistent:
         self._newest = step
         return True
 
-    def read(self, step: int, now: State, process: int) -> Reading:
+    def read(self, step: int, now: TreeState, process: int) -> StepReading:
         """Read what this process has to, for itself and for others. It waits for no other: any of
         them may find damage.
 
@@ -191,12 +191,12 @@ class Persistent:
         shared = {n: source for n, source in sources.items() if source is not None}
         with explain_errors("read", self._directory, step):
             if shared:
-                return Reading(self._read_values(step, now, shared, process), shared)
+                return StepReading(self._read_values(step, now, shared, process), shared)
             like = orbax().args.StandardRestore(now.plain())
             found = orbax().StandardCheckpointHandler().restore(self._place(step), args=like)
-            return Reading(now.values_of(found), {})
+            return StepReading(now.values_of(found), {})
 
-    def read_alone(self, step: int, now: State, saved: Leaf) -> Any:
+    def read_alone(self, step: int, now: TreeState, saved: Leaf) -> Any:
         """Return one leaf as it was saved, in this process's memory; None if it is damaged."""
         import numpy as np
 
@@ -213,7 +213,7 @@ class Persistent:
         return self._manager.directory / str(step) / STATE
 
     def _read_values(
-        self, step: int, now: State, shared: Mapping[int, Source], process: int
+        self, step: int, now: TreeState, shared: Mapping[int, ArraySource], process: int
     ) -> list[Any]:
         """The values that this process has to read, and something in place of the others."""
         import jax
@@ -226,7 +226,7 @@ class Persistent:
             wanted[n] = described if process in source.readers else ocp.PLACEHOLDER
         return self._restore_values(step, now, wanted)
 
-    def _restore_values(self, step: int, now: State, wanted: list[Any]) -> list[Any]:
+    def _restore_values(self, step: int, now: TreeState, wanted: list[Any]) -> list[Any]:
         """The values of a step but for placeholders; Orbax's other handler reads the same files,
         and leaves those out."""
         ocp, item = orbax(), now._replace(values=wanted).plain()

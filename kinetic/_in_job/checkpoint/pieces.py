@@ -106,7 +106,7 @@ class Local:
             raise CorruptRecord(f"The local checkpoint's index is damaged: {error!r}.") from error
 
 
-class Whole(NamedTuple):
+class CompleteStep(NamedTuple):
     """A step that the hosts have whole together.
 
     Attributes:
@@ -137,7 +137,7 @@ class Whole(NamedTuple):
         return next(iter(self.on.values()))
 
 
-def newest(found: Sequence[Sequence[Local]]) -> Whole | None:
+def newest(found: Sequence[Sequence[Local]]) -> CompleteStep | None:
     """Return the newest step of which the hosts have every part; `found`: what each host has."""
     kinds = {(local.step, local.writer) for each in found for local in each}
     for step, writer in sorted(kinds, reverse=True):
@@ -148,12 +148,12 @@ def newest(found: Sequence[Sequence[Local]]) -> Whole | None:
             if (local.step, local.writer) == (step, writer)
         }
         if _is_whole(on.values()):
-            return Whole(step, on)
+            return CompleteStep(step, on)
     return None
 
 
 def without(
-    found: Sequence[Sequence[Local]], whole: Whole, damaged: Collection[tuple[int, Region]]
+    found: Sequence[Sequence[Local]], whole: CompleteStep, damaged: Collection[tuple[int, Region]]
 ) -> list[list[Local]]:
     """Return what each host has but for these regions of a step on these hosts."""
 
@@ -222,7 +222,9 @@ class Transfer(NamedTuple):
     needed_by: frozenset[int]
 
 
-def transfers(whole: Whole, needed: Sequence[Mapping[int, set[Box]]], hosts: int) -> list[Transfer]:
+def transfers(
+    whole: CompleteStep, needed: Sequence[Mapping[int, set[Box]]], hosts: int
+) -> list[Transfer]:
     """Return the transfers that bring each host what it needs, in the same order on all hosts.
 
     Args:

@@ -21,7 +21,7 @@ _LEAST_BYTES = 1 << 20
 _SIZE = re.compile(r"\d+")
 
 
-class Source(NamedTuple):
+class ArraySource(NamedTuple):
     """Where an array comes from.
 
     Attributes:
@@ -35,7 +35,7 @@ class Source(NamedTuple):
     readers: frozenset[int]
 
 
-def source_of(like: Any) -> Source | None:
+def source_of(like: Any) -> ArraySource | None:
     """Return who reads an array for all hosts; None if each host reads what it needs.
 
     Args:
@@ -56,7 +56,7 @@ def source_of(like: Any) -> Source | None:
         readers = _processes(first)
         if axis not in used and readers < everyone:
             few = jax.sharding.Mesh(first, mesh.axis_names)
-            return Source(axis, jax.sharding.NamedSharding(few, sharding.spec), readers)
+            return ArraySource(axis, jax.sharding.NamedSharding(few, sharding.spec), readers)
     return None
 
 
@@ -76,7 +76,7 @@ def _processes(devices: Any) -> frozenset[int]:
 
 
 def spread_arrays(
-    likes: Sequence[Any], sources: Sequence[Source], read: Sequence[Any]
+    likes: Sequence[Any], sources: Sequence[ArraySource], read: Sequence[Any]
 ) -> list[Any]:
     """Return the arrays on all their devices; collective.
 
@@ -91,7 +91,7 @@ def spread_arrays(
     return found
 
 
-def _at_once(likes: Sequence[Any], sources: Sequence[Source]) -> Iterator[tuple[int, int]]:
+def _at_once(likes: Sequence[Any], sources: Sequence[ArraySource]) -> Iterator[tuple[int, int]]:
     """Rows of arrays on the same devices that are sent together."""
     start = size = 0
     for number, (like, _) in enumerate(zip(likes, sources, strict=True)):
@@ -106,7 +106,7 @@ def _at_once(likes: Sequence[Any], sources: Sequence[Source]) -> Iterator[tuple[
 
 
 def _spread_group(
-    likes: Sequence[Any], sources: Sequence[Source], read: Sequence[Any]
+    likes: Sequence[Any], sources: Sequence[ArraySource], read: Sequence[Any]
 ) -> list[Any]:
     import jax
 
@@ -128,7 +128,7 @@ def _plain(sharding: Any) -> Any:
     return jax.sharding.NamedSharding(mesh, sharding.spec)
 
 
-def _stack_replicas(like: Any, source: Source, read: Any) -> Any:
+def _stack_replicas(like: Any, source: ArraySource, read: Any) -> Any:
     """An array with one replica after the other: the first is what was read, the others are
     zero."""
     import jax

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from kinetic._in_job.checkpoint import foreign, opening, pieces, tree
-from kinetic._in_job.checkpoint.assembly import Assembly
+from kinetic._in_job.checkpoint.assembly import LocalRestore
 from kinetic._in_job.checkpoint.opening import Opened
 from kinetic._in_job.checkpoint.peers import Peers
-from kinetic._in_job.checkpoint.persistent import Persistent, Reading, StepUnreadable
-from kinetic._in_job.checkpoint.pieces import Region, Whole
-from kinetic._in_job.checkpoint.tree import Leaf, State
+from kinetic._in_job.checkpoint.persistent import Persistent, StepReading, StepUnreadable
+from kinetic._in_job.checkpoint.pieces import CompleteStep, Region
+from kinetic._in_job.checkpoint.tree import Leaf, TreeState
 from kinetic._in_job.checkpoint.verifying import Verification
 from kinetic.errors import CheckpointError
 
@@ -46,7 +46,7 @@ class Restored(NamedTuple):
     received_from: tuple[int, ...] = ()
 
 
-class Found(NamedTuple):
+class SavedState(NamedTuple):
     """A state that was saved.
 
     Attributes:
@@ -62,7 +62,7 @@ class Found(NamedTuple):
     data: list[Any]
     restored: Restored
     where: str
-    whole: Whole | None = None
+    whole: CompleteStep | None = None
     is_start: bool = False
 
 
@@ -92,8 +92,8 @@ class Restoring:
         return max([*steps, *([] if whole is None else [whole.step])], default=None)
 
     def restore(
-        self, now: State, *, cast: bool = False, start_from: str | None = None
-    ) -> Found | None:
+        self, now: TreeState, *, cast: bool = False, start_from: str | None = None
+    ) -> SavedState | None:
         """Return the newest whole step; None if nothing was saved.
 
         Args:
@@ -128,28 +128,28 @@ class Restoring:
             )
         return None if start_from is None else self._from_elsewhere(start_from, now, cast)
 
-    def _from_elsewhere(self, directory: str, now: State, cast: bool) -> Found:
+    def _from_elsewhere(self, directory: str, now: TreeState, cast: bool) -> SavedState:
         guest = foreign.Guest(directory)
         if not (steps := guest.steps()):
             raise CheckpointError(f"There is no checkpoint to start from at {directory}.")
         state, where = guest.restore(max(steps), now, cast=cast)
-        return Found(state, [], Restored(max(steps), "persistent"), where, is_start=True)
+        return SavedState(state, [], Restored(max(steps), "persistent"), where, is_start=True)
 
     def _from_memory(
-        self, whole: Whole, now: State, cast: bool
-    ) -> tuple[Found | None, dict[tuple[int, Region], str]]:
+        self, whole: CompleteStep, now: TreeState, cast: bool
+    ) -> tuple[SavedState | None, dict[tuple[int, Region], str]]:
         """The step, or which of its pieces are damaged."""
         assert self._opened.local is not None
         tree.check_same(whole.leaves, now.leaves, f"of step {whole.step} in memory", cast=cast)
         now = now.as_saved(whole.leaves)
-        assembly = Assembly(self._opened.local, self._peers, whole)
+        assembly = LocalRestore(self._opened.local, self._peers, whole)
         assembly.fetch(now)
         state = now.with_values(lambda n: assembly.value(now.leaves[n], now.values[n]))
         damaged = self._union(assembly.damaged)
         if damaged:
             return None, damaged
         restored = Restored(whole.step, "local", tuple(sorted(assembly.received_from)))
-        return Found(state, whole.data, restored, "the hosts' memory", whole), {}
+        return SavedState(state, whole.data, restored, "the hosts' memory", whole), {}
 
     def _union(self, damaged: dict[tuple[int, Region], str]) -> dict[tuple[int, Region], str]:
         """What all hosts together have seen."""
@@ -160,10 +160,10 @@ class Restoring:
                 union[host, (leaf, (tuple(start), tuple(shape)))] = why
         return union
 
-    def _from_folder(self, step: int, now: State, cast: bool) -> tuple[Found | None, str]:
+    def _from_folder(self, step: int, now: TreeState, cast: bool) -> tuple[SavedState | None, str]:
         """The step, or why it cannot be read."""
         persistent, me = self._opened.persistent, self._peers.index
-        reading: Reading | None = None
+        reading: StepReading | None = None
         saved: list[Leaf] = []
         own: list[Any] | None = None
         failed = ""
@@ -196,7 +196,7 @@ class Restoring:
         all_said = enumerate(self._exchange(failed))
         said = next((f"Host {host}: {why}" for host, why in all_said if why), "")
         if of_others is not None and not said:
-            return Found(of_others[0], [], Restored(step, "persistent"), of_others[1]), ""
+            return SavedState(of_others[0], [], Restored(step, "persistent"), of_others[1]), ""
         if said or reading is None or not isinstance(persistent, Persistent):
             return None, f"{failed or said} {_NEXT}"
         there = reading.spread(now, me)
@@ -215,7 +215,7 @@ class Restoring:
             where += (
                 f", which {len(reading.readers)} of {self._peers.count} hosts have read for all"
             )
-        return Found(state, record.get("data") or [], Restored(step, "persistent"), where), ""
+        return SavedState(state, record.get("data") or [], Restored(step, "persistent"), where), ""
 
     def _exchange(self, text: str) -> list[str]:
         return opening.exchange(self._peers, f"restoring/{next(self._numbers)}", text)
@@ -227,11 +227,13 @@ class Restoring:
                 self._warn(f"host {host}: {text}. It is not used.")
 
 
-def _is(one: Whole, other: Whole | None) -> bool:
+def _is(one: CompleteStep, other: CompleteStep | None) -> bool:
     return other is not None and (one.step, one.writer) == (other.step, other.writer)
 
 
-def _of_damage(whole: Whole, damaged: Mapping[tuple[int, Region], str], *, is_left: bool) -> str:
+def _of_damage(
+    whole: CompleteStep, damaged: Mapping[tuple[int, Region], str], *, is_left: bool
+) -> str:
     if not damaged:
         return ""
     (host, (leaf, _)), why = next(iter(sorted(damaged.items())))

@@ -25,7 +25,7 @@ _LIMIT_S = 60.0
 for longer."""
 
 
-class Wish(StrEnum):
+class SyncRequest(StrEnum):
     """What a host wishes. Of several in one round the one that was told last counts; the others are
     told again in the next."""
 
@@ -37,7 +37,7 @@ class Wish(StrEnum):
     """A slice of an elastic job is back: save, then begin again on all slices."""
 
 
-class Moments:
+class SyncPoints:
     """Agrees on the calls at which wishes are fulfilled.
 
     Args:
@@ -50,7 +50,7 @@ class Moments:
     def __init__(
         self,
         peers: Peers,
-        wanted: Callable[[], Wish | None],
+        wanted: Callable[[], SyncRequest | None],
         every_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,19 +60,19 @@ class Moments:
         self._clock = clock
         self._lock = threading.Lock()
         self._calls = 0
-        self._agreed: tuple[int, Wish] | None = None
+        self._agreed: tuple[int, SyncRequest] | None = None
         self._round = 0
         self._saved_at = clock()
         self._fulfilled = threading.Event()
         self._closed = threading.Event()
-        self._left: set[Wish] = set()
-        self._told: tuple[Wish, int] | None = None
+        self._left: set[SyncRequest] = set()
+        self._told: tuple[SyncRequest, int] | None = None
         self._thread = threading.Thread(
             target=self._watch, name="kinetic-checkpoint-moments", daemon=True
         )
         self._thread.start()
 
-    def call(self) -> Wish | None:
+    def call(self) -> SyncRequest | None:
         """Count a call of `save`; return what all hosts do at this one."""
         wanted = self._wanted()
         if wanted is not None and wanted not in self._left:
@@ -86,12 +86,12 @@ class Moments:
                 return None
             what = self._agreed[1]
             self._agreed = None
-            if what is not Wish.TIME:
+            if what is not SyncRequest.TIME:
                 self._left.add(what)
             self._fulfilled.set()
             return what
 
-    def _tell(self, what: Wish) -> None:
+    def _tell(self, what: SyncRequest) -> None:
         """Tell the others, once in each round: one wish may come too late for it."""
         round_ = self._round
         if self._told != (what, round_):
@@ -123,7 +123,7 @@ class Moments:
             return
         if heard is None:
             if self._is_due():
-                self._tell(Wish.TIME)
+                self._tell(SyncRequest.TIME)
             return
         with self._lock:
             round_, self._round = self._round, self._round + 1
@@ -142,7 +142,7 @@ class Moments:
                 self._peers.forget(f"{key}/{round_ - 1}")
         self._fulfilled.wait()
 
-    def _agree(self, round_: int) -> tuple[int, Wish]:
+    def _agree(self, round_: int) -> tuple[int, SyncRequest]:
         """The call, and what is done at it: the leader decides, because hosts may wish different
         things at once."""
         folder = f"calls/{round_}"
@@ -156,7 +156,7 @@ class Moments:
         if decided is None:
             raise TimeoutError("the leader does not answer")
         call, what = decided.split()
-        return int(call), Wish(what)
+        return int(call), SyncRequest(what)
 
     def _patience_s(self) -> float:
         if self._every_s is None:

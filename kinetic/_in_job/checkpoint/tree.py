@@ -1,7 +1,7 @@
 """The state of a training, leaf by leaf: what its parts are called, and which part of each array
 this process has.
 
-In: a pytree. Out: `Leaf`s, `Part`s; a pytree from them.
+In: a pytree. Out: `Leaf`s, `ArrayPart`s; a pytree from them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Part:
+class ArrayPart:
     """A box of an array, and where its content is."""
 
     start: tuple[int, ...]
@@ -71,7 +71,7 @@ class Part:
     data: Any
 
 
-class State(NamedTuple):
+class TreeState(NamedTuple):
     """A pytree, taken apart.
 
     Attributes:
@@ -137,7 +137,7 @@ class State(NamedTuple):
             if leaf.dtype
         ]
 
-    def as_saved(self, leaves: Sequence[Leaf]) -> State:
+    def as_saved(self, leaves: Sequence[Leaf]) -> TreeState:
         """Return this state with the kind that was saved where one is a number and the other an
         array of shape (), or a number of another kind: a number of the first state is an array
         after a compiled step, and JAX computes with that in another precision."""
@@ -175,7 +175,7 @@ class State(NamedTuple):
         return jax.tree_util.tree_unflatten(self.structure, values)
 
 
-def take_apart(state: Any) -> State:
+def take_apart(state: Any) -> TreeState:
     """Take a pytree apart.
 
     Raises:
@@ -199,7 +199,7 @@ def take_apart(state: Any) -> State:
         if _is_own(value) or _is_movable(value)
     }
     values = [np.asarray(value) if _is_own(value) else value for value in values]
-    return State(leaves, values, structure, placed, [join_keys(path) for path, _ in with_paths])
+    return TreeState(leaves, values, structure, placed, [join_keys(path) for path, _ in with_paths])
 
 
 def join_keys(path: Iterable[Any]) -> str:
@@ -260,7 +260,7 @@ def _leaf(name: str, value: Any) -> tuple[Leaf, Any]:
     )
 
 
-def parts_here(value: Any) -> list[Part]:
+def parts_here(value: Any) -> list[ArrayPart]:
     """Return the parts of an array that this process has, each once; their data are arrays of
     devices or of numpy, not copied."""
     shards = getattr(value, "addressable_shards", None)
@@ -268,11 +268,11 @@ def parts_here(value: Any) -> list[Part]:
         import numpy as np
 
         array = np.asarray(value)
-        return [Part((0,) * array.ndim, tuple(array.shape), array)]
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], Part] = {}
+        return [ArrayPart((0,) * array.ndim, tuple(array.shape), array)]
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], ArrayPart] = {}
     for shard in shards:
         start, shape = box(shard.index, value.shape)
-        found.setdefault((start, shape), Part(start, shape, shard.data))
+        found.setdefault((start, shape), ArrayPart(start, shape, shard.data))
     return list(found.values())
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from kinetic._in_job.checkpoint.digests import digest_of
 from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.pieces import Box, Region, overlap, slices_of
-from kinetic._in_job.checkpoint.tree import Leaf, State, parts_here
+from kinetic._in_job.checkpoint.tree import Leaf, TreeState, parts_here
 
 Digests = dict[Region, set[str]]
 """Of the saving hosts; where they have differed, the region cannot be checked."""
@@ -29,7 +29,7 @@ _NARROW = ("int2", "int4", "uint2", "uint4", "float4", "float6")
 _THREADS = 4
 
 
-def digests_here(state: State, process: int) -> list[list[Any]]:
+def digests_here(state: TreeState, process: int) -> list[list[Any]]:
     """Return the digests of this process's shards, as JSON: leaf, start, shape, digest. What lies
     on no devices the first process saves for all."""
     import jax
@@ -91,7 +91,9 @@ class Verification:
         self._saved = saved
         self._read_again = read_again
 
-    def find_differing(self, own: Sequence[Any], now: State, values: Sequence[Any]) -> list[str]:
+    def find_differing(
+        self, own: Sequence[Any], now: TreeState, values: Sequence[Any]
+    ) -> list[str]:
         """Return the names of leaves that are not what was saved.
 
         Args:

@@ -12,7 +12,7 @@ import click
 from kinetic._client.board import text
 from kinetic._core.state import JobStatus
 from kinetic.cli import output
-from kinetic.cli.context import UNKNOWN, AppContext, Ending, Standing, pass_app
+from kinetic.cli.context import UNKNOWN, AppContext, Ending, JobStanding, pass_app
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import ignore_option, job_argument, json_option
 from kinetic.errors import KineticError, NotFound, UsageError
@@ -207,11 +207,11 @@ def _refs_of_batch(app: AppContext, text: str) -> list[JobRef]:
 
 def _select(
     app: AppContext, refs: list[JobRef], limit: int | None, states: set[str]
-) -> tuple[list[tuple[JobRef, Standing]], bool]:
+) -> tuple[list[tuple[JobRef, JobStanding]], bool]:
     """The first `limit` jobs in one of the states, and whether there may be more. States are read
     page by page, only as far as needed."""
     page = len(refs) or 1 if limit is None else max(limit, _PAGE_SIZE) if states else limit
-    shown: list[tuple[JobRef, Standing]] = []
+    shown: list[tuple[JobRef, JobStanding]] = []
     for begin in range(0, len(refs), page):
         standings = app.standings(refs[begin : begin + page])
         for index, ref in enumerate(refs[begin : begin + page], begin):
@@ -223,7 +223,7 @@ def _select(
     return shown, False
 
 
-def _cells(app: AppContext, ref: JobRef, found: Standing) -> tuple[str, ...]:
+def _cells(app: AppContext, ref: JobRef, found: JobStanding) -> tuple[str, ...]:
     now = app.now()
     times = _times(app, ref, found.ending)
     started_at, ended_at = times["started_at"], times["ended_at"]
@@ -293,7 +293,11 @@ def _members(app: AppContext, ref: JobRef) -> list[HostLine]:
 
 
 def _facts(
-    app: AppContext, ref: JobRef, found: Standing, outcome: Outcome | None, started_at: float | None
+    app: AppContext,
+    ref: JobRef,
+    found: JobStanding,
+    outcome: Outcome | None,
+    started_at: float | None,
 ) -> list[tuple[str, str]]:
     from kinetic._client.board import shape  # lists do without
 

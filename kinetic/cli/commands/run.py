@@ -25,7 +25,7 @@ from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import complete_with
 from kinetic.cli.misplaced import OptionNames
 from kinetic.cli.options import ASSIGNMENT, DURATION, SLICES, json_option
-from kinetic.cli.program import Kind, Program
+from kinetic.cli.program import Program, ProgramKind
 from kinetic.errors import KineticError, UsageError
 
 _TAIL_LINES = 60
@@ -180,7 +180,7 @@ def run(
 ) -> int:
     """Submit the program, then follow it."""
     program = programs.check(ctx.meta["kinetic.program"])
-    if program.kind is Kind.COMMAND and options["hang_timeout"] is not None:
+    if program.kind is ProgramKind.COMMAND and options["hang_timeout"] is not None:
         raise UsageError(
             "--hang-timeout watches Python code; it cannot tell whether a command stands still. "
             "Use --timeout."
@@ -259,7 +259,7 @@ def _print_documents(view: PlanView, form: str) -> int:
 
 def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `kinetic.run` for these options."""
-    joins = "program" if program.kind is Kind.COMMAND else "lazy"
+    joins = "program" if program.kind is ProgramKind.COMMAND else "lazy"
     given = options | {"name": options["name"] or program.name, "joins_jax": joins}
     has_attempts = isinstance(options["slices"], tuple) and options["controller"] != "single"
     # A program expects an interpreter of its own in each attempt.

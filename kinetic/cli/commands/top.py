@@ -115,7 +115,7 @@ class ActivityWatch:
         self._ended: set[str] = set()
         self._clients: dict[str, tuple[object, ControlClient]] = {}
         self._rates = Rates()
-        self._asked: dict[str, asking.Activity] = {}
+        self._asked: dict[str, asking.ActivityPoll] = {}
         self._unanswered: set[str] = set()
 
     def __enter__(self) -> ActivityWatch:
@@ -184,7 +184,7 @@ class ActivityWatch:
         """What the leader of a job on a cluster has answered."""
         from kinetic._client import asking
 
-        asked = self._asked.setdefault(ref.job_id, asking.Activity(self._app.store, ref))
+        asked = self._asked.setdefault(ref.job_id, asking.ActivityPoll(self._app.store, ref))
         with contextlib.suppress(KineticError):
             if (found := asked.look()) is not None:
                 return found

@@ -1,8 +1,8 @@
 """The agents of an elastic job as its leader sees them: what it can do to them, what it hears.
 
 In: seats, which are the hosts' indices among all hosts of the job. Out: deaths. Two kinds: agents
-that the leader's process forks (`ForkedCrew`), and agents elsewhere, which join over the network
-and are started again by somebody else (`DistantCrew`).
+that the leader's process forks (`ForkedHosts`), and agents elsewhere, which join over the network
+and are started again by somebody else (`RemoteHosts`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 from kinetic._host.agents import Agents, code_if_delivered
 
 
-class Crew(Protocol):
+class Hosts(Protocol):
     """The agents of all hosts.
 
     Promises:
@@ -71,7 +71,7 @@ class Crew(Protocol):
         ...
 
 
-class ForkedCrew:
+class ForkedHosts:
     """Children of this process."""
 
     announces = False
@@ -126,7 +126,7 @@ class ForkedCrew:
         self._agents.signal(signal.SIGKILL)
 
 
-class DistantCrew:
+class RemoteHosts:
     """Programs elsewhere, which a cluster replaces."""
 
     announces = True
