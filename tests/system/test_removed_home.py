@@ -39,5 +39,5 @@ def test_nothing_comes_back(function, returns, accelerator, home, nothing_left):
         [sys.executable, "-m", "kinetic", "jobs", "list"], check=True, capture_output=True
     )
     nothing_left()
-    assert not home.exists()
+    assert not home.exists(), sorted(map(str, home.rglob("*")))
     assert not memory_folder.of_job(handle.job_id).exists()
