@@ -74,7 +74,7 @@ class FakeCluster:
     ) -> None:
         """With `deaf`, processes ignore SIGTERM unless they handle it, as PID 1 does. `environ` is
         what the image sets; pods see nothing else of this process's environment."""
-        self.folder = Path(tempfile.mkdtemp(prefix="cluster-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="cluster-", dir=os.environ.get("TMPDIR")))
         self.kubeconfig = self.folder / "kubeconfig"
         self.timings = timings or Timings()
         self.faults = Faults()

@@ -16,7 +16,7 @@ from cluster.manifests import job, job_set
 from kinetic._backends.kubernetes import answers, checks, kubeconfig
 from kinetic._backends.kubernetes.api import CallLimits, Selector
 from kinetic._backends.kubernetes.connection import HttpApi
-from kinetic._backends.kubernetes.diagnosis import Cause, Observed, diagnose
+from kinetic._backends.kubernetes.diagnosis import JobCause, Observed, diagnose
 from kinetic._backends.kubernetes.nodes import pools_of
 from kinetic._backends.kubernetes.resources import (
     EVENTS,
@@ -188,7 +188,7 @@ def test_what_is_wrong_is_found_from_live_objects(api: HttpApi) -> None:
     document["spec"]["template"]["spec"]["nodeSelector"] = selector
     api.create(JOBS, document)
 
-    def kind() -> Cause | None:
+    def kind() -> JobCause | None:
         found = diagnose(
             Observed(
                 api.get(JOBS, "nowhere"),
@@ -200,7 +200,7 @@ def test_what_is_wrong_is_found_from_live_objects(api: HttpApi) -> None:
         )
         return found.kind if found and found.hopeless else None
 
-    until(lambda: kind() is Cause.NO_NODE_POOL)
+    until(lambda: kind() is JobCause.NO_NODE_POOL)
 
 
 @pytest.mark.parametrize("words", [["v6e"], ["v6e", "--json"], ["nothing"]])

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from kinetic._host.worker import signals, staying
 
 ask, tell = os.pipe()
-freedom = staying.Freedom(ask)
+freedom = staying.Unblocker(ask)
 freedom.listen()
 start = SimpleNamespace(attempt=1, world=SimpleNamespace(address=""))
 
@@ -73,7 +73,7 @@ try:
 except signals.Terminated:
     freedom.end()
 try:
-    staying.leave(staying.Kept((print, (), {})))
+    staying.leave(staying.RetainedCall((print, (), {})))
 except staying.CannotStay as why:
     print(why)
 """
@@ -88,7 +88,7 @@ try:
     os.kill(os.getpid(), signal.SIGTERM)
 except signals.Terminated:
     freedom.end()
-staying.leave(staying.Kept((print, (), {})))
+staying.leave(staying.RetainedCall((print, (), {})))
 print("stays")
 """
     assert run(code) == "stays\n"
