@@ -226,8 +226,8 @@ async def beside(
     except asyncio.CancelledError:
         abandoned()
         with lock:
-            is_left = True
-        for value in values:  # It was there, and this loop had not heard of it.
+            is_left, there = True, tuple(values)
+        for value in there:  # This loop had not heard of it.
             late(value)
         raise
     if error is not None:

@@ -8,7 +8,6 @@ and of anything else the field that is wrong is named.
 from __future__ import annotations
 
 import functools
-import json
 import sys
 import types
 import typing
@@ -17,6 +16,7 @@ from dataclasses import MISSING, Field
 from enum import Enum
 from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
+from kinetic._core import record
 from kinetic.errors import CorruptRecord
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ def drop_defaults(value: Any) -> dict[str, Any]:
     return {
         name: to_document(getattr(value, name))
         for name, field in known.items()
-        if getattr(value, name) != _default_of(field)
+        if getattr(value, name) != default_of(field)
     }
 
 
@@ -107,9 +107,9 @@ def from_document(kind: type[T], document: Any, what: str) -> T:
 def read(kind: Any, data: bytes, what: str) -> Any:
     """Return the value that JSON text describes; raises like `from_document`."""
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CorruptRecord(f"{what} is damaged: it is not JSON: {error}.") from error
+        document = record.load(data)
+    except CorruptRecord as error:
+        raise CorruptRecord(f"{what} is damaged: {error}.") from error
     return from_document(kind, document, what)
 
 
@@ -217,10 +217,7 @@ def _fields_reader(kind: type[Any]) -> _Read:
         for name, reader in readers:
             if name in found:
                 own[name] = _read_at(f".{name}", reader, found[name])
-        try:
-            return kind(**own)
-        except ValueError as error:  # It checks its fields.
-            raise _WrongError(f"is wrong: {error}") from error
+        return kind(**own)
 
     return read
 
@@ -238,7 +235,8 @@ def _evaluate(module: str, annotation: Any) -> Any:
     return _BY_NAME.get(annotation) or eval(annotation, vars(sys.modules[module]))
 
 
-def _default_of(field: Field[Any]) -> Any:
+def default_of(field: Field[Any]) -> Any:
+    """Return what a field has when nothing is given."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 

@@ -9,7 +9,7 @@ A new option is a field of `Options` here, and its type for type checkers in `Ke
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, replace
+from dataclasses import Field, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -355,7 +355,7 @@ class Options(documents.Record, called="The options of the job"):
     def strip_for_hosts(self) -> Options:
         """Return what is sent to hosts and backends; the rest has become other parts of the
         plan."""
-        stays = {f.name: _default_of(f) for f in fields(self) if _row(f).becomes}
+        stays = {f.name: documents.default_of(f) for f in fields(self) if _row(f).becomes}
         return replace(self, **stays)
 
     def to_json(self) -> dict[str, Any]:
@@ -366,10 +366,6 @@ class Options(documents.Record, called="The options of the job"):
 def _row(of: Field[Any]) -> Option:
     row: Option = of.metadata["option"]
     return row._replace(name=row.name or of.name)
-
-
-def _default_of(of: Field[Any]) -> Any:
-    return of.default if of.default_factory is MISSING else of.default_factory()
 
 
 _FIELD_OF = {_row(f).name: f.name for f in fields(Options)}

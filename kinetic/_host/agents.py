@@ -40,11 +40,13 @@ GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._rpc.server", "kinetic._rpc
 _MOST_WORDS_BYTES = 1 << 16
 _SERVICE = "the process that serves JAX's coordination"
 _CRASH = re.compile(
-    r"^(?:Current thread|Fatal Python).*\n+"
+    r"^Current thread.*\n"
     r'  File "(?:[^"]*/)?(?P<file>[^"/]+/[^"/]+)", line (?P<line>\d+) in (?P<function>\S+)',
     re.MULTILINE,
 )
 """The innermost frame of a process that a fatal signal has ended, as faulthandler prints it."""
+_CRASHING = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
+"""The signals that faulthandler tells of: whoever was killed by another has not crashed there."""
 
 
 class Agents:
@@ -190,8 +192,10 @@ class Agents:
         cause = cause_of_death(status)
         if own:
             return f"{cause[:-1]}: {own[-1].partition(': ')[2]}"
-        if os.WIFSIGNALED(status) and (crash := _CRASH.search(words)) is not None:
-            return f"{cause[:-1]} at {crash['file']}:{crash['line']} in {crash['function']}."
+        crashes = list(_CRASH.finditer(words))
+        if crashes and os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHING:
+            at = crashes[-1]
+            return f"{cause[:-1]} at {at['file']}:{at['line']} in {at['function']}."
         return cause
 
     def _run_agent(self, identity: Identity, alive: int) -> int:

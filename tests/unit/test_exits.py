@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from kinetic._core.exits import KINDS, SILENT_RANK, Exit, ExitCode, HostState, ProgramCode
 from kinetic._core.outcome import HostReport, RemoteError, program_code
+from kinetic._host.agents import Agents
 from kinetic.errors import HostLost, JobFailed
 
 CODE_FAILED = {Exit.RAISED, Exit.SYS_EXIT, Exit.UNPICKLE_FAILED, Exit.SETUP_FAILED}
@@ -43,3 +47,18 @@ def test_a_program_tells_its_cluster_whether_it_would_fail_again(exit):
 def test_an_echo_of_another_hosts_death_may_be_tried_again():
     echo = RemoteError("JaxRuntimeError", "connection closed", "", consequence=True)
     assert program_code(HostReport(1, Exit.RAISED, error=echo)) is ProgramCode.DELIVERED
+
+
+FRAME = '  File "/lib/python3.11/site-packages/{}.py", line 7 in read\n'
+
+
+def test_only_who_was_ended_by_a_crash_is_said_to_have_crashed():
+    """What native code of an earlier agent has crashed in says nothing of one that was killed."""
+    agents = Agents(None, None)
+    for module in ("grpc/first", "grpc/last"):
+        words = f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most):\n{FRAME}"
+        os.write(agents._last_words, words.format(module).encode())
+    crashed = "Its agent process was killed by SIGSEGV at grpc/last.py:7 in read."
+    assert agents.cause_of_death(0, signal.SIGSEGV) == crashed
+    assert agents.cause_of_death(0, signal.SIGKILL) == "Its agent process was killed by SIGKILL."
+    assert agents.cause_of_death(0, 1 << 8) == "Its agent process ended with exit code 1."
