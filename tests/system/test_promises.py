@@ -281,6 +281,42 @@ def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(
     )  # at the beginning, perhaps at the end
 
 
+def test_a_function_is_struck_again_while_the_collector_is_kept_busy(home):
+    """Its callbacks run in whatever thread makes an object, and no signal ends them there."""
+    marker = home.parent / "unwound"
+
+    @kinetic.run(accelerator="cpu")
+    def collecting(path):
+        import gc
+        import threading
+
+        main, struck = threading.get_ident(), []
+
+        def callback(phase, info):
+            while threading.get_ident() != main:
+                time.sleep(0.02)
+            if not struck:
+                struck.append(True)
+                print("ready", flush=True)
+                time.sleep(60)
+
+        gc.callbacks.append(callback)
+        try:
+            gc.set_threshold(1)
+            gc.collect()
+            time.sleep(60)
+        finally:
+            gc.callbacks.remove(callback)
+            open(path, "w").close()
+
+    handle = collecting.run_async(str(marker))
+    wait_for_output(handle, b"ready")
+    handle.cancel()
+    with pytest.raises(errors.JobCancelled):
+        handle.result()
+    assert marker.exists()
+
+
 def wait_for_output(handle, text):
     deadline = time.monotonic() + PATIENCE_S
     while text not in handle.logs().encode():

@@ -12,11 +12,13 @@ are held back while it is forked.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -102,9 +104,14 @@ def _send_again(dropped: sys.UnraisableHookArgs) -> None:
     if not isinstance(dropped.exc_value, Terminated):
         sys.__unraisablehook__(dropped)
         return
-    again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
-    again.daemon = True
-    again.start()
+    _thread.start_new_thread(_strike_later, (os.getpid(),))
+
+
+def _strike_later(pid: int) -> None:
+    # A thread that makes no objects which the collector tracks: it would run the function's
+    # callbacks here, where no signal ends them.
+    time.sleep(AGAIN_S)
+    os.kill(pid, signal.SIGTERM)
 
 
 def _hold_back() -> None:
