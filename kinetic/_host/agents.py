@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinetic._core import layout, record
+from kinetic._core.documents import from_document, to_document
 from kinetic._core.exits import ProgramCode
+from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.plan import Plan
 from kinetic._host import service
 from kinetic._host.agent.identity import Identity
@@ -35,7 +37,7 @@ from kinetic.errors import KineticError
 if TYPE_CHECKING:
     from kinetic._core.outcome import HostReport
 
-GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._rpc.server", "kinetic._rpc.client")
+GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._host.desk", "kinetic._rpc.client")
 """What a gang's processes need to communicate; importing it takes longer than a small job."""
 _MOST_WORDS_BYTES = 1 << 16
 _SERVICE = "the process that serves JAX's coordination"
@@ -57,7 +59,6 @@ class Agents:
         self._store = store
         self._alive = -1
         self._stem: Stem | None = None
-        self._seats: tuple[int, ...] = ()
         self._service: Service | None = None
         self._world_fault = ""
         self._service_stopped_at = math.inf
@@ -86,49 +87,30 @@ class Agents:
         # The kernel closes it however this process dies, and the agents read end-of-file.
         self._alive = write_end
 
-    def prepare(self, identities: Sequence[Identity]) -> None:
-        """Be able to fork agents for these, by `fork_attempt`, also from a process with threads."""
-        _block_sigchld()
-        read_end, write_end = os.pipe()
-        self._stem = self._make_stem(identities, read_end, write_end)
-        os.close(read_end)
-        self._alive = write_end
-
     def _make_stem(self, identities: Sequence[Identity], alive: int, write_end: int) -> Stem:
         seats = {identity.seat: identity for identity in identities}
-        self._seats = tuple(seats)
 
         def run(request: dict[str, Any], _: Sequence[int]) -> int:
             if "serve" in request:
                 os.close(alive)
                 return service.serve(**request["serve"])
-            return self._be_agent(replace(seats[request.pop("seat")], **request), alive)
+            who = replace(seats[request["seat"]], start=request["start"])
+            if place := request["place"]:
+                who = who.take_place(from_document(HostAssignment, place, "The place of a host"))
+            return self._be_agent(who, alive)
 
         return Stem(run, f"kinetic-stem {self._plan.job_id}", without=[write_end])
 
-    def fork_again(self, seat: int, **changes: Any) -> None:
-        """Start a host again that has ended, with these changes of its identity.
+    def fork_again(self, seat: int, place: HostAssignment | None = None, *, start: int = 1) -> None:
+        """Start a host again that has ended: for this place, or to wait for one.
 
         Raises:
             OSError: no process could be forked.
         """
         if self._stem is None:
             raise OSError("the agents of this job are forked once")
-        self.pids[self._stem.fork({"seat": seat, **changes})] = seat
-
-    def fork_attempt(self, attempt: int, failed_before: str) -> None:
-        """Start all hosts for an attempt.
-
-        Raises:
-            OSError: no process could be forked.
-        """
-        _block_sigchld()
-        for seat in self._seats:
-            self.fork_again(seat, attempt=attempt, failed_before=failed_before)
-
-    def clear_up(self) -> None:
-        """Kill what agents that have ended have left to this process."""
-        processes.kill_descendants(keep=() if self._stem is None else self._stem.pids)
+        request = {"seat": seat, "start": start, "place": place and to_document(place)}
+        self.pids[self._stem.fork(request)] = seat
 
     def serve_world(self, processes: int) -> str:
         """Have a process of its own serve JAX's coordination for the next attempt, and end the one
@@ -204,8 +186,8 @@ class Agents:
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM])
         os.setpgid(0, 0)
         processes.adopt_orphans()
-        if identity.elastic is not None:
-            return self._be_elastic(identity, alive)
+        if identity.stays:
+            return self._stay(identity, alive)
         # Forked before this process has threads: a fork copies the locks that they hold.
         worker = WorkerProcess(f"kinetic-worker {identity.job_id} host {identity.host}")
         from kinetic._host.agent.loop import Agent  # while the worker imports
@@ -213,7 +195,7 @@ class Agents:
         logs = log_files(identity, self._store)
         return Agent(identity, self._plan, self._store, worker, logs=logs, alive_fd=alive).run()
 
-    def _be_elastic(self, identity: Identity, alive: int) -> int:
+    def _stay(self, identity: Identity, alive: int) -> int:
         from kinetic._host.agent.seat import Seat
 
         logs = functools.partial(log_files, store=self._store)

@@ -1,109 +1,266 @@
-"""The agents of an elastic job as its leader sees them: what it can do to them, what it hears.
+"""The agents of a job as its leader sees them: who is there, which start of each counts, what can
+be done to them.
 
-In: seats, which are the hosts' indices among all hosts of the job. Out: deaths. Two kinds: agents
-that the leader's process forks (`ForkedHosts`), and agents elsewhere, which join over the network
-and are started again by somebody else (`RemoteHosts`).
+In: seats, which are the hosts' indices among all hosts of the job; what agents ask and how they
+end. Out: deaths; places in the next attempt. Three kinds: agents that the leader's process forks
+(`ForkedHosts`), those of programs of which one leads (`JoinedHosts`), and those of programs that
+somebody else starts again, one by one (`RemoteHosts`).
 """
 
 from __future__ import annotations
 
+import functools
 import signal
-from collections.abc import Collection, Iterator, Mapping
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Protocol
 
+from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.exits import Exit
+from kinetic._core.gang.messages import HostAssignment
+from kinetic._core.outcome import HostReport
 from kinetic._host.agents import Agents, code_if_delivered
 
+if TYPE_CHECKING:
+    from kinetic._rpc.lobby import Lobby  # most hosts that are alone never need it
 
-class Hosts(Protocol):
+
+class NeedsNewPrograms(Exception):
+    """Hosts are gone that this leader cannot start again: whoever started them has to start all."""
+
+
+class HostsHostsListener(Protocol):
+    """Who is told what becomes of hosts."""
+
+    def on_death(self, seat: int, why: str) -> None:
+        """The agent of a host has ended."""
+        ...
+
+    def on_last_report(self, report: HostReport) -> None:
+        """The only host of a gang has left this, and ended."""
+        ...
+
+    def on_change(self) -> None:
+        """A host waits for its place, or knows that nothing follows."""
+        ...
+
+
+class Hosts(ABC):
     """The agents of all hosts.
 
     Promises:
         1. What is ended here, or dies, is over with all that it has started.
-        2. `end` and `restart` return which starts count from now on, by seat, where the leader
-           starts hosts; () where hosts announce their starts.
+        2. Of each host one start counts: what another one asks is not answered with a place.
         3. When the job is over, agents end by themselves as soon as they are told.
+
+    Attributes:
+        announces: whether hosts say by themselves that they were started again.
+        alone: whether one host, forked here, has all of the gang, and need not deliver its report.
+        stay: whether agents outlive an attempt, and wait for their place in the next one; otherwise
+            each attempt has new ones.
+        come_later: whether hosts of the first attempt may be started long after the leader.
     """
 
-    announces: bool
-    """Whether hosts say by themselves that they were started again."""
+    announces = False
+    come_later = False
 
-    def end(self, seats: Collection[int]) -> Mapping[int, int]:
-        """End what is left on the hosts of a lost slice."""
-        ...
+    def __init__(self, *, stay: bool, alone: bool = False) -> None:
+        self.stay, self.alone = stay, alone
+        self._dead: set[int] = set()
+        """Seats whose agents have ended, and were not started again."""
+        self._told: set[int] = set()
+        """Seats that know that nothing follows."""
+        self._joined: set[int] = set()
+        """Seats that have joined the current attempt."""
+        self._places: Mapping[int, HostAssignment] = {}
+        """In the current attempt, by seat."""
+        self._listener: HostsHostsListener
 
-    def restart(self, seats: Collection[int]) -> Mapping[int, int]:
+    @functools.cached_property
+    def lobby(self) -> Lobby:
+        """Where they wait for their places."""
+        from kinetic._rpc.lobby import Lobby
+
+        return Lobby(self, announced=self.announces, leave=self.come_later)
+
+    def listen(self, listener: HostsHostsListener) -> None:
+        """From now on tell this one."""
+        self._listener = listener
+
+    # -- who is there ------------------------------------------------------------------------------
+
+    @property
+    def dead(self) -> frozenset[int]:
+        """Seats whose agents have ended, and were not started again."""
+        return frozenset(self._dead)
+
+    def are_ready(self, seats: Collection[int]) -> bool:
+        """Whether all of these can take part in the next attempt."""
+        return not self.stay or (self.lobby.is_complete(seats) and self._dead.isdisjoint(seats))
+
+    def count_kept(self, seats: Collection[int]) -> int:
+        """How many of these wait with the worker that they had."""
+        return self.lobby.count_kept(seats) if self.stay else 0
+
+    def may_write(self, seat: int) -> bool:
+        """Whether this host's agent may still write to the log of the last attempt."""
+        return self.stay and seat not in self._dead and not self.lobby.waits(seat)
+
+    @abstractmethod
+    def all_gone(self) -> bool:
+        """Whether nobody is left to wait for at the end of the job."""
+
+    # -- attempts ----------------------------------------------------------------------------------
+
+    def give(self, places: Mapping[int, HostAssignment]) -> None:
+        """An attempt begins, in which these hosts take part."""
+        self._places, self._joined = places, set()
+        self.lobby.give(places)
+
+    def end_attempt(self) -> None:
+        """The attempt has ended: nobody takes part in it any more."""
+        self._places = {}
+        if self.stay:
+            self.lobby.give({})
+
+    @abstractmethod
+    def end(self, seats: Collection[int]) -> None:
+        """End what is left on the hosts of a lost slice; what their agents have asked for counts no
+        more."""
+
+    @abstractmethod
+    def restart(self, seats: Collection[int]) -> None:
         """Have the hosts of a lost slice started again.
 
         Raises:
             OSError: one cannot be started.
+            NeedsNewPrograms: as said there.
         """
-        ...
 
-    def dead(self) -> Iterator[tuple[int, str]]:
-        """Yield the hosts that have died since the last call, and why, as far as this process
-        sees it."""
-        ...
+    def close(self, told: Collection[int]) -> None:
+        """The job is over; these know it already."""
+        self._told.update(told)
+        self.lobby.close()
 
-    def is_there(self, seat: int) -> bool:
-        """Whether its agent may be alive, as far as this process sees it."""
-        ...
+    # -- JAX's coordination ------------------------------------------------------------------------
 
     def serve_world(self, processes: int) -> str:
         """Serve JAX's coordination for the next attempt; return its address, or "" where the first
         host's worker has to serve it."""
-        ...
+        return ""
 
     def world_fault(self, patience_s: float) -> str:
         """Return what became of the process that serves it, if that has ended or has been stopped
         for longer than this; "" otherwise, and where it is no process of the leader's."""
-        ...
+        return ""
 
-    def all_gone(self, told: Collection[int]) -> bool:
-        """Whether nobody is left to wait for; these were told that nothing follows, or are dead."""
-        ...
+    # -- processes ---------------------------------------------------------------------------------
 
+    def await_death(self, limit_s: float) -> bool:
+        """Wait for an agent of this process to end; return whether one has in time, and before
+        SIGTERM, which stays pending. Only where nothing else waits."""
+        return False
+
+    @abstractmethod
+    def reap(self) -> None:
+        """Tell the listener of agents that have died, as far as this process sees it."""
+
+    @abstractmethod
+    def take_away(self) -> None:
+        """Tell the agents of this machine that it is taken away."""
+
+    @abstractmethod
     def wake(self) -> None:
         """Continue agents that were stopped (SIGSTOP): they must hear that their gang stops."""
-        ...
 
-    def kill(self) -> None:
-        """Kill what has not ended by itself."""
-        ...
+    @abstractmethod
+    def kill(self, seats: Collection[int] | None = None) -> None:
+        """Kill what does not end by itself; by default on all hosts."""
+
+    # -- what is known from the gang ---------------------------------------------------------------
+
+    def note_event(self, event: GangEvent, seat: int) -> None:
+        """Something has happened to a host."""
+        if event.kind is EventKind.JOINED:
+            self._joined.add(seat)
+        said = event.kind is EventKind.REPORT and event.exit in (Exit.AGENT_LOST, Exit.EVICTED)
+        if self.announces and (said or event.kind is EventKind.LOST):
+            self.note_gone(seat, is_taken_away=event.exit is Exit.EVICTED)
+
+    @abstractmethod
+    def note_gone(self, seat: int, *, is_taken_away: bool) -> None:
+        """The gang says that its agent has ended, or is about to."""
+
+    # -- from the lobby ----------------------------------------------------------------------------
+
+    def on_enter(self, seat: int) -> None:
+        """A host waits for its place."""
+        self._listener.on_change()
+
+    def on_start(self, seat: int) -> None:
+        """A host was started again: what was there before is dead, if nobody knew it yet."""
+        if seat in self._dead:
+            return
+        place = self._places.get(seat)
+        if place is not None and seat not in self._joined:
+            self.lobby.give_again(seat, place)
+        else:
+            self._die(seat, "its agent ended, and was started again.")
+
+    def on_leave(self, seat: int) -> None:
+        """A host that waited is gone."""
+        self._die(seat, "its connection broke while it waited for its place.")
+
+    def on_told(self, seat: int) -> None:
+        """A host knows that nothing follows."""
+        self._told.add(seat)
+        self._listener.on_change()
+
+    def _die(self, seat: int, why: str) -> None:
+        self._dead.add(seat)
+        self._listener.on_death(seat, why)
 
 
-class ForkedHosts:
+class ForkedHosts(Hosts):
     """Children of this process."""
 
-    announces = False
-
-    def __init__(self, agents: Agents) -> None:
+    def __init__(
+        self, agents: Agents, *, stay: bool, alone: bool = False, attempt: int = 1
+    ) -> None:
+        super().__init__(stay=stay, alone=alone)
         self._agents = agents
-        self._starts: dict[int, int] = {}
+        self._attempt = attempt
 
-    def end(self, seats: Collection[int]) -> Mapping[int, int]:
+    def may_write(self, seat: int) -> bool:
+        """Not once it has been reaped."""
+        return seat in self._agents.pids.values() and super().may_write(seat)
+
+    def all_gone(self) -> bool:
+        """Whether all have been reaped."""
+        return not self._agents.pids
+
+    def give(self, places: Mapping[int, HostAssignment]) -> None:
+        """To agents that stay; others are forked with theirs."""
+        if self.stay:
+            super().give(places)
+            return
+        for seat, place in places.items():
+            self._attempt = place.attempt
+            self._agents.fork_again(seat, place)
+
+    def end(self, seats: Collection[int]) -> None:
         """Kill them, and count their next start."""
         self._agents.end(seats)
-        self._starts |= {seat: self._starts.get(seat, 1) + 1 for seat in seats}
-        return {seat: self._starts[seat] for seat in seats}
+        for seat in seats if self.stay else ():
+            self.lobby.expect_next(seat)
 
-    def restart(self, seats: Collection[int]) -> Mapping[int, int]:
-        """Fork all of them anew."""
-        starts = self.end(seats)
-        for seat, start in starts.items():
-            self._agents.fork_again(seat, start=start)
-        return starts
-
-    def dead(self) -> Iterator[tuple[int, str]]:
-        """From their wait statuses."""
-        for seat, status in self._agents.dead():
-            ended = code_if_delivered(status) is not None
-            cause = self._agents.cause_of_death(seat, status)
-            yield seat, "Its agent process ended early." if ended else cause
-        self._agents.end_orphans()
-
-    def is_there(self, seat: int) -> bool:
-        """Whether it has not been reaped."""
-        return seat in self._agents.pids.values()
+    def restart(self, seats: Collection[int]) -> None:
+        """Fork all of them anew; those that do not stay, when they have their places."""
+        self.end(seats)
+        for seat in seats:
+            if self.stay:
+                self._agents.fork_again(seat, start=self.lobby.start_of(seat))
+            self._dead.discard(seat)
 
     def serve_world(self, processes: int) -> str:
         """In a child of this process."""
@@ -113,57 +270,116 @@ class ForkedHosts:
         """By its wait status, and its state."""
         return self._agents.world_fault(patience_s)
 
-    def all_gone(self, told: Collection[int]) -> bool:
-        """Whether all have been reaped."""
-        return not self._agents.pids
+    def await_death(self, limit_s: float) -> bool:
+        """By SIGCHLD."""
+        return self.alone and self._agents.await_death(limit_s, unless=signal.SIGTERM)
+
+    def reap(self) -> None:
+        """From their wait statuses."""
+        for seat, status in self._agents.dead():
+            delivered = code_if_delivered(status) is not None
+            report = None
+            if self.alone and delivered:
+                report = self._agents.report_left_by(seat, self._attempt)
+            if report is not None:
+                self._listener.on_last_report(report)
+            elif self.stay or self.alone or not delivered:
+                self._die(seat, self._cause_of_death(seat, status, delivered=delivered))
+        if self.stay:
+            self._agents.end_orphans()
+        self._listener.on_change()
+
+    def _cause_of_death(self, seat: int, status: int, *, delivered: bool) -> str:
+        if delivered and not self.alone:
+            return "Its agent process ended early."
+        return self._agents.cause_of_death(seat, status)
+
+    def note_gone(self, seat: int, *, is_taken_away: bool) -> None:
+        """Its wait status tells it."""
+
+    def take_away(self) -> None:
+        """Send SIGTERM."""
+        self._agents.tell_of_end()
 
     def wake(self) -> None:
         """Send SIGCONT."""
         self._agents.signal(signal.SIGCONT)
 
-    def kill(self) -> None:
+    def kill(self, seats: Collection[int] | None = None) -> None:
         """Send SIGKILL."""
-        self._agents.signal(signal.SIGKILL)
+        self._agents.signal(signal.SIGKILL, seats)
 
 
-class RemoteHosts:
-    """Programs elsewhere, which a cluster replaces."""
+class JoinedHosts(ForkedHosts):
+    """Programs, of which the leader's has forked the agent of its own host; whoever started them
+    starts all of them again, or none."""
+
+    come_later = True
+
+    def __init__(
+        self, agents: Agents, hosts: int, *, stay: bool, alone: bool = False, attempt: int = 1
+    ) -> None:
+        super().__init__(agents, stay=stay, alone=alone, attempt=attempt)
+        self._others = frozenset(range(hosts)) - set(agents.pids.values())
+        self._is_incomplete = False
+
+    def all_gone(self) -> bool:
+        """Whether the own agent has been reaped, and others that wait have been told."""
+        waiting = self._others - self._told - self._dead if self.stay else ()
+        return super().all_gone() and not waiting
+
+    def end(self, seats: Collection[int]) -> None:
+        """Others end with their gang."""
+        super().end([seat for seat in seats if seat not in self._others])
+
+    def restart(self, seats: Collection[int]) -> None:
+        """Fork the own agent anew."""
+        if self._is_incomplete or not self._others.isdisjoint(self._dead):
+            raise NeedsNewPrograms
+        super().restart([seat for seat in seats if seat not in self._others])
+
+    def note_gone(self, seat: int, *, is_taken_away: bool) -> None:
+        """Nobody starts it again alone."""
+        self._is_incomplete |= is_taken_away or seat in self._others
+
+
+class RemoteHosts(Hosts):
+    """Programs elsewhere, which a cluster replaces one by one."""
 
     announces = True
+    come_later = True
 
     def __init__(self, hosts: int) -> None:
+        super().__init__(stay=True)
         self._hosts = hosts
 
-    def end(self, seats: Collection[int]) -> Mapping[int, int]:
+    def all_gone(self) -> bool:
+        """Whether all have been told, or are dead."""
+        return (self._told | self._dead).issuperset(range(self._hosts))
+
+    def end(self, seats: Collection[int]) -> None:
         """Their gang tells them to end their workers; the agents stay."""
-        return {}
 
-    def restart(self, seats: Collection[int]) -> Mapping[int, int]:
+    def restart(self, seats: Collection[int]) -> None:
         """The cluster starts those that are dead."""
-        return {}
 
-    def dead(self) -> Iterator[tuple[int, str]]:
-        """Nobody: the coordinator sees their connections."""
-        return iter(())
+    def reap(self) -> None:
+        """The coordinator sees their connections."""
 
-    def is_there(self, seat: int) -> bool:
-        """Nobody here can tell."""
-        return True
-
-    def serve_world(self, processes: int) -> str:
-        """The head has no JAX: its image may be smaller than that of the hosts."""
-        return ""
-
-    def world_fault(self, patience_s: float) -> str:
-        """It is in the worker of a host."""
-        return ""
-
-    def all_gone(self, told: Collection[int]) -> bool:
-        """Whether all have been told."""
-        return set(range(self._hosts)).issubset(told)
+    def take_away(self) -> None:
+        """Only the head's machine is."""
 
     def wake(self) -> None:
         """Their own programs end agents that were stopped."""
 
-    def kill(self) -> None:
+    def kill(self, seats: Collection[int] | None = None) -> None:
         """They end when their leader is gone."""
+
+    def note_gone(self, seat: int, *, is_taken_away: bool) -> None:
+        """It comes back as another start."""
+        self._dead.add(seat)
+
+    def on_enter(self, seat: int) -> None:
+        """Whoever waits is there."""
+        self._dead.discard(seat)
+        super().on_enter(seat)

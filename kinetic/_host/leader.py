@@ -1,378 +1,500 @@
-"""The leader of a gang: serves it, writes its events and its outcome, decides on another attempt.
+"""The leader of a job: one attempt after the other, until one is the last.
 
-In: a plan, a store of any kind, the agents that this process has forked, an address of any
-transport. Out: events and the outcome in the store. On one machine the supervisor leads; in a gang
-of programs, host 0's program does.
+In: a plan, a store of any kind, the agents of all hosts (`Hosts`), an address of any transport, a
+policy. Out: events and outcomes in the store, and lines in the log that tell the story of an
+elastic job. What to do is decided by `AttemptPolicy`; this module does it. On one machine the
+supervisor leads; in a gang of programs, host 0's does; where a cluster replaces hosts, a head.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.events import EventKind, GangEvent
-from kinetic._core.exits import Exit
-from kinetic._core.gang.machine import Gang, GangSpec
-from kinetic._core.outcome import Outcome, Verdict, judge
+from kinetic._core.exits import Exit, ProgramCode
+from kinetic._core.gang.formation import first_assignment, make_gang_spec
+from kinetic._core.gang.machine import Gang
+from kinetic._core.gang.policy import (
+    AttemptPolicy,
+    Decision,
+    Failure,
+    Form,
+    GiveUp,
+    Loss,
+    Restart,
+    SliceState,
+    first_line,
+    loss_of,
+    may_follow_from_fault,
+    slices_to_end,
+)
+from kinetic._core.outcome import HostReport, Outcome
 from kinetic._core.plan import Plan
-from kinetic._core.values import dataclass
+from kinetic._host import verdicts
 from kinetic._host.agent.identity import alone_s
-from kinetic._host.agents import Agents, code_if_delivered, import_gang_modules
-from kinetic._store import attempts, footprints, index
+from kinetic._host.agents import import_gang_modules
+from kinetic._host.hosts import Hosts, NeedsNewPrograms
+from kinetic._host.story import Story, seats_of
+from kinetic._host.verdicts import Attempt
 from kinetic._store.base import Store
-from kinetic._store.event_log import EventLog
-from kinetic.errors import StoreFull
 
 if TYPE_CHECKING:
-    import asyncio
-
+    from kinetic._host.desk import Desk
     from kinetic._rpc.server import Coordinator
 
 LEAVE_S = 3.0
 """How long agents may take to exit, once everything has been reported."""
-PEERS_S = 0.3
-"""How long other hosts may take to fail as one just did, so that all are named."""
 FIRST_SIGN_S = 60.0
 """How long a host that is there may take to be heard from."""
-ROLL_CALL_S = 10.0
-"""How long hosts that are programs may take to ask for another attempt, once all have reported."""
-LOOK_EVERY_S = 0.5
-"""How often the leader checks that the job's records still exist."""
-CANCELLED = "The job was cancelled before its next attempt. The last one:"
-LOST = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
-LOOK_FAR_EVERY_S = 10.0
-"""The same in a store where each check is a request."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """How one attempt ended.
-
-    Attributes:
-        outcome: its verdict.
-        unwanted: the job was cancelled, perhaps too late to change the verdict.
-        removed: the job's records were removed while it ran.
-        all_go_on: every host that is a program has asked for another attempt.
-    """
-
-    outcome: Outcome
-    unwanted: bool = False
-    removed: bool = False
-    all_go_on: bool = True
-
-    @property
-    def is_taken_away(self) -> bool:
-        """Whether it ended because the cluster took a host away."""
-        first = self.outcome.first
-        return first is not None and first.exit is Exit.EVICTED
-
-    def may_repeat(self, plan: Plan, store: Store) -> bool:
-        """Whether another attempt might succeed, and is allowed."""
-        first = self.outcome.first
-        if self.removed or self.outcome.ok or first is None or not first.exit.kind.retryable:
-            return False
-        return attempts.may_follow(
-            store,
-            plan.job_id,
-            self.outcome.attempt,
-            plan.options.retries,
-            taken_away=self.is_taken_away,
-        )
-
-    def mark_cancelled(self) -> Attempt:
-        """The same attempt, of a job that was cancelled before the next one."""
-        reason = f"{CANCELLED} {self.outcome.reason}"
-        ended = replace(self.outcome, verdict=Verdict.CANCELLED, blamed=(), reason=reason)
-        return replace(self, outcome=ended)
-
-
-def judge_gang(gang: Gang) -> Outcome:
-    """Return the verdict on an attempt whose gang has finished."""
-    return judge(
-        gang.spec.hosts,
-        gang.reports,
-        blamed=gang.first_failure,
-        reason=gang.stop_reason,
-        now=time.time(),
-        attempt=gang.spec.attempt,
-    )
+STOPPED_S = 3.0
+"""How long the process that serves JAX's coordination may be stopped (SIGSTOP)."""
+TO_JOIN_S = 10.0
+"""How long hosts that are there may take to join when others do not come in time."""
+_SILENT = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
 
 
 class Leader:
-    """Leads one attempt.
+    """Leads all attempts of a job.
 
     Promises:
-        1. SIGTERM cancels the gang while it is served; after that the signal stays pending. Where
-           `is_cancelled` says that nobody asked for it, the agents are told that their host is
-           taken away.
-        2. A gang of one host that is over at once is never served: no event loop, no gRPC.
-        3. When it returns, all agents of this process have ended.
+        1. A slice with a dead host is ended as a whole, with all that its hosts have started.
+        2. Agents of the other slices live on, and their workers where these can.
+        3. SIGTERM cancels the job at any time, also between two attempts; at the end it stays
+           pending. Where `is_cancelled` says that nobody asked for it, the agents are told that
+           their host is taken away, and a head makes room for another one.
+        4. A gang of one host that is over at once is never served: no event loop, no gRPC.
+        5. When it returns, all agents have ended, or know that they should.
     """
 
     def __init__(
         self,
         plan: Plan,
         store: Store,
-        agents: Agents,
+        hosts: Hosts,
+        policy: AttemptPolicy,
         *,
-        attempt: int = 1,
         heartbeat_timeout_s: float = 10.0,
         has_records: Callable[[], bool],
         is_cancelled: Callable[[], bool] | None = None,
+        is_judged: Callable[[], bool] = lambda: False,
         reads_questions: bool = False,
         on_ready: Callable[[], None] = lambda: None,
+        on_agents: Callable[[int], None] = lambda attempt: None,
+        make_room: Callable[[], None] = lambda: None,
     ) -> None:
+        """`is_cancelled` says whether SIGTERM means that the job was cancelled, `is_judged` whether
+        somebody else has ended it. `on_agents` is called with the attempt when there are other
+        agents, or another attempt."""
         self._plan = plan
         self._store = store
-        self._agents = agents
+        self._hosts = hosts
+        self._policy = policy
+        self._beat_s = heartbeat_timeout_s
         self._has_records = has_records
         self._is_cancelled = is_cancelled
+        self._is_judged = is_judged
         self._reads_questions = reads_questions
         self._on_ready = on_ready
-        self._removed = self._looked_for_cancel = False
-        self._events = EventLog(store, layout.events(plan.job_id))
-        self._all_go_on = True
-        self._others = frozenset(range(plan.hosts)) - set(agents.pids.values())
-        spec = gang_spec(plan, attempt, heartbeat_timeout_s)
-        # All agents are children of this process; one that is alone connects when it has prepared.
-        if plan.hosts > 1 and not self._others:
-            spec = replace(spec, first_sign_s=FIRST_SIGN_S)
-        self._gang = Gang(spec, time.monotonic())
+        self._on_agents = on_agents
+        self._make_room = make_room
+        self._each = plan.hosts // policy.rules.most
+        self._story = Story(store, plan.job_id, policy, self._each)
+        self._ran_s, self._ready_at = 0.0, 0.0
+        self._told_losses, self._told_faults = len(policy.failures), len(policy.faults)
+        self._removed = self._over = self._needs_programs = self._has_asked = False
+        self._gang = self._make_gang(are_there=not hosts.come_later)
+        self._sweep: Callable[[], None] = self._sweep_alone
+        self._serve_next: Callable[[Gang], None] = lambda gang: None
+        self._wake: Callable[[], None] = lambda: None
+        self._soon: Callable[[Callable[[], None]], object] = lambda act: None
+        hosts.listen(self)
 
     def lead(self, endpoint: Endpoint, key: str = "") -> Attempt:
-        """Serve the gang there until it has finished, and judge it. `key` belongs to the endpoint's
+        """Lead the job until it has ended; return its last attempt. `key` belongs to the endpoint's
         certificate."""
-        if self._plan.hosts > 1 or not self._ends_at_once():
+        ended = self._lead_alone() if self._hosts.alone else None
+        if ended is None:
             import_gang_modules()
             import asyncio
 
-            asyncio.run(self._serve(endpoint, key))
-        ended = self._judge_attempt()
-        self._write(_end_event(ended.outcome))
-        self._events.close()
+            ended = asyncio.run(self._serve(endpoint, key))
+        self._story.write(verdicts.end_event(ended.outcome))
+        self._story.close()
         return ended
 
-    def _judge_attempt(self) -> Attempt:
-        return Attempt(judge_gang(self._gang), self._gang.unwanted, self._removed, self._all_go_on)
+    # -- a gang of one host that ends at once ------------------------------------------------------
 
-    def _ends_at_once(self) -> bool:
-        """Whether a gang of one host ends before starting its coordinator is worthwhile."""
-        limit_s = alone_s(self._plan.limits.timeout_s)
-        if not self._agents.await_death(limit_s, unless=signal.SIGTERM):
-            return False
-        gang = self._gang
-        for host, status in self._agents.dead():
-            left = code_if_delivered(status) is not None
-            report = self._agents.report_left_by(host, gang.spec.attempt) if left else None
-            if report is None:
-                gang.mark_lost(host, self._agents.cause_of_death(host, status), time.monotonic())
-            else:
-                gang.join(host, str(os.getpid()), "", time.monotonic())
-                gang.report(report, time.monotonic())
-        for event in gang.sweep(time.monotonic()):
+    def _lead_alone(self) -> Attempt | None:
+        """Return how the job has ended; None where its host runs on."""
+        while self._hosts.await_death(alone_s(self._plan.limits.timeout_s)):
+            self._hosts.reap()
+            if not self._gang.finished:
+                return None
+            ended = self._end_attempt()
+            if not self._goes_on(ended.outcome):
+                return ended
+            if ended.unwanted or signal.SIGTERM in signal.sigpending():
+                return ended.mark_cancelled()
+            while not isinstance(decision := self._look(), Form | GiveUp):
+                if self._needs_programs:
+                    return replace(ended, needs_programs=True)
+            if isinstance(decision, GiveUp):
+                return ended.mark_given_up(decision.reason)
+            self._begin(ended)
+        return None
+
+    def _sweep_alone(self) -> None:
+        for event in self._gang.sweep(time.monotonic()):
             self._on_event(event)
-        return gang.finished
 
-    # -- while it is served ------------------------------------------------------------------------
+    # -- any other gang ----------------------------------------------------------------------------
 
-    async def _serve(self, endpoint: Endpoint, key: str) -> None:
+    async def _serve(self, endpoint: Endpoint, key: str) -> Attempt:
         import asyncio
 
+        from kinetic._host.desk import Desk
         from kinetic._rpc.server import Coordinator
 
-        def on_event(event: GangEvent) -> None:
-            self._on_event(event)
-            if event.kind is EventKind.FAILURE and event.exit is Exit.EVICTED:
-                loop.call_soon(self._cancel_if_asked, coordinator)
-
-        coordinator = Coordinator(self._gang, endpoint, key=key, on_event=on_event)
-        loop, all_gone = asyncio.get_running_loop(), asyncio.Event()
-        await coordinator.start()
-        handlers: dict[signal.Signals, Callable[[], None]] = {
-            signal.SIGTERM: lambda: self._on_sigterm(coordinator),
-            signal.SIGCHLD: lambda: self._reap(coordinator, all_gone),
-        }
-        for signum, handler in handlers.items():
-            loop.add_signal_handler(signum, handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
-        self._reap(coordinator, all_gone)
-        watching = [asyncio.create_task(self._watch_records(coordinator))]
+        coordinator = Coordinator(
+            self._gang, endpoint, key=key, on_event=self._on_event, lobby=self._hosts.lobby
+        )
+        desk = Desk(self._store, self._plan.job_id, coordinator)
+        self._sweep, self._serve_next = coordinator.sweep, coordinator.serve_next
+        self._wake, self._soon = desk.wake, asyncio.get_running_loop().call_soon
+        await desk.open({signal.SIGTERM: self._on_sigterm, signal.SIGCHLD: self._hosts.reap})
+        self._hosts.reap()
+        desk.watch_records(self._has_records, on_removal=self._on_removal)
         if self._reads_questions:
-            watching.append(asyncio.create_task(self._answer_questions(coordinator)))
-        await coordinator.wait_finished()
-        for task in watching:
-            task.cancel()
-        self._kill_silent()
+            desk.answer_questions(lambda: self._gang)
+        try:
+            ended = await self._lead_attempts(coordinator, desk)
+        finally:
+            desk.stop_watching()
+        self._over = True
+        self._dismiss(ended)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(all_gone.wait(), LEAVE_S + self._gang.spec.grace_s)
-        self._agents.signal(signal.SIGKILL)
-        ended = self._judge_attempt()
-        if ended.may_repeat(self._plan, self._store) and not ended.unwanted:
-            reason = ended.outcome.reason
-            reports = ended.outcome.reports
-            lost = {r.host for r in reports if r.exit in LOST and r.host in self._others}
-            lost |= {r.host for r in reports if r.exit is Exit.EVICTED}
-            self._all_go_on = not lost and await coordinator.roll_call(
-                self._others, reason, ROLL_CALL_S
-            )
-        await coordinator.stop()
-        # A later SIGTERM must not kill this process before it has written the verdict.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+            await asyncio.wait_for(self._all_gone(desk), LEAVE_S + self._gang.spec.grace_s)
+        self._hosts.kill()
+        await desk.close()
+        return ended
 
-    def _on_sigterm(self, coordinator: Coordinator) -> None:
-        """Cancel the gang; or, where a cluster stops the pod of host 0 for another reason, let the
-        agent say so: all pods are stopped when one is lost, and the gang finds out which."""
-        if self._is_cancelled is None or self._is_cancelled():
-            coordinator.cancel("The job was cancelled.")
-        else:
-            self._agents.tell_of_end()
+    def _dismiss(self, ended: Attempt) -> None:
+        """Tell all hosts that nothing follows; those that have returned know it. Do not wait for
+        agents that never joined or fell silent, nor, when the records were removed, for those that
+        would connect: the socket is gone with the records."""
+        self._removed |= self._hosts.stay and not self._has_records()
+        seats, reports = self._seats_of(self._policy.slices), self._gang.reports
+        silent = [seats[r.host] for r in reports if r.exit in _SILENT or self._removed]
+        self._hosts.close(seats if ended.outcome.ok else silent)
+        self._hosts.kill(silent)
+        self._hosts.reap()
 
-    def _cancel_if_asked(self, coordinator: Coordinator) -> None:
-        """The pods of a cancelled job are stopped in any order, after the request was recorded."""
-        may_be, self._looked_for_cancel = not self._looked_for_cancel, True
-        if may_be and self._is_cancelled is not None and self._is_cancelled():
-            coordinator.cancel("The job was cancelled.")
+    async def _all_gone(self, desk: Desk) -> None:
+        while not self._hosts.all_gone():
+            await desk.pause()
 
-    async def _watch_records(self, coordinator: Coordinator) -> None:
-        """End the job when its records are removed: it could not be found, watched or cancelled
-        any more."""
+    async def _lead_attempts(self, coordinator: Coordinator, desk: Desk) -> Attempt:
         import asyncio
 
-        while self._has_records():
-            await asyncio.sleep(self._look_every_s)
+        await self._gather(desk)
+        self._story.tell_of_form()
+        if self._hosts.announces:
+            self._give_places()
+        while True:
+            finished = asyncio.create_task(coordinator.wait_finished())
+            while not finished.done():
+                self._look()
+                await desk.pause(finished, is_due=self._hosts.stay)
+            before, ended = len(self._policy.slices), self._end_attempt()
+            if not self._goes_on(ended.outcome):
+                return ended
+            decision = await self._next(desk)
+            if isinstance(decision, Form):
+                seats = self._seats_of(decision.slices)
+                kept = 0 if self._policy.begins_anew else self._hosts.count_kept(seats)
+                self._story.tell_of_next(decision, before, kept, len(seats))
+            self._story.flush()
+            if isinstance(decision, Form):
+                self._begin(ended)
+            elif isinstance(decision, GiveUp):
+                return ended.mark_given_up(decision.reason)
+            elif self._needs_programs and not self._gang.unwanted:
+                return replace(ended, needs_programs=True)
+            else:
+                return replace(ended.mark_cancelled(), removed=self._removed)
+
+    async def _gather(self, desk: Desk) -> None:
+        """Where hosts come one by one: wait until enough slices are there for the first attempt.
+        If they are not in time, it is on all slices, and its gang says which hosts are missing."""
+        if not self._hosts.announces:
+            return
+        limit_s = self._plan.limits.start_timeout_s
+        until = time.monotonic() + max(limit_s - TO_JOIN_S, limit_s / 2)
+        self._policy.gather(time.monotonic())
+        while not self._gang.unwanted and time.monotonic() < until:
+            if isinstance(decision := self._look(), Form):
+                if len(decision.slices) < self._policy.rules.most:
+                    self._gang = self._make_gang()
+                    self._serve_next(self._gang)
+                return
+            await desk.pause()
+        self._policy.take_all()
+
+    # -- between two attempts ----------------------------------------------------------------------
+
+    def _end_attempt(self) -> Attempt:
+        self._hosts.end_attempt()
+        return Attempt(verdicts.judge_gang(self._gang), self._gang.unwanted, self._removed)
+
+    def _goes_on(self, outcome: Outcome) -> bool:
+        """Whether another attempt may follow one that has ended like this; if so, it is noted
+        why."""
+        loss = None if self._policy.is_fixed else loss_of(outcome, self._policy.slices)
+        fault = self._hosts.world_fault(0.0)
+        if fault and may_follow_from_fault(outcome):
+            self._break_down(fault)
+        elif loss is not None:
+            self._fail(loss)
+        elif verdicts.has_left(outcome):
+            self._grow()
+        elif self._policy.may_repeat(outcome) and not self._is_judged():
+            self._repeat(outcome)
+        else:
+            return False
+        return True
+
+    async def _next(self, desk: Desk) -> Decision | None:
+        """Wait until it is decided how to go on; None when nobody wants to any more, or not with
+        these programs."""
+        while not self._gang.unwanted:
+            decision = self._look()
+            if self._needs_programs or isinstance(decision, Form | GiveUp):
+                return None if self._needs_programs else decision
+            if not self._hosts.may_write(self._seats(self._policy.slices[0])[0]):
+                self._story.flush()
+            await desk.pause()
+        return None
+
+    def _look(self) -> Decision | None:
+        """See who is there, and do what is due."""
+        policy = self._policy
+        for which in policy.missing:
+            if not policy.stays_away(which) and self._hosts.are_ready(self._seats(which)):
+                self._story.tell_of_return(which)
+                policy.note_ready(which)
+        decision = policy.decide(time.monotonic())
+        for failure in self._tell_news():
+            self._end(failure.slices)
+        if isinstance(decision, Restart):
+            self._restart(decision.slices)
+        if policy.could_grow:
+            self._gang.make_room()
+        if not policy.forming and (fault := self._hosts.world_fault(STOPPED_S)):
+            self._gang.break_off(f"{fault}.", time.monotonic())
+            self._sweep()
+        return decision
+
+    def _fail(self, loss: Loss) -> None:
+        """Count the failure of an attempt, and end what is left of the slices it has lost."""
+        loss = replace(loss, slices=tuple(sorted({*loss.slices, *self._find_dead()})))
+        self._count_time()
+        self._policy.note_failure(loss, time.monotonic())
+        self._tell_news()
+        self._end(loss.slices)
+        if not self._gang.unwanted:
+            self._story.tell_of_waiting()
+
+    def _break_down(self, why: str) -> None:
+        """A process of kinetic's own has failed, and the attempt with it."""
+        self._count_time()
+        slices = self._find_dead()
+        self._policy.note_breakdown(slices, why, time.monotonic())
+        self._tell_news()
+        self._end(slices)
+
+    def _repeat(self, outcome: Outcome) -> None:
+        """The attempt has failed, and the function may try again."""
+        self._count_time()
+        slices = self._find_dead()
+        if self._policy.is_fixed:
+            slices = tuple(sorted({*slices, *slices_to_end(outcome, self._each)}))
+            for report in outcome.reports:
+                if report.exit in (*_SILENT, Exit.EVICTED):
+                    taken_away = report.exit is Exit.EVICTED
+                    self._hosts.note_gone(report.host, is_taken_away=taken_away)
+        self._policy.note_repeat(outcome, slices, time.monotonic())
+        self._story.tell_of_repeat(first_line(outcome.reason))
+        self._end(slices)
+
+    def _grow(self) -> None:
+        """The function has left at a step, because a slice is back."""
+        self._count_time()
+        self._story.tell_what_is_back()
+        self._policy.note_departure(time.monotonic())
+
+    def _find_dead(self) -> tuple[int, ...]:
+        """Slices that took part, and of which hosts are dead."""
+        dead = {seat // self._each for seat in self._hosts.dead}
+        return tuple(sorted(dead & {*self._policy.slices}))
+
+    def _count_time(self) -> None:
+        self._ran_s += time.monotonic() - self._ready_at if self._ready_at else 0.0
+        self._ready_at = 0.0
+
+    def _end(self, slices: Iterable[int]) -> None:
+        """End what is left of these slices."""
+        for which in slices:
+            self._hosts.end(self._seats(which))
+
+    def _restart(self, slices: Iterable[int]) -> None:
+        for which in slices:
+            try:
+                self._hosts.restart(self._seats(which))
+            except NeedsNewPrograms:
+                self._needs_programs = True
+                return
+            except OSError as error:
+                self._miss(which, f"the hosts of slice {which} could not be started: {error}")
+        self._on_agents(self._policy.attempt)
+        self._wake()
+
+    def _begin(self, ended: Attempt) -> None:
+        """Begin the attempt that was decided on."""
+        outcome = ended.outcome
+        self._story.write(verdicts.end_event(outcome))
+        self._story.write(verdicts.retry_event(outcome))
+        verdicts.write_outcome(self._store, self._plan.job_id, outcome, make_room=self._make_room)
+        self._gang, self._story.attempt = self._make_gang(), self._policy.attempt
+        self._story.tell_of_form()
+        self._serve_next(self._gang)
+        self._give_places(first_line(outcome.reason))
+        self._on_agents(self._policy.attempt)
+
+    def _give_places(self, failed_before: str = "") -> None:
+        policy, seats = self._policy, self._seats_of(self._policy.slices)
+        place = replace(
+            first_assignment(self._plan, policy),
+            hosts=len(seats),
+            lost_at=self._story.lost_at,
+            begins_anew=policy.begins_anew,
+            failed_before=failed_before if policy.is_fixed else "",
+            service=self._hosts.serve_world(len(seats)),
+        )
+        self._hosts.give({seat: replace(place, host=rank) for rank, seat in enumerate(seats)})
+
+    def _make_gang(self, *, are_there: bool = True) -> Gang:
+        """`are_there`: all hosts, which were forked or have waited for their places; one that is
+        alone connects when it has prepared."""
+        spec = make_gang_spec(self._plan, self._policy, self._beat_s, ran_s=self._ran_s)
+        if are_there and not self._hosts.alone:
+            spec = replace(spec, first_sign_s=FIRST_SIGN_S)
+        return Gang(spec, time.monotonic())
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def _on_sigterm(self) -> None:
+        """Cancel the job; or, where a cluster stops this pod for another reason, let the agent say
+        so: the gang finds out which pod was lost first."""
+        if self._is_cancelled is None or self._is_cancelled():
+            self._cancel()
+        elif self._hosts.announces:
+            # The head that replaces this one goes on; the hosts wait for it.
+            self._story.close()
+            os._exit(ProgramCode.TAKEN_AWAY)
+        else:
+            self._needs_programs |= self._policy.forming
+            self._hosts.take_away()
+            self._wake()
+
+    def _cancel_if_asked(self) -> None:
+        """The pods of a cancelled job are stopped in any order, after the request was recorded."""
+        may_be, self._has_asked = not self._has_asked, True
+        if may_be and self._is_cancelled is not None and self._is_cancelled():
+            self._cancel()
+
+    def _cancel(self, reason: str = "The job was cancelled.") -> None:
+        self._gang.cancel(reason, time.monotonic())
+        self._sweep()
+        self._wake()
+
+    def _on_removal(self) -> None:
         self._removed = True
-        coordinator.cancel("The job's records were removed while it ran.")
+        self._cancel("The job's records were removed while it ran.")
 
-    async def _answer_questions(self, coordinator: Coordinator) -> None:
-        from kinetic._host import questions
+    def on_change(self) -> None:
+        """A host has come, or is gone."""
+        self._wake()
 
-        await questions.answer(self._store, self._plan.job_id, coordinator, lambda: self._gang)
+    def on_last_report(self, report: HostReport) -> None:
+        """The gang's only host, which may not have joined, has ended."""
+        if not self._gang.ready:
+            self._gang.join(report.host, "kept", "", time.monotonic())
+        self._gang.report(report, time.monotonic())
+        self._sweep()
 
-    @property
-    def _look_every_s(self) -> float:
-        return look_every_s(self._store)
+    def on_death(self, seat: int, why: str) -> None:
+        """The agent of a host has ended."""
+        which, slices = seat // self._each, self._policy.slices
+        if self._over:
+            return
+        if self._policy.forming or which not in slices:
+            self._lose(which, f"host {seat % self._each} of slice {which}: {why}")
+        elif not self._gang.finished:
+            rank = slices.index(which) * self._each + seat % self._each
+            self._gang.mark_lost(rank, why, time.monotonic())
+            self._sweep()
+        self._wake()
 
-    def _kill_silent(self) -> None:
-        """Do not wait for agents that never joined or fell silent, nor, when the records were
-        removed, for those that had not connected: the socket is gone with the records."""
-        hosts = [r.host for r in self._gang.reports if r.exit in LOST or self._removed]
-        self._agents.signal(signal.SIGKILL, hosts)
+    def _lose(self, which: int, why: str) -> None:
+        """A slice was lost that takes part in no attempt."""
+        # Hosts that a cluster starts again may come and go while their slice is away.
+        counts = not self._hosts.announces or self._policy.stands(which) is not SliceState.AWAY
+        self._policy.lose_slice(which, why, time.monotonic(), counts=counts)
+        self._tell_news()
+        self._end([which])
 
-    def _reap(self, coordinator: Coordinator, all_gone: asyncio.Event) -> None:
-        spec = self._gang.spec
-        alone = spec.hosts == 1
-        for host, status in self._agents.dead():
-            left = code_if_delivered(status) is not None
-            report = self._agents.report_left_by(host, spec.attempt) if alone and left else None
-            if report is not None:
-                coordinator.report(report)
-            elif alone or not left:
-                coordinator.mark_lost(host, self._agents.cause_of_death(host, status))
-        if not self._agents.pids:
-            all_gone.set()
+    def _miss(self, which: int, why: str) -> None:
+        """A slice could not be started again."""
+        self._policy.note_failed_start(which, why, time.monotonic())
+        self._tell_news()
+        self._end([which])
 
     def _on_event(self, event: GangEvent) -> None:
         if event.kind is EventKind.STOP:
             # An agent that was stopped (SIGSTOP) must get it too.
-            self._agents.signal(signal.SIGCONT)
+            self._hosts.wake()
+        self._story.write(event)
+        if event.host is not None:
+            self._hosts.note_event(event, self._seats_of(self._policy.slices)[event.host])
+        if event.kind is EventKind.FAILURE and event.exit is Exit.EVICTED:
+            self._soon(self._cancel_if_asked)
         if event.kind is EventKind.READY:
+            self._ready_at = time.monotonic()
+            self._story.tell_of_recovery()
             self._on_ready()
-        self._write(event)
 
-    def _write(self, event: GangEvent) -> None:
-        self._events.write(line_of(self._gang.spec.attempt, event))
+    # -- what is told ------------------------------------------------------------------------------
 
+    def _tell_news(self) -> Sequence[Failure]:
+        """Tell of what was counted since the last time; return the losses."""
+        policy = self._policy
+        losses = policy.failures[self._told_losses :]
+        for failure in losses:
+            self._story.tell_of_failure(failure)
+        for fault in policy.faults[self._told_faults :]:
+            self._story.tell_of_fault(fault)
+        self._told_losses, self._told_faults = len(policy.failures), len(policy.faults)
+        return losses
 
-def look_every_s(store: Store) -> float:
-    """Return how often to look at the job's records."""
-    return LOOK_EVERY_S if store.as_folder() is not None else LOOK_FAR_EVERY_S
+    def _seats(self, which: int) -> range:
+        return range(which * self._each, (which + 1) * self._each)
 
-
-def write_event(store: Store, job_id: str, attempt: int, event: GangEvent) -> None:
-    """Add to the job's events."""
-    with contextlib.closing(EventLog(store, layout.events(job_id))) as events:
-        events.write(line_of(attempt, event))
-
-
-def write_verdict(store: Store, job_id: str, outcome: Outcome) -> None:
-    """Add to the events of a job how an attempt has ended, for a leader that could not."""
-    write_event(store, job_id, outcome.attempt, _end_event(outcome))
-
-
-def _end_event(outcome: Outcome) -> GangEvent:
-    reason, blamed, verdict = outcome.reason, outcome.blamed, outcome.verdict
-    return GangEvent(EventKind.ENDED, detail=reason, hosts=blamed, verdict=verdict)
-
-
-def line_of(attempt: int, event: GangEvent) -> str:
-    """Return the line of an event that happens now."""
-    return json.dumps(event._replace(time=time.time(), attempt=attempt).to_json()) + "\n"
-
-
-def repeat(
-    store: Store,
-    job_id: str,
-    outcome: Outcome,
-    *,
-    make_room: Callable[[], None] = lambda: None,
-) -> None:
-    """Write the outcome of an attempt that is repeated; from then on the job is in the next one.
-    Another leader's outcome stands: this one may come back from a network partition."""
-    retry = GangEvent(EventKind.RETRY, detail=outcome.reason)
-    write_event(store, job_id, outcome.attempt, retry)
-    key, data = layout.attempt_outcome(job_id, outcome.attempt), json.dumps(outcome.to_json())
-    _with_room(lambda: store.put(key, data.encode(), if_absent=True), make_room)
-
-
-def conclude(
-    store: Store,
-    job_id: str,
-    attempt: Attempt,
-    plan: Plan | None,
-    *,
-    make_room: Callable[[], None] = lambda: None,
-) -> None:
-    """Write the outcome, the last record of a job; clean up after a job whose records were removed.
-    `make_room` frees the reserved disk space. Without a supervisor, a process that saw the job's
-    end from outside may have judged it before: that verdict stands."""
-    if attempt.removed and not store.has(layout.plan(job_id)):
-        store.delete(layout.job(job_id))
-        return
-    if_absent = plan is not None and not plan.place.is_supervised
-    _with_room(
-        lambda: index.write_outcome(store, job_id, attempt.outcome, if_absent=if_absent), make_room
-    )
-    if plan is not None:
-        footprints.remember(store, plan, attempt.outcome)
-
-
-def _with_room(write: Callable[[], object], make_room: Callable[[], None]) -> None:
-    try:
-        write()
-    except StoreFull:
-        make_room()
-        write()
-
-
-def gang_spec(plan: Plan, attempt: int, heartbeat_timeout_s: float) -> GangSpec:
-    """Return what the gang of this attempt is."""
-    limits = plan.limits
-    return GangSpec(
-        hosts=plan.hosts,
-        start_timeout_s=limits.start_timeout_s,
-        timeout_s=limits.timeout_s,
-        hang_timeout_s=limits.hang_timeout_s,
-        heartbeat_timeout_s=heartbeat_timeout_s,
-        grace_s=limits.grace_s,
-        peers_window_s=PEERS_S,
-        still_notice_s=limits.still_notice_s,
-        attempt=attempt,
-    )
+    def _seats_of(self, slices: Sequence[int]) -> tuple[int, ...]:
+        return seats_of(slices, self._each)

@@ -1,7 +1,7 @@
-"""A host that a cluster started, and may start again: the attempt that it belongs to.
+"""A host that a cluster started, and may start again: where its job stands.
 
-In: an identity, the plan, a store. Out: the number of the attempt; None if the job has ended, so
-that a finished function never runs again.
+In: an identity, the plan, a store. Out: the attempt to join; for a leader, the policy to go on
+with, or how the job has ended, so that a finished function never runs again.
 
 A cluster restarts pods without saying how the earlier ones ended. What they left in the store says
 it: a verdict on the job means that it has ended; an attempt that has begun, and has no verdict,
@@ -15,58 +15,79 @@ import signal
 import time
 
 from kinetic._core import events, layout
-from kinetic._core.outcome import Outcome, judge_leaderless
+from kinetic._core.exits import ProgramCode
+from kinetic._core.gang.formation import make_policy
+from kinetic._core.gang.policy import AttemptPolicy, Failure, too_many
+from kinetic._core.outcome import Outcome, Verdict, judge_leaderless, program_code
 from kinetic._core.plan import Plan
-from kinetic._host import leader
+from kinetic._host import verdicts
 from kinetic._host.agent.identity import Identity
-from kinetic._host.leader import Attempt
+from kinetic._host.verdicts import Attempt
 from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic.errors import CoordinatorLost, NotFound
 
 
-def attempt_of(who: Identity, plan: Plan, store: Store) -> int | None:
-    """Return the attempt that this pod begins (host 0) or joins (the others).
-
-    Raises:
-        CoordinatorLost: host 0 did not come up within the start timeout.
-    """
-    if store.has(layout.outcome(plan.job_id)):
-        return None
-    if who.host == 0:
-        return _begin(plan, store)
-    return _attempt_of_leader(who, plan.limits.start_timeout_s) if who.restarts else 1
-
-
-def is_cancelled(store: Store, job_id: str) -> bool:
-    """Whether somebody has cancelled the job; a cluster also stops pods for other reasons."""
-    return store.has(layout.cancellation(job_id))
-
-
-def _begin(plan: Plan, store: Store) -> int | None:
+def take_up(plan: Plan, store: Store) -> AttemptPolicy | Attempt:
+    """Return the policy of a leader that begins, or goes on where another one was lost; or how the
+    job ends, if it does not go on."""
     number = attempts.newest(store, plan.job_id)
-    if not _has_begun(plan, store, number):
-        return number
-    outcome = _outcome_of_lost(plan, store, number)
-    leader.write_verdict(store, plan.job_id, outcome)
-    attempt = Attempt(outcome)
-    if not outcome.ok and attempt.may_repeat(plan, store):
-        leader.repeat(store, plan.job_id, outcome)
-        return number + 1
-    leader.conclude(store, plan.job_id, attempt, plan)
-    return None
+    lost = _judge_lost(plan, store, number)
+    if lost is not None:
+        verdicts.write_verdict(store, plan.job_id, lost)
+        if not _may_follow(read_policy(plan, store, number), lost):
+            return Attempt(lost)  # Nobody was left to say it.
+        verdicts.repeat(store, plan.job_id, lost)
+        number += 1
+    policy = read_policy(plan, store, number)
+    if len(policy.failures) > policy.rules.max_failures:
+        ended = Attempt(attempts.verdict(store, plan.job_id, number - 1))
+        return ended.mark_given_up(too_many(policy.rules, policy.failures))
+    return policy
 
 
-def _has_begun(plan: Plan, store: Store, number: int) -> bool:
-    return any(event.attempt == number for event in _read_events(plan, store))
+def read_policy(plan: Plan, store: Store, attempt: int) -> AttemptPolicy:
+    """Return what decides on the attempts of a job from this one on, by the verdicts on those
+    before."""
+    job_id, retries = plan.job_id, plan.options.retries
+    if plan.elastic_gang is None:
+        away = attempts.count_taken_away(store, job_id, attempt) if retries else 0
+        left = max(retries - (attempt - 1 - away), 0)
+        return make_policy(plan, attempt=attempt, retries=left, taken_away=away)
+    ended = {number: attempts.verdict(store, job_id, number) for number in range(1, attempt)}
+    repeated = {number for number, outcome in ended.items() if _has_failed_by_itself(outcome)}
+    failures = tuple(
+        Failure(number, (), outcome.reason)
+        for number, outcome in ended.items()
+        if number not in repeated and not verdicts.has_left(outcome)
+    )
+    left = max(retries - len(repeated), 0)
+    return make_policy(plan, attempt=attempt, failures=failures, retries=left)
 
 
-def count_formed(plan: Plan, store: Store, number: int) -> int | None:
-    """Return how many hosts this attempt of an elastic job was to have; None if no head has led
-    it."""
-    kind = events.EventKind.FORMED
-    found = (e for e in _read_events(plan, store) if e.attempt == number and e.kind is kind)
-    return next((len(event.hosts) for event in found), None)
+def _judge_lost(plan: Plan, store: Store, number: int) -> Outcome | None:
+    """The verdict on an attempt that lost its leader; None if it has not begun."""
+    own = [event for event in _read_events(plan, store) if event.attempt == number]
+    is_elastic = plan.elastic_gang is not None
+    formed = [len(event.hosts) for event in own if event.kind is events.EventKind.FORMED]
+    sizes = formed if is_elastic else [plan.hosts for _ in own]
+    if not sizes:
+        return None
+    reports = attempts.reports(store, plan.job_id, number, sizes[0])
+    return judge_leaderless(sizes[0], reports, head=is_elastic, now=time.time(), attempt=number)
+
+
+def _may_follow(policy: AttemptPolicy, lost: Outcome) -> bool:
+    """Whether another attempt may follow one that lost its leader."""
+    if policy.is_fixed:
+        return policy.may_repeat(lost)
+    goes_on = policy.retries_left > 0 or not _has_failed_by_itself(lost)
+    return lost.verdict is Verdict.FAILED and goes_on
+
+
+def _has_failed_by_itself(outcome: Outcome) -> bool:
+    """Whether the function has failed, and no slice was lost."""
+    return outcome.first is not None and program_code(outcome.first) is ProgramCode.CODE_FAILED
 
 
 def _read_events(plan: Plan, store: Store) -> list[events.GangEvent]:
@@ -76,13 +97,21 @@ def _read_events(plan: Plan, store: Store) -> list[events.GangEvent]:
         return []
 
 
-def _outcome_of_lost(plan: Plan, store: Store, number: int) -> Outcome:
-    """The verdict on an attempt that lost its leader."""
-    reports = attempts.reports(store, plan.job_id, number, plan.hosts)
-    return judge_leaderless(plan.hosts, reports, now=time.time(), attempt=number)
+def attempt_of(who: Identity, plan: Plan) -> int:
+    """Return the attempt that a pod joins.
+
+    Raises:
+        CoordinatorLost: host 0 did not come up within the start timeout.
+    """
+    return _ask_leader(who, plan.limits.start_timeout_s) if who.restarts else 1
 
 
-def _attempt_of_leader(who: Identity, start_timeout_s: float) -> int:
+def is_cancelled(store: Store, job_id: str) -> bool:
+    """Whether somebody has cancelled the job; a cluster also stops pods for other reasons."""
+    return store.has(layout.cancellation(job_id))
+
+
+def _ask_leader(who: Identity, start_timeout_s: float) -> int:
     """Ask host 0, which knows from the store, and waits for this host."""
     from dataclasses import replace
 

@@ -1,14 +1,15 @@
 """One host of a gang whose hosts are programs: its agent's parent; on host 0, the gang's leader.
 
 In: an identity (`KINETIC_*` variables), the plan in a store of any kind. Out: a `ProgramCode`.
-Host 0 leads: it serves the gang over TCP and writes the outcome. The others join it, and ask
-afterwards whether there is another attempt.
+Host 0 leads: it serves the gang over TCP and writes the outcome. The others join it; where there
+may be another attempt, their agents wait for their places in it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import sys
@@ -20,15 +21,19 @@ from pathlib import Path
 from kinetic._core import layout, record
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit, ProgramCode
-from kinetic._core.gang.elastic import first_line
+from kinetic._core.gang.formation import first_assignment, make_policy
+from kinetic._core.gang.policy import AttemptPolicy
 from kinetic._core.outcome import HostReport, Outcome, Verdict, program_code
 from kinetic._core.plan import Plan
-from kinetic._host import leader, pod
+from kinetic._host import pod, verdicts
 from kinetic._host.agent import datasets, identity
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agents import Agents, cause_of_death, code_if_delivered, import_gang_modules
-from kinetic._host.leader import Attempt, Leader
+from kinetic._host.hosts import Hosts, JoinedHosts, RemoteHosts
+from kinetic._host.leader import Leader
+from kinetic._host.verdicts import Attempt
+from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
 from kinetic._system import memory_folder, processes, streams
@@ -36,6 +41,9 @@ from kinetic.errors import KineticError
 
 REPORT_S = 5.0
 """How long the host of a dead agent tries to report to the leader."""
+_STARTS = range(2, 1 << 31)
+"""Numbers of starts: never used before, so that a head knows a new one. 1 is that of a host whose
+leader counts."""
 
 
 def main() -> int:
@@ -56,158 +64,161 @@ def main() -> int:
     if who.is_pod:  # The first process of a pod does not get SIGTERM without a handler.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    if plan.place.has_head and (elastic := plan.options.elastic):
-        from kinetic._host.elastic_program import Head, Seated  # few jobs are elastic
-
-        processes.raise_file_limit()
-        if who.role == "head":
-            return Head(who, plan, elastic, store).run()
-        processes.adopt_orphans()
-        return Seated(who, plan, elastic, store).run()
-    processes.adopt_orphans()
     processes.raise_file_limit()
-    host = _Leading(who, plan, store) if who.host == 0 else _Joining(who, plan, store)
-    return host.run()
+    is_head = who.role == "head"
+    if not is_head:
+        processes.adopt_orphans()
+    if is_head or (who.host == 0 and not plan.place.has_head):
+        return _Leading(who, plan, store).run()
+    return (_Seated if plan.place.has_head else _Joining)(who, plan, store).run()
 
 
-class _Host(ABC):
-    """What all hosts do: fork an agent for each attempt, and clean up after it."""
+class _HostProgram(ABC):
+    """What all programs do: take part in a job that has not ended."""
 
     def __init__(self, who: Identity, plan: Plan, store: Store) -> None:
         self._who = who
         self._plan = plan
         self._store = store
-        self._agents = Agents(plan, store)
 
     def run(self) -> int:
-        """Take part in one attempt after the other; return when this host is not needed any
-        more."""
-        if self._plan.hosts > 1:
-            import_gang_modules()  # Before the fork, so that agents share it.
-        if self._plan.options.retries:
-            self._agents.prepare([self._who])
-        if self._who.is_pod:
-            try:
-                attempt = pod.attempt_of(self._who, self._plan, self._store)
-            except KineticError as error:
-                sys.stderr.write(f"kinetic.runner: {error}\n")
-                return ProgramCode.UNUSABLE
-            if attempt is None:
-                ended = f"{self._who.job_id} has ended: nothing is run again."
+        """Return when this program is not needed any more."""
+        # Agents get the signal, and the leader decides who is to blame: it takes it while it
+        # serves.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        try:
+            if self._is_judged():
+                ended = f"{self._plan.job_id} has ended: nothing is run again."
                 sys.stderr.write(f"kinetic.runner: {ended}\n")
                 return ProgramCode.DELIVERED
-            self._who = replace(self._who, attempt=attempt)
-        # Its agent gets the signal, and the leader decides who is to blame. Host 0 takes it while
-        # it serves the gang.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        while (code := self._take_part()) is None:
-            pass
-        return code
+            self._who = replace(self._who, attempt=self._first_attempt())
+        except KineticError as error:
+            sys.stderr.write(f"kinetic.runner: {error}\n")
+            return ProgramCode.UNUSABLE
+        return self._take_part()
+
+    def _first_attempt(self) -> int:
+        """Return the attempt that this program joins first.
+
+        Raises:
+            KineticError: it cannot be found out.
+        """
+        return self._who.attempt
 
     @abstractmethod
-    def _take_part(self) -> ProgramCode | None:
-        """Take part in the current attempt; return what to exit with, None where another one
-        follows."""
-
-    def _fork_agent(self) -> None:
-        if self._plan.options.retries:
-            self._agents.fork_attempt(self._who.attempt, self._who.failed_before)
-        else:
-            self._agents.fork([self._who])
-
-    def _clear_up(self) -> None:
-        self._agents.clear_up()
-        # For an agent that was killed.
-        Mountpoints(datasets.root(self._who, self._store)).release(self._plan.data)
-        shutil.rmtree(self._who.scratch, ignore_errors=True)
-
-    def _go_on(self, reason: str) -> None:
-        """Be the same host in the next attempt."""
-        self._who = replace(
-            self._who, attempt=self._who.attempt + 1, failed_before=first_line(reason)
-        )
-        _make_scratch(self._who)
-
-
-class _Leading(_Host):
-    """Host 0."""
-
-    def _take_part(self) -> ProgramCode | None:
-        ended = self._attempt()
-        self._clear_up()
-        if ended.may_repeat(self._plan, self._store) and not self._is_judged():
-            stopped = signal.SIGTERM in signal.sigpending()
-            if ended.unwanted or (stopped and self._is_cancelled()):
-                ended = ended.mark_cancelled()
-            elif ended.all_go_on and not stopped:
-                leader.repeat(self._store, self._plan.job_id, ended.outcome)
-                self._go_on(ended.outcome.reason)
-                return None
-            elif self._who.is_pod:
-                leader.repeat(self._store, self._plan.job_id, ended.outcome)
-                return ProgramCode.TAKEN_AWAY if ended.is_taken_away else ProgramCode.START_AGAIN
-        memory_folder.remove_unused(self._plan.job_id)
-        leader.conclude(self._store, self._plan.job_id, ended, self._plan)
-        own = next((report for report in ended.outcome.reports if report.host == 0), None)
-        return ProgramCode.DELIVERED if own is None else program_code(own)
-
-    def _attempt(self) -> Attempt:
-        try:
-            return self._lead()
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the job must get a verdict
-            reason = f"Host 0 could not lead the gang: {type(error).__name__}: {error}"
-            attempt, now = self._who.attempt, time.time()
-            return Attempt(Outcome(Verdict.FAILED, (), reason, ended_at=now, attempt=attempt))
-
-    def _is_cancelled(self) -> bool:
-        return not self._who.is_pod or pod.is_cancelled(self._store, self._plan.job_id)
+    def _take_part(self) -> int:
+        """Take part in the job; return what to exit with."""
 
     def _is_judged(self) -> bool:
-        """Whether another process has judged the job lost: its workload was removed."""
+        """Whether the job has ended: it did before this pod began, or its workload was removed."""
         return self._who.is_pod and self._store.has(layout.outcome(self._plan.job_id))
 
-    def _lead(self) -> Attempt:
+    def _assign(self, policy: AttemptPolicy) -> Identity:
+        """This host, with its place in the attempt that a policy begins with."""
+        place = replace(first_assignment(self._plan, policy), host=self._who.host)
+        return replace(self._who, assignment=place, assigned_seat=self._who.host)
+
+    def _fork_agent(self, policy: AttemptPolicy) -> Agents:
+        """Fork the agent of this host, for the attempt that a policy begins with."""
+        plan, may_repeat = self._plan, self._plan.options.retries > 0
+        if plan.hosts > 1:
+            import_gang_modules()  # Before the fork, so that agents share it.
+        who = self._assign(policy) if may_repeat else self._who
+        agents = Agents(plan, self._store)
+        who = replace(who, attempt=policy.attempt, stays=may_repeat and plan.hosts > 1)
+        agents.fork([who], again=may_repeat)
+        return agents
+
+    def _clear_up(self) -> None:
+        processes.kill_descendants()
+        # For an agent that was killed.
+        Mountpoints(datasets.root(self._who, self._store)).release(self._plan.data)
+
+
+class _Leading(_HostProgram):
+    """Host 0, or the head of an elastic job: it runs no function, so that the loss of any slice
+    leaves it alone."""
+
+    def _take_part(self) -> int:
+        ended = self._lead_to_end()
+        if self._who.role != "head":
+            self._clear_up()
+        shutil.rmtree(self._who.scratch, ignore_errors=True)
+        if ended.needs_programs and self._who.is_pod and not self._is_judged():
+            verdicts.repeat(self._store, self._plan.job_id, ended.outcome)
+            return ProgramCode.TAKEN_AWAY if ended.is_taken_away else ProgramCode.START_AGAIN
+        memory_folder.remove_unused(self._plan.job_id)
+        verdicts.conclude(self._store, self._plan.job_id, ended, self._plan)
+        own = next((report for report in ended.outcome.reports if report.host == 0), None)
+        said = ended.outcome.first if self._who.role == "head" else own
+        return ProgramCode.DELIVERED if said is None else program_code(said)
+
+    def _lead_to_end(self) -> Attempt:
+        who, plan, store = self._who, self._plan, self._store
+        try:
+            policy = pod.take_up(plan, store) if who.is_pod else make_policy(plan)
+            return policy if isinstance(policy, Attempt) else self._lead(policy)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the job must get a verdict
+            name = "The head" if who.role == "head" else "Host 0"
+            reason = f"{name} could not lead the job: {type(error).__name__}: {error}"
+            attempt, now = attempts.newest(store, plan.job_id), time.time()
+            return Attempt(Outcome(Verdict.FAILED, (), reason, ended_at=now, attempt=attempt))
+
+    def _lead(self, policy: AttemptPolicy) -> Attempt:
         who, plan = self._who, self._plan
-        if who.is_pod and plan.hosts == 1:
-            # A pod that replaces this one must know, however soon this one is killed.
-            begun = GangEvent(EventKind.BEGUN, 0)
-            leader.write_event(self._store, plan.job_id, who.attempt, begun)
-        self._fork_agent()
         return Leader(
             plan,
             self._store,
-            self._agents,
-            attempt=who.attempt,
+            self._make_hosts(policy),
+            policy,
             heartbeat_timeout_s=10 * who.heartbeat_s,
             has_records=lambda: self._store.has(layout.plan(plan.job_id)),
             is_cancelled=self._is_cancelled if who.is_pod else None,
+            is_judged=self._is_judged,
             reads_questions=who.is_pod,
         ).lead(who.endpoint, who.key)
 
+    def _is_cancelled(self) -> bool:
+        return pod.is_cancelled(self._store, self._plan.job_id)
 
-class _Joining(_Host):
-    """Any other host."""
+    def _make_hosts(self, policy: AttemptPolicy) -> Hosts:
+        """Return those that a head leads, or those of which this is one: with its agent."""
+        plan, attempt = self._plan, policy.attempt
+        if self._who.role == "head":
+            return RemoteHosts(plan.hosts)
+        is_alone = plan.hosts == 1
+        if is_alone and self._who.is_pod:  # A pod that replaces this one must know at once.
+            begun = GangEvent(EventKind.BEGUN, 0)
+            verdicts.write_event(self._store, plan.job_id, attempt, begun)
+        agents, stay = self._fork_agent(policy), plan.options.retries > 0 and not is_alone
+        return JoinedHosts(agents, plan.hosts, stay=stay, alone=is_alone, attempt=attempt)
 
-    def _take_part(self) -> ProgramCode | None:
-        self._fork_agent()
-        code = self._await_agent()
+
+class _Joining(_HostProgram):
+    """A host of a gang that another one leads."""
+
+    def _first_attempt(self) -> int:
+        return pod.attempt_of(self._who, self._plan) if self._who.is_pod else self._who.attempt
+
+    def _take_part(self) -> int:
+        policy = make_policy(self._plan, attempt=self._who.attempt)
+        code = self._await_agent(self._fork_agent(policy))
         self._clear_up()
-        repeats = self._plan.options.retries > 0
-        # A cluster ends all hosts when one exits with a failure: the leader comes first.
-        if code is ProgramCode.CODE_FAILED or (code is ProgramCode.DELIVERED and repeats):
-            from kinetic._rpc.client import next_attempt
+        shutil.rmtree(self._who.scratch, ignore_errors=True)
+        if code is ProgramCode.CODE_FAILED:
+            # A cluster ends all hosts when one exits with a failure: the leader comes first.
+            from kinetic._rpc.client import place_of
 
-            following = next_attempt(self._who.endpoint, self._who.host)
-            if following is not None:
-                self._go_on(following)
-                return None
+            endpoint = replace(self._who.endpoint, attempt=0)
+            with contextlib.suppress(KineticError):  # It is gone.
+                place_of(endpoint, self._who.host, 1, kept=False, unreachable_after_s=0.0)
         return code
 
-    def _await_agent(self) -> ProgramCode:
-        while not (dead := list(self._agents.dead())):
-            if self._agents.await_signal(1.0, signal.SIGTERM) == signal.SIGTERM:
-                self._agents.tell_of_end()
-            self._agents.end_stopped(self._who.unreachable_after_s)
+    def _await_agent(self, agents: Agents) -> ProgramCode:
+        while not (dead := list(agents.dead())):
+            if agents.await_signal(1.0, signal.SIGTERM) == signal.SIGTERM:
+                agents.tell_of_end()
+            agents.end_stopped(self._who.unreachable_after_s)
         ((_, status),) = dead
         if (code := code_if_delivered(status)) is not None:
             return code
@@ -225,6 +236,33 @@ class _Joining(_Host):
             client.report(lost)
             return ProgramCode.DELIVERED
         return ProgramCode.UNDELIVERED
+
+
+class _Seated(_HostProgram):
+    """A host that a head leads: it stays while agents come and go."""
+
+    def _take_part(self) -> int:
+        """Run agents until one ends by itself. One that was killed is replaced at once: it takes
+        much longer to start a program, or a pod."""
+        who = replace(self._assign(make_policy(self._plan)), stays=True)
+        is_taken_away, status = False, int(signal.SIGKILL)
+        while os.WIFSIGNALED(status) and not is_taken_away:
+            is_taken_away, status = self._run_agent(replace(who, start=random.choice(_STARTS)))
+            self._clear_up()
+        shutil.rmtree(who.scratch, ignore_errors=True)
+        return ProgramCode.TAKEN_AWAY if is_taken_away else os.WEXITSTATUS(status)
+
+    def _run_agent(self, who: Identity) -> tuple[bool, int]:
+        """Return whether this host was taken away, and the wait status of an agent."""
+        agents, is_taken_away = Agents(self._plan, self._store), False
+        agents.fork([who])
+        while not (dead := list(agents.dead())):
+            if agents.await_signal(1.0, signal.SIGTERM) == signal.SIGTERM:
+                is_taken_away = True
+                agents.tell_of_end()
+            agents.end_stopped(who.unreachable_after_s)
+        ((_, status),) = dead
+        return is_taken_away, status
 
 
 def _make_scratch(who: Identity) -> None:

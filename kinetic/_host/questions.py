@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from kinetic._core import layout, record
 from kinetic._core.gang.machine import Gang
-from kinetic._host import leader
 from kinetic._store.base import Store
 from kinetic.errors import KineticError, NotFound
 
@@ -30,9 +29,10 @@ last question."""
 
 
 async def answer(
-    store: Store, job_id: str, coordinator: Coordinator, gang: Callable[[], Gang]
+    store: Store, job_id: str, coordinator: Coordinator, gang: Callable[[], Gang], far_s: float
 ) -> None:
-    """Answer until it is cancelled. `gang` is that of the current attempt."""
+    """Answer until it is cancelled. `gang` is that of the current attempt, `far_s` how often to
+    look while nobody asks."""
 
     async def stacks() -> dict[str, object]:
         found = await coordinator.dump_stacks(DUMP_S)
@@ -43,7 +43,6 @@ async def answer(
 
     answered: dict[str, str] = {}
     watched_until = 0.0
-    far_s = leader.look_every_s(store)
     while True:
         await asyncio.sleep(min(far_s, LOOK_SOON_S) if time.monotonic() < watched_until else far_s)
         place = job_id, gang().spec.attempt

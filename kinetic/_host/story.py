@@ -1,4 +1,5 @@
-"""What is told of an elastic job: its events, and lines in the log of its last attempt's leader.
+"""What is told of a job: its events; of an elastic one also its slices, and lines in the log of its
+last attempt's leader.
 
 In: what its leader does, and the policy that has decided it. Out: events and lines in the store.
 """
@@ -11,9 +12,9 @@ from collections.abc import Sequence
 
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
-from kinetic._core.gang.elastic import (
+from kinetic._core.gang.policy import (
     MOST_FAULTS,
-    Elasticity,
+    AttemptPolicy,
     Failure,
     Form,
     SliceState,
@@ -22,7 +23,7 @@ from kinetic._core.gang.elastic import (
     tell_who_stays,
     what_is_back,
 )
-from kinetic._host import leader
+from kinetic._host import verdicts
 from kinetic._host.agent.log_writer import open_log
 from kinetic._store import log_segments
 from kinetic._store.base import Store
@@ -39,24 +40,37 @@ class Story:
             epoch; 0.0 for none.
     """
 
-    def __init__(self, store: Store, job_id: str, policy: Elasticity) -> None:
+    def __init__(self, store: Store, job_id: str, policy: AttemptPolicy, each: int) -> None:
+        """`each`: hosts of a slice."""
         self._store = store
+        self._each = each
         self._job_id = job_id
         self._policy = policy
         self._events = EventLog(store, layout.events(job_id))
         self._lines: list[str] = []
+        self._is_elastic = not policy.is_fixed
         self.attempt = policy.attempt
         self.lost_at = 0.0
 
     def write(self, event: GangEvent) -> None:
         """Write an event of the current attempt."""
-        self._events.write(leader.line_of(self.attempt, event))
+        self._events.write(verdicts.line_of(self.attempt, event))
 
     def close(self) -> None:
         """Write no more events."""
         self._events.close()
 
     # -- what is told ------------------------------------------------------------------------------
+
+    def tell_of_form(self) -> None:
+        """An attempt begins on some of the slices."""
+        slices = self._policy.slices
+        self._tell(EventKind.FORMED, slices, hosts=seats_of(slices, self._each))
+
+    def tell_of_return(self, which: int) -> None:
+        """All hosts of a slice are ready; it may have been lost before."""
+        if self._policy.stands(which) is SliceState.AWAY:
+            self._tell(EventKind.SLICE_BACK, (which,))
 
     def tell_of_failure(self, failure: Failure) -> None:
         """A failure was counted."""
@@ -70,7 +84,8 @@ class Story:
         """The function has failed, and is called again."""
         left = self._policy.retries_left
         more = f"{left} {'retry' if left == 1 else 'retries'} left after the next attempt"
-        self._say(f"attempt {self.attempt} failed: {why.rstrip('.')} ({more}).")
+        if self._is_elastic:  # Hosts tell it where the next attempt begins.
+            self._say(f"attempt {self.attempt} failed: {why.rstrip('.')} ({more}).")
 
     def tell_of_fault(self, fault: Failure) -> None:
         """A process of kinetic's own has failed."""
@@ -83,7 +98,7 @@ class Story:
 
     def _note_loss(self, failure: Failure) -> None:
         self.lost_at = self.lost_at or time.time()
-        self.write(GangEvent(EventKind.SLICE_LOST, detail=failure.why, slices=failure.slices))
+        self._tell(EventKind.SLICE_LOST, failure.slices, failure.why)
 
     def tell_of_waiting(self) -> None:
         """Say for which slices the next attempt waits, unless it goes on without them."""
@@ -93,7 +108,7 @@ class Story:
         if is_over or not away or (rules.shrinks and rules.most - len(away) >= rules.least):
             return
         limit = f"{rules.slice_timeout_s:g} s (slice_timeout)"
-        self.write(GangEvent(EventKind.AWAITED, detail=f"for at most {limit}", slices=away))
+        self._tell(EventKind.AWAITED, away, f"for at most {limit}")
         self._say(f"waiting for {name_slices(away)} to return, for at most {limit}.")
 
     def tell_what_is_back(self) -> None:
@@ -120,9 +135,19 @@ class Story:
     def tell_of_recovery(self) -> None:
         """All hosts are ready again, if something was lost."""
         if self.lost_at:
-            took_s = time.time() - self.lost_at
-            self.write(GangEvent(EventKind.RECOVERED, detail=f"after {took_s:.1f} s"))
+            self._tell(EventKind.RECOVERED, (), f"after {time.time() - self.lost_at:.1f} s")
             self.lost_at = 0.0
+
+    def _tell(
+        self,
+        kind: EventKind,
+        slices: tuple[int, ...],
+        detail: str = "",
+        hosts: tuple[int, ...] = (),
+    ) -> None:
+        """Write an event of slices: only those of an elastic job come and go."""
+        if self._is_elastic:
+            self.write(GangEvent(kind, detail=detail, hosts=hosts, slices=slices))
 
     def _find_away(self) -> tuple[int, ...]:
         policy = self._policy

@@ -337,19 +337,3 @@ def place_of(
                 return place
     finally:
         caller.close()
-
-
-def next_attempt(endpoint: Endpoint, host: int) -> str | None:
-    """Wait until the gang has finished; return why there is another attempt, for which the leader
-    now expects this host, or None if there is none.
-
-    Not retried: a leader that is gone, or has not received the call, does not expect this host.
-    """
-    caller = _Caller(endpoint, 0.0, time.monotonic)
-    try:
-        reply: codec.NextReply = caller.once(codec.NEXT, codec.NextRequest(host), _WATCH_S)
-        return reply.reason if reply.attempt > endpoint.attempt else None
-    except grpc.RpcError:
-        return None
-    finally:
-        caller.close()

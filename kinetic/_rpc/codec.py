@@ -99,23 +99,8 @@ class StacksAnswer:
 
 
 @dataclass(frozen=True)
-class NextRequest:
-    """The program of a host, whose agent has ended, asks for another attempt."""
-
-    host: int
-
-
-@dataclass(frozen=True)
-class NextReply:
-    """The next attempt, and why the last one failed; 0 if nothing follows."""
-
-    attempt: int = 0
-    reason: str = ""
-
-
-@dataclass(frozen=True)
 class PlaceRequest:
-    """The agent of an elastic job asks for its place in the next attempt.
+    """An agent asks for its place in the next attempt.
 
     Attributes:
         seat: the host's index among all hosts of the job.
@@ -149,7 +134,6 @@ HEARTBEAT = Method("Heartbeat", Heartbeat, int)
 """Answered with the version of the views."""
 REPORT = Method("Report", HostReport)
 STACKS = Method("Stacks", StacksAnswer)
-NEXT = Method("Next", NextRequest, NextReply)
 """Answered once the gang has finished."""
 PLACE = Method("Place", PlaceRequest, HostAssignment | None)
 """Answered once there is a place; None if nothing follows."""

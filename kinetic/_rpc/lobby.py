@@ -1,4 +1,4 @@
-"""Where the hosts of an elastic job wait for their place in the next attempt.
+"""Where hosts wait for their place in the next attempt.
 
 In: hosts that ask, places that the leader gives. Out: an answer to each. Of one event loop.
 """
@@ -47,9 +47,11 @@ class Lobby:
     is that of a new start.
     """
 
-    def __init__(self, listener: Listener, *, announced: bool = False) -> None:
+    def __init__(self, listener: Listener, *, announced: bool = False, leave: bool = False) -> None:
+        """`leave`: a host whose connection breaks is gone, as nobody else may see."""
         self._listener = listener
         self._announced = announced
+        self._leave = leave
         self._starts: dict[int, int] = {}
         self._past: defaultdict[int, set[int]] = defaultdict(set)
         self._asking: Counter[int] = Counter()
@@ -59,11 +61,15 @@ class Lobby:
         self._changed = asyncio.Event()
         self._over = False
 
-    def expect(self, seat: int, start: int) -> None:
-        """From now on only this start of the host counts."""
-        self._starts[seat] = start
+    def expect_next(self, seat: int) -> None:
+        """From now on only the next start of the host counts."""
+        self._starts[seat] = self.start_of(seat) + 1
         self._waiting.discard(seat)
         self._places.pop(seat, None)
+
+    def start_of(self, seat: int) -> int:
+        """Return the start of the host that counts."""
+        return self._starts.get(seat, 1)
 
     def is_complete(self, seats: Collection[int]) -> bool:
         """Whether all of these wait."""
@@ -106,7 +112,7 @@ class Lobby:
             absent_s = PATIENCE_S
         finally:  # Also when the connection breaks, which cancels this.
             self._asking[seat] -= 1
-            if self._announced and seat in self._waiting:
+            if self._leave and seat in self._waiting:
                 self._look_later(seat, start, absent_s / 2, looks=2)
         if place is None and self._counts(seat, start):
             self._listener.on_told(seat)
@@ -132,7 +138,7 @@ class Lobby:
         return None
 
     def _counts(self, seat: int, start: int) -> bool:
-        return start == self._starts.get(seat, 1)
+        return start == self.start_of(seat)
 
     def _announce(self, seat: int, start: int) -> None:
         before = self._starts.get(seat)

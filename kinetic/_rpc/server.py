@@ -15,7 +15,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,6 @@ class Coordinator:
         self._closing = False
         self._watchers: Counter[int] = Counter()
         """Open streams by host: a host may open another one before the last is seen to end."""
-        self._asked: set[int] = set()
-        self._next: asyncio.Future[str | None] | None = None
         self._server: aio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._views: tuple[int, dict[Exit | None, bytes]] = (0, {})
@@ -123,32 +121,26 @@ class Coordinator:
         self._announce()  # Whoever watches the gang before is sent away.
         self._ticker = asyncio.create_task(self._tick())
 
-    def mark_lost(self, host: int, detail: str) -> None:
-        """The agent of this host is known to be dead."""
-        self._gang.mark_lost(host, detail, self._clock())
-        self._sweep()
-
-    def report(self, report: HostReport) -> None:
-        """Accept the report of a gang's only host, which may not have joined."""
-        if not self._gang.ready:
-            self._gang.join(report.host, "kept", "", self._clock())
-        self._gang.report(report, self._clock())
-        self._sweep()
-
     def cancel(self, detail: str) -> None:
         """Stop the gang."""
         self._gang.cancel(detail, self._clock())
-        self._sweep()
+        self.sweep()
 
-    def break_off(self, reason: str) -> None:
-        """Stop the gang, and blame nobody."""
-        self._gang.break_off(reason, self._clock())
-        self._sweep()
+    def sweep(self) -> None:
+        """Let the gang see to what has happened to it, and tell everybody. Whoever changes it calls
+        this."""
+        for event in self._gang.sweep(self._clock()):
+            self._publish(event)
+        if self._gang.version != self._seen_version:
+            self._seen_version = self._gang.version
+            self._announce()
+        if self._gang.finished:
+            self._finished.set()
 
     async def dump_stacks(self, timeout_s: float) -> dict[int, str]:
         """Return the stacks of the hosts that answer within this time."""
         number = self._gang.request_stacks(self._clock())
-        self._sweep()
+        self.sweep()
         due = self._clock() + min(max(timeout_s, 0.0), _MAX_DUMP_S)
         while self._gang.stacks_missing(number) and self._clock() < due and not self._closing:
             await asyncio.sleep(_STACKS_POLL_S)
@@ -165,47 +157,18 @@ class Coordinator:
             return
         self._closing = True
         self._announce()
-        self._answer(None)
         if self._ticker is not None:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
         await server.stop(_STOP_GRACE_S)
 
-    async def roll_call(self, hosts: Collection[int], reason: str, limit_s: float) -> bool:
-        """Wait for these hosts to ask for the next attempt; return whether all have. If so, the
-        answer is the reason for it, else that there is none."""
-        due = self._clock() + limit_s
-        while not self._asked.issuperset(hosts) and self._clock() < due:
-            await asyncio.sleep(_STACKS_POLL_S)
-        complete = self._asked.issuperset(hosts)
-        self._answer(reason if complete else None)
-        return complete
-
-    def _answer(self, reason: str | None) -> None:
-        if not self._decision().done():
-            self._decision().set_result(reason)
-
-    def _decision(self) -> asyncio.Future[str | None]:
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_future()
-        return self._next
-
     # --- time -------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         while not self._gang.finished:
             await asyncio.sleep(_URGENT_TICK_S if self._gang.urgent else _TICK_S)
-            self._sweep()
-
-    def _sweep(self) -> None:
-        for event in self._gang.sweep(self._clock()):
-            self._publish(event)
-        if self._gang.version != self._seen_version:
-            self._seen_version = self._gang.version
-            self._announce()
-        if self._gang.finished:
-            self._finished.set()
+            self.sweep()
 
     def _publish(self, event: GangEvent) -> None:
         # A listener that fails, on a full disk for example, must not take the gang down.
@@ -222,7 +185,7 @@ class Coordinator:
 
     async def _join(self, request: codec.JoinRequest, context: Context) -> bytes:
         self._gang.join(request.host, request.incarnation, request.address, self._clock())
-        self._sweep()
+        self.sweep()
         return self._view(request.host)
 
     async def _watch(self, request: codec.WatchRequest, context: Context) -> AsyncIterator[bytes]:
@@ -258,17 +221,10 @@ class Coordinator:
 
     async def _report(self, request: HostReport, context: Context) -> None:
         self._gang.report(request, self._clock())
-        self._sweep()
+        self.sweep()
 
     async def _stacks(self, request: codec.StacksAnswer, context: Context) -> None:
         self._gang.stacks(request.host, request.request, request.text, self._clock())
-
-    async def _next_attempt(self, request: codec.NextRequest, context: Context) -> codec.NextReply:
-        self._asked.add(request.host)
-        reason = await asyncio.shield(self._decision())
-        if reason is None:
-            return codec.NextReply()
-        return codec.NextReply(self._gang.spec.attempt + 1, reason)
 
     async def _place(self, request: codec.PlaceRequest, context: Context) -> HostAssignment | None:
         if self._lobby is None:
@@ -303,7 +259,6 @@ class Coordinator:
             (codec.HEARTBEAT, self._heartbeat),
             (codec.REPORT, self._report),
             (codec.STACKS, self._stacks),
-            (codec.NEXT, self._next_attempt),
             (codec.PLACE, self._place),
             (codec.DUMP_STACKS, self._dump_stacks),
             (codec.CANCEL, self._cancel),

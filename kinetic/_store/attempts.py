@@ -13,9 +13,6 @@ from kinetic._store import many
 from kinetic._store.base import Store
 from kinetic.errors import CorruptRecord, NotFound, UsageError
 
-MOST_TAKEN_AWAY = 100
-"""How many attempts of a job do not count because its cluster took a host away."""
-
 if TYPE_CHECKING:
     from kinetic._core.outcome import HostReport, Outcome
 
@@ -26,19 +23,15 @@ def newest(store: Store, job_id: str) -> int:
     return next(n for n in numbers if not store.has(layout.attempt_outcome(job_id, n)))
 
 
-def may_follow(
-    store: Store, job_id: str, attempt: int, retries: int, *, taken_away: bool = False
-) -> bool:
-    """Whether a failed attempt may be followed by another one. An attempt that ended because the
-    cluster took a host away (`taken_away`) does not count."""
+def may_follow(store: Store, job_id: str, attempt: int, retries: int) -> bool:
+    """Whether a failed attempt may be followed by another one, which counts."""
     if attempt <= retries or not retries:
         return attempt <= retries
-    uncounted = _count_taken_away(store, job_id, attempt)
-    return uncounted < MOST_TAKEN_AWAY if taken_away else attempt - uncounted <= retries
+    return attempt - count_taken_away(store, job_id, attempt) <= retries
 
 
-def _count_taken_away(store: Store, job_id: str, attempt: int) -> int:
-    """How many attempts before this one ended because the cluster took a host away."""
+def count_taken_away(store: Store, job_id: str, attempt: int) -> int:
+    """Return how many attempts before this one ended because the cluster took a host away."""
     from kinetic._core import record
     from kinetic._core.exits import Exit
     from kinetic._core.outcome import Outcome

@@ -56,8 +56,18 @@ def processes(handle):
 
 
 def worker_of(agent):
-    """Its worker."""
-    return wait_until(lambda: children(agent), "the agent has no worker")[0]
+    """Its worker. An agent that stays for other attempts has a stem, too."""
+
+    def workers():
+        return [pid for pid in children(agent) if is_titled(pid, "kinetic-worker")]
+
+    return wait_until(workers, "the agent has no worker")[0]
+
+
+def is_titled(pid, title):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode())
+    return False
 
 
 def family(handle):

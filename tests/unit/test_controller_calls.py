@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kinetic._core.gang.controller import Again, Calls, Cause, cause_of
-from kinetic._core.gang.elastic import GiveUp
+from kinetic._core.gang.policy import GiveUp
 from kinetic._core.options import Elastic
 
 LOST = "DATA_LOSS: slice 1 is down\nmore"

@@ -8,13 +8,16 @@ from dataclasses import replace
 import pytest
 from doubles.memory_store import MemoryStore
 from gang_cases import ended, exits, gang_of, let_pass, raised
+from manifest_cases import planned
 
 from kinetic._core import layout
 from kinetic._core.events import EventKind
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import GangPhase
+from kinetic._core.gang.policy import MOST_TAKEN_AWAY
 from kinetic._core.outcome import judge, judge_leaderless
-from kinetic._store.attempts import MOST_TAKEN_AWAY, may_follow
+from kinetic._host import pod
+from kinetic._store import attempts
 
 WHY = "The cluster asked its pod to end."
 
@@ -141,8 +144,13 @@ def test_what_the_cluster_takes_away_does_not_count(before, retries, taken_away,
     store = MemoryStore()
     for attempt, how in enumerate(before, 1):
         failed(store, attempt, how)
-    attempt = len(before) + 1
-    assert may_follow(store, "job-1", attempt, retries, taken_away=taken_away) is follows
+    attempt, plan = len(before) + 1, planned("cpu", retries=retries)
+    plan = replace(plan, job_id="job-1")
+    how = Exit.EVICTED if taken_away else Exit.SIGNAL
+    outcome = judge(1, [ended(0, how)], now=1.0, attempt=attempt)
+    assert pod.read_policy(plan, store, attempt).may_repeat(outcome) is follows
+    if not taken_away:
+        assert attempts.may_follow(store, "job-1", attempt, retries) is follows
 
 
 def test_hosts_that_had_to_end_because_another_one_failed_were_not_evicted():

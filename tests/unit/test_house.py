@@ -291,6 +291,30 @@ def class_names(source: str) -> list[str]:
     return [each.name.lstrip("_") for each in classes]
 
 
+def collections_by_host(source: str) -> int:
+    """How many attributes of objects are collections whose keys or members are numbers."""
+    made = (node for node in nodes_of(source) if isinstance(node, ast.AnnAssign))
+    by_number = re.compile(r"(set|dict|frozenset|Counter|defaultdict|Mapping)\[int\b")
+    return sum(
+        isinstance(node.target, ast.Attribute)
+        and bool(by_number.match(ast.unparse(node.annotation)))
+        for node in made
+    )
+
+
+def test_who_is_there_is_kept_by_hosts_and_their_lobby_alone() -> None:
+    """Whoever leads asks them: what is kept twice differs some day."""
+    found = {
+        name(path): count
+        for folder in ("_host", "_rpc")
+        for path in (ROOT / "kinetic" / folder).glob("*.py")
+        if (count := collections_by_host(path.read_text()))
+    }
+    # Which agents have been stopped since when; how many streams each host has open.
+    processes = {"kinetic/_host/agents.py": 2, "kinetic/_rpc/server.py": 1}
+    assert found == processes | {"kinetic/_host/hosts.py": 4, "kinetic/_rpc/lobby.py": 6}
+
+
 def test_the_name_of_a_class_means_one_thing() -> None:
     where: dict[str, list[str]] = {}
     for path in modules():

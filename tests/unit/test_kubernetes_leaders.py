@@ -29,7 +29,7 @@ from kinetic._core.place import Place
 from kinetic._core.plan import Limits
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
-from kinetic._host import leader
+from kinetic._host import verdicts
 
 SLOW = Limits(grace_s=600.0)
 pytestmark = pytest.mark.cluster(deaf=True)
@@ -59,7 +59,7 @@ class Gang:
         return [p["metadata"]["name"] for p in pods if p["status"].get("phase") == "Running"]
 
     def begins(self, attempt: int = 1) -> None:
-        leader.write_event(
+        verdicts.write_event(
             self.store, self.plan.job_id, attempt, GangEvent(EventKind.JOINED, host=0)
         )
 
@@ -103,7 +103,7 @@ def test_with_attempts_left_the_cluster_starts_the_gang_again(cluster: FakeClust
     cluster.wait_for(lambda: "its pod is gone" in gang.status().reason)
     assert gang.status().phase is JobStatus.RUNNING
     lost = Outcome(Verdict.FAILED, (0,), "lost", attempt=1)
-    leader.repeat(gang.store, gang.plan.job_id, lost)
+    verdicts.repeat(gang.store, gang.plan.job_id, lost)
     assert gang.status().phase is JobStatus.RUNNING, "the last one is due, and has not begun"
     gang.begins(2)
     assert gang.status().phase is JobStatus.FAILED

@@ -11,26 +11,25 @@ from laptop_fakes import plan
 
 from kinetic._core import events, layout
 from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.gang.formation import make_policy
 from kinetic._core.gang.picture import picture_of
 from kinetic._core.outcome import Outcome, Verdict
-from kinetic._host import leader, pod
-from kinetic._host.agent.identity import Identity
+from kinetic._host import leader, pod, verdicts
+from kinetic._host.hosts import ForkedHosts, JoinedHosts
 
 
 def test_the_first_outcome_of_an_attempt_stands():
     store = MemoryStore("leader-records")
     for reason in ("host 0 was lost", "a leader that was cut off comes back"):
-        leader.repeat(store, "job-00000001", Outcome(Verdict.FAILED, (), reason, attempt=1))
+        verdicts.repeat(store, "job-00000001", Outcome(Verdict.FAILED, (), reason, attempt=1))
     written = json.loads(store.get(layout.attempt_outcome("job-00000001", 1)))
     assert written["reason"] == "host 0 was lost"
 
 
 def test_an_attempt_that_lost_its_leader_ended_too():
     store, job = MemoryStore("leader-records-2"), "job-00000001"
-    leader.write_event(store, job, 1, GangEvent(EventKind.JOINED, 0))
-    again = Identity(store.uri, job, 0, 1, "", "", "", "", is_pod=True, restarts=1)
-    planned = plan(job, "cpu", {"retries": 1})
-    assert pod.attempt_of(again, planned, store) == 2
+    verdicts.write_event(store, job, 1, GangEvent(EventKind.JOINED, 0))
+    assert pod.take_up(plan(job, "cpu", {"retries": 1}), store).attempt == 2
     told = events.parse(store.get(layout.events(job)))
     first, second = picture_of(told, 1).attempts
     assert (first.verdict, first.reason) == (
@@ -42,15 +41,21 @@ def test_an_attempt_that_lost_its_leader_ended_too():
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "forked", "first_sign_s"),
-    [("cpu", 1, None), ("tpu-v6e-8", 2, leader.FIRST_SIGN_S), ("tpu-v6e-8", 1, None)],
+    ("accelerator", "kind", "first_sign_s"),
+    [
+        ("cpu", ForkedHosts, None),
+        ("tpu-v6e-8", ForkedHosts, leader.FIRST_SIGN_S),
+        ("tpu-v6e-8", JoinedHosts, None),
+    ],
 )
 def test_only_hosts_that_are_there_and_connect_at_once_must_be_heard_from(
-    accelerator, forked, first_sign_s
+    accelerator, kind, first_sign_s
 ):
     """The agent of a gang of one connects when it has fetched its data; programs may come late."""
     planned = plan("job-00000001", accelerator, {})
-    agents = SimpleNamespace(pids={100 + host: host for host in range(forked)})
+    agents = SimpleNamespace(pids={100: 0})
+    more = {"hosts": planned.hosts} if kind is JoinedHosts else {}
+    hosts = kind(agents, stay=False, alone=planned.hosts == 1, **more)
     store = MemoryStore("leader-records-3")
-    led = leader.Leader(planned, store, agents, has_records=lambda: True)
+    led = leader.Leader(planned, store, hosts, make_policy(planned), has_records=lambda: True)
     assert led._gang.spec.first_sign_s == first_sign_s

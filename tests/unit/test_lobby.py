@@ -1,4 +1,4 @@
-"""Where hosts of an elastic job wait: who is answered, with what, and who is not."""
+"""Where hosts wait for their places: who is answered, with what, and who is not."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_host_that_was_started_again_takes_the_place_of_the_one_before():
     async def story():
         room = Lobby(Told())
         (old,) = await started(room.ask(0, 1))
-        room.expect(0, 2)
+        room.expect_next(0)
         assert not room.waits(0)
         room.give({0: PLACE})
         assert await old is None
@@ -139,7 +139,7 @@ def test_a_host_that_does_not_come_back_has_left(monkeypatch):
 
     async def story():
         told = Told()
-        room = Lobby(told, announced=True)
+        room = Lobby(told, announced=True, leave=True)
         (asking,) = await started(room.ask(0, 5))
         asking.cancel()
         while ("leave", 0) not in told.events:
@@ -154,7 +154,7 @@ def test_a_host_that_asks_again_has_not_left(monkeypatch):
 
     async def story():
         told = Told()
-        room = Lobby(told, announced=True)
+        room = Lobby(told, announced=True, leave=True)
         (asking,) = await started(room.ask(0, 5))
         asking.cancel()
         (again,) = await started(room.ask(0, 5))
@@ -172,7 +172,7 @@ def test_it_knows_which_hosts_have_kept_their_worker():
         room = Lobby(Told())
         tasks = await started(room.ask(0, 1, kept=True), room.ask(1, 1), room.ask(2, 1, kept=True))
         assert room.count_kept([0, 1, 2]) == 2
-        room.expect(2, 2)
+        room.expect_next(2)
         tasks += await started(room.ask(2, 2))
         assert room.count_kept([0, 1, 2]) == 1
         room.close()

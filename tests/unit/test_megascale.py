@@ -32,14 +32,15 @@ HOST = Identity(
     is_program=True,
     is_pod=True,
     base_env=INJECTED,
-    elastic=HostAssignment(),
-    elastic_seat=5,
+    assignment=HostAssignment(),
+    assigned_seat=5,
+    stays=True,
     start=7,
 )
 
 
-def told(who, accelerator="tpu-v6e-8"):
-    plan = planned(accelerator, slices=(1, 3), place=replace(PLACE, leader="head"))
+def told(who, accelerator="tpu-v6e-8", slices=(1, 3)):
+    plan = planned(accelerator, slices=slices, place=replace(PLACE, leader="head"))
     names = {"root": Path("host"), "output_dir": "", "tree": Path("tree"), "sys_path": ()}
     space = SimpleNamespace(**names, editable=())
     world = start_message.World("10.0.0.7:4321", who.hosts, who.host, 0, "tpu", False)
@@ -48,7 +49,7 @@ def told(who, accelerator="tpu-v6e-8"):
 
 
 def test_an_attempt_on_fewer_slices_names_those_that_take_part():
-    assert told(HOST.take_place(HostAssignment(2, 3, (0, 2)), 2)) == INJECTED | {
+    assert told(HOST.take_place(HostAssignment(2, 3, (0, 2), hosts=4))) == INJECTED | {
         "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.7",
         "MEGASCALE_NUM_SLICES": "2",
         "MEGASCALE_SLICE_ID": "1",
@@ -56,9 +57,9 @@ def test_an_attempt_on_fewer_slices_names_those_that_take_part():
 
 
 def test_one_slice_waits_for_no_others():
-    env = told(HOST.take_place(HostAssignment(2, 1, (2,)), 2))
+    env = told(HOST.take_place(HostAssignment(2, 1, (2,), hosts=2)))
     assert env == {name: INJECTED[name] for name in ("MEGASCALE_PORT", "TPU_WORKER_ID")}
 
 
 def test_jobs_that_are_not_elastic_have_what_the_cluster_says():
-    assert told(replace(HOST, elastic=None)) == INJECTED
+    assert told(replace(HOST, assignment=None), slices=3) == INJECTED

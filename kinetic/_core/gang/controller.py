@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from kinetic._core.gang.elastic import (
+from kinetic._core.gang.policy import (
     Failure,
     GiveUp,
     first_line,

@@ -123,7 +123,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class HostAssignment:
-    """The place of a host in an attempt of an elastic job.
+    """The place of a host in an attempt of a job that may have several.
 
     Attributes:
         attempt: from 1.
@@ -137,6 +137,9 @@ class HostAssignment:
         again: there is no place yet: ask again.
         begins_anew: no process of the function's goes on from the attempt before.
         retries_left: how many more attempts may follow when the function fails.
+        failed_before: why the attempt before has failed; "" for none, and in an elastic job, whose
+            leader tells it.
+        hosts: of this gang.
     """
 
     attempt: int = 1
@@ -148,6 +151,8 @@ class HostAssignment:
     again: bool = False
     begins_anew: bool = False
     retries_left: int = 0
+    failed_before: str = ""
+    hosts: int = 1
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,13 @@ class Identity:
         attempt: which start of the gang this is, from 1.
         is_pod: whether a cluster started this host, and may start it again.
         restarts: how often the cluster has restarted all pods; 0 if it does not say.
-        failed_before: why the previous attempt failed; "" for the first.
         cache: folder that the pods of a node share; "" for none.
         base_env: variables that the worker starts from.
         secrets: values of the plan's secrets.
         heartbeat_s: between two heartbeats.
-        elastic: the place of the host in this attempt of an elastic job; None for any other job.
-        elastic_seat: its index among all hosts of an elastic job, the same in all attempts.
+        assignment: the place of the host in this attempt, where there may be another one.
+        assigned_seat: its index among all hosts of the job then, the same in all attempts.
+        stays: whether its agent waits for its place in the next attempt.
         start: which start of the host this is, from 1: a lost one is started again.
         debug_port: where the debugger of a debug job listens; 0 for any free port.
         unreachable_after_s: how long the coordinator may be unreachable before the worker is
@@ -80,13 +80,13 @@ class Identity:
     attempt: int = 1
     is_pod: bool = False
     restarts: int = 0
-    failed_before: str = ""
     cache: str = ""
     base_env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     heartbeat_s: float = 1.0
-    elastic: HostAssignment | None = None
-    elastic_seat: int = 0
+    assignment: HostAssignment | None = None
+    assigned_seat: int = 0
+    stays: bool = False
     start: int = 1
     debug_port: int = 0
     unreachable_after_s: float = 30.0
@@ -106,23 +106,18 @@ class Identity:
     def seat(self) -> int:
         """What tells this host's files from those of the others on the machine: its index among all
         hosts of the job."""
-        return self.host if self.elastic is None else self.elastic_seat
+        return self.host if self.assignment is None else self.assigned_seat
 
-    def take_place(self, place: HostAssignment, per_slice: int) -> Identity:
-        """Return who this host of an elastic job is in an attempt."""
+    def take_place(self, place: HostAssignment) -> Identity:
+        """Return who this host is in an attempt."""
         return replace(
-            self,
-            host=place.host,
-            hosts=len(place.slices) * per_slice,
-            attempt=place.attempt,
-            elastic=place,
+            self, host=place.host, hosts=place.hosts, attempt=place.attempt, assignment=place
         )
 
     def set_service(self, service: str) -> Identity:
-        """Return this host of an elastic job, with the address of JAX's coordination service in its
-        first attempt."""
-        place = self.elastic and replace(self.elastic, service=service)
-        return replace(self, elastic=place)
+        """Return this host, with the address of JAX's coordination service in its first attempt."""
+        place = self.assignment and replace(self.assignment, service=service)
+        return replace(self, assignment=place)
 
     @property
     def endpoint(self) -> Endpoint:

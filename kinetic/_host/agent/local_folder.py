@@ -31,7 +31,7 @@ def prepare(identity: Identity, plan: Plan) -> Home | None:
         return Home(folder, folder, identity.seat, 1) if folder and not is_managed else None
     if not identity.simulated:
         return None
-    hosts = identity.hosts if identity.elastic is None else plan.hosts
+    hosts = plan.hosts
     name = f"host-{identity.seat}"
     if given := plan.options.env.get(VARIABLE):
         own, place = Path(given, name), Path(given)

@@ -71,7 +71,7 @@ class Agent:
         self._mountpoints = Mountpoints(datasets.root(identity, store))
         self._selector = selectors.DefaultSelector()
         # The supervisor sees this process exit and reads the report from the store.
-        self._alone = identity.hosts == 1 and alive_fd >= 0 and identity.elastic is None
+        self._alone = identity.hosts == 1 and alive_fd >= 0 and not identity.stays
         self._ready = self._alone
         self._armed = self._started = self._stopping = self._all_done = False
         self._preemption = Preemption(identity, plan.options.env)
@@ -366,7 +366,7 @@ class Agent:
     def _stop(self, view: HostView) -> None:
         self._stopping = True
         left_s = self._preemption.left_s if self._preemption.told else None
-        self._end_worker(grace_of(view, elastic=self._who.elastic is not None, left_s=left_s))
+        self._end_worker(grace_of(view, elastic=self._plan.elastic_gang is not None, left_s=left_s))
 
     def _end_worker(self, grace_s: float) -> None:
         if self._worker.gone:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kinetic._core import layout
 from kinetic._core.exits import Exit
-from kinetic._core.gang import blame, elastic
+from kinetic._core.gang import blame, policy
 from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.log_format import FAILURE, STDERR
 from kinetic._core.outcome import HostReport
@@ -28,7 +28,7 @@ from kinetic._host.agent.log_writer import HostLog, Tee
 from kinetic._host.agent.workspace import Workspace
 from kinetic._host.channel import Message
 from kinetic._host.worker.report import LAST_MESSAGE
-from kinetic._store import attempts, files
+from kinetic._store import files
 from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import KineticError, StoreFull
@@ -81,8 +81,8 @@ class Reporter:
     ) -> None:
         self._where = identity.job_id, identity.attempt, identity.host
         self._attempt = identity.attempt
-        self._failed_before = identity.failed_before
-        self._elastic = identity.elastic
+        self._place = identity.assignment
+        self._is_elastic = plan.elastic_gang is not None
         self._plan = plan
         self._store = store
         self._log = log
@@ -93,21 +93,23 @@ class Reporter:
 
     def announce_attempt(self) -> None:
         """Log where another attempt begins, and why."""
-        if self._elastic is not None:
-            self._announce_slices(self._elastic)
+        if self._place is None:
+            return
+        if self._is_elastic:
+            self._announce_slices(self._place)
             return
         number, most = self._attempt, self._plan.options.retries + 1
         if number > 1:
             # Attempts beyond the limit follow some that did not count.
             of = f" of {most}" if number <= most else ""
-            why = f": {lines[0]}" if (lines := self._failed_before.splitlines()) else "."
+            why = f": {why}" if (why := self._place.failed_before) else "."
             self._log.say(
                 f"kinetic: attempt {number - 1}{of} failed{why}\n"
                 f"kinetic: attempt {number}{of} begins."
             )
 
     def _announce_slices(self, place: HostAssignment) -> None:
-        most, on = self._plan.options.most_slices, elastic.name_slices(place.slices)
+        most, on = self._plan.options.most_slices, policy.name_slices(place.slices)
         on = f"{on} of {most}" if len(place.slices) < most else f"all {most} slices"
         if place.attempt > 1 or len(place.slices) < most:
             self._log.say(
@@ -116,8 +118,8 @@ class Reporter:
 
     def announce_recovery(self, started_at: float) -> None:
         """Log for how long an elastic job did not run; only the leader does."""
-        if self._elastic is not None and self._elastic.lost_at and not self._where[2]:
-            took_s = max(started_at - self._elastic.lost_at, 0.0)
+        if self._place is not None and self._place.lost_at and not self._where[2]:
+            took_s = max(started_at - self._place.lost_at, 0.0)
             self._log.say(f"kinetic: function called again after {took_s:.1f} s.")
 
     def notice(self, text: str) -> None:
@@ -174,9 +176,7 @@ class Reporter:
         # The client does not raise the failure of an attempt that is repeated: every host logs it
         # to stderr, and the next attempt says why it begins.
         is_last = not (report.exit.kind.retryable and self._may_be_followed(report))
-        if self._elastic is not None and (
-            not report.exit.kind.code_failed or blame.rank_of(report)
-        ):
+        if self._is_elastic and (not report.exit.kind.code_failed or blame.rank_of(report)):
             return  # The job goes on, or its leader tells why not.
         words = last_words(report)
         if not words or (report.exit is Exit.STOPPED and not is_last):
@@ -184,13 +184,10 @@ class Reporter:
         self._say_after_output(words, FAILURE if is_last else STDERR)
 
     def _may_be_followed(self, report: HostReport) -> bool:
-        if self._elastic is not None:
-            return self._elastic.retries_left > 0
-        taken_away, retries = report.exit is Exit.EVICTED, self._plan.options.retries
-        job_id, attempt, _ = self._where
-        with contextlib.suppress(KineticError):
-            return attempts.may_follow(self._store, job_id, attempt, retries, taken_away=taken_away)
-        return False
+        if self._place is None:
+            return False
+        taken_away = report.exit is Exit.EVICTED and not self._is_elastic
+        return taken_away or self._place.retries_left > 0
 
     def _say_after_output(self, text: str, stream: int = STDERR) -> None:
         for tee in self._tees:

@@ -1,5 +1,5 @@
-"""The agent of one host of an elastic job: it outlives its workers, and takes part in one attempt
-after the other.
+"""The agent of one host of a job that may have several attempts: it outlives its workers, and takes
+part in one attempt after the other.
 
 In: an identity, a place in each attempt from the coordinator. Out: per attempt what an `Agent`
 leaves. A worker stays for the next attempt where it can; else that gets a new one, forked from a
@@ -42,8 +42,8 @@ class Seat:
         self._store = store
         self._logs = logs
         self._alive_fd = alive_fd
-        self._folder = Path(identity.scratch) / f"host-{identity.elastic_seat}"
-        label = f"{identity.job_id} host {identity.elastic_seat}"
+        self._folder = Path(identity.scratch) / f"host-{identity.assigned_seat}"
+        label = f"{identity.job_id} host {identity.assigned_seat}"
         self._title = f"kinetic-worker {label}"
         self._stem = Stem(worker_process.serve, f"kinetic-stem {label}", without=[alive_fd])
 
@@ -52,13 +52,15 @@ class Seat:
         # One before it, killed on this machine, has left something.
         workspace.remove(self._folder)
         who: Identity | None = self._who if self._who.start == 1 else None
-        worker, kept = self._new_worker(), None
+        worker, kept, code = self._new_worker(), None, int(ProgramCode.DELIVERED)
         while True:
             if who is None:
                 place, over = self._await_place(worker, kept=kept is not None)
                 if place is None:
-                    return self._leave(worker, over)
-                who = self._who.take_place(place, self._plan.topology.hosts)
+                    # Where the cluster looks at all hosts together, each tells how it has ended.
+                    is_last = over is ProgramCode.DELIVERED and not self._who.is_led_from_afar
+                    return self._leave(worker, code if is_last else over)
+                who = self._who.take_place(place)
                 if kept is not None and place.begins_anew:
                     self._end_worker(worker, kept)
                     worker, kept = self._new_worker(), None
@@ -96,7 +98,7 @@ class Seat:
         workspace.remove(self._folder)
         worker.close()
 
-    def _leave(self, worker: WorkerProcess, code: ProgramCode) -> int:
+    def _leave(self, worker: WorkerProcess, code: int) -> int:
         worker.kill()
         self._stem.close()
         processes.kill_descendants()
@@ -128,7 +130,7 @@ class Seat:
             try:
                 place = place_of(
                     replace(who.endpoint, attempt=0),
-                    who.elastic_seat,
+                    who.assigned_seat,
                     who.start,
                     kept=kept,
                     unreachable_after_s=self._patience_s,

@@ -41,7 +41,7 @@ def start_message(
         debugging: from a debug job's gate, else None.
     """
     coordinator, _, port = leader.partition(",")
-    service = "" if who.elastic is None else who.elastic.service
+    service = "" if who.assignment is None else who.assignment.service
     world = World(
         service or coordinator,
         who.hosts,
@@ -54,7 +54,7 @@ def start_message(
         file=str(space.root / WORLD_FILE),
         limit_s=plan.limits.start_timeout_s,
         served=bool(service),
-        compiled="" if who.elastic is None else f"{who.scratch}/compiled-{who.elastic_seat}",
+        compiled="" if plan.elastic_gang is None else f"{who.scratch}/compiled-{who.seat}",
     )
     return {
         "attempt": who.attempt,
@@ -117,8 +117,8 @@ def _environ(
         own["KINETIC_LEAST_SLICES"] = str(plan.options.elastic.least)
         own["KINETIC_MOST_SLICES"] = str(plan.options.most_slices)
         own["KINETIC_MAKES_ROOM"] = str(space.root / ROOM_FILE)
-    if who.elastic is not None and who.elastic.lost_at:
-        own["KINETIC_LOST_AT"] = str(who.elastic.lost_at)
+    if who.assignment is not None and who.assignment.lost_at:
+        own["KINETIC_LOST_AT"] = str(who.assignment.lost_at)
     debugging: dict[str, str] = {}
     if debug:
         from kinetic._host.worker.debugger import ENVIRON  # few jobs are debugged
@@ -127,7 +127,7 @@ def _environ(
     options = plan.options
     asked = dict(options.env) | dict(who.secrets)
     overrides = own | debugging | asked | _python_path(who, plan, space, asked)
-    if who.is_pod and who.elastic is not None and plan.topology.kind == "tpu":
+    if who.is_pod and plan.elastic_gang is not None and plan.topology.kind == "tpu":
         base = {k: v for k, v in who.base_env.items() if k not in _OF_SLICES}
         overrides = _of_slices(who, plan, world) | overrides
     else:
@@ -158,7 +158,7 @@ def _slice_of(who: Identity, plan: Plan) -> int:
 
 def _slices(who: Identity, plan: Plan) -> int:
     """Slices that take part in this attempt."""
-    return plan.options.most_slices if who.elastic is None else len(who.elastic.slices)
+    return plan.options.most_slices if who.assignment is None else len(who.assignment.slices)
 
 
 def _python_path(

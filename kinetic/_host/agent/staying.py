@@ -41,7 +41,7 @@ class StayingAgent(Agent):
         super().__init__(*args, **more)
         self._before = kept
         self._leaves = False
-        place = self._who.elastic
+        place = self._who.assignment
         self._can_leave = place is not None and bool(place.service)
         elastic = self._plan.elastic_gang
         self._patience = patience_with("auto" if elastic is None else elastic.survivors)

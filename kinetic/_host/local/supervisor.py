@@ -13,13 +13,12 @@ import os
 import signal
 import time
 import traceback
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
-from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
 from kinetic._host.agent.identity import Identity
@@ -30,9 +29,7 @@ from kinetic.errors import KineticError
 
 # The leader is imported after the agents are forked, so that they do not wait for it.
 if TYPE_CHECKING:
-    from kinetic._core.options import Elastic
-    from kinetic._core.outcome import Outcome
-    from kinetic._host.leader import Attempt
+    from kinetic._host.verdicts import Attempt
 
 SOCKET_PATH_LIMIT = 100
 """Bytes of a Unix socket's path; the kernel takes 107."""
@@ -106,6 +103,7 @@ class Supervisor:
         self._own = self._job / "local"
         self._scratch = self._own / "work"
         self._socket_dir: Path | None = None
+        self._attempt = 1
 
     def run(self, answer_fd: int) -> int:
         """Return 0 when a verdict was written."""
@@ -116,14 +114,14 @@ class Supervisor:
             _answer(answer_fd, {"error": str(error), "errno": error.errno})
             raise
         _answer(answer_fd, {"pid": os.getpid()})
-        plan, ended = self._lead_attempts()
+        plan, ended = self._lead_to_end()
         processes.kill_descendants()
         self._clear_up(plan)
-        from kinetic._host import leader
+        from kinetic._host import verdicts
 
         job_id = self._request.job_id
         try:
-            leader.conclude(self._store, job_id, ended, plan, make_room=self._make_room)
+            verdicts.conclude(self._store, job_id, ended, plan, make_room=self._make_room)
         finally:  # Also where the store is gone.
             self._sweep_up()
         return 0
@@ -168,31 +166,24 @@ class Supervisor:
             Mountpoints(cached_copy.root_of(self._store)).release(plan.data)
         _remove(self._scratch)
 
-    def _lead_attempts(self) -> tuple[Plan | None, Attempt]:
+    def _lead_to_end(self) -> tuple[Plan | None, Attempt]:
         """Return the last attempt. Whatever goes wrong, the job must get a verdict."""
-        plan, attempt = None, 1
+        plan = None
         try:
             plan = Plan.from_json(json.loads(self._store.get(layout.plan(self._request.job_id))))
             agents, endpoint = Agents(plan, self._store), self._make_endpoint()
             self._fork_agents(plan, agents, endpoint)
-            if (elastic := plan.elastic_gang) is not None:
-                return plan, self._lead_elastic(plan, elastic, agents, endpoint)
-            while True:
-                ended = self._lead(plan, agents, endpoint, attempt)
-                if not ended.may_repeat(plan, self._store):
-                    return plan, ended
-                if ended.unwanted or signal.SIGTERM in signal.sigpending():
-                    return plan, ended.mark_cancelled()
-                attempt += 1
-                self._begin(plan, agents, endpoint, ended.outcome)
+            return plan, self._lead(plan, agents, endpoint)
         except Exception as error:  # noqa: BLE001 - see above
             from kinetic._core.outcome import Outcome, Verdict
-            from kinetic._host.leader import Attempt
+            from kinetic._host.verdicts import Attempt
+            from kinetic._store import attempts
 
             traceback.print_exc()
             reason = f"The supervisor failed: {type(error).__name__}: {error}"
-            now = time.time()
-            return plan, Attempt(Outcome(Verdict.FAILED, (), reason, ended_at=now, attempt=attempt))
+            ended_at, attempt = time.time(), attempts.newest(self._store, self._request.job_id)
+            outcome = Outcome(Verdict.FAILED, (), reason, ended_at=ended_at, attempt=attempt)
+            return plan, Attempt(outcome)
 
     def _make_endpoint(self) -> Endpoint:
         target = f"unix:{self._socket_path()}"
@@ -203,65 +194,37 @@ class Supervisor:
             import_gang_modules()  # Before the fork, so that agents share it.
         agents.fork(
             (self._identity(plan, host, endpoint) for host in range(plan.hosts)),
-            again=plan.elastic_gang is not None or plan.options.retries > 0,
+            again=_may_repeat(plan),
         )
 
-    def _lead(self, plan: Plan, agents: Agents, endpoint: Endpoint, attempt: int) -> Attempt:
-        self._publish(agents, attempt, endpoint)
-        if plan.hosts == 1:  # It waits for nobody.
+    def _lead(self, plan: Plan, agents: Agents, endpoint: Endpoint) -> Attempt:
+        self._publish(agents, endpoint)
+        is_ready = not _stays(plan) and plan.hosts == 1  # It waits for nobody.
+        if is_ready:
             self._say_ready()
         self._reserve()  # While the agents start.
         import shutil  # noqa: F401 - for the end
 
+        from kinetic._core.gang.formation import make_policy
+        from kinetic._host.hosts import ForkedHosts
         from kinetic._host.leader import Leader
+
+        def on_agents(attempt: int) -> None:
+            if attempt > self._attempt and plan.elastic_gang is None:
+                for name in ("fetching",) if is_ready else ATTEMPT_FILES:
+                    (self._own / name).unlink(missing_ok=True)
+            self._attempt = attempt
+            self._publish(agents, endpoint)
+            self._reserve()  # What the attempt before may have used up.
 
         return Leader(
             plan,
             self._store,
-            agents,
-            attempt=attempt,
+            ForkedHosts(agents, stay=_stays(plan), alone=is_ready),
+            make_policy(plan),
             heartbeat_timeout_s=self._request.heartbeat_timeout_s,
             has_records=self._holds_the_lock,
-            on_ready=self._say_ready if plan.hosts > 1 else lambda: None,
-        ).lead(endpoint)
-
-    def _begin(self, plan: Plan, agents: Agents, endpoint: Endpoint, last: Outcome) -> None:
-        """Begin the attempt after this one, with new agents."""
-        from kinetic._core.gang.elastic import first_line
-        from kinetic._host import leader
-
-        agents.clear_up()
-        self._clear_up(plan)
-        leader.repeat(self._store, plan.job_id, last, make_room=self._make_room)
-        memory_folder.remove_unused(plan.job_id)
-        socket = Path(endpoint.target.removeprefix("unix:"))
-        for each in (*(self._own / name for name in ATTEMPT_FILES), socket):
-            each.unlink(missing_ok=True)
-        self._scratch.mkdir(exist_ok=True, mode=0o700)
-        agents.fork_attempt(last.attempt + 1, first_line(last.reason))
-
-    def _lead_elastic(
-        self, plan: Plan, elastic: Elastic, agents: Agents, endpoint: Endpoint
-    ) -> Attempt:
-        from kinetic._host.elastic_leader import ElasticLeader
-        from kinetic._host.hosts import ForkedHosts
-
-        self._publish(agents, 1, endpoint)
-        self._reserve()
-
-        def on_agents(attempt: int) -> None:
-            self._publish(agents, attempt, endpoint)
-            self._reserve()  # What the attempt before may have used up.
-
-        return ElasticLeader(
-            plan,
-            elastic,
-            self._store,
-            ForkedHosts(agents),
-            retries=plan.options.retries,
-            heartbeat_timeout_s=self._request.heartbeat_timeout_s,
-            has_records=self._holds_the_lock,
-            on_ready=self._say_ready,
+            on_ready=(lambda: None) if is_ready else self._say_ready,
             on_agents=on_agents,
             make_room=self._make_some_room,
         ).lead(endpoint)
@@ -280,17 +243,11 @@ class Supervisor:
         return path
 
     def _identity(self, plan: Plan, host: int, endpoint: Endpoint) -> Identity:
-        request, elastic = self._request, plan.elastic_gang
-        place = (
-            None
-            if elastic is None
-            else HostAssignment(
-                host=host,
-                slices=tuple(range(elastic.most)),
-                most_attempts=plan.most_attempts,
-                retries_left=plan.options.retries,
-            )
-        )
+        request, place = self._request, None
+        if _may_repeat(plan):
+            from kinetic._core.gang.formation import first_assignment, make_policy
+
+            place = replace(first_assignment(plan, make_policy(plan)), host=host)
         return Identity(
             store_uri=request.store,
             job_id=plan.job_id,
@@ -301,21 +258,22 @@ class Supervisor:
             address="127.0.0.1",
             scratch=str(self._scratch),
             simulated=True,
-            elastic=place,
-            elastic_seat=host,
+            assignment=place,
+            assigned_seat=host,
+            stays=_stays(plan),
             base_env=request.base_env,
             secrets=request.secrets,
             heartbeat_s=request.heartbeat_s,
             unreachable_after_s=request.unreachable_after_s,
         )
 
-    def _publish(self, agents: Agents, attempt: int, endpoint: Endpoint) -> None:
+    def _publish(self, agents: Agents, endpoint: Endpoint) -> None:
         record = {
             "pid": os.getpid(),
             "target": endpoint.target,
             "token": endpoint.token,
             "agents": {str(host): pid for pid, host in agents.pids.items()},
-            "attempt": attempt,
+            "attempt": self._attempt,
         }
         self._put("supervisor.json", record)
 
@@ -352,6 +310,17 @@ class Supervisor:
             (self._own / name).unlink(missing_ok=True)
         if self._socket_dir is not None:
             _remove(self._socket_dir)
+
+
+def _may_repeat(plan: Plan) -> bool:
+    """Whether there may be another attempt."""
+    return plan.elastic_gang is not None or plan.options.retries > 0
+
+
+def _stays(plan: Plan) -> bool:
+    """Whether agents wait for their place in the next attempt. One that is alone is quicker to
+    start than to connect."""
+    return _may_repeat(plan) and (plan.hosts > 1 or plan.elastic_gang is not None)
 
 
 def _answer(fd: int, words: dict[str, Any]) -> None:

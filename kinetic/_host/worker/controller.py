@@ -15,7 +15,7 @@ from typing import Any
 
 from kinetic._core.exits import Leaving
 from kinetic._core.gang.controller import Again, Calls, Cause, cause_of
-from kinetic._core.gang.elastic import GiveUp, count_slices, name_slices, what_is_back
+from kinetic._core.gang.policy import GiveUp, count_slices, name_slices, what_is_back
 from kinetic._core.options import Elastic
 from kinetic._host.worker import proxy, streams
 from kinetic._host.worker.joining import World

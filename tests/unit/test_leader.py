@@ -1,4 +1,4 @@
-"""What the leader of an elastic job makes of hosts that ask for a place, and of those gone since.
+"""What a leader makes of hosts that ask for a place, and of those gone since.
 
 In: a leader over agents that are no processes. Out: which slices it counts on.
 """
@@ -20,12 +20,14 @@ from manifest_cases import planned
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
-from kinetic._core.gang.elastic import Form, Loss, SliceState
+from kinetic._core.gang.formation import make_policy
+from kinetic._core.gang.policy import Form, Loss, SliceState
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
-from kinetic._host.elastic_leader import ElasticLeader
+from kinetic._host.desk import Desk
 from kinetic._host.hosts import ForkedHosts, RemoteHosts
-from kinetic._host.leader import FIRST_SIGN_S, Attempt
+from kinetic._host.leader import FIRST_SIGN_S, Leader
+from kinetic._host.verdicts import Attempt
 from kinetic._store.log_segments import SegmentReader
 
 
@@ -46,7 +48,10 @@ class FakeAgents:
     def world_fault(self, patience_s):
         return self.fault
 
-    def fork_again(self, seat, start):
+    def signal(self, signum, hosts=None):
+        pass
+
+    def fork_again(self, seat, place=None, *, start=1):
         self.started.append((seat, start))
         self.pids[200 + start] = seat
 
@@ -56,7 +61,7 @@ class Forked:
 
     def __init__(self):
         self.agents = FakeAgents()
-        self.crew = ForkedHosts(self.agents)
+        self.crew = ForkedHosts(self.agents, stay=True)
 
     def started(self):
         """The host that was started again, and its start."""
@@ -81,14 +86,7 @@ def hosts(request):
 
 def leading(crew):
     plan = planned("cpu:2", place=Place("local"), slices=(1, 2))
-    return ElasticLeader(
-        plan,
-        plan.options.elastic,
-        MemoryStore(),
-        crew,
-        heartbeat_timeout_s=10.0,
-        has_records=lambda: True,
-    )
+    return Leader(plan, MemoryStore(), crew, make_policy(plan), has_records=lambda: True)
 
 
 def die(leader, seat):
@@ -102,7 +100,7 @@ def test_what_the_agent_of_a_lost_slice_has_asked_for_counts_no_more():
     async def story():
         hosts = Forked()
         leader = leading(hosts.crew)
-        first = asyncio.create_task(leader._lobby.ask(1, 1))
+        first = asyncio.create_task(leader._hosts.lobby.ask(1, 1))
         await asyncio.sleep(0)
         leader._fail(Loss((1,), "its worker was killed"))
         assert hosts.agents.pids == {100: 0}
@@ -118,7 +116,7 @@ def test_the_agent_of_a_lost_slice_elsewhere_stays_and_waits_for_its_place():
     async def story():
         hosts = Distant()
         leader = leading(hosts.crew)
-        first = asyncio.create_task(leader._lobby.ask(1, 5))
+        first = asyncio.create_task(leader._hosts.lobby.ask(1, 5))
         await asyncio.sleep(0)
         leader._fail(Loss((1,), "its worker was killed"))
         leader._look()
@@ -133,7 +131,7 @@ def test_the_agent_of_a_lost_slice_elsewhere_stays_and_waits_for_its_place():
 def test_an_agent_elsewhere_that_says_that_it_ends_is_not_counted_on(how):
     async def story():
         leader = leading(RemoteHosts(2))
-        asking = asyncio.create_task(leader._lobby.ask(1, 5))
+        asking = asyncio.create_task(leader._hosts.lobby.ask(1, 5))
         await asyncio.sleep(0)
         leader._on_event(GangEvent(EventKind.REPORT, 1, exit=how))
         leader._fail(Loss((1,), "its machine is taken away"))
@@ -159,7 +157,7 @@ def test_a_slice_with_a_dead_agent_is_away_until_that_is_started_again(hosts):
 
 async def returned(leader, hosts):
     """The host that was started again waits for its place, and its slice is counted on."""
-    again = asyncio.create_task(leader._lobby.ask(*hosts.started()))
+    again = asyncio.create_task(leader._hosts.lobby.ask(*hosts.started()))
     await asyncio.sleep(0)
     leader._look()
     assert leader._policy.stands(1) is SliceState.THERE
@@ -169,12 +167,12 @@ async def returned(leader, hosts):
 def test_a_new_start_tells_that_the_one_before_is_dead():
     async def story():
         leader, lost = leading(RemoteHosts(2)), []
-        leader._coordinator = SimpleNamespace(mark_lost=lambda rank, why: lost.append((rank, why)))
-        leader._give_places(0.0)
-        assert (await leader._lobby.ask(1, 5)).host == 1
-        assert (await leader._lobby.ask(1, 6)).host == 1, "it had not joined yet: no loss"
+        leader._gang.mark_lost = lambda rank, why, now: lost.append((rank, why))
+        leader._give_places()
+        assert (await leader._hosts.lobby.ask(1, 5)).host == 1
+        assert (await leader._hosts.lobby.ask(1, 6)).host == 1, "it had not joined yet: no loss"
         leader._on_event(GangEvent(EventKind.JOINED, 1))
-        again = asyncio.create_task(leader._lobby.ask(1, 7))
+        again = asyncio.create_task(leader._hosts.lobby.ask(1, 7))
         await asyncio.sleep(0)
         assert lost == [(1, "its agent ended, and was started again.")]
         again.cancel()
@@ -187,7 +185,7 @@ def test_hosts_elsewhere_that_come_and_go_while_their_slice_is_away_are_counted_
         leader = leading(RemoteHosts(2))
         leader._fail(Loss((1,), "its machine is gone"))
         for start in (5, 6, 7):
-            waiting = asyncio.create_task(leader._lobby.ask(1, start))
+            waiting = asyncio.create_task(leader._hosts.lobby.ask(1, start))
             await asyncio.sleep(0)
             waiting.cancel()
         assert [failure.slices for failure in leader._policy.failures] == [(1,)]
@@ -209,10 +207,10 @@ def test_nobody_waits_for_hosts_elsewhere_that_know_or_are_dead():
     async def story():
         leader = leading(RemoteHosts(2))
         die(leader, 0)
-        asking = asyncio.create_task(leader._lobby.ask(1, 5))
+        asking = asyncio.create_task(leader._hosts.lobby.ask(1, 5))
         await asyncio.sleep(0)
-        leader._lobby.close()
-        await asyncio.wait_for(leader._all_gone(), 60)
+        leader._hosts.close(())
+        await asyncio.wait_for(leader._all_gone(Desk(leader._store, "", None)), 60)
         assert await asking is None
 
     asyncio.run(story())
@@ -225,7 +223,6 @@ def test_a_host_that_was_ready_and_is_not_heard_from_is_given_up(hosts):
         leader = leading(hosts.crew)
         first = leader._gang.spec.first_sign_s
         assert first == (FIRST_SIGN_S if isinstance(hosts, Forked) else None)
-        leader._coordinator = SimpleNamespace(serve_next=lambda gang: None)
         leader._begin(Attempt(Outcome(Verdict.FAILED)))
         assert leader._gang.spec.first_sign_s == FIRST_SIGN_S
 
@@ -236,7 +233,7 @@ def test_a_job_cancelled_while_an_attempt_ends_that_lost_a_slice_is_cancelled():
     async def story():
         leader = leading(Forked().crew)
         gang, now = leader._gang, time.monotonic()
-        leader._coordinator = SimpleNamespace(wait_finished=lambda: asyncio.sleep(0))
+        coordinator = SimpleNamespace(wait_finished=lambda: asyncio.sleep(0))
         for host in range(2):
             gang.join(host, f"agent {host}", "", now)
         gang.mark_lost(1, "its machine is gone", now)
@@ -244,7 +241,9 @@ def test_a_job_cancelled_while_an_attempt_ends_that_lost_a_slice_is_cancelled():
         gang.report(HostReport(0, Exit.STOPPED), now)
         gang.sweep(now)
         assert gang.finished
-        outcome = (await leader._lead_attempts()).outcome
+        outcome = (
+            await leader._lead_attempts(coordinator, Desk(leader._store, "", coordinator))
+        ).outcome
         assert outcome.verdict is Verdict.CANCELLED
         assert "host 0 of slice 1: its machine is gone" in outcome.reason
         assert not any("waiting" in line for line in leader._story._lines)
@@ -256,7 +255,7 @@ def test_an_attempt_whose_world_is_served_no_more_ends_at_once_and_counts_nothin
     async def story():
         hosts = Forked()
         leader, broken = leading(hosts.crew), []
-        leader._coordinator = SimpleNamespace(break_off=broken.append)
+        leader._gang.break_off = lambda why, now: broken.append(why)
         leader._look()
         assert broken == []
         hosts.agents.fault = "what serves was killed by SIGKILL"
@@ -275,13 +274,10 @@ def test_a_slice_that_dies_while_it_waits_is_not_counted_on(hosts):
         die(leader, 1)
         leader._fail(Loss((1,), "its machine is gone"))
         leader._look()
-        waiting = asyncio.create_task(leader._lobby.ask(*hosts.started()))
+        waiting = asyncio.create_task(leader._hosts.lobby.ask(*hosts.started()))
         await asyncio.sleep(0)
         leader._look()
-        if leader._hosts.announces:
-            leader.on_leave(1)
-        else:
-            leader._on_death(1, "its agent was killed")
+        leader._hosts.on_leave(1)
         assert leader._policy.stands(1) is SliceState.AWAY
         leader._look()
         assert leader._policy.stands(1) is SliceState.AWAY

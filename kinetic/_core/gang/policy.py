@@ -1,7 +1,10 @@
-"""Whether an elastic job goes on after it has lost slices, when, and with which of them.
+"""Whether a job goes on after an attempt has failed, when, and with which slices.
 
 In: how attempts end, which slices are there, the time. Out: a `Form`, a `Restart` or a `GiveUp`;
 whether the running gang should make room for a slice that is back. Pure: no I/O, no clock.
+
+An elastic job forms on a range of slices, and counts losses. Any other is a fixed one: it forms on
+all slices or not at all, and whatever has failed takes one of its `retries`.
 
     GATHERING ──all slices there, or enough and nobody has come for a while──> RUNNING
     RUNNING ──an attempt failed──> FORMING ──all slices there, or enough and no time left──> RUNNING
@@ -19,12 +22,15 @@ Promises:
     5. The first attempt waits for more slices than `least` for `start_wait_s`, where slices come
        one by one; what happens before it is no failure.
     6. A slice that is lost again before it takes part is started again later and later.
+    7. A fixed job whose host was taken away goes on, which counts against no limit but
+       `MOST_TAKEN_AWAY`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
+from typing import Self
 
 from kinetic._core.exits import Exit
 from kinetic._core.gang.patience import patience_with
@@ -34,6 +40,8 @@ from kinetic._core.values import dataclass
 
 MOST_FAULTS = 3
 """How often kinetic's own processes may fail."""
+MOST_TAKEN_AWAY = 100
+"""How many attempts of a job do not count because its cluster took a host away."""
 _SIGABRT = 6
 _LONGEST_PAUSE_S = 30.0
 _FIRST_PAUSE_S = 0.5
@@ -126,6 +134,13 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     return None
 
 
+def slices_to_end(outcome: Outcome, each: int) -> tuple[int, ...]:
+    """Return the slices, of so many hosts each, of which a host died or gave no sign of life."""
+    silent = (Exit.HANG, Exit.NEVER_JOINED)
+    hosts = (r.host for r in outcome.reports if r.exit.kind.fatal or r.exit in silent)
+    return tuple(sorted({host // each for host in hosts}))
+
+
 def _is_abort(report: HostReport) -> bool:
     """Whether it ended itself. JAX does that to processes that have lost their coordinator: they
     are lost only if nobody died in another way."""
@@ -149,7 +164,7 @@ def may_follow_from_fault(outcome: Outcome) -> bool:
     )
 
 
-class Elasticity:
+class AttemptPolicy:
     """The state machine. An attempt begins with it, on all slices."""
 
     def __init__(
@@ -160,12 +175,18 @@ class Elasticity:
         failures: tuple[Failure, ...] = (),
         *,
         retries: int = 0,
+        is_fixed: bool = False,
+        taken_away: int = 0,
     ) -> None:
         """Begin, or go on with this attempt after those of a leader that was lost.
         `away_s`: how long a lost slice stays away, where the slices are simulated. `retries`: how
-        often the function may still fail."""
+        often the function may still fail. `taken_away`: how many attempts of a fixed job have
+        ended because a host was taken away."""
         self.rules = rules
+        self.is_fixed = is_fixed
         self.retries_left = retries
+        self._goes_on_when_taken_away = is_fixed and (retries > 0 or attempt > 1)
+        self._taken_away = taken_away
         self._away_s = away_s
         self.attempt = attempt
         self.failures = failures
@@ -180,6 +201,21 @@ class Elasticity:
         self._forming_since: float | None = None
         self._early_losses = dict.fromkeys(self.slices, 0)
         self._start_at: dict[int, float] = {}
+
+    @classmethod
+    def make_fixed(
+        cls,
+        slices: int,
+        *,
+        start_timeout_s: float = 600.0,
+        attempt: int = 1,
+        retries: int = 0,
+        taken_away: int = 0,
+    ) -> Self:
+        """Return that of a job that needs all of its slices. Hosts that are started again may take
+        `start_timeout_s` to be there."""
+        rules = Elastic(slices, slices, max_failures=0, slice_timeout_s=start_timeout_s)
+        return cls(rules, attempt=attempt, retries=retries, is_fixed=True, taken_away=taken_away)
 
     def gather(self, now: float) -> None:
         """Wait for slices before the first attempt, which forms on those that are there."""
@@ -225,19 +261,24 @@ class Elasticity:
         return self._standing[which]
 
     def may_repeat(self, outcome: Outcome) -> bool:
-        """Whether another attempt follows one that has failed though no slice was lost; not where
-        the time is over, which all attempts share."""
+        """Whether another attempt follows one that has failed; in an elastic job, though no slice
+        was lost, and not where the time is over, which its attempts share."""
         first = outcome.first
-        if outcome.verdict is not Verdict.FAILED or first is None or first.exit is Exit.TIMEOUT:
+        if outcome.verdict is not Verdict.FAILED or first is None or not first.exit.kind.retryable:
             return False
-        return first.exit.kind.retryable and self.retries_left > 0
+        if _is_taken_away(outcome) and self._goes_on_when_taken_away:
+            return self._taken_away < MOST_TAKEN_AWAY
+        return self.retries_left > 0 and (self.is_fixed or first.exit is not Exit.TIMEOUT)
 
     # -- what happens ------------------------------------------------------------------------------
 
-    def note_repeat(self, lost: Sequence[int], now: float) -> None:
-        """The function has failed, and is called again in new processes; these slices have ended
-        with it."""
-        self._repeats, self.retries_left = self._repeats + 1, self.retries_left - 1
+    def note_repeat(self, outcome: Outcome, lost: Sequence[int], now: float) -> None:
+        """The function is called again in new processes, because this attempt has failed; these
+        slices have ended with it."""
+        if self._goes_on_when_taken_away and _is_taken_away(outcome):
+            self._taken_away += 1
+        else:
+            self._repeats, self.retries_left = self._repeats + 1, self.retries_left - 1
         self._grows, self.begins_anew, self._is_fault = True, True, False
         self._leave(lost, now)
 
@@ -271,7 +312,9 @@ class Elasticity:
         next attempt waits for it."""
         if self._standing[which] is SliceState.TAKES_PART:
             return  # Its attempt is about to end, and says so.
-        if self.forming and counts and not (self._is_fault or self.gathers):
+        if self.forming and self.is_fixed:
+            self._note_fault((which,), first_line(why))
+        elif self.forming and counts and not (self._is_fault or self.gathers):
             self._count(Loss((which,), first_line(why)))
         self._send_away(which, now)
 
@@ -287,7 +330,8 @@ class Elasticity:
         if len(self.failures) > self.rules.max_failures:
             return GiveUp(too_many(self.rules, self.failures))
         if len(self.faults) >= MOST_FAULTS:
-            return GiveUp(too_many_faults(self.faults, self.failures))
+            limit = "retries" if self.is_fixed else "max_failures"
+            return GiveUp(too_many_faults(self.faults, self.failures, limit))
         if self.gathers:
             return self._form_if_gathered(now)
         waited_s = now - self._forming_since
@@ -303,6 +347,8 @@ class Elasticity:
             return self._form(ready)
         if over and not self._slices_with(SliceState.COMING):
             gone = self._slices_with(SliceState.AWAY)
+            if self.is_fixed:
+                return GiveUp(too_late(self.rules))
             return GiveUp(too_few(self.rules, self.failures, gone, len(ready)))
         return self._restart_due(now)
 
@@ -363,13 +409,14 @@ def too_many(rules: Elastic, failures: Sequence[Failure]) -> str:
     return f"Given up: it failed {times}, and max_failures is {most}. {_history(failures)}"
 
 
-def too_many_faults(faults: Sequence[Failure], failures: Sequence[Failure]) -> str:
-    """Say that processes of kinetic's own have failed too often, with all failures of the job."""
+def too_many_faults(faults: Sequence[Failure], failures: Sequence[Failure], limit: str) -> str:
+    """Say that processes of kinetic's own have failed too often, with all failures of the job;
+    `limit` is the option that they do not count against."""
     told = "; ".join(f"attempt {each.attempt}: {each.why.rstrip('.')}" for each in faults)
     others = f" Losses besides: {_history(failures)}" if failures else ""
     return (
         f"Given up: processes of kinetic's own failed {len(faults)} times, which is no fault of "
-        f"the function: {told}. Look for what kills them (memory? `dmesg`); max_failures was not "
+        f"the function: {told}. Look for what kills them (memory? `dmesg`); {limit} was not "
         f"used up by them.{others}"
     )
 
@@ -381,6 +428,19 @@ def too_few(rules: Elastic, failures: Sequence[Failure], gone: Sequence[int], th
         f"Given up: {name_slices(gone)} did not return within {rules.slice_timeout_s:g} s "
         f"(slice_timeout), and there {'is' if there == 1 else 'are'} {left}. {_history(failures)}"
     )
+
+
+def too_late(rules: Elastic) -> str:
+    """Say that hosts that were started again were not there in time."""
+    return (
+        "Given up: not all hosts were ready for the next attempt within "
+        f"{rules.slice_timeout_s:g} s (start_timeout)."
+    )
+
+
+def _is_taken_away(outcome: Outcome) -> bool:
+    """Whether it ended because the cluster took a host away."""
+    return outcome.first is not None and outcome.first.exit is Exit.EVICTED
 
 
 def _history(failures: Sequence[Failure]) -> str:

@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._core.exits import Exit
-from kinetic._core.gang.elastic import (
+from kinetic._core.gang.messages import GangSpec
+from kinetic._core.gang.patience import patience_with
+from kinetic._core.gang.policy import (
     MOST_FAULTS,
-    Elasticity,
+    MOST_TAKEN_AWAY,
+    AttemptPolicy,
     Failure,
     Form,
     GiveUp,
@@ -19,10 +22,9 @@ from kinetic._core.gang.elastic import (
     SliceState,
     loss_of,
     may_follow_from_fault,
+    slices_to_end,
     tell_who_stays,
 )
-from kinetic._core.gang.messages import GangSpec
-from kinetic._core.gang.patience import patience_with
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import HostReport, RemoteError, judge
 
@@ -34,7 +36,7 @@ READY_S = patience_with("auto").ready_s
 
 def elasticity(least=1, most=3, failures=5, timeout=60.0, shrinks=False, survivors="auto"):
     rules = Elastic(least, most, failures, timeout, shrinks=shrinks, survivors=survivors)
-    return Elasticity(rules)
+    return AttemptPolicy(rules)
 
 
 def lost(machine, *slices, now=0.0):
@@ -56,6 +58,7 @@ def ended(*exits, error=None, blamed=()):
 ECHO = RemoteError("JaxRuntimeError", "gloo: connection closed", "", consequence=True)
 OWN = RemoteError("ValueError", "no", "")
 STOPPED, RAISED = Exit.STOPPED, Exit.RAISED
+FAILED = ended(RAISED, STOPPED, error=OWN, blamed=(0,))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,7 @@ def test_a_survivor_that_must_stay_may_take_as_long_to_leave_as_its_agent_lets_i
 
 
 def gathering(least=1, most=3, wait=60.0, **rules):
-    machine = Elasticity(Elastic(least, most, 5, 300.0, start_wait_s=wait, **rules))
+    machine = AttemptPolicy(Elastic(least, most, 5, 300.0, start_wait_s=wait, **rules))
     machine.gather(0.0)
     return machine
 
@@ -235,18 +238,18 @@ def test_who_is_not_there_in_time_is_for_the_gang_to_say():
 )
 def test_which_failures_may_be_repeated(outcome, may):
     rules = Elastic(1, 2, 0, 60.0)
-    assert Elasticity(rules, retries=1).may_repeat(outcome) is may
-    assert not Elasticity(rules, retries=0).may_repeat(outcome)
+    assert AttemptPolicy(rules, retries=1).may_repeat(outcome) is may
+    assert not AttemptPolicy(rules, retries=0).may_repeat(outcome)
 
 
 def test_a_retry_waits_for_no_slice_and_counts_against_no_failures():
-    machine = Elasticity(Elastic(1, 3, 1, 60.0), retries=2)
+    machine = AttemptPolicy(Elastic(1, 3, 1, 60.0), retries=2)
     lost(machine, 1)
     assert machine.decide(0.0) == Restart((1,))
     assert machine.decide(60.0) == Form((0, 2))
     assert machine.most_attempts == 4
     for left in (1, 0):
-        machine.note_repeat((), 61.0)
+        machine.note_repeat(FAILED, (), 61.0)
         assert (machine.decide(61.0), machine.begins_anew) == (None, True), "hosts get ready"
         for each in (0, 2):
             machine.note_ready(each)
@@ -459,7 +462,7 @@ def test_promises_hold_in_any_order(least, shrinks, failures, steps):
 
 def test_one_that_takes_over_goes_on_counting():
     before = (Failure(1, (2,), "killed"), Failure(2, (), "the head, which led the job, was lost"))
-    machine = Elasticity(Elastic(1, 3, 2, 60.0), attempt=3, failures=before)
+    machine = AttemptPolicy(Elastic(1, 3, 2, 60.0), attempt=3, failures=before)
     assert (machine.attempt, machine.slices) == (3, (0, 1, 2))
     machine.note_failure(Loss((0,), "killed again"), 0.0)
     decision = machine.decide(0.0)
@@ -484,3 +487,58 @@ def test_what_comes_and_goes_while_its_slice_is_away_may_not_count():
 )
 def test_it_tells_how_many_hosts_keep_their_process(kept, hosts, told):
     assert tell_who_stays(kept, hosts).startswith(told)
+
+
+# -- jobs that are not elastic ---------------------------------------------------------------------
+
+
+DIES = ended(Exit.SIGNAL, STOPPED, blamed=(0,))
+TAKEN = ended(Exit.EVICTED, STOPPED, blamed=(0,))
+LATE = ended(Exit.TIMEOUT, Exit.TIMEOUT, blamed=(0,))
+
+
+def test_whatever_fails_takes_a_retry_of_a_fixed_job():
+    machine = AttemptPolicy.make_fixed(2, retries=3)
+    for number, outcome in enumerate((FAILED, DIES, LATE), 2):
+        assert machine.may_repeat(outcome)
+        machine.note_repeat(outcome, (), float(number))
+        assert machine.decide(float(number)) is None, "it needs all slices"
+        for each in (0, 1):
+            machine.note_ready(each)
+        assert machine.decide(float(number)) == Form((0, 1))
+        assert machine.attempt == number
+    assert not machine.may_repeat(FAILED)
+    assert machine.most_attempts == 4
+
+
+def test_a_fixed_job_whose_host_is_taken_away_keeps_its_retries():
+    machine = AttemptPolicy.make_fixed(1, retries=1)
+    for _ in range(MOST_TAKEN_AWAY):
+        assert machine.may_repeat(TAKEN)
+        machine.note_repeat(TAKEN, (), 0.0)
+    assert not machine.may_repeat(TAKEN)
+    assert machine.retries_left == 1
+    assert not AttemptPolicy.make_fixed(1).may_repeat(TAKEN), "who asks for no retries gets none"
+
+
+def test_hosts_of_a_fixed_job_that_died_are_started_again_at_once():
+    machine = AttemptPolicy.make_fixed(2, retries=1, start_timeout_s=60.0)
+    machine.note_repeat(DIES, slices_to_end(DIES, 1), 1.0)
+    machine.note_ready(1)
+    assert machine.decide(1.0) == Restart((0,))
+    assert machine.decide(60.9) is None
+    assert "within 60 s (start_timeout)" in machine.decide(61.0).reason
+
+
+def test_hosts_of_a_fixed_job_that_die_between_two_attempts_are_kinetics_own_fault():
+    machine = AttemptPolicy.make_fixed(2, retries=5)
+    machine.note_repeat(FAILED, (), 0.0)
+    for _ in range(MOST_FAULTS):
+        machine.lose_slice(1, "host 0 of slice 1: killed", 0.0)
+    assert "retries was not used up by them" in machine.decide(0.0).reason
+
+
+def test_hosts_that_gave_no_sign_of_life_are_ended():
+    hung = ended(Exit.HANG, STOPPED, STOPPED, Exit.NEVER_JOINED, blamed=(0,))
+    assert slices_to_end(hung, 2) == (0, 1)
+    assert slices_to_end(FAILED, 1) == ()

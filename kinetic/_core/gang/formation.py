@@ -1,0 +1,85 @@
+"""What the plan of a job says of its attempts: policy, gang, places.
+
+In: a plan. Out: the policy that decides on attempts, what the gang of one is, the place of a host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kinetic._core.gang.messages import GangSpec, HostAssignment
+from kinetic._core.gang.patience import patience_with
+from kinetic._core.gang.policy import AttemptPolicy, Failure
+from kinetic._core.plan import Plan
+
+PEERS_S = 0.3
+"""How long other hosts may take to fail as one just did, so that all are named."""
+_SHORTEST_S = 0.001
+
+
+def make_policy(
+    plan: Plan,
+    *,
+    attempt: int = 1,
+    failures: tuple[Failure, ...] = (),
+    retries: int | None = None,
+    taken_away: int = 0,
+) -> AttemptPolicy:
+    """Return what decides on the attempts of a job from this one on; `retries` are left, by default
+    those of the plan."""
+    retries = plan.options.retries if retries is None else retries
+    if (elastic := plan.elastic_gang) is not None:
+        away_s = plan.limits.slice_away_s
+        return AttemptPolicy(elastic, away_s, attempt, failures, retries=retries)
+    return AttemptPolicy.make_fixed(
+        1 if plan.place.has_single_controller else plan.options.most_slices,
+        start_timeout_s=plan.limits.start_timeout_s,
+        attempt=attempt,
+        retries=retries,
+        taken_away=taken_away,
+    )
+
+
+def first_assignment(plan: Plan, policy: AttemptPolicy) -> HostAssignment:
+    """Return the place of host 0 in the attempt that a policy begins with."""
+    slices = policy.slices if plan.elastic_gang else tuple(range(plan.options.most_slices))
+    return HostAssignment(
+        policy.attempt,
+        hosts=plan.hosts,
+        slices=slices,
+        most_attempts=policy.most_attempts,
+        retries_left=policy.retries_left,
+    )
+
+
+def make_gang_spec(
+    plan: Plan,
+    policy: AttemptPolicy,
+    heartbeat_timeout_s: float,
+    *,
+    ran_s: float = 0.0,
+) -> GangSpec:
+    """Return what the gang of the current attempt is. `ran_s`: for how long those before have run,
+    with which the attempts of an elastic job share the limit."""
+    limits = plan.limits
+    spec = GangSpec(
+        hosts=plan.hosts,
+        start_timeout_s=limits.start_timeout_s,
+        timeout_s=limits.timeout_s,
+        hang_timeout_s=limits.hang_timeout_s,
+        heartbeat_timeout_s=heartbeat_timeout_s,
+        grace_s=limits.grace_s,
+        peers_window_s=PEERS_S,
+        still_notice_s=limits.still_notice_s,
+        attempt=policy.attempt,
+    )
+    if policy.is_fixed:
+        return spec
+    limit_s = limits.timeout_s
+    return replace(
+        spec,
+        hosts=len(policy.slices) * plan.topology.hosts,
+        slices=policy.slices,
+        report_s=patience_with(policy.rules.survivors).report_s,
+        timeout_s=None if limit_s is None else max(limit_s - ran_s, _SHORTEST_S),
+    )
