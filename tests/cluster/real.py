@@ -126,17 +126,17 @@ class _Api(HttpApi):
             "spec": {"resourceAttributes": asked | {"namespace": self.namespace}},
         }
         call = ApiCall("create", ACCESS_REVIEWS)
-        review = self._document("POST", ACCESS_REVIEWS.path(), call, body)
+        review = self._ask(call, body)
         return bool(review["status"].get("allowed"))
 
     def evict_pod(self, name: str) -> None:
         call = ApiCall("create", PODS, self.namespace, name)
         path = f"{PODS.path(self.namespace, name)}/eviction"
         body = {"kind": "Eviction", "apiVersion": "policy/v1", "metadata": {"name": name}}
-        self._repeat_call(call, lambda _: self._document("POST", path, call, body))
+        self._ask(call, body, path=path)
 
     def delete_pod(self, name: str, options: Document) -> None:
-        call, path = ApiCall("delete", PODS, self.namespace, name), PODS.path(self.namespace, name)
+        call = ApiCall("delete", PODS, self.namespace, name)
         body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
         with contextlib.suppress(NotFound):
-            self._repeat_call(call, lambda _: self._document("DELETE", path, call, body))
+            self._ask(call, body)

@@ -2,7 +2,8 @@
 
 In: a request (`ApiCall`) and the answer to it. Out: one of kinetic's exceptions. Pure.
 
-    BackendUnavailable   temporary: 429, 5xx, no connection
+    BackendUnavailable   temporary
+    ├── Busy             429, 5xx, no connection: the same call may succeed
     ├── Expired          410: the watch's resource version is too old; list again
     PreflightError       permanent
     ├── Forbidden        403: a permission is missing
@@ -48,6 +49,14 @@ def _as_its_base(error: KineticError) -> tuple[Any, ...]:
 
 
 @_show_as_base
+class Busy(BackendUnavailable):
+    """The same call may succeed later."""
+
+    after_s: float | None = None
+    """When the server wants to be asked again, if it says so."""
+
+
+@_show_as_base
 class Expired(BackendUnavailable):
     """The resource version that a watch or a list continues from is gone."""
 
@@ -76,6 +85,9 @@ class Refused(PreflightError):
 class Conflict(SubmitError):
     """The object exists already, or has changed since it was read."""
 
+    was_repeated = False
+    """Whether the call was made before, so that it may be in conflict with itself."""
+
 
 @dataclass(frozen=True)
 class ApiCall:
@@ -92,6 +104,11 @@ class ApiCall:
     resource: Resource
     namespace: str = ""
     name: str = ""
+
+    @property
+    def path(self) -> str:
+        """Where the request goes: what does not exist yet is sent to its kind."""
+        return self.resource.path(self.namespace, "" if self.verb == "create" else self.name)
 
     def __str__(self) -> str:
         named = f" {self.name}" if self.name else ""
@@ -145,7 +162,7 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
     if status in MAY_PASS and not may_pass(status, body):
         status = 413
     if status in MAY_PASS:
-        return BackendUnavailable(
+        return Busy(
             f"The cluster could not {call} at present (HTTP {status}).{told} Try again later."
         )
     if status == 413:
@@ -155,13 +172,13 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
     return BackendUnavailable(f"The cluster answered HTTP {status} to: {call}.{told}")
 
 
-def explain_unreachable(call: ApiCall, server: str, error: BaseException) -> BackendUnavailable:
+def explain_unreachable(call: ApiCall, server: str, error: BaseException) -> Busy:
     """Return the error for a server that cannot be reached, or that closed the connection."""
     cause = " ".join(str(error).split()) or type(error).__name__
     suspects = "the network, a VPN, and the context of your kubeconfig"
     if "proxy" in cause.lower():
         suspects = "your proxy; hosts that are reached without it belong in NO_PROXY"
-    return BackendUnavailable(
+    return Busy(
         f"Could not {call}: {server} does not answer ({cause}). Check {suspects}; jobs that were "
         "submitted are not affected."
     )

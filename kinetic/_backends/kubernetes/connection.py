@@ -15,14 +15,15 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from kinetic._backends.kubernetes import answers
 from kinetic._backends.kubernetes.answers import (
     ApiCall,
+    Busy,
     Conflict,
+    Expired,
+    Forbidden,
     NotInstalled,
     error_of,
     explain_unreachable,
@@ -45,8 +46,9 @@ from kinetic.version import __version__
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
 
-JSON = "application/json"
-MERGE_PATCH = "application/merge-patch+json"
+METHODS = {"create": "POST", "patch": "PATCH", "delete": "DELETE"}
+"""Of the verbs that change something; the others are GET."""
+KINDS = {"patch": "application/merge-patch+json"}
 WATCH_S = 280
 """How long the server keeps a watch open."""
 PAGE = 500
@@ -101,20 +103,14 @@ class HttpApi:
     def create(self, resource: Resource, document: Document, *, dry_run: bool = False) -> Document:
         """As in `Api`."""
         name = str((document.get("metadata") or {}).get("name", ""))
-        call = ApiCall("create", resource, self._namespace_of(resource), name)
-        path = f"{resource.path(call.namespace)}?fieldValidation=Strict{'&dryRun=All' * dry_run}"
-        unsure = False
-
-        def post(tries: int) -> Document:
-            nonlocal unsure
-            unsure = tries > 0
-            return self._document("POST", path, call, document)
-
+        call = self._call("create", resource, name)
+        query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         try:
-            return self._repeat_call(call, post)
-        except Conflict:
+            return self._ask(call, document, query)
+        except Conflict as conflict:
             # An earlier try may have created it, and its answer was lost.
-            if unsure and name and (there := self._find_same(resource, document, name)) is not None:
+            unsure = conflict.was_repeated and name
+            if unsure and (there := self._find_same(resource, document, name)) is not None:
                 return there
             raise
 
@@ -125,7 +121,7 @@ class HttpApi:
             there = self.get(resource, name)
         except NotFound:
             return None
-        except answers.Forbidden:
+        except Forbidden:
             return document
         wanted = (document.get("metadata") or {}).get("labels") or {}
         found = (there.get("metadata") or {}).get("labels") or {}
@@ -134,37 +130,27 @@ class HttpApi:
 
     def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Document:
         """As in `Api`."""
-        call = ApiCall("get", resource, self._namespace_of(resource, namespace), name)
-        path = resource.path(call.namespace, name)
-        return self._repeat_call(call, lambda _: self._document("GET", path, call))
+        return self._ask(self._call("get", resource, name, namespace))
 
     def list(self, resource: Resource, selection: Selector = Selector()) -> ObjectList:  # noqa: B008
         """As in `Api`."""
-        call = ApiCall("list", resource, self._namespace_of(resource, selection.namespace))
+        call = self._call("list", resource, namespace=selection.namespace)
+        query = {**_query(selection), "limit": str(PAGE)}
         items: list[Document] = []
-        more = ""
+        more: dict[str, str] = {}
         while True:
-            query = {
-                **_query(selection),
-                "limit": str(PAGE),
-                **({"continue": more} if more else {}),
-            }
-            path = f"{resource.path(call.namespace)}?{urlencode(query)}"
             try:
-                page = self._repeat_call(call, partial(self._page, path, call))
-            except answers.Expired:
+                page = self._ask(call, query={**query, **more})
+            except Expired:
                 if not more:
                     raise
-                items, more = [], ""  # reading all pages took too long: begin again
+                items, more = [], {}  # reading all pages took too long: begin again
                 continue
             items += page.get("items") or ()
             meta = page.get("metadata") or {}
-            more = meta.get("continue") or ""
-            if not more:
+            if not meta.get("continue"):
                 return ObjectList(tuple(items), str(meta.get("resourceVersion", "")))
-
-    def _page(self, path: str, call: ApiCall, _tries: int) -> Document:
-        return self._document("GET", path, call)
+            more = {"continue": meta["continue"]}
 
     def delete(
         self,
@@ -176,7 +162,6 @@ class HttpApi:
         grace_s: int | None = None,
     ) -> bool:
         """As in `Api`."""
-        call = ApiCall("delete", resource, self._namespace_of(resource), name)
         # a Job deleted without a policy leaves its pods behind
         body: Document = {
             "kind": "DeleteOptions",
@@ -187,20 +172,15 @@ class HttpApi:
             body["preconditions"] = {"uid": uid}
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
-        path = resource.path(call.namespace, name)
         try:
-            self._repeat_call(call, lambda _: self._document("DELETE", path, call, body))
+            self._ask(self._call("delete", resource, name), body)
         except NotFound:
             return False
         return True
 
     def patch(self, resource: Resource, name: str, change: Mapping[str, Any]) -> Document:
         """As in `Api`."""
-        call = ApiCall("patch", resource, self._namespace_of(resource), name)
-        path = resource.path(call.namespace, name)
-        return self._repeat_call(
-            call, lambda _: self._document("PATCH", path, call, dict(change), MERGE_PATCH)
-        )
+        return self._ask(self._call("patch", resource, name), change)
 
     def watch(
         self,
@@ -208,9 +188,9 @@ class HttpApi:
         selection: Selector = Selector(),  # noqa: B008
         *,
         resource_version: str = "",
-    ) -> JsonStream:
+    ) -> WatchStream:
         """As in `Api`. Not repeated: the watcher decides where to continue."""
-        call = ApiCall("watch", resource, self._namespace_of(resource, selection.namespace))
+        call = self._call("watch", resource, namespace=selection.namespace)
         query = {
             **_query(selection),
             "watch": "true",
@@ -218,8 +198,8 @@ class HttpApi:
             "timeoutSeconds": str(WATCH_S),
             **({"resourceVersion": resource_version} if resource_version else {}),
         }
-        path = f"{resource.path(call.namespace)}?{urlencode(query)}"
-        return JsonStream(self._stream(path, call))
+        response = self._send(call, None, call.path, query, preload=False)
+        return WatchStream(response, lambda error: explain_unreachable(call, self.server, error))
 
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
         """As in `Api`."""
@@ -234,17 +214,14 @@ class HttpApi:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": {k: v for k, v in asked.items() if v}},
         }
-        call = ApiCall("create", ACCESS_REVIEWS)
-        path = ACCESS_REVIEWS.path()
-        review = self._repeat_call(call, lambda _: self._document("POST", path, call, body))
+        review = self._ask(ApiCall("create", ACCESS_REVIEWS), body)
         return bool((review.get("status") or {}).get("allowed"))
 
     def knows(self, resource: Resource) -> bool:
         """As in `Api`."""
-        call = ApiCall("get", resource)
         path = f"/apis/{resource.group}/{resource.version}" if resource.group else "/api/v1"
         try:
-            found = self._repeat_call(call, lambda _: self._document("GET", path, call))
+            found = self._ask(ApiCall("get", resource), path=path)
         except (NotInstalled, NotFound):
             return False
         return any(r.get("name") == resource.plural for r in found.get("resources") or ())
@@ -252,7 +229,7 @@ class HttpApi:
     def version(self) -> Version:
         """As in `Api`."""
         call = ApiCall("get", Resource("", "v1", "version", namespaced=False))
-        found = self._repeat_call(call, lambda _: self._document("GET", "/version", call))
+        found = self._ask(call, path="/version")
         numbers = [_leading_number(str(found.get(key, ""))) for key in ("major", "minor")]
         return Version(str(found.get("gitVersion", "")), *numbers)
 
@@ -270,99 +247,90 @@ class HttpApi:
             return ""
         return self.namespace if namespace is None else namespace
 
-    def _repeat_call(self, call: ApiCall, send: Callable[[int], Document]) -> Document:
+    def _call(
+        self, verb: str, resource: Resource, name: str = "", namespace: str | None = None
+    ) -> ApiCall:
+        return ApiCall(verb, resource, self._namespace_of(resource, namespace), name)
+
+    def _ask(
+        self,
+        call: ApiCall,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        *,
+        path: str = "",
+    ) -> Document:
         """Make a call, and repeat it if that may help."""
         tries = 0
         while True:
             try:
-                return send(tries)
-            except _MayPass as broken:
+                answer = self._send(call, body, path or call.path, query or {}, preload=True)
+                return self._read_document(call, answer.data)
+            except Busy as error:
                 tries += 1
                 if tries >= self._patience.tries:
-                    raise broken.error from broken.error.__cause__
-                wait_s = broken.after_s
+                    raise
+                wait_s = error.after_s
                 if wait_s is None:
                     wait_s = waits_s(tries, self._patience, self._random)
+            except Conflict as conflict:
+                conflict.was_repeated = tries > 0
+                raise
             self._sleep(wait_s)
 
-    def _document(
-        self, method: str, path: str, call: ApiCall, body: Document | None = None, kind: str = JSON
-    ) -> Document:
-        response = self._send(method, path, call, body, kind, preload=True)
-        if response.status >= 400:
-            raise self._problem(call, response.status, response.headers, response.data)
+    def _read_document(self, call: ApiCall, data: bytes) -> Document:
         try:
-            found = json.loads(response.data)
+            found = json.loads(data)
+            if not isinstance(found, dict):
+                raise ValueError("no object in the answer")
         except ValueError as error:
-            raise _MayPass(explain_unreachable(call, self.server, error)) from error
-        if not isinstance(found, dict):
-            raise _MayPass(
-                explain_unreachable(call, self.server, ValueError("no object in the answer"))
-            )
+            raise explain_unreachable(call, self.server, error) from error
         return found
-
-    def _stream(self, path: str, call: ApiCall) -> HttpStream:
-        try:
-            response = self._send("GET", path, call, None, JSON, preload=False)
-            if response.status >= 400:
-                body = response.read(1 << 20)
-                response.release_conn()
-                raise self._problem(call, response.status, response.headers, body)
-        except _MayPass as broken:
-            raise broken.error from broken.error.__cause__
-        return HttpStream(response, lambda error: explain_unreachable(call, self.server, error))
-
-    def _problem(
-        self, call: ApiCall, status: int, headers: Mapping[str, str], body: bytes
-    ) -> Exception:
-        error = error_of(call, status, body)
-        if not answers.may_pass(status, body):
-            return error
-        return _MayPass(error, _retry_after(headers))
 
     def _send(
         self,
-        method: str,
-        path: str,
         call: ApiCall,
-        body: Document | None,
-        kind: str,
+        body: Mapping[str, Any] | None,
+        path: str,
+        query: Mapping[str, str],
         *,
         preload: bool,
     ) -> BaseHTTPResponse:
         """Send a request, and again with fresh credentials if the first are refused."""
         import urllib3
 
+        url = f"{self.server}{path}?{urlencode(query)}" if query else self.server + path
+        read_s = self._patience.read_s if preload else self._patience.stream_s
+        headers = {"accept": "application/json", "user-agent": f"kinetic/{__version__}"}
+        if body is not None:
+            headers["content-type"] = KINDS.get(call.verb, "application/json")
         proof = self._credentials.proof()
         for attempt in range(2):
-            headers = {"accept": JSON, "user-agent": f"kinetic/{__version__}"}
-            if body is not None:
-                headers["content-type"] = kind
-            if proof.authorization:
-                headers["authorization"] = proof.authorization
             try:
                 response = self._pool(proof).request(
-                    method,
-                    self.server + path,
+                    METHODS.get(call.verb, "GET"),
+                    url,
                     body=None if body is None else json.dumps(body).encode(),
-                    headers=headers,
-                    timeout=urllib3.Timeout(
-                        connect=self._patience.connect_s,
-                        read=self._patience.read_s if preload else self._patience.stream_s,
-                    ),
+                    headers={**headers, **proof.headers},
+                    timeout=urllib3.Timeout(connect=self._patience.connect_s, read=read_s),
                     retries=False,
                     preload_content=preload,
                 )
+                refusal = response.data if response.status >= 400 else b""
             except urllib3.exceptions.SSLError as error:
                 raise self._explain_untrusted(error) from error
             except urllib3.exceptions.HTTPError as error:
-                raise _MayPass(explain_unreachable(call, self.server, error)) from error
+                raise explain_unreachable(call, self.server, error) from error
             self._note_clock(response.headers)
-            if response.status != 401 or attempt == 1:
+            if response.status < 400:
                 return response
-            response.close()
+            if response.status != 401 or attempt == 1:
+                break
             proof = self._credentials.renew_proof(proof)
-        raise AssertionError("not reached")
+        problem = error_of(call, response.status, refusal)
+        if isinstance(problem, Busy):
+            problem.after_s = _retry_after(response.headers)
+        raise problem
 
     def _note_clock(self, headers: Mapping[str, str]) -> None:
         with contextlib.suppress(KeyError, TypeError, ValueError):  # Not every answer has a date.
@@ -404,80 +372,45 @@ def share_connection(
         return made
 
 
-class HttpStream:
-    """The bytes of an answer, as they arrive."""
+class WatchStream:
+    """The events of a watch: one JSON object in each line."""
 
     def __init__(
-        self, response: BaseHTTPResponse, problem: Callable[[BaseException], KineticError]
+        self, response: BaseHTTPResponse, explain: Callable[[BaseException], KineticError]
     ) -> None:
         """Read an answer.
 
         Args:
             response: with its head already read.
-            problem: makes the error for a connection that breaks.
+            explain: makes the error for a connection that breaks.
         """
-        self.status = response.status
         self._response = response
-        self._problem = problem
+        self._explain = explain
         self._closed = False
 
-    def __iter__(self) -> Iterator[bytes]:
-        """As in `EventStream`, of bytes."""
+    def __iter__(self) -> Iterator[Document]:
+        """As in `EventStream`."""
         import urllib3
 
+        rest = b""
         try:
             while not self._closed and (data := self._response.read1(1 << 16)):
-                yield data
+                *lines, rest = (rest + data).split(b"\n")
+                for event in map(json.loads, filter(bytes.strip, lines)):
+                    yield event if isinstance(event, dict) else {}
         except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError) as error:
             if not self._closed:  # closing it from another thread makes reading fail
-                raise self._problem(error) from error
+                raise self._explain(error) from error
         finally:
             self._response.close()
 
     def close(self) -> None:
-        """As in `EventStream`, of bytes."""
+        """As in `EventStream`."""
         self._closed = True
         try:
             self._response.shutdown()  # wakes the reader
         except (ValueError, RuntimeError, OSError):
             self._response.close()  # it has been read to its end
-
-
-class JsonStream:
-    """The events of a watch: one JSON object in each line."""
-
-    def __init__(self, stream: HttpStream) -> None:
-        """Read a stream of lines."""
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[Document]:
-        """As in `EventStream`."""
-        rest = b""
-        for data in self._stream:
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                if line.strip():
-                    yield self._event(line)
-
-    def _event(self, line: bytes) -> Document:
-        try:
-            found = json.loads(line)
-        except ValueError as error:
-            raise self._stream._problem(error) from error
-        return found if isinstance(found, dict) else {}
-
-    def close(self) -> None:
-        """As in `EventStream`."""
-        self._stream.close()
-
-
-class _MayPass(Exception):
-    """A failure after which the same call may succeed."""
-
-    def __init__(self, error: KineticError, after_s: float | None = None) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.after_s = after_s
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -50,6 +50,11 @@ class Proof:
     key: bytes = b""
     expires_at: float | None = None
 
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What a request says about its caller."""
+        return {"authorization": self.authorization} if self.authorization else {}
+
     def __repr__(self) -> str:
         return "Proof(…)"
 
