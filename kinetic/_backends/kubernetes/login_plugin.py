@@ -6,8 +6,6 @@ would otherwise see nothing for minutes.
 
 from __future__ import annotations
 
-import os
-import selectors
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +18,7 @@ PROMPT_S = 0.5
 """A line without an end for this long is a prompt."""
 AFTER_S = 1.0
 """How long to wait for output once the program has ended: another process may hold its pipes."""
+_TICK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,9 @@ def run(
         subprocess.TimeoutExpired: it took too long.
     """
     begun = time.monotonic()
+    output, said = b"", b""
+    ended_at: float | None = None
+    messages = _LoginMessages(tell, begun + quiet_s)
     with subprocess.Popen(
         command,
         env=dict(env),
@@ -67,67 +69,42 @@ def run(
         stderr=subprocess.PIPE,
     ) as process:
         try:
-            said = _Said(tell, begun + quiet_s)
-            output = _attend(process, said, begun + limit_s)
-            code = process.wait(max(0.0, begun + limit_s - time.monotonic()))
-        except BaseException as error:
+            while True:
+                try:
+                    output, said = process.communicate(timeout=_TICK_S)
+                    return Ran(process.returncode, output, said)
+                except subprocess.TimeoutExpired as so_far:
+                    output, said = so_far.output or output, so_far.stderr or said
+                now = time.monotonic()
+                if process.poll() is not None:
+                    ended_at = ended_at or now
+                    if now - ended_at >= AFTER_S:
+                        return Ran(process.returncode, output, said)
+                if now - begun >= limit_s:
+                    raise subprocess.TimeoutExpired(command[0], limit_s)
+                messages.hear(said, now)
+        except BaseException:
             process.kill()
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise subprocess.TimeoutExpired(command[0], limit_s) from None
             raise
-    return Ran(code, output, bytes(said.all))
 
 
-class _Said:
-    """What a program says, told in whole lines as long as these end."""
+class _LoginMessages:
+    """Tells what a program says, in whole lines as long as these end."""
 
     def __init__(self, tell: Callable[[str], object], tell_from: float) -> None:
-        self.all = bytearray()
         self._tell, self._tell_from = tell, tell_from
+        self._heard, self._heard_at = 0, 0.0
         self._told = 0
-        self._heard_at = 0.0
 
-    def hear(self, part: bytes) -> None:
-        """More was said."""
-        self.all += part
-        self._heard_at = time.monotonic()
-
-    def pass_on(self) -> None:
-        """Tell what is due."""
-        now = time.monotonic()
+    def hear(self, said: bytes, now: float) -> None:
+        """Tell what is due of all that was said."""
+        if len(said) > self._heard:
+            self._heard, self._heard_at = len(said), now
         if now < self._tell_from:
             return
-        end = self.all.rfind(b"\n") + 1
-        if now - self._heard_at >= PROMPT_S:
-            end = len(self.all)
-        new, self._told = bytes(self.all[self._told : end]), max(self._told, end)
+        is_prompt = now - self._heard_at >= PROMPT_S
+        end = len(said) if is_prompt else said.rfind(b"\n") + 1
+        new, self._told = said[self._told : end], max(self._told, end)
         for line in new.decode(errors="replace").splitlines():
             if line.strip():
                 self._tell(line.rstrip())
-
-
-def _attend(process: subprocess.Popen[bytes], said: _Said, until: float) -> bytes:
-    """Read both streams to their ends; return the standard output."""
-    assert process.stdout is not None
-    assert process.stderr is not None
-    output = bytearray()
-    ended_at: float | None = None
-    with selectors.DefaultSelector() as selector:
-        for stream, hear in ((process.stdout, output.extend), (process.stderr, said.hear)):
-            selector.register(stream, selectors.EVENT_READ, hear)
-        while selector.get_map():
-            now = time.monotonic()
-            if now >= until:
-                raise subprocess.TimeoutExpired("", 0.0)
-            if process.poll() is not None:
-                ended_at = ended_at or now
-                if now - ended_at >= AFTER_S:
-                    break
-            for key, _ in selector.select(0.1):
-                part = os.read(key.fd, 65536)
-                if part:
-                    key.data(part)
-                else:
-                    selector.unregister(key.fileobj)
-            said.pass_on()
-    return bytes(output)
