@@ -8,15 +8,17 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from kinetic._backends.kubernetes import credentials, kubeconfig, login_plugin
+from kinetic._backends.kubernetes import cluster, credentials, kubeconfig, login_plugin
 from kinetic._backends.kubernetes.credentials import Credentials, proof_of
 from kinetic._backends.kubernetes.kubeconfig import Access, choose, find, read
+from kinetic._core.place import Place
 from kinetic.errors import PreflightError
 
 NAMES = ("gke_p_us-east5-b_tpu", "gke_p_us-west1-a_tpu", "gke_q_us-east5-b_dev", "minikube")
@@ -329,4 +331,15 @@ def test_other_ways_to_log_in() -> None:
     assert of(username="me", password="pw") == f"Basic {base64.b64encode(b'me:pw').decode()}"
     with pytest.raises(PreflightError, match="cannot be read"):
         of(tokenFile="/no/such/file")
+    assert (
+        of(**{"auth-provider": {"name": "oidc", "config": {"id-token": "abc\n"}}}) == "Bearer abc"
+    )
+    with pytest.raises(PreflightError, match="auth-provider azure, which is no longer"):
+        of(**{"auth-provider": {"name": "azure"}})
     assert credentials.EARLY_S > 0
+
+
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(PreflightError, match=r"\(yaml\)\. Run `pip install 'kinetic-sdk\[gcp\]'`"):
+        cluster.connect(Place("gke"), {})

@@ -6,6 +6,7 @@ In: settings, places. Out: what asks that cluster; it is asked when an answer is
 from __future__ import annotations
 
 import functools
+import importlib.util
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from kinetic._backends.kubernetes.pods import PodSettings
     from kinetic._config.settings import Settings
     from kinetic._store.base import Store
+
+_PACKAGES = ("urllib3", "yaml")
 
 
 def make_backend(place: Place, store: Store) -> KubernetesBackend:
@@ -79,8 +82,14 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
     a `patience` of its own.
 
     Raises:
-        PreflightError: there is no such cluster, with where to run instead.
+        PreflightError: there is no such cluster, with where to run instead; or packages are
+            missing.
     """
+    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+        raise PreflightError(
+            f"Clusters need packages that are not installed here ({', '.join(missing)}). Run `pip "
+            "install 'kinetic-sdk[gcp]'`."
+        )
     from kinetic._backends.kubernetes import kubeconfig
     from kinetic._backends.kubernetes.connection import HttpApi, share_connection
     from kinetic._backends.local import simulation

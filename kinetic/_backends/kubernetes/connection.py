@@ -1,7 +1,6 @@
 """The API server over HTTP: the implementation of `api.Api`, and the only place that sends.
 
-In: an `Access`. Out: documents and streams. Bodies are plain JSON: the official client makes an
-object of each field, which takes longer than the call, and does not know JobSets.
+In: an `Access`. Out: documents and streams. Bodies are plain JSON.
 """
 
 from __future__ import annotations

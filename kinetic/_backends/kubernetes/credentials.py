@@ -209,24 +209,18 @@ def _status_of(
 
 
 def _from_provider(access: Access, provider: Mapping[str, Any]) -> Proof:
-    """For old kubeconfigs: google-auth for GKE, the official client for the rest."""
-    if provider.get("name") == "gcp":
+    """For old kubeconfigs. Tokens of OIDC are refreshed by kubectl alone, which keeps what comes
+    with them: where an issuer gives a refresh token only once, a second reader would log it out."""
+    name = provider.get("name")
+    if name == "gcp":
         return from_google()
-    from kubernetes import client, config
-
-    made = client.Configuration()
-    try:
-        config.load_kube_config(
-            config_file=":".join(map(str, access.sources)),
-            context=access.context,
-            client_configuration=made,
-            persist_config=False,
-        )
-    except config.ConfigException as error:
-        raise PreflightError(
-            f"The kubeconfig's context {access.context} cannot be used: {error}."
-        ) from error
-    return Proof(made.get_api_key_with_prefix("BearerToken") or "")
+    if name == "oidc":
+        return Proof(f"Bearer {str(provider['config']['id-token']).strip()}")
+    raise PreflightError(
+        f"The kubeconfig's context {access.context} logs in by the auth-provider {name}, which is "
+        "no longer supported. Get credentials for the cluster again, with a current version of "
+        "your provider's tools."
+    )
 
 
 def from_google() -> Proof:

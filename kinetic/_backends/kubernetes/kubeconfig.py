@@ -1,8 +1,7 @@
 """Which cluster, and which user: kubeconfig files and pods' own accounts, read and never written.
 
 In: paths, a cluster's or context's name, variables of the environment. Out: `Access`: a server and
-a user. The official client is not used for this: it takes half a second to import, logs to the root
-logger if a plugin fails, and then continues as nobody.
+a user.
 """
 
 from __future__ import annotations
