@@ -47,6 +47,7 @@ class Script:
 
     replies: list[Reply] = field(default_factory=list)
     requests: list[tuple[str, str, Any, str]] = field(default_factory=list)
+    impersonated: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
     date: str = "Thu, 01 Jan 1970 01:00:00 GMT"
 
@@ -64,6 +65,8 @@ def handler(script: Script) -> type[BaseHTTPRequestHandler]:
         def answer(self) -> None:
             length = int(self.headers.get("content-length") or 0)
             body = self.rfile.read(length)
+            headers = self.headers.items()
+            script.impersonated += [h for h in headers if h[0].startswith("Impersonate-")]
             script.requests.append(
                 (
                     self.command,
@@ -311,6 +314,47 @@ def test_expired_credentials_are_renewed_once(script: Script, tmp_path: Any) -> 
     with pytest.raises(answers.Unauthorized):
         api.get(JOBS, "a")
     api.close()
+
+
+def test_whoever_a_kubeconfig_names_is_impersonated(script: Script) -> None:
+    user = {
+        "token": "t",
+        "as": "robot",
+        "as-uid": "7",
+        "as-groups": ["a", "b"],
+        "as-user-extra": {"Reason/x": ["1", "2"]},
+    }
+    script.replies = [Reply(200, JOB)]
+    with contextlib.closing(HttpApi(Access(script.url, user=user), {})) as api:
+        api.get(JOBS, "a")
+    assert script.impersonated == [
+        ("Impersonate-User", "robot"),
+        ("Impersonate-Uid", "7"),
+        ("Impersonate-Group", "a"),
+        ("Impersonate-Group", "b"),
+        ("Impersonate-Extra-reason%2Fx", "1"),
+        ("Impersonate-Extra-reason%2Fx", "2"),
+    ]
+    assert script.requests[0][3] == "Bearer t"
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "is_direct"), [("10.0.0.0/8, 127.0.0.0/8", True), ("10.0.0.0/8,x/8", False)]
+)
+def test_networks_are_reached_without_a_proxy(
+    script: Script, monkeypatch: pytest.MonkeyPatch, no_proxy: str, is_direct: bool
+) -> None:
+    """As kubectl has it. The proxy here does not answer."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", no_proxy)
+    script.replies = [Reply(200, JOB)]
+    access = Access(script.url, user={"token": "t"})
+    with contextlib.closing(HttpApi(access, {}, patience=CallLimits(tries=1))) as api:
+        if is_direct:
+            assert api.get(JOBS, "a") == JOB
+        else:
+            with pytest.raises(BackendUnavailable, match="NO_PROXY"):
+                api.get(JOBS, "a")
 
 
 def lines(*documents: Any) -> bytes:

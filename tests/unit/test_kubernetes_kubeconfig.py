@@ -292,6 +292,18 @@ def test_a_plugin_that_leaves_somebody_with_its_pipes_is_not_waited_for(tmp_path
     assert proof.authorization == "Bearer abc"
 
 
+def test_a_plugin_that_must_ask_its_user_needs_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = plugin(tmp_path / "login", f"printf '%s' '{credential('abc')}'")
+    variables = {"PATH": os.defpath}
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(PreflightError, match="asks its user each time, and there is no terminal"):
+        proof_of(access_with(command, interactiveMode="Always"), variables, 0)
+    proof = proof_of(access_with(command, interactiveMode="IfAvailable"), variables, 0)
+    assert proof.authorization == "Bearer abc"
+
+
 def test_a_plugin_that_is_not_installed_comes_with_its_hint() -> None:
     access = access_with("no-such-login", installHint="Install it with x.")
     with pytest.raises(PreflightError, match=r"not installed\. Install it with x\."):

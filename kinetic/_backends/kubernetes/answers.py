@@ -38,7 +38,8 @@ _Error = TypeVar("_Error", bound=KineticError)
 
 def _show_as_base(kind: type[_Error]) -> type[_Error]:
     public = kind.__bases__[0]
-    kind.__module__, kind.__qualname__ = public.__module__, public.__qualname__
+    kind.__module__, kind.__name__ = public.__module__, public.__name__
+    kind.__qualname__ = public.__qualname__
     kind.__reduce__ = _as_its_base  # type: ignore[method-assign, assignment]
     return kind
 

@@ -300,17 +300,20 @@ class HttpApi:
 
         url = f"{self.server}{path}?{urlencode(query)}" if query else self.server + path
         read_s = self._patience.read_s if preload else self._patience.stream_s
-        headers = {"accept": "application/json", "user-agent": f"kinetic/{__version__}"}
-        if body is not None:
-            headers["content-type"] = KINDS.get(call.verb, "application/json")
+        kind = {} if body is None else {"content-type": KINDS.get(call.verb, "application/json")}
+        common = {"accept": "application/json", "user-agent": f"kinetic/{__version__}", **kind}
         proof = self._credentials.proof()
         for attempt in range(2):
+            headers = urllib3.HTTPHeaderDict(common)
+            headers.extend(proof.impersonated)
+            if proof.authorization:
+                headers["authorization"] = proof.authorization
             try:
                 response = self._pool(proof).request(
                     METHODS.get(call.verb, "GET"),
                     url,
                     body=None if body is None else json.dumps(body).encode(),
-                    headers={**headers, **proof.headers},
+                    headers=headers,
                     timeout=urllib3.Timeout(connect=self._patience.connect_s, read=read_s),
                     retries=False,
                     preload_content=preload,

@@ -12,10 +12,12 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from kinetic._backends.kubernetes import kubeconfig, login_plugin
 from kinetic._backends.kubernetes.kubeconfig import Access, content
@@ -43,17 +45,14 @@ class Proof:
         authorization: the value of the header, or "".
         certificate, key: in PEM, or b"".
         expires_at: seconds since the epoch; None for never.
+        impersonated: headers with whom the caller acts for; a name may be there twice.
     """
 
     authorization: str = ""
     certificate: bytes = b""
     key: bytes = b""
     expires_at: float | None = None
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """What a request says about its caller."""
-        return {"authorization": self.authorization} if self.authorization else {}
+    impersonated: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
         return "Proof(…)"
@@ -110,7 +109,9 @@ def proof_of(access: Access, variables: Mapping[str, str], now: float) -> Proof:
         PreflightError: it cannot be made; says why.
     """
     try:
-        proof = _proof_of(access, variables, now)
+        proof = replace(
+            _proof_of(access, variables, now), impersonated=tuple(_list_impersonated(access.user))
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PreflightError(
             f"The user of the kubeconfig's context {access.context} is malformed "
@@ -147,6 +148,18 @@ def _proof_of(access: Access, variables: Mapping[str, str], now: float) -> Proof
     return Proof("", certificate, key)
 
 
+def _list_impersonated(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/"""
+    for key, header in (("as", "User"), ("as-uid", "Uid")):
+        if user.get(key):
+            yield f"Impersonate-{header}", str(user[key])
+    for group in user.get("as-groups") or ():
+        yield "Impersonate-Group", str(group)
+    for name, values in (user.get("as-user-extra") or {}).items():
+        for value in values:
+            yield f"Impersonate-Extra-{quote(name.lower(), safe='')}", str(value)
+
+
 def _from_plugin(access: Access, plugin: Mapping[str, Any], variables: Mapping[str, str]) -> Proof:
     command = str(plugin.get("command", ""))
     path = command
@@ -176,7 +189,13 @@ def _status_of(
     access: Access, plugin: Mapping[str, Any], path: str, variables: Mapping[str, str]
 ) -> Mapping[str, Any]:
     """Run an exec plugin by the ExecCredential protocol."""
-    interactive = plugin.get("interactiveMode") != "Never" and sys.stdin.isatty()
+    mode = plugin.get("interactiveMode")
+    interactive = mode != "Never" and _has_terminal()
+    if mode == "Always" and not interactive:
+        raise PreflightError(
+            f"The kubeconfig's context {access.context} logs in with {path}, which asks its user "
+            "each time, and there is no terminal here. Run this in one, or log in another way."
+        )
     spec: dict[str, Any] = {"interactive": interactive}
     if plugin.get("provideClusterInfo"):
         spec["cluster"] = dict(access.cluster)
@@ -206,6 +225,13 @@ def _status_of(
     if not (status.get("token") or status.get("clientCertificateData")):
         raise PreflightError(f"{path} printed no token and no certificate. Log in again.")
     return status
+
+
+def _has_terminal() -> bool:
+    try:
+        return sys.stdin.isatty()
+    except (AttributeError, ValueError):  # There is none, or it is closed.
+        return False
 
 
 def _from_provider(access: Access, provider: Mapping[str, Any]) -> Proof:

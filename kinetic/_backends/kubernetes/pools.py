@@ -5,6 +5,8 @@ In: an `Access` and a `Proof`. Out: urllib3's pools.
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import socket
 import ssl
 import tempfile
@@ -43,13 +45,23 @@ def pools_of(access: Access, proof: Proof) -> PoolManager:
             settings["assert_hostname"] = access.server_name if access.verify else False
         elif not access.verify:
             settings["assert_hostname"] = False
-    host = parts.hostname or ""
-    proxy = access.proxy or (
-        "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(parts.scheme)
-    )
+    proxy = access.proxy or _find_proxy(parts.scheme, parts.hostname or "")
     if proxy:
         return urllib3.ProxyManager(proxy, **settings)
     return urllib3.PoolManager(**settings)
+
+
+def _find_proxy(scheme: str, host: str) -> str:
+    """The environment's proxy for a server, or "". Python's own rules know names only, while those
+    of kubectl may exempt networks: of clusters with private addresses."""
+    proxies = urllib.request.getproxies()
+    if urllib.request.proxy_bypass(host):
+        return ""
+    for exempt in proxies.get("no", "").split(","):
+        with contextlib.suppress(ValueError):  # A name.
+            if ipaddress.ip_address(host) in ipaddress.ip_network(exempt.strip(), strict=False):
+                return ""
+    return proxies.get(scheme, "")
 
 
 def _socket_options() -> list[tuple[int, int, int]]:
