@@ -17,31 +17,28 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kinetic._backends import stored
-from kinetic._backends.base import Document, HostStatus, LogRequest, Status
+from kinetic._backends.base import Document, LogRequest, Status
 from kinetic._backends.kubernetes import (
     addons,
     images,
-    losses,
     manifests,
     names,
     pathways,
     preflight,
-    starting,
     states,
 )
 from kinetic._backends.kubernetes.answers import Conflict, Refused
 from kinetic._backends.kubernetes.api import Api
 from kinetic._backends.kubernetes.diagnosis import diagnose
-from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
+from kinetic._backends.kubernetes.findings import JobDiagnosis
 from kinetic._backends.kubernetes.live import Informer, live_of
 from kinetic._backends.kubernetes.look import ClusterSnapshot, resource_of
-from kinetic._backends.kubernetes.observed import Pod, Stage, current_pods
+from kinetic._backends.kubernetes.observed import Pod, current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.kubernetes.resources import BY_KIND, JOBSETS, PODS, SECRETS, Resource
 from kinetic._backends.kubernetes.sightings import LossNotes
 from kinetic._core import layout, record
 from kinetic._core.endpoint import Endpoint
-from kinetic._core.exits import Exit
 from kinetic._core.log_format import LogChunk
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
@@ -55,17 +52,11 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 1.0
 """How often the cluster is asked while a job is followed; the store is asked more often."""
-LEAST_START_TIMEOUT_S = 2.0
-"""The plan, which has the limit, is read only after this time."""
-SUBMISSION_S = 15.0
-"""A submission that has not created the Secret by then was interrupted."""
 PATIENT_TRIES = 5
 """How often the Secret is created, each time with the connection's patience: some 15 seconds."""
 _GRACES_S: dict[int, int | None] = {signal.SIGKILL: 0, signal.SIGTERM: None}
 """How long a pod that is deleted in place of these signals may take to end; None for the time in
 its spec."""
-_CANCELLED = "The job was cancelled."
-_REMOVED = "its workload was removed from the cluster"
 
 
 class KubernetesBackend:
@@ -236,111 +227,42 @@ class KubernetesBackend:
 
     def _status(self, ref: JobRef, look: ClusterSnapshot, were_there: Collection[str]) -> Status:
         workload = look.workload(ref)
-        if workload is None:
-            return self._without_workload(ref, look, was_there=ref.job_id in were_there)
-        status = _of_hosts(ref, states.status_of(workload, look.pods(ref)))
-        if status.phase is JobStatus.SUCCEEDED:
-            return stored.verdict(self._store, ref) or status
-        if status.phase is JobStatus.RUNNING:
+        cluster = states.status_of(workload, look.pods(ref))
+        if cluster.phase is JobStatus.RUNNING:
             self._sightings.note_waiting(ref.job_id, None)
-            return stored.verdict(self._store, ref) or self._check_leader(
-                ref, look, workload, status
-            )
         if (verdict := stored.verdict(self._store, ref)) is not None:
             return verdict
-        if status.phase is JobStatus.FAILED and _is_led(workload, look.pods(ref)):
-            return Status(JobStatus.RUNNING, states.ENDING, status.hosts)
-        pending = status.phase is JobStatus.PENDING
-        if pending and ref.place.has_head and stored.has_begun(self._store, ref):
-            # It does without a slice, or waits for one.
-            return Status(JobStatus.RUNNING, status.reason, status.hosts)
-        return self._explain_status(ref, look, workload, status)
+        now = self._api.now()
 
-    def _check_leader(
-        self, ref: JobRef, look: ClusterSnapshot, workload: Document, status: Status
-    ) -> Status:
-        """A running job. One that has lost its leader has failed, though the cluster says so only
-        when its other pods have ended, or their node was removed."""
-        lost = losses.why_leaderless(workload, current_pods(workload, look.pods(ref)))
-        if lost is None or ref.place.has_head:  # A head is replaced, and goes on.
-            return status
+        def explain(waits: bool) -> JobDiagnosis | None:
+            return diagnose(look.observe_job(ref, workload or {}, waits=waits), now)
+
+        job = states.JobFacts(
+            ref,
+            workload,
+            () if workload is None else current_pods(workload, look.pods(ref)),
+            cluster,
+            now,
+            explain=explain,
+            has=self._store.has,
+            has_begun=lambda: stored.has_begun(self._store, ref),
+            goes_on=lambda: self._goes_on(ref),
+            was_there=lambda: ref.job_id in were_there or self._was_removed(ref, look),
+            start_timeout_s=lambda: self._plan(ref).limits.start_timeout_s,
+        )
+        status, waits_for = states.judge(job)
+        if waits_for is not None:
+            self._sightings.note_waiting(ref.job_id, waits_for)
+        return status
+
+    def _goes_on(self, ref: JobRef) -> bool:
+        """Whether another attempt may follow that of a lost leader, or is due."""
         attempt, retries = attempts.newest(self._store, ref.job_id), self._plan(ref).options.retries
         may_follow = attempts.may_follow(self._store, ref.job_id, attempt, retries)
-        is_due = not stored.has_begun(self._store, ref, attempt)
-        if may_follow or is_due or self._store.has(layout.cancellation(ref.job_id)):
-            return Status(JobStatus.RUNNING, lost.sentence, status.hosts)
-        known = {host.host: host for host in status.hosts}
-        known[0] = HostStatus(0, JobStatus.FAILED, lost.sentence)
-        return Status(JobStatus.FAILED, lost.sentence, tuple(known.values()))
-
-    def _explain_status(
-        self, ref: JobRef, look: ClusterSnapshot, workload: Document, status: Status
-    ) -> Status:
-        """Say why a job does not run; a hopeless one has failed."""
-        waits = status.phase is JobStatus.PENDING
-        finding = diagnose(look.observe_job(ref, workload, waits=waits), self._api.now())
-        if finding is None:
-            return self._fail_overdue(ref, look, workload, status)
-        if self._is_early(workload, finding):
-            return Status(status.phase, states.STARTING)
-        if waits:
-            self._sightings.note_waiting(ref.job_id, finding)
-        hosts = _hosts_of_finding(ref, finding)
-        failed = status.phase is JobStatus.FAILED or finding.hopeless
-        phase = JobStatus.FAILED if failed else status.phase
-        known = {host.host: host for host in status.hosts}
-        ended = Exit.SETUP_FAILED if waits and finding.hopeless else None
-        told = {
-            host: HostStatus(host, _phase_in(known, host, status), finding.sentence, ended)
-            for host in hosts
-        }
-        found = Status(phase, finding.sentence, tuple((known | told).values()))
-        return self._fail_overdue(ref, look, workload, found)
-
-    def _is_early(self, workload: Document, finding: JobDiagnosis) -> bool:
-        """Whether the job's Secret may still be on its way."""
-        waited_s = self._api.now() - starting.created_at(workload)
-        return finding.kind is JobCause.MISSING_SECRET and waited_s < SUBMISSION_S
-
-    def _fail_overdue(
-        self, ref: JobRef, look: ClusterSnapshot, workload: Document, status: Status
-    ) -> Status:
-        """A job whose hosts wait longer than its start timeout has failed, with what they waited
-        for as the reason. Once host 0 runs it watches this itself."""
-        pods = current_pods(workload, look.pods(ref))
-        asked_at = starting.asked_at(workload, pods)
-        if asked_at is None or status.phase is not JobStatus.PENDING:
-            return status
-        waited_s = self._api.now() - asked_at
-        if waited_s < LEAST_START_TIMEOUT_S:
-            return status
-        limit_s = self._plan(ref).limits.start_timeout_s
-        between = starting.leads(pods) or not starting.select_starting(pods)
-        if waited_s < limit_s or (between and self._store.has(layout.events(ref.job_id))):
-            return status
-        reason = f"the job did not start within {limit_s:g} s: {status.reason or 'no reason known'}"
-        idle = [HostStatus(host, JobStatus.PENDING) for host in range(ref.hosts)]
-        hosts = {host.host: host for host in (*idle, *status.hosts)}
-        return Status(JobStatus.FAILED, reason, tuple(hosts.values()))
+        return may_follow or not stored.has_begun(self._store, ref, attempt)
 
     def _plan(self, ref: JobRef) -> Plan:
         return Plan.from_json(record.parse(self._store.get(layout.plan(ref.job_id))))
-
-    def _without_workload(self, ref: JobRef, look: ClusterSnapshot, *, was_there: bool) -> Status:
-        """The state of a job that the cluster does not know: not created yet, or removed."""
-        verdict = stored.verdict(self._store, ref)
-        if verdict is not None:
-            return verdict
-        if self._store.has(layout.cancellation(ref.job_id)):
-            everywhere = [
-                HostStatus(host, JobStatus.CANCELLED, _CANCELLED, Exit.CANCELLED)
-                for host in range(ref.hosts)
-            ]
-            return Status(JobStatus.CANCELLED, _CANCELLED, tuple(everywhere))
-        if was_there or self._was_removed(ref, look):
-            leader = HostStatus(0, JobStatus.FAILED, _REMOVED)
-            return Status(JobStatus.FAILED, _REMOVED, (leader,))
-        return Status(JobStatus.NOT_FOUND)
 
     def _was_removed(self, ref: JobRef, look: ClusterSnapshot) -> bool:
         """Whether a job without a workload had one, as far as anybody knows."""
@@ -362,9 +284,9 @@ class KubernetesBackend:
         if workload is None:
             is_cancelled = self._store.has(layout.cancellation(ref.job_id))
             is_known = not is_cancelled and self._was_removed(ref, look)
-            return f"{_REMOVED.capitalize()}." if is_known else ""
+            return f"{states.GONE.capitalize()}." if is_known else ""
         finding = diagnose(look.observe_job(ref, workload, waits=False), self._api.now())
-        if finding is None or host not in _hosts_of_finding(ref, finding):
+        if finding is None or host not in states.select_hosts(ref, finding):
             return ""
         return finding.sentence
 
@@ -450,27 +372,6 @@ class KubernetesBackend:
     def _delete(self, ref: JobRef, propagation: str) -> None:
         name = names.workload_of(ref.job_id)
         self._api.delete(resource_of(ref), name, propagation=propagation)
-
-
-def _is_led(workload: Document, pods: Sequence[Document]) -> bool:
-    """Whether the leader still runs, so that it judges. A JobSet has failed with the first of its
-    Jobs, and then deletes the others."""
-    leader = (pod for pod in current_pods(workload, pods) if pod.leads)
-    return any(pod.stage is Stage.RUNNING and pod.is_ready for pod in leader)
-
-
-def _hosts_of_finding(ref: JobRef, finding: JobDiagnosis) -> tuple[int, ...]:
-    """The hosts that a finding is about; all of them if it is about workers of Pathways."""
-    return tuple(h for h in finding.hosts if h < ref.hosts) or tuple(range(ref.hosts))
-
-
-def _of_hosts(ref: JobRef, status: Status) -> Status:
-    """Drop the workers of Pathways, which are not hosts of the job."""
-    return replace(status, hosts=tuple(h for h in status.hosts if h.host < ref.hosts))
-
-
-def _phase_in(known: Mapping[int, HostStatus], host: int, status: Status) -> JobStatus:
-    return known[host].phase if host in known else status.phase
 
 
 def _pods_of(plan: Plan) -> int:

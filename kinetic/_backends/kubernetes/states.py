@@ -1,18 +1,22 @@
-"""The state of a job, from its workload and its pods.
+"""The state of a job, from its workload, its pods, and what else is known of it.
 
-In: a Job or JobSet as the API server sends it (None if there is none), and its pods. Out: a
-`Status`. Pure and stateless, so any process says the same.
+In: a Job or JobSet as the API server sends it (None if there is none), and its pods; `JobFacts`.
+Out: a `Status`. Pure and stateless, so any process says the same.
 
 A workload alone does not tell everything: while a program winds down, a Job's numbers are the same
 as while it starts, and a JobSet's `ready` drops as soon as the first host has finished. With the
-pods the answer is exact; one list call fetches those of all jobs.
+pods the answer is exact; one list call fetches those of all jobs. Nor do pods tell everything:
+whether a job that lost its leader goes on, and whether one that is gone was cancelled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from kinetic._backends.base import HostStatus, Status
+from kinetic._backends.kubernetes import losses, starting
+from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.observed import (
     IMAGE_REASONS,
     QUEUE_LABEL,
@@ -27,7 +31,11 @@ from kinetic._backends.kubernetes.observed import (
     name_pods,
     shape_of,
 )
+from kinetic._core import layout
+from kinetic._core.exits import Exit
+from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
+from kinetic._core.values import dataclass
 
 STARTING = "its hosts are starting"
 WAITING = "its hosts wait for nodes"
@@ -37,6 +45,13 @@ REMOVED = "it is being removed from the cluster"
 SUSPENDED = "it is suspended"
 QUEUED = "it waits in the queue {queue}"
 
+GONE = "its workload was removed from the cluster"
+CANCELLED = "The job was cancelled."
+
+LEAST_START_TIMEOUT_S = 2.0
+"""The plan, which has the limit, is read only after this time."""
+SUBMISSION_S = 15.0
+"""A submission that has not created the Secret by then was interrupted."""
 _PHASES = {Stage.SUCCEEDED: JobStatus.SUCCEEDED, Stage.FAILED: JobStatus.FAILED}
 
 
@@ -186,3 +201,137 @@ def _from_numbers(workload: Document) -> Status:
 
 def _count_up(numbers: Document) -> int:
     return sum(numbers.get(key) or 0 for key in ("ready", "succeeded", "failed"))
+
+
+# -- with what else is known -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What is known of a job. What is a function costs a call, and is asked only if it decides.
+
+    Attributes:
+        ref, workload: the job.
+        pods: those of its current attempt.
+        cluster: its state by these alone (`status_of`).
+        now: seconds since the epoch by the cluster's clock.
+        explain: what keeps it from running or has ended it, given whether it waits.
+        has: whether the store has a record.
+        has_begun: whether all hosts were ever there.
+        goes_on: whether another attempt may follow that of a lost leader, or is due.
+        was_there: whether it had a workload, if it has none.
+        start_timeout_s: the limit of its plan.
+    """
+
+    ref: JobRef
+    workload: Document | None
+    pods: tuple[Pod, ...]
+    cluster: Status
+    now: float
+    explain: Callable[[bool], JobDiagnosis | None]
+    has: Callable[[str], bool]
+    has_begun: Callable[[], bool]
+    goes_on: Callable[[], bool]
+    was_there: Callable[[], bool]
+    start_timeout_s: Callable[[], float]
+
+
+def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
+    """Return the state of a job without a verdict, and what it waits for, if that was found."""
+    if job.workload is None:
+        return _judge_absent(job), None
+    # Workers of Pathways are not hosts of the job.
+    hosts = tuple(host for host in job.cluster.hosts if host.host < job.ref.hosts)
+    said = replace(job.cluster, hosts=hosts)
+    if said.phase is JobStatus.SUCCEEDED:
+        return said, None
+    if said.phase is JobStatus.RUNNING:
+        return _judge_running(job, job.workload, said), None
+    if said.phase is JobStatus.FAILED and _is_led(job.pods):
+        return Status(JobStatus.RUNNING, ENDING, hosts), None
+    waits = said.phase is JobStatus.PENDING
+    if waits and job.ref.place.has_head and job.has_begun():
+        # It does without a slice, or waits for one.
+        return Status(JobStatus.RUNNING, said.reason, hosts), None
+    finding = job.explain(waits)
+    if finding is None:
+        return _fail_overdue(job, job.workload, said), None
+    waited_s = job.now - starting.created_at(job.workload)
+    if finding.kind is JobCause.MISSING_SECRET and waited_s < SUBMISSION_S:
+        return Status(said.phase, STARTING), None  # The Secret may still be on its way.
+    explained = _apply_finding(job, finding, said)
+    return _fail_overdue(job, job.workload, explained), finding if waits else None
+
+
+def select_hosts(ref: JobRef, finding: JobDiagnosis) -> tuple[int, ...]:
+    """Return the hosts that a finding is about; all if it is about workers of Pathways."""
+    return tuple(h for h in finding.hosts if h < ref.hosts) or tuple(range(ref.hosts))
+
+
+def _judge_absent(job: JobFacts) -> Status:
+    """A job that the cluster does not know: not created yet, cancelled, or removed."""
+    if job.has(layout.cancellation(job.ref.job_id)):
+        ended = (JobStatus.CANCELLED, CANCELLED, Exit.CANCELLED)
+        everywhere = tuple(HostStatus(host, *ended) for host in range(job.ref.hosts))
+        return Status(JobStatus.CANCELLED, CANCELLED, everywhere)
+    if job.was_there():
+        return Status(JobStatus.FAILED, GONE, (HostStatus(0, JobStatus.FAILED, GONE),))
+    return Status(JobStatus.NOT_FOUND)
+
+
+def _judge_running(job: JobFacts, workload: Document, said: Status) -> Status:
+    """A job that has lost its leader has failed, though the cluster says so only when its other
+    pods have ended, or their node was removed."""
+    lost = losses.why_leaderless(workload, job.pods)
+    if lost is None or job.ref.place.has_head:  # A head is replaced, and goes on.
+        return said
+    if job.goes_on() or job.has(layout.cancellation(job.ref.job_id)):
+        return Status(JobStatus.RUNNING, lost.sentence, said.hosts)
+    leader = {0: HostStatus(0, JobStatus.FAILED, lost.sentence)}
+    return Status(JobStatus.FAILED, lost.sentence, _replace_hosts(said, leader))
+
+
+def _apply_finding(job: JobFacts, finding: JobDiagnosis, said: Status) -> Status:
+    """Say why a job does not run; a hopeless one has failed."""
+    never_ran = said.phase is JobStatus.PENDING and finding.hopeless
+    phases = {host.host: host.phase for host in said.hosts}
+    told = {
+        host: HostStatus(
+            host,
+            phases.get(host, said.phase),
+            finding.sentence,
+            Exit.SETUP_FAILED if never_ran else None,
+        )
+        for host in select_hosts(job.ref, finding)
+    }
+    phase = JobStatus.FAILED if finding.hopeless else said.phase
+    return Status(phase, finding.sentence, _replace_hosts(said, told))
+
+
+def _fail_overdue(job: JobFacts, workload: Document, said: Status) -> Status:
+    """A job whose hosts wait longer than its start timeout has failed, with what they waited for as
+    the reason. Once host 0 runs it watches this itself."""
+    asked_at = starting.asked_at(workload, job.pods)
+    if asked_at is None or said.phase is not JobStatus.PENDING:
+        return said
+    waited_s = job.now - asked_at
+    if waited_s < LEAST_START_TIMEOUT_S:
+        return said
+    limit_s = job.start_timeout_s()
+    between = starting.leads(job.pods) or not starting.select_starting(job.pods)
+    if waited_s < limit_s or (between and job.has(layout.events(job.ref.job_id))):
+        return said
+    reason = f"the job did not start within {limit_s:g} s: {said.reason or 'no reason known'}"
+    idle = {host: HostStatus(host, JobStatus.PENDING) for host in range(job.ref.hosts)}
+    hosts = idle | {host.host: host for host in said.hosts}
+    return Status(JobStatus.FAILED, reason, tuple(hosts.values()))
+
+
+def _is_led(pods: Iterable[Pod]) -> bool:
+    """Whether the leader still runs, so that it judges. A JobSet has failed with the first of its
+    Jobs, and then deletes the others."""
+    return any(pod.leads and pod.stage is Stage.RUNNING and pod.is_ready for pod in pods)
+
+
+def _replace_hosts(said: Status, others: dict[int, HostStatus]) -> tuple[HostStatus, ...]:
+    return tuple(({host.host: host for host in said.hosts} | others).values())

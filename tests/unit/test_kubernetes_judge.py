@@ -1,0 +1,168 @@
+"""What a job is, by the cluster and by its records: which of them is asked, and who is right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kinetic._backends.base import HostStatus, Status
+from kinetic._backends.kubernetes import states
+from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
+from kinetic._backends.kubernetes.observed import current_pods
+from kinetic._core import layout
+from kinetic._core.exits import Exit
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
+
+CREATED_AT = 1_000_000.0
+JOB = {
+    "kind": "Job",
+    "metadata": {"name": "j", "uid": "u", "creationTimestamp": "1970-01-12T13:46:40Z"},
+    "spec": {"parallelism": 2, "completions": 2},
+}
+WAITING = Status(JobStatus.PENDING, states.WAITING)
+FULL = JobDiagnosis(JobCause.NO_ROOM, "no node has room", False, (1,))
+NEVER = replace(FULL, hopeless=True)
+CANCELLED = layout.cancellation("job-1")
+EVENTS = layout.events("job-1")
+
+
+def pod(host: int, phase: str = "Running") -> dict[str, Any]:
+    labels = {"batch.kubernetes.io/job-completion-index": str(host)}
+    made = JOB["metadata"]["creationTimestamp"]  # type: ignore[index]
+    state = {"running": {}} if phase == "Running" else {}
+    return {
+        "metadata": {"name": f"p{host}", "labels": labels, "creationTimestamp": made},
+        "spec": {"containers": [{"name": "kinetic"}]},
+        "status": {
+            "phase": phase,
+            "conditions": [{"type": "Ready", "status": "True"}] * (phase == "Running"),
+            "containerStatuses": [{"name": "kinetic", "state": state}],
+        },
+    }
+
+
+def job(
+    cluster: Status,
+    *pods: dict[str, Any],
+    workload: dict[str, Any] | None = JOB,
+    head: bool = False,
+    after_s: float = 1.0,
+    **answers: Any,
+) -> states.JobFacts:
+    """Facts that fail the test if something is asked that has no answer here."""
+
+    def answer(name: str) -> Any:
+        return lambda *_: answers[name] if name in answers else pytest.fail(f"asks {name}")
+
+    place = Place("pathways", leader="head" if head else "")
+    ref = JobRef("job-1", place, "x", "f", "f", 0.0, "memory://", hosts=2)
+    return states.JobFacts(
+        ref,
+        workload,
+        () if workload is None else current_pods(workload, pods),
+        cluster,
+        CREATED_AT + after_s,
+        explain=answer("explain"),
+        has=lambda key: key in answers["has"] if "has" in answers else pytest.fail(f"asks {key}"),
+        **{n: answer(n) for n in ("has_begun", "goes_on", "was_there", "start_timeout_s")},
+    )
+
+
+@pytest.mark.parametrize(
+    ("answers", "phase"),
+    [
+        ({"has": [CANCELLED]}, JobStatus.CANCELLED),
+        ({"has": [], "was_there": True}, JobStatus.FAILED),
+        ({"has": [], "was_there": False}, JobStatus.NOT_FOUND),
+    ],
+)
+def test_a_job_without_a_workload(answers: dict[str, Any], phase: JobStatus) -> None:
+    status, waits_for = states.judge(job(Status(JobStatus.NOT_FOUND), workload=None, **answers))
+    assert (status.phase, waits_for) == (phase, None)
+    assert all(host.phase is phase for host in status.hosts)
+
+
+def test_nothing_is_asked_about_what_the_cluster_knows() -> None:
+    for known in (Status(JobStatus.SUCCEEDED), Status(JobStatus.RUNNING, "x")):
+        assert states.judge(job(known, pod(0), pod(1))) == (known, None)
+
+
+def test_workers_of_pathways_are_no_hosts() -> None:
+    hosts = tuple(HostStatus(host, JobStatus.FAILED) for host in range(4))
+    status, _ = states.judge(job(Status(JobStatus.SUCCEEDED, "", hosts), pod(0), pod(1)))
+    assert [host.host for host in status.hosts] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("answers", "head", "phase"),
+    [
+        ({}, True, JobStatus.RUNNING),  # A head is replaced.
+        ({"goes_on": True}, False, JobStatus.RUNNING),
+        ({"goes_on": False, "has": [CANCELLED]}, False, JobStatus.RUNNING),
+        ({"goes_on": False, "has": []}, False, JobStatus.FAILED),
+    ],
+)
+def test_a_job_that_has_lost_its_leader(
+    answers: dict[str, Any], head: bool, phase: JobStatus
+) -> None:
+    running = Status(JobStatus.RUNNING)
+    lost = job(running, pod(0, "Failed"), pod(1), head=head, **answers)
+    status, _ = states.judge(lost)
+    assert status.phase is phase
+    failed = [host.host for host in status.hosts if host.phase is JobStatus.FAILED]
+    assert failed == ([0] if phase is JobStatus.FAILED else [])
+
+
+def test_a_leader_that_still_runs_judges_a_failed_job() -> None:
+    failed = Status(JobStatus.FAILED, "BackoffLimitExceeded")
+    assert states.judge(job(failed, pod(0), pod(1, "Failed")))[0].phase is JobStatus.RUNNING
+    status, waits_for = states.judge(job(failed, pod(0, "Failed"), explain=FULL))
+    assert (status.phase, status.reason, waits_for) == (JobStatus.FAILED, FULL.sentence, None)
+
+
+def test_an_elastic_job_that_has_begun_goes_on_without_a_slice() -> None:
+    status, _ = states.judge(job(WAITING, pod(1, "Pending"), head=True, has_begun=True))
+    assert (status.phase, status.reason) == (JobStatus.RUNNING, WAITING.reason)
+
+
+def test_what_a_job_waits_for_is_told_of_its_hosts() -> None:
+    status, waits_for = states.judge(job(WAITING, pod(0), pod(1, "Pending"), explain=FULL))
+    assert (status.phase, status.reason, waits_for) == (JobStatus.PENDING, FULL.sentence, FULL)
+    assert status.hosts == (HostStatus(1, JobStatus.PENDING, FULL.sentence),)
+    status, _ = states.judge(job(WAITING, pod(1, "Pending"), explain=NEVER))
+    assert status.phase is JobStatus.FAILED
+    assert [host.exit for host in status.hosts] == [Exit.SETUP_FAILED]
+
+
+def test_a_secret_may_be_on_its_way_for_a_while() -> None:
+    missing = JobDiagnosis(JobCause.MISSING_SECRET, "its Secret is missing", True, (0, 1))
+    early, waits_for = states.judge(job(WAITING, pod(0, "Pending"), explain=missing))
+    assert (early.phase, early.reason, waits_for) == (JobStatus.PENDING, states.STARTING, None)
+    late = job(WAITING, pod(0, "Pending"), explain=missing, after_s=states.SUBMISSION_S)
+    assert states.judge(late)[0].phase is JobStatus.FAILED
+
+
+@pytest.mark.parametrize(
+    ("after_s", "pods", "answers", "phase"),
+    [
+        (1.0, [pod(0, "Pending")], {}, JobStatus.PENDING),  # The plan is not even read.
+        (50.0, [pod(0, "Pending")], {"start_timeout_s": 60.0}, JobStatus.PENDING),
+        (70.0, [pod(0, "Pending")], {"start_timeout_s": 60.0}, JobStatus.FAILED),
+        # Host 0 watches the start, if it has begun to.
+        (70.0, [pod(0)], {"start_timeout_s": 60.0, "has": [EVENTS]}, JobStatus.PENDING),
+        (70.0, [pod(0)], {"start_timeout_s": 60.0, "has": []}, JobStatus.FAILED),
+    ],
+)
+def test_a_job_that_does_not_start_in_time(
+    after_s: float, pods: list[dict[str, Any]], answers: dict[str, Any], phase: JobStatus
+) -> None:
+    late = job(WAITING, *pods, after_s=after_s, explain=None, **answers)
+    status, _ = states.judge(late)
+    assert status.phase is phase
+    if phase is JobStatus.FAILED:
+        assert status.reason == f"the job did not start within 60 s: {states.WAITING}"
+        assert [host.host for host in status.hosts] == [0, 1]
