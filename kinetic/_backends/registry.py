@@ -20,7 +20,6 @@ from kinetic._store.base import Store
 from kinetic.errors import PreflightError, UsageError
 
 if TYPE_CHECKING:
-    from kinetic._backends.kubernetes.checks import Check, LiveAccelerator
     from kinetic._config.settings import Settings
     from kinetic._core.accelerators.topology import Topology
     from kinetic._core.options import Options
@@ -126,27 +125,6 @@ def backend_of(ref: JobRef) -> Backend:
 def has_cluster(settings: Settings) -> bool:
     """Whether jobs of these settings go to a cluster, unless a call's options differ."""
     return bool(settings.cluster_settings) and settings.backend not in _WITHOUT_CLUSTER
-
-
-def live_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
-    """Return what the node pools of the configured cluster offer now.
-
-    Raises:
-        PreflightError: there is no such cluster, or it does not allow listing its nodes.
-        BackendUnavailable: it does not answer.
-    """
-    from kinetic._backends.kubernetes import cluster
-
-    return cluster.list_accelerators(settings)
-
-
-def cluster_checks(settings: Settings) -> tuple[Check, ...]:
-    """Ask the configured cluster whether it can run jobs; () if none is configured."""
-    if not has_cluster(settings):
-        return ()
-    from kinetic._backends.kubernetes import cluster
-
-    return cluster.check(settings)
 
 
 @contextmanager

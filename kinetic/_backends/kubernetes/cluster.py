@@ -42,7 +42,7 @@ def make_backend(place: Place, store: Store) -> KubernetesBackend:
 
 
 def list_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
-    """Return what the node pools offer now.
+    """Return what the node pools of the configured cluster offer now.
 
     Raises:
         PreflightError: there is no such cluster, or it does not allow listing its nodes.
@@ -56,7 +56,7 @@ def list_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
 
 
 def check(settings: Settings) -> tuple[Check, ...]:
-    """Ask the cluster whether it can run jobs."""
+    """Ask the configured cluster whether it can run jobs."""
     from kinetic._backends.kubernetes import addons, checks
     from kinetic._backends.kubernetes.api import CallLimits
 

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from kinetic._backends import registry
+from kinetic._backends.kubernetes import cluster
 from kinetic._backends.local import simulation
 from kinetic._client.doctor import checks, facts, leftovers
 from kinetic._client.doctor.findings import Finding, Level
@@ -99,7 +100,7 @@ def _load_settings() -> Settings | None:
 def _check_remote(chosen: Settings, *, has_cluster: bool) -> list[Finding]:
     """Findings about the configured cluster and store; none if jobs run and are kept on this
     machine."""
-    found = checks.cluster(registry.cluster_checks(chosen))
+    found = checks.cluster(cluster.check(chosen)) if has_cluster else []
     if has_cluster or "://" in chosen.store:
         tried = facts.access(chosen.store)
         found += checks.access(tried, has_cluster=has_cluster, pods_store=chosen.pod_store)

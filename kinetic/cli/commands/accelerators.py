@@ -65,10 +65,10 @@ def accelerators(words: str | None, as_json: bool, live: bool, **place: str | No
 
 
 def _print_live(words: str | None, flags: dict[str, str | None], *, as_json: bool) -> None:
-    from kinetic._backends import registry
+    from kinetic._backends.kubernetes import cluster
     from kinetic._config import settings
 
-    found = registry.live_accelerators(settings.load(flags=flags))
+    found = cluster.list_accelerators(settings.load(flags=flags))
     rows = [row for row in found if not words or words.lower() in row.name]
     if as_json:
         output.json_document([_live_document(row) for row in rows])
