@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._backends.kubernetes import kubeconfig
-from kinetic._backends.kubernetes.answers import ApiCall
 from kinetic._backends.kubernetes.connection import HttpApi
+from kinetic._backends.kubernetes.errors import ApiCall
 from kinetic._backends.kubernetes.resources import (
     ACCESS_REVIEWS,
     EVENTS,

@@ -13,7 +13,7 @@ pytest.importorskip("kubernetes_validate")
 
 from cluster.fake import FakeCluster
 from cluster.manifests import job, job_set
-from kinetic._backends.kubernetes import answers, checks, kubeconfig
+from kinetic._backends.kubernetes import checks, errors, kubeconfig
 from kinetic._backends.kubernetes.api import CallLimits, Selector
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.diagnosis import JobCause, Observed, diagnose
@@ -85,7 +85,7 @@ def test_a_job_from_creation_to_deletion(api: HttpApi, cluster: FakeCluster) -> 
     until(lambda: status(api, "hello") is JobStatus.SUCCEEDED)
     (pod,) = api.list(PODS).items
     assert cluster.log(pod["metadata"]["name"]) == "hi\n"
-    with pytest.raises(answers.Conflict):
+    with pytest.raises(errors.Conflict):
         api.create(JOBS, job("hello", "echo hi"))
     assert api.delete(JOBS, "hello", uid=made["metadata"]["uid"])
     assert not api.delete(JOBS, "hello")
@@ -113,7 +113,7 @@ def test_discovery_rights_and_nodes(api: HttpApi, cluster: FakeCluster) -> None:
     assert "tpu-v6e-slice" in [p.accelerator for p in pools_of(api.list(NODES).items)]
     cluster.remove_job_sets()
     assert not api.knows(JOBSETS)
-    with pytest.raises(answers.NotInstalled):
+    with pytest.raises(errors.NotInstalled):
         api.create(JOBSETS, job_set("x", "true", hosts=2))
 
 
@@ -161,7 +161,7 @@ def test_a_token_that_expires_is_read_anew(api: HttpApi, cluster: FakeCluster) -
     with Follower(Watcher(api, JOBS, patience=QUICK)) as watching:
         until(lambda: len(watching.seen) == 1)
         cluster.expire_token()
-        with pytest.raises(answers.Unauthorized):
+        with pytest.raises(errors.Unauthorized):
             api.list(JOBS)
         cluster.faults.drop_watches()
         cluster.renew_token()

@@ -20,8 +20,8 @@ from cluster.manifests import job_set
 from cluster.objects import Object
 from cluster.problems import Refused
 from kinetic._backends.kubernetes import kubeconfig
-from kinetic._backends.kubernetes.answers import Refused as RefusedCall
 from kinetic._backends.kubernetes.connection import HttpApi
+from kinetic._backends.kubernetes.errors import Refused as RefusedCall
 from kinetic._backends.kubernetes.manifests import without_messages
 from kinetic._backends.kubernetes.resources import BY_KIND, JOBSETS
 

@@ -10,7 +10,7 @@ import tarfile
 import pytest
 from google_services import LOG, Google, Login, path_of
 
-from kinetic._backends.kubernetes import bundled, credentials, images
+from kinetic._backends.kubernetes import credentials, image_builds, images
 from kinetic._backends.kubernetes.cloud_build import CLAIM_S, CloudBuild
 from kinetic._backends.kubernetes.google_calls import GoogleLogin
 from kinetic._core.place import Place
@@ -241,8 +241,8 @@ def test_a_claim_of_a_caller_that_was_killed_is_taken_over_once(google, builds):
 
 def test_the_doctor_hears_what_keeps_images_from_being_built(google, builds):
     place = Place("gke", cluster="tpus", project="lab", zone="us-central1-a")
-    assert bundled.why_none(place, builds) == ""
+    assert image_builds.why_none(place, builds) == ""
     google.refusals["/v2/"] = (403, {"error": {"message": "no reader"}})
-    assert "refused (403)" in bundled.why_none(place, builds)
+    assert "refused (403)" in image_builds.why_none(place, builds)
     google.permissions = []
-    assert bundled.why_none(place, builds).startswith("You may not storage.objects.create")
+    assert image_builds.why_none(place, builds).startswith("You may not storage.objects.create")

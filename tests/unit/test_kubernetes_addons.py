@@ -10,8 +10,8 @@ from test_kubernetes_waiting import node
 
 from kinetic._backends.kubernetes import addons, checks, nodes, preflight
 from kinetic._backends.kubernetes.addons import Asked, MultiTier, Networks
-from kinetic._backends.kubernetes.answers import Forbidden, NotInstalled
 from kinetic._backends.kubernetes.api import Api, ObjectList, Version
+from kinetic._backends.kubernetes.errors import Forbidden, NotInstalled
 from kinetic._backends.kubernetes.resources import (
     CHECKPOINT_CONFIGURATIONS,
     CLAIM_TEMPLATES,

@@ -11,7 +11,6 @@ from test_kubernetes_waiting import node
 
 from kinetic._backends.kubernetes import checks
 from kinetic._backends.kubernetes.addons import Asked
-from kinetic._backends.kubernetes.answers import Forbidden
 from kinetic._backends.kubernetes.api import Api, ObjectList, Selector, Version
 from kinetic._backends.kubernetes.checks import (
     CheckLevel,
@@ -21,6 +20,7 @@ from kinetic._backends.kubernetes.checks import (
     why_not,
 )
 from kinetic._backends.kubernetes.controllers import JobSets, Queues
+from kinetic._backends.kubernetes.errors import Forbidden
 from kinetic._backends.kubernetes.resources import (
     DEPLOYMENTS,
     JOBS,

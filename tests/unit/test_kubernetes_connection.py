@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kinetic._backends.kubernetes import answers, connection
+from kinetic._backends.kubernetes import connection, errors
 from kinetic._backends.kubernetes.api import Api, CallLimits, Selector, waits_s
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.kubeconfig import Access
@@ -193,7 +193,7 @@ def test_the_server_says_when_to_come_again(api: Api, script: Script, slept: lis
 
 def test_what_does_not_pass_is_not_tried_again(api: Api, script: Script) -> None:
     script.replies = [Reply(422, status(422, "no"))]
-    with pytest.raises(answers.Refused, match=r"refuses to create jobs\.batch a in namespace ml"):
+    with pytest.raises(errors.Refused, match=r"refuses to create jobs\.batch a in namespace ml"):
         api.create(JOBS, JOB)
     assert len(script.requests) == 1
 
@@ -231,10 +231,10 @@ def test_a_name_that_another_job_has_is_a_conflict(api: Api, script: Script) -> 
     exists = Reply(409, status(409, 'jobs.batch "a" already exists', reason="AlreadyExists"))
     other = {"metadata": {"name": "a", "labels": {"kinetic.dev/job-id": "job-2"}}}
     script.replies = [exists]
-    with pytest.raises(answers.Conflict):
+    with pytest.raises(errors.Conflict):
         api.create(JOBS, JOB)
     script.replies = [Reply(0), exists, Reply(200, other)]
-    with pytest.raises(answers.Conflict):
+    with pytest.raises(errors.Conflict):
         api.create(JOBS, JOB)
 
 
@@ -252,7 +252,7 @@ def test_deletion_takes_what_belongs_to_it_and_knows_what_is_gone(api: Api, scri
 
 def test_a_kind_that_is_not_installed_is_not_a_missing_object(api: Api, script: Script) -> None:
     script.replies = [Reply(404, "404 page not found\n"), Reply(404, status(404, "no", details={}))]
-    with pytest.raises(answers.NotInstalled):
+    with pytest.raises(errors.NotInstalled):
         api.get(JOBSETS, "a")
     with pytest.raises(NotFound):
         api.get(JOBSETS, "a")
@@ -311,7 +311,7 @@ def test_expired_credentials_are_renewed_once(script: Script, tmp_path: Any) -> 
     api.get(JOBS, "a")
     assert [r[3] for r in script.requests] == ["Bearer old", "Bearer old", "Bearer new"]
     script.replies = [Reply(401, status(401, "no"))] * 2
-    with pytest.raises(answers.Unauthorized):
+    with pytest.raises(errors.Unauthorized):
         api.get(JOBS, "a")
     api.close()
 
@@ -385,7 +385,7 @@ def test_a_stream_that_breaks_off_is_told_from_one_that_ends(api: Api, script: S
 
 def test_a_watch_refused_or_unreachable_raises_at_once(api: Api, script: Script) -> None:
     script.replies = [Reply(410, status(410, "too old")), Reply(503, "no")]
-    with pytest.raises(answers.Expired):
+    with pytest.raises(errors.Expired):
         api.watch(JOBS)
     with pytest.raises(BackendUnavailable):
         api.watch(JOBS)

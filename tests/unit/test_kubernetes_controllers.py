@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kinetic._backends.kubernetes import controllers
-from kinetic._backends.kubernetes.answers import Forbidden, Refused
 from kinetic._backends.kubernetes.controllers import JobSets, Queues
+from kinetic._backends.kubernetes.errors import Forbidden, Refused
 from kinetic._backends.kubernetes.resources import JOBSETS, LOCAL_QUEUES, QUEUE_WORKLOADS, Resource
 from kinetic.errors import BackendUnavailable, NotFound
 

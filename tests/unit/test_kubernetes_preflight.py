@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kinetic._backends.kubernetes import preflight, rights
-from kinetic._backends.kubernetes.answers import Forbidden
 from kinetic._backends.kubernetes.api import Api
+from kinetic._backends.kubernetes.errors import Forbidden
 from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, Resource
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError
 

@@ -12,8 +12,8 @@ import recorded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic._backends.kubernetes.answers import Expired, Forbidden
 from kinetic._backends.kubernetes.api import Api, CallLimits, ObjectList, Selector
+from kinetic._backends.kubernetes.errors import Expired, Forbidden
 from kinetic._backends.kubernetes.resources import JOBS, Resource
 from kinetic._backends.kubernetes.watching import Change, Watched, Watcher
 from kinetic.errors import BackendUnavailable, PreflightError

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kinetic._backends.kubernetes import nodes as pools
-from kinetic._backends.kubernetes.answers import NotInstalled
 from kinetic._backends.kubernetes.api import Api
+from kinetic._backends.kubernetes.errors import NotInstalled
 from kinetic._backends.kubernetes.observed import Document, labels, metadata
 from kinetic._backends.kubernetes.resources import (
     CHECKPOINT_CONFIGURATIONS,

@@ -1,7 +1,7 @@
 """The seam to the API server: plain documents in and out.
 
 In: verbs on `Resource`s. Out: documents, watch events; errors of
-`kinetic._backends.kubernetes.answers`. Implemented by `connection.HttpApi`.
+`kinetic._backends.kubernetes.errors`. Implemented by `connection.HttpApi`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Api(Protocol):
         1. Each call has time limits, and is repeated with back-off where that is safe: after 429,
            5xx and lost connections. After that it raises `BackendUnavailable`.
         2. Expired credentials are renewed once for each call.
-        3. Permanent failures raise `PreflightError` (`answers`), missing objects `NotFound`.
+        3. Permanent failures raise `PreflightError` (`errors`), missing objects `NotFound`.
         4. `create` makes one object, even if its first answer was lost.
         5. Threads may share it.
     """

@@ -27,16 +27,16 @@ from kinetic._backends.kubernetes import (
     preflight,
     states,
 )
-from kinetic._backends.kubernetes.answers import Conflict, Refused
 from kinetic._backends.kubernetes.api import Api
 from kinetic._backends.kubernetes.diagnosis import diagnose
+from kinetic._backends.kubernetes.errors import Conflict, Refused
 from kinetic._backends.kubernetes.findings import JobDiagnosis
-from kinetic._backends.kubernetes.live import Informer, live_of
-from kinetic._backends.kubernetes.look import ClusterSnapshot, resource_of
+from kinetic._backends.kubernetes.informer import Informer, share_informer
+from kinetic._backends.kubernetes.loss_notes import LossNotes
 from kinetic._backends.kubernetes.observed import Pod, current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.kubernetes.resources import BY_KIND, JOBSETS, PODS, SECRETS, Resource
-from kinetic._backends.kubernetes.sightings import LossNotes
+from kinetic._backends.kubernetes.snapshot import ClusterSnapshot, resource_of
 from kinetic._core import layout, record
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.log_format import LogChunk
@@ -48,7 +48,7 @@ from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, PreflightError, UsageError
 
 if TYPE_CHECKING:
-    from kinetic._backends.kubernetes.bundled import BundledImages
+    from kinetic._backends.kubernetes.image_builds import BundledImages
 
 LOOK_EVERY_S = 1.0
 """How often the cluster is asked while a job is followed; the store is asked more often."""
@@ -79,17 +79,17 @@ class KubernetesBackend:
         self._opened: Informer | None = None
         self._has_answered = False
         self._there: frozenset[str] = frozenset()
-        self._sightings = LossNotes()
+        self._loss_notes = LossNotes()
 
     @property
-    def _live(self) -> Informer:
+    def _informer(self) -> Informer:
         if self._opened is None:
-            self._opened = live_of(self._open_api())
+            self._opened = share_informer(self._open_api())
         return self._opened
 
     @property
     def _api(self) -> Api:
-        return self._live.api
+        return self._informer.api
 
     # -- before and at the start -------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class KubernetesBackend:
             self._api.delete(resource, workload["metadata"]["name"])
             raise
         self._there |= {ref.job_id}
-        self._live.note_created(ref, made)
+        self._informer.note_created(ref, made)
 
     def _create_workload(self, resource: Resource, workload: Document) -> Document:
         try:
@@ -214,7 +214,7 @@ class KubernetesBackend:
         """Once the cluster has answered, expired credentials do not end the wait: the store has the
         verdict, and the user can log in again."""
         try:
-            look = self._live.ask_now(refs) if now else self._live.look(refs)
+            look = self._informer.ask_now(refs) if now else self._informer.look(refs)
         except PreflightError as error:
             if self._has_answered:
                 raise BackendUnavailable(str(error)) from error
@@ -222,14 +222,14 @@ class KubernetesBackend:
         self._has_answered = True
         for ref in refs:
             if (workload := look.workload(ref)) is not None:
-                self._sightings.note(ref.job_id, current_pods(workload, look.pods(ref)))
+                self._loss_notes.note(ref.job_id, current_pods(workload, look.pods(ref)))
         return look
 
     def _status(self, ref: JobRef, look: ClusterSnapshot, were_there: Collection[str]) -> Status:
         workload = look.workload(ref)
         cluster = states.status_of(workload, look.pods(ref))
         if cluster.phase is JobStatus.RUNNING:
-            self._sightings.note_waiting(ref.job_id, None)
+            self._loss_notes.note_waiting(ref.job_id, None)
         if (verdict := stored.verdict(self._store, ref)) is not None:
             return verdict
         now = self._api.now()
@@ -252,7 +252,7 @@ class KubernetesBackend:
         )
         status, waits_for = states.judge(job)
         if waits_for is not None:
-            self._sightings.note_waiting(ref.job_id, waits_for)
+            self._loss_notes.note_waiting(ref.job_id, waits_for)
         return status
 
     def _goes_on(self, ref: JobRef) -> bool:
@@ -278,7 +278,7 @@ class KubernetesBackend:
     def why_lost(self, ref: JobRef, host: int) -> str:
         """From its pods, as far as they still exist, or from what was seen of them."""
         look = self._look([ref], now=True)
-        if seen := self._sightings.of(ref.job_id, host):
+        if seen := self._loss_notes.of(ref.job_id, host):
             return seen
         workload = look.workload(ref)
         if workload is None:
@@ -292,7 +292,7 @@ class KubernetesBackend:
 
     def why_unready(self, ref: JobRef) -> str:
         """As it was seen last: pods that wait are gone when their job has ended."""
-        return self._sightings.find_wait(ref.job_id)
+        return self._loss_notes.find_wait(ref.job_id)
 
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False

@@ -14,9 +14,9 @@ from functools import partial
 from kinetic._backends.kubernetes import addons, controllers
 from kinetic._backends.kubernetes import nodes as pools
 from kinetic._backends.kubernetes.addons import Asked, MultiTier, Networks, Trouble
-from kinetic._backends.kubernetes.answers import Forbidden, no_namespace, not_installed
 from kinetic._backends.kubernetes.api import Api, Version
 from kinetic._backends.kubernetes.controllers import JobSets, Queues
+from kinetic._backends.kubernetes.errors import Forbidden, no_namespace, not_installed
 from kinetic._backends.kubernetes.nodes import NodePool
 from kinetic._backends.kubernetes.observed import Document
 from kinetic._backends.kubernetes.resources import JOBSETS, NODES, SERVICE_ACCOUNTS

@@ -18,8 +18,8 @@ from kinetic.errors import KineticError, PreflightError
 if TYPE_CHECKING:
     from kinetic._backends.kubernetes.api import Api, CallLimits
     from kinetic._backends.kubernetes.backend import KubernetesBackend
-    from kinetic._backends.kubernetes.bundled import BundledImages
     from kinetic._backends.kubernetes.checks import Check, LiveAccelerator
+    from kinetic._backends.kubernetes.image_builds import BundledImages
     from kinetic._backends.kubernetes.pods import PodSettings
     from kinetic._config.settings import Settings
     from kinetic._store.base import Store
@@ -111,12 +111,12 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
 
 def _check_images(settings: Settings) -> tuple[Check, ...]:
     """Check where images are built, unless builds are switched off."""
-    from kinetic._backends.kubernetes import bundled, checks, images
+    from kinetic._backends.kubernetes import checks, image_builds, images
 
     place = _place_of(settings)
     if settings.image_builds == "off" or not images.has_registry(place):
         return ()
-    return (checks.registry(images.registry(place), bundled.why_none(place)),)
+    return (checks.registry(images.registry(place), image_builds.why_none(place)),)
 
 
 def _place_of(settings: Settings) -> Place:
@@ -132,7 +132,7 @@ def _place_of(settings: Settings) -> Place:
 @functools.cache
 def _images(builds_behind: bool) -> BundledImages:
     """One for all jobs of this process: it remembers which images exist, and its login."""
-    from kinetic._backends.kubernetes.bundled import BundledImages
+    from kinetic._backends.kubernetes.image_builds import BundledImages
 
     return BundledImages(builds_behind=builds_behind)
 

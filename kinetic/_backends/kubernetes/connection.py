@@ -17,16 +17,6 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from kinetic._backends.kubernetes.answers import (
-    ApiCall,
-    Busy,
-    Conflict,
-    Expired,
-    Forbidden,
-    NotInstalled,
-    error_of,
-    explain_unreachable,
-)
 from kinetic._backends.kubernetes.api import (
     CallLimits,
     Document,
@@ -36,6 +26,16 @@ from kinetic._backends.kubernetes.api import (
     waits_s,
 )
 from kinetic._backends.kubernetes.credentials import Credentials, Proof
+from kinetic._backends.kubernetes.errors import (
+    ApiCall,
+    Busy,
+    Conflict,
+    Expired,
+    Forbidden,
+    NotInstalled,
+    error_of,
+    explain_unreachable,
+)
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._backends.kubernetes.pools import pools_of
 from kinetic._backends.kubernetes.resources import ACCESS_REVIEWS, JOBS, JOBSETS, Resource

@@ -12,8 +12,8 @@ import contextlib
 import re
 
 from kinetic._backends.kubernetes import manifests
-from kinetic._backends.kubernetes.answers import Refused
 from kinetic._backends.kubernetes.api import Api
+from kinetic._backends.kubernetes.errors import Refused
 from kinetic._backends.kubernetes.observed import Document
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.kubernetes.resources import (

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 
-from kinetic._backends.kubernetes import losses, queueing, scheduling
+from kinetic._backends.kubernetes import pod_failures, queueing, scheduling
 from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.nodes import amount_of
 from kinetic._backends.kubernetes.observed import (
@@ -104,9 +104,9 @@ def diagnose(
     if queued:
         return queueing.why_suspended(seen.workload, seen.queue_workload, seen.queue_position)
     jobs = [seen.workload, *seen.jobs]
-    lost = losses.why_stopped(jobs) or losses.why_lost(pods)
+    lost = pod_failures.why_stopped(jobs) or pod_failures.why_lost(pods)
     if lost is None and condition(seen.workload, "Failed"):
-        lost = losses.why_gone(jobs, seen.events, pods)
+        lost = pod_failures.why_gone(jobs, seen.events, pods)
     if lost is not None:
         return _make_final(seen.workload, lost)
     if condition(seen.workload, "Failed"):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from kinetic._backends.base import HostStatus, Status
-from kinetic._backends.kubernetes import losses, starting
+from kinetic._backends.kubernetes import pod_failures, starting
 from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.observed import (
     IMAGE_REASONS,
@@ -282,7 +282,7 @@ def _judge_absent(job: JobFacts) -> Status:
 def _judge_running(job: JobFacts, workload: Document, said: Status) -> Status:
     """A job that has lost its leader has failed, though the cluster says so only when its other
     pods have ended, or their node was removed."""
-    lost = losses.why_leaderless(workload, job.pods)
+    lost = pod_failures.why_leaderless(workload, job.pods)
     if lost is None or job.ref.place.has_head:  # A head is replaced, and goes on.
         return said
     if job.goes_on() or job.has(layout.cancellation(job.ref.job_id)):

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import field
 from enum import StrEnum
 
-from kinetic._backends.kubernetes.answers import ApiCall, Expired, error_of
 from kinetic._backends.kubernetes.api import (
     Api,
     CallLimits,
@@ -23,6 +22,7 @@ from kinetic._backends.kubernetes.api import (
     Selector,
     waits_s,
 )
+from kinetic._backends.kubernetes.errors import ApiCall, Expired, error_of
 from kinetic._backends.kubernetes.resources import BY_KIND, Resource
 from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, KineticError, PreflightError

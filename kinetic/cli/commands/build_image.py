@@ -178,7 +178,7 @@ def _run_program(*command: str) -> None:
 
 
 def _with_cloud_build(uri: str, files: Mapping[str, bytes], settings: Settings) -> None:
-    from kinetic._backends.kubernetes import bundled, images
+    from kinetic._backends.kubernetes import image_builds, images
     from kinetic._backends.kubernetes.cloud_build import CloudBuild
 
     host, _, rest = uri.partition("/")
@@ -192,4 +192,4 @@ def _with_cloud_build(uri: str, files: Mapping[str, bytes], settings: Settings) 
     project = settings.project or rest.partition("/")[0]
     builds = CloudBuild(project, location if "-" in location else "global")
     bucket = f"{project}-kn-{settings.cluster}-builds"
-    bundled.build_one(builds, uri, files, bucket, lambda t: output.notice(f"kinetic: {t}"))
+    image_builds.build_one(builds, uri, files, bucket, lambda t: output.notice(f"kinetic: {t}"))

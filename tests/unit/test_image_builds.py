@@ -12,8 +12,8 @@ from laptop_fakes import plan
 
 from kinetic._backends.kubernetes import images
 from kinetic._backends.kubernetes.backend import KubernetesBackend
-from kinetic._backends.kubernetes.bundled import LOOK_AGAIN_S, BundledImages
 from kinetic._backends.kubernetes.cloud_build import CloudBuild
+from kinetic._backends.kubernetes.image_builds import LOOK_AGAIN_S, BundledImages
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.options import Options

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kinetic._backends.kubernetes import losses
+from kinetic._backends.kubernetes import pod_failures
 from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.observed import Pod, Stage
 
@@ -40,7 +40,7 @@ class LossNotes:
     def note(self, job_id: str, pods: Iterable[Pod]) -> None:
         """Record why pods were lost; forget it for hosts that run again."""
         for pod in pods:
-            found = losses.why_lost([pod])
+            found = pod_failures.why_lost([pod])
             if found is not None and found.kind in _BY_THE_CLUSTER:
                 self._seen[job_id, pod.host] = found.sentence
             elif pod.stage is Stage.RUNNING and pod.is_ready and not pod.is_deleting:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from kinetic._backends.kubernetes import live
-from kinetic._backends.kubernetes.answers import Forbidden
+from kinetic._backends.kubernetes import informer
 from kinetic._backends.kubernetes.api import Api, CallLimits, ObjectList, Selector
-from kinetic._backends.kubernetes.live import Informer, live_of
+from kinetic._backends.kubernetes.errors import Forbidden
+from kinetic._backends.kubernetes.informer import Informer, share_informer
 from kinetic._backends.kubernetes.names import selector
 from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, PODS, Resource
 from kinetic._core.place import Place
@@ -103,7 +103,7 @@ class Cluster:
 def cluster() -> Iterator[Cluster]:
     made = Cluster()
     yield made
-    made.now += 10 * live.FOLLOWED_S
+    made.now += 10 * informer.FOLLOWED_S
     for stream in made.streams.values():
         stream.close()
 
@@ -225,7 +225,7 @@ def test_until_the_watches_have_begun_one_list_a_second_serves_all_jobs(cluster)
         assert phase(found.look([each]).workload(each)) == "new"
     assert cluster.calls["list jobs"] == 1
     cluster.objects.pop((JOBS, ref(3).job_id))
-    cluster.now += live.LIST_EVERY_S
+    cluster.now += informer.LIST_EVERY_S
     gone = [each for each in refs if found.look([each]).workload(each) is None]
     assert (gone, cluster.calls["list jobs"]) == ([ref(3)], 2)
 
@@ -276,7 +276,7 @@ def test_without_the_right_to_watch_there_is_one_list_a_second(cluster):
 
     found = Informer(cluster, clock=lambda: cluster.now, start=start)
     for second in range(4):
-        cluster.now += live.LIST_EVERY_S
+        cluster.now += informer.LIST_EVERY_S
         for each in refs:
             assert phase(found.look([each]).workload(each)) == "new"
         for thread in started:
@@ -298,7 +298,7 @@ def test_a_server_that_restarts_is_not_noticed_and_one_that_is_gone_is(cluster):
     while not all(cluster.calls[f"watch {kind}"] > 1 for kind in ("jobs", "pods")):
         stopped.wait(0.001)
     assert phase(found.look([ref(1)]).workload(ref(1))) == "new"
-    cluster.now += 1.1 * live.SILENT_S
+    cluster.now += 1.1 * informer.SILENT_S
     while _answers(found):
         stopped.wait(0.001)
     with pytest.raises(BackendUnavailable, match=str(AWAY)):
@@ -317,7 +317,7 @@ def _answers(found: Informer) -> bool:
 
 def test_watches_that_nobody_needs_end_and_begin_again(cluster):
     found = followed(cluster, ref(1))
-    cluster.now += 2 * live.FOLLOWED_S
+    cluster.now += 2 * informer.FOLLOWED_S
     for stream in cluster.streams.values():
         stream.told.put(None)
     while any(not kind.is_over for kind in found._kinds.values()):
@@ -330,6 +330,6 @@ def test_watches_that_nobody_needs_end_and_begin_again(cluster):
 
 def test_a_connection_has_one():
     first, second = Cluster(), Cluster()
-    found = live_of(first)
-    assert live_of(first) is found
-    assert live_of(second) is not found
+    found = share_informer(first)
+    assert share_informer(first) is found
+    assert share_informer(second) is not found

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 from kinetic._backends.kubernetes import watching
-from kinetic._backends.kubernetes.answers import Forbidden
 from kinetic._backends.kubernetes.api import Api, CallLimits, Document, Selector
-from kinetic._backends.kubernetes.look import (
+from kinetic._backends.kubernetes.errors import Forbidden
+from kinetic._backends.kubernetes.names import job_of, selector
+from kinetic._backends.kubernetes.resources import PODS, Resource
+from kinetic._backends.kubernetes.snapshot import (
     ClusterSnapshot,
     Surroundings,
     kinds_of,
     resource_of,
-    take_look,
+    take_snapshot,
 )
-from kinetic._backends.kubernetes.names import job_of, selector
-from kinetic._backends.kubernetes.resources import PODS, Resource
 from kinetic._backends.kubernetes.watching import Change, Watched, Watcher
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
@@ -197,7 +197,7 @@ class Informer:
             last, made = self._list, dict(self._made)
             around = self._surroundings(now)
         if kinds is not None and all(kind.is_told for kind in kinds.values()):
-            return _make_look(kinds, refs, around, None if last is None else last.look, made)
+            return _make_snapshot(kinds, refs, around, None if last is None else last.look, made)
         if is_followed and last is not None and now - last.began < LIST_EVERY_S:
             since = {job: each for job, each in made.items() if job not in last.jobs}
             if last.jobs | since.keys() >= {ref.job_id for ref in refs}:
@@ -218,7 +218,7 @@ class Informer:
                 is_watched = watches and all(kind.is_synced for kind in watches)
                 followed = () if is_watched else [ref for ref, _ in self._asked.values()]
             wanted = list({ref.job_id: ref for ref in (*followed, *refs)}.values())
-            look = take_look(self.api, wanted, around)
+            look = take_snapshot(self.api, wanted, around)
             jobs = frozenset(ref.job_id for ref in wanted)
             self._list = _List(look.mark_remembered(), jobs, began)
             return look
@@ -275,7 +275,7 @@ class Informer:
         return self._around
 
 
-def live_of(api: Api) -> Informer:
+def share_informer(api: Api) -> Informer:
     """Return the one `Informer` of a connection."""
     with _lock:
         live = _all.get(id(api))
@@ -288,7 +288,7 @@ _all: WeakValueDictionary[int, Informer] = WeakValueDictionary()  # Each keeps i
 _lock = threading.Lock()
 
 
-def _make_look(
+def _make_snapshot(
     kinds: dict[Resource, _ObjectKind],
     refs: Sequence[JobRef],
     around: Surroundings,

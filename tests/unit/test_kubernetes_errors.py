@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import recorded
 
-from kinetic._backends.kubernetes import answers
-from kinetic._backends.kubernetes.answers import ApiCall, error_of
+from kinetic._backends.kubernetes import errors
+from kinetic._backends.kubernetes.errors import ApiCall, error_of
 from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, PODS, Resource
 from kinetic.errors import BackendUnavailable, KineticError, NotFound, PreflightError, SubmitError
 
@@ -57,20 +57,20 @@ def test_each_refusal_says_what_was_tried(exchange: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("what", "kind", "words"),
     [
-        ("401 invalid token", answers.Unauthorized, "does not accept your credentials"),
-        ("403 no credentials at all", answers.Unauthorized, "does not know who you are"),
+        ("401 invalid token", errors.Unauthorized, "does not accept your credentials"),
+        ("403 no credentials at all", errors.Unauthorized, "does not know who you are"),
         (
             "403 create jobset",
-            answers.Forbidden,
+            errors.Forbidden,
             "You (alice@example.com) may not create jobsets.jobset.x-k8s.io in namespace ml. Ask "
             "for a role that allows the verb create on jobsets in API group jobset.x-k8s.io.",
         ),
-        ("403 list pods", answers.Forbidden, "may not list pods in namespace ml"),
-        ("404 a group that is not installed", answers.NotInstalled, "pytorchjobs.kubeflow.org"),
+        ("403 list pods", errors.Forbidden, "may not list pods in namespace ml"),
+        ("404 a group that is not installed", errors.NotInstalled, "pytorchjobs.kubeflow.org"),
         ("404 missing job", NotFound, "Could not get jobs.batch nope in namespace ml"),
-        ("404 create in a missing namespace", answers.Refused, "The namespace nope does not exist"),
-        ("409 create again", answers.Conflict, "already exists"),
-        ("422 bad name", answers.Refused, "Bad_Name"),
+        ("404 create in a missing namespace", errors.Refused, "The namespace nope does not exist"),
+        ("409 create again", errors.Conflict, "already exists"),
+        ("422 bad name", errors.Refused, "Bad_Name"),
     ],
 )
 def test_what_the_sentence_names(what: str, kind: type[KineticError], words: str) -> None:
@@ -81,27 +81,27 @@ def test_what_the_sentence_names(what: str, kind: type[KineticError], words: str
 
 def test_a_list_that_continues_from_too_long_ago_is_told_from_an_outage() -> None:
     gone = next(e for e in ERRORS if e["response"]["status"] == 410)
-    assert type(error(gone)) is answers.Expired
+    assert type(error(gone)) is errors.Expired
 
 
 def test_what_is_too_large_does_not_pass_with_time() -> None:
     said = json.dumps({"kind": "Status", "message": "etcdserver: request is too large"})
-    assert not answers.may_pass(500, said)
-    assert isinstance(error_of(ApiCall("create", JOBSETS, "ml"), 500, said), answers.Refused)
-    assert answers.may_pass(500, "")
+    assert not errors.may_pass(500, said)
+    assert isinstance(error_of(ApiCall("create", JOBSETS, "ml"), 500, said), errors.Refused)
+    assert errors.may_pass(500, "")
     assert isinstance(error_of(ApiCall("list", PODS), 500, b"oops"), BackendUnavailable)
 
 
 def test_jobsets_that_are_not_installed_come_with_the_command() -> None:
     found = error_of(ApiCall("create", JOBSETS, "ml"), 404, b"404 page not found\n")
-    assert isinstance(found, answers.NotInstalled)
+    assert isinstance(found, errors.NotInstalled)
     assert "kubectl apply --server-side" in str(found)
 
 
 def test_a_quota_on_objects_is_no_missing_right() -> None:
     said = 'jobs.batch "x" is forbidden: exceeded quota: counts, requested: count/jobs.batch=1'
     body = json.dumps({"kind": "Status", "reason": "Forbidden", "message": said})
-    assert isinstance(error_of(ApiCall("create", JOBS, "ml"), 403, body), answers.Refused)
+    assert isinstance(error_of(ApiCall("create", JOBS, "ml"), 403, body), errors.Refused)
 
 
 def test_paths() -> None:
@@ -113,12 +113,12 @@ def test_paths() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        answers.Expired,
-        answers.Forbidden,
-        answers.Unauthorized,
-        answers.NotInstalled,
-        answers.Refused,
-        answers.Conflict,
+        errors.Expired,
+        errors.Forbidden,
+        errors.Unauthorized,
+        errors.NotInstalled,
+        errors.Refused,
+        errors.Conflict,
     ],
 )
 def test_users_see_the_public_error(kind: type[KineticError]) -> None:
@@ -131,8 +131,6 @@ def test_users_see_the_public_error(kind: type[KineticError]) -> None:
 
 def test_a_proxy_that_does_not_answer_is_suspected() -> None:
     call = ApiCall("list", PODS, "ml")
-    told = str(
-        answers.explain_unreachable(call, "https://c", OSError("Unable to connect to proxy"))
-    )
+    told = str(errors.explain_unreachable(call, "https://c", OSError("Unable to connect to proxy")))
     assert "Check your proxy; hosts that are reached without it belong in NO_PROXY" in told
-    assert "proxy" not in str(answers.explain_unreachable(call, "https://c", OSError("refused")))
+    assert "proxy" not in str(errors.explain_unreachable(call, "https://c", OSError("refused")))

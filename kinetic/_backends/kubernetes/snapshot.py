@@ -180,7 +180,7 @@ class ClusterSnapshot:
         return next((each for each in queues if uid in _owners(each)), None)
 
 
-def take_look(api: Api, refs: Sequence[JobRef], around: Surroundings) -> ClusterSnapshot:
+def take_snapshot(api: Api, refs: Sequence[JobRef], around: Surroundings) -> ClusterSnapshot:
     """Ask the cluster: one list of workloads, and one of pods if there are any."""
     chosen = Selector(labels=names.selector({ref.job_id for ref in refs}))
     workloads: dict[str, Document] = {}
