@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import re
 import threading
@@ -84,11 +85,9 @@ class HttpApi:
         self._patience = patience or CallLimits()
         self._clock = clock
         self._ahead_s = 0.0
-        self._credentials = Credentials(access, variables, clock)
         self._sleep = sleep
         self._random = seed or random.Random()
-        self._lock = threading.Lock()
-        self._pools: tuple[Proof, PoolManager] | None = None
+        self.start_anew()
 
     def __repr__(self) -> str:
         return f"HttpApi({self.server!r}, namespace={self.namespace!r})"
@@ -232,6 +231,13 @@ class HttpApi:
         numbers = [_leading_number(str(found.get(key, ""))) for key in ("major", "minor")]
         return Version(str(found.get("gitVersion", "")), *numbers)
 
+    def start_anew(self) -> None:
+        """Forget connections and login: in a process that was forked they are another's, and its
+        threads may have held the locks."""
+        self._credentials = Credentials(self._access, self._variables, self._clock)
+        self._lock = threading.Lock()
+        self._pools: tuple[Proof, PoolManager] | None = None
+
     def close(self) -> None:
         """Close idle connections. The object can still be used."""
         with self._lock:
@@ -372,6 +378,16 @@ def share_connection(
         made = HttpApi(access, variables, namespace=namespace)
         _shared.add(made)
         return made
+
+
+def _start_all_anew() -> None:
+    global _sharing
+    _sharing = threading.Lock()
+    for api in list(_shared):
+        api.start_anew()
+
+
+os.register_at_fork(after_in_child=_start_all_anew)
 
 
 class WatchStream:

@@ -7,6 +7,7 @@ process, for any number of jobs and threads. Where watching is forbidden, one li
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -223,6 +224,12 @@ class Informer:
             self._list = _List(look.mark_remembered(), jobs, began)
             return look
 
+    def forget_watches(self) -> None:
+        """Begin anew in a process that was forked: the threads that watched, or held a lock, are
+        not there."""
+        self._lock, self._listing = threading.Lock(), threading.Lock()
+        self._kinds, self._list = {}, None
+
     def _note(self, refs: Sequence[JobRef], now: float) -> bool:
         """Whether all of these jobs were asked for recently."""
         self._asked_at = now
@@ -286,6 +293,16 @@ def share_informer(api: Api) -> Informer:
 
 _all: WeakValueDictionary[int, Informer] = WeakValueDictionary()  # Each keeps its connection.
 _lock = threading.Lock()
+
+
+def _forget_all_watches() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for informer in list(_all.values()):
+        informer.forget_watches()
+
+
+os.register_at_fork(after_in_child=_forget_all_watches)
 
 
 def _make_snapshot(
