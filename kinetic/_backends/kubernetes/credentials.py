@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from kinetic._backends.kubernetes import kubeconfig, login_plugin
-from kinetic._backends.kubernetes.kubeconfig import Access, content
+from kinetic._backends.kubernetes.kubeconfig import Access, read_content
 from kinetic._core.values import dataclass
 from kinetic.errors import PreflightError
 
@@ -126,17 +126,17 @@ def proof_of(access: Access, variables: Mapping[str, str], now: float) -> Proof:
 
 
 def _proof_of(access: Access, variables: Mapping[str, str], now: float) -> Proof:
-    user, folder = access.user, access.user_folder
-    certificate = content(user, "client-certificate", folder)
-    key = content(user, "client-key", folder)
+    user = access.user
+    certificate, key = (read_content(user, f"client-{kind}") for kind in ("certificate", "key"))
     if user.get("token") and not user.get("tokenFile"):
         return Proof(f"Bearer {str(user['token']).strip()}", certificate, key)
     if user.get("tokenFile"):
-        path = folder / user["tokenFile"]
         try:
-            token = path.read_text().strip()
+            token = Path(user["tokenFile"]).read_text().strip()
         except OSError as error:
-            raise PreflightError(f"The token in {path} cannot be read: {error}.") from error
+            raise PreflightError(
+                f"The token in {user['tokenFile']} cannot be read: {error}."
+            ) from error
         return Proof(f"Bearer {token}", certificate, key, now + EARLY_S + REREAD_S)
     if user.get("exec"):
         return _from_plugin(access, user["exec"], variables)
@@ -162,10 +162,7 @@ def _list_impersonated(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _from_plugin(access: Access, plugin: Mapping[str, Any], variables: Mapping[str, str]) -> Proof:
     command = str(plugin.get("command", ""))
-    path = command
-    if "/" in command and not command.startswith("/"):
-        path = str(access.user_folder / command)
-    if shutil.which(path, path=variables.get("PATH")) is None:
+    if shutil.which(command, path=variables.get("PATH")) is None:
         if command.endswith(_GKE_PLUGIN):
             return from_google()
         hint = (
@@ -175,7 +172,7 @@ def _from_plugin(access: Access, plugin: Mapping[str, Any], variables: Mapping[s
             f"The kubeconfig's context {access.context} logs in with {command}, which is not "
             f"installed.{hint}"
         )
-    status = _status_of(access, plugin, path, variables)
+    status = _status_of(access, plugin, command, variables)
     expires = str(status.get("expirationTimestamp") or "")
     return Proof(
         f"Bearer {str(status['token']).strip()}" if status.get("token") else "",

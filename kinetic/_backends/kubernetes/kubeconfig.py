@@ -20,6 +20,7 @@ from kinetic.errors import PreflightError
 ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 DEFAULT_NAMESPACE = "default"
 Document = dict[str, Any]
+_PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,7 @@ class Access:
         verify: whether the server is checked at all.
         server_name: the name in its certificate, if it differs from the address.
         proxy: the proxy that the kubeconfig names, or "".
-        user: the user's entry, as in the file.
-        user_folder: the folder that paths in it are relative to.
-        cluster: the cluster's entry, as in the file.
+        user, cluster: the entries in the file, with absolute paths.
         sources: the files that it was read from.
     """
 
@@ -48,17 +47,8 @@ class Access:
     server_name: str = ""
     proxy: str = ""
     user: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    user_folder: Path = Path()
     cluster: Mapping[str, Any] = field(default_factory=dict, repr=False)
     sources: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
-class KubeconfigEntry:
-    """One named entry of a kubeconfig, with the folder of its file."""
-
-    value: Mapping[str, Any]
-    folder: Path
 
 
 @dataclass(frozen=True)
@@ -67,14 +57,14 @@ class Kubeconfig:
 
     Attributes:
         current: the current context, or "".
-        contexts, clusters, users: by name.
+        contexts, clusters, users: by name, with absolute paths.
         sources: the files that were read.
     """
 
     current: str = ""
-    contexts: Mapping[str, KubeconfigEntry] = field(default_factory=dict)
-    clusters: Mapping[str, KubeconfigEntry] = field(default_factory=dict)
-    users: Mapping[str, KubeconfigEntry] = field(default_factory=dict, repr=False)
+    contexts: Mapping[str, Document] = field(default_factory=dict)
+    clusters: Mapping[str, Document] = field(default_factory=dict)
+    users: Mapping[str, Document] = field(default_factory=dict, repr=False)
     sources: tuple[Path, ...] = ()
 
 
@@ -99,7 +89,7 @@ def read(paths: Sequence[Path]) -> Kubeconfig:
         PreflightError: one of them cannot be read.
     """
     current, sources = "", []
-    found: dict[str, dict[str, KubeconfigEntry]] = {"contexts": {}, "clusters": {}, "users": {}}
+    found: dict[str, dict[str, Document]] = {"contexts": {}, "clusters": {}, "users": {}}
     for path in paths:
         document = _load(path)
         if document is None:
@@ -108,7 +98,7 @@ def read(paths: Sequence[Path]) -> Kubeconfig:
         current = current or str(document.get("current-context") or "")
         for kind, known in found.items():
             for name, value in _read_named(document, kind, path):
-                known.setdefault(name, KubeconfigEntry(value, path.parent))
+                known.setdefault(name, _resolve_paths(value, path.parent))
     return Kubeconfig(current, found["contexts"], found["clusters"], found["users"], tuple(sources))
 
 
@@ -122,6 +112,15 @@ def _read_named(document: Document, kind: str, path: Path) -> Iterator[tuple[str
                 "each. Mend the file, or get credentials for the cluster again."
             )
         yield str(item.get("name", "")), value
+
+
+def _resolve_paths(entry: Document, folder: Path) -> Document:
+    given = {key: entry[key] for key in _PATHS if entry.get(key) and isinstance(entry[key], str)}
+    found: Document = {key: str(folder / path) for key, path in given.items()}
+    plugin = entry.get("exec")
+    if isinstance(plugin, dict) and "/" in str(plugin.get("command")):
+        found["exec"] = {**plugin, "command": str(folder / str(plugin["command"]))}
+    return {**entry, **found}
 
 
 def _load(path: Path) -> Document | None:
@@ -172,7 +171,7 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
         return cluster
     fitting = [name for name in config.contexts if _is_gke(name, cluster, project, zone)]
     fitting = fitting or [
-        name for name, e in config.contexts.items() if e.value.get("cluster") == cluster
+        name for name, context in config.contexts.items() if context.get("cluster") == cluster
     ]
     if len(fitting) == 1:
         return fitting[0]
@@ -209,31 +208,28 @@ def access_of(config: Kubeconfig, context: str) -> Access:
     Raises:
         PreflightError: the context is incomplete, or its certificates cannot be read.
     """
-    found = config.contexts[context].value
+    found = config.contexts[context]
     name = str(found.get("cluster", ""))
-    entry = config.clusters.get(name)
-    if entry is None or not entry.value.get("server"):
+    cluster = config.clusters.get(name) or {}
+    if not cluster.get("server"):
         raise PreflightError(
             f"The context {context} names the cluster {name}, which has no server."
         )
-    cluster = entry.value
-    user = config.users.get(str(found.get("user", "")), KubeconfigEntry({}, Path()))
     return Access(
         server=str(cluster["server"]).rstrip("/"),
         context=context,
         namespace=found.get("namespace") or DEFAULT_NAMESPACE,
-        ca=content(cluster, "certificate-authority", entry.folder),
+        ca=read_content(cluster, "certificate-authority"),
         verify=not cluster.get("insecure-skip-tls-verify", False),
         server_name=cluster.get("tls-server-name") or "",
         proxy=cluster.get("proxy-url") or "",
-        user=user.value,
-        user_folder=user.folder,
+        user=config.users.get(str(found.get("user", "")), {}),
         cluster=cluster,
         sources=config.sources,
     )
 
 
-def content(entry: Mapping[str, Any], key: str, folder: Path) -> bytes:
+def read_content(entry: Mapping[str, Any], key: str) -> bytes:
     """Return what an entry holds inline (`<key>-data`) or names as a file; b"" for neither.
 
     Raises:
@@ -243,7 +239,7 @@ def content(entry: Mapping[str, Any], key: str, folder: Path) -> bytes:
     try:
         if inline:
             return base64.b64decode(inline)
-        return (folder / path).read_bytes() if path else b""
+        return Path(path).read_bytes() if path else b""
     except (OSError, TypeError, ValueError) as error:
         raise PreflightError(f"The {key} of the kubeconfig cannot be read: {error}.") from error
 
@@ -260,7 +256,6 @@ def in_cluster(variables: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> A
         namespace=named.read_text().strip() if named.is_file() else DEFAULT_NAMESPACE,
         ca=ca.read_bytes(),
         user={"tokenFile": str(token)},
-        user_folder=folder,
     )
 
 
