@@ -318,6 +318,8 @@ def test_a_plugin_that_is_not_installed_comes_with_its_hint() -> None:
         {"client-certificate-data": 5},
         {"token": "two\nlines"},
         {"token": "a\u20ac"},
+        {"token": "a", "as": "two\nlines"},
+        {"token": "a", "as-groups": 5},
         {"exec": {"command": "/bin/sh", "args": 5}},
         {"exec": {"command": "/bin/sh", "env": "abc"}},
         {"exec": {"command": "/bin/sh", "env": [{"name": "A", "value": "\0"}]}},

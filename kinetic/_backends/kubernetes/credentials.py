@@ -109,9 +109,10 @@ def proof_of(access: Access, variables: Mapping[str, str], now: float) -> Proof:
         PreflightError: it cannot be made; says why.
     """
     try:
-        proof = replace(
-            _proof_of(access, variables, now), impersonated=tuple(_list_impersonated(access.user))
-        )
+        impersonated = tuple(_list_impersonated(access.user))
+        if not all(text.isascii() and text.isprintable() for _, text in impersonated):
+            raise ValueError("whom it acts for has letters that no header has")
+        proof = replace(_proof_of(access, variables, now), impersonated=impersonated)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PreflightError(
             f"The user of the kubeconfig's context {access.context} is malformed "
