@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic._backends.kubernetes.api import Api, CallLimits, ObjectList, Selector
-from kinetic._backends.kubernetes.errors import Expired, Forbidden
+from kinetic._backends.kubernetes.errors import Busy, Expired, Forbidden
 from kinetic._backends.kubernetes.resources import JOBS, Resource
 from kinetic._backends.kubernetes.watching import Change, Watched, Watcher
 from kinetic.errors import BackendUnavailable, PreflightError
@@ -247,6 +247,14 @@ def test_it_ends_when_told() -> None:
     assert shown(seen)[:2] == ["SYNCED", "ADDED a"]
     assert server.streams[-1].closed
     assert list(watching) == []
+
+
+def test_a_server_that_says_when_to_come_again_is_believed() -> None:
+    busy = Busy("Too many requests.")
+    busy.after_s = 7.0
+    pauses: list[float] = []
+    told(Server([ObjectList((), "1")], [busy, [bookmark(2)]]), pauses)
+    assert pauses[0] == 7.0
 
 
 def test_a_pause_ends_when_told() -> None:

@@ -22,7 +22,7 @@ from kinetic._backends.kubernetes.api import (
     Selector,
     waits_s,
 )
-from kinetic._backends.kubernetes.errors import ApiCall, Expired, error_of
+from kinetic._backends.kubernetes.errors import ApiCall, Busy, Expired, error_of
 from kinetic._backends.kubernetes.resources import BY_KIND, Resource
 from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, KineticError, PreflightError
@@ -144,10 +144,11 @@ class Watcher:
                 self._is_interrupted = True
                 yield Watched(Change.INTERRUPTED, problem=error)
                 self._failures += 1
-                self._pause()
+                asked_s = error.after_s if isinstance(error, Busy) else None
+                self._pause(asked_s or 0.0)
 
-    def _pause(self) -> None:
-        self._wait(waits_s(self._failures, self._patience, self._random))
+    def _pause(self, least_s: float = 0.0) -> None:
+        self._wait(max(least_s, waits_s(self._failures, self._patience, self._random)))
 
     def _list_changes(self) -> Iterator[Watched]:
         """List, and yield the differences from what was known."""
