@@ -431,10 +431,10 @@ def test_a_process_has_one_connection_to_a_server_for_each_user_and_namespace() 
 
 def test_a_silent_connection_is_tried_by_the_kernel(script: Script) -> None:
     from kinetic._backends.kubernetes.credentials import Proof
-    from kinetic._backends.kubernetes.pools import pools_of
+    from kinetic._backends.kubernetes.transport import open_pools
 
     script.replies = [Reply(200, JOB)]
-    pools = pools_of(Access(script.url), Proof())
+    pools = open_pools(Access(script.url), Proof())
     pools.request("GET", f"{script.url}/x")
     held = pools.connection_from_url(script.url).pool.get()
     assert held.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

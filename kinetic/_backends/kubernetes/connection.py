@@ -38,8 +38,8 @@ from kinetic._backends.kubernetes.errors import (
     explain_unreachable,
 )
 from kinetic._backends.kubernetes.kubeconfig import Access
-from kinetic._backends.kubernetes.pools import pools_of
 from kinetic._backends.kubernetes.resources import ACCESS_REVIEWS, JOBS, JOBSETS, Resource
+from kinetic._backends.kubernetes.transport import open_pools
 from kinetic.errors import KineticError, NotFound, PreflightError
 from kinetic.version import __version__
 
@@ -356,7 +356,7 @@ class HttpApi:
                 known, pools = self._pools
                 if (known.certificate, known.key) == (proof.certificate, proof.key):
                     return pools
-            pools = pools_of(self._access, proof)
+            pools = open_pools(self._access, proof)
             self._pools = (proof, pools)
             return pools
 

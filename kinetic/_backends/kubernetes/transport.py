@@ -28,7 +28,7 @@ ALIVE_AFTER_S = 15
 """The kernel probes a connection that was silent for this long, three times."""
 
 
-def pools_of(access: Access, proof: Proof) -> PoolManager:
+def open_pools(access: Access, proof: Proof) -> PoolManager:
     """Return pools of connections to a server.
 
     Raises:
