@@ -13,7 +13,7 @@ from pathlib import Path
 from kinetic._backends import attempt_logs
 from kinetic._backends.base import LogRequest, Status
 from kinetic._backends.local.log_reader import LogReader
-from kinetic._core import events, layout, record
+from kinetic._core import events, layout
 from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
@@ -35,7 +35,7 @@ FILES_POLL_S, SEGMENTS_POLL_S = 0.02, 0.05
 def verdict(store: Store, ref: JobRef) -> Status | None:
     """Return the status of the stored verdict; None if there is none."""
     try:
-        outcome = Outcome.from_json(record.parse(store.get(layout.outcome(ref.job_id))))
+        outcome = Outcome.read(store.get(layout.outcome(ref.job_id)))
     except NotFound:
         return None
     except CorruptRecord:

@@ -25,7 +25,7 @@ from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic._system import peers
 from kinetic._system.connection import SocketConnection
-from kinetic.errors import KineticError, NotFound, UsageError, UsageTypeError
+from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError, UsageTypeError
 
 _log = logging.getLogger("kinetic.debug")
 DEFAULT_PORT = 5678
@@ -220,8 +220,8 @@ def read(store: Store, ref: JobRef) -> Debugger | None:
     """Return the record of the job's debugger, or None before it listens."""
     try:
         key = layout.debugger(ref.job_id, attempts.newest(store, ref.job_id))
-        return Debugger.from_json(json.loads(store.get(key)))
-    except (NotFound, ValueError):
+        return Debugger.read(store.get(key))
+    except (NotFound, CorruptRecord):
         return None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from kinetic._backends.base import Backend, Explains, LogRequest, Status
 from kinetic._client.explaining import explain_verdict
-from kinetic._core import layout, record
+from kinetic._core import layout
 from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import HostReport, Outcome, judge, judge_leaderless, program_code
@@ -381,7 +381,7 @@ def _is_recorded(store: Store, ref: JobRef) -> bool:
 def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
     """Return the stored verdict; a damaged one is rebuilt from the hosts' reports."""
     try:
-        return Outcome.from_json(record.parse(store.get(layout.outcome(ref.job_id))))
+        return Outcome.read(store.get(layout.outcome(ref.job_id)))
     except NotFound:
         return None
     except CorruptRecord as damage:
@@ -456,7 +456,7 @@ def _orphan_verdict(store: Store, ref: JobRef, told: Status, now: float) -> Outc
 
 def _is_elastic(store: Store, ref: JobRef) -> bool:
     try:
-        plan = Plan.from_json(record.parse(store.get(layout.plan(ref.job_id))))
+        plan = Plan.read(store.get(layout.plan(ref.job_id)))
     except KineticError:
         return False
     return plan.elastic_gang is not None

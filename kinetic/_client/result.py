@@ -6,7 +6,6 @@ In: a store, a reference, the outcome. Out: a value, an exception.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import sys
 from collections.abc import Callable
@@ -146,8 +145,8 @@ def _project_folders(store: Store, ref: JobRef) -> list[str]:
     """Return the project's folders that the caller imported from, if they are on this
     machine."""
     try:
-        plan = Plan.from_json(json.loads(store.get(layout.plan(ref.job_id))))
-    except (KineticError, ValueError):
+        plan = Plan.read(store.get(layout.plan(ref.job_id)))
+    except KineticError:
         return []
     if not plan.client_root:
         return []

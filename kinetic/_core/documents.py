@@ -59,6 +59,11 @@ class Record:
         """
         return from_document(cls, data, cls._called)
 
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        """Rebuild from the text of such an object; raises what `from_json` does."""
+        return cls.from_json(_load(data, cls._called))
+
 
 def to_document(value: Any) -> Any:
     """Return what `json` writes for a value."""
@@ -106,11 +111,14 @@ def from_document(kind: type[T], document: Any, what: str) -> T:
 
 def read(kind: Any, data: bytes, what: str) -> Any:
     """Return the value that JSON text describes; raises like `from_document`."""
+    return from_document(kind, _load(data, what), what)
+
+
+def _load(data: bytes, what: str) -> Any:
     try:
-        document = record.load(data)
+        return record.load(data)
     except CorruptRecord as error:
         raise CorruptRecord(f"{what} is damaged: {error}.") from error
-    return from_document(kind, document, what)
 
 
 @functools.cache

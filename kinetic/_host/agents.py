@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinetic._core import layout, record
+from kinetic._core import layout
 from kinetic._core.documents import from_document, to_document
 from kinetic._core.exits import ProgramCode
 from kinetic._core.gang.messages import HostAssignment
@@ -263,7 +263,7 @@ class Agents:
 
         with contextlib.suppress(KineticError, LookupError):
             key = layout.report(self._plan.job_id, attempt, host)
-            return HostReport.from_json(record.parse(self._store.get(key)))
+            return HostReport.read(self._store.get(key))
         return None
 
 

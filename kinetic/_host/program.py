@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
 
-from kinetic._core import layout, record
+from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.gang.formation import first_assignment, make_policy
@@ -52,7 +52,7 @@ def main() -> int:
     try:
         who = identity.from_environ()
         store = open_store(who.store_uri, existing=True)
-        plan = Plan.from_json(record.parse(store.get(layout.plan(who.job_id))))
+        plan = Plan.read(store.get(layout.plan(who.job_id)))
         if who.is_pod:  # A pod before it, killed on this machine, may have left something.
             shutil.rmtree(who.scratch, ignore_errors=True)
         _make_scratch(who)

@@ -32,12 +32,11 @@ def may_follow(store: Store, job_id: str, attempt: int, retries: int) -> bool:
 
 def count_taken_away(store: Store, job_id: str, attempt: int) -> int:
     """Return how many attempts before this one ended because the cluster took a host away."""
-    from kinetic._core import record
     from kinetic._core.exits import Exit
     from kinetic._core.outcome import Outcome
 
     found = many.get_many(store, [layout.attempt_outcome(job_id, n) for n in range(1, attempt)])
-    ended = [Outcome.from_json(record.parse(data)).first for data in found.values()]
+    ended = [Outcome.read(data).first for data in found.values()]
     return sum(first is not None and first.exit is Exit.EVICTED for first in ended)
 
 
@@ -59,22 +58,20 @@ def verdict(store: Store, job_id: str, attempt: int) -> Outcome:
     Raises:
         NotFound: none has.
     """
-    from kinetic._core import record
     from kinetic._core.outcome import Outcome
 
-    return Outcome.from_json(record.parse(store.get(layout.attempt_outcome(job_id, attempt))))
+    return Outcome.read(store.get(layout.attempt_outcome(job_id, attempt)))
 
 
 def reports(store: Store, job_id: str, attempt: int, hosts: int) -> list[HostReport]:
     """Return what the hosts of an attempt have reported; a damaged report counts as none."""
-    from kinetic._core import record
     from kinetic._core.outcome import HostReport  # numbers of attempts do without
 
     found = []
     for host in range(hosts):
         try:
             data = store.get(layout.report(job_id, attempt, host))
-            found.append(HostReport.from_json(record.parse(data)))
+            found.append(HostReport.read(data))
         except (NotFound, CorruptRecord):
             continue  # The judge counts a host without a report as lost.
     return found

@@ -60,6 +60,7 @@ outers = st.builds(
 def test_what_is_written_is_read_again(value):
     written = json.dumps(documents.to_document(value)).encode()
     assert documents.read(Outer, written, "It") == value
+    assert Outer.read(written) == value
     assert Outer.from_json(json.loads(written) | {"of a newer version": 1}) == value
     assert Outer.from_json(json.loads(json.dumps(documents.drop_defaults(value)))) == value
 
@@ -88,7 +89,7 @@ RIGHT = {"number": 1, "colour": "red", "inner": {"name": "a"}}
 )
 def test_the_field_that_is_wrong_is_named(wrong, words):
     with pytest.raises(CorruptRecord) as caught:
-        Outer.from_json(RIGHT | wrong)
+        Outer.read(json.dumps(RIGHT | wrong).encode())
     assert str(caught.value).startswith("The outer record is damaged: ")
     assert words in str(caught.value)
 
@@ -97,6 +98,8 @@ def test_the_field_that_is_wrong_is_named(wrong, words):
 def test_what_is_no_object_is_refused(text):
     with pytest.raises(CorruptRecord, match="It is damaged"):
         documents.read(Outer, text, "It")
+    with pytest.raises(CorruptRecord, match="The outer record is damaged"):
+        Outer.read(text)
 
 
 def test_a_whole_number_is_a_float_too():

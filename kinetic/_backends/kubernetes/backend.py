@@ -37,7 +37,7 @@ from kinetic._backends.kubernetes.observed import Pod, current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.kubernetes.resources import BY_KIND, JOBSETS, PODS, SECRETS, Resource
 from kinetic._backends.kubernetes.snapshot import ClusterSnapshot, resource_of
-from kinetic._core import layout, record
+from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.log_format import LogChunk
 from kinetic._core.plan import Plan
@@ -262,7 +262,7 @@ class KubernetesBackend:
         return may_follow or not stored.has_begun(self._store, ref, attempt)
 
     def _plan(self, ref: JobRef) -> Plan:
-        return Plan.from_json(record.parse(self._store.get(layout.plan(ref.job_id))))
+        return Plan.read(self._store.get(layout.plan(ref.job_id)))
 
     def _was_removed(self, ref: JobRef, look: ClusterSnapshot) -> bool:
         """Whether a job without a workload had one, as far as anybody knows."""

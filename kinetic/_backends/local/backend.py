@@ -290,7 +290,7 @@ class LocalBackend:
             return ()
         from kinetic._core.plan import Plan
 
-        plan = Plan.from_json(record.parse(self._store.get(layout.plan(ref.job_id))))
+        plan = Plan.read(self._store.get(layout.plan(ref.job_id)))
         if plan.elastic_controller is None:
             raise UsageError(
                 f"{ref.job_id} has a single controller, one process with all slices, and here they "
@@ -345,7 +345,7 @@ class LocalBackend:
             data = self._store.get(layout.outcome(ref.job_id))
             from kinetic._core.outcome import Outcome  # not needed for a list of running jobs
 
-            outcome = Outcome.from_json(record.parse(data))
+            outcome = Outcome.read(data)
         except LookupError:
             return None
         except CorruptRecord:

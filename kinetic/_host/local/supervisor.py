@@ -86,8 +86,8 @@ def free_memory_of_ended(store: LocalStore, now: float) -> None:
     from kinetic._core.outcome import Outcome, Verdict
 
     for job_id in memory_folder.jobs():
-        with contextlib.suppress(KineticError, LookupError, ValueError, TypeError):
-            outcome = Outcome.from_json(json.loads(store.get(layout.outcome(job_id))))
+        with contextlib.suppress(KineticError):
+            outcome = Outcome.read(store.get(layout.outcome(job_id)))
             if outcome.verdict is Verdict.SUCCEEDED and outcome.ended_at < now - FREE_AFTER_S:
                 memory_folder.remove(job_id)
 
@@ -170,7 +170,7 @@ class Supervisor:
         """Return the last attempt. Whatever goes wrong, the job must get a verdict."""
         plan = None
         try:
-            plan = Plan.from_json(json.loads(self._store.get(layout.plan(self._request.job_id))))
+            plan = Plan.read(self._store.get(layout.plan(self._request.job_id)))
             agents, endpoint = Agents(plan, self._store), self._make_endpoint()
             self._fork_agents(plan, agents, endpoint)
             return plan, self._lead(plan, agents, endpoint)

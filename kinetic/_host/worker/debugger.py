@@ -224,11 +224,8 @@ class Gate:
 
     def _is_released(self) -> bool:
         try:
-            record = Debugger.from_json(json.loads(self._store.get(self._key)))
-        except (
-            KineticError,
-            ValueError,
-        ):  # Not there yet, or the store does not answer.
+            record = Debugger.read(self._store.get(self._key))
+        except KineticError:  # Not there yet, or the store does not answer.
             return False
         return record.state is not DebuggerState.WAITING
 

@@ -329,11 +329,11 @@ def _slices(app: AppContext, ref: JobRef) -> int | tuple[int, int]:
     """How many slices one process was to have; the hosts of other jobs tell theirs."""
     if not ref.place.has_single_controller:
         return 1
-    from kinetic._core import layout, record
+    from kinetic._core import layout
     from kinetic._core.plan import Plan
 
     try:
-        return Plan.from_json(record.parse(app.store.get(layout.plan(ref.job_id)))).options.slices
+        return Plan.read(app.store.get(layout.plan(ref.job_id))).options.slices
     except (KineticError, LookupError):
         return 1
 
