@@ -35,11 +35,17 @@ FILES_POLL_S, SEGMENTS_POLL_S = 0.02, 0.05
 def verdict(store: Store, ref: JobRef) -> Status | None:
     """Return the status of the stored verdict; None if there is none."""
     try:
-        outcome = Outcome.read(store.get(layout.outcome(ref.job_id)))
+        return parse_verdict(store.get(layout.outcome(ref.job_id)))
     except NotFound:
         return None
+
+
+def parse_verdict(data: bytes) -> Status:
+    """Return the status of a stored verdict."""
+    try:
+        outcome = Outcome.read(data)
     except CorruptRecord:
-        return Status(JobStatus.FAILED)
+        return Status(JobStatus.FAILED, "its verdict is damaged")
     return Status(status_of_verdict(outcome.verdict), outcome.reason)
 
 

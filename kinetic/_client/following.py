@@ -8,29 +8,23 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from kinetic._backends.base import Backend, Explains, LogRequest, Status
-from kinetic._client.explaining import explain_verdict
-from kinetic._core import layout
-from kinetic._core.exits import Exit, ProgramCode
+from kinetic._backends.base import Backend, Explains, LogRequest
+from kinetic._client.board.reader import JobBoard
 from kinetic._core.log_format import LogChunk
-from kinetic._core.outcome import HostReport, Outcome, judge, judge_leaderless, program_code
-from kinetic._core.plan import Plan
+from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
-from kinetic._core.state import JobStatus, status_of, status_of_verdict
+from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._core.values import dataclass
-from kinetic._store import attempts, index
+from kinetic._store import attempts
 from kinetic._store.base import Store
-from kinetic._store.many import at_once
 from kinetic.errors import (
     BackendUnavailable,
     CorruptRecord,
     KineticError,
-    NotFound,
     StoreError,
     StoreFull,
     UnsupportedVersion,
@@ -100,6 +94,7 @@ def follow(
     """
     _check(store, ref, request)
     reading, start = _OutputReading(backend, ref, request), _StartReasons(backend, ref)
+    board = JobBoard(store, lambda _: backend, now)
     outcome: Outcome | None = None
     while True:
         pause_s = PAUSE_S
@@ -108,7 +103,7 @@ def follow(
                 yield start.news(now()) if chunk is None else chunk
             if outcome is not None:
                 break
-            outcome = settle(backend, store, ref, now())
+            outcome = board.outcome(ref)
             if outcome is not None and request.hosts == ():
                 break
             # The stream may have ended early, just before the job did: the rest is read once more.
@@ -119,7 +114,7 @@ def follow(
                 raise
             pause_s = reading.count_failure(error, now())
             if isinstance(error, BackendUnavailable):
-                outcome = outcome or _peek_verdict(store, ref, now())
+                outcome = outcome or _peek_verdict(board, store, ref)
             if outcome is not None and reading.is_hopeless:
                 _log.warning("the rest of the output of %s cannot be read: %s", ref.job_id, error)
                 break
@@ -186,10 +181,10 @@ def _may_pass(store: Store, error: BackendUnavailable | StoreError) -> bool:
     return not lasting and store.as_folder() is None
 
 
-def _peek_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
+def _peek_verdict(board: JobBoard, store: Store, ref: JobRef) -> Outcome | None:
     """The stored verdict; None also if the store does not answer."""
     try:
-        return read_verdict(store, ref, now)
+        return board.verdict(ref)
     except StoreError as error:
         if not _may_pass(store, error):
             raise
@@ -267,206 +262,6 @@ def _slices(pause_s: float) -> Iterator[float]:
     while pause_s > 0:
         yield min(pause_s, PAUSE_S)
         pause_s -= PAUSE_S
-
-
-def settle(backend: Backend, store: Store, ref: JobRef, now: float) -> Outcome | None:
-    """Return the verdict; judge the job if the process that should have done so was killed. None
-    while the job runs.
-
-    Raises:
-        NotFound: the job's records were removed.
-    """
-    found = settle_many(backend, store, [ref], now)[ref.job_id]
-    if isinstance(found, KineticError):
-        raise found
-    return None if found is None else explain_verdict(backend, store, ref, found, now)
-
-
-def settle_many(
-    backend: Backend, store: Store, refs: Sequence[JobRef], now: float
-) -> dict[str, Outcome | KineticError | None]:
-    """Return what `settle` returns or raises for each of the jobs, by id. The backend is asked
-    once for all of them."""
-    verdicts = at_once(
-        lambda ref: _catch_error(lambda: read_verdict(store, ref, now)), refs, store.calls_at_once
-    )
-    found = {ref.job_id: verdict for ref, verdict in zip(refs, verdicts, strict=True)}
-    going_on = [ref for ref in refs if found[ref.job_id] is None]
-    known = backend.status(going_on) if going_on else {}
-    for ref in going_on:
-        told = known[ref.job_id]
-        found[ref.job_id] = _catch_error(partial(_settle_verdict, backend, store, ref, told, now))
-    return found
-
-
-def _release(backend: Backend, ref: JobRef) -> None:
-    """Free what a job's leader could not end, such as pods that wait for nodes."""
-    try:
-        backend.cleanup(ref)
-    except KineticError as error:
-        _log.warning("%s has ended, and what it holds could not be freed: %s", ref.job_id, error)
-
-
-def _catch_error(act: Callable[[], Outcome | None]) -> Outcome | KineticError | None:
-    try:
-        return act()
-    except KineticError as error:
-        return error
-
-
-def _settle_verdict(
-    backend: Backend, store: Store, ref: JobRef, told: Status, now: float
-) -> Outcome | None:
-    """Return the verdict of a job that had none before its backend was asked."""
-    status = _status_without_verdict(store, ref, told.phase, now)
-    if not status.ended:
-        return None
-    gone = status is JobStatus.NOT_FOUND
-    found = None if gone else read_verdict(store, ref, now)
-    if found is None:
-        judged = None if gone else _judge_orphan(store, ref, told, now)
-        if judged is None:
-            raise NotFound(
-                f"The records of {ref.job_id} were removed: there is nothing left to read."
-            )
-        found = explain_verdict(backend, store, ref, judged, now)
-        if not ref.place.is_supervised:
-            _release(backend, ref)
-    return found
-
-
-def read_standing(
-    store: Store, ref: JobRef, told: Status, now: float
-) -> tuple[JobStatus, Outcome | None]:
-    """Return the status of a job, given what its backend says, and its verdict if there is one.
-
-    A job whose supervisor was killed is judged by what its hosts reported.
-    """
-    phase, found = told.phase, read_verdict(store, ref, now)
-    if found is None and phase.ended and phase is not JobStatus.NOT_FOUND:
-        found = _judge_orphan(store, ref, told, now)
-        phase = JobStatus.NOT_FOUND if found is None else phase
-    if found is not None:
-        return status_of_verdict(found.verdict), found
-    return _status_without_verdict(store, ref, phase, now), None
-
-
-def _status_without_verdict(store: Store, ref: JobRef, phase: JobStatus, now: float) -> JobStatus:
-    known = partial(
-        status_of,
-        None,
-        phase,
-        recorded=phase is not JobStatus.NOT_FOUND or _is_recorded(store, ref),
-        now=now,
-    )
-    status = known(created_at=ref.created_at)
-    if phase is JobStatus.NOT_FOUND and status is JobStatus.FAILED and not ref.place.is_supervised:
-        # The reference has the time of the submitter's clock, which may be wrong.
-        return known(created_at=_plan_time(store, ref))
-    return status
-
-
-def _plan_time(store: Store, ref: JobRef) -> float:
-    """When the plan was written, by this machine's clock."""
-    key = layout.plan(ref.job_id)
-    kept = store.entries(key.rpartition("/")[0])
-    return next((entry.written_at for entry in kept if entry.key == key), ref.created_at)
-
-
-def _is_recorded(store: Store, ref: JobRef) -> bool:
-    # The plan is written first, the reference is deleted last.
-    return store.has(layout.ref(ref.job_id)) and store.has(layout.plan(ref.job_id))
-
-
-def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
-    """Return the stored verdict; a damaged one is rebuilt from the hosts' reports."""
-    try:
-        return Outcome.read(store.get(layout.outcome(ref.job_id)))
-    except NotFound:
-        return None
-    except CorruptRecord as damage:
-        _log.warning(
-            "the verdict of %s is damaged (%s); it is rebuilt from the hosts' reports",
-            ref.job_id,
-            damage,
-        )
-    rebuilt = _judge(store, ref, now)
-    return (
-        rebuilt
-        if rebuilt.ok
-        else replace(rebuilt, reason=f"{rebuilt.reason} (the stored verdict is damaged)")
-    )
-
-
-def _judge(store: Store, ref: JobRef, now: float, reason: str = "") -> Outcome:
-    reports, attempt = _last_attempt(store, ref)
-    return judge(ref.hosts, reports, reason=reason, now=now, attempt=attempt)
-
-
-def _last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
-    attempt = attempts.newest(store, ref.job_id)
-    return attempts.reports(store, ref.job_id, attempt, ref.hosts), attempt
-
-
-def _judge_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcome | None:
-    """Judge a job whose supervisor was killed, and store the verdict unless another process was
-    first. None if the job was removed since its backend was asked: nothing is written then."""
-    if not store.has(layout.ref(ref.job_id)):
-        return None
-    outcome = _orphan_verdict(store, ref, told, now)
-    try:
-        first = index.write_outcome(store, ref.job_id, outcome, if_absent=True)
-    except StoreError as error:
-        _log.warning("the verdict of %s could not be kept: %s", ref.job_id, error)
-        return outcome
-    if not store.has(layout.ref(ref.job_id)):
-        store.delete(layout.job(ref.job_id))  # Who removed it has not seen this verdict.
-        return None
-    return outcome if first else read_verdict(store, ref, now) or outcome
-
-
-def _orphan_verdict(store: Store, ref: JobRef, told: Status, now: float) -> Outcome:
-    gone = told.phase is JobStatus.NOT_FOUND
-    if not gone and not ref.place.is_supervised:
-        reports, attempt = _last_attempt(store, ref)
-        return judge_leaderless(
-            ref.hosts,
-            reports,
-            told=[host.as_report() for host in told.hosts if host.phase is not JobStatus.RUNNING],
-            reason=told.reason,
-            led=store.has(layout.events(ref.job_id)),
-            head=ref.place.has_head,
-            now=now,
-            attempt=attempt,
-        )
-    reason = (
-        "the job was never started: its submission was interrupted"
-        if gone
-        else "the job's supervisor was killed"
-    )
-    outcome = replace(_judge(store, ref, now, reason), supervisor_lost=True)
-    first = outcome.first
-    if first is not None and program_code(first) is not ProgramCode.CODE_FAILED:
-        # Had the supervisor lived, another attempt would have followed the loss of a host.
-        outcome = replace(outcome, blamed=()) if _is_elastic(store, ref) else outcome
-    if not gone and all(r.exit.kind.hearsay for r in outcome.reports):
-        outcome = replace(outcome, reason=_as_agents_saw_it(outcome) or reason)
-    return outcome
-
-
-def _is_elastic(store: Store, ref: JobRef) -> bool:
-    try:
-        plan = Plan.read(store.get(layout.plan(ref.job_id)))
-    except KineticError:
-        return False
-    return plan.elastic_gang is not None
-
-
-def _as_agents_saw_it(outcome: Outcome) -> str:
-    """What the first agent reports: one that gives up ends the supervisor, and the others see only
-    that."""
-    told = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]
-    return min(told, key=lambda r: r.ended_at).detail if told else ""
 
 
 class StatusWatch:

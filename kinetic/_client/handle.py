@@ -20,7 +20,6 @@ from kinetic._client import following, futures, killing, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
 from kinetic._client.board.console import Printer, leads_to_the_caller
-from kinetic._client.explaining import explain_verdict
 from kinetic._client.following import Finished, OnStatus, StatusWatch, Waiting
 from kinetic._client.view import JobView
 from kinetic._core.duration import Duration, patience_s
@@ -402,7 +401,7 @@ class JobHandle(JobView, Generic[R_co]):
         return collecting.error(
             self._store,
             self.ref,
-            explain_verdict(self._backend, self._store, self.ref, outcome, time.time()),
+            self._board.explain(self.ref, outcome),
             lambda host: "" if seen and host == 0 else self._last_lines(host, outcome.attempt),
         )
 

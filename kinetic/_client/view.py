@@ -14,9 +14,9 @@ from kinetic._backends import registry
 from kinetic._backends.base import Backend, Controls, LogRequest, Processes, Signals
 from kinetic._client import following
 from kinetic._client import result as collecting
+from kinetic._client.board.reader import JobBoard
 from kinetic._core import layout
 from kinetic._core.events import GangEvent
-from kinetic._core.events import parse as parse_events
 from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import ATTRIBUTES, JobRef
@@ -28,6 +28,7 @@ from kinetic.errors import KineticError, NotFound
 if TYPE_CHECKING:
     from kinetic._client.board.drawing import Picture
     from kinetic._core.place import Place
+    from kinetic._core.state import JobStanding
 
 _OF_FUTURES = ("_condition", "_state", "_waiters")
 """What the functions of `concurrent.futures` ask for first."""
@@ -115,21 +116,20 @@ class JobView:
 
     def status(self) -> JobStatus:
         """Return the job's status: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND."""
-        found = self._read_verdict()
-        if found is not None:
-            return status_of_verdict(found.verdict)
-        return following.read_standing(
-            self._store, self.ref, self._backend.status([self.ref])[self.job_id], time.time()
-        )[0]
+        return self._board.look_at(self.ref).status
 
     def outcome(self) -> Outcome | None:
         """Return the verdict over all hosts, or None while the job runs."""
-        return following.settle(self._backend, self._store, self.ref, time.time())
+        return self._board.outcome(self.ref)
+
+    def look(self, refs: Sequence[JobRef]) -> dict[str, JobStanding]:
+        """Return where jobs with the same place and store as this one stand, by id."""
+        return self._board.look(refs)
 
     def settle(self, refs: Sequence[JobRef]) -> dict[str, Outcome | KineticError | None]:
         """Return the verdicts of jobs with the same place and store as this one, by id; an error
         for a job whose verdict cannot be determined, or whose records were removed."""
-        return following.settle_many(self._backend, self._store, refs, time.time())
+        return self._board.settle(refs)
 
     def ending_fd(self) -> int | None:
         """Return a descriptor that becomes readable when the job has ended, which the caller
@@ -146,13 +146,7 @@ class JobView:
     def events(self) -> list[dict[str, Any]]:
         """Return what happened when, oldest first, as JSON objects. Damaged lines, and events that
         only a newer version knows, are skipped."""
-        return [event.to_json() for event in self._events()]
-
-    def _events(self) -> list[GangEvent]:
-        try:
-            return parse_events(self._store.get(layout.events(self.job_id)))
-        except NotFound:
-            return []
+        return [event.to_json() for event in self._board.events(self.ref)]
 
     def stacks(self, timeout_s: float = 5.0) -> dict[int, str]:
         """Return the Python stacks of every host's worker: live, or as stored when the gang
@@ -207,7 +201,7 @@ class JobView:
             outcome = outcome or self._read_verdict()
             status = self.status() if outcome is None else status_of_verdict(outcome.verdict)
             state = status.lower()
-            events = self._events() if outcome is None else []
+            events = self._board.events(self.ref) if outcome is None else []
         return drawing.of_job(self.ref, state, events, outcome, time.time())
 
     @property
@@ -216,5 +210,9 @@ class JobView:
             self._made_backend = registry.make(self.ref.place, self._store)
         return self._made_backend
 
+    @property
+    def _board(self) -> JobBoard:
+        return JobBoard(self._store, lambda _: self._backend, time.time)
+
     def _read_verdict(self) -> Outcome | None:
-        return following.read_verdict(self._store, self.ref, time.time())
+        return self._board.verdict(self.ref)

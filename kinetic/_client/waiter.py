@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kinetic._core.outcome import Outcome
 from kinetic._core.place import Place
@@ -35,6 +35,8 @@ MOST_SIGNALS = 256
 
 
 Answer = Outcome | KineticError | None
+J = TypeVar("J", bound="AwaitedJob")
+R = TypeVar("R")
 
 
 class AwaitedJob(Protocol):
@@ -57,18 +59,20 @@ class AwaitedJob(Protocol):
 
 
 def look(jobs: Sequence[AwaitedJob]) -> list[Answer]:
-    """Return the verdict of each job. All jobs of one place are asked for in one call."""
-    alike: dict[tuple[Place, str], list[AwaitedJob]] = {}
+    """Return the verdict of each job."""
+    return ask_alike(jobs, lambda job, refs: job.settle(refs))
+
+
+def ask_alike(jobs: Sequence[J], ask: Callable[[J, Sequence[JobRef]], Mapping[str, R]]) -> list[R]:
+    """Return what is answered for each job: all jobs of one place are asked for in one call."""
+    alike: dict[tuple[Place, str], list[J]] = {}
     for job in jobs:
         alike.setdefault((job.ref.place, job.ref.store_uri), []).append(job)
-    found: dict[JobRef, Answer] = {}
+    found: dict[JobRef, R] = {}
     for several in alike.values():
         refs = [job.ref for job in several]
-        try:
-            verdicts = several[0].settle(refs)
-            found |= {ref: verdicts[ref.job_id] for ref in refs}
-        except KineticError as error:
-            found |= dict.fromkeys(refs, error)
+        answers = ask(several[0], refs)
+        found |= {ref: answers[ref.job_id] for ref in refs}
     return [found[job.ref] for job in jobs]
 
 

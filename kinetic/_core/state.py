@@ -1,15 +1,24 @@
-"""What a job can be, and the one function that says what it is.
+"""What a job can be, the one function that says what it is, and what is told to all who ask. Pure.
 
 In: the stored verdict, the backend's phase, whether the records are there, times. Out: a
-`JobStatus`. Pure.
+`JobStatus`, a `JobStanding`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kinetic.errors import CorruptRecord, KineticError, NotFound
+
+if TYPE_CHECKING:
+    from kinetic._core.outcome import Outcome
 
 STARTING_S = 60.0
 """A job unknown to its backend counts as being submitted for this long."""
+UNKNOWN = "UNKNOWN"
+SUBMITTING = "it is being submitted"
 
 
 class JobStatus(StrEnum):
@@ -61,3 +70,47 @@ def status_of(
         return JobStatus.NOT_FOUND
     being_submitted = abs(now - created_at) < STARTING_S
     return JobStatus.PENDING if being_submitted else JobStatus.FAILED
+
+
+class JobStanding(NamedTuple):
+    """Where a job stands.
+
+    Attributes:
+        state: a `JobStatus`; UNKNOWN when its backend or the store cannot be asked.
+        reason: the backend's reason for the state, why the job failed, in one line, or why it
+            cannot be asked; "" if there is nothing to say.
+        ended_at: when it ended, in seconds since the epoch; None without a verdict.
+        started_at: when its function started; None when it never did, or nobody has looked.
+        outcome: the whole verdict, where more than an excerpt was read.
+        error: why the state is unknown, or that the records were removed.
+    """
+
+    state: str
+    reason: str = ""
+    ended_at: float | None = None
+    started_at: float | None = None
+    outcome: Outcome | None = None
+    error: KineticError | None = None
+
+    @property
+    def status(self) -> JobStatus:
+        """The state; raises why it is unknown."""
+        if self.error is not None and not isinstance(self.error, NotFound):
+            raise self.error
+        return JobStatus.NOT_FOUND if self.error is not None else JobStatus(self.state)
+
+
+def standing_of_verdict(verdict: Mapping[str, Any], created_at: float) -> JobStanding:
+    """Return the standing of a job whose verdict is this document, or an excerpt of one.
+
+    Raises:
+        CorruptRecord: the document is damaged.
+    """
+    try:
+        started = [float(report.get("started_at") or 0.0) for report in verdict.get("reports", ())]
+        state, lines = status_of_verdict(verdict["verdict"]), verdict.get("reason", "").splitlines()
+        ended_at = float(verdict.get("ended_at") or created_at)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptRecord(f"it is no verdict: {error!r}") from error
+    reason = lines[0] if lines and state is JobStatus.FAILED else ""
+    return JobStanding(state, reason, ended_at, min(filter(None, started), default=None))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from kinetic._core.duration import parse_duration_s
 from kinetic.cli.lazy import complete_with
 
 if TYPE_CHECKING:
@@ -38,6 +37,8 @@ class Duration(_FloatType):
         if isinstance(value, int | float):
             return float(value)
         try:
+            from kinetic._core.duration import parse_duration_s  # lists do without
+
             return parse_duration_s(value, may_be_zero=self._may_be_zero)
         except ValueError:
             self.fail(

@@ -18,7 +18,7 @@ from dataclasses import field
 
 from kinetic._core import layout
 from kinetic._core.ref import JobRef
-from kinetic._core.state import JobStatus
+from kinetic._core.state import JobStanding, JobStatus
 from kinetic._core.values import dataclass
 from kinetic._datasets import cached_copy
 from kinetic._datasets.cached_copy import CachedCopy
@@ -26,7 +26,7 @@ from kinetic._store import index as stored
 from kinetic._store.base import Entry, Store
 from kinetic._store.gc_lock import lock_for_sweep
 from kinetic._store.many import at_once, get_many
-from kinetic.cli.context import AppContext, JobStanding
+from kinetic.cli.context import AppContext
 
 _DIGEST_DIGITS = 64
 _ENDED = frozenset(status for status in JobStatus if status.ended)
@@ -49,15 +49,15 @@ class Swept:
 
 def list_ended_before(app: AppContext, moment: float) -> list[JobRef]:
     """Return the jobs that had ended by the moment (seconds since the epoch), oldest first."""
-    refs = app.refs()
-    standings = app.standings(refs)
+    refs = app.board.refs()
+    standings = app.board.look(refs)
     return [ref for ref in reversed(refs) if _end_time(ref, standings[ref.job_id]) <= moment]
 
 
 def _end_time(ref: JobRef, found: JobStanding) -> float:
     """When the job ended; infinity if it has not, or if its backend cannot be asked."""
-    if found.ending is not None:
-        return found.ending.at
+    if found.ended_at is not None:
+        return found.ended_at
     return ref.created_at if found.state in _ENDED else float("inf")
 
 

@@ -51,10 +51,10 @@ def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionI
 
     app, prefix = make_context({}), incomplete.lower()
     shown = 0
-    for ref in app.refs():
+    for ref in app.board.refs():
         bare = ref.job_id.removeprefix("job-")
         word = ref.job_id if ref.job_id.startswith(prefix) else bare
-        if word.startswith(prefix) and wanted(state := app.read_standing(ref).state):
+        if word.startswith(prefix) and wanted(state := app.board.look_at(ref).state):
             age = text.age(app.now() - ref.created_at)
             yield CompletionItem(
                 word, help=f"{state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}"

@@ -17,7 +17,7 @@ from gangs import PATIENCE_S, wait_until
 
 import kinetic
 from kinetic import errors
-from kinetic._client import following
+from kinetic._client.board.reader import JobBoard
 from kinetic._core import state
 
 CALLER = """
@@ -91,7 +91,7 @@ def test_a_caller_that_is_killed_around_its_reference(step, place, home, monkeyp
 def test_a_job_that_was_never_created_was_not_removed_either(on_cluster, monkeypatch):
     killed_caller(STEPS["after the reference"], "cpu", monkeypatch)
     (job,) = kinetic.list_jobs()
-    told = following.settle(job._backend, job._store, job.ref, time.time() + 600)
+    told = JobBoard(job._store, lambda _: job._backend, lambda: time.time() + 600).outcome(job.ref)
     assert told.reason == "the job was never started: its submission was interrupted"
 
 

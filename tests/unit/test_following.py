@@ -25,8 +25,9 @@ from laptop_fakes import (
     ref,
 )
 
-from kinetic._backends.base import LogRequest, Status
+from kinetic._backends.base import LogRequest
 from kinetic._client import following
+from kinetic._client.board.reader import JobBoard
 from kinetic._client.following import Finished, Tick
 from kinetic._core import layout
 from kinetic._core.exits import Exit
@@ -52,6 +53,10 @@ def follow(backend, store, job, request=None, **more):
     pauses = []
     more = {"now": lambda: NOW + 1, "pause": pauses.append} | more
     return list(following.follow(backend, store, job, request or LogRequest(), **more))
+
+
+def board(backend, store, now=NOW):
+    return JobBoard(store, lambda _: backend, lambda: now)
 
 
 def take_next(looks):
@@ -94,7 +99,7 @@ def test_a_killed_supervisor_is_told_and_the_verdict_kept(store, backend):
     assert finished.outcome.supervisor_lost
     assert finished.outcome.reason == "the job's supervisor was killed"
     assert [r.exit for r in finished.outcome.reports] == [Exit.AGENT_LOST] * 4
-    assert following.read_verdict(store, job, NOW) == finished.outcome
+    assert board(backend, store).verdict(job) == finished.outcome
     assert follow(backend, store, job, now=lambda: NOW + 99) == [finished], (
         "the first verdict stays"
     )
@@ -298,10 +303,10 @@ def test_a_start_that_was_given_up_is_explained_by_what_was_waited_for(store):
     late = HostReport(0, Exit.NEVER_JOINED, "was not ready within 8 s (start_timeout)")
     put_outcome(store, job, late)
     backend = Queue(store, [None])
-    assert following.settle(backend, store, job, NOW).reports[0] == late
+    assert board(backend, store).outcome(job).reports[0] == late
     backend.unready = "No node of the cluster has 8x8."
     for _ in range(2):
-        found = following.settle(backend, store, job, NOW)
+        found = board(backend, store).outcome(job)
         assert found.reason.endswith(". No node of the cluster has 8x8.")
         assert found.reports[0].detail.count("No node") == 1
         backend.unready = "something else"
@@ -313,7 +318,7 @@ def test_a_reason_that_is_told_already_is_not_told_again(store):
     put_outcome(store, job, HostReport(0, Exit.AGENT_LOST, gone), reason=f"host 0 was lost: {gone}")
     backend = Queue(store, [None])
     backend.lost = "Its workload was removed from the cluster."
-    found = following.settle(backend, store, job, NOW)
+    found = board(backend, store).outcome(job)
     assert (found.reason, found.reports[0].detail) == (f"host 0 was lost: {gone}", gone)
     assert found.explained
 
@@ -347,13 +352,12 @@ def test_a_job_that_was_removed_meanwhile_is_not_judged(moment, tmp_path, backen
     store = RemovedMeanwhile(tmp_path / "removed")
     store.moment = moment
     job = put_ref(store, ref("job-0000abcd"))
-    killed = Status(JobStatus.FAILED, "its supervisor was killed")
-    assert following.read_standing(store, job, killed, time.time()) == (JobStatus.NOT_FOUND, None)
+    backend.phases[job.job_id] = JobStatus.FAILED
+    assert board(backend, store, time.time()).look_at(job).status is JobStatus.NOT_FOUND
     assert list(store.parts(layout.JOBS)) == []
     job = put_ref(store, ref("job-0000abcd"))
-    backend.phases[job.job_id] = JobStatus.FAILED
     with pytest.raises(NotFound, match="were removed"):
-        following.settle(backend, store, job, time.time())
+        board(backend, store, time.time()).outcome(job)
     assert list(store.parts(layout.JOBS)) == []
 
 
@@ -369,10 +373,10 @@ def test_what_was_removed_is_not_made_again_by_a_running_job(store):
 
 
 @pytest.mark.parametrize("wrong_by_s", [-3600, 3600])
-def test_a_submitters_clock_that_is_wrong_does_not_end_its_job(store, wrong_by_s):
-    now, unknown = time.time(), Status(JobStatus.NOT_FOUND)
+def test_a_submitters_clock_that_is_wrong_does_not_end_its_job(store, backend, wrong_by_s):
+    now = time.time()
     made = ref("job-0000abcd", created_at=now + wrong_by_s)
     job = put_ref(store, dataclasses.replace(made, place=Place("pathways")))
-    assert following.read_standing(store, job, unknown, now) == (JobStatus.PENDING, None)
+    assert board(backend, store, now).look_at(job).state == JobStatus.PENDING
     os.utime(store.as_folder() / layout.plan(job.job_id), (now - 3600, now - 3600))
-    assert following.read_standing(store, job, unknown, now)[0] is JobStatus.FAILED
+    assert board(backend, store, now).look_at(job).state == JobStatus.FAILED

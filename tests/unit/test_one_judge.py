@@ -12,7 +12,6 @@ import json
 import pytest
 from laptop_fakes import NOW, FakeBackend, put_outcome, put_ref, put_report, ref
 
-from kinetic._client.following import settle
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
 from kinetic._core.exits import Exit
@@ -48,7 +47,7 @@ def ask_python(store, backend, job):
 
 
 def ask_cli(store, backend, job):
-    return app(store, backend).read_standing(job).state
+    return app(store, backend).board.look_at(job).state
 
 
 def ask_wait(store, backend, job):
@@ -121,17 +120,17 @@ def test_a_job_that_was_cancelled_and_never_judged(store, backend, ask):
 def test_asking_how_an_interrupted_submission_ended_changes_nothing(store, backend, capsys):
     job = put_ref(store, ref())
     later = job.created_at + 3600.0
-    assert app(store, backend, later).read_standing(job).state == "FAILED"
+    assert app(store, backend, later).board.look_at(job).state == "FAILED"
     assert not store.has(layout.outcome(job.job_id)), "its submission may yet go on"
-    assert "never started" in settle(backend, store, job, later).reason
-    assert app(store, backend, later).read_standing(job).state == "FAILED"
+    assert "never started" in app(store, backend, later).board.outcome(job).reason
+    assert app(store, backend, later).board.look_at(job).state == "FAILED"
     assert call(["jobs", "status", "--json", job.job_id], app(store, backend, later)) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "FAILED"
 
 
 def test_why_a_job_is_not_known_to_its_backend_yet_is_said(store, backend):
     job = put_ref(store, ref())
-    soon = app(store, backend, job.created_at + 1.0).read_standing(job)
+    soon = app(store, backend, job.created_at + 1.0).board.look_at(job)
     assert (soon.state, soon.reason) == ("PENDING", "it is being submitted")
 
 
@@ -143,7 +142,8 @@ def test_the_verdict_is_kept_so_that_the_next_to_ask_only_reads(store, backend):
         HostReport(1, Exit.RETURNED),
     )
     ask_cli(store, backend, job)
-    assert app(store, backend).read_ending(job)[:2] == ("SUCCEEDED", NOW + 1)
+    found = app(store, backend).board.look_at(job)
+    assert (found.state, found.ended_at) == ("SUCCEEDED", NOW + 1)
 
 
 @pytest.mark.parametrize("later_s", [3600.0, -3600.0])
@@ -153,7 +153,7 @@ def test_a_job_that_nobody_ever_started_has_failed_also_when_the_clock_was_set_b
     job = put_ref(store, ref())
     monkeypatch.setattr("kinetic._client.handle.time.time", lambda: job.created_at + later_s)
     assert ask_python(store, backend, job) == "FAILED"
-    assert app(store, backend, job.created_at + later_s).read_standing(job).state == "FAILED"
+    assert app(store, backend, job.created_at + later_s).board.look_at(job).state == "FAILED"
 
 
 def test_nobody_is_to_blame_for_a_cancel():

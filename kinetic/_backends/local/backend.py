@@ -24,7 +24,7 @@ from kinetic._backends.base import (
 from kinetic._backends.local import liveness, simulation
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
-from kinetic._core.state import JobStatus, status_of_verdict
+from kinetic._core.state import JobStatus
 from kinetic._store import files
 from kinetic._system import locks, machine, memory_folder, pipes, processes
 from kinetic.errors import CorruptRecord, PreflightError, SubmitError, UsageError
@@ -343,14 +343,11 @@ class LocalBackend:
     def _verdict(self, ref: JobRef) -> Status | None:
         try:
             data = self._store.get(layout.outcome(ref.job_id))
-            from kinetic._core.outcome import Outcome  # not needed for a list of running jobs
-
-            outcome = Outcome.read(data)
         except LookupError:
             return None
-        except CorruptRecord:
-            return Status(JobStatus.FAILED, "its verdict is damaged")
-        return Status(status_of_verdict(outcome.verdict))
+        from kinetic._backends import stored  # not needed for a list of running jobs
+
+        return stored.parse_verdict(data)
 
     def _supervisor(self, ref: JobRef) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, CorruptRecord):

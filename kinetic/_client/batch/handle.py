@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic._client import notebook
@@ -23,6 +23,7 @@ from kinetic._client.batch.poller import BatchUpdates
 from kinetic._client.batch.progress import BatchProgress, progress_line, stream_for
 from kinetic._client.board import console
 from kinetic._client.handle import JobHandle
+from kinetic._client.waiter import ask_alike
 from kinetic._config import settings as configuration
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.ref import JobRef
@@ -46,6 +47,8 @@ _log = logging.getLogger("kinetic.batch")
 _FOR_EVER_S = 3600.0
 _STOPPING_S = 180.0
 _UNSUCCESSFUL = (JobStatus.FAILED, JobStatus.CANCELLED)
+_KNOWN = {InputState.SUCCEEDED: JobStatus.SUCCEEDED, InputState.GONE: JobStatus.NOT_FOUND}
+"""What need not be asked; a job that failed may also have been cancelled."""
 
 
 class BatchHandle(Generic[R_co]):
@@ -108,12 +111,9 @@ class BatchHandle(Generic[R_co]):
     def statuses(self) -> list[tuple[int, JobStatus]]:
         """Return (index, status) of each input that has a job."""
         tasks = self._tasks()
-        found = (
-            (index, job, tasks[index])
-            for index, job in enumerate(self._executor.handles)
-            if job is not None
-        )
-        return [(index, _status(task, job)) for index, job, task in found]
+        jobs = {i: job for i, job in enumerate(self._executor.handles) if job is not None}
+        found = _list_statuses([(tasks[index], job) for index, job in jobs.items()])
+        return list(zip(jobs, found, strict=True))
 
     def status_counts(self) -> dict[str, int]:
         """Return the number of jobs by status."""
@@ -131,16 +131,12 @@ class BatchHandle(Generic[R_co]):
             for task, job in zip(tasks, self._executor.handles, strict=True)
             if job is not None
         ]
-        final = [
-            (c, j)
-            for c, j in pairs
-            if c.state is InputState.FAILED or (c.state is InputState.LIVE and c.tries >= last)
+        live = [
+            pair for pair in pairs if pair[0].state is InputState.LIVE and pair[0].tries >= last
         ]
-        return [
-            job
-            for task, job in final
-            if task.state is InputState.FAILED or _status(task, job) in _UNSUCCESSFUL
-        ]
+        found = zip(live, _list_statuses(live), strict=True)
+        failed = {job for (_, job), status in found if status in _UNSUCCESSFUL}
+        return [job for task, job in pairs if task.state is InputState.FAILED or job in failed]
 
     @property
     def submission_failures(self) -> dict[int, Exception]:
@@ -471,12 +467,7 @@ def _picture(task: Task, job: JobHandle[Any] | None, detailed: bool) -> Picture:
     return Picture("", (), str(task.state), None, ())
 
 
-def _status(task: Task, job: JobHandle[Any]) -> JobStatus:
-    if task.state is InputState.SUCCEEDED:
-        return JobStatus.SUCCEEDED
-    if task.state is InputState.GONE:
-        return JobStatus.NOT_FOUND
-    try:
-        return job.status()
-    except NotFound:
-        return JobStatus.NOT_FOUND
+def _list_statuses(pairs: Sequence[tuple[Task, JobHandle[Any]]]) -> list[JobStatus]:
+    asked = [job for task, job in pairs if task.state not in _KNOWN]
+    found = iter(ask_alike(asked, lambda job, refs: job.look(refs)))
+    return [_KNOWN.get(task.state) or next(found).status for task, _ in pairs]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kinetic._backends import registry
-from kinetic._client import following
+from kinetic._client.board.reader import JobBoard
 from kinetic._client.doctor import leftovers
 from kinetic._client.doctor.facts import HERE
 from kinetic._client.doctor.leftovers import Traces
@@ -43,7 +43,7 @@ def _judge(store: LocalStore, job_ids: Sequence[str], now: float) -> list[str]:
         except KineticError as error:
             done.append(f"{job_id} could not be judged: {error}")
     here = [ref for ref in refs if ref.backend == HERE.backend]
-    found = following.settle_many(registry.make(HERE, store), store, here, now)
+    found = JobBoard(store, lambda _: registry.make(HERE, store), lambda: now).settle(here)
     for job_id, outcome in found.items():
         if isinstance(outcome, KineticError):
             done.append(f"{job_id} could not be judged: {outcome}")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic._client.board import text
-from kinetic._core.state import JobStatus
+from kinetic._core.state import UNKNOWN, JobStanding, JobStatus
 from kinetic.cli import output
-from kinetic.cli.context import UNKNOWN, AppContext, Ending, JobStanding, pass_app
+from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import ignore_option, job_argument, json_option
 from kinetic.errors import KineticError, NotFound, UsageError
@@ -147,17 +147,11 @@ def list_jobs(
     as_json: bool,
 ) -> None:
     """Print one line for each job."""
-    refs = app.refs() if group is None else _refs_of_batch(app, group)
+    refs = app.board.refs() if group is None else _refs_of_batch(app, group)
     shown, more = _select(app, refs, None if show_all else limit, {s.upper() for s in states})
+    shown = app.board.add_starts(shown)
     if as_json:
-        return output.json_document(
-            [
-                ref.attributes()
-                | {"state": found.state, "reason": found.reason}
-                | _times(app, ref, found.ending)
-                for ref, found in shown
-            ]
-        )
+        return output.json_document([ref.attributes() | _document(found) for ref, found in shown])
     if not shown:
         return output.notice(
             "There are no such jobs." if states or group else "There are no jobs yet."
@@ -170,7 +164,8 @@ def list_jobs(
     if (output.width() or _NARROW) < _NARROW:
         left_out += ["ACCELERATOR", "HOSTS"]
     columns = [name for name in _COLUMNS if name not in left_out]
-    cells = [dict(zip(_COLUMNS, _cells(app, ref, found), strict=True)) for ref, found in shown]
+    now = app.now()
+    cells = [dict(zip(_COLUMNS, _cells(ref, found, now), strict=True)) for ref, found in shown]
     rows = [tuple(each[name] for name in columns) for each in cells]
     output.table(columns, rows, right=("HOSTS", "TIME", "AGE"), cut="NAME", below="REASON")
     if more:
@@ -187,7 +182,7 @@ def _refs_of_batch(app: AppContext, text: str) -> list[JobRef]:
         NotFound: there is no such batch.
         UsageError: several ids start with it.
     """
-    refs = app.refs()
+    refs = app.board.refs()
     group_ids = sorted({ref.group_id for ref in refs if ref.group_id})
     found = [i for i in group_ids if i == text] or [
         i for i in group_ids if text and i.startswith((text, f"grp-{text}"))
@@ -213,7 +208,7 @@ def _select(
     page = len(refs) or 1 if limit is None else max(limit, _PAGE_SIZE) if states else limit
     shown: list[tuple[JobRef, JobStanding]] = []
     for begin in range(0, len(refs), page):
-        standings = app.standings(refs[begin : begin + page])
+        standings = app.board.look(refs[begin : begin + page])
         for index, ref in enumerate(refs[begin : begin + page], begin):
             found = standings[ref.job_id]
             if not states or found.state in states:
@@ -223,11 +218,9 @@ def _select(
     return shown, False
 
 
-def _cells(app: AppContext, ref: JobRef, found: JobStanding) -> tuple[str, ...]:
-    now = app.now()
-    times = _times(app, ref, found.ending)
-    started_at, ended_at = times["started_at"], times["ended_at"]
-    ran = "-" if started_at is None else text.duration((ended_at or now) - started_at)
+def _cells(ref: JobRef, found: JobStanding, now: float) -> tuple[str, ...]:
+    started_at = found.started_at
+    ran = "-" if started_at is None else text.duration((found.ended_at or now) - started_at)
     return (
         ref.job_id,
         ref.display_name,
@@ -240,11 +233,8 @@ def _cells(app: AppContext, ref: JobRef, found: JobStanding) -> tuple[str, ...]:
     )
 
 
-def _times(app: AppContext, ref: JobRef, ending: Ending | None) -> dict[str, float | None]:
-    """When the function started and the job ended, as far as known."""
-    if ending is None:
-        return {"started_at": app.started_at(ref), "ended_at": None}
-    return {"started_at": ending.started_at, "ended_at": ending.at}
+def _document(found: JobStanding) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in ("state", "reason", "started_at", "ended_at")}
 
 
 @click.command("status", help=_STATUS_HELP)
@@ -255,22 +245,18 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     """Print what is known about one job."""
     ref = app.find(job_id)
     outcome = app.handle_of(ref).outcome()
-    found = app.read_standing(ref)
-    times = _times(app, ref, found.ending)
+    ((_, found),) = app.board.add_starts([(ref, app.board.look_at(ref))])
     members = _members(app, ref) if outcome is None else []
-    attempts = app.gang(ref, outcome).attempts
+    attempts = app.board.gang(ref, outcome).attempts
     if as_json:
-        current = {
-            "state": found.state,
-            "reason": found.reason,
-            **times,
+        current = _document(found) | {
             "members": [line.to_json() for line in members],
             "attempts": [attempt.to_json() for attempt in attempts],
         }
         return output.json_document(
             ref.attributes() | current | {"outcome": outcome.to_json() if outcome else None}
         )
-    facts = _facts(app, ref, found, outcome, times["started_at"])
+    facts = _facts(app, ref, found, outcome)
     if outcome is None and (awaited := attempts[-1].awaited):
         facts.append(("Waiting for", f"slice {', '.join(map(str, awaited))}"))
     output.line(text.pairs(facts))
@@ -297,7 +283,6 @@ def _facts(
     ref: JobRef,
     found: JobStanding,
     outcome: Outcome | None,
-    started_at: float | None,
 ) -> list[tuple[str, str]]:
     from kinetic._client.board import shape  # lists do without
 
@@ -318,7 +303,7 @@ def _facts(
         ("Created", f"{_timestamp(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
         (
             "Started",
-            _describe_start(started_at, None if outcome is None else outcome.ended_at, now),
+            _describe_start(found.started_at, None if outcome is None else outcome.ended_at, now),
         ),
     ]
     facts = [(name, value) for name, value in facts if value]

@@ -100,7 +100,7 @@ def cancel(
 ) -> None:
     """Ask jobs to stop."""
     for ref in _find_all(app, job_ids):
-        if app.read_ending(ref) is not None:
+        if app.board.verdict(ref) is not None:
             output.notice(f"{ref.job_id} has already ended.")
             continue
         app.handle_of(ref).cancel(cleanup_timeout=0)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic._client.board.line_prefix import Prefixer
+from kinetic._core.state import SUBMITTING
 from kinetic.cli import exit_codes, output
-from kinetic.cli.context import SUBMITTING, AppContext, pass_app
+from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import complete_with
 from kinetic.cli.options import DURATION, ignore_option, job_argument, json_option
 from kinetic.errors import UsageError, a_type
@@ -106,9 +107,9 @@ def logs(
     chosen = None if all_hosts else _check_hosts(hosts or (0,), ref.hosts)
     prefixer = Prefixer(hosts=chosen is None or len(chosen) > 1, times=timestamps)
     request = LogRequest(hosts=chosen, follow=follow, tail=tail, attempt=attempt)
-    if follow and app.read_standing(ref).reason == SUBMITTING:
+    if follow and app.board.look_at(ref).reason == SUBMITTING:
         output.notice(f"kinetic: {ref.job_id} does not run yet: {SUBMITTING}.")
-    chunks = app.output_of(ref, request, output.notice)
+    chunks = app.handle_of(ref).chunks(request, output.notice)
     if not output.copy_log(chunks, prefixer, flush=follow) and tail != 0:
         output.notice(
             f"There is no output. `kinetic jobs status {ref.job_id}` shows where the job stands."

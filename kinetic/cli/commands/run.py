@@ -289,7 +289,7 @@ def _print_output(app: AppContext, handle: JobHandle[Any], all_hosts: bool) -> N
 
     ref = app.find(handle.job_id)
     request = LogRequest(hosts=None if all_hosts else (0,), follow=True, failures=False)
-    chunks = app.output_of(ref, request, output.notice)
+    chunks = app.handle_of(ref).chunks(request, output.notice)
     output.copy_output(chunks, Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
 
 

@@ -16,9 +16,10 @@ import click
 from kinetic._client.board import activity, text
 from kinetic._client.board.activity import HostLine, Rates
 from kinetic._core.ref import JobRef
-from kinetic._core.state import JobStatus
+from kinetic._core.state import UNKNOWN, JobStatus
+from kinetic._store import index
 from kinetic.cli import output
-from kinetic.cli.context import UNKNOWN, AppContext, pass_app
+from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.options import DURATION, jobs_argument, json_option
 from kinetic.errors import KineticError
 
@@ -140,7 +141,7 @@ class ActivityWatch:
         self._unanswered.clear()
         found: list[HostLine] = []
         active = self._active()
-        standings = self._app.standings(active)
+        standings = self._app.board.look(active)
         for ref in active:
             state = standings[ref.job_id].state
             if state not in _ACTIVE:
@@ -148,12 +149,12 @@ class ActivityWatch:
                 self._disconnect(ref.job_id)
                 continue
             seen = self._snapshot(ref, may_run=state != JobStatus.PENDING)
-            attempt = None if seen else self._app.gang(ref).current
+            attempt = None if seen else self._app.board.gang(ref).current
             found += activity.lines(ref, state, seen, self._rates, self._app.now(), attempt=attempt)
         return found
 
     def _active(self) -> list[JobRef]:
-        ids = set(self._app.ids()) - self._ended
+        ids = set(index.ids(self._app.store)) - self._ended
         for job_id in (ids & self._chosen if self._chosen else ids) - self._refs.keys():
             try:
                 self._refs[job_id] = self._app.find(job_id)

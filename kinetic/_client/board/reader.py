@@ -1,0 +1,218 @@
+"""The one reader of jobs' states, for one job or a thousand: the store first, then each backend
+once.
+
+In: a store, access to backends. Out: `JobStanding`s, verdicts, pictures of gangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from kinetic._core import layout, record
+from kinetic._core.ref import JobRef
+from kinetic._core.state import (
+    SUBMITTING,
+    UNKNOWN,
+    JobStanding,
+    JobStatus,
+    standing_of_verdict,
+)
+from kinetic._store import index
+from kinetic._store.base import Store
+from kinetic._store.many import at_once
+from kinetic.errors import CorruptRecord, KineticError, NotFound
+
+if TYPE_CHECKING:
+    from kinetic._backends.base import Backend, Status
+    from kinetic._core.events import GangEvent
+    from kinetic._core.gang.picture import GangPicture
+    from kinetic._core.outcome import Outcome
+    from kinetic._core.place import Place
+
+S = TypeVar("S")
+# What reads and gives whole verdicts is imported late: a list of a thousand ended jobs needs only
+# an excerpt of each.
+
+
+class JobBoard:
+    """The jobs of one store.
+
+    Args:
+        store: holds references and records.
+        backend_of: the backend that took a job.
+        now: seconds since the epoch.
+    """
+
+    def __init__(
+        self, store: Store, backend_of: Callable[[JobRef], Backend], now: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._backend_of = backend_of
+        self._now = now
+        self._listed: Mapping[str, Mapping[str, object]] = {}
+
+    def refs(self) -> list[JobRef]:
+        """Return all jobs, newest first."""
+        found, self._listed = index.list_jobs(self._store)
+        return found
+
+    def look(self, refs: Sequence[JobRef], *, settles: bool = False) -> dict[str, JobStanding]:
+        """Return where the jobs stand, by id. What cannot be asked hides no other job.
+
+        A job whose leader is gone is judged. One that was never started has failed, but is judged
+        only with `settles`: its submission may yet go on. With `settles`, there are also whole
+        verdicts, and what jobs hold that are judged here is freed.
+        """
+        found = {} if settles else dict(self._find_listed(refs))
+        left = [ref for ref in refs if ref.job_id not in found]
+        read = at_once(
+            lambda ref: _try(lambda: self._read(ref, settles=settles)),
+            left,
+            self._store.calls_at_once,
+        )
+        found |= {ref.job_id: each for ref, each in zip(left, read, strict=True) if each}
+        alike: dict[tuple[Place, str], list[JobRef]] = {}
+        for ref in refs:
+            if ref.job_id not in found:
+                alike.setdefault((ref.place, ref.store_uri), []).append(ref)
+        for group in alike.values():
+            try:
+                told = self._backend_of(group[0]).status(group)
+            except KineticError as error:
+                found |= dict.fromkeys((ref.job_id for ref in group), _unknown(error))
+                continue
+            for ref in group:
+                conclude = partial(self._conclude, ref, told[ref.job_id], settles=settles)
+                found[ref.job_id] = _try(conclude)
+        return found
+
+    def look_at(self, ref: JobRef) -> JobStanding:
+        """Return where one job stands."""
+        return self.look([ref])[ref.job_id]
+
+    def settle(self, refs: Sequence[JobRef]) -> dict[str, Outcome | KineticError | None]:
+        """Return the verdicts of the jobs, by id: None while a job runs, an error if its verdict
+        cannot be told or its records were removed."""
+        found = self.look(refs, settles=True)
+        return {job_id: each.outcome or each.error for job_id, each in found.items()}
+
+    def outcome(self, ref: JobRef) -> Outcome | None:
+        """Return the verdict on one job, with what its backend knows of a lost host; None while it
+        runs.
+
+        Raises:
+            NotFound: the job's records were removed.
+        """
+        found = self.settle([ref])[ref.job_id]
+        if isinstance(found, KineticError):
+            raise found
+        return None if found is None else self.explain(ref, found)
+
+    def verdict(self, ref: JobRef) -> Outcome | None:
+        """Return the verdict in the store, if there is one. The backend is not asked."""
+        from kinetic._client.board import verdicts
+
+        return verdicts.read_verdict(self._store, ref, self._now())
+
+    def explain(self, ref: JobRef, outcome: Outcome) -> Outcome:
+        """Return a verdict with what the backend knows of the host that was lost first."""
+        from kinetic._client.board import verdicts
+
+        return verdicts.explain(self._backend_of(ref), self._store, ref, outcome, self._now())
+
+    def events(self, ref: JobRef) -> list[GangEvent]:
+        """Return what happened to a job's gang when, oldest first. Damaged lines, and events that
+        only a newer version knows, are skipped."""
+        from kinetic._core import events
+
+        try:
+            return events.parse(self._store.get(layout.events(ref.job_id)))
+        except NotFound:
+            return []
+
+    def gang(self, ref: JobRef, outcome: Outcome | None = None) -> GangPicture:
+        """Return the picture of the job's gang, as far as it is known: all its attempts and their
+        hosts."""
+        from kinetic._core.gang.picture import picture_of
+
+        history: list[GangEvent] = []
+        with contextlib.suppress(KineticError):
+            history = self.events(ref)
+        return picture_of(history, ref.hosts, outcome)
+
+    def add_starts(
+        self, found: Sequence[tuple[JobRef, JobStanding]]
+    ) -> list[tuple[JobRef, JobStanding]]:
+        """Return the same with the times at which the functions of running jobs started in their
+        current attempts."""
+        running = [ref for ref, each in found if each.ended_at is None]
+        gangs = at_once(self.gang, running, self._store.calls_at_once)
+        starts = (gang.current.ready_at for gang in gangs)
+        return [
+            (ref, each if each.ended_at is not None else each._replace(started_at=next(starts)))
+            for ref, each in found
+        ]
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _find_listed(self, refs: Sequence[JobRef]) -> Iterator[tuple[str, JobStanding]]:
+        for ref in refs:
+            with contextlib.suppress(CorruptRecord, KeyError):
+                found = standing_of_verdict(self._listed[ref.job_id], ref.created_at)
+                if found.state != JobStatus.FAILED:  # What is listed does not say why.
+                    yield ref.job_id, found
+
+    def _read(self, ref: JobRef, *, settles: bool) -> JobStanding | None:
+        if not settles:
+            try:
+                data = self._store.get(layout.outcome(ref.job_id))
+                return standing_of_verdict(record.parse(data), ref.created_at)
+            except NotFound:
+                return None
+            except CorruptRecord:
+                pass  # It is rebuilt.
+        outcome = self.verdict(ref)
+        return None if outcome is None else _stand_by(outcome, ref)
+
+    def _conclude(self, ref: JobRef, told: Status, *, settles: bool) -> JobStanding:
+        """Return where a job stands that had no verdict before its backend was asked."""
+        if not told.phase.ended:
+            return JobStanding(told.phase, told.reason)
+        from kinetic._client.board import verdicts
+
+        store, now, status = self._store, self._now(), told.phase
+        if is_unknown := status is JobStatus.NOT_FOUND:
+            status = verdicts.status_of_unknown(store, ref, now)
+        if status is JobStatus.PENDING:
+            return JobStanding(status, told.reason or SUBMITTING)
+        if status is not JobStatus.NOT_FOUND:
+            outcome = verdicts.read_verdict(store, ref, now)
+            if outcome is None and is_unknown and not settles:
+                return JobStanding(status, told.reason)
+            if outcome is None:
+                outcome = verdicts.judge_orphan(store, ref, told, now)
+                if outcome is not None and settles:
+                    outcome = self.explain(ref, outcome)
+                    verdicts.release(self._backend_of(ref), ref)
+            if outcome is not None:
+                return _stand_by(outcome, ref)
+        gone = f"The records of {ref.job_id} were removed: there is nothing left to read."
+        return JobStanding(JobStatus.NOT_FOUND, told.reason, error=NotFound(gone))
+
+
+def _stand_by(outcome: Outcome, ref: JobRef) -> JobStanding:
+    return standing_of_verdict(outcome.to_json(), ref.created_at)._replace(outcome=outcome)
+
+
+def _try(ask: Callable[[], S]) -> S | JobStanding:
+    try:
+        return ask()
+    except KineticError as error:
+        return _unknown(error)
+
+
+def _unknown(error: KineticError) -> JobStanding:
+    return JobStanding(UNKNOWN, str(error), error=error)

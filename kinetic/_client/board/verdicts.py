@@ -1,0 +1,178 @@
+"""The verdict on a job: as it is stored, rebuilt where that is damaged, or given here where its
+leader is gone. The only judge of orphans.
+
+In: a store, a reference, a backend and what it says. Out: `Outcome`s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import replace
+from functools import partial
+
+from kinetic._backends.base import Backend, Explains, Status
+from kinetic._core import layout
+from kinetic._core.exits import Exit, ProgramCode
+from kinetic._core.outcome import HostReport, Outcome, judge, judge_leaderless, program_code
+from kinetic._core.plan import Plan
+from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus, status_of
+from kinetic._store import attempts, index
+from kinetic._store.base import Store
+from kinetic.errors import CorruptRecord, KineticError, NotFound, StoreError
+
+_log = logging.getLogger("kinetic.following")
+KNOWN_FOR_S = 3600.0
+"""After this time a backend is not asked why a host was lost: it has forgotten."""
+
+
+def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
+    """Return the stored verdict; a damaged one is rebuilt from the hosts' reports."""
+    try:
+        return Outcome.read(store.get(layout.outcome(ref.job_id)))
+    except NotFound:
+        return None
+    except CorruptRecord as damage:
+        _log.warning(
+            "the verdict of %s is damaged (%s); it is rebuilt from the hosts' reports",
+            ref.job_id,
+            damage,
+        )
+    rebuilt = _judge(store, ref, now)
+    return (
+        rebuilt
+        if rebuilt.ok
+        else replace(rebuilt, reason=f"{rebuilt.reason} (the stored verdict is damaged)")
+    )
+
+
+def status_of_unknown(store: Store, ref: JobRef, now: float) -> JobStatus:
+    """Return the status of a job that has no verdict, and that its backend does not know."""
+    reference, plan = layout.ref(ref.job_id), layout.plan(ref.job_id)
+    # The plan is written first, the reference is deleted last.
+    recorded = store.has(reference) and store.has(plan)
+    known = partial(status_of, None, JobStatus.NOT_FOUND, recorded=recorded, now=now)
+    status = known(created_at=ref.created_at)
+    if status is JobStatus.FAILED and not ref.place.is_supervised:
+        # The reference has the time of the submitter's clock, which may be wrong.
+        kept = store.entries(layout.job(ref.job_id))
+        written_at = next((each.written_at for each in kept if each.key == plan), ref.created_at)
+        return known(created_at=written_at)
+    return status
+
+
+def judge_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcome | None:
+    """Judge a job whose supervisor was killed, and store the verdict unless another process was
+    first. None if the job was removed since its backend was asked: nothing is written then."""
+    if not store.has(layout.ref(ref.job_id)):
+        return None
+    outcome = _orphan_verdict(store, ref, told, now)
+    try:
+        first = index.write_outcome(store, ref.job_id, outcome, if_absent=True)
+    except StoreError as error:
+        _log.warning("the verdict of %s could not be kept: %s", ref.job_id, error)
+        return outcome
+    if not store.has(layout.ref(ref.job_id)):
+        store.delete(layout.job(ref.job_id))  # Who removed it has not seen this verdict.
+        return None
+    return outcome if first else read_verdict(store, ref, now) or outcome
+
+
+def _judge(store: Store, ref: JobRef, now: float, reason: str = "") -> Outcome:
+    reports, attempt = _last_attempt(store, ref)
+    return judge(ref.hosts, reports, reason=reason, now=now, attempt=attempt)
+
+
+def _last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
+    attempt = attempts.newest(store, ref.job_id)
+    return attempts.reports(store, ref.job_id, attempt, ref.hosts), attempt
+
+
+def _orphan_verdict(store: Store, ref: JobRef, told: Status, now: float) -> Outcome:
+    gone = told.phase is JobStatus.NOT_FOUND
+    if not gone and not ref.place.is_supervised:
+        reports, attempt = _last_attempt(store, ref)
+        return judge_leaderless(
+            ref.hosts,
+            reports,
+            told=[host.as_report() for host in told.hosts if host.phase is not JobStatus.RUNNING],
+            reason=told.reason,
+            led=store.has(layout.events(ref.job_id)),
+            head=ref.place.has_head,
+            now=now,
+            attempt=attempt,
+        )
+    reason = (
+        "the job was never started: its submission was interrupted"
+        if gone
+        else "the job's supervisor was killed"
+    )
+    outcome = replace(_judge(store, ref, now, reason), supervisor_lost=True)
+    first = outcome.first
+    if first is not None and program_code(first) is not ProgramCode.CODE_FAILED:
+        # Had the supervisor lived, another attempt would have followed the loss of a host.
+        outcome = replace(outcome, blamed=()) if _is_elastic(store, ref) else outcome
+    if not gone and all(r.exit.kind.hearsay for r in outcome.reports):
+        outcome = replace(outcome, reason=_as_agents_saw_it(outcome) or reason)
+    return outcome
+
+
+def _is_elastic(store: Store, ref: JobRef) -> bool:
+    try:
+        return Plan.read(store.get(layout.plan(ref.job_id))).elastic_gang is not None
+    except KineticError:
+        return False
+
+
+def _as_agents_saw_it(outcome: Outcome) -> str:
+    """What the first agent reports: one that gives up ends the supervisor, and the others see only
+    that."""
+    told = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]
+    return min(told, key=lambda r: r.ended_at).detail if told else ""
+
+
+def release(backend: Backend, ref: JobRef) -> None:
+    """Free what the leader of a job could not end, such as pods that wait for nodes."""
+    if ref.place.is_supervised:
+        return
+    try:
+        backend.cleanup(ref)
+    except KineticError as error:
+        _log.warning("%s has ended, and what it holds could not be freed: %s", ref.job_id, error)
+
+
+def explain(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: float) -> Outcome:
+    """Return the verdict with what the backend knows of the host that was lost first, and store it:
+    that knowledge is gone soon after a job's end. The first caller does this for all others."""
+    first = outcome.first
+    if outcome.explained or first is None:
+        return outcome
+    unready = first.exit is Exit.NEVER_JOINED
+    if not (unready or first.exit.kind.hearsay):
+        return outcome
+    if ref.place.is_supervised or abs(now - outcome.ended_at) > KNOWN_FOR_S:
+        return outcome
+    if not isinstance(backend, Explains):
+        return outcome
+    if ref.place.has_head and not unready:
+        return outcome  # The head has told of each loss; hosts have other numbers in each attempt.
+    try:
+        why = backend.why_unready(ref) if unready else backend.why_lost(ref, first.host)
+    except KineticError:
+        return outcome  # The next caller may learn it.
+    if unready and not why:
+        return outcome  # Another process may have seen it.
+    told = replace(outcome, explained=True)
+    if why and not _says(outcome.reason, why):
+        told = replace(told, reason=f"{outcome.reason.rstrip('.')}. {why}")
+    if why and not _says(first.detail, why):
+        told = told.add_detail(first.host, why)
+    with contextlib.suppress(StoreError):
+        index.write_outcome(store, ref.job_id, told)
+    return told
+
+
+def _says(told: str, why: str) -> bool:
+    """Whether a sentence is a part of what was told, perhaps with another first letter."""
+    return why.rstrip(".")[1:] in told

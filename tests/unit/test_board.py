@@ -1,0 +1,118 @@
+"""The one reader of jobs' states: few questions, however many jobs there are."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+from batch_cases import begin, until
+from batch_fakes import Scripted
+from doubles.memory_store import MemoryStore
+from laptop_fakes import NOW, FakeBackend, ref
+
+from kinetic._client.board.reader import JobBoard
+from kinetic._core import layout
+from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport, judge
+from kinetic._core.place import Place
+from kinetic._core.state import JobStanding, JobStatus
+from kinetic._store import index
+from kinetic._store.local import LocalStore
+from kinetic.errors import BackendUnavailable
+
+JOBS = 200
+
+
+def fill(store):
+    """A store of jobs: of ten, one runs, one has failed, and eight have succeeded."""
+    for number in range(JOBS):
+        job = replace(ref(f"job-{number:08x}", hosts=1), place=Place("pathways"))
+        index.add(store, replace(job, created_at=NOW + number))
+        if number % 10:
+            end = Exit.RAISED if number % 10 == 1 else Exit.RETURNED
+            report = HostReport(0, end, "no", started_at=NOW + 1, result_digest="d")
+            index.write_outcome(store, job.job_id, judge(1, [report], now=NOW + 300))
+
+
+def test_a_list_reads_only_what_runs_or_failed_and_asks_a_backend_once():
+    store = MemoryStore()
+    fill(store)
+    backend = FakeBackend(store)
+    backend.phases = {f"job-{number:08x}": JobStatus.RUNNING for number in range(0, JOBS, 10)}
+    board = JobBoard(store, lambda _: backend, lambda: NOW)
+    store.forget_calls()
+    refs = board.refs()
+    found = board.look(refs)
+    states = [found[job.job_id].state for job in reversed(refs)]
+    ten = [JobStatus.RUNNING, JobStatus.FAILED, *[JobStatus.SUCCEEDED] * 8]
+    assert states == ten * (JOBS // 10)
+    assert store.calls == {"list": 2, "get": JOBS // 5}
+    assert [len(asked) for asked in backend.asked] == [JOBS // 10]
+    assert found["job-00000001"].reason == "host 0: no"
+    assert found["job-00000002"] == JobStanding(JobStatus.SUCCEEDED, "", NOW + 300, NOW + 1)
+
+
+def test_verdicts_of_many_jobs_are_one_look():
+    store = MemoryStore()
+    fill(store)
+    backend = FakeBackend(store)
+    backend.phases = {f"job-{number:08x}": JobStatus.RUNNING for number in range(0, JOBS, 10)}
+    board = JobBoard(store, lambda _: backend, lambda: NOW)
+    refs = board.refs()
+    store.forget_calls()
+    found = board.settle(refs)
+    assert sum(outcome is None for outcome in found.values()) == JOBS // 10
+    assert store.calls == {"get": JOBS}
+    assert [len(asked) for asked in backend.asked] == [JOBS // 10]
+
+
+def test_a_backend_that_does_not_answer_hides_no_other_job():
+    store = MemoryStore()
+    fill(store)
+    backend = FakeBackend(store)
+    away = BackendUnavailable("The cluster does not answer.")
+
+    def refuse(refs):
+        raise away
+
+    backend.status = refuse
+    board = JobBoard(store, lambda _: backend, lambda: NOW)
+    refs = board.refs()
+    found, settled = board.look(refs), board.settle(refs)
+    assert (found["job-00000000"].state, found["job-00000000"].reason) == ("UNKNOWN", str(away))
+    with pytest.raises(BackendUnavailable):
+        found["job-00000000"].status  # noqa: B018
+    assert settled["job-00000000"] is away
+    assert found["job-00000002"].status is JobStatus.SUCCEEDED
+    assert settled["job-00000002"].ok
+
+
+def test_when_running_jobs_have_started_is_read_of_all_at_once():
+    store = MemoryStore()
+    jobs = [ref(f"job-{number:08x}", hosts=1) for number in range(3)]
+    ready = GangEvent(EventKind.READY, time=NOW + 7, attempt=1)
+    written = json.dumps(ready.to_json()).encode()
+    store.put(layout.events(jobs[1].job_id), b'{"torn\n' + written + b"\n")
+    board = JobBoard(store, lambda _: FakeBackend(store), lambda: NOW)
+    found = board.add_starts([(job, JobStanding(JobStatus.RUNNING)) for job in jobs])
+    assert [standing.started_at for _, standing in found] == [None, NOW + 7, None]
+
+
+def test_statuses_of_a_batch_are_one_question(tmp_path):
+    source = Scripted(LocalStore(tmp_path), [["hang"]] * 5)
+    batch = begin(source, 5)
+    until(batch, lambda: len(source.hanging) == 5 and not batch._executor.submits)
+    answer, asked = source.status, []
+
+    def status(refs):
+        if threading.current_thread() is threading.main_thread():  # not the batch's own watch
+            asked.append(len(refs))
+        return answer(refs)
+
+    source.status = status
+    assert batch.status_counts() == {"RUNNING": 5}
+    assert asked == [5]
+    batch.cancel()
