@@ -27,6 +27,7 @@ from kinetic._backends.kubernetes.resources import (
 )
 from kinetic._backends.kubernetes.states import status_of
 from kinetic._backends.kubernetes.watching import Change, Watched, Watcher
+from kinetic._core.findings import Level
 from kinetic._core.state import JobStatus
 from kinetic.errors import BackendUnavailable, NotFound
 
@@ -119,7 +120,7 @@ def test_discovery_rights_and_nodes(api: HttpApi, cluster: FakeCluster) -> None:
 
 def test_a_cluster_is_examined(api: HttpApi, cluster: FakeCluster) -> None:
     facts = checks.gather(api, service_account="kinetic")
-    assert {c.level for c in checks.checks_of(facts)} == {checks.CheckLevel.OK}
+    assert {c.level for c in checks.checks_of(facts)} == {Level.OK}
     assert checks.why_not(facts, hosts=4) == ""
     assert [row.name for row in checks.live_accelerators(facts.nodes or ())] == ["tpu-v6e-16"]
     cluster.remove_job_sets()

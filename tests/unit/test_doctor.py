@@ -16,12 +16,12 @@ import pytest
 from kinetic._backends.local import launcher
 from kinetic._client.doctor import checks, examination, facts, leftovers
 from kinetic._client.doctor.checks import Machine, StoreFolder, ZygoteStart
-from kinetic._client.doctor.findings import Finding, Level
 from kinetic._client.doctor.leftovers import LocalJob, Process, Scrap, Traces
 from kinetic._client.doctor.repair import repair
 from kinetic._config import settings
 from kinetic._core import layout
 from kinetic._core.exits import Exit
+from kinetic._core.findings import Finding, Level
 from kinetic._core.outcome import HostReport
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef

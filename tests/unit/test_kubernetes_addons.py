@@ -22,6 +22,7 @@ from kinetic._backends.kubernetes.resources import (
     Resource,
 )
 from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, GCSFUSE_DRIVER, MULTI_TIER_DRIVER
+from kinetic._core.findings import Finding, Level
 from kinetic.errors import NotFound, PreflightError
 
 Document = dict[str, Any]
@@ -52,11 +53,11 @@ OTHERS = {"cloud.google.com/gke-tpu-accelerator": "tpu-v5p-slice"}
 
 def test_memory_on_all_nodes_with_chips() -> None:
     plain = {"metadata": {"name": "cpu"}, "spec": {}, "status": {}}
-    assert addons.memory_troubles(WELL, [tpu_node(), plain]) == []
-    assert addons.memory_troubles(WELL, []) == [], "pools may be scaled to zero"
+    assert addons.check_memory(WELL, [tpu_node(), plain]) == []
+    assert addons.check_memory(WELL, []) == [], "pools may be scaled to zero"
     assert addons.describe_multi_tier(WELL) == "60Gi for each node of cpc"
     unknown = MultiTier(None, None)
-    assert addons.memory_troubles(unknown, [tpu_node()]) == []
+    assert addons.check_memory(unknown, [tpu_node()]) == []
     assert "may not be listed" in addons.describe_multi_tier(unknown)
 
 
@@ -85,9 +86,9 @@ def test_memory_on_all_nodes_with_chips() -> None:
 )
 def test_what_keeps_pods_from_their_memory(found: Any, words: str) -> None:
     seen = found if isinstance(found, MultiTier) else MultiTier(True, (configured(**found),))
-    (trouble,) = addons.memory_troubles(seen, [tpu_node()])
+    (trouble,) = addons.check_memory(seen, [tpu_node()])
     assert words in trouble.detail
-    assert trouble.is_fatal
+    assert trouble.level is Level.PROBLEM
     assert trouble.remedy
 
 
@@ -101,21 +102,21 @@ def test_what_keeps_pods_from_their_memory(found: Any, words: str) -> None:
 )
 def test_tolerations(tolerations: list[Document]) -> None:
     seen = MultiTier(True, (configured(tolerations=tolerations),))
-    assert addons.memory_troubles(seen, [tpu_node()]) == []
+    assert addons.check_memory(seen, [tpu_node()]) == []
 
 
 def test_a_configuration_that_the_cluster_refused() -> None:
     seen = configured() | {"status": {"error": "bad bucket"}}
-    (trouble,) = addons.memory_troubles(MultiTier(True, (seen,)), [])
+    (trouble,) = addons.check_memory(MultiTier(True, (seen,)), [])
     assert "was not accepted: bad bucket" in trouble.detail
 
 
 def test_memory_on_some_pools_only() -> None:
     selector = {"cloud.google.com/gke-nodepool": "tpus"}
     seen = MultiTier(True, (configured(nodeSelector=selector),))
-    (trouble,) = addons.memory_troubles(seen, [tpu_node(), tpu_node("others")])
+    (trouble,) = addons.check_memory(seen, [tpu_node(), tpu_node("others")])
     assert "selects the nodes of others" in trouble.detail
-    assert not trouble.is_fatal
+    assert trouble.level is Level.WARN
 
 
 @pytest.mark.parametrize(
@@ -127,11 +128,11 @@ def test_quantities(quantity: str, size: int) -> None:
 
 
 def test_network_devices() -> None:
-    assert addons.network_troubles(Networks(True, True)) == []
-    assert addons.network_troubles(Networks(True, None)) == []
-    (old,) = addons.network_troubles(Networks(False, None))
+    assert addons.check_networks(Networks(True, True)) == []
+    assert addons.check_networks(Networks(True, None)) == []
+    (old,) = addons.check_networks(Networks(False, None))
     assert "It needs Kubernetes 1.34" in old.remedy
-    (none,) = addons.network_troubles(Networks(True, False))
+    (none,) = addons.check_networks(Networks(True, False))
     assert "no network devices of class netdev.google.com" in none.detail
 
 
@@ -194,9 +195,9 @@ BOTH = Asked(multi_tier=True, networks=True)
 ALL = Asked(multi_tier=True, networks=True, buckets=True)
 
 
-def gathered(asked: Asked, **lacks: Any) -> dict[str, checks.Check]:
+def gathered(asked: Asked, **lacks: Any) -> dict[str, Finding]:
     api: Api = Cluster(**lacks)  # type: ignore[assignment]
-    return {check.name: check for check in checks.checks_of(checks.gather(api, asked=asked))}
+    return {check.check: check for check in checks.checks_of(checks.gather(api, asked=asked))}
 
 
 @pytest.mark.parametrize(
@@ -214,18 +215,18 @@ def test_the_doctor_looks_for_what_settings_ask_for(
     lacks: dict[str, Any], name: str, words: str
 ) -> None:
     found = gathered(BOTH, **lacks)
-    assert found[name].level is checks.CheckLevel.PROBLEM
+    assert found[name].level is Level.PROBLEM
     assert words in found[name].detail
     assert not gathered(Asked(), **lacks).keys() & {"multi-tier", "network devices"}
-    assert gathered(Asked(), **lacks)["rights"].level is checks.CheckLevel.OK
+    assert gathered(Asked(), **lacks)["rights"].level is Level.OK
 
 
 def test_the_doctor_of_a_cluster_that_has_it_or_does_not_say() -> None:
     found = gathered(BOTH)
-    assert {check.level for check in found.values()} == {checks.CheckLevel.OK}
+    assert {check.level for check in found.values()} == {Level.OK}
     assert found["multi-tier"].detail == "60Gi for each node of cpc"
     unknown = gathered(BOTH, driver=None, configurations=None, devices=None)
-    assert {check.level for check in unknown.values()} == {checks.CheckLevel.OK}
+    assert {check.level for check in unknown.values()} == {Level.OK}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from kinetic._backends.kubernetes import checks
 from kinetic._backends.kubernetes.addons import Asked
 from kinetic._backends.kubernetes.api import Api, ObjectList, Selector, Version
 from kinetic._backends.kubernetes.checks import (
-    CheckLevel,
     Facts,
     checks_of,
     gather,
@@ -30,6 +29,7 @@ from kinetic._backends.kubernetes.resources import (
     Resource,
 )
 from kinetic._backends.kubernetes.rights import RIGHTS, Need, Right, list_relevant
+from kinetic._core.findings import Level
 from kinetic.errors import BackendUnavailable, NotFound
 
 WELL = Facts(
@@ -50,8 +50,8 @@ def without(*rights: tuple[str, Resource]) -> dict[Right, bool]:
 
 def test_a_cluster_that_is_well() -> None:
     found = checks_of(WELL)
-    assert {c.level for c in found} == {CheckLevel.OK}
-    assert [c.name for c in found][:3] == ["cluster", "JobSet", "rights"]
+    assert {c.level for c in found} == {Level.OK}
+    assert [c.check for c in found][:3] == ["cluster", "JobSet", "rights"]
     assert "tpu (tpu-v6e-slice 4x4, 1 node)" in [c.detail for c in found]
     assert why_not(WELL, hosts=4) == ""
 
@@ -62,53 +62,53 @@ def test_a_cluster_that_is_well() -> None:
         (
             {"jobsets": JobSets()},
             "JobSet",
-            CheckLevel.WARN,
+            Level.WARN,
             "",
             "The cluster does not know jobsets",
         ),
         (
             {"rights": without(("create", JOBS), ("watch", PODS))},
             "rights",
-            CheckLevel.PROBLEM,
+            Level.PROBLEM,
             "You may not create jobs.batch; watch pods in namespace ml.",
             "You may not create jobs.batch; watch pods in namespace ml.",
         ),
         (
             {"rights": without(("create", JOBSETS), ("watch", JOBSETS))},
             "rights",
-            CheckLevel.PROBLEM,
+            Level.PROBLEM,
             "",
             "You may not create, watch jobsets.jobset.x-k8s.io in namespace ml.",
         ),
-        ({"rights": without(("list", NODES))}, "rights", CheckLevel.WARN, "", ""),
-        ({"rights": without(("delete", PODS))}, "rights", CheckLevel.WARN, "", ""),
+        ({"rights": without(("list", NODES))}, "rights", Level.WARN, "", ""),
+        ({"rights": without(("delete", PODS))}, "rights", Level.WARN, "", ""),
         (
             {"has_account": False},
             "service account",
-            CheckLevel.PROBLEM,
+            Level.PROBLEM,
             "The service account kinetic does not exist in namespace ml. Create it",
             "The service account kinetic does not exist",
         ),
-        ({"version": Version("v1.22.0", 1, 22)}, "cluster", CheckLevel.WARN, "", ""),
-        ({"jobsets": JobSets(True, "0.8.1", is_old=True)}, "JobSet", CheckLevel.WARN, "", ""),
-        ({"jobsets": JobSets(True, fault="No.")}, "JobSet", CheckLevel.PROBLEM, "", ""),
+        ({"version": Version("v1.22.0", 1, 22)}, "cluster", Level.WARN, "", ""),
+        ({"jobsets": JobSets(True, "0.8.1", is_old=True)}, "JobSet", Level.WARN, "", ""),
+        ({"jobsets": JobSets(True, fault="No.")}, "JobSet", Level.PROBLEM, "", ""),
         (
             {"queues": Queues(queue="team-a")},
             "Kueue",
-            CheckLevel.PROBLEM,
+            Level.PROBLEM,
             "The cluster has no Kueue, so no queue team-a can admit the job",
             "The cluster has no Kueue",
         ),
-        ({"queues": Queues(True, "", "team-a", False)}, "Kueue", CheckLevel.PROBLEM, "", ""),
-        ({"queues": Queues(True, "", "team-a", True, "Stopped")}, "Kueue", CheckLevel.WARN, "", ""),
+        ({"queues": Queues(True, "", "team-a", False)}, "Kueue", Level.PROBLEM, "", ""),
+        ({"queues": Queues(True, "", "team-a", True, "Stopped")}, "Kueue", Level.WARN, "", ""),
     ],
 )
 def test_what_is_missing_is_named(
-    change: dict[str, Any], name: str, level: CheckLevel, one_host: str, four_hosts: str
+    change: dict[str, Any], name: str, level: Level, one_host: str, four_hosts: str
 ) -> None:
     facts = replace(WELL, **change)
-    bad = [c for c in checks_of(facts) if c.level is not CheckLevel.OK]
-    assert [(c.name, c.level) for c in bad] == [(name, level)]
+    bad = [c for c in checks_of(facts) if c.level is not Level.OK]
+    assert [(c.check, c.level) for c in bad] == [(name, level)]
     assert all(c.remedy for c in bad)
     for hosts, words in ((1, one_host), (4, four_hosts)):
         said = why_not(facts, hosts=hosts)
@@ -164,9 +164,9 @@ def test_a_cluster_is_asked() -> None:
 
 def test_a_cluster_that_does_not_answer() -> None:
     (found,) = checks_of(gathered(away=True))
-    assert (found.name, found.level, found.detail) == (
+    assert (found.check, found.level, found.detail) == (
         "cluster",
-        CheckLevel.PROBLEM,
+        Level.PROBLEM,
         "https://c, namespace ml: It does not answer.",
     )
     assert why_not(gathered(away=True), hosts=1) == "It does not answer."

@@ -1,14 +1,13 @@
 """What jobs may ask of a GKE cluster beyond Kubernetes: the memory of multi-tier checkpointing, and
 network devices. Whether they are there, and suit the nodes.
 
-In: an `Api` (`multi_tier`, `networks`), then only what it answered, and nodes. Out: `Trouble`s, for
-the doctor and for preflights.
+In: an `Api` (`multi_tier`, `networks`), then only what it answered, and nodes. Out: `Finding`s,
+for the doctor and for preflights: what is wrong; a problem keeps pods from starting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from kinetic._backends.kubernetes import nodes as pools
 from kinetic._backends.kubernetes.api import Api
@@ -22,10 +21,12 @@ from kinetic._backends.kubernetes.resources import (
     Resource,
 )
 from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, GCSFUSE_DRIVER, MULTI_TIER_DRIVER
+from kinetic._core.findings import Finding, problem, warn
 from kinetic._core.place import MULTI_TIER
 from kinetic._core.values import dataclass
 from kinetic.errors import NotFound, PreflightError
 
+MEMORY, NETWORKS = "multi-tier", "network devices"
 _KEEPS_PODS_OUT = ("NoSchedule", "NoExecute")
 _ENABLE = (
     "Ask an administrator to enable the add-on HighScaleCheckpointing (GKE Standard, "
@@ -44,14 +45,6 @@ _DEVICES = (
     "Ask an administrator for node pools with GKE's managed DRANET (1.34.1-gke.1829001 or later), "
     "or leave network_devices= away."
 )
-
-
-class Trouble(NamedTuple):
-    """What is wrong, what to do, and whether pods cannot start because of it."""
-
-    detail: str
-    remedy: str
-    is_fatal: bool = True
 
 
 @dataclass(frozen=True)
@@ -124,12 +117,12 @@ def multi_tier(api: Api) -> MultiTier:
     return MultiTier(_has(api, CSI_DRIVERS, MULTI_TIER_DRIVER), configurations)
 
 
-def bucket_troubles(api: Api) -> list[Trouble]:
+def check_buckets(api: Api) -> list[Finding]:
     """Return why pods would get no bucket as a folder."""
     if _has(api, CSI_DRIVERS, GCSFUSE_DRIVER) is not False:
         return []
     text = f"the cluster mounts no buckets: it has no CSI driver {GCSFUSE_DRIVER}"
-    return [Trouble(text, _COPY)]
+    return [problem("buckets", text, _COPY)]
 
 
 def networks(api: Api) -> Networks:
@@ -149,33 +142,37 @@ def _has(api: Api, kind: Resource, name: str) -> bool | None:
     return True
 
 
-def network_troubles(found: Networks) -> list[Trouble]:
+def check_networks(found: Networks) -> list[Finding]:
     """Return why pods would get no network devices."""
     if not found.has_claims:
         text = "the cluster does not know ResourceClaimTemplates (resource.k8s.io/v1)"
-        return [Trouble(text, f"It needs Kubernetes 1.34 or later. {_DEVICES}")]
+        return [problem(NETWORKS, text, f"It needs Kubernetes 1.34 or later. {_DEVICES}")]
     if found.has_class is False:
-        return [Trouble(f"the cluster has no network devices of class {DEVICE_CLASS}", _DEVICES)]
+        return [
+            problem(
+                NETWORKS, f"the cluster has no network devices of class {DEVICE_CLASS}", _DEVICES
+            )
+        ]
     return []
 
 
-def missing_memory(found: MultiTier) -> list[Trouble]:
+def missing_memory(found: MultiTier) -> list[Finding]:
     """Return why no pod at all would get the volume of multi-tier checkpointing."""
     if found.has_driver is False:
-        return [Trouble("multi-tier checkpointing is not enabled in the cluster", _ENABLE)]
+        return [problem(MEMORY, "multi-tier checkpointing is not enabled in the cluster", _ENABLE)]
     if found.configurations is not None and not found.configurations:
         text = "multi-tier checkpointing has no CheckpointConfiguration, so no node has its memory"
-        return [Trouble(text, _CONFIGURE)]
+        return [problem(MEMORY, text, _CONFIGURE)]
     return []
 
 
-def memory_troubles(found: MultiTier, nodes: Iterable[Document]) -> list[Trouble]:
+def check_memory(found: MultiTier, nodes: Iterable[Document]) -> list[Finding]:
     """Return why pods would not get the volume of multi-tier checkpointing on these nodes."""
     if missing := missing_memory(found):
         return missing
     configurations = found.configurations or ()
     accelerated = [node for node in nodes if _accelerator(node)]
-    wrong = [trouble for each in configurations for trouble in _wrong_with(each, accelerated)]
+    wrong = [fault for each in configurations for fault in _wrong_with(each, accelerated)]
     if wrong or not configurations:
         return wrong
     served = {_pool(n) for each in configurations for n in _select_nodes(each, accelerated)}
@@ -184,7 +181,7 @@ def memory_troubles(found: MultiTier, nodes: Iterable[Document]) -> list[Trouble
         return []
     text = f"no CheckpointConfiguration selects the nodes of {', '.join(left)}"
     remedy = f"Pods that go there do not start. {_CORRECT.format(name=_name(configurations[0]))}"
-    return [Trouble(text, remedy, is_fatal=not served)]
+    return [(warn if served else problem)(MEMORY, text, remedy)]
 
 
 def describe_multi_tier(found: MultiTier) -> str:
@@ -197,29 +194,33 @@ def describe_multi_tier(found: MultiTier) -> str:
     )
 
 
-def _wrong_with(configuration: Document, nodes: Sequence[Document]) -> Iterator[Trouble]:
+def _wrong_with(configuration: Document, nodes: Sequence[Document]) -> Iterator[Finding]:
     name, spec = _name(configuration), _spec(configuration)
     this, correct = f"the CheckpointConfiguration {name}", _CORRECT.format(name=name)
     bucket, size = str(spec.get("cloudStorageBucketName") or ""), spec.get("inMemoryVolumeSize")
     if not bucket:
-        yield Trouble(f"{this} names no bucket", correct)
+        yield problem(MEMORY, f"{this} names no bucket", correct)
     if "/" in bucket:
-        yield Trouble(f"{this} has the bucket {bucket}: the name alone is expected", correct)
+        yield problem(
+            MEMORY, f"{this} has the bucket {bucket}: the name alone is expected", correct
+        )
     wanted = pools.bytes_of(str(size or ""))
     if not wanted:
-        yield Trouble(f"{this} has no size of memory: inMemoryVolumeSize is {size!r}", correct)
+        yield problem(
+            MEMORY, f"{this} has no size of memory: inMemoryVolumeSize is {size!r}", correct
+        )
     if error := (configuration.get("status") or {}).get("error"):
-        yield Trouble(f"{this} was not accepted: {error}", correct)
+        yield problem(MEMORY, f"{this} was not accepted: {error}", correct)
     for node in _select_nodes(configuration, nodes):
         if taint := _find_taint(spec, node):
             text = f"{this} does not tolerate {taint}, which the nodes of {_pool(node)} have"
-            yield Trouble(text, correct)
+            yield problem(MEMORY, text, correct)
             return
         memory = pools.memory_of(node)
         has = pools.bytes_of(memory)
         if wanted and has and wanted >= has:
             text = f"{this} asks for {size} of memory, and nodes of {_pool(node)} have {memory}"
-            yield Trouble(text, f"Leave room for what functions need. {correct}")
+            yield problem(MEMORY, text, f"Leave room for what functions need. {correct}")
             return
 
 

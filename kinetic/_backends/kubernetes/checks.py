@@ -1,6 +1,6 @@
 """Whether a cluster can run jobs: the questions, and what the answers mean.
 
-In: an `Api` (`gather`), then only `Facts`. Out: `Check`s for the doctor, one sentence for a
+In: an `Api` (`gather`), then only `Facts`. Out: `Finding`s for the doctor, one sentence for a
 preflight, rows of accelerators. Everything but `gather` is pure.
 """
 
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from enum import StrEnum
 from functools import partial
 
 from kinetic._backends.kubernetes import addons, controllers
 from kinetic._backends.kubernetes import nodes as pools
-from kinetic._backends.kubernetes.addons import Asked, MultiTier, Networks, Trouble
+from kinetic._backends.kubernetes.addons import Asked, MultiTier, Networks
 from kinetic._backends.kubernetes.api import Api, Version
 from kinetic._backends.kubernetes.controllers import JobSets, Queues
 from kinetic._backends.kubernetes.errors import Forbidden, no_namespace, not_installed
@@ -29,6 +28,7 @@ from kinetic._backends.kubernetes.rights import (
 )
 from kinetic._core.accelerators.catalog import catalog_rows
 from kinetic._core.accelerators.topology import Topology
+from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.values import dataclass
 from kinetic._store.many import at_once
 from kinetic.errors import KineticError, NotFound, PreflightError
@@ -70,7 +70,7 @@ class Facts:
     has_account: bool | None = None
     multi_tier: MultiTier | None = None
     networks: Networks | None = None
-    no_buckets: Sequence[Trouble] = ()
+    no_buckets: Sequence[Finding] = ()
 
 
 def gather(api: Api, *, service_account: str = "", asked: Asked = NOTHING_ASKED) -> Facts:
@@ -132,7 +132,7 @@ def gather_for(
     try:
         has_jobsets, has_account, *allowed = at_once(lambda ask: ask(), asks, CALLS_AT_ONCE)
         multi_tier, networks = _examine_addons(api, asked)
-        no_buckets = addons.bucket_troubles(api) if asked.buckets else []
+        no_buckets = addons.check_buckets(api) if asked.buckets else []
         has_queues = bool(asked.queue) and controllers.queue_workloads(api) is not None
     except KineticError as error:
         return Facts(api.server, api.namespace, error, service_account=service_account)
@@ -177,36 +177,11 @@ def _exists(api: Api, name: str) -> bool | None:
     return True
 
 
-class CheckLevel(StrEnum):
-    """How serious it is."""
-
-    OK = "ok"
-    WARN = "warn"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True)
-class Check:
-    """The result of one check.
-
-    Attributes:
-        name: what was checked, in a word or two.
-        level: how serious it is.
-        detail: what was found.
-        remedy: what to do, or "".
-    """
-
-    name: str
-    level: CheckLevel
-    detail: str
-    remedy: str = ""
-
-
-def checks_of(facts: Facts) -> tuple[Check, ...]:
+def checks_of(facts: Facts) -> tuple[Finding, ...]:
     """Return the doctor's checks of a cluster."""
     where = f"{facts.server}, namespace {facts.namespace}"
     if facts.problem is not None:
-        return (Check("cluster", CheckLevel.PROBLEM, f"{where}: {facts.problem}"),)
+        return (problem("cluster", f"{where}: {facts.problem}"),)
     return (
         _version(facts, where),
         _jobsets(facts),
@@ -218,71 +193,64 @@ def checks_of(facts: Facts) -> tuple[Check, ...]:
     )
 
 
-def _version(facts: Facts, where: str) -> Check:
+def _version(facts: Facts, where: str) -> Finding:
     version = facts.version or Version("")
     text = f"{where} answers; Kubernetes {version.text or 'of an unknown version'}"
     if version.major and (version.major, version.minor) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        return Check("cluster", CheckLevel.WARN, text, f"kinetic is made for {oldest} and later.")
-    return Check("cluster", CheckLevel.OK, text)
+        return warn("cluster", text, f"kinetic is made for {oldest} and later.")
+    return ok("cluster", text)
 
 
-def _jobsets(facts: Facts) -> Check:
+def _jobsets(facts: Facts) -> Finding:
     found = facts.jobsets
     if not found.is_installed:
-        return Check("JobSet", CheckLevel.WARN, "is not installed", not_installed(JOBSETS))
+        return warn("JobSet", "is not installed", not_installed(JOBSETS))
     named = f"{found.version} " if found.version else ""
     if found.fault:
         remedy = "Show this to an administrator: no job of several hosts can be created."
-        return Check("JobSet", CheckLevel.PROBLEM, f"{named}takes no jobs: {found.fault}", remedy)
+        return problem("JobSet", f"{named}takes no jobs: {found.fault}", remedy)
     if found.is_old:
         text = (
             f"{named}is older than 0.10: when a function raises, its pods are started again as "
             "often as retries= says, only to end"
         )
-        return Check("JobSet", CheckLevel.WARN, text, "Ask an administrator for a newer one.")
-    return Check("JobSet", CheckLevel.OK, f"{named}is installed, and takes jobs of several hosts")
+        return warn("JobSet", text, "Ask an administrator for a newer one.")
+    return ok("JobSet", f"{named}is installed, and takes jobs of several hosts")
 
 
-def _queues(facts: Facts) -> Check:
+def _queues(facts: Facts) -> Finding:
     found = facts.queues
     queue = f"the queue {found.queue}"
     named = f"{found.version} is installed" if found.version else "is installed"
     if not found.is_installed and found.queue:
         text = f"is not installed, so {queue} is not there"
-        return Check("Kueue", CheckLevel.PROBLEM, text, _NO_KUEUE)
+        return problem("Kueue", text, _NO_KUEUE)
     if not found.is_installed:
-        return Check("Kueue", CheckLevel.OK, "is not installed")
+        return ok("Kueue", "is not installed")
     if not found.queue:
-        return Check("Kueue", CheckLevel.OK, named)
+        return ok("Kueue", named)
     if found.has_queue is None:
-        return Check("Kueue", CheckLevel.OK, f"{named}; {queue} may not be looked up")
+        return ok("Kueue", f"{named}; {queue} may not be looked up")
     if not found.has_queue:
         remedy = f"`kubectl get localqueues -n {facts.namespace}` shows which there are."
         text = f"{named}, and there is no queue {found.queue} in namespace {facts.namespace}"
-        return Check("Kueue", CheckLevel.PROBLEM, text, remedy)
+        return problem("Kueue", text, remedy)
     if found.stopped:
         remedy = "Jobs wait until an administrator has mended it, or name another queue."
-        return Check("Kueue", CheckLevel.WARN, f"{queue} admits no jobs: {found.stopped}", remedy)
-    return Check("Kueue", CheckLevel.OK, f"{named}; {queue} admits jobs")
+        return warn("Kueue", f"{queue} admits no jobs: {found.stopped}", remedy)
+    return ok("Kueue", f"{named}; {queue} admits jobs")
 
 
-def _check_rights(facts: Facts) -> list[Check]:
+def _check_rights(facts: Facts) -> list[Finding]:
     found = []
     for need in Need:
-        level = CheckLevel.PROBLEM if need in _VITAL else CheckLevel.WARN
-        missing = [right for right, allowed in facts.rights.items() if not allowed]
-        missing = [right for right in missing if right.need is need]
+        report = problem if need in _VITAL else warn
+        missing = [r for r, allowed in facts.rights.items() if not allowed and r.need is need]
         if missing:
-            found.append(
-                Check(
-                    "rights",
-                    level,
-                    f"missing for {need}: {_name_rights(missing)}",
-                    _advise_role(facts),
-                )
-            )
-    return found or [Check("rights", CheckLevel.OK, f"all {len(facts.rights)} that jobs need")]
+            text = f"missing for {need}: {_name_rights(missing)}"
+            found.append(report("rights", text, _advise_role(facts)))
+    return found or [ok("rights", f"all {len(facts.rights)} that jobs need")]
 
 
 def _name_rights(missing: Iterable[Right]) -> str:
@@ -296,15 +264,15 @@ def _advise_role(facts: Facts) -> str:
     return f"Ask an administrator for a role with these verbs in namespace {facts.namespace}."
 
 
-def _account(facts: Facts) -> Check:
+def _account(facts: Facts) -> Finding:
     name = facts.service_account
     if not name:
-        return Check("service account", CheckLevel.OK, "pods run as the default one")
+        return ok("service account", "pods run as the default one")
     if facts.has_account is None:
-        return Check("service account", CheckLevel.OK, f"{name}: it may not be looked up")
+        return ok("service account", f"{name}: it may not be looked up")
     if facts.has_account:
-        return Check("service account", CheckLevel.OK, f"{name} exists")
-    return Check("service account", CheckLevel.PROBLEM, f"{name} does not exist", _create(facts))
+        return ok("service account", f"{name} exists")
+    return problem("service account", f"{name} does not exist", _create(facts))
 
 
 def _create(facts: Facts) -> str:
@@ -314,36 +282,27 @@ def _create(facts: Facts) -> str:
     )
 
 
-def _pools(facts: Facts) -> Check:
+def _pools(facts: Facts) -> Finding:
     if facts.nodes is None:
-        return Check("node pools", CheckLevel.OK, "nodes may not be listed")
+        return ok("node pools", "nodes may not be listed")
     offered = [str(p) for p in pools.pools_of(facts.nodes) if p.accelerator]
     if not offered:
-        return Check("node pools", CheckLevel.OK, "no nodes with accelerators now")
-    return Check("node pools", CheckLevel.OK, "; ".join(offered))
+        return ok("node pools", "no nodes with accelerators now")
+    return ok("node pools", "; ".join(offered))
 
 
-def _addons(facts: Facts) -> list[Check]:
-    found: list[Check] = []
-    if facts.multi_tier is not None:
-        troubles = addons.memory_troubles(facts.multi_tier, facts.nodes or ())
-        found += _report_troubles(
-            "multi-tier", troubles, addons.describe_multi_tier(facts.multi_tier)
-        )
-    if facts.networks is not None:
-        troubles = addons.network_troubles(facts.networks)
-        found += _report_troubles("network devices", troubles, "pods can claim them")
+def _addons(facts: Facts) -> list[Finding]:
+    found: list[Finding] = []
+    if (tiers := facts.multi_tier) is not None:
+        well = ok(addons.MEMORY, addons.describe_multi_tier(tiers))
+        found += addons.check_memory(tiers, facts.nodes or ()) or [well]
+    if (networks := facts.networks) is not None:
+        well = ok(addons.NETWORKS, "pods can claim them")
+        found += addons.check_networks(networks) or [well]
     return found
 
 
-def _report_troubles(name: str, troubles: Iterable[Trouble], well: str) -> list[Check]:
-    return [
-        Check(name, CheckLevel.PROBLEM if t.is_fatal else CheckLevel.WARN, t.detail, t.remedy)
-        for t in troubles
-    ] or [Check(name, CheckLevel.OK, well)]
-
-
-def registry(uri: str, fault: str) -> Check:
+def registry(uri: str, fault: str) -> Finding:
     """Return the doctor's check of the registry for built images.
 
     Args:
@@ -351,12 +310,12 @@ def registry(uri: str, fault: str) -> Check:
         fault: why images cannot be built and found there, or "".
     """
     if not fault:
-        return Check("images", CheckLevel.OK, f"can be built, and are found in {uri}")
+        return ok("images", f"can be built, and are found in {uri}")
     remedy = (
         'Only container_image="bundled" needs it: without, pods start from a public image and '
         "install what the project requires. KINETIC_IMAGE_BUILDS=off asks for no builds."
     )
-    return Check("images", CheckLevel.WARN, fault, remedy)
+    return warn("images", fault, remedy)
 
 
 def why_not(facts: Facts, *, hosts: int) -> str:
@@ -384,7 +343,7 @@ def why_not(facts: Facts, *, hosts: int) -> str:
         return f"{text} {_create(facts)}"
     troubles = [
         *(addons.missing_memory(facts.multi_tier) if facts.multi_tier else ()),
-        *(addons.network_troubles(facts.networks) if facts.networks else ()),
+        *(addons.check_networks(facts.networks) if facts.networks else ()),
         *facts.no_buckets,
     ]
     return next((f"{t.detail[0].upper()}{t.detail[1:]}. {t.remedy}" for t in troubles), "")

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kinetic._config import settings as configuration
+from kinetic._core.findings import Finding, problem
 from kinetic._core.place import Place
 from kinetic.errors import KineticError, PreflightError
 
 if TYPE_CHECKING:
     from kinetic._backends.kubernetes.api import Api, CallLimits
     from kinetic._backends.kubernetes.backend import KubernetesBackend
-    from kinetic._backends.kubernetes.checks import Check, LiveAccelerator
+    from kinetic._backends.kubernetes.checks import LiveAccelerator
     from kinetic._backends.kubernetes.image_builds import BundledImages
     from kinetic._backends.kubernetes.pods import PodSettings
     from kinetic._config.settings import Settings
@@ -55,7 +56,7 @@ def list_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
     return checks.live_accelerators(api.list(NODES).items)
 
 
-def check(settings: Settings) -> tuple[Check, ...]:
+def check(settings: Settings) -> tuple[Finding, ...]:
     """Ask the configured cluster whether it can run jobs."""
     from kinetic._backends.kubernetes import addons, checks
     from kinetic._backends.kubernetes.api import CallLimits
@@ -73,7 +74,7 @@ def check(settings: Settings) -> tuple[Check, ...]:
             ),
         )
     except KineticError as error:
-        return (checks.Check("cluster", checks.CheckLevel.PROBLEM, str(error)),)
+        return (problem("cluster", str(error)),)
     return checks.checks_of(facts) + _check_images(settings)
 
 
@@ -109,7 +110,7 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
     return HttpApi(access, variables, namespace=place.namespace, patience=patience)
 
 
-def _check_images(settings: Settings) -> tuple[Check, ...]:
+def _check_images(settings: Settings) -> tuple[Finding, ...]:
     """Check where images are built, unless builds are switched off."""
     from kinetic._backends.kubernetes import checks, image_builds, images
 

@@ -5,9 +5,8 @@ In: facts, as `facts` gathers them. Out: `Finding`s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING
 
 from kinetic._backends.local.simulation import (
     JAX_HOST_BYTES,
@@ -15,11 +14,8 @@ from kinetic._backends.local.simulation import (
     can_simulate,
     name_system,
 )
-from kinetic._client.doctor.findings import Finding, Level, ok, problem, warn
+from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.values import dataclass
-
-if TYPE_CHECKING:
-    from kinetic._backends.kubernetes.checks import Check
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 6)
@@ -320,11 +316,6 @@ def configuration(settings_fault: str, profiles_fault: str, profile: str | None)
             )
         )
     return found
-
-
-def cluster(found: Iterable[Check]) -> list[Finding]:
-    """Return the findings about a cluster."""
-    return [Finding(c.name, Level(str(c.level)), c.detail, c.remedy) for c in found]
 
 
 def _expiry(store: StoreAccess) -> list[Finding]:

@@ -12,9 +12,9 @@ from kinetic._backends import registry
 from kinetic._backends.kubernetes import cluster
 from kinetic._backends.local import simulation
 from kinetic._client.doctor import checks, facts, leftovers
-from kinetic._client.doctor.findings import Finding, Level
 from kinetic._config import profiles, settings
 from kinetic._config.settings import Settings
+from kinetic._core.findings import Finding, Level
 from kinetic._core.values import dataclass
 from kinetic._store.local import LocalStore
 from kinetic.errors import KineticError, UsageError
@@ -100,7 +100,7 @@ def _load_settings() -> Settings | None:
 def _check_remote(chosen: Settings, *, has_cluster: bool) -> list[Finding]:
     """Findings about the configured cluster and store; none if jobs run and are kept on this
     machine."""
-    found = checks.cluster(cluster.check(chosen)) if has_cluster else []
+    found = list(cluster.check(chosen)) if has_cluster else []
     if has_cluster or "://" in chosen.store:
         tried = facts.access(chosen.store)
         found += checks.access(tried, has_cluster=has_cluster, pods_store=chosen.pod_store)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kinetic._client.doctor.findings import Finding, ok, problem, warn
+from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.values import dataclass
 
 SETTLED_S = 60.0

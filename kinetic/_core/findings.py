@@ -1,6 +1,7 @@
-"""The result of a check.
+"""What the doctor and preflights say of a machine, a store, a cluster: one word for all of them.
+Pure.
 
-In: a check's verdict. Out: `Finding`, a frozen value.
+In: what was checked, and what was found. Out: `Finding`, a frozen value.
 """
 
 from __future__ import annotations
@@ -53,6 +54,6 @@ def warn(check: str, detail: str, remedy: str, *, fixable: bool = False) -> Find
     return Finding(check, Level.WARN, detail, remedy, fixable)
 
 
-def problem(check: str, detail: str, remedy: str, *, fixable: bool = False) -> Finding:
+def problem(check: str, detail: str, remedy: str = "", *, fixable: bool = False) -> Finding:
     """Return a finding that stops something from working."""
     return Finding(check, Level.PROBLEM, detail, remedy, fixable)
