@@ -10,18 +10,21 @@ buckets, the owner counts up a number in the record, and one that does not count
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from kinetic._core.values import dataclass
 from kinetic._store.base import Entry, Store
 from kinetic._system import filesystems, locks
-from kinetic.errors import CheckpointError, CheckpointInUse
+from kinetic.errors import CheckpointError, CheckpointInUse, KineticError
 
 RECORD = "kinetic-owner.json"
 _KEY = f"kinetic-owner/{RECORD}"
@@ -148,7 +151,9 @@ class Lease:
             self._place.free(remove=False)
             raise
         self._is_mine = True
-        threading.Thread(target=self._count, name="kinetic-lease", daemon=True).start()
+        if self._place.counts:
+            count = functools.partial(count_up, self._beat, self._ended, BEAT_S)
+            threading.Thread(target=count, name="kinetic-lease", daemon=True).start()
         return owner
 
     def _watch_owner(self) -> tuple[Owner | None, Any]:
@@ -195,29 +200,33 @@ class Lease:
         self._ended.set()
         if self._is_mine:
             self._is_mine = False
-            with contextlib.suppress(OSError, CheckpointError):
+            with contextlib.suppress(OSError, KineticError):
                 mine = self._place.read()[0]
                 self._place.free(remove=mine is not None and mine.token == self._me.token)
 
-    def _count(self) -> None:
-        """Count up, and notice when somebody else has become the owner."""
-        beat = 0
-        while self._place.counts and not self._ended.wait(BEAT_S):
-            beat += 1
-            with contextlib.suppress(OSError, CheckpointError):
-                owner, _ = self._place.read()
-                if owner is None or owner.token != self._me.token:
-                    who = "somebody" if owner is None else str(owner)
-                    self._lost = (
-                        f"The folder of checkpoints {self._where} was taken over by {who}, while "
-                        "this job did not answer. Nothing more is saved."
-                    )
-                    return
-                self._place.renew(_with_beat(self._me, beat))
+    def _beat(self, number: int) -> bool:
+        """Count up; return whether somebody else has become the owner."""
+        owner, _ = self._place.read()
+        if owner is None or owner.token != self._me.token:
+            who = "somebody" if owner is None else str(owner)
+            self._lost = (
+                f"The folder of checkpoints {self._where} was taken over by {who}, while "
+                "this job did not answer. Nothing more is saved."
+            )
+            return True
+        self._place.renew(replace(self._me, beat=number))
+        return False
 
 
-def _with_beat(owner: Owner, beat: int) -> Owner:
-    return Owner(owner.job_id, owner.token, owner.process, owner.machine, beat)
+def count_up(beat: Callable[[int], object], ended: threading.Event, every_s: float) -> None:
+    """Show that this process lives, where the kernel's locks say little: call `beat` with 1, 2, ...
+    until it says that this is over. One that fails is no end: the next may arrive."""
+    for number in itertools.count(1):
+        if ended.wait(every_s):
+            return
+        with contextlib.suppress(OSError, KineticError):
+            if beat(number):
+                return
 
 
 def _parse_owner(content: bytes) -> Owner | None:

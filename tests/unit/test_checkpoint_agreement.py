@@ -27,7 +27,13 @@ from kinetic._in_job.checkpoint.peers import Alone
 from kinetic._in_job.checkpoint.syncing import SyncPoints, SyncRequest
 from kinetic._store import lease
 from kinetic._store.lease import InFolder, InStore, Lease, Owner
-from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch, UsageError
+from kinetic.errors import (
+    CheckpointError,
+    CheckpointInUse,
+    CheckpointMismatch,
+    StoreError,
+    UsageError,
+)
 
 # -- moments ---------------------------------------------------------------------------------------
 
@@ -255,6 +261,31 @@ def test_a_bucket_has_one_owner_until_that_is_silent():
     assert InStore(store).read()[0].token == "c", "it was not its own any more"
     third.release()
     assert InStore(store).read()[0] is None
+
+
+def test_an_owner_counts_on_after_a_moment_without_its_bucket():
+    told = []
+
+    def beat(number):
+        told.append(number)
+        if number == 1:
+            raise StoreError("The bucket does not answer.")
+        return number == 3
+
+    lease.count_up(beat, threading.Event(), 0.0)
+    assert told == [1, 2, 3], "and no more, once somebody else has it"
+
+
+def test_a_lease_that_was_taken_over_says_so_at_the_next_beat():
+    store = MemoryStore()
+    first, second = in_store(store, "job-1", "a"), in_store(store, "job-1", "b")
+    first.acquire()
+    assert not first._beat(1)
+    second.acquire()
+    assert first._beat(2)
+    with pytest.raises(CheckpointInUse, match="taken over by job-1"):
+        first.check()
+    second.release()
 
 
 def test_one_of_many_gets_a_bucket():

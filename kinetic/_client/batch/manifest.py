@@ -12,8 +12,7 @@ counted up.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import functools
 import json
 import os
 import re
@@ -28,8 +27,9 @@ from kinetic._core.documents import Record
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 from kinetic._store.base import Store
+from kinetic._store.lease import count_up
 from kinetic._system import locks
-from kinetic.errors import CorruptRecord, KineticError, NotFound, SubmitError, text_of
+from kinetic.errors import CorruptRecord, NotFound, SubmitError, text_of
 
 SCHEMA_VERSION = 1
 BEAT_S = 20.0
@@ -295,7 +295,6 @@ class Lock:
     a thread counts up instead."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
         self._file: IO[bytes] | None = None
         self._released = threading.Event()
         self._thread: threading.Thread | None = None
@@ -305,7 +304,8 @@ class Lock:
             self._file = open(folder / layout.group(group_id) / "lock", "wb")
             locks.hold_record(self._file.fileno())
         else:
-            self._thread = threading.Thread(target=self._count, name="kinetic-beat", daemon=True)
+            count = functools.partial(count_up, manifest.beat, self._released, BEAT_S)
+            self._thread = threading.Thread(target=count, name="kinetic-beat", daemon=True)
             self._thread.start()
         _held_here.add(self._note)
 
@@ -317,13 +317,6 @@ class Lock:
             self._file.close()
         if self._thread is not None:
             self._thread.join(_LEAVE_S)
-
-    def _count(self) -> None:
-        for number in itertools.count(1):
-            if self._released.wait(BEAT_S):
-                return
-            with contextlib.suppress(KineticError):  # The next one may arrive.
-                self._manifest.beat(number)
 
 
 def is_held(store: Store, group_id: str) -> bool | None:
