@@ -21,6 +21,8 @@ from kinetic._core.place import Place
 from kinetic._core.state import JobStanding, JobStatus
 from kinetic._store import index
 from kinetic._store.local import LocalStore
+from kinetic.cli.commands.top import ActivityWatch
+from kinetic.cli.context import AppContext
 from kinetic.errors import BackendUnavailable
 
 JOBS = 200
@@ -29,7 +31,7 @@ JOBS = 200
 def fill(store):
     """A store of jobs: of ten, one runs, one has failed, and eight have succeeded."""
     for number in range(JOBS):
-        job = replace(ref(f"job-{number:08x}", hosts=1), place=Place("pathways"))
+        job = replace(ref(f"job-{number:08x}", hosts=1), place=Place("ray"))
         index.add(store, replace(job, created_at=NOW + number))
         if number % 10:
             end = Exit.RAISED if number % 10 == 1 else Exit.RETURNED
@@ -99,6 +101,21 @@ def test_when_running_jobs_have_started_is_read_of_all_at_once():
     board = JobBoard(store, lambda _: FakeBackend(store), lambda: NOW)
     found = board.add_starts([(job, JobStanding(JobStatus.RUNNING)) for job in jobs])
     assert [standing.started_at for _, standing in found] == [None, NOW + 7, None]
+
+
+def test_top_reads_nothing_of_what_has_succeeded():
+    store = MemoryStore()
+    fill(store)
+    backend = FakeBackend(store)
+    backend.phases = {f"job-{number:08x}": JobStatus.RUNNING for number in range(0, JOBS, 10)}
+    app = AppContext(store, lambda _: backend, lambda _: None, lambda *_: None, lambda: NOW)
+    with ActivityWatch(app, set()) as watch:
+        store.forget_calls()
+        assert len(watch.poll()) == JOBS // 10
+        assert store.calls == {"list": 3, "get": 3 * JOBS // 10}
+        store.forget_calls()
+        assert len(watch.poll()) == JOBS // 10
+        assert store.calls == {"list": 1, "get": 2 * JOBS // 10}
 
 
 def test_statuses_of_a_batch_are_one_question(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -155,15 +156,19 @@ class ActivityWatch:
 
     def _active(self) -> list[JobRef]:
         ids = set(index.ids(self._app.store)) - self._ended
-        for job_id in (ids & self._chosen if self._chosen else ids) - self._refs.keys():
-            try:
-                self._refs[job_id] = self._app.find(job_id)
-            except KineticError:  # removed since, or damaged, which `jobs list` reports
-                self._ended.add(job_id)
-        active = [
-            ref for job_id, ref in self._refs.items() if job_id in ids and job_id not in self._ended
-        ]
+        wanted = ids & self._chosen if self._chosen else ids
+        if not wanted <= self._refs.keys():
+            self._refs |= {ref.job_id: ref for ref in self._find(wanted)}
+            self._ended |= wanted - self._refs.keys()  # removed since, or damaged
+        active = [self._refs[job_id] for job_id in wanted - self._ended]
         return sorted(active, key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
+
+    def _find(self, wanted: set[str]) -> Iterator[JobRef]:
+        if not self._chosen:
+            yield from self._app.board.refs()
+        for job_id in wanted & self._chosen:
+            with contextlib.suppress(KineticError):
+                yield self._app.find(job_id)
 
     def _snapshot(self, ref: JobRef, *, may_run: bool) -> dict[str, Any] | None:
         from kinetic._backends.base import Controls
