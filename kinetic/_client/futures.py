@@ -9,7 +9,6 @@ ends when there is nothing left to wait for.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import os
 import queue
@@ -53,12 +52,10 @@ class FutureWatcher:
     """Watches the jobs that callers in this process wait for: each job once, however many callers
     wait for it."""
 
-    def __init__(self, waiting: JobWaiter | None = None) -> None:
-        self._waiter = waiting or JobWaiter()
+    def __init__(self) -> None:
+        self._waiter = JobWaiter[JobFuture]()
         self._lock = threading.Lock()
         self._tells: dict[JobFuture, list[Callback]] = {}
-        self._jobs: dict[int, JobFuture] = {}
-        self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
     def add(self, job: JobFuture, tell: Callback) -> None:
@@ -67,9 +64,7 @@ class FutureWatcher:
         with self._lock:
             if job not in self._tells:
                 self._tells[job] = []
-                number = next(self._numbers)
-                self._jobs[number] = job
-                self._waiter.add(number, job)
+                self._waiter.add(job, job)
             self._tells[job].append(tell)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -88,13 +83,13 @@ class FutureWatcher:
             while self._is_wanted():
                 for ended in self._waiter.wait(_LONG_S):
                     with self._lock:
-                        tells = self._tells.pop(self._jobs.pop(ended.index))
+                        tells = self._tells.pop(ended.key, [])
                     for tell in tells:
                         tell()
         except BaseException:  # noqa: BLE001 - all waiters then ask for themselves, and meet the error
             _log.exception("jobs cannot be watched any more")
             with self._lock:
-                left, self._tells, self._jobs, self._thread = self._tells, {}, {}, None
+                left, self._tells, self._thread = self._tells, {}, None
             for tell in (tell for tells in left.values() for tell in tells):
                 tell()
 

@@ -18,12 +18,11 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from kinetic._core.outcome import Outcome
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
-from kinetic._core.values import dataclass
 from kinetic.errors import KineticError, NotFound
 
 _log = logging.getLogger("kinetic.batch")
@@ -36,6 +35,7 @@ MOST_SIGNALS = 256
 
 Answer = Outcome | KineticError | None
 J = TypeVar("J", bound="AwaitedJob")
+K = TypeVar("K")
 R = TypeVar("R")
 
 
@@ -76,11 +76,11 @@ def ask_alike(jobs: Sequence[J], ask: Callable[[J, Sequence[JobRef]], Mapping[st
     return [found[job.ref] for job in jobs]
 
 
-@dataclass(frozen=True)
-class EndedJob:
-    """A job that has ended: its input, and how it ended; None if its records were removed."""
+class EndedJob(NamedTuple, Generic[K]):
+    """A job that has ended: what it was added as, and how it ended; None if its records were
+    removed."""
 
-    index: int
+    key: K
     outcome: Outcome | None
 
 
@@ -94,8 +94,9 @@ class _RunningJob:
     fd: int = -1
 
 
-class JobWaiter:
-    """The running jobs of one batch. One thread may add jobs while another one waits."""
+class JobWaiter(Generic[K]):
+    """The running jobs that one caller waits for. One thread may add jobs while another one
+    waits."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class JobWaiter:
         self._first_look_s = first_look_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._watched: dict[int, _RunningJob] = {}
+        self._watched: dict[K, _RunningJob] = {}
         self._signals = 0
         self._bell, self._ringer = os.pipe()
         for end in (self._bell, self._ringer):
@@ -116,10 +117,10 @@ class JobWaiter:
         closing = weakref.finalize(self, _close, self._watched, self._bell, self._ringer)
         closing.atexit = False  # A daemon thread may still wait when the process ends.
 
-    def add(self, index: int, handle: AwaitedJob) -> None:
+    def add(self, key: K, handle: AwaitedJob) -> None:
         """Watch a job."""
         with self._lock:
-            self._watched[index] = _RunningJob(handle, self._clock() + self._first_look_s)
+            self._watched[key] = _RunningJob(handle, self._clock() + self._first_look_s)
         self.ring()
 
     def ring(self) -> None:
@@ -127,7 +128,7 @@ class JobWaiter:
         with suppress(BlockingIOError):  # A wake-up is already pending.
             os.write(self._ringer, b"!")
 
-    def wait(self, timeout_s: float) -> list[EndedJob]:
+    def wait(self, timeout_s: float) -> list[EndedJob[K]]:
         """Return the jobs that have ended; [] if the time is up or `ring` was called."""
         deadline = self._clock() + timeout_s
         while True:
@@ -138,22 +139,22 @@ class JobWaiter:
             if self._sleep(min(deadline, self._next_look()) - now):
                 return self._look()
 
-    def _look(self) -> list[EndedJob]:
+    def _look(self) -> list[EndedJob[K]]:
         """Ask for the jobs that are due."""
         with self._lock:
             now = self._clock()
-            due = [(index, job) for index, job in self._watched.items() if job.look_at <= now]
+            due = [(key, job) for key, job in self._watched.items() if job.look_at <= now]
         found = look([job.handle for _, job in due])
         return [
             ended
-            for (index, job), each in zip(due, found, strict=True)
-            if (ended := self._enter(index, job, each)) is not None
+            for (key, job), each in zip(due, found, strict=True)
+            if (ended := self._enter(key, job, each)) is not None
         ]
 
-    def _enter(self, index: int, job: _RunningJob, found: Answer) -> EndedJob | None:
+    def _enter(self, key: K, job: _RunningJob, found: Answer) -> EndedJob[K] | None:
         if isinstance(found, Outcome | NotFound):
-            self._forget(index)
-            return EndedJob(index, found if isinstance(found, Outcome) else None)
+            self._forget(key)
+            return EndedJob(key, found if isinstance(found, Outcome) else None)
         if found is not None:
             _log.warning("%s cannot be read at present: %s", job.handle.ref.job_id, found)
         self._look_later(job)
@@ -172,9 +173,9 @@ class JobWaiter:
             max(job.pause_s, SIGNALLED_LOOK_S) if job.fd >= 0 else job.pause_s
         )
 
-    def _forget(self, index: int) -> None:
+    def _forget(self, key: K) -> None:
         with self._lock:
-            job = self._watched.pop(index)
+            job = self._watched.pop(key)
         if job.fd >= 0:
             self._signals -= 1
             os.close(job.fd)
@@ -205,7 +206,7 @@ class JobWaiter:
         job.fd, job.look_at, job.pause_s = -1, self._clock(), FIRST_LOOK_S
 
 
-def _close(watched: dict[int, _RunningJob], *fds: int) -> None:
+def _close(watched: dict[Any, _RunningJob], *fds: int) -> None:
     for fd in (*fds, *(job.fd for job in watched.values() if job.fd >= 0)):
         with suppress(OSError):
             os.close(fd)

@@ -20,6 +20,7 @@ import kinetic
 from kinetic import errors
 from kinetic._client import futures
 from kinetic._client.futures import as_completed
+from kinetic._client.waiter import JobWaiter
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport
 from kinetic._store.local import LocalStore
@@ -173,7 +174,25 @@ def test_nothing_watches_when_nobody_waits(source, job):
     assert over.wait(PATIENCE_S)
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
-    assert watching._jobs == watching._tells == {}
+    assert watching._tells == {}
+
+
+def test_a_watch_that_broke_passes_over_whom_it_has_told(source, monkeypatch, caplog):
+    first, second = jobs(source, 2)
+    watching, wait, bugs = futures.FutureWatcher(), JobWaiter.wait, [ZeroDivisionError("a bug")]
+
+    def break_once(self, timeout_s):
+        if bugs:
+            raise bugs.pop()
+        return wait(self, timeout_s)
+
+    monkeypatch.setattr(JobWaiter, "wait", break_once)
+    for job in (first, second):
+        told = threading.Event()
+        watching.add(job, told.set)
+        source.release(job.group_index)
+        assert told.wait(PATIENCE_S)
+    assert [r.message for r in caplog.records] == ["jobs cannot be watched any more"]
 
 
 # -- await -----------------------------------------------------------------------------------------

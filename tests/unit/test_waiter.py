@@ -52,7 +52,7 @@ def test_a_signal_wakes_whoever_sleeps(source):
     found = []
     while not found:
         found = waiting.wait(LONG_S)
-    assert [(ended.index, ended.outcome.ok) for ended in found] == [(1, True)]
+    assert [(ended.key, ended.outcome.ok) for ended in found] == [(1, True)]
 
 
 def test_more_jobs_than_signals(source, monkeypatch):
@@ -63,12 +63,12 @@ def test_more_jobs_than_signals(source, monkeypatch):
         source.release(index) if index in (1, 4) else None
     ended = set()
     while ended != {1, 4}:
-        ended |= {each.index for each in waiting.wait(PATIENCE_S)}
+        ended |= {each.key for each in waiting.wait(PATIENCE_S)}
     assert waiting._signals <= 2
     for index in (0, 2, 3):
         source.release(index)
     while len(ended) < 5:
-        ended |= {each.index for each in waiting.wait(PATIENCE_S)}
+        ended |= {each.key for each in waiting.wait(PATIENCE_S)}
     assert waiting._signals == 0
 
 
@@ -142,7 +142,7 @@ def test_removed_records_are_an_end(source):
     gone = handle_of(replace(handle.ref, job_id="job-ffffffff"), source)
     waiting = JobWaiter(first_look_s=0.0)
     waiting.add(7, gone)
-    assert [(ended.index, ended.outcome) for ended in waiting.wait(PATIENCE_S)] == [(7, None)]
+    assert [(ended.key, ended.outcome) for ended in waiting.wait(PATIENCE_S)] == [(7, None)]
 
 
 def test_somebody_rings(source):

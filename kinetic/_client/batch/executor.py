@@ -40,7 +40,7 @@ class BatchExecutor:
         submitter: Submitter | None = None,
         updates: BatchUpdates | None = None,
         *,
-        waiter: JobWaiter | None = None,
+        waiter: JobWaiter[int] | None = None,
     ) -> None:
         self.ledger = ledger
         self.manifest = manifest
@@ -49,7 +49,7 @@ class BatchExecutor:
         """Grows with every event."""
         self._submitter = submitter
         self._updates = updates
-        self._waiter = waiter or JobWaiter()
+        self._waiter = waiter or JobWaiter[int]()
         self._changed = threading.Condition(threading.RLock())
         self._watcher: threading.Thread | None = None
         self._broken: BaseException | None = None
@@ -269,16 +269,16 @@ class BatchExecutor:
             self._watcher = self._watcher if wanted else None
             return wanted
 
-    def _enter(self, ended: list[EndedJob]) -> None:
+    def _enter(self, ended: list[EndedJob[int]]) -> None:
         if not ended:
             return
         with self._changed:
             for each in ended:
                 if each.outcome is None:
-                    self.ledger.mark_gone(each.index)
+                    self.ledger.mark_gone(each.key)
                 else:
                     self.ledger.mark_ended(
-                        each.index,
+                        each.key,
                         ok=each.outcome.ok,
                         again=each.outcome.verdict is not Verdict.CANCELLED,
                     )

@@ -7,7 +7,6 @@ raise: unknown facts are None.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -36,7 +35,7 @@ from kinetic._store.many import has_many
 from kinetic._store.open import open_store
 from kinetic._system import locks, processes
 from kinetic._system.machine import available_memory_bytes, usable_cpus
-from kinetic.errors import CorruptRecord, KineticError, NotFound, UnsupportedVersion
+from kinetic.errors import KineticError, NotFound, UnsupportedVersion
 from kinetic.version import __version__
 
 _PACKAGES = ("jax", "keras")
@@ -177,18 +176,15 @@ def _references(store: LocalStore) -> tuple[list[JobRef], list[tuple[str, str]]]
 
 def _find_damage(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
     for key, read in (
-        (layout.plan(ref.job_id), Plan.from_json),
-        (layout.outcome(ref.job_id), Outcome.from_json),
+        (layout.plan(ref.job_id), Plan.read),
+        (layout.outcome(ref.job_id), Outcome.read),
     ):
         try:
-            read(json.loads(store.get(key)))
+            read(store.get(key))
         except (NotFound, UnsupportedVersion):
             continue
-        except (CorruptRecord, ValueError, TypeError, AttributeError) as fault:
+        except (KineticError, TypeError, AttributeError) as fault:
             yield str(store.path(key)), str(fault)
-        except KineticError as fault:  # of a newer version, or unreadable
-            if not isinstance(fault, ValueError):
-                yield str(store.path(key)), str(fault)
 
 
 def _jobs(store: LocalStore, refs: Sequence[JobRef], now: float) -> Iterator[LocalJob]:
