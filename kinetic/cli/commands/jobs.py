@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic._client.board import text
-from kinetic._core.state import UNKNOWN, JobStanding, JobStatus
+from kinetic._core.state import UNKNOWN, JobStanding, JobStatus, standing_of_verdict
 from kinetic.cli import output
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import Lazy, LazyGroup
@@ -245,9 +245,12 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     """Print what is known about one job."""
     ref = app.find(job_id)
     outcome = app.handle_of(ref).outcome()
-    ((_, found),) = app.board.add_starts([(ref, app.board.look_at(ref))])
-    members = _members(app, ref) if outcome is None else []
     attempts = app.board.gang(ref, outcome).attempts
+    if outcome is None:
+        found = app.board.look_at(ref)._replace(started_at=attempts[-1].ready_at)
+    else:
+        found = standing_of_verdict(outcome.to_json(), ref.created_at)
+    members = _members(app, ref) if outcome is None else []
     if as_json:
         current = _document(found) | {
             "members": [line.to_json() for line in members],
