@@ -7,17 +7,17 @@ an error must not be printed into the line that the user is typing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 
 Words = list[Any]
 _MAX_IDS = 50
-_ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 
 
 def _quiet(
@@ -36,32 +36,29 @@ def _quiet(
 @_quiet
 def jobs(incomplete: str) -> Iterable[CompletionItem]:
     """Ids of jobs, newest first; without "job-" if the word starts without it."""
-    return _ids(incomplete, lambda state: True)
+    return _ids(incomplete)
 
 
 @_quiet
 def running_jobs(incomplete: str) -> Iterable[CompletionItem]:
     """Ids of jobs that have not ended."""
-    return _ids(incomplete, _ACTIVE.__contains__)
+    return _ids(incomplete, (JobStatus.PENDING, JobStatus.RUNNING))
 
 
-def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionItem]:
+def _ids(incomplete: str, states: Collection[str] = ()) -> Iterable[CompletionItem]:
     from kinetic._client.board import text
     from kinetic.cli.context import make_context
 
     app, prefix = make_context({}), incomplete.lower()
-    shown = 0
-    for ref in app.board.refs():
-        bare = ref.job_id.removeprefix("job-")
-        word = ref.job_id if ref.job_id.startswith(prefix) else bare
-        if word.startswith(prefix) and wanted(state := app.board.look_at(ref).state):
-            age = text.age(app.now() - ref.created_at)
-            yield CompletionItem(
-                word, help=f"{state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}"
-            )
-            shown += 1
-        if shown == _MAX_IDS:
-            return
+
+    def choose_word(ref: JobRef) -> str:
+        return ref.job_id if ref.job_id.startswith(prefix) else ref.job_id.removeprefix("job-")
+
+    meant = [ref for ref in app.board.refs() if choose_word(ref).startswith(prefix)]
+    for ref, found in app.board.select(meant, _MAX_IDS, states)[0]:
+        age = text.age(app.now() - ref.created_at)
+        about = f"{found.state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}"
+        yield CompletionItem(choose_word(ref), help=about)
 
 
 def attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Words:

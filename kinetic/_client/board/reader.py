@@ -7,7 +7,7 @@ In: a store, access to backends. Out: `JobStanding`s, verdicts, pictures of gang
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kinetic._core.place import Place
 
 S = TypeVar("S")
+_PAGE_SIZE = 100
 # What reads and gives whole verdicts is imported late: a list of a thousand ended jobs needs only
 # an excerpt of each.
 
@@ -92,6 +93,22 @@ class JobBoard:
     def look_at(self, ref: JobRef) -> JobStanding:
         """Return where one job stands."""
         return self.look([ref])[ref.job_id]
+
+    def select(
+        self, refs: Sequence[JobRef], limit: int | None, states: Collection[str] = ()
+    ) -> tuple[list[tuple[JobRef, JobStanding]], bool]:
+        """Return the first `limit` jobs in one of the states, in any if none is named, and whether
+        there may be more. They are looked at page by page, only as far as needed."""
+        page = len(refs) or 1 if limit is None else max(limit, _PAGE_SIZE) if states else limit
+        shown: list[tuple[JobRef, JobStanding]] = []
+        for begin in range(0, len(refs), page):
+            found = self.look(refs[begin : begin + page])
+            for number, ref in enumerate(refs[begin : begin + page], begin + 1):
+                if not states or found[ref.job_id].state in states:
+                    shown.append((ref, found[ref.job_id]))
+                if limit is not None and len(shown) == limit:
+                    return shown, number < len(refs)
+        return shown, False
 
     def settle(self, refs: Sequence[JobRef]) -> dict[str, Outcome | KineticError | None]:
         """Return the verdicts of the jobs, by id: None while a job runs, an error if its verdict

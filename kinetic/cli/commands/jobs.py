@@ -35,7 +35,6 @@ _ATTEMPT_COLUMNS = ("SLICES", "ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
 _HOSTS_SHOWN = 32
 _MEMBERS_S = 2.0
 """How long the leader of a job on a cluster is asked what its hosts are doing."""
-_PAGE_SIZE = 100
 _ATTEMPTS_SHOWN = 10
 
 _HERE = "kinetic.cli.commands"
@@ -148,7 +147,8 @@ def list_jobs(
 ) -> None:
     """Print one line for each job."""
     refs = app.board.refs() if group is None else _refs_of_batch(app, group)
-    shown, more = _select(app, refs, None if show_all else limit, {s.upper() for s in states})
+    wanted = {state.upper() for state in states}
+    shown, more = app.board.select(refs, None if show_all else limit, wanted)
     shown = app.board.add_starts(shown)
     if as_json:
         return output.json_document([ref.attributes() | _document(found) for ref, found in shown])
@@ -198,24 +198,6 @@ def _refs_of_batch(app: AppContext, text: str) -> list[JobRef]:
             "--json` names the batch of each job."
         )
     return [ref for ref in refs if ref.group_id in found]
-
-
-def _select(
-    app: AppContext, refs: list[JobRef], limit: int | None, states: set[str]
-) -> tuple[list[tuple[JobRef, JobStanding]], bool]:
-    """The first `limit` jobs in one of the states, and whether there may be more. States are read
-    page by page, only as far as needed."""
-    page = len(refs) or 1 if limit is None else max(limit, _PAGE_SIZE) if states else limit
-    shown: list[tuple[JobRef, JobStanding]] = []
-    for begin in range(0, len(refs), page):
-        standings = app.board.look(refs[begin : begin + page])
-        for index, ref in enumerate(refs[begin : begin + page], begin):
-            found = standings[ref.job_id]
-            if not states or found.state in states:
-                shown.append((ref, found))
-            if limit is not None and len(shown) == limit:
-                return shown, index + 1 < len(refs)
-    return shown, False
 
 
 def _cells(ref: JobRef, found: JobStanding, now: float) -> tuple[str, ...]:
