@@ -26,11 +26,6 @@ TAKEN_AWAY = HostView(
     ),
 )
 """The view that the agent acts on when its host is taken away."""
-STOPPED_GRACE_S = 1.0
-"""Longest grace of a host that is stopped because of another one: it is often stuck in native code
-and cannot react."""
-SURVIVOR_GRACE_S = 0.3
-"""... where the job goes on as soon as it has ended."""
 NEARLY_ALL = 0.85
 """A worker that used this share of all the memory there is, and is killed, probably ran out of it:
 memory daemons and clusters kill without the kernel counting it."""
@@ -93,16 +88,6 @@ def ending_of(
     if end is not None:
         return _report_from_end(end, host, peak_bytes)
     return _report_death(status or 0, host, peak_bytes, memory, moment)
-
-
-def grace_of(stop: HostView, *, elastic: bool, left_s: float | None) -> float:
-    """Return how long a worker may take to end by itself after this stop; `left_s` is the time that
-    it has left on a host that is taken away."""
-    if stop.stop_exit not in (Exit.STOPPED, Exit.HANG):
-        return stop.grace_s
-    if left_s is not None:
-        return left_s
-    return min(stop.grace_s, SURVIVOR_GRACE_S if elastic else STOPPED_GRACE_S)
 
 
 def last_words(report: HostReport) -> str:

@@ -1,8 +1,10 @@
 """The agent: the process on every host that starts the worker, logs its output, reports to the
 coordinator, and ends it.
 
-In: an `Identity`, the plan in the store. Out: one `HostReport`, the leader's value, the host's log.
-It imports no JAX and runs no user code, so it survives to say how the worker died.
+In: an `Identity`, the plan in the store. Out: one `HostReport`, the leader's value, the host's log;
+a worker that has left its world and waits, where it may stay for another attempt. What to do is
+decided by `AgentMachine`. It imports no JAX and runs no user code, so it survives to say how the
+worker died.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinetic._core import layout
+from kinetic._core.agent import Act, AgentMachine
 from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.gang.messages import Activity, Heartbeat, HostView
+from kinetic._core.gang.patience import Patience
 from kinetic._core.outcome import HostReport, program_code
 from kinetic._core.plan import Plan
 from kinetic._host.agent import datasets, memory, ports, workspace
-from kinetic._host.agent.exit_report import Moment, ending_of, grace_of
+from kinetic._host.agent.exit_report import Moment, ending_of
 from kinetic._host.agent.identity import Identity, alone_s
 from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, tees
@@ -30,8 +34,9 @@ from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agent.preemption import Preemption
 from kinetic._host.agent.reporter import Reporter, last_message
 from kinetic._host.agent.stall import Sample, StallDetector
-from kinetic._host.agent.start_message import ROOM_FILE, WORLD_FILE, start_message
+from kinetic._host.agent.start_message import WORLD_FILE, start_message
 from kinetic._host.agent.worker_process import WorkerProcess
+from kinetic._host.agent.workspace import ROOM_FILE, RetainedWorkspace
 from kinetic._host.channel import Message, WorkerEvent
 from kinetic._host.worker import joining
 from kinetic._store.base import Store
@@ -50,7 +55,7 @@ function has filled it."""
 
 
 class Agent:
-    """One host's agent, until it has cleaned up behind its worker."""
+    """One host's agent in one attempt, until it has cleaned up behind its worker, or that stays."""
 
     def __init__(
         self,
@@ -61,35 +66,41 @@ class Agent:
         *,
         logs: tuple[Path, Path],
         alive_fd: int = -1,
+        kept: RetainedWorkspace | None = None,
+        patience: Patience | None = None,
     ) -> None:
+        """`kept`: by the worker, from the attempt before; None for a new one. `patience`: how long
+        one may take that can stay; None where none can."""
         self._who = identity
         self._plan = plan
         self._store = store
         self._worker = worker
         self._alive_fd = alive_fd
         self._log_paths = logs
-        self._mountpoints = Mountpoints(datasets.root(identity, store))
+        self._before, self._patience = kept, patience
+        self._mountpoints = (
+            Mountpoints(datasets.root(identity, store)) if kept is None else kept.mountpoints
+        )
         self._selector = selectors.DefaultSelector()
         # The supervisor sees this process exit and reads the report from the store.
         self._alone = identity.hosts == 1 and alive_fd >= 0 and not identity.stays
-        self._ready = self._alone
-        self._armed = self._started = self._stopping = self._all_done = False
+        self._machine = AgentMachine(
+            alone=self._alone,
+            armed=kept is not None,
+            is_elastic=plan.elastic_gang is not None,
+            is_led_from_afar=identity.is_led_from_afar,
+            patience=patience,
+        )
         self._preemption = Preemption(identity, plan.options.env)
-        self._report_stored = self._delivered = self._finished = False
         self._link_at: float | None = None
-        self._state = Activity.PREPARING
         self._report: HostReport | None = None
         self._ending: Message | None = None
         self._end: Message | None = None
-        self._kill_at: float | None = None
         self._open_since: float | None = None
         self._stacks_asked = 0
         self._stacks_text = ""
         self._started_at = 0.0
         self._supervisor = os.getppid()
-        self._view: HostView | None = None
-        self.nothing_follows = False  # Every host has returned, or nobody leads any more.
-        self.kept = False  # The worker stays for another attempt.
         self._gate: Gate | None = None
         if plan.options.debug:
             from kinetic._host.worker.debugger import Gate  # few jobs are debugged
@@ -131,16 +142,26 @@ class Agent:
         self._prepare()
         self._ports, self._address = ports.reserve(self._who)
         self._link.join(self._address)
-        if self._end is not None:
-            self._conclude()
+        self._tell(self._machine.on_prepared, failed=self._end is not None)
         try:
-            while not self._finished:
+            while not self._machine.finished:
                 self._step()
         finally:
             self._clean_up()
-        if self._report is None or not self._has_reported():
+        if self._report is None or not self._machine.has_reported:
             return ProgramCode.UNDELIVERED
         return program_code(self._report)
+
+    @property
+    def nothing_follows(self) -> bool:
+        """Every host has returned, or nobody leads any more."""
+        return self._machine.nothing_follows
+
+    @property
+    def left(self) -> RetainedWorkspace | None:
+        """For the next attempt; None if the worker has ended."""
+        kept = RetainedWorkspace(self._workspace, self._mountpoints)
+        return kept if self._machine.kept else None
 
     def _watch(self) -> None:
         handlers: list[tuple[Any, Callable[[], None]]] = [
@@ -159,11 +180,13 @@ class Agent:
     def _prepare(self) -> None:
         try:
             self._move_in()
-            self._state = Activity.STARTING if self._ready else Activity.WAITING
         except (KineticError, OSError, ValueError) as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
 
     def _move_in(self) -> None:
+        if self._before is not None:
+            self._workspace = self._before.clean()
+            return
         # May take long, and the loop that sees the supervisor die does not run yet.
         with processes.dying_with(self._supervisor if self._alive_fd >= 0 else 0):
             self._workspace = workspace.prepare(self._who, self._plan, self._store)
@@ -178,27 +201,17 @@ class Agent:
             for tee in self._tees:
                 tee.flush()
             self._open_since = None
-        if self._kill_at is not None and now >= self._kill_at:
-            self._kill_at = None
-            self._kill_late()
+        self._tell(self._machine.tick, now)
         if self._link_at is not None and now >= self._link_at:
             self._link_at = None
             self._link.start()
         if self._gate is not None and self._gate.opens():
             self._worker.channel.send({"go": True})
-        self._maybe_finish()
-
-    def _kill_late(self) -> None:
-        if self._all_done:
-            self._log.say(
-                "kinetic: the process went on for too long after the function (an exit handler?) "
-                "and was killed."
-            )
-        self._worker.kill()
+        self._machine.settle()
 
     def _timeout_s(self) -> float:
         show_at = None if self._open_since is None else self._open_since + OPEN_LINE_S
-        dues = [due for due in (show_at, self._kill_at, self._link_at) if due is not None]
+        dues = [due for due in (show_at, self._machine.kill_at, self._link_at) if due is not None]
         waits = [1.0, *(due - time.monotonic() for due in dues)]
         if self._gate is not None and self._gate.holds:
             waits.append(self._gate.look_every_s)
@@ -222,32 +235,32 @@ class Agent:
             self._handle(message)
 
     def _handle(self, message: Message) -> None:
-        if message["event"] == WorkerEvent.ARMED:
-            self._armed = True
-            self._maybe_start()
-        elif message["event"] == WorkerEvent.STARTED:
-            self._state, self._started_at = Activity.RUNNING, message["time"]
+        event = message["event"]
+        if event == WorkerEvent.ARMED:
+            self._tell(self._machine.on_armed)
+        elif event == WorkerEvent.STARTED:
+            self._machine.on_called()
+            self._started_at = message["time"]
             self._stall = StallDetector(self._worker.sample(self._log.output_bytes))
             self._reporter.announce_recovery(self._started_at)
-        elif message["event"] == WorkerEvent.ENDING:
+        elif event == WorkerEvent.ENDING:
             self._ending = message
-        elif message["event"] == WorkerEvent.STANDS_BY:
+        elif event == WorkerEvent.STANDS_BY:
             self._worker.stacks_thread = message["thread"]
+        elif event == WorkerEvent.FREE:
+            self._machine.on_free()
+        elif event == WorkerEvent.CANNOT_STAY:
+            self._reporter.tell_of_new_process(str(message["detail"]))
         elif self._gate is not None and self._gate.takes(message):
             self._gate.take(message, str(self._workspace.tree))
-            self._state = self._gate.activity
+            self._machine.activity = self._gate.activity
             self._link.beat_now()
         else:
             self._end = message
-            returned = message["event"] == Exit.RETURNED
-            self._state = Activity.RETURNED if returned else Activity.RUNNING
             for tee in self._tees:
                 tee.drain()
-            self._conclude()
-            if self._stopping and not self._preemption.saves_together:
-                self._let_go()
-            elif self._alone and self._report_stored:
-                self._dismiss(0.0)
+            self._tell(self._machine.on_end, returned=event == Exit.RETURNED)
+            self._tell(self._machine.on_concluded, time.monotonic())
 
     def _on_death(self) -> None:
         if self._worker.channel in self._selector.get_map():
@@ -256,18 +269,17 @@ class Agent:
         if self._end is None:
             self._memory.look()
         self._worker.reap()
-        self._kill_at = None
         self._end = self._end or last_message(self._preemption.folder)
         # debugpy leaves its adapter process behind.
-        if self._end is not None and not self._stopping and self._gate is None:
+        if self._end is not None and not self._machine.stopping and self._gate is None:
             self._reporter.name_leftovers(self._worker.keep)
         processes.kill_descendants(keep=self._worker.keep)
         for tee in self._tees:
             tee.drain()
-        self._conclude()
+        self._tell(self._machine.on_death, has_end=self._end is not None)
 
     def _on_early_sigterm(self) -> None:
-        if self._state is Activity.PREPARING:  # The loop does not run yet.
+        if self._machine.activity is Activity.PREPARING:  # The loop does not run yet.
             self._on_taken_away()
 
     def _on_sigterm(self) -> None:
@@ -275,53 +287,41 @@ class Agent:
         self._on_taken_away()
 
     def _on_taken_away(self) -> None:
-        """Tell the gang now that this host is taken away. Its function is interrupted when the gang
-        has found out who is to blame: until then, no other host fails because of its end."""
-        if self._preemption.is_ours or self._stopping or self._all_done or self._report:
-            return
-        self._preemption.begin(self._plan.limits.grace_s, ours=True)
-        self.nothing_follows = self._who.is_led_from_afar
-        if self._alone:
-            self._end_worker(self._plan.limits.grace_s)
-        else:
-            self._link.announce(self._exit_report())
+        """Tell the gang now that this host is taken away."""
+        if self._machine.may_be_taken_away():
+            grace_s = self._plan.limits.grace_s
+            self._preemption.begin(grace_s, ours=True)
+            self._tell(self._machine.on_taken_away, grace_s, time.monotonic())
 
     def _on_supervisor_gone(self) -> None:
         self._selector.unregister(self._alive_fd)
         if not self._who.is_program:
-            self._coordinator_lost("The job's supervisor was killed.")
+            self._on_coordinator_lost("The job's supervisor was killed.")
         elif self._who.leads:
-            self._give_up(Exit.AGENT_LOST, "Its program, which led the gang, was killed.")
-            self._finished = True
+            self._end_with(Exit.AGENT_LOST, "Its program, which led the gang, was killed.")
+            self._tell(self._machine.on_lost, is_final=False)
         else:
-            self._give_up(Exit.AGENT_LOST, "Its program was killed.")
-            self._stopping = self.nothing_follows = True  # Finishes when the leader has the report.
+            self._end_with(Exit.AGENT_LOST, "Its program was killed.")
+            self._tell(self._machine.on_program_gone)
 
     def _on_events(self) -> None:
         for event in self._link.events():
             if event.view is not None:
                 self._on_view(event.view)
             elif event.lost:
-                self._coordinator_lost(f"{event.lost} This host's agent gave up.")
+                self._on_coordinator_lost(f"{event.lost} This host's agent gave up.")
                 self._end_supervisor()
             elif event.reported:
-                self._delivered = True
+                self._machine.note_delivery()
 
-    def _coordinator_lost(self, detail: str) -> None:
-        """End the worker, leave the report in the store, finish."""
-        self._give_up(Exit.STOPPED, detail)
-        self._finished = True
-        self.nothing_follows |= not self._who.is_led_from_afar
+    def _on_coordinator_lost(self, detail: str) -> None:
+        self._end_with(Exit.STOPPED, detail)
+        self._tell(self._machine.on_lost, is_final=not self._who.is_led_from_afar)
 
-    def _give_up(self, how: Exit, detail: str) -> None:
-        """End the worker, and report this unless there is a report already."""
-        if not self._worker.gone:
-            self._worker.kill()
-            self._worker.reap()
-            self._selector.unregister(self._worker.pidfd)
+    def _end_with(self, how: Exit, detail: str) -> None:
+        """Have this reported, unless there is a report already."""
         if self._report is None:
             self._end = {"event": how, "detail": detail}
-            self._conclude()
 
     def _end_supervisor(self) -> None:
         """Kill the supervisor on this machine: while it lives and does not answer, clients wait
@@ -331,68 +331,62 @@ class Agent:
             processes.kill(self._supervisor, signal.SIGKILL)
 
     def _on_view(self, view: HostView) -> None:
-        if view.notice and not (self._view and self._view.notice):
+        before = self._machine.view
+        if view.notice and not (before and before.notice):
             self._reporter.notice(view.notice)
-        self._view = view
         if view.ready:
-            waits = not self._ready and self._state is Activity.WAITING
-            self._state, self._ready = Activity.STARTING if waits else self._state, True
-            self._maybe_start()
-        if view.makes_room and self._started:
-            (self._workspace.root / ROOM_FILE).touch()
+            self._tell(self._machine.on_ready, view)
         if view.stacks_request > self._stacks_asked:
             self._stacks_asked = view.stacks_request
             self._link.stacks(view.stacks_request, self._dump_stacks())
         if view.preempted and self._preemption.begin(view.grace_s):
             self._reporter.tell_of_preemption(self._preemption.left_s)
-        if view.stop and not self._stopping and not self._all_done:
-            self._stop(view)
-        if view.stop and not view.preempted and self._report is not None:
-            self._let_go()  # It may have been kept for hosts that were still saving.
-        if view.all_done and not self._all_done:
-            self._dismiss(view.grace_s)
-
-    def _let_go(self) -> None:
-        """The function has ended, and the gang is stopped."""
-        self._worker.kill()
-
-    def _dismiss(self, grace_s: float) -> None:
-        """Let the worker exit the way a script does; it is not needed any more."""
-        self._all_done = True
-        self.nothing_follows = self._report is not None and self._report.ok
-        self._worker.channel.send({"exit": True, "leave": True})
-        self._kill_at = time.monotonic() + max(grace_s, 5.0)
-
-    def _stop(self, view: HostView) -> None:
-        self._stopping = True
-        left_s = self._preemption.left_s if self._preemption.told else None
-        self._end_worker(grace_of(view, elastic=self._plan.elastic_gang is not None, left_s=left_s))
-
-    def _end_worker(self, grace_s: float) -> None:
-        if self._worker.gone:
-            return
-        self._kill_at = time.monotonic() + grace_s
-        if self._end is not None or self._state is not Activity.RUNNING:
-            if self._end is None or not self._preemption.saves_together:
-                self._let_go()  # No function is running that could clean up.
-        elif not self._preemption.looks:
-            self._worker.terminate()
+        self._tell(self._machine.on_view, view, time.monotonic())
 
     # -- doing -------------------------------------------------------------------------------------
 
-    def _maybe_start(self) -> None:
-        if (
-            not (self._armed and self._ready)
-            or self._started
-            or self._stopping
-            or self._preemption.told
-            or self._end is not None
-        ):
-            return
-        self._started = True
+    def _tell(self, event: Callable[..., list[Act]], *args: Any, **more: Any) -> None:
+        """Tell the machine what has happened, and do what it says."""
+        self._machine.note_eviction(self._preemption.describe())
+        for act in event(*args, **more):
+            self._do(act)
+
+    def _do(self, act: Act) -> None:
+        worker, reporter = self._worker, self._reporter
+        acts: dict[Act, Callable[[], object]] = {
+            Act.START: self._start,
+            Act.CONCLUDE: self._conclude,
+            Act.ANNOUNCE: lambda: self._link.announce(self._exit_report()),
+            Act.TERMINATE: worker.terminate,
+            Act.FREE: lambda: worker.free(self._who.attempt),
+            Act.KILL: worker.kill,
+            Act.REAP: self._reap,
+            Act.EXIT: lambda: worker.channel.send({"exit": True, "leave": True}),
+            Act.LEAVE: lambda: worker.channel.send({"stay": True}),
+            Act.MAKE_ROOM: self._ask_for_room,
+            Act.SAY_LATE: reporter.tell_of_late_exit,
+        }
+        if (patience := self._patience) is not None:
+            tell, free_s, leave_s = reporter.tell_of_new_process, patience.free_s, patience.leave_s
+            late, stuck = "the function did not end within", "JAX did not leave its world within"
+            acts[Act.SAY_NOT_FREE] = lambda: tell(f"{late} {free_s:g} s")
+            acts[Act.SAY_NOT_LEFT] = lambda: tell(f"{stuck} {leave_s:g} s")
+        acts[act]()
+
+    def _ask_for_room(self) -> None:
+        (self._workspace.root / ROOM_FILE).touch()
+
+    def _reap(self) -> None:
+        if not self._worker.gone:
+            self._worker.kill()
+            self._worker.reap()
+            self._selector.unregister(self._worker.pidfd)
+        self._machine.note_gone()
+
+    def _start(self) -> None:
         self._stall = StallDetector(self._worker.sample(self._log.output_bytes))
         debugging = None if self._gate is None else self._gate.start_message()
-        view = self._view
+        view = self._machine.view
         leader = view.addresses[0] if view is not None and view.ready else self._address
         self._worker.channel.send(
             {"start": start_message(self._who, self._plan, self._workspace, leader, debugging)}
@@ -401,13 +395,13 @@ class Agent:
     def _dump_stacks(self) -> str:
         """The worker's stacks, with the client's file names, so that equal stacks of all hosts
         compare equal."""
-        if self._state is Activity.RETURNED:
+        if self._machine.activity is Activity.RETURNED:
             from kinetic._core.gang.blame import RETURNED
 
             return RETURNED
-        can_tell = self._armed or processes.is_stopped(self._worker.pid)
+        can_tell = self._machine.armed or processes.is_stopped(self._worker.pid)
         text = self._worker.stacks() if can_tell else ""
-        tree = self._workspace.tree if self._started else None
+        tree = self._workspace.tree if self._machine.started else None
         self._stacks_text = text = workspace.as_client_names(text, tree, self._plan)
         return text
 
@@ -419,23 +413,29 @@ class Agent:
         return Heartbeat(
             host=self._who.host,
             state=(state := self._state_now()),
-            stalled_s=self._stall.observe(now) if self._started and state in _MAY_STALL else 0.0,
+            stalled_s=self._stall.observe(now) if self._may_stall(state) else 0.0,
             rss_bytes=self._worker.rss_bytes,
             cpu_s=now.cpu_s,
             log_bytes=now.log_bytes,
             last_line=self._log.last_line(),
         )
 
+    def _may_stall(self, state: Activity) -> bool:
+        return self._machine.started and state in _MAY_STALL
+
     def _state_now(self) -> Activity:
+        activity = self._machine.activity
         return (
             Activity.JOINING
-            if self._state is Activity.RUNNING and self._join_state() == joining.JOINING
-            else self._state
+            if activity is Activity.RUNNING and self._join_state() == joining.JOINING
+            else activity
         )
 
     def _join_state(self) -> str:
         """How far this host is in joining the JAX world."""
-        return joining.join_state(str(self._workspace.root / WORLD_FILE)) if self._started else ""
+        if not self._machine.started:
+            return ""
+        return joining.join_state(str(self._workspace.root / WORLD_FILE))
 
     def _conclude(self) -> None:
         """Make the report, once, when the worker has said how it ended or is gone."""
@@ -444,9 +444,11 @@ class Agent:
         if self._started_at > 0:
             self._reporter.name_files(self._workspace)
         end = self._end or {}
-        self._report, self._report_stored = self._reporter.conclude(
+        self._report, stored = self._reporter.conclude(
             self._exit_report(), end, voided=self._preemption.voids
         )
+        # The supervisor will find it in the store.
+        self._machine.note_report(self._report, arrives=self._alone and stored)
         if self._gate is not None:
             self._gate.close()
         self._link.report(self._report)
@@ -456,7 +458,7 @@ class Agent:
         report = ending_of(
             None if self._preemption.voids else self._end,
             self._worker.status if self._worker.gone else None,
-            self._preemption.outweighs(self._view if self._stopping else None),
+            self._preemption.outweighs(self._machine.view if self._machine.stopping else None),
             self._who.host,
             peak_bytes=self._worker.peak_bytes,
             memory=memory.MemoryVerdict() if self._end else self._memory.verdict(),
@@ -471,22 +473,16 @@ class Agent:
             joined_jax=self._join_state() == joining.JOINED,
         )
 
-    def _has_reported(self) -> bool:
-        """Whether the supervisor has the report, or will find it in the store."""
-        return self._delivered or (self._alone and self._report_stored)
-
-    def _maybe_finish(self) -> None:
-        if self._report is not None and self._has_reported() and (self._worker.gone or self.kept):
-            # One that is taken away waits for the gang to say who is to blame.
-            self._finished |= self._alone or self._all_done or self._stopping
-
     def _clean_up(self) -> None:
-        self._worker.kill()
-        processes.kill_descendants(keep=self._worker.keep)
+        if not self._machine.kept:
+            self._worker.kill()
+            processes.kill_descendants(keep=self._worker.keep)
         for tee in self._tees:
             tee.drain()
         self._log.close()
         self._reserve.unlink(missing_ok=True)
+        if self._machine.kept:
+            return
         self._mountpoints.release(self._plan.data)
         workspace.remove(Path(self._who.scratch) / f"host-{self._who.seat}")
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from kinetic._core.agent import Eviction
 from kinetic._core.exits import Exit
 from kinetic._core.gang.messages import HostView
 from kinetic._core.preemption import LOOKS, NOTICE, SEEN
@@ -52,6 +53,18 @@ class Preemption:
             new.write_text(str(self._until))
             new.replace(self.folder / NOTICE)
         return True
+
+    def describe(self) -> Eviction:
+        """Return what is known now."""
+        if not self.told:
+            return Eviction(is_ours=self.is_ours)
+        return Eviction(
+            told=True,
+            is_ours=self.is_ours,
+            looks=self.looks,
+            saves_together=self.saves_together,
+            left_s=self.left_s,
+        )
 
     @property
     def left_s(self) -> float:

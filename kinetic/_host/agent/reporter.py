@@ -136,6 +136,17 @@ class Reporter:
             f"kinetic: {text} `kinetic jobs stacks {job_id}` shows where they stand{advice}."
         )
 
+    def tell_of_late_exit(self) -> None:
+        """Log that the process had to be killed after the function."""
+        self._log.say(
+            "kinetic: the process went on for too long after the function (an exit handler?) and "
+            "was killed."
+        )
+
+    def tell_of_new_process(self, why: str) -> None:
+        """Log that the function's process does not stay for the next attempt."""
+        self._log.say(f"kinetic: this host gets a new process for the next attempt: {why}.")
+
     def tell_of_preemption(self, left_s: float) -> None:
         """Log that a host of the gang is taken away."""
         self._log.say(

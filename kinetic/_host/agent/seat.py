@@ -16,13 +16,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from kinetic._core.checks import Survivors
 from kinetic._core.exits import ProgramCode
 from kinetic._core.gang.messages import HostAssignment
+from kinetic._core.gang.patience import Patience, patience_with
 from kinetic._core.plan import Plan
 from kinetic._host.agent import worker_process, workspace
 from kinetic._host.agent.identity import Identity
-from kinetic._host.agent.staying import RetainedWorkspace, StayingAgent
+from kinetic._host.agent.loop import Agent
 from kinetic._host.agent.worker_process import WorkerProcess
+from kinetic._host.agent.workspace import RetainedWorkspace
 from kinetic._host.stem import Stem
 from kinetic._store.base import Store
 from kinetic._system import processes
@@ -64,7 +67,8 @@ class Seat:
                 if kept is not None and place.begins_anew:
                     self._end_worker(worker, kept)
                     worker, kept = self._new_worker(), None
-            agent = StayingAgent(
+            patience = self._patience_in(who)
+            agent = Agent(
                 who,
                 self._plan,
                 self._store,
@@ -72,6 +76,7 @@ class Seat:
                 logs=self._logs(who),
                 alive_fd=self._alive_fd,
                 kept=kept,
+                patience=patience,
             )
             code = agent.run()
             if agent.nothing_follows:
@@ -81,7 +86,7 @@ class Seat:
             kept = agent.left
             if kept is None:
                 worker.close()
-                if agent.must_stay:
+                if patience is not None and self._survivors == "keep":  # Else the host is lost.
                     self._stem.close()
                     return code
                 worker = self._new_worker()
@@ -105,6 +110,17 @@ class Seat:
         worker.close()
         workspace.remove(self._folder)
         return code
+
+    @property
+    def _survivors(self) -> Survivors:
+        elastic = self._plan.elastic_gang
+        return "restart" if elastic is None else elastic.survivors
+
+    def _patience_in(self, who: Identity) -> Patience | None:
+        """How long a worker may take to stay for the next attempt; None where it cannot: only where
+        a process of its own serves JAX's coordination can it leave its world."""
+        is_served = who.assignment is not None and bool(who.assignment.service)
+        return patience_with(self._survivors) if is_served else None
 
     @property
     def _patience_s(self) -> float:

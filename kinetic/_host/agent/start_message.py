@@ -14,15 +14,13 @@ from kinetic._core import kinship, preemption
 from kinetic._core.plan import Plan
 from kinetic._host.agent import searchpath
 from kinetic._host.agent.identity import Identity
-from kinetic._host.agent.workspace import Workspace
+from kinetic._host.agent.workspace import ROOM_FILE, Workspace
 from kinetic._host.start import ElasticSlices
 from kinetic._host.worker import jaxworld
 from kinetic._host.worker.joining import World
 
 WORLD_FILE = "world"
 """In the host's folder: which process has joined the world; see `joining`."""
-ROOM_FILE = "makes-room"
-"""In the host's folder: exists when a function of an elastic job should leave."""
 _OF_SLICES = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 _PYTHONPATH = "PYTHONPATH"
 

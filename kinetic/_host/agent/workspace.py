@@ -12,18 +12,25 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from kinetic._core import layout
 from kinetic._core.plan import Blob, Plan
+from kinetic._core.preemption import LOOKS, NOTICE, SEEN
 from kinetic._core.values import dataclass
 from kinetic._host.agent import datasets, local_folder
 from kinetic._host.agent.datasets import Datasets
 from kinetic._host.agent.identity import Identity
+from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.worker.home import Home
 from kinetic._source import download, ignore, manifest
 from kinetic._store.base import Store
 from kinetic.errors import SetupFailed, StoreError
 
+ROOM_FILE = "makes-room"
+"""In the host's folder: exists when a function of an elastic job should leave."""
+_MARKS = (ROOM_FILE, NOTICE, LOOKS, SEEN)
+"""What an attempt leaves in the host's folder."""
 _MOST_LOOKED_AT = 20_000
 _NAMED = 3
 
@@ -59,6 +66,19 @@ class Workspace:
     home: Home | None
     sent: Mapping[str, int]
     ready_ns: int
+
+
+class RetainedWorkspace(NamedTuple):
+    """What stays with a worker: the folder of its host, and the folders that it has mounted on."""
+
+    workspace: Workspace
+    mountpoints: Mountpoints
+
+    def clean(self) -> Workspace:
+        """Return it without the marks of the attempt before."""
+        for name in _MARKS:
+            (self.workspace.root / name).unlink(missing_ok=True)
+        return self.workspace
 
 
 def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
