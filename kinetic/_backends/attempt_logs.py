@@ -1,72 +1,136 @@
-"""The output of a job, one attempt after the other: the same for every backend.
+"""The output of a job, one attempt after the other: the same for every backend and store.
 
-In: readers of one host's output in one attempt, and a function that follows such readers. Out:
-chunks in order, as `Backend.logs` promises.
+In: a store, a reference, a `LogRequest`, whether the job has ended. Out: chunks in order, as
+`Backend.logs` promises.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 
 from kinetic._backends.base import LogRequest
 from kinetic._core import layout
-from kinetic._core.log_format import LogChunk, Position
+from kinetic._core.log_format import FAILURE, STDERR, STDOUT, LogChunk, Position
 from kinetic._core.ref import JobRef
 from kinetic._store import attempts
 from kinetic._store.base import Store
+from kinetic._store.log_segments import GROWS_BYTES, StoredLog, open_stored_log
+from kinetic._store.many import at_once
+
+FILES_EVERY_S = 0.02
+LOOK_EVERY_S = 0.5
+"""How often an up-to-date reader looks for more in a store that is no folder."""
+LOOK_SOON_S = 0.2
+"""How often it looks while there is output: a line waits for the writer's pause and for this."""
+FLOWS_S = 3.0
+"""After this time without any, there is none."""
+POLL_S = 0.05
+
+Pause = Callable[[int], Iterator[None]]
+"""Waits for more output after a look that found so many bytes; yields now and then."""
+Watch = Callable[[int, Sequence[int]], AbstractContextManager[Pause]]
+"""Watches the output of an attempt and its hosts."""
 
 
-class Reader(Protocol):
-    """Reads the output of one host in one attempt."""
+class LogReader:
+    """Reads the output of one host in one attempt, while it grows."""
+
+    def __init__(
+        self, log: StoredLog, host: int, *, attempt: int = 1, failures: bool = True
+    ) -> None:
+        self._log = log
+        self.host = host
+        self._attempt = attempt
+        self._failures = failures
+        self._at = 0
 
     def start_at(self, offset: int) -> None:
         """Skip this many bytes."""
-        ...
+        self._at = offset
 
     def start_at_tail(self, lines: int) -> int:
         """Skip all but the last `lines` lines that exist; return how many those are."""
-        ...
+        pieces: list[bytes] = []
+        line_ends, end, is_end = 0, 0, not self._failures
+        segments = self._log.read_back()
+        for at, _, stream, data in (c for each in segments for c in reversed([*each.chunks()])):
+            is_end = is_end and stream == FAILURE
+            if is_end:
+                continue
+            end = end or at
+            pieces.append(data)
+            line_ends += data.count(b"\n")
+            if line_ends > lines:
+                break
+        shown = _last_lines(b"".join(reversed(pieces)), lines)
+        self._at = end - len(shown)
+        return shown.count(b"\n") + (not shown.endswith(b"\n") and bool(shown))
 
     def here(self) -> LogChunk:
         """An empty chunk with the current position."""
-        ...
+        return self._chunk(STDOUT, 0, b"")
 
-    def read(self) -> Iterator[LogChunk]:
-        """Yield some of the new output."""
-        ...
+    def read(self, *, to_end: bool = False) -> Iterator[LogChunk]:
+        """Yield some of the new output; nothing if there is none."""
+        is_shown = False
+        while not is_shown and (segments := self._log.read(self._at, to_end=to_end)):
+            for segment in segments:
+                for end, time_ns, stream, data in segment.chunks(self._at):
+                    self._at = end
+                    if stream != FAILURE or self._failures:
+                        is_shown = True
+                        yield self._chunk(STDERR if stream == FAILURE else stream, time_ns, data)
 
     def rest(self) -> Iterator[LogChunk]:
-        """Yield what is left at the end."""
-        ...
+        """Yield everything that is left, once nothing more is written."""
+        return drain([self], threads=1)
 
     def close(self) -> None:
         """Close files."""
-        ...
+        self._log.close()
+
+    def _chunk(self, stream: int, time_ns: int, data: bytes) -> LogChunk:
+        return LogChunk(self.host, stream, time_ns, data, Position(self._attempt, self._at))
 
 
-R = TypeVar("R", bound=Reader)
-ReaderOf = Callable[[int, int], R]
-"""Makes the reader of an attempt and a host."""
+def _last_lines(data: bytes, lines: int) -> bytes:
+    """The last lines of the data; the last one may have no end."""
+    if lines <= 0:
+        return b""
+    at = len(data) - data.endswith(b"\n")
+    for _ in range(lines):
+        at = data.rfind(b"\n", 0, max(at, 0))
+        if at < 0:
+            return data
+    return data[at + 1 :]
 
 
 def read(
     store: Store,
     ref: JobRef,
     request: LogRequest,
-    reader_of: ReaderOf[R],
-    follow: Callable[[int, list[R]], Iterator[LogChunk | None]],
+    has_ended: Callable[[], bool],
+    watch: Watch | None = None,
 ) -> Iterator[LogChunk | None]:
     """Yield the output so far or, when following, all of it until the job has ended.
 
     Args:
-        store: where the attempts are recorded.
+        store: what the hosts leave their output in.
         ref: the job.
         request: which output to read.
-        reader_of: makes readers.
-        follow: reads an attempt with these readers until it is over.
+        has_ended: asked only now and then: it may be a call over the network.
+        watch: how to wait for more; by looking again and again if it is None.
     """
+
+    def reader_of(attempt: int, host: int) -> LogReader:
+        log = open_stored_log(store, layout.log(ref.job_id, attempt, host))
+        return LogReader(log, host, attempt=attempt, failures=request.failures)
+
     newest = request.attempt or attempts.newest(store, ref.job_id)
     first = request.attempt or 1
     starts: dict[int, Position] = {}
@@ -74,39 +138,43 @@ def read(
         if host in request.after:
             starts[host] = request.after[host]
         elif request.tail is not None:
-            yield (begin := _tail(host, request.tail, range(first, newest + 1), reader_of))
+            numbers = range(newest, first - 1, -1)
+            yield (begin := _tail(request.tail, (reader_of(n, host) for n in numbers)))
             starts[host] = begin.end
         else:
             starts[host] = Position(first)
     for attempt in itertools.count(min(starts.values(), default=Position(newest)).attempt):
-        readers = _readers(attempt, starts, reader_of)
+
+        def is_over(attempt: int = attempt) -> bool:
+            return _is_repeated(store, ref, attempt) or has_ended()
+
+        there = [host for host, start in starts.items() if start.attempt <= attempt]
+        readers = [reader_of(attempt, host) for host in there]
+        for reader in readers:
+            if starts[reader.host].attempt == attempt:
+                reader.start_at(starts[reader.host].offset)
         try:
-            yield from follow(attempt, readers) if request.follow else drain(readers)
+            if request.follow:
+                with _poll(store) if watch is None else watch(attempt, there) as pause:
+                    yield from _follow(readers, is_over, pause, store.calls_at_once)
+            for each in [readers] if request.follow else [[reader] for reader in readers]:
+                yield from drain(each, store.calls_at_once)
         finally:
             for reader in readers:
                 reader.close()
-        if attempt == request.attempt or not is_repeated(store, ref, attempt):
+        if attempt == request.attempt or not _is_repeated(store, ref, attempt):
             return
 
 
-def is_repeated(store: Store, ref: JobRef, attempt: int) -> bool:
+def _is_repeated(store: Store, ref: JobRef, attempt: int) -> bool:
     """Whether the attempt is over and another one has begun."""
     return store.has(layout.attempt_outcome(ref.job_id, attempt))
 
 
-def drain(readers: Sequence[Reader]) -> Iterator[LogChunk]:
-    """Yield everything that is left."""
-    for reader in readers:
-        while chunks := list(reader.read()):
-            yield from chunks
-        yield from reader.rest()
-
-
-def _tail(host: int, lines: int, numbers: Sequence[int], reader_of: ReaderOf[R]) -> LogChunk:
+def _tail(lines: int, readers: Iterator[LogReader]) -> LogChunk:
     """An empty chunk with the position at which the last lines of a host begin, possibly in an
     earlier attempt."""
-    for number in reversed(numbers):
-        reader = reader_of(number, host)
+    for reader in readers:
         lines -= reader.start_at_tail(lines)
         begin = reader.here()
         reader.close()
@@ -115,12 +183,63 @@ def _tail(host: int, lines: int, numbers: Sequence[int], reader_of: ReaderOf[R])
     return begin
 
 
-def _readers(attempt: int, starts: Mapping[int, Position], reader_of: ReaderOf[R]) -> list[R]:
-    """Readers of the hosts' output in this attempt, each at its starting position."""
-    readers = []
-    for host, start in starts.items():
-        if start.attempt <= attempt:
-            readers.append(reader := reader_of(attempt, host))
-            if start.attempt == attempt and start.offset:
-                reader.start_at(start.offset)
-    return readers
+def _follow(
+    readers: Sequence[LogReader], is_over: Callable[[], bool], pause: Pause, threads: int
+) -> Iterator[LogChunk | None]:
+    """Yield output until an attempt is over; what is left then was printed before."""
+    over = False
+
+    def look_for_end() -> Iterator[LogChunk]:
+        nonlocal over
+        over = is_over()
+        return iter(())
+
+    while not over:
+        new_bytes = 0
+        for chunk in _look([look_for_end, *(reader.read for reader in readers)], threads):
+            new_bytes += len(chunk.data)
+            yield chunk
+        if not over:
+            yield from pause(new_bytes)
+
+
+def drain(readers: Sequence[LogReader], threads: int) -> Iterator[LogChunk]:
+    """Yield everything that is left."""
+    looks = [partial(reader.read, to_end=True) for reader in readers]
+    is_left = True
+    while is_left:
+        is_left = False
+        for chunk in _look(looks, threads):
+            is_left = True
+            yield chunk
+
+
+def _look(looks: Sequence[Callable[[], Iterator[LogChunk]]], threads: int) -> Iterator[LogChunk]:
+    """Yield what each of them finds; where that goes over the network, all look at once."""
+    if threads < 2:
+        for look in looks:
+            yield from look()
+    else:
+        for chunks in at_once(lambda look: list(look()), looks, threads):
+            yield from chunks
+
+
+@contextlib.contextmanager
+def _poll(store: Store) -> Iterator[Pause]:
+    """Look again and again: at objects less often, as each look is a call, but sooner while there
+    is output."""
+    soon_s, late_s, poll_s = (LOOK_SOON_S, LOOK_EVERY_S, POLL_S)
+    if store.as_folder() is not None:
+        soon_s = late_s = poll_s = FILES_EVERY_S
+    looked_at, flows_until = time.monotonic(), 0.0
+
+    def pause(new_bytes: int) -> Iterator[None]:
+        nonlocal looked_at, flows_until
+        flows_until = looked_at + FLOWS_S if new_bytes else flows_until
+        next_at = looked_at + (soon_s if looked_at < flows_until else late_s)
+        while new_bytes < GROWS_BYTES and time.monotonic() < next_at:
+            yield None
+            time.sleep(poll_s)
+        looked_at = time.monotonic()
+
+    yield pause

@@ -1,24 +1,31 @@
-"""How a host's output is stored: the bytes as printed, and an index of fixed-size records.
+"""How a host's output is stored: segments, each the bytes as printed and records about them.
 
-In: chunks of output with time and stream. Out: index records.
+In: chunks of output with time and stream. Out: records, segments.
 
-`log` holds the bytes of both streams in the order in which the agent read them, so that any tool
-can read it. `log.idx` holds one 24-byte little-endian record per chunk: offset of the chunk's END
-in `log` (u64), time in nanoseconds since the epoch (u64), stream (u32: 1 stdout, 2 stderr, 3 how
-the host failed), and a check value (u32: CRC-32 of the rest of the record). A chunk ends at a line
-end unless the line was left open for a while or is longer than the reader's buffer. Data is written
-before its record, so a record never points past the end of `log`; bytes after the last good record
-count as stdout.
+The bytes are those of both streams, in the order in which the agent read them. There is one 24-byte
+little-endian record per chunk: offset of the chunk's END in the output (u64), time in nanoseconds
+since the epoch (u64), stream (u32: 1 stdout, 2 stderr, 3 how the host failed), and a check value
+(u32: CRC-32 of the rest of the record). A chunk ends at a line end unless the line was left open
+for a while or is longer than the reader's buffer. Data is written before its record, so a record
+never points past the end; bytes after the last good record count as stdout.
+
+In a folder, all output is one segment, in two files that grow: `log` has the bytes, so that any
+tool can read them, and `log.idx` the records. Elsewhere a segment is an object that is named by its
+offset, so a reader knows the name of the next one:
+
+    log.d/<offset, 16 digits>     "KLS1", length of the records (u32), the records, the bytes
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import field
 from typing import NamedTuple
 
 from kinetic._core.values import dataclass
+from kinetic.errors import CorruptRecord
 
 RECORD = struct.Struct("<QQII")
 STDOUT = 1
@@ -27,6 +34,10 @@ FAILURE = 3
 """How the host failed: a traceback, or a line written by kinetic. Readers show it on stderr, or
 skip it where the exception is raised anyway."""
 _BODY = struct.Struct("<QQI")
+_MAGIC = b"KLS1"
+_HEAD = struct.Struct("<4sI")
+Record = tuple[int, int, int]
+"""End, time and stream of a chunk."""
 
 
 class Position(NamedTuple):
@@ -65,12 +76,64 @@ def encode_record(end: int, time_ns: int, stream: int) -> bytes:
     return RECORD.pack(end, time_ns, stream, zlib.crc32(_BODY.pack(end, time_ns, stream)))
 
 
-def decode_records(data: bytes) -> list[tuple[int, int, int]]:
+def decode_records(data: bytes) -> list[Record]:
     """Unpack whole records up to the first that is damaged: (end offset, time_ns, stream)."""
-    good: list[tuple[int, int, int]] = []
+    good: list[Record] = []
     whole = len(data) - len(data) % RECORD.size
     for end, time_ns, stream, check in RECORD.iter_unpack(data[:whole]):
         if check != zlib.crc32(_BODY.pack(end, time_ns, stream)):
             break
         good.append((end, time_ns, stream))
     return good
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a host's output.
+
+    Attributes:
+        begin: its offset in the output.
+        records: of the chunks that end in it, or at its end are cut.
+        data: the bytes.
+    """
+
+    begin: int
+    records: tuple[Record, ...]
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        """The offset of its end."""
+        return self.begin + len(self.data)
+
+    def encode(self) -> bytes:
+        """Return the content of its object."""
+        packed = b"".join(encode_record(*record) for record in self.records)
+        return _HEAD.pack(_MAGIC, len(packed)) + packed + self.data
+
+    @classmethod
+    def decode(cls, begin: int, content: bytes) -> Segment:
+        """Rebuild from the content of its object.
+
+        Raises:
+            CorruptRecord: it is not a segment.
+        """
+        if len(content) < _HEAD.size or not content.startswith(_MAGIC):
+            raise CorruptRecord(f"The segment of output at {begin} is damaged.")
+        size = _HEAD.size + _HEAD.unpack_from(content)[1]
+        return cls(begin, tuple(decode_records(content[_HEAD.size : size])), content[size:])
+
+    def move(self, by: int) -> Segment:
+        """Return the same output at a later offset."""
+        moved = tuple((end + by, time_ns, stream) for end, time_ns, stream in self.records)
+        return Segment(self.begin + by, moved, self.data)
+
+    def chunks(self, after: int = 0) -> Iterator[tuple[int, int, int, bytes]]:
+        """Yield end, time, stream and output of each chunk after the offset; output without a
+        record comes last, as stdout."""
+        begin, data, last = self.begin, self.data, self.end
+        at = max(begin, after)
+        for end, time_ns, stream in (*self.records, (last, 0, STDOUT)):
+            if at < (until := min(end, last)):
+                yield until, time_ns, stream, data[at - begin : until - begin]
+                at = until

@@ -1,14 +1,11 @@
-"""A host's output in a store without a folder: numbered segments, each written once.
+"""A host's output where it is kept: in two files of a folder, or in numbered objects.
 
-In: the growing files of one host (see `_core.log_format`). Out: segments; from these, `LogChunk`s.
+In: offsets; the growing files of one host. Out: segments (see `_core.log_format`).
 
-The agent writes the files to its own disk, as always, and a thread sends what was appended: at once
-after a quiet moment, otherwise about every second. To keep a job of days at thousands of objects
-instead of millions, the newest segment is rewritten with more output until it is large or old.
-A killed agent loses at most the output since it last sent. A segment is named by its offset, so a
-reader knows the name of the next one:
-
-    <log>.d/<offset, 16 digits>     "KLS1", length of the records, the records, the output
+An agent writes files in any case, on its own disk where the store is no folder. From there a thread
+sends what was appended: at once after a quiet moment, otherwise about every second. To keep a job
+of days at thousands of objects instead of millions, the newest segment is rewritten with more
+output until it is large or old. A killed agent loses at most the output since it last sent.
 """
 
 from __future__ import annotations
@@ -16,23 +13,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import struct
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from kinetic._core.log_format import (
-    FAILURE,
-    RECORD,
-    STDERR,
-    STDOUT,
-    LogChunk,
-    Position,
-    decode_records,
-    encode_record,
-)
-from kinetic._core.values import dataclass
+from kinetic._core.log_format import RECORD, STDERR, Record, Segment, decode_records
 from kinetic._store.base import Store
 from kinetic._store.many import get_many
 from kinetic.errors import CorruptRecord, NotFound, StoreError
@@ -50,75 +38,225 @@ SEGMENT_BYTES = 4 << 20
 GROWS_BYTES = 1 << 14
 GROWS_S = 10.0
 """A segment that is larger or older than this is not rewritten any more."""
-LOOK_EVERY_S = 0.5
-"""How often an up-to-date reader looks for more."""
-LOOK_SOON_S = 0.2
-"""How often it looks while there is output: a line waits for the writer's pause and for this."""
-FLOWS_S = 3.0
-"""After this time without any, there is none."""
 LOOK_BACK_EVERY_S = 10.0
-"""How often it looks again at a segment that should be final: a slow store may have taken long to
-write it."""
-_MAGIC = b"KLS1"
-_HEAD = struct.Struct("<4sI")
-_Record = tuple[int, int, int]
+"""How often a reader looks again at a segment that should be final: a slow store may have taken
+long to write it."""
+RECORDS_AT_ONCE = SEGMENT_BYTES // 64
+BACK_BYTES = 1 << 16
+"""How much of a file is read at once when it is read from its end."""
 
 
-def prefix(log_key: str) -> str:
-    """Prefix of the segments of the log with this key."""
-    return f"{log_key}.d"
+class StoredLog(Protocol):
+    """The output of one host in one attempt; it may not exist yet."""
+
+    def read(self, offset: int, *, to_end: bool = False) -> Sequence[Segment]:
+        """Return segments with what follows the offset, in order: as much as is read at once, none
+        if nothing does. `to_end` also finds what is there only if nothing more is written."""
+        ...
+
+    def read_back(self) -> Iterator[Segment]:
+        """Yield all segments, the last one first."""
+        ...
+
+    def close(self) -> None:
+        """Close files."""
+        ...
 
 
-def _key(log_key: str, offset: int) -> str:
-    return f"{prefix(log_key)}/{offset:016d}"
+def open_stored_log(store: Store, log_key: str) -> StoredLog:
+    """Return the output that has this key in a folder."""
+    if (folder := store.as_folder()) is None:
+        return ObjectLog(store, log_key)
+    return FileLog(folder / log_key, folder / f"{log_key}.idx")
 
 
-@dataclass(frozen=True)
-class Segment:
-    """A part of a host's output.
+class FileLog:
+    """Output in a folder: one segment that grows, in two files. Only to its end are bytes read that
+    no record is about: the index may be damaged, or was cut short."""
 
-    Attributes:
-        begin: its offset in the output.
-        records: end, time and stream of its chunks, as in the index.
-        data: the output.
-    """
+    def __init__(self, log: Path, index: Path) -> None:
+        self._paths = (log, index)
+        self._log = self._index = -1
+        self._ahead: list[Record] = []
+        self._offset = self._index_at = 0
+        self._open()
 
-    begin: int
-    records: tuple[_Record, ...]
-    data: bytes
+    def read(self, offset: int, *, to_end: bool = False) -> Sequence[Segment]:
+        """Return at most about `SEGMENT_BYTES`, but at least one chunk."""
+        if not self._open():
+            return ()
+        ahead, most = self._read_ahead(offset), offset + SEGMENT_BYTES
+        taken = [record for record in ahead if record[0] <= most] or ahead[:1]
+        end = taken[-1][0] if taken else most if to_end else offset
+        data = os.pread(self._log, end - offset, offset)
+        if not data:
+            return ()
+        del self._ahead[: len(taken)]
+        self._offset = offset + len(data)
+        return (Segment(offset, tuple(taken), data),)
 
-    @property
-    def end(self) -> int:
-        """The offset of its end."""
-        return self.begin + len(self.data)
+    def _read_ahead(self, offset: int) -> list[Record]:
+        """Records of what follows the offset, unless one before is damaged."""
+        if self._index < 0:
+            return []
+        if offset != self._offset:
+            self._offset, self._ahead = offset, []
+            self._index_at = self._find_record(offset)
+        while len(self._ahead) < RECORDS_AT_ONCE and not self._reaches(offset + SEGMENT_BYTES):
+            packed = os.pread(self._index, RECORDS_AT_ONCE * RECORD.size, self._index_at)
+            if not (records := decode_records(packed)):
+                break
+            self._index_at += len(records) * RECORD.size
+            self._ahead += [record for record in records if record[0] > offset]
+        return self._ahead
 
-    def encode(self) -> bytes:
-        """Return the content of its object."""
-        packed = b"".join(encode_record(*record) for record in self.records)
-        return _HEAD.pack(_MAGIC, len(packed)) + packed + self.data
+    def _reaches(self, offset: int) -> bool:
+        return bool(self._ahead) and self._ahead[-1][0] >= offset
 
-    @classmethod
-    def decode(cls, begin: int, content: bytes) -> Segment:
-        """Rebuild from the content of its object.
+    def read_back(self) -> Iterator[Segment]:
+        """Yield segments of `BACK_BYTES`, cut anywhere."""
+        end = os.fstat(self._log).st_size if self._open() else 0
+        while end > 0:
+            begin = max(end - BACK_BYTES, 0)
+            data = os.pread(self._log, end - begin, begin)
+            yield Segment(begin, self._read_records(begin, end), data)
+            end = begin
 
-        Raises:
-            CorruptRecord: it is not a segment.
-        """
-        if len(content) < _HEAD.size or not content.startswith(_MAGIC):
-            raise CorruptRecord(f"The segment of output at {begin} is damaged.")
-        size = _HEAD.size + _HEAD.unpack_from(content)[1]
-        return cls(begin, tuple(decode_records(content[_HEAD.size : size])), content[size:])
+    def _read_records(self, begin: int, end: int) -> tuple[Record, ...]:
+        if self._index < 0:
+            return ()
+        first = self._find_record(begin)
+        size = self._find_record(end) + RECORD.size - first  # of a chunk that goes on as well
+        return tuple(decode_records(os.pread(self._index, max(size, 0), first)))
 
-    def chunks(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """Yield end, time, stream and output of each chunk; output without a record comes last, as
-        stdout."""
-        at = self.begin
-        for end, time_ns, stream in self.records:
-            if at < end <= self.end:
-                yield end, time_ns, stream, self.data[at - self.begin : end - self.begin]
-                at = end
-        if at < self.end:
-            yield self.end, 0, STDOUT, self.data[at - self.begin :]
+    def _find_record(self, offset: int) -> int:
+        """Where in the index the first record lies that ends after the offset; 0 if a record on the
+        way is damaged."""
+        low, high = 0, os.fstat(self._index).st_size // RECORD.size
+        while low < high:
+            middle = (low + high) // 2
+            found = decode_records(os.pread(self._index, RECORD.size, middle * RECORD.size))
+            if not found:
+                return 0
+            low, high = (low, middle) if found[0][0] > offset else (middle + 1, high)
+        return low * RECORD.size
+
+    def _open(self) -> bool:
+        """Open the files that exist by now; return whether there is output."""
+        if self._log < 0:
+            self._log = _open_if_there(self._paths[0])
+        if self._index < 0:
+            self._index = _open_if_there(self._paths[1])
+        return self._log >= 0
+
+    def close(self) -> None:
+        """Close the files."""
+        for fd in (self._log, self._index):
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        self._log = self._index = -1
+
+
+def _open_if_there(path: Path) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return -1
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return -1
+
+
+class ObjectLog:
+    """Output in a store that is no folder: a segment per object."""
+
+    def __init__(
+        self, store: Store, log_key: str, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._log_key = log_key
+        self._clock = clock
+        self._begins: list[int] | None = None
+        self._newest: int | None = None
+        self._grew_at, self._looked_back_at = clock(), 0.0
+        self._damaged: set[int] = set()
+
+    def read(self, offset: int, *, to_end: bool = False) -> Sequence[Segment]:
+        """Look once: for the segments that are known to be there, as many as the store reads at
+        once; after the last of them for the next one, and the one before if it may have grown."""
+        if self._begins is None:
+            known = list_begins(self._store, self._log_key)
+            self._begins = known[max(sum(begin <= offset for begin in known) - 1, 0) :]
+        begins = self._begins[: max(self._store.calls_at_once, 1)] or self._guess(offset, to_end)
+        found, damage = self._get(begins)
+        if found:
+            self._begins = [begin for begin in self._begins if begin > found[-1].begin]
+            self._newest = found[-1].begin if len(found[-1].data) < GROWS_BYTES else None
+        if damage is not None:
+            known = list_begins(self._store, self._log_key)
+            self._begins = [begin for begin in known if begin > damage]
+        if new := [segment for segment in found if segment.end > offset]:
+            self._grew_at = self._clock()
+        elif self._begins and (found or damage is not None):
+            return self.read(offset)
+        return new
+
+    def _guess(self, offset: int, to_end: bool) -> list[int]:
+        now = self._clock()
+        is_quiet = now - self._grew_at >= 2 * GROWS_S and not to_end
+        if self._newest is None or (is_quiet and now - self._looked_back_at < LOOK_BACK_EVERY_S):
+            return [offset]
+        self._looked_back_at = now
+        return [self._newest, offset]
+
+    def _get(self, begins: Sequence[int]) -> tuple[list[Segment], int | None]:
+        """The segments up to the first that is missing or damaged, and where that one begins if it
+        is damaged."""
+        keys = {begin: key_of(self._log_key, begin) for begin in begins}
+        contents = get_many(self._store, list(keys.values()))
+        found: list[Segment] = []
+        for begin, key in keys.items():
+            if key not in contents:
+                break
+            try:
+                found.append(Segment.decode(begin, contents[key]))
+            except CorruptRecord as damage:
+                if begin not in self._damaged:
+                    _log.warning("%s: %s It is skipped.", self._log_key, damage)
+                self._damaged.add(begin)
+                return found, begin
+        return found, None
+
+    def read_back(self) -> Iterator[Segment]:
+        """Yield all segments, the last one first; damaged ones are skipped."""
+        for begin in reversed(list_begins(self._store, self._log_key)):
+            with contextlib.suppress(NotFound, CorruptRecord):
+                yield _get_segment(self._store, self._log_key, begin)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def list_begins(store: Store, log_key: str) -> list[int]:
+    """Return where the segments begin that are there, in order."""
+    names = (key.rpartition("/")[2] for key in store.list(f"{log_key}.d"))
+    return [int(name) for name in names if name.isdecimal()]
+
+
+def key_of(log_key: str, begin: int) -> str:
+    """Return the key of the segment that begins there."""
+    return f"{log_key}.d/{begin:016d}"
+
+
+def _get_segment(store: Store, log_key: str, begin: int) -> Segment:
+    return Segment.decode(begin, store.get(key_of(log_key, begin)))
+
+
+def _last_segment(store: Store, log_key: str) -> Segment:
+    begins = list_begins(store, log_key)
+    return _get_segment(store, log_key, begins[-1]) if begins else Segment(0, (), b"")
 
 
 def add_lines(store: Store, log_key: str, text: str, time_ns: int) -> None:
@@ -127,14 +265,11 @@ def add_lines(store: Store, log_key: str, text: str, time_ns: int) -> None:
     Raises:
         StoreError: the store does not accept them.
     """
-    end, lead = 0, ""
-    if keys := list(store.list(prefix(log_key))):
-        end = int(keys[-1].rpartition("/")[2])
-        last = Segment.decode(end, store.get(keys[-1]))
-        end, lead = last.end, "" if last.data.endswith(b"\n") else "\n"
+    last = _last_segment(store, log_key)
+    lead = "\n" if last.data and not last.data.endswith(b"\n") else ""
     data = f"{lead}{text}\n".encode(errors="backslashreplace")
-    segment = Segment(end, ((end + len(data), time_ns, STDERR),), data)
-    store.put(_key(log_key, end), segment.encode())
+    segment = Segment(last.end, ((last.end + len(data), time_ns, STDERR),), data)
+    store.put(key_of(log_key, segment.begin), segment.encode())
 
 
 class SegmentWriter:
@@ -157,7 +292,7 @@ class SegmentWriter:
     ) -> None:
         self._store = store
         self._log_key = log_key
-        self._fds = tuple(os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in files)
+        self._files = FileLog(*files)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._is_new = threading.Event()
@@ -165,21 +300,21 @@ class SegmentWriter:
         self._pending: Segment | None = None
         self._newest: Segment | None = None
         self._newest_since = 0.0
-        self._base = 0
-        self._log_at = self._index_at = self._sent = 0
+        self._base = 0  # Where in the stored output the files begin.
+        self._read_to = self._sent = 0
         self._thread = threading.Thread(target=self._run, name="kinetic-segments", daemon=True)
 
     def start(self) -> None:
         """Start the sending thread."""
         self._thread.start()
 
-    def flush(self, patience_s: float = 10.0, *, all_bytes: bool = False) -> bool:
+    def flush(self, patience_s: float = 10.0, *, to_end: bool = False) -> bool:
         """Send everything appended so far; return False if the store did not accept it in time.
 
-        `all_bytes` includes bytes without a record: use it when nothing more will be appended.
+        `to_end` includes bytes without a record: use it when nothing more will be appended.
         """
         give_up_at = time.monotonic() + patience_s
-        while not self._send(all_bytes=all_bytes):
+        while not self._send(to_end=to_end):
             if time.monotonic() > give_up_at:
                 return False
             time.sleep(min(PAUSE_S, patience_s))
@@ -195,9 +330,8 @@ class SegmentWriter:
         self._is_new.set()
         if self._thread.is_alive():
             self._thread.join()
-        self.flush(patience_s, all_bytes=True)
-        for fd in self._fds:
-            os.close(fd)
+        self.flush(patience_s, to_end=True)
+        self._files.close()
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -207,11 +341,11 @@ class SegmentWriter:
                 self._is_new.set()
             self._closing.wait(PAUSE_S if self._sent < FEW else LONGEST_PAUSE_S)
 
-    def _send(self, *, all_bytes: bool = False) -> bool:
+    def _send(self, *, to_end: bool = False) -> bool:
         """Send what was appended; return whether the store accepted it. The rest is retried."""
         with self._lock:
             try:
-                while (segment := self._pending or self._next(all_bytes)) is not None:
+                while (segment := self._pending or self._next(to_end)) is not None:
                     # Retried unchanged: the store may have accepted it despite the error. For the
                     # same reason it must not grow: the first try may still be under way.
                     is_first_try, self._pending = self._pending is None, segment
@@ -222,187 +356,28 @@ class SegmentWriter:
                 return False
             return True
 
-    def _next(self, all_bytes: bool) -> Segment | None:
-        """The next segment, or the newest one, grown: whole chunks only, unless `all_bytes`."""
-        packed = os.pread(self._fds[1], (SEGMENT_BYTES // 64) * RECORD.size, self._index_at)
-        records = decode_records(packed)
-        most = self._log_at + SEGMENT_BYTES
-        taken = [record for n, record in enumerate(records) if n == 0 or record[0] <= most]
-        end = taken[-1][0] if taken else self._log_at
-        if not taken and all_bytes:
-            end = min(os.fstat(self._fds[0]).st_size, most)
-        if end <= self._log_at:
-            self._index_at += len(taken) * RECORD.size
+    def _next(self, to_end: bool) -> Segment | None:
+        """The next segment, or the newest one, grown."""
+        found, newest = self._files.read(self._read_to, to_end=to_end), self._newest
+        if not found:
             return None
-        data = os.pread(self._fds[0], end - self._log_at, self._log_at)
-        moved = tuple((at + self._base, time_ns, stream) for at, time_ns, stream in taken)
-        newest = self._newest
+        new = found[0].move(self._base)
         if newest is not None and self._clock() - self._newest_since < GROWS_S:
-            return Segment(newest.begin, newest.records + moved, newest.data + data)
+            return Segment(newest.begin, newest.records + new.records, newest.data + new.data)
         self._newest = None
-        return Segment(self._log_at + self._base, moved, data)
+        return new
 
     def _put(self, segment: Segment, *, may_grow: bool) -> None:
-        content = segment.encode()
-        key = _key(self._log_key, segment.begin)
-        newest = self._newest
-        if newest is not None:
+        key, content = key_of(self._log_key, segment.begin), segment.encode()
+        if self._newest is not None:
             self._store.put(key, content)
         elif not self._store.put(key, content, if_absent=True) and self._store.get(key) != content:
             # Written by an earlier agent that was killed: continue after its output.
-            last = [*self._store.list(prefix(self._log_key))][-1]
-            begin = int(last.rpartition("/")[2])
-            self._base = Segment.decode(begin, self._store.get(last)).end - self._log_at
+            self._base = _last_segment(self._store, self._log_key).end - self._read_to
             return  # _next makes it again with the new base
-        self._log_at = segment.end - self._base
-        known = 0 if newest is None else len(newest.records)
-        self._index_at += (len(segment.records) - known) * RECORD.size
+        self._read_to = segment.end - self._base
         self._sent += 1
-        if newest is None:
+        if self._newest is None:
             self._newest_since = self._clock()
         grows = may_grow and self._sent >= FEW and len(segment.data) < GROWS_BYTES
         self._newest = segment if grows else None
-
-
-class SegmentReader:
-    """Follows the segments of one host; a log that does not exist yet is empty.
-
-    Same interface as `LogReader`, which reads the files of a folder.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        log_key: str,
-        host: int,
-        *,
-        attempt: int = 1,
-        failures: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._store = store
-        self._log_key = log_key
-        self._host = host
-        self._attempt = attempt
-        self._failures = failures
-        self._clock = clock
-        self._at = 0
-        self._begins: list[int] | None = None
-        self._newest: int | None = None
-        self._grew_at, self._looked_back_at = clock(), 0.0
-        self._damaged: set[int] = set()
-
-    def start_at(self, offset: int) -> None:
-        """Skip this many bytes."""
-        self._at = offset
-
-    def start_at_tail(self, lines: int) -> int:
-        """Skip all but the last `lines` existing lines; return how many those are."""
-        tail, wanted, is_end = b"", lines + 1, not self._failures
-        end = 0
-        for segment in self._read_backwards():
-            for at, _, stream, data in reversed([*segment.chunks()]):
-                is_end = is_end and stream == FAILURE
-                if is_end:
-                    continue
-                end = end or at
-                tail = data + tail
-                if tail.count(b"\n") >= wanted:
-                    break
-            if tail.count(b"\n") >= wanted:
-                break
-        shown = _last_lines(tail, lines)
-        self._at = end - len(shown)
-        return shown.count(b"\n") + (not shown.endswith(b"\n") and bool(shown))
-
-    def _read_backwards(self) -> Iterator[Segment]:
-        for begin in reversed(self._list()):
-            with contextlib.suppress(NotFound, CorruptRecord):
-                content = self._store.get(_key(self._log_key, begin))
-                yield Segment.decode(begin, content)
-
-    def here(self) -> LogChunk:
-        """An empty chunk with the current position."""
-        return self._chunk(STDOUT, 0, b"")
-
-    def read(self) -> Iterator[LogChunk]:
-        """Yield new output: one look at the store."""
-        before = self._at
-        for segment in self._new():
-            self._newest = segment.begin if len(segment.data) < GROWS_BYTES else None
-            for end, time_ns, stream, data in segment.chunks():
-                if end <= self._at:
-                    continue
-                new = data[max(self._at - (end - len(data)), 0) :]
-                self._at = end
-                if stream != FAILURE:
-                    yield self._chunk(stream, time_ns, new)
-                elif self._failures:
-                    yield self._chunk(STDERR, time_ns, new)
-        if self._at != before:
-            self._grew_at = self._clock()
-
-    def rest(self) -> Iterator[LogChunk]:
-        """Yield the rest, once nothing more is written."""
-        self._looked_back_at = -LOOK_BACK_EVERY_S
-        while chunks := list(self.read()):
-            yield from chunks
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    def _chunk(self, stream: int, time_ns: int, data: bytes) -> LogChunk:
-        return LogChunk(self._host, stream, time_ns, data, Position(self._attempt, self._at))
-
-    def _new(self) -> list[Segment]:
-        """The next segments: if the reader is up to date the next one, and the one before if it may
-        have grown; else as many as the store reads at once."""
-        if self._begins is None:
-            self._begins = _drop_before(self._list(), self._at)
-        begins = self._begins[: max(self._store.calls_at_once, 1)] or self._newest_and_next()
-        found = get_many(self._store, [_key(self._log_key, begin) for begin in begins])
-        segments = []
-        for begin in begins:
-            content = found.get(_key(self._log_key, begin))
-            if content is None:
-                break
-            try:
-                segments.append(Segment.decode(begin, content))
-            except CorruptRecord as damage:
-                self._begins = [each for each in self._list() if each > begin]
-                if begin not in self._damaged:
-                    _log.warning("%s: %s It is skipped.", self._log_key, damage)
-                self._damaged.add(begin)
-                return segments or (self._new() if self._begins else [])
-        self._begins = self._begins[len(segments) :]
-        return segments
-
-    def _newest_and_next(self) -> list[int]:
-        now = self._clock()
-        pause_s = 0.0 if now - self._grew_at < 2 * GROWS_S else LOOK_BACK_EVERY_S
-        if self._newest is None or now - self._looked_back_at < pause_s:
-            return [self._at]
-        self._looked_back_at = now
-        return [self._newest, self._at]
-
-    def _list(self) -> list[int]:
-        names = (key.rpartition("/")[2] for key in self._store.list(prefix(self._log_key)))
-        return [int(name) for name in names if name.isdecimal()]
-
-
-def _drop_before(begins: Sequence[int], offset: int) -> list[int]:
-    """Drop all before the last that begins at or before the offset."""
-    before = [begin for begin in begins if begin <= offset]
-    return [*before[-1:], *(begin for begin in begins if begin > offset)]
-
-
-def _last_lines(data: bytes, lines: int) -> bytes:
-    """The last lines of the data; the last one may have no end."""
-    if lines <= 0:
-        return b""
-    at = len(data) - data.endswith(b"\n")
-    for _ in range(lines):
-        at = data.rfind(b"\n", 0, max(at, 0))
-        if at < 0:
-            return data
-    return data[at + 1 :]

@@ -26,7 +26,7 @@ from cluster.containers import Program as Forked
 from cluster.shim import needs_no_interpreter
 
 import kinetic
-from kinetic._backends import registry, stored
+from kinetic._backends import attempt_logs, registry, stored
 from kinetic._backends.base import (
     Connection,
     Document,
@@ -199,7 +199,7 @@ class ProgramsBackend:
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Read what the hosts have printed and, when following, go on until the job has ended."""
-        return stored.logs(self._store, ref, request, lambda: self._has_ended(ref))
+        return attempt_logs.read(self._store, ref, request, lambda: self._has_ended(ref))
 
     def _has_ended(self, ref: JobRef) -> bool:
         return not self._is_alive(ref) and self._status(ref).phase.ended

@@ -17,6 +17,7 @@ import pytest
 from doubles.memory_store import MemoryStore
 from manifest_cases import planned
 
+from kinetic._backends.attempt_logs import LogReader
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
@@ -28,7 +29,7 @@ from kinetic._host.desk import Desk
 from kinetic._host.hosts import ForkedHosts, RemoteHosts
 from kinetic._host.leader import FIRST_SIGN_S, Leader
 from kinetic._host.verdicts import Attempt
-from kinetic._store.log_segments import SegmentReader
+from kinetic._store.log_segments import ObjectLog
 
 
 class FakeAgents:
@@ -197,7 +198,7 @@ def test_the_story_is_in_the_log_also_where_the_store_is_no_folder(hosts):
     leader = leading(hosts.crew)
     leader._fail(Loss((1,), "its machine is gone"))
     leader._story.flush()
-    reader = SegmentReader(leader._store, layout.log(leader._plan.job_id, 1, 0), 0)
+    reader = LogReader(ObjectLog(leader._store, layout.log(leader._plan.job_id, 1, 0)), 0)
     told = b"".join(chunk.data for chunk in reader.rest()).decode()
     assert told.startswith("kinetic: slice 1 lost (failure 1 of at most 10): its machine is gone")
     assert "kinetic: waiting for slice 1 to return" in told

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from doubles.memory_store import MemoryStore
 
-from kinetic._backends import stored
+from kinetic._backends import attempt_logs
+from kinetic._backends.attempt_logs import LogReader
 from kinetic._backends.base import LogRequest
-from kinetic._backends.local.log_reader import LogReader
 from kinetic._core import layout
 from kinetic._core.log_format import FAILURE, STDERR, STDOUT, LogChunk, Position
 from kinetic._core.place import Place
@@ -21,7 +22,7 @@ from kinetic._host.agent.log_writer import HostLog
 from kinetic._store import log_segments
 from kinetic._store.event_log import EventLog
 from kinetic._store.local import LocalStore
-from kinetic._store.log_segments import SegmentReader, SegmentWriter
+from kinetic._store.log_segments import FileLog, ObjectLog, SegmentWriter
 from kinetic.errors import StoreError
 
 JOB = "job-00c0ffee"
@@ -39,7 +40,7 @@ class Host:
         self.writer = SegmentWriter(store, KEY, self.files)
 
     def local(self, **given) -> list[LogChunk]:
-        reader = LogReader(0, *self.files, **given)
+        reader = LogReader(FileLog(*self.files), 0, **given)
         return [*reader.read(), *reader.rest()]
 
 
@@ -53,11 +54,11 @@ def host(tmp_path, store) -> Host:
     return Host(tmp_path / "host", store)
 
 
-def reader_of(store: MemoryStore, **given) -> SegmentReader:
-    return SegmentReader(store, KEY, 0, **given)
+def reader_of(store: MemoryStore, *, clock=time.monotonic, **given) -> LogReader:
+    return LogReader(ObjectLog(store, KEY, clock=clock), 0, **given)
 
 
-def everything(reader: SegmentReader) -> list[LogChunk]:
+def everything(reader: LogReader) -> list[LogChunk]:
     return list(reader.rest())
 
 
@@ -75,7 +76,7 @@ def speak(host: Host, rounds: int, *, seed: int = 0) -> None:
 def test_segments_hold_what_the_files_hold(host, store):
     speak(host, 50)
     assert everything(reader_of(store)) == host.local()
-    assert len(list(store.list(log_segments.prefix(KEY)))) < 30
+    assert len(list(store.list(f"{KEY}.d"))) < 30
 
 
 def test_a_reader_gets_what_is_new_and_no_more(host, store):
@@ -112,7 +113,7 @@ def test_a_tail_is_that_of_the_files(host, store, failures, open_line):
     host.log.say("Traceback\nmore", FAILURE)
     assert host.writer.flush()
     for lines in (0, 1, 2, 3, 7, 30, 1000):
-        there = LogReader(0, *host.files, failures=failures)
+        there = LogReader(FileLog(*host.files), 0, failures=failures)
         there.start_at_tail(lines)
         reader = reader_of(store, failures=failures)
         reader.start_at_tail(lines)
@@ -178,7 +179,7 @@ def test_a_damaged_segment_is_passed_over(host, store, caplog):
     for n in range(4):
         host.log.write(STDOUT, b"%d\n" % n)
         assert host.writer.flush()
-    keys = list(store.list(log_segments.prefix(KEY)))
+    keys = list(store.list(f"{KEY}.d"))
     store.put(keys[1], b"garbage")
     assert b"".join(c.data for c in everything(reader_of(store))) == b"0\n2\n3\n"
     assert "skipped" in caplog.text
@@ -191,7 +192,7 @@ def test_a_long_log_is_cut_into_pieces(host, store, monkeypatch):
     for _ in range(20):
         host.log.write(STDOUT, b"x" * 9999 + b"\n")
     assert host.writer.flush()
-    assert len(list(store.list(log_segments.prefix(KEY)))) == 20
+    assert len(list(store.list(f"{KEY}.d"))) == 20
     assert everything(reader_of(store)) == host.local()
 
 
@@ -243,7 +244,7 @@ def old_host(tmp_path, store, clock, monkeypatch) -> Host:
 
 
 def objects(store: MemoryStore) -> int:
-    return len(list(store.list(log_segments.prefix(KEY))))
+    return len(list(store.list(f"{KEY}.d")))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -302,23 +303,25 @@ def test_a_quiet_log_is_not_read_again_and_again(old_host, store, clock):
     store.forget_calls()
     for _ in range(100):
         assert not list(reader.read())
-        clock.now += log_segments.LOOK_EVERY_S
+        clock.now += attempt_logs.LOOK_EVERY_S
     assert store.calls["get"] <= 100 + 100 * 0.5 / log_segments.LOOK_BACK_EVERY_S + 1
 
 
-def test_a_segment_that_was_written_late_is_found(old_host, store, clock):
+def test_a_segment_that_was_written_late_is_found(old_host, store, clock, monkeypatch):
     """The writer decided in time that it grows; the store took minutes to take it."""
     reader = reader_of(store, clock=clock)
     old_host.log.write(STDOUT, b"one\n")
     assert old_host.writer.flush()
     list(reader.read())
     old_host.log.write(STDOUT, b"two\n")
-    late = old_host.writer._next(False)
-    assert late.begin == 0
+    arriving = []
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "put", lambda *call: arriving.append(call))
+        assert old_host.writer.flush()
     for _ in range(200):
         clock.now += 1
         assert not list(reader.read())
-    store.put(log_segments._key(KEY, 0), late.encode())
+    store.put(*arriving.pop())
     clock.now += log_segments.LOOK_BACK_EVERY_S
     assert [chunk.data for chunk in reader.read()] == [b"two\n"]
 
@@ -353,7 +356,7 @@ def test_a_job_is_followed_to_its_end(host, store):
     assert host.writer.flush()
     ended = iter([False, True])
     found = []
-    for chunk in stored.logs(store, ref, LogRequest(), lambda: next(ended)):
+    for chunk in attempt_logs.read(store, ref, LogRequest(), lambda: next(ended)):
         if chunk is None and len(found) == 1:
             host.log.write(STDERR, b"last\n")
             assert host.writer.flush()
@@ -361,9 +364,9 @@ def test_a_job_is_followed_to_its_end(host, store):
             found.append(chunk)
     assert found == host.local()
     after = LogRequest(after={0: found[0].end}, follow=False)
-    assert list(stored.logs(store, ref, after, lambda: True)) == found[1:]
+    assert list(attempt_logs.read(store, ref, after, lambda: True)) == found[1:]
     tail = LogRequest(tail=1, follow=False)
-    assert [c.data for c in stored.logs(store, ref, tail, lambda: True)] == [b"", b"last\n"]
+    assert [c.data for c in attempt_logs.read(store, ref, tail, lambda: True)] == [b"", b"last\n"]
 
 
 # -- events ----------------------------------------------------------------------------------------

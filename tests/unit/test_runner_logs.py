@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic._backends.local import log_reader
-from kinetic._backends.local.log_reader import LogReader
+from kinetic._backends.attempt_logs import LogReader
 from kinetic._core.log_format import FAILURE, RECORD, STDERR, STDOUT
 from kinetic._host.agent import log_writer
 from kinetic._host.agent.log_writer import HostLog, Tee, tees
+from kinetic._store import log_segments
+from kinetic._store.log_segments import FileLog
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def clock():
 
 
 def read_all(files, *, failures=True, start=0, **tail):
-    reader = LogReader(3, *files, failures=failures)
+    reader = LogReader(FileLog(*files), 3, failures=failures)
     reader.start_at(start)
     if tail:
         reader.start_at_tail(**tail)
@@ -201,7 +202,7 @@ def test_tail_is_what_tail_prints(tmp_path_factory, lines, ends, wanted):
 
 
 def test_a_tail_may_begin_behind_more_records_than_one_batch(files, monkeypatch):
-    monkeypatch.setattr(log_reader, "BATCH_RECORDS", 8)
+    monkeypatch.setattr(log_segments, "RECORDS_AT_ONCE", 8)
     log = HostLog(*files, clock_ns=clock)
     for number in range(100):
         log.write(STDERR, b"%d\n" % number)
@@ -233,7 +234,7 @@ def test_how_a_host_failed_is_shown_on_stderr_or_left_out(files):
 
 @pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
 def test_what_is_left_out_ends_no_reading(files, monkeypatch, batch_bytes):
-    monkeypatch.setattr(log_reader, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(log_segments, "SEGMENT_BYTES", batch_bytes)
     log = HostLog(*files, clock_ns=clock)
     log.say("Traceback", FAILURE)
     assert read_all(files, failures=False) == []
@@ -244,7 +245,7 @@ def test_what_is_left_out_ends_no_reading(files, monkeypatch, batch_bytes):
 
 def test_following_sees_what_is_added_later(files):
     log = HostLog(*files)
-    reader = LogReader(0, *files)
+    reader = LogReader(FileLog(*files), 0)
     log.write(STDOUT, b"one\n")
     assert [c.data for c in reader.read()] == [b"one\n"]
     assert list(reader.read()) == []

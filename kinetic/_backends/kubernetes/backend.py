@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kinetic._backends import stored
+from kinetic._backends import attempt_logs, stored
 from kinetic._backends.base import Document, LogRequest, Status
 from kinetic._backends.kubernetes import (
     addons,
@@ -329,7 +329,7 @@ class KubernetesBackend:
         positions, holds open lines back and forgets what a node rotates, so reading could not be
         resumed exactly; and each host would keep a connection to the server busy.
         """
-        return stored.logs(self._store, ref, request, self._ending_of(ref))
+        return attempt_logs.read(self._store, ref, request, self._ending_of(ref))
 
     def _ending_of(self, ref: JobRef) -> Callable[[], bool]:
         """Whether the job has ended: by its verdict or else by the cluster, which is asked less

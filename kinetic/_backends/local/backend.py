@@ -31,8 +31,8 @@ from kinetic.errors import CorruptRecord, PreflightError, SubmitError, UsageErro
 
 # not needed for a list of running jobs, like what is imported in functions
 if TYPE_CHECKING:
+    from kinetic._backends.attempt_logs import Pause
     from kinetic._backends.base import Connection
-    from kinetic._backends.local.log_reader import LogReader
     from kinetic._core.endpoint import Endpoint
     from kinetic._core.log_format import LogChunk
     from kinetic._core.plan import Plan
@@ -184,40 +184,28 @@ class LocalBackend:
         """Read the hosts' files, one attempt after the other, until the job has ended."""
         from kinetic._backends import attempt_logs  # not needed for a list of running jobs
 
+        def has_ended() -> bool:
+            return not self._is_supervised(ref) and self._status(ref).phase.ended
+
         return attempt_logs.read(
-            self._store,
-            ref,
-            request,
-            lambda attempt, host: self._reader(ref, attempt, host, failures=request.failures),
-            lambda attempt, readers: self._follow(ref, attempt, readers),
+            self._store, ref, request, has_ended, functools.partial(self._watch, ref)
         )
 
-    def _follow(
-        self, ref: JobRef, attempt: int, readers: list[LogReader]
-    ) -> Iterator[LogChunk | None]:
-        from kinetic._backends.attempt_logs import drain, is_repeated
-
-        watch = liveness.JobWatch(self._folder(ref), [reader.index for reader in readers])
+    @contextlib.contextmanager
+    def _watch(self, ref: JobRef, attempt: int, hosts: Sequence[int]) -> Iterator[Pause]:
+        printed = [self._root / layout.log_index(ref.job_id, attempt, host) for host in hosts]
+        watch = liveness.JobWatch(self._folder(ref), printed)
         stuck = liveness.StuckWatch(self._unreachable_after_s)
+
+        def pause(new_bytes: int) -> Iterator[None]:
+            if not new_bytes:
+                yield None
+                watch.wait()
+                if stuck.is_over(lambda: self._stands(ref)):
+                    self._end(ref)
+
         try:
-            while True:
-                # Checked before reading, so that all that was printed is read.
-                ended = is_repeated(self._store, ref, attempt) or (
-                    not watch.is_alive() and self._status(ref).phase.ended
-                )
-                got = False
-                for reader in readers:
-                    for chunk in reader.read():
-                        got = True
-                        yield chunk
-                if ended and not got:
-                    yield from drain(readers)
-                    return
-                if not got:
-                    yield None
-                    watch.wait()
-                    if stuck.is_over(lambda: self._stands(ref)):
-                        self._end(ref)
+            yield pause
         finally:
             watch.close()
 
@@ -330,15 +318,6 @@ class LocalBackend:
     def _has_agents(self, ref: JobRef) -> bool:
         told = self._supervisor(ref) or {}
         return any(liveness.is_agent(pid, ref.job_id) for pid in told.get("agents", {}).values())
-
-    def _reader(self, ref: JobRef, attempt: int, host: int, *, failures: bool) -> LogReader:
-        from kinetic._backends.local.log_reader import LogReader
-
-        files = (
-            self._root / layout.log(ref.job_id, attempt, host),
-            self._root / layout.log_index(ref.job_id, attempt, host),
-        )
-        return LogReader(host, *files, attempt=attempt, failures=failures)
 
     def _verdict(self, ref: JobRef) -> Status | None:
         try:

@@ -76,9 +76,6 @@ class JobWatch:
         self._is_over = False
         self._fd = -1
 
-    def is_alive(self) -> bool:
-        return locks.is_record_held(self._folder / "lock")
-
     @property
     def is_told(self) -> bool:
         """Whether every output, and the end, wakes `wait`."""
