@@ -106,11 +106,8 @@ class HostLog:
             return ""
 
     def write(self, stream: int, data: bytes) -> None:
-        """Append a chunk: first the bytes, then the record that points at their end."""
-        if self._mirror is not None:
-            self._mirror.write(stream, data)
-        written = self._append(self._log, data[: self._allowance(len(data))])
-        self._keep_account(stream, data, written)
+        """Append a chunk, if there is room."""
+        self._append_chunk(stream, data, self._allowance(len(data)))
 
     def _allowance(self, wanted: int) -> int:
         """How many of the wanted bytes may be written."""
@@ -125,7 +122,12 @@ class HostLog:
         self._allowed_bytes -= granted
         return granted
 
-    def _keep_account(self, stream: int, data: bytes, written: int) -> None:
+    def _append_chunk(self, stream: int, data: bytes, most: int) -> int:
+        """Append at most so many bytes, then the record that points at their end; return how many
+        were."""
+        if self._mirror is not None:
+            self._mirror.write(stream, data)
+        written = self._append(self._log, data[:most])
         self._end += written
         self.lost_bytes += len(data) - written
         if written:  # A record that does not fit is a lost time stamp, not lost output.
@@ -134,16 +136,13 @@ class HostLog:
                 self._align_index()
             if self._segments is not None:
                 self._segments.wake()
+        return written
 
     def say(self, text: str, stream: int = STDERR) -> None:
         """Append kinetic's own lines, even if there is no more room for output."""
         lead = "\n" if self._ends_inside_a_line() else ""
         data = f"{lead}{text}\n".encode(errors="backslashreplace")
-        if self._mirror is not None:
-            self._mirror.write(stream, data)
-        written = self._append(self._log, data)
-        self._own_bytes += written
-        self._keep_account(stream, data, written)
+        self._own_bytes += self._append_chunk(stream, data, len(data))
 
     def _ends_inside_a_line(self) -> bool:
         try:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections import deque
+from queue import SimpleQueue
 
 from kinetic._core.log_format import STDERR, STDOUT
 
@@ -21,7 +20,7 @@ CLOSE_S = 5.0
 
 
 class Mirror:
-    """Writes in its own thread. Create it after the last fork.
+    """Writes in its own thread. Create it after the last fork; one thread uses it.
 
     Promises:
         1. `write` never waits, whatever reads the streams.
@@ -32,57 +31,38 @@ class Mirror:
     def __init__(self, out: int = 1, err: int = 2) -> None:
         self._out = out
         self._err = err
-        self._waiting: deque[tuple[int, bytes]] = deque()
-        self._waiting_bytes = 0
-        self._missed_bytes = 0
-        self._writes = False
-        self._closed = False
-        self._changed = threading.Condition()
-        threading.Thread(target=self._run, name="kinetic-mirror", daemon=True).start()
+        self._waiting: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
+        self._added_bytes = self._taken_bytes = self._missed_bytes = 0
+        self._thread = threading.Thread(target=self._run, name="kinetic-mirror", daemon=True)
+        self._thread.start()
 
     def write(self, stream: int, data: bytes) -> None:
         """Add a chunk."""
-        with self._changed:
-            if self._waiting_bytes + len(data) > KEEP_BYTES:
-                self._missed_bytes += len(data)
-                return
-            if self._missed_bytes:
-                self._add(STDERR, _notice_of_missed(self._missed_bytes))
-                self._missed_bytes = 0
-            self._add(stream, data)
-            self._changed.notify_all()
+        if self._added_bytes - self._taken_bytes + len(data) > KEEP_BYTES:
+            self._missed_bytes += len(data)
+            return
+        self._report_missed()
+        self._add(stream, data)
+
+    def _report_missed(self) -> None:
+        if self._missed_bytes:
+            self._add(STDERR, _notice_of_missed(self._missed_bytes))
+            self._missed_bytes = 0
 
     def _add(self, stream: int, data: bytes) -> None:
-        self._waiting.append((self._out if stream == STDOUT else self._err, data))
-        self._waiting_bytes += len(data)
+        self._added_bytes += len(data)
+        self._waiting.put((self._out if stream == STDOUT else self._err, data))
 
     def close(self, limit_s: float = CLOSE_S) -> None:
         """Wait until everything is written, but no longer than this."""
-        due = time.monotonic() + limit_s
-        with self._changed:
-            if self._missed_bytes:
-                self._add(STDERR, _notice_of_missed(self._missed_bytes))
-            self._closed = True
-            self._changed.notify_all()
-            while (self._waiting or self._writes) and (left := due - time.monotonic()) > 0:
-                self._changed.wait(left)
+        self._report_missed()
+        self._waiting.put(None)
+        self._thread.join(limit_s)
 
     def _run(self) -> None:
-        while chunk := self._next():
+        while (chunk := self._waiting.get()) is not None:
+            self._taken_bytes += len(chunk[1])
             _write(*chunk)
-
-    def _next(self) -> tuple[int, bytes] | None:
-        with self._changed:
-            self._writes = False
-            self._changed.notify_all()
-            while not self._waiting:
-                if self._closed:
-                    return None
-                self._changed.wait()
-            fd, data = self._waiting.popleft()
-            self._waiting_bytes -= len(data)
-            self._writes = True
-            return fd, data
 
 
 def _write(fd: int, data: bytes) -> None:
