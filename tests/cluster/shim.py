@@ -29,7 +29,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 RUNNER = "kinetic.runner"
 ROOT = str(Path(__file__).resolve().parents[2])
-AHEAD = ("kinetic._host.program", "kinetic._host.worker.main", "kinetic._rpc.client")
+AHEAD = ("kinetic._host.program", "kinetic._host.worker.process", "kinetic._rpc.client")
 READ_AT_IMPORT = ("JAX_", "XLA_", "GRPC_", "LD_", "OMP_", "OPENBLAS_", "PYTHON")
 OBEYED = {("PYTHONPATH", ROOT), ("PYTHONDONTWRITEBYTECODE", "1")}
 

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import kinetic
-from kinetic._host.worker import main
+from kinetic._host.worker import process
 
 PATIENCE_S = 200
 
@@ -109,7 +109,7 @@ def open_files():
 
 def open_others_in_their_place(path):
     """Close all descriptors, as daemons do, and open a file under each number."""
-    ours = [fd for fd in open_files() if fd >= main.high_fd()]
+    ours = [fd for fd in open_files() if fd >= process.high_fd()]
     own = os.open(path, os.O_WRONLY | os.O_CREAT)
     for fd in ours:
         os.dup2(own, fd)

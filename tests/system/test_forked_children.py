@@ -36,7 +36,7 @@ from forking import (
 
 import kinetic
 from kinetic._host.agent import reporter
-from kinetic._host.worker import main
+from kinetic._host.worker import process
 from kinetic._host.worker.virtual_slices import _Turns
 from kinetic._system import processes
 
@@ -118,7 +118,7 @@ def test_a_child_has_no_hook_of_the_worker():
 
 def test_a_child_holds_nothing_of_the_worker_open():
     (child, parent), _ = run(lambda: (list(answer_of(open_files).items()), open_files()))
-    ours = {fd for fd in parent if fd >= main.high_fd()}
+    ours = {fd for fd in parent if fd >= process.high_fd()}
     assert len(ours) > 2, parent
     assert not [file for fd, file in child if int(fd) in ours]
     assert {0, 1, 2} <= {int(fd) for fd, _ in child}

@@ -27,7 +27,7 @@ MAY_READ_ENVIRON = {
     "kinetic/_in_job/slices.py",  # what the worker told the function
     "kinetic/_in_job/preemption.py",  # likewise
 } | IN_PROGRAMS
-MAY_WRITE_ENVIRON = {"kinetic/_host/worker/main.py", "kinetic/_host/worker/joining.py"}
+MAY_WRITE_ENVIRON = {"kinetic/_host/worker/attempt.py", "kinetic/_host/worker/joining.py"}
 """Where a worker, which is a process of its own, gives the function the variables that it was
 promised."""
 WITHOUT_KINETIC = IN_PROGRAMS | {

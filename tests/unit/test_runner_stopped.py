@@ -9,7 +9,7 @@ import pytest
 
 STOPPED = """
 import sys
-from kinetic._host.worker import main as worker
+from kinetic._host.worker import process as worker
 
 class Channel:
     def send(self, message):

@@ -1,7 +1,7 @@
 """The worker as its agent sees it: a forked process with a channel, two streams, and Python stacks
 on request.
 
-In: a title. Out: a process that runs `worker.main`, signals to it, its wait status.
+In: a title. Out: a process that runs `worker.process`, signals to it, its wait status.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kinetic._core.gang.blame import STOPPED
 from kinetic._host.agent.stall import Sample
 from kinetic._host.channel import Channel
 from kinetic._host.stem import Stem
-from kinetic._host.worker import main, staying
+from kinetic._host.worker import process, staying
 from kinetic._system import processes
 
 PIPE_BYTES = 1 << 20
@@ -143,8 +143,8 @@ class WorkerProcess:
     def _dump(self, thread: int) -> str:
         """What it writes when this thread gets the signal; 0 for the main one."""
         before = os.fstat(self._stacks).st_size
-        if not thread or not processes.kill_thread(self.pid, thread, main.STACKS_SIGNAL):
-            processes.kill(self.pid, main.STACKS_SIGNAL)
+        if not thread or not processes.kill_thread(self.pid, thread, process.STACKS_SIGNAL):
+            processes.kill(self.pid, process.STACKS_SIGNAL)
         size, deadline = before, time.monotonic() + STACKS_S
         while time.monotonic() < deadline:
             time.sleep(0.02)
@@ -169,7 +169,7 @@ def serve(request: dict[str, Any], fds: Sequence[int]) -> int:
 def _be_worker(title: str, fds: Sequence[int], parent: int) -> NoReturn:
     channel, out, err, stacks, *free = fds
     processes.set_title(title)
-    main.main(
+    process.main(
         Channel(socket.socket(fileno=channel)),
         out,
         err,

@@ -21,7 +21,7 @@ import sys
 from kinetic._host import agents
 from kinetic._host.local import supervisor
 from kinetic._host.worker import jaxworld
-from kinetic._host.worker import main as worker
+from kinetic._host.worker import process as worker
 
 LATE = (
     "setproctitle",

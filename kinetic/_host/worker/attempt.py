@@ -1,71 +1,32 @@
-"""The worker: the process in which the user's function runs.
+"""An attempt: this host becomes what the function expects to run on, and the function is unpickled
+and called.
 
-In: messages from the agent (`start`, `exit`), a payload. Out: messages to the agent (`armed`,
-`started`, then one end), the pickled value or exception as a file. Nothing that must survive its
-death lives here: the report is sent before the interpreter winds down, because JAX may abort the
-process on its way out.
+In: what the agent says about the attempt (`Start`), a payload. Out: the last message for the agent,
+and the call, if the process may stay for another attempt.
 """
 
 from __future__ import annotations
 
 import _thread
-import atexit
-import contextlib
-import faulthandler
 import functools
 import hashlib
-import importlib
 import os
-import signal
 import sys
 import time
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from kinetic import _shadows
 from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message, WorkerEvent
 from kinetic._host.start import Start
-from kinetic._host.worker import (
-    forks,
-    home,
-    interpreter,
-    jaxworld,
-    report,
-    script,
-    signals,
-    staying,
-    streams,
-)
+from kinetic._host.worker import call as calling
+from kinetic._host.worker import forks, home, jaxworld, report, script, signals, streams
 from kinetic._host.worker.staying import Call, RetainedCall, Unblocker
 from kinetic._store import files
 from kinetic._system import processes
 from kinetic.errors import CorruptRecord, KineticError
-
-STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""Makes the worker write its Python stacks; works while native code blocks."""
-IMPORTED_AHEAD = (
-    "cloudpickle",
-    "resource",
-    "traceback",
-    "kinetic._pickling.call",
-    "kinetic._pickling.code_pickler",
-    "kinetic._pickling.results",
-    "kinetic._pickling.unpickler",
-    "kinetic._pickling.exceptions",
-    "kinetic._pickling.result_unpickler",
-)
-HIGH_FD = (1 << 13) - 16
-"""Where the worker's own descriptors lie: beyond those that programs close when they close "all"
-descriptors, as daemons do."""
-REPORT_TRIES = 4
-"""How often reporting the end is tried: the function's tracers and threads may interrupt it."""
-FREED = "The function was freed from a world that has lost a host."
-
-
-_End = tuple[Any, BaseException | None]
-_NOTHING: _End = (None, None)
 
 
 class _NoValueError(Exception):
@@ -76,133 +37,7 @@ class _NoValueError(Exception):
         self.message = message
 
 
-def main(
-    channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int, *, free_fd: int = -1
-) -> NoReturn:
-    """Run one call, or one for each attempt if it has `free_fd`, and exit. Never returns into the
-    code of the process that forked."""
-    code = report.BROKEN_CODE
-    try:
-        free_fd = _init_process(channel, out, err, stacks_fd, parent_pid, free_fd=free_fd)
-        channel.send({"event": WorkerEvent.ARMED})
-        _import_ahead()
-        message = channel.receive()
-        if message is not None:
-            code = _serve(channel, Unblocker(free_fd), Start.from_json(message["start"]))
-    except SystemExit as stopped:  # Outside the function.
-        code = stopped.code if isinstance(stopped.code, int) else code
-        channel.send(report.report_early_stop(stopped))
-    except BaseException as error:  # noqa: BLE001 - the last line of defence of a forked child
-        _report_own_failure(channel, error)
-    finally:
-        streams.flush()
-        os._exit(code)
-
-
-def _import_ahead() -> None:
-    """Import what unpickling needs while the gang gathers; no user code."""
-    for name in IMPORTED_AHEAD:
-        importlib.import_module(name)
-
-
-def _report_own_failure(channel: Channel, error: BaseException) -> None:
-    """Report a fault of kinetic as such, not as the function's."""
-    import traceback
-
-    with contextlib.suppress(Exception):
-        trace = "".join(traceback.format_exception(error))
-        channel.send(
-            {
-                "event": Exit.SETUP_FAILED,
-                "detail": f"kinetic's own code failed; this is not the function's fault:\n{trace}",
-            }
-        )
-
-
-def _init_process(
-    channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int, *, free_fd: int
-) -> int:
-    """Detach from the parent: own process group, streams and descriptors; return where `free_fd` is
-    now."""
-    os.setpgid(0, 0)
-    processes.die_with_parent(parent_pid)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (out, 1), (err, 2)):
-        os.dup2(source, target)
-    limit = min(os.sysconf("SC_OPEN_MAX"), 1 << 16)
-    high = high_fd()
-    stacks_fd = processes.lift_fd(stacks_fd, high)
-    free_fd = processes.lift_fd(free_fd, high) if free_fd >= 0 else free_fd
-    channel.lift(high)
-    low = 3
-    for fd in [*sorted({channel.fileno(), stacks_fd, free_fd} - {-1}), limit]:
-        os.closerange(low, fd)
-        low = fd + 1
-    processes.RESERVE.hold(high)
-    streams.renew()
-    signals.reset()
-    faulthandler.enable()
-    faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
-    signals.end_in_forks()
-    forks.end_descriptors(channel, {stacks_fd, free_fd} - {-1}, STACKS_SIGNAL)
-    return free_fd
-
-
-def high_fd() -> int:
-    """The least of the worker's own descriptors."""
-    return min(HIGH_FD, os.sysconf("SC_OPEN_MAX") - 16)
-
-
-def _serve(channel: Channel, freedom: Unblocker, start: Start) -> int:
-    # The message is sent before the interpreter winds down; then the agent says when to exit.
-    before: tuple[Start, RetainedCall] | None = None
-    while True:
-        message, kept = forks.run(_attempt, channel, freedom, start, before)
-        streams.flush()
-        if not channel.is_whole():
-            report.save_message(start, message)
-            return _wind_down(leave=False)
-        channel.send(message)
-        reply = channel.receive()
-        if reply is None or not ("exit" in reply or "stay" in reply):
-            return 1
-        if "exit" in reply:
-            return _wind_down(leave=bool(reply.get("leave")))
-        if kept is None or (following := _stay(channel, freedom, kept)) is None:
-            return 1
-        before, start = (start, kept), following
-
-
-def _stay(channel: Channel, freedom: Unblocker, kept: RetainedCall) -> Start | None:
-    """Leave the world, and wait for the next attempt; None when there is none in this process."""
-    interpreter.disarm_tracers()
-    try:
-        with freedom.keep_connections_shut():
-            staying.leave(kept)
-    except staying.CannotStay as why:
-        channel.send({"event": WorkerEvent.CANNOT_STAY, "detail": str(why)})
-        return None
-    signals.reset()
-    processes.RESERVE.hold(high_fd())
-    channel.send({"event": WorkerEvent.FREE})
-    message = channel.receive()
-    return None if message is None else Start.from_json(message["start"])
-
-
-def _wind_down(*, leave: bool) -> int:
-    """Exit as a script does, but do not wait for threads that will not end."""
-    with contextlib.suppress(BaseException):
-        if leave:
-            jaxworld.leave()
-    with contextlib.suppress(BaseException):
-        interpreter.end_executors()
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
-    streams.flush()
-    return 0
-
-
-def _attempt(
+def run(
     channel: Channel, freedom: Unblocker, start: Start, before: tuple[Start, RetainedCall] | None
 ) -> tuple[Message, RetainedCall | None]:
     """Run the function; `before` is how it was started, and with what, in this process's attempt
@@ -221,7 +56,7 @@ def _attempt(
     channel.send({"event": WorkerEvent.STARTED, "time": time.time()})
     freedom.begin(start)
     func, args, kwargs = call
-    return _run(channel, freedom, (_wrap_for_losses(func, start), args, kwargs), start), kept
+    return calling.run(channel, freedom, (_wrap_for_losses(func, start), args, kwargs), start), kept
 
 
 def _wrap_for_losses(func: Any, start: Start) -> Any:
@@ -236,66 +71,9 @@ def _wrap_for_losses(func: Any, start: Start) -> Any:
 
         room_file = start.env["KINETIC_MAKES_ROOM"]
         controller = Controller(slices.rules, start.world, room_file, os.environ.update)
-        return controller.call(_call_and_await, func, args, kwargs)
+        return controller.call(calling.call_and_await, func, args, kwargs)
 
     return call
-
-
-def _call_and_await(func: Any, args: Any, kwargs: Any) -> Any:
-    value = forks.run(func, *args, **kwargs)
-    return _await(value) if hasattr(type(value), "__await__") else value
-
-
-def _run(channel: Channel, freedom: Unblocker, call: Call, start: Start) -> Message:
-    """Call the function and report how it ended, in whatever state it left the interpreter."""
-    func, args, kwargs = call
-    own_pid, end = os.getpid(), [_NOTHING]
-    try:
-        _call(end, func, *args, **kwargs)
-    except BaseException:  # noqa: BLE001 - a tracer of the function may raise here; `end` is set already
-        pass
-    for attempt in range(REPORT_TRIES):
-        try:
-            if end[0][1] is None and hasattr(type(end[0][0]), "__await__"):
-                _call(end, _await, end[0][0])
-            value, error = end[0]
-            if os.getpid() != own_pid:
-                forks.end(error)
-            freedom.end()
-            signals.silence()
-            processes.RESERVE.release()
-            if freedom.is_free and error is not None:
-                return {"event": Exit.STOPPED, "detail": FREED}
-            if channel.is_whole():
-                channel.send(report.ends_with(error, value))
-            return (
-                report.report_value(value, start)
-                if error is None
-                else report.report_error(error, start)
-            )
-        except BaseException as broken:  # noqa: BLE001 - a tracer or a thread of the function's can raise anywhere
-            if attempt == REPORT_TRIES - 1:
-                return report.report_failed(end[0][1], broken)
-            interpreter.disarm_tracers()
-    raise AssertionError  # for the type checker: the last turn returns
-
-
-def _call(end: list[_End], func: Any, /, *args: Any, **kwargs: Any) -> None:
-    """Call, and store the end without another call: the function may have left a profiler that
-    raises on calls and returns."""
-    try:
-        end[0] = (func(*args, **kwargs), None)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the function's
-        end[0] = (None, error)
-
-
-def _await(value: Any) -> Any:
-    import asyncio
-
-    async def outer() -> Any:
-        return await value
-
-    return asyncio.run(outer())
 
 
 def _prepare(channel: Channel, freedom: Unblocker, start: Start) -> Call:
