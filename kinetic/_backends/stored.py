@@ -7,7 +7,7 @@ whose host 0 leads the gang.
 from __future__ import annotations
 
 from kinetic._backends.base import Status
-from kinetic._core import events, layout, record
+from kinetic._core import events, layout
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of_verdict

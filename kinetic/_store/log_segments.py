@@ -71,8 +71,8 @@ def open_stored_log(store: Store, log_key: str) -> StoredLog:
 
 
 class FileLog:
-    """Output in a folder: one segment that grows, in two files. Only to its end are bytes read that
-    no record is about: the index may be damaged, or was cut short."""
+    """Output in a folder: one segment that grows, in two files. Bytes that no record covers, since
+    the index is damaged or was cut short, are read with `to_end` only."""
 
     def __init__(self, log: Path, index: Path) -> None:
         self._paths = (log, index)
@@ -102,16 +102,15 @@ class FileLog:
         if offset != self._offset:
             self._offset, self._ahead = offset, []
             self._index_at = self._find_record(offset)
-        while len(self._ahead) < RECORDS_AT_ONCE and not self._reaches(offset + SEGMENT_BYTES):
+        while len(self._ahead) < RECORDS_AT_ONCE:
+            if self._ahead and self._ahead[-1][0] >= offset + SEGMENT_BYTES:
+                break
             packed = os.pread(self._index, RECORDS_AT_ONCE * RECORD.size, self._index_at)
             if not (records := decode_records(packed)):
                 break
             self._index_at += len(records) * RECORD.size
             self._ahead += [record for record in records if record[0] > offset]
         return self._ahead
-
-    def _reaches(self, offset: int) -> bool:
-        return bool(self._ahead) and self._ahead[-1][0] >= offset
 
     def read_back(self) -> Iterator[Segment]:
         """Yield segments of `BACK_BYTES`, cut anywhere."""

@@ -187,6 +187,15 @@ def test_a_damaged_segment_is_passed_over(host, store, caplog):
     assert b"".join(c.data for c in everything(reader_of(store))) == b"2\n3\n"
 
 
+def test_a_failure_that_is_left_out_does_not_hide_what_follows(host, store):
+    reader = reader_of(store, failures=False)
+    assert not list(reader.read())
+    for stream, data in ((FAILURE, b"Traceback\n"), (STDERR, b"of an exit handler\n")):
+        host.log.write(stream, data)
+        assert host.writer.flush()
+    assert [chunk.data for chunk in everything(reader)] == [b"of an exit handler\n"]
+
+
 def test_a_long_log_is_cut_into_pieces(host, store, monkeypatch):
     monkeypatch.setattr(log_segments, "SEGMENT_BYTES", 1 << 14)
     for _ in range(20):
