@@ -52,6 +52,17 @@ MEMORY_BYTES = 8 << 30
 _numbers = itertools.count()
 
 
+def pytest_configure() -> None:
+    """Let `tmp_path` lie where `playground` does."""
+    if _is_in_memory():
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def _is_in_memory() -> bool:
+    """Whether what tests write is to lie in memory: there is plenty, and nobody said where else."""
+    return "TMPDIR" not in os.environ and _has_room(MEMORY, MEMORY_BYTES)
+
+
 def _has_room(folder: Path, size: int) -> bool:
     """Whether this folder and memory have this much to spare."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
@@ -70,8 +81,7 @@ def playground() -> Iterator[Path]:
     Jobs make and remove some 200,000 small files, and ext4 needs a millisecond for a new one where
     many were removed within the last minute: they lie in memory, where there is plenty.
     """
-    in_memory = "TMPDIR" not in os.environ and _has_room(MEMORY, MEMORY_BYTES)
-    folder = Path(tempfile.mkdtemp(prefix="kn-", dir=MEMORY if in_memory else None))
+    folder = Path(tempfile.mkdtemp(prefix="kn-", dir=MEMORY if _is_in_memory() else None))
     (folder / "tmp").mkdir()
     yield folder
     for job in folder.glob("*/*/jobs/*"):
