@@ -14,6 +14,7 @@ import kinetic
 def train(steps=20):
     import jax
     import jax.numpy as jnp
+    import numpy as np
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
@@ -23,18 +24,19 @@ def train(steps=20):
     split = NamedSharding(mesh, P("fsdp"))  # weights: split within a slice, equal on both
     batch = NamedSharding(mesh, P(("data", "fsdp")))  # examples: spread over all devices
 
-    @jax.jit
     def make_weights():
-        first, second = jax.random.split(jax.random.key(0))
-        made = jax.random.normal(first, (64, 256)) / 8, jax.random.normal(second, (256, 8)) / 16
-        return jax.lax.with_sharding_constraint(made, split)
+        luck = np.random.default_rng(0)
+        first = luck.standard_normal((64, 256), np.float32) / 8
+        second = luck.standard_normal((256, 8), np.float32) / 16
+        return spread(first, split), spread(second, split)
 
-    @jax.jit
     def make_batch(step):
-        """Every device makes its own part; no host sees all of it."""
-        x = jax.random.normal(jax.random.key(step), (512, 64))
-        y = jnp.sin(x[:, :8])
-        return jax.lax.with_sharding_constraint((x, y), batch)
+        x = np.random.default_rng(step).standard_normal((512, 64), np.float32)
+        return spread(x, batch), spread(np.sin(x[:, :8]), batch)
+
+    def spread(whole, sharding):
+        """Every device gets its own part; none sees all of it."""
+        return jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])
 
     def loss(weights, x, y):
         return jnp.mean((jnp.tanh(x @ weights[0]) @ weights[1] - y) ** 2)
