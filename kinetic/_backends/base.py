@@ -147,9 +147,8 @@ class WarmUp(Protocol):
     """Optional: a backend that can prepare what takes time while the call is still being
     planned."""
 
-    def warm_up(self, hosts: int, *, joins_jax: bool | str, variables: Iterable[str]) -> None:
-        """Prepare for a job of this many hosts that sets these variables. Returns at once; nothing
-        depends on it."""
+    def warm_up(self, *, needs_jax: bool, variables: Iterable[str]) -> None:
+        """Prepare for a job that sets these variables. Returns at once; nothing depends on it."""
         ...
 
 

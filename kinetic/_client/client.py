@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kinetic._core.plan import hosts_of
+from kinetic._core.plan import needs_jax
 from kinetic._core.values import dataclass
 from kinetic.errors import KineticError
 
@@ -98,8 +98,7 @@ class Client:
             else ()
         )
         self.backend.warm_up(
-            hosts_of(options, self.place),
-            joins_jax=options.joins_jax,
+            needs_jax=needs_jax(options, self.place),
             variables=[*options.env, *options.secrets, *captured],
         )
 

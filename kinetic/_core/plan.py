@@ -131,6 +131,12 @@ def hosts_of(options: Options, place: Place) -> int:
     return 1 if place.has_single_controller else options.most_slices * options.topology.hosts
 
 
+def needs_jax(options: Options, place: Place) -> bool:
+    """Whether JAX joins what runs the function: several hosts, or the devices of all of them."""
+    has_world = place.has_single_controller or hosts_of(options, place) > 1
+    return has_world and options.joins_jax in (True, "lazy")
+
+
 @dataclass(frozen=True)
 class Plan(Record, called="The plan of the job"):
     """Everything that a host must know about a job.

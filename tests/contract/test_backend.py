@@ -276,7 +276,7 @@ def test_cleaning_up_leaves_the_records(backend, store):
 @pytest.mark.promise("WarmUp")
 def test_nothing_depends_on_warming_up(backend, store):
     needs(backend, WarmUp)
-    backend.warm_up(1, joins_jax=False, variables=["SEED"])
+    backend.warm_up(needs_jax=False, variables=["SEED"])
     assert text(read(backend, submitted(backend, store, speak))) == b"one\nthree\n"
 
 

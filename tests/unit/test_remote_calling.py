@@ -388,8 +388,8 @@ def test_decorating_warns_about_nothing():
 def warmed(backend, monkeypatch):
     seen = []
 
-    def warm_up(hosts, *, joins_jax, variables):
-        seen.append((hosts, joins_jax, sorted(variables), list(backend.calls)))
+    def warm_up(*, needs_jax, variables):
+        seen.append((needs_jax, sorted(variables), list(backend.calls)))
 
     monkeypatch.setattr(backend, "warm_up", warm_up, raising=False)
     return seen
@@ -399,7 +399,7 @@ def test_the_backend_may_warm_up_before_the_call_is_planned(backend, monkeypatch
     seen = warmed(backend, monkeypatch)
     monkeypatch.setenv("SEED", "1")
     kinetic.run(accelerator="tpu-v6e-16", env={"XLA_FLAGS": ""}, capture_env_vars=["SEED"])(add)(1)
-    assert seen == [(4, "lazy", ["SEED", "XLA_FLAGS"], [])]
+    assert seen == [(True, ["SEED", "XLA_FLAGS"], [])]
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_a_script_warms_up_for_the_first_function_that_it_decorates(
     for accelerator in ("tpu-v6e-16", "cpu"):
         func = types.FunctionType(add.__code__, {"__name__": module})
         kinetic.run(accelerator=accelerator)(func)
-    assert seen == [(4, "lazy", [], [])] * warms
+    assert seen == [(True, [], [])] * warms
 
 
 def test_a_call_that_is_refused_or_may_not_be_preloaded_warms_nothing_up(backend, monkeypatch):

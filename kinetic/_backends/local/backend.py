@@ -120,17 +120,14 @@ class LocalBackend:
         """One document: the gang."""
         return [simulation.document(plan)]
 
-    def warm_up(self, hosts: int, *, joins_jax: bool | str, variables: Iterable[str]) -> None:
-        """Let the zygote import while the caller still plans a job of this many hosts that sets
-        these variables."""
+    def warm_up(self, *, needs_jax: bool, variables: Iterable[str]) -> None:
+        """Let the zygote import while the caller still plans a job that sets these variables."""
         if not simulation.can_simulate(self._system):
             return
         from kinetic._backends.local import launcher
 
-        launcher.warm_up(
-            simulation.preload_modules(hosts, joins_jax=joins_jax, variables=variables),
-            self._environ,
-        )
+        modules = simulation.preload_modules(needs_jax=needs_jax, variables=variables)
+        launcher.warm_up(modules, self._environ)
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
         """Start the supervisor; it holds the job's lock when this returns."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinetic._core import layout
-from kinetic._core.plan import BUCKETS
+from kinetic._core.plan import BUCKETS, needs_jax
 from kinetic.errors import InsufficientMemory, PreflightError, UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def document(plan: Plan) -> dict[str, Any]:
         "hosts": plan.hosts,
         "devices_per_host": plan.devices_per_host,
         "preload": list(
-            preload_modules(plan.hosts, joins_jax=plan.options.joins_jax, variables=variables)
+            preload_modules(needs_jax=needs_jax(plan.options, plan.place), variables=variables)
         ),
         "memory_estimate_bytes": memory_estimate_bytes(plan),
         "env": dict(plan.options.env),
@@ -52,17 +52,14 @@ def document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def preload_modules(
-    hosts: int, *, joins_jax: bool | str, variables: Iterable[str]
-) -> tuple[str, ...]:
-    """Modules that are imported once for all hosts.
+def preload_modules(*, needs_jax: bool, variables: Iterable[str]) -> tuple[str, ...]:
+    """Modules that are imported once for all hosts, and for all jobs of a caller.
 
-    A gang of several hosts always needs JAX. It must be imported anew if the job sets variables
-    that JAX reads at import.
+    JAX must be imported anew if the job sets variables that it reads at import.
     """
     if any(name.startswith(("JAX_", "XLA_", "PYTHON", "LD_")) for name in variables):
         return ()
-    return ("numpy", "jax") if hosts > 1 and joins_jax in (True, "lazy") else ()
+    return ("numpy", "jax") if needs_jax else ()
 
 
 def memory_estimate_bytes(plan: Plan) -> int:
