@@ -43,6 +43,7 @@ def distant(_folder: Path) -> Iterator[Store]:
 @contextmanager
 def gcs(_folder: Path) -> Iterator[Store]:
     with gcs_double("bucket") as double:
+        double.buckets.page_size = 100  # so that few keys are several pages
         _doubles.append(double)
         before = os.environ.get("STORAGE_EMULATOR_HOST")
         os.environ["STORAGE_EMULATOR_HOST"] = double.uri

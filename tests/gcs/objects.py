@@ -88,6 +88,8 @@ class Buckets:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.page_size = PAGE
+        """How many names a page has at most."""
         self._objects: dict[str, dict[str, Object]] = {}
         self.lifecycle: dict[str, list[dict[str, object]]] = {}
         """Rules by bucket: shown, and not obeyed."""
@@ -203,7 +205,7 @@ class Buckets:
 
     def page(self, bucket: str, query: dict[str, str]) -> dict[str, object]:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        size = max(1, min(PAGE, int(query.get("maxResults", PAGE))))
+        size = max(1, min(self.page_size, int(query.get("maxResults", PAGE))))
         after = base64.urlsafe_b64decode(query.get("pageToken", "")).decode()
         with self._lock:
             there = dict(self._of(bucket))
