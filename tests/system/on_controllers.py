@@ -29,7 +29,8 @@ def train(folder, pause_s, kills=(), grows=False):
     split, rows = (
         NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((None, "fsdp"), ("data",))
     )
-    weights = jax.device_put(0.1 * jax.random.normal(jax.random.key(0), (48, 16)), split)
+    whole = 0.1 * np.random.default_rng(0).standard_normal((48, 16), np.float32)
+    weights = jax.device_put(whole, split)
 
     @jax.jit
     def step(weights, x, y):

@@ -196,6 +196,7 @@ def fit(folder, steps, kills, every):
     """A training whose losses are written down, with a Checkpointer."""
     import jax
     import jax.numpy as jnp
+    import numpy as np
     from jax.experimental import multihost_utils
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -204,20 +205,22 @@ def fit(folder, steps, kills, every):
     split = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
     spread = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
+    def draw(seed):  # with NumPy: JAX would compile for a second on each host
+        return np.random.default_rng(seed).standard_normal((32, 32), np.float32)
+
     @jax.jit
-    def update(weights, step):
+    def update(weights, x):
         def loss(w):
-            x = jax.random.normal(jax.random.key(step), (32, 32))
             return jnp.mean((jnp.tanh(jax.lax.with_sharding_constraint(x, spread) @ w) - 0.5) ** 2)
 
         value, slope = jax.value_and_grad(loss)(weights)
         return jax.lax.with_sharding_constraint(weights - 0.3 * slope, split), value
 
-    begin = jax.jit(lambda: jax.random.normal(jax.random.key(7), (32, 32)), out_shardings=split)
+    begin = jax.jit(lambda: draw(7), out_shardings=split)
     with kinetic.Checkpointer(Path(folder, "saved"), every=every, local_every=1) as checkpoints:
         weights, first = checkpoints.restore(begin())
         for step in range(first, steps):
-            weights, value = update(weights, step)
+            weights, value = update(weights, draw(step))
             if jax.process_index() == 0:
                 with open(Path(folder, "losses"), "a") as losses:
                     losses.write(f"{step} {float(value).hex()}\n")
