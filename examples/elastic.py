@@ -28,6 +28,7 @@ def train(steps, lost_after):
 
     import jax
     import jax.numpy as jnp
+    import numpy as np
     from jax.experimental import multihost_utils
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
@@ -41,9 +42,11 @@ def train(steps, lost_after):
     def make_weights():
         return jax.lax.with_sharding_constraint(jnp.zeros((32, 8)), split)
 
+    def make_batch(step):
+        return np.random.default_rng(step).standard_normal((256, 32), np.float32)
+
     @jax.jit
-    def train_step(weights, step):
-        x = jax.random.normal(jax.random.key(step), (256, 32))
+    def train_step(weights, x):
         x = jax.lax.with_sharding_constraint(x, batch)
         loss = lambda w: jnp.mean((x @ w - jnp.sin(x[:, :8])) ** 2)  # noqa: E731
         value, gradient = jax.value_and_grad(loss)(weights)
@@ -54,7 +57,7 @@ def train(steps, lost_after):
         step, value = first - 1, float("nan")  # if slice 1 is back after the last step
         print(f"begins at step {first} on {kinetic.num_slices()} of 2 slices", flush=True)
         for step in range(first, steps):
-            state["weights"], value = train_step(state["weights"], step)
+            state["weights"], value = train_step(state["weights"], make_batch(step))
             value = float(value)
             if kinetic.attempt() == 1 and step == lost_after:
                 checkpoints.wait()
