@@ -190,7 +190,7 @@ def test_unknown_ids_are_answered_with_near_ones(home, capfd):
 SMALL = """
     import kinetic
 
-    @kinetic.run(accelerator="{accelerator}")
+    @kinetic.run(accelerator="{accelerator}", joins_jax=False)  # nor imports it
     def where():
         return "returned"
 
