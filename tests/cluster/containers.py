@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from cluster.objects import nano_stamp
 
@@ -116,10 +117,11 @@ class Container:
 
 
 class _Shims:
-    """The process of which those that start containers are forks; it is started for the first
-    cluster, and ends with this process."""
+    """The process of which those that start containers are forks, with JAX imported or not; it is
+    started for the first cluster, and ends with this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
         self._lock = threading.Lock()
         self._wire: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -145,7 +147,7 @@ class _Shims:
         kept = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(program), str(theirs.fileno())],
+                [sys.executable, str(program), str(theirs.fileno()), *self._modules],
                 env=kept | ALONE,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -161,17 +163,23 @@ class _Shims:
         self._process.wait()
 
 
-_shims = _Shims()
+_shims = {True: _Shims("numpy", "jax"), False: _Shims()}
+
+
+def has_jax(env: dict[str, str]) -> bool:
+    """Whether what runs in this environment is a host that is not alone: elsewhere there may be no
+    JAX."""
+    return int(env.get("KINETIC_HOSTS", "1")) > 1 or "KINETIC_CREDENTIALS" in env
 
 
 class Program:
     """A host that was forked instead of started, as its `subprocess.Popen`."""
 
-    def __init__(self, wanted: dict[str, object], output: int, fds: tuple[int, ...]) -> None:
+    def __init__(self, wanted: dict[str, Any], output: int, fds: tuple[int, ...]) -> None:
         blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
         news, telling = os.pipe()
         message = json.dumps(wanted | {"deaf": False, "blocked": blocked}).encode()
-        _shims.send(message, [output, telling, *fds])
+        _shims[has_jax(wanted["env"])].send(message, [output, telling, *fds])
         os.close(telling)
         with os.fdopen(news) as reader:
             self.pid = int(reader.read())
@@ -192,17 +200,18 @@ class Runtime:
         self._numbers = 0
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
-        self._wire: socket.socket | None = None
+        self._wires: dict[bool, socket.socket] = {}
         self._woken, self._waker = os.pipe()
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._listen, name="containers", daemon=True)
         self._thread.start()
 
-    def _shim(self) -> socket.socket:
-        """The way to the process that starts containers; it is forked for the first one."""
-        if self._wire is None:
-            self._wire = _shims.fork()
-        return self._wire
+    def _shim(self, env: dict[str, str]) -> socket.socket:
+        """The way to the process that starts such containers; it is forked for the first one."""
+        with self._lock:
+            if (key := has_jax(env)) not in self._wires:
+                self._wires[key] = _shims[key].fork()
+            return self._wires[key]
 
     def start(
         self,
@@ -230,17 +239,17 @@ class Runtime:
                     fd, selectors.EVENT_READ, (what, container, on_news, bytearray())
                 )
             os.write(self._waker, b"x")
-        socket.send_fds(self._shim(), [os.fsencode(path)], [printing, telling])
+        socket.send_fds(self._shim(env), [os.fsencode(path)], [printing, telling])
         os.close(printing)
         os.close(telling)
         return container
 
     def close(self) -> None:
         """End all containers."""
-        if self._wire is not None:
-            self._wire.shutdown(socket.SHUT_WR)
-            self._wire.recv(1)  # until the other end is closed
-            self._wire.close()
+        for wire in self._wires.values():
+            wire.shutdown(socket.SHUT_WR)
+            wire.recv(1)  # until the other end is closed
+            wire.close()
         os.close(self._waker)
         self._thread.join()
         for key in list(self._selector.get_map().values()):

@@ -7,10 +7,10 @@ second pipe: `{"pid": n}` or `{"error": text}`, then `{"exit": code, "signal": n
 
 Each cluster gets a process, and each container a small one that adopts all its descendants. When
 the container's first process ends, so do they all, as in a pid namespace; also when the tests that
-started it are killed. What the hosts of kinetic's gangs import is imported once, here: the first
-process of such a pod is a fork instead of a program, and so is a host that `doubles.programs`
-starts. Pods of one host are programs, also hosts with variables that take effect when something is
-imported, and those that go on as the next attempt.
+started it are killed. What hosts of kinetic import is imported once, here, with the modules that
+are named at the start: the first process of such a pod is a fork instead of a program, and so is a
+host that `doubles.programs` starts. Hosts with variables that take effect when something is
+imported are programs, also those that go on as the next attempt.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ def main():
     clusters = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    import_ahead()
+    import_ahead(sys.argv[2:])
     while True:
         message, fds, _, _ = socket.recv_fds(clusters, 1 << 17, 8)
         if not message:
@@ -58,14 +58,14 @@ def main():
             os.close(fd)
 
 
-def import_ahead():
+def import_ahead(modules):
     import setproctitle
 
     from kinetic._host.worker import jaxworld
 
     for module in AHEAD:
         importlib.import_module(module)
-    jaxworld.preload(("numpy", "jax"))
+    jaxworld.preload(modules)
     setproctitle.getproctitle()  # finds the room for titles, before variables are set
     assert jaxworld.is_fork_safe()
     gc.freeze()
@@ -156,13 +156,10 @@ def become(wanted, output, failing, kept=()):
 
 
 def needs_no_interpreter(wanted):
-    """Whether it is a host of kinetic's, not alone in its pod, where there may be no JAX, and would
-    import what is imported here."""
-    env, is_host = wanted["env"], wanted["argv"] == [sys.executable, "-m", RUNNER]
-    rest = dict(env.items() - OBEYED)
-    reads = any(name.startswith(READ_AT_IMPORT) for name in rest)
-    has_jax = int(env.get("KINETIC_HOSTS", "1")) > 1 or "KINETIC_CREDENTIALS" in env
-    return is_host and has_jax and not reads
+    """Whether it is a host of kinetic's that would import what is imported here."""
+    is_host = wanted["argv"] == [sys.executable, "-m", RUNNER]
+    rest = dict(wanted["env"].items() - OBEYED)
+    return is_host and not any(name.startswith(READ_AT_IMPORT) for name in rest)
 
 
 def run_here(wanted):
