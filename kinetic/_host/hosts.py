@@ -285,7 +285,7 @@ class ForkedHosts(Hosts):
                 self._listener.on_last_report(report)
             elif self.stay or self.alone or not delivered:
                 self._die(seat, self._cause_of_death(seat, status, delivered=delivered))
-        if self.stay:
+        if self.stay or self.alone:  # Others end with their gang.
             self._agents.end_orphans()
         self._listener.on_change()
 

@@ -52,8 +52,6 @@ class Seat:
 
     def run(self) -> int:
         """Take part until nothing follows; return the exit code of the agent process."""
-        # One before it, killed on this machine, has left something.
-        workspace.remove(self._folder)
         who: Identity | None = self._who if self._who.start == 1 else None
         worker, kept, code = self._new_worker(), None, int(ProgramCode.DELIVERED)
         while True:

@@ -90,6 +90,8 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     root = Path(identity.scratch) / f"host-{identity.seat}"
     tree = root / "tree"
     try:
+        if root.exists():  # An agent before this one was killed.
+            remove(root)
         root.mkdir(mode=0o700, exist_ok=True)  # Not its parents: the job may have been removed.
         tree.mkdir(mode=0o700, exist_ok=True)
         entries = [] if plan.tree is None else download.unpack(store, plan.tree, tree)
