@@ -191,6 +191,12 @@ class Hosts(ABC):
     def note_gone(self, seat: int, *, is_taken_away: bool) -> None:
         """The gang says that its agent has ended, or is about to."""
 
+    def note_late(self, seats: Collection[int]) -> None:
+        """These should wait for their places by now: who does not is taken for gone."""
+        for seat in seats:
+            if not self.are_ready([seat]):
+                self.note_gone(seat, is_taken_away=False)
+
     # -- from the lobby ----------------------------------------------------------------------------
 
     def on_enter(self, seat: int) -> None:

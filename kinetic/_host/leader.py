@@ -289,7 +289,9 @@ class Leader:
             if not policy.stays_away(which) and self._hosts.are_ready(self._seats(which)):
                 self._story.tell_of_return(which)
                 policy.note_ready(which)
-        decision = policy.decide(time.monotonic())
+        now = time.monotonic()
+        self._hosts.note_late(self._seats_of(policy.find_late(now)))
+        decision = policy.decide(now)
         for failure in self._tell_news():
             self._end(failure.slices)
         if isinstance(decision, Restart):
@@ -361,7 +363,10 @@ class Leader:
                 self._needs_programs = True
                 return
             except OSError as error:
-                self._miss(which, f"the hosts of slice {which} could not be started: {error}")
+                why = f"the hosts of slice {which} could not be started: {error}"
+                self._policy.note_failed_start(which, why, time.monotonic())
+                self._tell_news()
+                self._end([which])
         self._on_agents(self._policy.attempt)
         self._wake()
 
@@ -405,9 +410,8 @@ class Leader:
         if self._is_cancelled is None or self._is_cancelled():
             self._cancel()
         elif self._hosts.announces:
-            # The head that replaces this one goes on; the hosts wait for it.
             self._story.close()
-            os._exit(ProgramCode.TAKEN_AWAY)
+            os._exit(ProgramCode.TAKEN_AWAY)  # The hosts wait for the head that replaces this one.
         else:
             self._needs_programs |= self._policy.forming
             self._hosts.take_away()
@@ -457,12 +461,6 @@ class Leader:
         # Hosts that a cluster starts again may come and go while their slice is away.
         counts = not self._hosts.announces or self._policy.stands(which) is not SliceState.AWAY
         self._policy.lose_slice(which, why, time.monotonic(), counts=counts)
-        self._tell_news()
-        self._end([which])
-
-    def _miss(self, which: int, why: str) -> None:
-        """A slice could not be started again."""
-        self._policy.note_failed_start(which, why, time.monotonic())
         self._tell_news()
         self._end([which])
 

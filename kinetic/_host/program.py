@@ -229,7 +229,7 @@ class _Joining(_HostProgram):
     def _tell_of(self, death: str) -> ProgramCode:
         from kinetic._rpc.client import AgentClient
 
-        who = self._who
+        who = replace(self._who, attempt=0)  # Its agent may have been in a later one.
         client = AgentClient(who.endpoint, who.host, unreachable_after_s=REPORT_S)
         lost = HostReport(who.host, Exit.AGENT_LOST, death)
         with contextlib.closing(client), contextlib.suppress(KineticError):

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gangs import PATIENCE_S, kill, train, wait_until
+from gangs import PATIENCE_S, children, is_titled, kill, train, wait_until
 from gcs import serving
 
 import kinetic
@@ -116,8 +116,6 @@ def test_a_killed_host_ends_the_gang_and_is_named(held):
 
 
 def test_a_killed_agent_ends_the_gang_and_is_named(held):
-    from gangs import children
-
     (agent,) = children(hosts_of(held)[3])
     kill(agent)
     with pytest.raises(errors.HostLost, match="agent process was killed by SIGKILL"):
@@ -127,8 +125,6 @@ def test_a_killed_agent_ends_the_gang_and_is_named(held):
 
 def test_a_host_that_is_gone_at_once_is_noticed_by_its_connection(held):
     """Its machine has failed: nobody is left to say so."""
-    from gangs import children
-
     program = hosts_of(held)[2]
     os.kill(program, signal.SIGSTOP)
     (agent,) = children(program)
@@ -186,6 +182,55 @@ def test_the_leader_makes_another_attempt_with_all_hosts(home):
     again = run("tpu-v6e-8", retries=1)(fail_once)
     assert again(str(folder)) == "2"
     assert {path.name for path in folder.iterdir()} >= {"1-1", "0-2", "1-2"}
+
+
+def fail_then_hold(folder):
+    if os.environ["KINETIC_ATTEMPT"] == "1":
+        raise ValueError("on purpose")
+    hold(folder)
+
+
+def agent_of(program):
+    """Its agent; there are processes that fork, too."""
+
+    def find():
+        return [pid for pid in children(program) if is_titled(pid, "kinetic-agent")]
+
+    return wait_until(find, "the program has no agent")[0]
+
+
+def test_an_agent_that_is_killed_in_a_later_attempt_is_named(home):
+    folder = home.parent / "marks"
+    folder.mkdir(parents=True)
+    handle = run("tpu-v6e-8", retries=1)(fail_then_hold).run_async(str(folder))
+    wait_until(lambda: len(list(folder.iterdir())) == 2, "attempt 2 has not begun")
+    kill(agent_of(hosts_of(handle)[1]))
+    with pytest.raises(errors.HostLost, match="agent process was killed by SIGKILL"):
+        handle.result(timeout=PATIENCE_S)
+    assert (handle.outcome().attempt, handle.outcome().blamed) == (2, (1,))
+
+
+def leave_much(folder):
+    """Have the agent of host 1 clean up for a while."""
+    if os.environ["KINETIC_HOST_INDEX"] == "1":
+        for number in range(20_000):
+            Path(str(number)).touch()
+        Path(folder, "1").touch()
+    raise ValueError("on purpose")
+
+
+@pytest.mark.settles_within(60)
+def test_an_agent_that_is_killed_before_it_waits_for_its_place_ends_the_job(home):
+    """Its program has nobody to tell it: the gang has ended."""
+    folder = home.parent / "marks"
+    folder.mkdir(parents=True)
+    handle = run("tpu-v6e-8", retries=1)(leave_much).run_async(str(folder))
+    agent = agent_of(hosts_of(handle)[1])
+    wait_until(lambda: "finished" in [each["kind"] for each in handle.events()], "it runs on")
+    kill(agent)
+    with pytest.raises(ValueError, match="on purpose"):
+        handle.result(timeout=PATIENCE_S)
+    assert handle.outcome().attempt == 1
 
 
 def test_without_all_hosts_there_is_no_other_attempt(home):

@@ -260,6 +260,12 @@ class AttemptPolicy:
         """Return where a slice stands."""
         return self._standing[which]
 
+    def find_late(self, now: float) -> tuple[int, ...]:
+        """Return the slices that were not lost, and whose hosts take too long to get ready."""
+        if self._forming_since is None or now - self._forming_since < self._ready_s:
+            return ()
+        return self._slices_with(SliceState.COMING)
+
     def may_repeat(self, outcome: Outcome) -> bool:
         """Whether another attempt follows one that has failed; in an elastic job, though no slice
         was lost, and not where the time is over, which its attempts share."""
@@ -334,12 +340,11 @@ class AttemptPolicy:
             return GiveUp(too_many_faults(self.faults, self.failures, limit))
         if self.gathers:
             return self._form_if_gathered(now)
-        waited_s = now - self._forming_since
-        ready_s = patience_with(self.rules.survivors).ready_s
-        if waited_s >= ready_s and (late := self._slices_with(SliceState.COMING)):
+        if late := self.find_late(now):
             for which in late:
-                self.lose_slice(which, f"its hosts were not ready within {ready_s:g} s", now)
+                self.lose_slice(which, f"its hosts were not ready within {self._ready_s:g} s", now)
             return self.decide(now)
+        waited_s = now - self._forming_since
         ready, over = self._slices_with(SliceState.THERE), waited_s >= self.rules.slice_timeout_s
         enough = len(ready) >= self.rules.least and not self._slices_with(SliceState.COMING)
         goes_on = over or self._grows or self.rules.shrinks
@@ -363,6 +368,10 @@ class AttemptPolicy:
         return self._restart_due(now)
 
     # -- details -----------------------------------------------------------------------------------
+
+    @property
+    def _ready_s(self) -> float:
+        return patience_with(self.rules.survivors).ready_s
 
     def _count(self, loss: Loss) -> None:
         self.failures = (*self.failures, Failure(self.attempt, loss.slices, loss.why))
