@@ -378,6 +378,8 @@ class Leader:
         verdicts.write_outcome(self._store, self._plan.job_id, outcome, make_room=self._make_room)
         self._gang, self._story.attempt = self._make_gang(), self._policy.attempt
         self._story.tell_of_form()
+        if self._hosts.alone and self._hosts.come_later:  # As its program says of the first one.
+            self._story.write(GangEvent(EventKind.BEGUN, 0))
         self._serve_next(self._gang)
         self._give_places(first_line(outcome.reason))
         self._on_agents(self._policy.attempt)

@@ -58,6 +58,13 @@ def wait_at_first(marker):
     return wait_for_ever(marker)
 
 
+def wait_at_second(marker):
+    """Fail in the first attempt, wait for ever in the second one, return in later ones."""
+    if os.environ["KINETIC_ATTEMPT"] == "1":
+        raise ValueError("on purpose")
+    return wait_at_first(marker)
+
+
 def nap(marker):
     """Return a second after somebody has made the marker."""
     Path(f"{marker}-0").touch()

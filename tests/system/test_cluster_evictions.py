@@ -12,7 +12,7 @@ import pytest
 from cluster import problems
 from cluster.fixtures import SHARES_FILES
 from gangs import wait_until
-from on_pods import finish, save, wait_at_first, wait_at_third, wait_for_ever
+from on_pods import finish, save, wait_at_first, wait_at_second, wait_at_third, wait_for_ever
 
 import kinetic
 from kinetic._core import events, layout
@@ -119,6 +119,16 @@ def test_a_pod_that_is_killed_at_once_has_had_its_attempt(on_cluster, home):
     handle = begun(on_cluster, wait_at_first, home.parent / "m", "cpu", retries=1)
     on_cluster.kill_pod_process(pod_of(on_cluster, handle, 0), oom=True)
     assert handle.result(timeout=120) == "again"
+    assert handle.outcome().attempt == 2
+    attempts = [event.attempt for event in events_of(home, handle) if event.kind == "begun"]
+    assert attempts == [1, 2]
+
+
+def test_a_pod_that_is_killed_at_once_has_had_each_of_its_attempts(on_cluster, home):
+    handle = begun(on_cluster, wait_at_second, home.parent / "m", "cpu", retries=1)
+    on_cluster.kill_pod_process(pod_of(on_cluster, handle, 0), oom=True)
+    with pytest.raises(HostLost, match="host 0 of 1"):
+        handle.result(timeout=120)
     assert handle.outcome().attempt == 2
     attempts = [event.attempt for event in events_of(home, handle) if event.kind == "begun"]
     assert attempts == [1, 2]
