@@ -237,6 +237,10 @@ class ForkedHosts(Hosts):
         self._agents = agents
         self._attempt = attempt
 
+    def are_ready(self, seats: Collection[int]) -> bool:
+        """Those that do not stay: when the last ones are gone, whose ends are not theirs."""
+        return super().are_ready(seats) if self.stay else not self._agents.pids
+
     def may_write(self, seat: int) -> bool:
         """Not once it has been reaped."""
         return seat in self._agents.pids.values() and super().may_write(seat)

@@ -49,6 +49,20 @@ def test_a_retry_leaves_everything_of_the_attempts_before(home):
     assert handle.outcome().attempt == 3
 
 
+def fail_once_and_leave_much():
+    """The first time so late that the leader is told at once, while the agent cleans up."""
+    if os.environ["KINETIC_ATTEMPT"] == "1":
+        for number in range(20_000):
+            Path(str(number)).touch()
+        time.sleep(3)
+        raise LookupError("attempt 1")
+    return os.environ["KINETIC_ATTEMPT"]
+
+
+def test_an_agent_that_takes_long_to_leave_does_not_end_the_next_attempt():
+    assert kinetic.run(accelerator="cpu", retries=1)(fail_once_and_leave_much)() == "2"
+
+
 def test_the_exception_is_that_of_the_last_attempt():
     def always():
         raise LookupError(f"attempt {os.environ['KINETIC_ATTEMPT']}")
