@@ -7,6 +7,7 @@ that need Linux answer "unknown", and the pipes between the processes do the wor
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -61,19 +62,20 @@ def exit_with(act: Callable[[], int]) -> NoReturn:
 
 def waking_fd(signum: int, act: Callable[[], None]) -> int:
     """Take a signal, which may be blocked: `act` is called in the main thread as soon as that runs
-    Python code; the descriptor that is returned becomes readable at once."""
-    wake, write = os.pipe()
-    os.set_blocking(write, False)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    Python code; the descriptor that is returned becomes readable at once. It is always the same
+    one: who takes the signal next finds what nobody has read."""
+    wake = _open_wake()
     signal.signal(signum, lambda *_: act())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signum])
     return wake
 
 
-def end_waking(wake: int) -> None:
-    """Close what `waking_fd` has opened. The signal is still taken."""
-    os.close(signal.set_wakeup_fd(-1))
-    os.close(wake)
+@functools.cache
+def _open_wake() -> int:
+    wake, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    return wake
 
 
 def adopt_orphans() -> None:

@@ -7,6 +7,7 @@ the tests: pytest would cost each of them more than its whole job.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -50,6 +51,20 @@ def look_once(marker):
     mine(marker).touch()
     while True:
         time.sleep(0.05)
+
+
+def keep_others_waiting(marker):
+    """In the first attempt host 1 fails, and the other one takes its time to end."""
+    mine(marker).touch()
+    if os.environ["KINETIC_ATTEMPT"] > "1":
+        return os.environ["KINETIC_ATTEMPT"]
+    if os.environ["KINETIC_HOST_INDEX"] == "1":
+        raise ValueError("on purpose")
+    try:
+        signal.pause()
+    finally:
+        while not Path(f"{marker}-enough").exists():
+            time.sleep(0.02)
 
 
 def wait_at_first(marker):

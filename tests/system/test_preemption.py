@@ -16,6 +16,7 @@ import pytest
 from gangs import wait_until
 from on_preempted_hosts import (
     fail_when_preempted,
+    keep_others_waiting,
     look_once,
     return_when_preempted,
     save_when_jax_says_so,
@@ -26,6 +27,7 @@ from places import Place
 from test_cluster_evictions import pod_of
 
 import kinetic
+from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic.errors import HostLost, UserCodeFailed
 
@@ -124,6 +126,17 @@ def test_before_the_function_has_begun_it_is_the_same(here, accelerator):
     handle = kinetic.run(accelerator, retries=1)(wait_at_first).run_async(marker)
     take_away(here, handle, handle.hosts - 1)  # as soon as there is an agent
     assert handle.result(timeout=180) == "2"
+
+
+def test_between_two_attempts_it_holds_for_the_next_one(here, home, monkeypatch):
+    monkeypatch.setenv("KINETIC_GRACE_S", "100")
+    handle, marker = start(keep_others_waiting, here, retries=1)
+    folder = home / layout.job(handle.job_id) / "local/work/host-1"
+    wait_until(lambda: not folder.exists(), "host 1 does not wait for its place")
+    take_away(here, handle, 1)
+    Path(f"{marker}-enough").touch()
+    assert handle.result(timeout=180) == "3"
+    assert "asked to end" in handle.logs(attempt=3)
 
 
 PROGRAM = """

@@ -283,6 +283,9 @@ class Agent:
             self._on_taken_away()
 
     def _on_sigterm(self) -> None:
+        if not self._machine.may_be_taken_away():  # It holds for the next attempt, if any.
+            self._selector.unregister(self._sigterm_fd)
+            return
         os.read(self._sigterm_fd, 64)
         self._on_taken_away()
 
@@ -425,11 +428,8 @@ class Agent:
 
     def _state_now(self) -> Activity:
         activity = self._machine.activity
-        return (
-            Activity.JOINING
-            if activity is Activity.RUNNING and self._join_state() == joining.JOINING
-            else activity
-        )
+        joins = activity is Activity.RUNNING and self._join_state() == joining.JOINING
+        return Activity.JOINING if joins else activity
 
     def _join_state(self) -> str:
         """How far this host is in joining the JAX world."""
@@ -490,7 +490,5 @@ class Agent:
         """Free what outlives the attempt in an agent that goes on."""
         self._link.stop()
         self._selector.close()
-        if self._alive_fd >= 0:
-            processes.end_waking(self._sigterm_fd)
         for port in self._ports:
             port.close()
