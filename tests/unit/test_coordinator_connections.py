@@ -153,7 +153,7 @@ def test_a_killed_agent_is_noticed_by_the_end_of_its_connection(serve, opened, a
     assert broken.wait(PATIENCE_S)
     for _ in range(10):
         served.now += 0.2
-        served.do(served.coordinator._sweep)
+        served.do(served.coordinator.sweep)
     assert CAME_BACK in first.hear(lambda v: v.stop).stop_reason
 
 
@@ -190,7 +190,7 @@ def test_a_connection_that_is_cut_and_comes_back_is_no_loss(serve, opened):
     network.cut()
     assert seen.wait(PATIENCE_S)
     served.now += 10.0
-    served.do(served.coordinator._sweep)
+    served.do(served.coordinator.sweep)
     served.do(served.coordinator.cancel, "over")
     assert agent.hear(lambda v: v.stop).stop_exit is Exit.CANCELLED
 

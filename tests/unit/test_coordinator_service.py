@@ -108,7 +108,8 @@ def test_a_death_that_the_supervisor_saw_is_told_at_once(serve, agents):
     first.listen()
     first.join("a", "x")
     second.join("b", "y")
-    served.do(served.coordinator.mark_lost, 1, "killed by SIGKILL")
+    served.do(served.gang.mark_lost, 1, "killed by SIGKILL", served.now)
+    served.do(served.coordinator.sweep)
     assert first.hear(lambda v: v.stop).stop_reason == "host 1 of 2: killed by SIGKILL"
 
 
