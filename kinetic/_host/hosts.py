@@ -250,9 +250,10 @@ class ForkedHosts(Hosts):
         return not self._agents.pids
 
     def give(self, places: Mapping[int, HostAssignment]) -> None:
-        """To agents that stay; others are forked with theirs."""
+        """To agents that stay, also stopped ones (SIGSTOP); others are forked with theirs."""
         if self.stay:
             super().give(places)
+            self.wake()
             return
         for seat, place in places.items():
             self._attempt = place.attempt

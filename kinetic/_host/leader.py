@@ -351,7 +351,6 @@ class Leader:
         self._ready_at = 0.0
 
     def _end(self, slices: Iterable[int]) -> None:
-        """End what is left of these slices."""
         for which in slices:
             self._hosts.end(self._seats(which))
 
@@ -373,10 +372,11 @@ class Leader:
     def _begin(self, ended: Attempt) -> None:
         """Begin the attempt that was decided on."""
         outcome = ended.outcome
-        self._story.write(verdicts.end_event(outcome))
-        self._story.write(verdicts.retry_event(outcome))
+        for event in (verdicts.end_event(outcome), verdicts.retry_event(outcome)):
+            self._story.write(event)
         verdicts.write_outcome(self._store, self._plan.job_id, outcome, make_room=self._make_room)
-        self._gang, self._story.attempt = self._make_gang(), self._policy.attempt
+        self._gang, self._has_asked = self._make_gang(), False
+        self._story.attempt = self._policy.attempt
         self._story.tell_of_form()
         if self._hosts.alone and self._hosts.come_later:  # As its program says of the first one.
             self._story.write(GangEvent(EventKind.BEGUN, 0))

@@ -62,7 +62,9 @@ def read_policy(plan: Plan, store: Store, attempt: int) -> AttemptPolicy:
         if number not in repeated and not verdicts.has_left(outcome)
     )
     left = max(retries - len(repeated), 0)
-    return make_policy(plan, attempt=attempt, failures=failures, retries=left)
+    return make_policy(
+        plan, attempt=attempt, failures=failures, retries=left, repeats=len(repeated)
+    )
 
 
 def _judge_lost(plan: Plan, store: Store, number: int) -> Outcome | None:

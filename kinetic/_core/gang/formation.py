@@ -23,14 +23,15 @@ def make_policy(
     attempt: int = 1,
     failures: tuple[Failure, ...] = (),
     retries: int | None = None,
+    repeats: int = 0,
     taken_away: int = 0,
 ) -> AttemptPolicy:
     """Return what decides on the attempts of a job from this one on; `retries` are left, by default
-    those of the plan."""
+    those of the plan, and `repeats` were made."""
     retries = plan.options.retries if retries is None else retries
     if (elastic := plan.elastic_gang) is not None:
         away_s = plan.limits.slice_away_s
-        return AttemptPolicy(elastic, away_s, attempt, failures, retries=retries)
+        return AttemptPolicy(elastic, away_s, attempt, failures, retries=retries, repeats=repeats)
     return AttemptPolicy.make_fixed(
         1 if plan.place.has_single_controller else plan.options.most_slices,
         start_timeout_s=plan.limits.start_timeout_s,

@@ -175,13 +175,14 @@ class AttemptPolicy:
         failures: tuple[Failure, ...] = (),
         *,
         retries: int = 0,
+        repeats: int = 0,
         is_fixed: bool = False,
         taken_away: int = 0,
     ) -> None:
         """Begin, or go on with this attempt after those of a leader that was lost.
         `away_s`: how long a lost slice stays away, where the slices are simulated. `retries`: how
-        often the function may still fail. `taken_away`: how many attempts of a fixed job have
-        ended because a host was taken away."""
+        often the function may still fail; `repeats`: how often it has. `taken_away`: how many
+        attempts of a fixed job have ended because a host was taken away."""
         self.rules = rules
         self.is_fixed = is_fixed
         self.retries_left = retries
@@ -194,7 +195,7 @@ class AttemptPolicy:
         """That take part in the current attempt, or took part in the last one."""
         self.faults: tuple[Failure, ...] = ()
         """Of kinetic's own processes."""
-        self._growths = self._repeats = 0
+        self._growths, self._repeats = 0, repeats
         self._grows = self._is_fault = self.gathers = self.begins_anew = False
         self._enough_since: float | None = None
         self._standing = dict.fromkeys(self.slices, SliceState.TAKES_PART)
