@@ -19,7 +19,6 @@ from gangs import PATIENCE_S, assert_next_job_runs, kill, start_script, stop, wa
 
 import kinetic
 from kinetic import errors
-from kinetic._core.events import EventKind
 
 pytestmark = [pytest.mark.shares_files, pytest.mark.settles_within(30)]
 
@@ -37,7 +36,7 @@ def test_killing_what_leads_the_gang(place, nothing_left):
 
 
 def has_reported(handle, host):
-    return any(e.kind is EventKind.REPORT and e.host == host for e in handle._events())
+    return any((e["kind"], e.get("host")) == ("report", host) for e in handle.events())
 
 
 def test_an_agent_ends_with_its_leader_after_its_report_has_arrived(place, nothing_left):
