@@ -140,6 +140,13 @@ def nothing_left(request: pytest.FixtureRequest, playground: Path) -> Callable[[
     return check
 
 
+@pytest.fixture
+def disk_path() -> Iterator[Path]:
+    """A folder as `tmp_path`, in which data can be mounted: that may lie below /dev."""
+    with tempfile.TemporaryDirectory(prefix="kn-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(autouse=True)
 def no_leftovers(
     request: pytest.FixtureRequest, home: Path, nothing_left: Callable[[], None]

@@ -37,6 +37,11 @@ mounting = pytest.mark.skipif(not can_mount(), reason="this machine allows no mo
 
 
 @pytest.fixture
+def tmp_path(disk_path: Path) -> Path:
+    return disk_path
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     top = tmp_path / "images"
     (top / "sub").mkdir(parents=True)

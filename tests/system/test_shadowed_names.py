@@ -30,6 +30,8 @@ USED = [
     "token",
     *OTHERS,
 ]
+# What the interpreter has built in is found before any file: `select` in Debian's.
+USED = [name for name in USED if name not in sys.builtin_module_names]
 
 CALL = """
 import kinetic

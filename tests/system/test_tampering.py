@@ -308,12 +308,12 @@ def test_an_output_folder_that_is_a_file_is_refused(home, tmp_path, where):
     assert not list(home.glob("jobs/*"))
 
 
-def test_data_may_not_hide_the_store(tmp_path, monkeypatch):
-    above = tmp_path / "above"
+def test_data_may_not_hide_the_store(disk_path, monkeypatch):
+    above = disk_path / "above"
     monkeypatch.setenv("KINETIC_HOME", str(above / "home"))
-    (tmp_path / "data").mkdir()
+    (disk_path / "data").mkdir()
     with pytest.raises(errors.UsageError, match="would hide"):
-        kinetic.run(accelerator="cpu", volumes={str(above): kinetic.Data(str(tmp_path / "data"))})(
+        kinetic.run(accelerator="cpu", volumes={str(above): kinetic.Data(str(disk_path / "data"))})(
             int
         )()
     assert not list(above.glob("home/jobs/*"))

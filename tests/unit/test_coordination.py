@@ -172,6 +172,9 @@ ENDS_LATE = """
     coordination.leave()
     print(coordination.has_backends(), threads[0] == threading.get_ident(), jax.device_count())
     over.set()
+    # A thread that runs Python from C++ while the interpreter ends aborts the process.
+    others = (each for each in threading.enumerate() if each is not threading.main_thread())
+    any(each.join(60) for each in others)
 """
 
 
