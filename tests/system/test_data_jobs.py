@@ -37,13 +37,8 @@ mounting = pytest.mark.skipif(not can_mount(), reason="this machine allows no mo
 
 
 @pytest.fixture
-def tmp_path(disk_path: Path) -> Path:
-    return disk_path
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    top = tmp_path / "images"
+def folder(disk_path: Path) -> Path:
+    top = disk_path / "images"
     (top / "sub").mkdir(parents=True)
     (top / "a.txt").write_text("a")
     (top / "sub" / "b.txt").write_text("b")
@@ -148,16 +143,16 @@ def stored(home):
     }
 
 
-def test_each_call_of_a_batch_has_its_own_data(tmp_path):
+def test_each_call_of_a_batch_has_its_own_data(disk_path):
     for name in "abc":
-        (tmp_path / name).write_text(name * 3)
+        (disk_path / name).write_text(name * 3)
 
     @kinetic.run(accelerator="cpu")
     def read(file):
         return open(file).read()
 
     batch = read.run_async_map(
-        [kinetic.Data(tmp_path / name) for name in "abc"], input_mode="single"
+        [kinetic.Data(disk_path / name) for name in "abc"], input_mode="single"
     )
     assert batch.results() == ["aaa", "bbb", "ccc"]
 
@@ -187,11 +182,11 @@ def test_data_that_was_tampered_with_never_reaches_the_function(folder, home, si
 
 
 @mounting
-def test_volumes_are_where_they_were_asked_for_and_nowhere_else(folder, tmp_path):
-    inside = tmp_path / "machine" / "deep" / "data"
-    (tmp_path / "exists").mkdir()
-    (tmp_path / "exists" / "hidden").write_text("mine")
-    places = [f"{TOP}/data", str(inside), str(tmp_path / "exists"), f"{TOP}/file.txt", f"{TOP}-2"]
+def test_volumes_are_where_they_were_asked_for_and_nowhere_else(folder, disk_path):
+    inside = disk_path / "machine" / "deep" / "data"
+    (disk_path / "exists").mkdir()
+    (disk_path / "exists" / "hidden").write_text("mine")
+    places = [f"{TOP}/data", str(inside), str(disk_path / "exists"), f"{TOP}/file.txt", f"{TOP}-2"]
 
     @kinetic.run(
         accelerator="cpu",
@@ -220,18 +215,18 @@ def test_volumes_are_where_they_were_asked_for_and_nowhere_else(folder, tmp_path
     assert cwd.endswith("/tree") or "/tree/" in cwd
     assert not os.path.exists(TOP)
     assert not os.path.exists(f"{TOP}-2")
-    assert not (tmp_path / "machine").exists()
-    assert [p.name for p in (tmp_path / "exists").iterdir()] == ["hidden"]
-    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+    assert not (disk_path / "machine").exists()
+    assert [p.name for p in (disk_path / "exists").iterdir()] == ["hidden"]
+    assert str(disk_path) not in Path("/proc/self/mountinfo").read_text()
 
 
 @mounting
-def test_while_a_job_runs_nobody_else_sees_its_mounts(folder, tmp_path):
+def test_while_a_job_runs_nobody_else_sees_its_mounts(folder, disk_path):
     @kinetic.run(
         accelerator="cpu",
         volumes={
             f"{TOP}/data": kinetic.Data(folder),
-            str(tmp_path / "exists"): kinetic.Data(folder),
+            str(disk_path / "exists"): kinetic.Data(folder),
         },
     )
     def wait(go):
@@ -239,38 +234,40 @@ def test_while_a_job_runs_nobody_else_sees_its_mounts(folder, tmp_path):
         with open(go) as fifo:
             fifo.read()
 
-    (tmp_path / "exists").mkdir()
-    os.mkfifo(tmp_path / "go")
-    job = wait.run_async(str(tmp_path / "go"))
-    with open(tmp_path / "go", "w"):  # opens when the function does
+    (disk_path / "exists").mkdir()
+    os.mkfifo(disk_path / "go")
+    job = wait.run_async(str(disk_path / "go"))
+    with open(disk_path / "go", "w"):  # opens when the function does
         assert not os.path.exists(TOP)
-        assert list((tmp_path / "exists").iterdir()) == []
+        assert list((disk_path / "exists").iterdir()) == []
         pids = job.processes()
         assert "/data" not in Path(f"/proc/{pids['agents'][0]}/mountinfo").read_text().replace(
-            str(tmp_path.parent), ""
+            str(disk_path.parent), ""
         )
     job.result()
 
 
 @mounting
-def test_what_a_function_writes_beside_a_mount_is_kept(folder, tmp_path):
-    (tmp_path / "work").mkdir()
+def test_what_a_function_writes_beside_a_mount_is_kept(folder, disk_path):
+    (disk_path / "work").mkdir()
 
-    @kinetic.run(accelerator="cpu", volumes={str(tmp_path / "work" / "data"): kinetic.Data(folder)})
+    @kinetic.run(
+        accelerator="cpu", volumes={str(disk_path / "work" / "data"): kinetic.Data(folder)}
+    )
     def work(beside):
         with open(beside, "w") as file:
             file.write("kept")
         return os.listdir(os.path.join(os.path.dirname(beside), "data")) != []
 
-    assert work(str(tmp_path / "work" / "result.txt"))
-    assert [(p.name, p.read_text()) for p in (tmp_path / "work").iterdir()] == [
+    assert work(str(disk_path / "work" / "result.txt"))
+    assert [(p.name, p.read_text()) for p in (disk_path / "work").iterdir()] == [
         ("result.txt", "kept")
     ]
 
 
 @mounting
-def test_a_killed_gang_leaves_no_mount_point(folder, tmp_path):
-    place = tmp_path / "made" / "here"
+def test_a_killed_gang_leaves_no_mount_point(folder, disk_path):
+    place = disk_path / "made" / "here"
 
     @kinetic.run(
         accelerator="tpu-v6e-8", joins_jax=False, volumes={str(place): kinetic.Data(folder)}
@@ -283,21 +280,21 @@ def test_a_killed_gang_leaves_no_mount_point(folder, tmp_path):
 
         time.sleep(100)
 
-    os.mkfifo(tmp_path / "go")
+    os.mkfifo(disk_path / "go")
     job = stand.run_async(str(place))
-    with open(tmp_path / "go"):
+    with open(disk_path / "go"):
         assert place.is_dir()
         for pid in job.processes()["agents"].values():
             os.kill(pid, signal.SIGKILL)
     with pytest.raises(errors.HostLost):
         job.result()
-    assert not (tmp_path / "made").exists()
+    assert not (disk_path / "made").exists()
 
 
 @mounting
-def test_a_path_that_does_not_fit_is_told(folder, tmp_path):
-    (tmp_path / "file").write_text("x")
-    call = kinetic.run(accelerator="cpu", volumes={str(tmp_path / "file"): kinetic.Data(folder)})(
+def test_a_path_that_does_not_fit_is_told(folder, disk_path):
+    (disk_path / "file").write_text("x")
+    call = kinetic.run(accelerator="cpu", volumes={str(disk_path / "file"): kinetic.Data(folder)})(
         os.getpid
     )
     with pytest.raises(
@@ -305,7 +302,7 @@ def test_a_path_that_does_not_fit_is_told(folder, tmp_path):
     ):
         call()
     call = kinetic.run(
-        accelerator="cpu", volumes={str(tmp_path / "file" / "below"): kinetic.Data(folder)}
+        accelerator="cpu", volumes={str(disk_path / "file" / "below"): kinetic.Data(folder)}
     )(os.getpid)
     with pytest.raises(errors.SetupFailed, match="is not a folder"):
         call()
@@ -358,7 +355,7 @@ def test_a_folder_stands_in_for_one_of_a_bucket_that_can_be_written_to(home, cap
 
 @mounting
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_somebody_without_rights_mounts_too_and_cannot_undo_it(folder, tmp_path):
+def test_somebody_without_rights_mounts_too_and_cannot_undo_it(folder, disk_path):
     """As `nobody`, in a user namespace. The code is loaded before, because nobody may read it."""
     code = textwrap.dedent("""
         import ctypes, json, os, sys
@@ -389,11 +386,11 @@ def test_somebody_without_rights_mounts_too_and_cannot_undo_it(folder, tmp_path)
                 told.append(error.errno)
         print(json.dumps(told))
     """)
-    for each in [tmp_path, *tmp_path.parents]:
+    for each in [disk_path, *disk_path.parents]:
         if each.owner() == "root" and "pytest" in str(each):
             each.chmod(0o755)
-    os.chmod(tmp_path, 0o777)
-    command = [sys.executable, "-c", code, str(folder), str(tmp_path / "cover"), TOP]
+    os.chmod(disk_path, 0o777)
+    command = [sys.executable, "-c", code, str(folder), str(disk_path / "cover"), TOP]
     done = subprocess.run(command, capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [["a.txt", "sub"], ["a.txt", "sub"], 65534, 30, 1, 1]
@@ -401,7 +398,7 @@ def test_somebody_without_rights_mounts_too_and_cannot_undo_it(folder, tmp_path)
     assert not os.path.exists("/etc/kinetic-test")
 
 
-def test_where_mounting_is_forbidden_it_says_what_to_do(folder, tmp_path):
+def test_where_mounting_is_forbidden_it_says_what_to_do(folder, disk_path):
     code = textwrap.dedent("""
         import errno, os, sys
         from kinetic._host.worker import mounts
@@ -414,7 +411,7 @@ def test_where_mounting_is_forbidden_it_says_what_to_do(folder, tmp_path):
         print("guards are optional")
         mounts.enter([mounts.Mount(sys.argv[1], "/data")], scratch=sys.argv[2])
     """)
-    command = [sys.executable, "-c", code, str(folder), str(tmp_path / "cover")]
+    command = [sys.executable, "-c", code, str(folder), str(disk_path / "cover")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout == "guards are optional\n"
     assert "SetupFailed: The data at /data cannot be mounted" in done.stderr

@@ -238,11 +238,7 @@ def test_cancel_reaches_the_functions_own_handler(home):
         print("ready", flush=True)
         time.sleep(60)
 
-    handle = patient.run_async(str(marker))
-    wait_for_output(handle, b"ready")
-    handle.cancel()
-    with pytest.raises(errors.JobCancelled):
-        handle.result()
+    cancel_once_ready(patient, marker)
     assert marker.exists()
 
 
@@ -268,11 +264,7 @@ def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(
         finally:
             open(path, "w").close()
 
-    handle = collecting.run_async(str(marker))
-    wait_for_output(handle, b"ready")
-    handle.cancel()
-    with pytest.raises(errors.JobCancelled):
-        handle.result()
+    handle = cancel_once_ready(collecting, marker)
     assert marker.exists()
     ended = "kinetic: The job was cancelled.\n"  # and no word about the exception
     assert handle.logs() in (
@@ -309,12 +301,18 @@ def test_a_function_is_struck_again_while_the_collector_is_kept_busy(home):
             gc.callbacks.remove(callback)
             open(path, "w").close()
 
-    handle = collecting.run_async(str(marker))
+    cancel_once_ready(collecting, marker)
+    assert marker.exists()
+
+
+def cancel_once_ready(remote, marker):
+    """Return a job that was cancelled while its function ran."""
+    handle = remote.run_async(str(marker))
     wait_for_output(handle, b"ready")
     handle.cancel()
     with pytest.raises(errors.JobCancelled):
         handle.result()
-    assert marker.exists()
+    return handle
 
 
 def wait_for_output(handle, text):

@@ -1,0 +1,74 @@
+"""When a job that needs all of its slices is tried again, and when it gives up."""
+
+from __future__ import annotations
+
+from kinetic._core.exits import Exit
+from kinetic._core.gang.policy import (
+    MOST_FAULTS,
+    MOST_TAKEN_AWAY,
+    AttemptPolicy,
+    Form,
+    Restart,
+    slices_to_end,
+)
+from kinetic._core.outcome import HostReport, judge
+
+STOPPED = Exit.STOPPED
+
+
+def ended(*exits, blamed=(0,)):
+    reports = [HostReport(host, exit) for host, exit in enumerate(exits)]
+    return judge(len(exits), reports, blamed=blamed, reason="why\nmore", now=1.0)
+
+
+FAILED = ended(Exit.RAISED, STOPPED)
+DIES = ended(Exit.SIGNAL, STOPPED)
+TAKEN = ended(Exit.EVICTED, STOPPED)
+LATE = ended(Exit.TIMEOUT, Exit.TIMEOUT)
+
+
+def test_whatever_fails_takes_a_retry_of_a_fixed_job():
+    machine = AttemptPolicy.make_fixed(2, retries=3)
+    for number, outcome in enumerate((FAILED, DIES, LATE), 2):
+        assert machine.may_repeat(outcome)
+        machine.note_repeat(outcome, (), float(number))
+        assert machine.decide(float(number)) is None, "it needs all slices"
+        for each in (0, 1):
+            machine.note_ready(each)
+        assert machine.decide(float(number)) == Form((0, 1))
+        assert machine.attempt == number
+    assert not machine.may_repeat(FAILED)
+    assert machine.most_attempts == 4
+
+
+def test_a_fixed_job_whose_host_is_taken_away_keeps_its_retries():
+    machine = AttemptPolicy.make_fixed(1, retries=1)
+    for _ in range(MOST_TAKEN_AWAY):
+        assert machine.may_repeat(TAKEN)
+        machine.note_repeat(TAKEN, (), 0.0)
+    assert not machine.may_repeat(TAKEN)
+    assert machine.retries_left == 1
+    assert not AttemptPolicy.make_fixed(1).may_repeat(TAKEN), "who asks for no retries gets none"
+
+
+def test_hosts_of_a_fixed_job_that_died_are_started_again_at_once():
+    machine = AttemptPolicy.make_fixed(2, retries=1, start_timeout_s=60.0)
+    machine.note_repeat(DIES, slices_to_end(DIES, 1), 1.0)
+    machine.note_ready(1)
+    assert machine.decide(1.0) == Restart((0,))
+    assert machine.decide(60.9) is None
+    assert "within 60 s (start_timeout)" in machine.decide(61.0).reason
+
+
+def test_hosts_of_a_fixed_job_that_die_between_two_attempts_are_kinetics_own_fault():
+    machine = AttemptPolicy.make_fixed(2, retries=5)
+    machine.note_repeat(FAILED, (), 0.0)
+    for _ in range(MOST_FAULTS):
+        machine.lose_slice(1, "host 0 of slice 1: killed", 0.0)
+    assert "retries was not used up by them" in machine.decide(0.0).reason
+
+
+def test_hosts_that_gave_no_sign_of_life_are_ended():
+    hung = ended(Exit.HANG, STOPPED, STOPPED, Exit.NEVER_JOINED)
+    assert slices_to_end(hung, 2) == (0, 1)
+    assert slices_to_end(FAILED, 1) == ()
