@@ -5,6 +5,7 @@
 #   make test     all tests, four at a time                      (make test ARGS="-k gang -x")
 #   make test-repeat N=10   all tests N times, every second time beside two busy processes; lists what ever failed
 #   make test-cluster KUBECONFIG=…  the tests of clusters on the one of its current context (see CONTRIBUTING.md)
+#   make test-ray the tests of the Ray backend, on a cluster of their own or on RAY_ADDRESS=http://…
 #   make check    lint, format, types, import contracts, the figures in ARCHITECTURE.md
 #   make docs     this project's site, in site/; what is wrong in it is an error
 #   make bench    what things cost, next to a floor measured in the same run
@@ -15,7 +16,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-repeat test-cluster check docs bench clean
+.PHONY: help demo test test-repeat test-cluster test-ray check docs bench clean
 
 VENV := .venv
 COMMA := ,
@@ -74,6 +75,9 @@ test-repeat: $(VENV)/.stamp-test
 test-cluster: $(VENV)/.stamp-test
 	@[ -n "$(KUBECONFIG)" ] || { echo "error: which cluster? make test-cluster KUBECONFIG=/path/to/kubeconfig" >&2; exit 2; }
 	@KINETIC_TEST_KUBECONFIG="$(KUBECONFIG)" $(BIN)/python -m pytest -m kubernetes tests/system $(ARGS)
+
+test-ray: $(VENV)/.stamp-test
+	@KINETIC_TEST_RAY_ADDRESS="$(RAY_ADDRESS)" $(BIN)/python -m pytest -m ray $(ARGS)
 
 # What runs beside the caller, and what it shares with hosts, also runs on macOS. What is followed into is not told about.
 AS_ON_A_MAC := --platform darwin --cache-dir .mypy_cache/darwin --follow-imports silent \

@@ -26,7 +26,7 @@ import pytest
 
 from kinetic._system import memory_folder
 
-pytest_plugins = ["cluster.fixtures"]
+pytest_plugins = ["cluster.fixtures", "doubles.ray_fixtures"]
 
 # A shell that starts the tests in the background lets them ignore Ctrl-C, nohup the end of a
 # terminal, and every program that they start inherits it.

@@ -1,0 +1,72 @@
+"""Fixtures of pytest: a Ray cluster, started once for all tests of a run, or one that is really
+there.
+
+In: nothing; of the environment, what `make test-ray` is told. Out: a running cluster, which one
+test at a time has for itself. Called by pytest for every test folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from doubles.ray_cluster import GivenCluster, RayCluster, share_cluster, why_impossible
+
+REAL = os.environ.get("KINETIC_TEST_RAY_ADDRESS", "")
+"""The address of the cluster that `make test-ray` names."""
+TIMEOUT_S = 900
+"""Of a test: it may wait for the start of the cluster, and for tests that have it first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test-ray` runs, and keep it together where pytest-xdist can."""
+    for item in items:
+        if {"ray_cluster", "any_ray"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("ray")
+            item.add_marker(pytest.mark.xdist_group("ray"))
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def _run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run of tests have."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ray"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def _shared_ray(_run_folder: Path) -> RayCluster:
+    if problem := why_impossible():
+        pytest.skip(problem)
+    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    return share_cluster(_run_folder, owner)
+
+
+@pytest.fixture
+def ray_cluster(request: pytest.FixtureRequest, _run_folder: Path) -> Iterator[RayCluster]:
+    """A cluster of a head and the four nodes of a slice of v6e-16. No other test uses it at the
+    same time; nodes that a test has killed are replaced after it."""
+    if REAL:
+        pytest.skip("needs what only the cluster of the tests does at a word, such as lost nodes")
+    cluster: RayCluster = request.getfixturevalue("_shared_ray")
+    with (_run_folder / "in-use").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        before = set(cluster.nodes())
+        yield cluster
+        for index in cluster.nodes().keys() - before:
+            cluster.remove_node(index)
+        cluster.mend()
+
+
+@pytest.fixture
+def any_ray(request: pytest.FixtureRequest) -> RayCluster | GivenCluster:
+    """The cluster that `make test-ray` names; else that of the tests."""
+    if REAL:
+        return GivenCluster(REAL)
+    return request.getfixturevalue("ray_cluster")  # type: ignore[no-any-return]

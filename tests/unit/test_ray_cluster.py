@@ -1,0 +1,23 @@
+"""The Ray cluster of the tests."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_it_is_a_cluster_with_a_slice(ray_cluster):
+    with urllib.request.urlopen(f"{ray_cluster.address}/api/version", timeout=30) as answer:
+        assert json.load(answer)["ray_version"]
+    assert list(ray_cluster.nodes().values()) == [True] * 4
+
+
+def test_a_killed_node_is_gone_until_it_is_mended(ray_cluster):
+    ray_cluster.kill_node(2)
+    assert ray_cluster.nodes() == {1: True, 2: False, 3: True, 4: True}
+    ray_cluster.mend()
+    assert all(ray_cluster.nodes().values())
