@@ -39,6 +39,7 @@ READY_WITHIN_S = 240.0
 OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes."""
 DASHBOARD_PORT = 8265
+TOKEN = "token-of-the-tests-0123456789abcdef"
 _KEPT = ("LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 _PR_SET_PDEATHSIG = 1
 
@@ -91,6 +92,7 @@ class RayCluster:
 
     Attributes:
         address: of the dashboard, for whoever is on this machine: http://127.0.0.1:port.
+        token: without which nobody is let in.
         folder: what Ray and the cluster's program write.
     """
 
@@ -98,6 +100,7 @@ class RayCluster:
         ready = json.loads((folder / "ready.json").read_text())
         self.folder = folder
         self.address = f"http://127.0.0.1:{ready['port']}"
+        self.token = TOKEN
         self.pid = int(ready["pid"])
         """Of the program that made the namespaces; everything ends with it."""
 
@@ -229,6 +232,7 @@ def start_cluster(
             start_new_session=True,
         )
     os.close(life)
+    _programs[folder] = program
     ready = folder / "ready.json"
     deadline = time.monotonic() + READY_WITHIN_S
     while not ready.exists():
@@ -238,7 +242,6 @@ def start_cluster(
             raise RuntimeError(f"no cluster came to be:\n{said}")
         time.sleep(0.05)
     ready.write_text(json.dumps(json.loads(ready.read_text()) | {"pid": program.pid}))
-    _programs[folder] = program
     return RayCluster(folder)
 
 
@@ -267,6 +270,8 @@ def _environ(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
         "HOME": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TMPDIR": str(folder),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": TOKEN,
         # Else each node keeps a Python ready, which is memory.
         "RAY_enable_worker_prestart": "0",
         "RAY_prestart_worker_first_driver": "0",

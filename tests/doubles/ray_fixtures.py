@@ -49,15 +49,19 @@ def _shared_ray(_run_folder: Path) -> RayCluster:
 
 
 @pytest.fixture
-def ray_cluster(request: pytest.FixtureRequest, _run_folder: Path) -> Iterator[RayCluster]:
+def ray_cluster(
+    request: pytest.FixtureRequest, _run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RayCluster]:
     """A cluster of a head and the four nodes of a slice of v6e-16. No other test uses it at the
-    same time; nodes that a test has killed are replaced after it."""
+    same time; nodes that a test has killed are replaced after it. The environment has its token,
+    not its address."""
     if REAL:
         pytest.skip("needs what only the cluster of the tests does at a word, such as lost nodes")
     cluster: RayCluster = request.getfixturevalue("_shared_ray")
     with (_run_folder / "in-use").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         before = set(cluster.nodes())
+        monkeypatch.setenv("RAY_AUTH_TOKEN", cluster.token)
         yield cluster
         for index in cluster.nodes().keys() - before:
             cluster.remove_node(index)

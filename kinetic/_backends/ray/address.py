@@ -1,0 +1,82 @@
+"""Where the dashboard of a Ray cluster is, and the token that it asks for.
+
+In: what the place says, the caller's variables. Out: the dashboard's address; a token. Ray's own
+variables are understood as Ray understands them, though nothing of Ray is needed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kinetic.errors import PreflightError, UsageError
+
+DASHBOARD_PORT = 8265
+AUTO = "auto"
+HERE = f"http://127.0.0.1:{DASHBOARD_PORT}"
+"""Where the dashboard of a cluster on this machine is, unless somebody has moved it."""
+VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+_OTHER_PORTS = (6379, 10001)
+"""Of the head's control store and of Ray Client, which people have at hand."""
+_TOKEN_FILE = "~/.ray/auth_token"
+
+
+def resolve_address(given: str, variables: Mapping[str, str]) -> str:
+    """Return the URL of the dashboard.
+
+    Args:
+        given: by the place; "" leaves it to the variables, and these to this machine.
+        variables: of the caller's environment.
+
+    Raises:
+        UsageError: it is not an address.
+    """
+    named = [(name, variables[name]) for name in VARIABLES if variables.get(name)]
+    name, text = ("address", given) if given else next(iter(named), ("", AUTO))
+    if text.strip() in (AUTO, "local"):
+        return HERE
+    return _dashboard_of(name, text.strip())
+
+
+def _dashboard_of(name: str, text: str) -> str:
+    problem = (
+        f"{name}={text!r} is not the address of a Ray cluster. Write http://host:8265 "
+        '(the address of its dashboard), ray://host:10001, host:port, or "auto".'
+    )
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UsageError(problem) from error
+    if parts.scheme not in ("http", "https", "ray") or not host or parts.username is not None:
+        raise UsageError(problem)
+    if ":" in host:
+        host = f"[{host}]"
+    if parts.scheme == "ray" or ("://" not in text and (port is None or port in _OTHER_PORTS)):
+        return f"http://{host}:{DASHBOARD_PORT}"
+    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path.rstrip('/')}"
+
+
+def find_token(variables: Mapping[str, str]) -> str:
+    """Return the token to send, or "".
+
+    Raises:
+        PreflightError: the file of the token that the environment names cannot be read.
+    """
+    if variables.get("RAY_AUTH_MODE", "").lower() == "disabled":
+        return ""
+    if variables.get("RAY_AUTH_TOKEN"):
+        return variables["RAY_AUTH_TOKEN"].strip()
+    named = variables.get("RAY_AUTH_TOKEN_PATH")
+    try:
+        home = variables.get("HOME", "")
+        path = Path(named) if named else Path(home, *Path(_TOKEN_FILE).parts[1:])
+        return path.read_text().strip() if named or home else ""
+    except (OSError, ValueError) as error:
+        if not named:
+            return ""
+        raise PreflightError(
+            f"The token for the Ray cluster could not be read: RAY_AUTH_TOKEN_PATH={named} "
+            f"({error})."
+        ) from error

@@ -1,0 +1,485 @@
+"""The dashboard of a Ray cluster over HTTP: jobs, packages, nodes, and files of its logs.
+
+In: the dashboard's address, a token. Out: what Ray says, as values. The only place of this backend
+that sends; nothing of Ray is needed on this side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from kinetic._core.values import dataclass
+from kinetic.errors import (
+    BackendUnavailable,
+    KineticError,
+    NotFound,
+    PreflightError,
+    SubmitError,
+)
+from kinetic.version import __version__
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse, PoolManager
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+CONNECTIONS = 16
+"""Kept open at once. The dashboard reads files of logs for 100 callers at a time."""
+ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+_REPEATED_ON = (429, 502, 503, 504)
+_NODES = 10_000
+
+
+@dataclass(frozen=True)
+class JobsApiLimits:
+    """How long calls wait, in seconds, and how often they are tried if that can do no harm."""
+
+    connect_s: float = 10.0
+    read_s: float = 60.0
+    tries: int = 4
+    pause_s: float = 0.2
+
+
+@dataclass(frozen=True)
+class ClusterVersion:
+    """What runs there.
+
+    Attributes:
+        ray: the version of Ray.
+        session: changes whenever the head is started.
+    """
+
+    ray: str
+    session: str
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job to be created.
+
+    Attributes:
+        job_id: names it: no second one of this name is created.
+        entrypoint: the command of its driver, for a shell.
+        runtime_env: what its processes find, in Ray's words. Everybody can read it.
+        metadata: kept with the job. Everybody can read it.
+        resources: what the driver takes of its node, by name, CPU and GPU among them.
+        labels: of the node on which the driver runs; none for the head.
+    """
+
+    job_id: str
+    entrypoint: str
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the dashboard takes."""
+        rest = {name: n for name, n in self.resources.items() if name not in ("CPU", "GPU")}
+        found = {
+            "submission_id": self.job_id,
+            "entrypoint": self.entrypoint,
+            "runtime_env": dict(self.runtime_env),
+            "metadata": dict(self.metadata),
+            "entrypoint_num_cpus": self.resources.get("CPU"),
+            "entrypoint_num_gpus": self.resources.get("GPU"),
+            "entrypoint_resources": rest or None,
+            "entrypoint_label_selector": dict(self.labels) or None,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class RayJob:
+    """What Ray says of a job.
+
+    Attributes:
+        job_id: its submission id; "" for a driver that nobody submitted.
+        status: PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED.
+        message: why, as a sentence of Ray's.
+        metadata: as it was submitted.
+        node_id: where the driver runs; "" while it does not.
+        exit_code: of the driver, once it has ended.
+    """
+
+    job_id: str
+    status: str
+    message: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    node_id: str = ""
+    exit_code: int | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the driver has."""
+        return self.status in ENDED
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """A node of the cluster.
+
+    Attributes:
+        node_id: Ray's.
+        address: its IP address.
+        is_alive: whether Ray believes so: it takes more than a minute to notice a death.
+        is_head: whether the control store and the dashboard are there.
+        resources: what it has in all, by name.
+        labels: by name.
+    """
+
+    node_id: str
+    address: str
+    is_alive: bool
+    is_head: bool
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
+class JobsApi:
+    """Calls over HTTP. Threads may share it."""
+
+    def __init__(
+        self, address: str, token: str = "", *, limits: JobsApiLimits | None = None
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            address: of the dashboard, as `address.resolve_address` returns it.
+            token: what it asks for; "" for none.
+            limits: how long calls wait.
+        """
+        self.address = address
+        self._token = token
+        self._limits = limits or JobsApiLimits()
+        self._pools: tuple[int, PoolManager] | None = None
+
+    def __repr__(self) -> str:
+        return f"JobsApi({self.address!r})"
+
+    # --- the cluster
+
+    def version(self) -> ClusterVersion:
+        """Return what runs there: the cheapest call that shows that a dashboard answers."""
+        try:
+            found = self._ask("GET", "/api/version")
+        except NotFound as error:
+            raise _explain_stranger(self.address) from error
+        if "ray_version" not in found:
+            raise _explain_stranger(self.address)
+        return ClusterVersion(str(found["ray_version"]), str(found.get("session_name", "")))
+
+    def nodes(self) -> list[RayNode]:
+        """Return all nodes, dead ones too."""
+        found = self._ask_state("/api/v0/nodes", {"detail": "1", "limit": str(_NODES)})
+        return [_read_node(row) for row in found["result"]]
+
+    def autoscaler_status(self) -> str:
+        """Return what the autoscaler says of the cluster, for people; "" if there is none."""
+        found = self._ask("GET", "/api/cluster_status?format=1")
+        return str((found.get("data") or {}).get("clusterStatus") or "")
+
+    # --- jobs
+
+    def submit(self, submission: Submission) -> None:
+        """Create a job. Not repeated: if the answer is lost, `find` tells whether it is there.
+
+        Raises:
+            SubmitError: Ray refuses it, for example because there is one of this name.
+        """
+        self._ask("POST", "/api/jobs/", json.dumps(submission.to_json()).encode())
+
+    def find(self, job_id: str) -> RayJob | None:
+        """Return what Ray says of a job, or None if it knows none of this name."""
+        try:
+            return _read_job(self._ask("GET", f"/api/jobs/{quote(job_id, safe='')}"))
+        except NotFound:
+            return None
+
+    def list(self) -> list[RayJob]:
+        """Return all jobs that were submitted, and drivers that nobody submitted."""
+        return [_read_job(row) for row in self._ask("GET", "/api/jobs/", kind=list)]
+
+    def stop(self, job_id: str) -> bool:
+        """Ask a job to end: SIGTERM, and SIGKILL three seconds later. Return whether it ran."""
+        try:
+            found = self._ask("POST", f"/api/jobs/{quote(job_id, safe='')}/stop")
+        except NotFound:
+            return False
+        return bool(found.get("stopped"))
+
+    def delete(self, job_id: str) -> bool:
+        """Make Ray forget a job that has ended; return whether it knew it."""
+        try:
+            found = self._ask("DELETE", f"/api/jobs/{quote(job_id, safe='')}")
+        except NotFound:
+            return False
+        return bool(found.get("deleted"))
+
+    def logs(self, job_id: str) -> str:
+        """Return what the driver has printed so far.
+
+        Raises:
+            NotFound: Ray knows no job of this name.
+        """
+        found = self._ask("GET", f"/api/jobs/{quote(job_id, safe='')}/logs")
+        return str(found.get("logs") or "")
+
+    # --- packages
+
+    def has_package(self, name: str) -> bool:
+        """Whether gcs://name is there. It is kept for ten minutes more, for a job that names it."""
+        try:
+            self._send("GET", f"/api/packages/gcs/{quote(name, safe='')}")
+        except NotFound:
+            return False
+        return True
+
+    def put_package(self, name: str, data: bytes) -> None:
+        """Send gcs://name, which takes the place of one that is there."""
+        self._send("PUT", f"/api/packages/gcs/{quote(name, safe='')}", data)
+
+    def send_package(self, name: str, data: bytes) -> bool:
+        """Send gcs://name unless it is there; return whether it was sent. Names are to tell the
+        content."""
+        if self.has_package(name):
+            return False
+        self.put_package(name, data)
+        return True
+
+    # --- files below the folder of a node's logs
+
+    def read_log(self, node_id: str, path: str) -> bytes:
+        """Return a file.
+
+        Raises:
+            NotFound: there is none.
+        """
+        return bytes(self._send("GET", _log_path("file", node_id, path)).data)
+
+    def follow_log(self, node_id: str, path: str, *, interval_s: float = 0.1) -> Iterator[bytes]:
+        """Yield a file, and what is appended to it, as it comes; until closed."""
+        asked = _log_path("stream", node_id, path, interval=str(interval_s))
+        response = self._send("GET", asked, preload=False)
+        try:
+            while data := response.read1(1 << 16):
+                yield data
+        except Exception as error:
+            raise _explain_silence(self.address, error) from error
+        finally:
+            response.close()
+
+    def list_logs(self, node_id: str, pattern: str) -> Sequence[str]:
+        """Return the paths of files and folders that match; folders end in "/"."""
+        found = self._ask_state("/api/v0/logs", {"node_id": node_id, "glob": pattern})
+        return [path for paths in found.values() for path in paths]
+
+    # --- sending
+
+    def close(self) -> None:
+        """Close idle connections. The object can still be used."""
+        pools, self._pools = self._pools, None
+        if pools is not None:
+            pools[1].clear()
+
+    def _ask_state(self, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+        found = self._ask("GET", f"{path}?{urlencode(query)}")
+        if not found.get("result"):
+            raise BackendUnavailable(
+                f"The Ray cluster at {self.address} could not say what was asked: "
+                f"{_last_line(str(found.get('msg', '')))}. Try again later."
+            )
+        return dict((found.get("data") or {}).get("result") or {})
+
+    def _ask(self, method: str, path: str, body: bytes | None = None, *, kind: type = dict) -> Any:
+        """Make a call whose answer is a document."""
+        data = self._send(method, path, body).data
+        try:
+            found = json.loads(data)
+        except ValueError as error:
+            raise _explain_stranger(self.address) from error
+        if not isinstance(found, kind):
+            raise _explain_stranger(self.address)
+        return found
+
+    def _send(
+        self, method: str, path: str, body: bytes | None = None, *, preload: bool = True
+    ) -> BaseHTTPResponse:
+        import urllib3
+
+        headers = {"user-agent": f"kinetic/{__version__}"}
+        if self._token:
+            headers["authorization"] = f"Bearer {self._token}"
+        if method == "POST":
+            headers["content-type"] = "application/json"
+        limits = self._limits
+        try:
+            response = self._connect().request(
+                method,
+                self.address + path,
+                body=body,
+                headers=headers,
+                timeout=urllib3.Timeout(connect=limits.connect_s, read=limits.read_s),
+                retries=_repetition(limits),
+                redirect=False,
+                preload_content=preload,
+            )
+            refusal = response.data if response.status >= 300 else b""
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _explain_silence(self.address, error) from error
+        if response.status >= 300:
+            raise _explain_refusal(self.address, response, refusal, has_token=bool(self._token))
+        return response
+
+    def _connect(self) -> PoolManager:
+        known, process = self._pools, os.getpid()
+        if known is None or known[0] != process:  # after a fork they are the parent's
+            known = self._pools = (process, _open_pools(self.address))
+        return known[1]
+
+
+def _open_pools(address: str) -> PoolManager:
+    try:
+        import urllib3
+    except ImportError as error:
+        raise PreflightError(
+            'Jobs on a Ray cluster need urllib3: pip install "kinetic-sdk[ray]".'
+        ) from error
+    parts = urlsplit(address)
+    proxy = urllib.request.getproxies().get(parts.scheme, "")
+    host = parts.hostname or ""
+    if proxy and host not in LOOPBACK and not urllib.request.proxy_bypass(host):
+        return urllib3.ProxyManager(proxy, maxsize=CONNECTIONS)
+    return urllib3.PoolManager(maxsize=CONNECTIONS)
+
+
+def _repetition(limits: JobsApiLimits) -> Any:
+    """A POST is not made twice: it may have had its effect."""
+    import urllib3
+
+    return urllib3.Retry(
+        total=limits.tries - 1,
+        redirect=False,
+        allowed_methods={"GET", "PUT", "DELETE"},
+        status_forcelist=_REPEATED_ON,
+        backoff_factor=limits.pause_s,
+        raise_on_status=False,
+    )
+
+
+def _log_path(kind: str, node_id: str, path: str, **more: str) -> str:
+    query = {"node_id": node_id, "filename": path, "lines": "-1", **more}
+    return f"/api/v0/logs/{kind}?{urlencode(query)}"
+
+
+def _read_job(row: Mapping[str, Any]) -> RayJob:
+    return RayJob(
+        str(row.get("submission_id") or ""),
+        str(row.get("status") or ""),
+        str(row.get("message") or ""),
+        {str(name): str(value) for name, value in (row.get("metadata") or {}).items()},
+        str(row.get("driver_node_id") or ""),
+        row.get("driver_exit_code"),
+    )
+
+
+def _read_node(row: Mapping[str, Any]) -> RayNode:
+    return RayNode(
+        str(row["node_id"]),
+        str(row.get("node_ip") or ""),
+        row.get("state") == "ALIVE",
+        bool(row.get("is_head_node")),
+        dict(row.get("resources_total") or {}),
+        dict(row.get("labels") or {}),
+    )
+
+
+# --- what went wrong
+
+
+def _explain_silence(address: str, error: Exception) -> KineticError:
+    import urllib3
+
+    cause = error
+    while isinstance(cause, urllib3.exceptions.MaxRetryError) and cause.reason is not None:
+        cause = cause.reason
+    text = " ".join(str(cause).split()) or type(cause).__name__
+    if isinstance(cause, urllib3.exceptions.SSLError):
+        return PreflightError(
+            f"The certificate of {address} is not trusted ({text}). Name the authority that "
+            "signed it by SSL_CERT_FILE, or write http:// if the dashboard has no certificate."
+        )
+    if isinstance(cause, urllib3.exceptions.NameResolutionError):
+        return BackendUnavailable(
+            f"No machine is known by the name of {address} ({text}). Check the address of the Ray "
+            "cluster (RAY_ADDRESS, or the profile), and a VPN if it needs one."
+        )
+    if isinstance(cause, urllib3.exceptions.ProxyError):
+        return BackendUnavailable(
+            f"The proxy of your environment does not lead to {address} ({text}). Hosts that are "
+            "reached without it belong in NO_PROXY."
+        )
+    if isinstance(cause, urllib3.exceptions.ReadTimeoutError):
+        return BackendUnavailable(
+            f"The Ray cluster at {address} took the request, but does not answer ({text}). Its "
+            "head may be overloaded: try again later; jobs that were submitted are not affected."
+        )
+    return BackendUnavailable(
+        f"Nothing answers at {address} ({text}). Check that the Ray cluster runs and has a "
+        "dashboard (`ray start --head --include-dashboard=true`, package ray[default]), and that "
+        "its port is reachable from here (on Kubernetes: `kubectl port-forward "
+        "service/NAME-head-svc 8265`)."
+    )
+
+
+def _explain_stranger(address: str) -> PreflightError:
+    return PreflightError(
+        f"What answers at {address} is no Ray dashboard. Write the address of the cluster's "
+        "dashboard, usually http://host:8265; where a login page is in front of it, a direct "
+        "address or a port-forward is needed."
+    )
+
+
+def _explain_refusal(
+    address: str, response: BaseHTTPResponse, body: bytes, *, has_token: bool
+) -> KineticError:
+    status, said = response.status, _last_line(body.decode(errors="replace"))
+    if status == 401:
+        return PreflightError(
+            f"The Ray cluster at {address} asks for a token. Set RAY_AUTH_TOKEN, or "
+            "RAY_AUTH_TOKEN_PATH to the file that holds it (`ray get-auth-token` shows it on the "
+            "head)."
+        )
+    if status == 403:
+        token = "does not accept your token" if has_token else "does not let you in without a token"
+        return PreflightError(
+            f"The Ray cluster at {address} {token} (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
+            "~/.ray/auth_token). Compare it with what `ray get-auth-token` shows on the head."
+        )
+    if status < 400 or not _is_dashboard(response, body):
+        return _explain_stranger(address)
+    if status == 404 or "file is not found" in said.lower() or "no such file" in said.lower():
+        return NotFound(f"The Ray cluster at {address} has none: {said}.")
+    if 400 <= status < 500 or "already exists" in said:
+        return SubmitError(f"The Ray cluster at {address} refuses: {said}.")
+    return BackendUnavailable(
+        f"The Ray cluster at {address} could not do that at present (HTTP {status}): {said}. Try "
+        "again later; jobs that were submitted are not affected."
+    )
+
+
+def _is_dashboard(response: BaseHTTPResponse, body: bytes) -> bool:
+    """Its refusals are plain text or JSON; other servers show a page."""
+    kind = response.headers.get("content-type", "")
+    return not kind.startswith("text/html") and b"<html" not in body[:500].lower()
+
+
+def _last_line(text: str) -> str:
+    """What a traceback of Ray's says in the end."""
+    lines = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
+    return lines[-1].rstrip(".")[:500] if lines else "it does not say why"

@@ -1,0 +1,204 @@
+"""The dashboard of a Ray cluster over HTTP: a real one, and servers that misbehave."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from kinetic._backends.ray.jobs_api import JobsApiLimits, JobsApi, Submission
+from kinetic.errors import BackendUnavailable, NotFound, PreflightError, SubmitError
+
+ONCE = JobsApiLimits(connect_s=5.0, read_s=0.2, tries=1)
+SECRET = "a-token-that-nobody-sees"
+
+
+@pytest.fixture
+def api(ray_cluster) -> Iterator[JobsApi]:
+    made = JobsApi(ray_cluster.address, ray_cluster.token)
+    yield made
+    made.close()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    while not is_so():
+        pause.wait(0.05)
+
+
+# --- a real one
+
+
+def test_it_says_what_runs_there(api):
+    assert int(api.version().ray.split(".")[0]) >= 2
+    nodes = [node for node in api.nodes() if node.is_alive]
+    assert [node.is_head for node in nodes].count(True) == 1
+    hosts = [node for node in nodes if node.labels.get("ray.io/tpu-slice-name") == "slice-0"]
+    assert [node.resources["TPU"] for node in hosts] == [4.0] * 4
+    assert "v6e-16" in {node.labels["ray.io/tpu-pod-type"] for node in hosts}
+    assert "Resources" in api.autoscaler_status()
+
+
+def test_a_job_runs_and_is_forgotten(api):
+    submission = Submission("job-1", "echo from the driver; exit 3", metadata={"kinetic": "1"})
+    api.submit(submission)
+    with pytest.raises(SubmitError, match="job-1 already exists"):
+        api.submit(submission)
+    wait_until(lambda: api.find("job-1").has_ended)
+    found = api.find("job-1")
+    assert (found.status, found.exit_code, found.metadata) == ("FAILED", 3, {"kinetic": "1"})
+    assert "from the driver" in api.logs("job-1")
+    assert "job-1" in [job.job_id for job in api.list()]
+    assert api.stop("job-1") is False
+    assert api.delete("job-1") is True
+    assert api.delete("job-1") is False
+    assert api.find("job-1") is None
+    with pytest.raises(NotFound, match="job-1"):
+        api.logs("job-1")
+
+
+def test_packages_are_sent_once(api):
+    name = f"kinetic-{os.urandom(8).hex()}.zip"
+    assert api.has_package(name) is False
+    assert api.send_package(name, b"content") is True
+    assert api.send_package(name, b"content") is False
+
+
+def test_files_of_the_logs_come_byte_by_byte(api, ray_cluster):
+    (logs,) = (ray_cluster.folder / "ray").glob("session_2*/logs")
+    folder = logs / "kinetic-test" / "a [b]"
+    folder.mkdir(parents=True)
+    content = os.urandom(200_000)
+    (folder / "file").write_bytes(content)
+    (head,) = (node.node_id for node in api.nodes() if node.is_head)
+    assert api.read_log(head, "kinetic-test/a [b]/file") == content
+    assert api.list_logs(head, "kinetic-test/*/*") == ["kinetic-test/a [b]/file"]
+    with pytest.raises(NotFound):
+        api.read_log(head, "kinetic-test/none")
+    follow = api.follow_log(head, "kinetic-test/a [b]/file")
+    assert b"".join(next(follow) for _ in range(1))
+    follow.close()
+
+
+@pytest.mark.parametrize("token", ["", "not-the-token-0123456789abcdef0123"])
+def test_without_the_token_nobody_is_let_in(api, token):
+    stranger = JobsApi(api.address, token)
+    with pytest.raises(PreflightError, match="RAY_AUTH_TOKEN") as raised:
+        stranger.list()
+    assert not token or token not in str(raised.value)
+    stranger.close()
+
+
+# --- others
+
+
+@contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[JobsApi]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            answer(self)
+
+        do_POST = do_PUT = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    api = JobsApi(f"http://127.0.0.1:{server.server_address[1]}", SECRET, limits=ONCE)
+    try:
+        yield api
+    finally:
+        api.close()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def page(status: int, text: bytes, **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.rfile.read(int(handler.headers.get("content-length") or 0))
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("content-length", str(len(text)))
+        handler.end_headers()
+        handler.wfile.write(text)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "said"),
+    [
+        (page(401, b"Unauthorized"), PreflightError, "asks for a token"),
+        (page(403, b"Forbidden"), PreflightError, "does not accept your token"),
+        (page(200, b"<html>", content_type="text/html"), PreflightError, "no Ray dashboard"),
+        (page(404, b"<html>", content_type="text/html"), PreflightError, "no Ray dashboard"),
+        (page(404, b"404: Not Found"), PreflightError, "no Ray dashboard"),
+        (page(302, b"", location="https://login"), PreflightError, "login page"),
+        (page(200, b"[]"), PreflightError, "no Ray dashboard"),
+        (page(200, b"{}"), PreflightError, "no Ray dashboard"),
+        (page(500, b"Traceback\n  x\nOSError: full.\n.\n"), BackendUnavailable, "OSError: full"),
+        (page(503, b""), BackendUnavailable, "HTTP 503"),
+    ],
+)
+def test_each_refusal_has_its_sentence(answer, kind, said):
+    with serving(answer) as api, pytest.raises(kind, match=said) as raised:
+        api.version()
+    assert SECRET not in str(raised.value)
+
+
+def test_a_server_that_does_not_answer_is_said():
+    waiting = threading.Event()
+    with serving(lambda _: waiting.wait(30) and None) as api:
+        with pytest.raises(BackendUnavailable, match="does not answer"):
+            api.version()
+        waiting.set()
+
+
+def test_nothing_that_listens_is_said():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(BackendUnavailable, match=r"Nothing answers.*--include-dashboard"):
+        JobsApi(f"http://127.0.0.1:{port}", limits=ONCE).version()
+
+
+def test_a_name_that_nobody_has_is_said():
+    with pytest.raises(BackendUnavailable, match="No machine is known by the name"):
+        JobsApi("http://no-such-host.invalid:8265", limits=ONCE).version()
+
+
+def test_a_submission_is_not_repeated():
+    asked = []
+
+    def refuse(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.command)
+        page(503, b"")(handler)
+
+    patient = JobsApiLimits(tries=3, pause_s=0.0)
+    with serving(refuse) as api:
+        api._limits = patient
+        with pytest.raises(BackendUnavailable):
+            api.submit(Submission("job-1", "true"))
+        with pytest.raises(BackendUnavailable):
+            api.version()
+    assert asked == ["POST", "GET", "GET", "GET"]
+
+
+def test_the_proxy_of_the_environment_is_for_other_machines(monkeypatch):
+    with serving(page(200, b'{"ray_version": "2.99"}')) as there:
+        monkeypatch.setenv("http_proxy", there.address)
+        distant = JobsApi("http://no-such-host.invalid:8265", limits=ONCE)
+        assert distant.version().ray == "2.99"
+        distant.close()
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        assert there.version().ray == "2.99"
