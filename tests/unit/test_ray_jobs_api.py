@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from kinetic._backends.ray.jobs_api import JobsApiLimits, JobsApi, Submission
+from kinetic._backends.ray.jobs_api import JobsApi, JobsApiLimits, Submission
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError, SubmitError
 
 ONCE = JobsApiLimits(connect_s=5.0, read_s=0.2, tries=1)
