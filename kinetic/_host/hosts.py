@@ -36,8 +36,9 @@ class HostsHostsListener(Protocol):
         """The agent of a host has ended."""
         ...
 
-    def on_last_report(self, report: HostReport) -> None:
-        """The only host of a gang has left this, and ended."""
+    def on_report(self, report: HostReport) -> None:
+        """A host has ended like this that does not say so itself: the only one of a gang, or one
+        that could not begin."""
         ...
 
     def on_change(self) -> None:
@@ -293,7 +294,7 @@ class ForkedHosts(Hosts):
             if self.alone and delivered:
                 report = self._agents.report_left_by(seat, self._attempt)
             if report is not None:
-                self._listener.on_last_report(report)
+                self._listener.on_report(report)
             elif self.stay or self.alone or not delivered:
                 self._die(seat, self._cause_of_death(seat, status, delivered=delivered))
         if self.stay or self.alone:  # Others end with their gang.

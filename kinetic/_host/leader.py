@@ -238,7 +238,7 @@ class Leader:
         limit_s = self._plan.limits.start_timeout_s
         until = time.monotonic() + max(limit_s - TO_JOIN_S, limit_s / 2)
         self._policy.gather(time.monotonic())
-        while not self._gang.unwanted and time.monotonic() < until:
+        while not (self._gang.unwanted or self._gang.finished) and time.monotonic() < until:
             if isinstance(decision := self._look(), Form):
                 if len(decision.slices) < self._policy.rules.most:
                     self._gang = self._make_gang()
@@ -438,9 +438,9 @@ class Leader:
         """A host has come, or is gone."""
         self._wake()
 
-    def on_last_report(self, report: HostReport) -> None:
-        """The gang's only host, which may not have joined, has ended."""
-        if not self._gang.ready:
+    def on_report(self, report: HostReport) -> None:
+        """A host has ended; the only one of a gang may not have joined."""
+        if not self._gang.ready and self._hosts.alone:
             self._gang.join(report.host, "kept", "", time.monotonic())
         self._gang.report(report, time.monotonic())
         self._sweep()

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,11 +47,21 @@ _STARTS = range(2, 1 << 31)
 leader counts."""
 
 
-def main() -> int:
-    """Run this host until the job has ended."""
+MakeHosts = Callable[[Plan, Store], Hosts]
+
+
+def _make_remote(plan: Plan, _: Store) -> Hosts:
+    return RemoteHosts(plan.hosts)
+
+
+def main(environ: Mapping[str, str] | None = None, make_hosts: MakeHosts = _make_remote) -> int:
+    """Run this host until the job has ended. `environ` takes the place of the environment;
+    `make_hosts` makes the hosts that a head leads."""
     streams.replace_closed()
     try:
-        who = identity.from_environ()
+        who = identity.from_environ(environ)
+        if who.parent:
+            processes.die_with_parent(who.parent)
         store = open_store(who.store_uri, existing=True)
         plan = Plan.read(store.get(layout.plan(who.job_id)))
         if who.is_pod:  # A pod before it, killed on this machine, may have left something.
@@ -69,7 +80,7 @@ def main() -> int:
     if not is_head:
         processes.adopt_orphans()
     if is_head or (who.host == 0 and not plan.place.has_head):
-        return _Leading(who, plan, store).run()
+        return _Leading(who, plan, store, make_hosts).run()
     return (_Seated if plan.place.has_head else _Joining)(who, plan, store).run()
 
 
@@ -139,6 +150,10 @@ class _Leading(_HostProgram):
     """Host 0, or the head of an elastic job: it runs no function, so that the loss of any slice
     leaves it alone."""
 
+    def __init__(self, who: Identity, plan: Plan, store: Store, make_hosts: MakeHosts) -> None:
+        super().__init__(who, plan, store)
+        self._make_led = make_hosts
+
     def _take_part(self) -> int:
         ended = self._lead_to_end()
         if self._who.role != "head":
@@ -185,7 +200,7 @@ class _Leading(_HostProgram):
         """Return those that a head leads, or those of which this is one: with its agent."""
         plan, attempt = self._plan, policy.attempt
         if self._who.role == "head":
-            return RemoteHosts(plan.hosts)
+            return self._make_led(plan, self._store)
         is_alone = plan.hosts == 1
         if is_alone and self._who.is_pod:  # A pod that replaces this one must know at once.
             begun = GangEvent(EventKind.BEGUN, 0)

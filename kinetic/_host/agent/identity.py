@@ -7,7 +7,7 @@ In: environment variables (on a cluster) or values from the supervisor (on this 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -61,6 +61,7 @@ class Identity:
         unreachable_after_s: how long the coordinator may be unreachable before the worker is
             ended.
         join_timeout_s: how long the coordinator may take to come up.
+        parent: the process with which this host's program dies; 0 for none.
     """
 
     store_uri: str
@@ -91,6 +92,7 @@ class Identity:
     debug_port: int = 0
     unreachable_after_s: float = 30.0
     join_timeout_s: float = 30.0
+    parent: int = 0
 
     @property
     def leads(self) -> bool:
@@ -166,6 +168,7 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
             debug_port=int(env.get("KINETIC_DEBUG_PORT", "5678")),
             unreachable_after_s=float(env.get("KINETIC_UNREACHABLE_AFTER_S", "10")),
             join_timeout_s=float(env.get("KINETIC_JOIN_TIMEOUT_S", "30")),
+            parent=int(env.get("KINETIC_PARENT") or "0"),
         )
     except KeyError as error:
         raise UsageError(
@@ -241,7 +244,7 @@ _OF_THE_HOST = frozenset(
             "UNREACHABLE_AFTER_S",
             "JOIN_TIMEOUT_S",
         ),
-        *("RESTARTS", "ROLE"),
+        *("PARENT", "RESTARTS", "ROLE"),
         # the bootstrap's
         *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_CACHE", "POD_CACHE_GB", "POD_PATIENCE_S"),
         *("REQUIREMENTS", "RUNTIME", "VERSION"),
@@ -253,3 +256,9 @@ _OF_THE_HOST = frozenset(
 def variables_of_the_job() -> dict[str, str]:
     """Return the variables of this process that tell a function its job and host."""
     return {name: value for name, value in os.environ.items() if name.startswith("KINETIC_")}
+
+
+def environ_with(variables: Mapping[str, str], without: Iterable[str] = ()) -> dict[str, str]:
+    """Return the environment of this process with these variables, for a program that it starts."""
+    left_out = set(without)
+    return {n: value for n, value in os.environ.items() if n not in left_out} | dict(variables)

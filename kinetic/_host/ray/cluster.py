@@ -1,0 +1,246 @@
+"""The door to Ray on its own nodes: what a job reserves there, and the actors of its hosts.
+
+In: the shape of a slice. Out: a `Reservation`; calls of actors as futures. What is reserved or
+started here belongs to this driver: Ray ends it with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import field
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util import tpu
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from kinetic._core.accelerators.topology import Topology
+from kinetic._core.values import dataclass
+from kinetic._host.ray.actor import ActorPlace, HostActor
+from kinetic.errors import SubmitError
+
+_POLL_S = 0.25
+_HEAD_S = 20.0
+"""How long one try to reserve the first machine of a TPU slice waits."""
+_LEAST_CPUS = 1.0
+
+
+class NoLongerWanted(Exception):
+    """A slice is not wanted any more, or not in time."""
+
+
+@dataclass(frozen=True)
+class HostPlace:
+    """One host of a reserved slice.
+
+    Attributes:
+        actor: the handle of its actor.
+        node: the id of its node in Ray.
+        address: how the other hosts reach it.
+    """
+
+    actor: Any = field(repr=False)
+    node: str
+    address: str
+    about: ActorPlace
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one slice takes.
+
+    Attributes:
+        topology: its shape.
+        cpus: processors of each host.
+        memory_bytes: of each host; 0 if that was not asked for.
+    """
+
+    topology: Topology
+    cpus: float = _LEAST_CPUS
+    memory_bytes: int = 0
+
+    def for_host(self) -> dict[str, float]:
+        """Return the resources of one host, by the names that Ray has for them."""
+        asked: dict[str, float] = {"CPU": self.cpus}
+        if self.memory_bytes:
+            asked["memory"] = self.memory_bytes
+        if self.topology.kind == "gpu":
+            asked["GPU"] = self.topology.chips_per_host
+        elif self.topology.kind == "tpu":
+            asked["TPU"] = self.topology.chips_per_host
+        return asked
+
+
+class Reservation:
+    """The machines of one slice, all of them or none."""
+
+    def __init__(self, needs: Needs) -> None:
+        self._needs = needs
+        self._slice: Any = None
+        self._group: PlacementGroup | None = None
+        self._actors: list[Any] = []
+
+    def reserve(self, *, until: float, is_wanted: Callable[[], bool]) -> None:
+        """Wait for all machines of a slice.
+
+        Raises:
+            NoLongerWanted: they were not free in time (by the monotonic clock), or nobody waits for
+                them any more.
+        """
+        try:
+            self._group = self._ask(until, is_wanted)
+            while not self._group.wait(_POLL_S):
+                _check(until, is_wanted)
+        except BaseException:
+            self.release()
+            raise
+
+    def _ask(self, until: float, is_wanted: Callable[[], bool]) -> PlacementGroup:
+        topology, each = self._needs.topology, self._needs.for_host()
+        if topology.kind == "tpu":
+            while self._slice is None:
+                _check(until, is_wanted)
+                with contextlib.suppress(TimeoutError):
+                    self._slice = _reserve_slice(topology, each)
+            group: PlacementGroup = self._slice.placement_group
+            return group
+        strategy = "STRICT_SPREAD" if topology.multi_host else "STRICT_PACK"
+        return placement_group([dict(each) for _ in range(topology.hosts)], strategy=strategy)
+
+    def start_actors(self, *, until: float, is_wanted: Callable[[], bool]) -> list[HostPlace]:
+        """Start the actors of all hosts; return them in the order of their machines in the slice.
+
+        Raises:
+            NoLongerWanted: as `reserve`.
+            RayError: one could not be started.
+        """
+        each = self._needs.for_host()
+        kind = ray.remote(HostActor)
+        for index in range(self._needs.topology.hosts):
+            strategy = PlacementGroupSchedulingStrategy(self._group, index)
+            resources = {n: v for n, v in each.items() if n not in ("CPU", "GPU", "memory")}
+            options: dict[str, Any] = {
+                "num_cpus": each["CPU"],
+                "num_gpus": each.get("GPU", 0),
+                "memory": each.get("memory"),
+                "resources": resources,
+                "scheduling_strategy": strategy,
+                "max_restarts": 0,
+            }
+            self._actors.append(kind.options(**options).remote())
+        told = [actor.describe.remote() for actor in self._actors]
+        while ray.wait(told, num_returns=len(told), timeout=_POLL_S)[1]:
+            _check(until, is_wanted)
+        abouts: list[ActorPlace] = ray.get(told)
+        nodes = self._find_nodes()
+        found = [
+            HostPlace(actor, node, _address_of(node), about)
+            for actor, node, about in zip(self._actors, nodes, abouts, strict=True)
+        ]
+        return sorted(found, key=lambda place: place.about.worker)
+
+    def _find_nodes(self) -> list[str]:
+        table = ray.util.placement_group_table(self._group)
+        return [table["bundles_to_node_id"][index] for index in range(len(self._actors))]
+
+    def release(self) -> None:
+        """End all actors with what they have started, and free the machines. Idempotent."""
+        actors, self._actors = self._actors, []
+        for actor in actors:
+            with contextlib.suppress(RayError):
+                ray.kill(actor)
+        with contextlib.suppress(RayError, ValueError):
+            if self._slice is not None:
+                self._slice.shutdown()
+            elif self._group is not None:
+                remove_placement_group(self._group)
+        self._slice = self._group = None
+
+
+def _reserve_slice(topology: Topology, each: Mapping[str, float]) -> Any:
+    """Reserve a TPU slice by the resource that only its first machine has, as Ray's own trainer
+    does.
+
+    Raises:
+        TimeoutError: none is free now.
+    """
+    return tpu.SlicePlacementGroup(
+        topology=topology.shape_text,
+        accelerator_version=topology.family,
+        resources_per_bundle=dict(each),
+        chips_per_vm=topology.chips_per_host,
+        strategy="STRICT_SPREAD" if topology.multi_host else "STRICT_PACK",
+        head_reservation_timeout_s=_HEAD_S,
+    )
+
+
+def connect() -> str:
+    """Connect this driver to its cluster; return the address of this node.
+
+    Raises:
+        SubmitError: it cannot.
+    """
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=False)
+    except (RayError, RuntimeError, ConnectionError) as error:
+        raise SubmitError(f"The driver cannot connect to its Ray cluster: {error}") from error
+    return str(ray.util.get_node_ip_address())
+
+
+def disconnect() -> None:
+    """Leave the cluster."""
+    ray.shutdown()
+
+
+def run_program(place: HostPlace, variables: Mapping[str, str]) -> Future[tuple[int, str]]:
+    """Have an actor run the program of its host."""
+    future: Future[tuple[int, str]] = place.actor.run.remote(dict(variables)).future()
+    return future
+
+
+def describe_death(error: BaseException) -> str:
+    """Say how an actor has ended."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    cause = next((line for line in lines if "unexpectedly" in line or "killed" in line), "")
+    return cause or (lines[0] if lines else type(error).__name__)
+
+
+def describe_lack(needs: Needs, slices: int) -> str:
+    """Say what the cluster lacks at this moment for slices that wait, and what it has."""
+    each = needs.for_host()
+    total = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    able = [node for node in total if all(node.get(n, 0) >= v for n, v in each.items())]
+    hosts = slices * needs.topology.hosts
+    asked = ", ".join(f"{value:g} {name}" for name, value in each.items())
+    told = f"{hosts} node{'s' if hosts > 1 else ''} with {asked} each"
+    free = ray.available_resources()
+    have = _add_up(total)
+    rest = ", ".join(
+        f"{free.get(name, 0):g} of {have[name]:g} {name} free" for name in each if name in have
+    )
+    nodes = f"{len(able)} of {len(total)} nodes could take a host"
+    return f"it waits for {told}; the cluster has {rest or 'none of that'}, and {nodes}"
+
+
+def _add_up(nodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for node in nodes:
+        for name, value in node.items():
+            total[name] = total.get(name, 0) + value
+    return total
+
+
+def _address_of(node_id: str) -> str:
+    nodes: Sequence[Mapping[str, Any]] = ray.nodes()
+    return next((str(n["NodeManagerAddress"]) for n in nodes if n["NodeID"] == node_id), "")
+
+
+def _check(until: float, is_wanted: Callable[[], bool]) -> None:
+    if not is_wanted() or time.monotonic() > until:
+        raise NoLongerWanted

@@ -1,0 +1,220 @@
+"""The hosts of a job on a Ray cluster: reserved slice by slice, started by actors.
+
+In: what slices take, the variables of each host. Out: deaths, refusals; a sentence about what is
+waited for. Ray's calls take their time, so threads make them; what they find out comes back to the
+leader's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+
+from kinetic._core.exits import Exit, ProgramCode
+from kinetic._core.gang.messages import HostAssignment
+from kinetic._core.outcome import HostReport
+from kinetic._host.hosts import RemoteHosts
+from kinetic._host.ray import cluster
+from kinetic._host.ray.cluster import HostPlace, Needs, NoLongerWanted, Reservation
+
+TELL_EVERY_S = 2.0
+Variables = Callable[[int, HostPlace], Mapping[str, str]]
+"""What the program of a host (its index among all) is started with."""
+
+
+class _SliceStart:
+    """One start of a slice: its machines, and how far it is."""
+
+    def __init__(self, which: int, reservation: Reservation) -> None:
+        self.which = which
+        self.reservation = reservation
+        self.places: list[HostPlace] = []
+        self.runs = False
+        self.is_wanted = True
+
+
+class RayHosts(RemoteHosts):
+    """Programs that actors start, on slices that are reserved as a whole.
+
+    Where the job needs all of its slices, no program starts before all are reserved.
+    """
+
+    def __init__(
+        self,
+        hosts: int,
+        slices: int,
+        needs: Needs,
+        variables: Variables,
+        *,
+        starts_each: bool,
+        limit_s: float,
+        tell: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """`starts_each`: whether a slice may start before the others are there; `limit_s`: how long
+        to wait for one; `tell`: called, in threads, with what is waited for, and "" at the end."""
+        super().__init__(hosts)
+        self._slices, self._each = slices, hosts // slices
+        self._needs, self._variables = needs, variables
+        self._starts_each, self._limit_s, self._tell = starts_each, limit_s, tell
+        self._starts: dict[int, _SliceStart] = {}
+        self._running: set[int] = set()
+        """Seats whose programs run, as far as Ray says."""
+        self._has_begun = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._cleaning: list[threading.Thread] = []
+
+    def give(self, places: Mapping[int, HostAssignment]) -> None:
+        """From now on who cannot begin is a loss, which others may go on from."""
+        self._has_begun = True
+        super().give(places)
+
+    # -- processes ---------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        """Begin to reserve, once the leader serves: hosts need somebody to join."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            for which in range(self._slices):
+                self._start(which)
+
+    def all_gone(self) -> bool:
+        """Whether the programs of all that can be reached have ended."""
+        return self._running <= self._dead
+
+    def end(self, seats: Collection[int]) -> None:
+        """Free the machines of a slice of which one host is gone: Ray may still take a machine that
+        is lost for one that is alive, and the slice for whole."""
+        for which in {seat // self._each for seat in seats}:
+            if not self._dead.isdisjoint(self._seats(which)):
+                self._release(which)
+
+    def restart(self, seats: Collection[int]) -> None:
+        """Reserve a slice again, unless it is there."""
+        for which in {seat // self._each for seat in seats}:
+            if which not in self._starts:
+                self._start(which)
+
+    def kill(self, seats: Collection[int] | None = None) -> None:
+        """Free the machines of their slices, with all that runs there."""
+        wanted = range(self._slices) if seats is None else {seat // self._each for seat in seats}
+        for which in wanted:
+            self._release(which)
+
+    def release_all(self) -> None:
+        """Free everything, and wait until Ray has heard of it."""
+        self.kill()
+        for thread in self._cleaning:
+            thread.join()
+
+    # -- one slice ---------------------------------------------------------------------------------
+
+    def _seats(self, which: int) -> range:
+        return range(which * self._each, (which + 1) * self._each)
+
+    def _start(self, which: int) -> None:
+        start = self._starts[which] = _SliceStart(which, Reservation(self._needs))
+        self._dead.update(self._seats(which))  # Until they wait for their places.
+        bring_up = functools.partial(self._bring_up, start)
+        threading.Thread(target=bring_up, name=f"kinetic-slice-{which}", daemon=True).start()
+
+    def _bring_up(self, start: _SliceStart) -> None:
+        """In a thread: reserve the machines of a slice, and start its actors."""
+        until, done = time.monotonic() + self._limit_s, threading.Event()
+        telling = threading.Thread(target=self._keep_telling, args=(done,), daemon=True)
+        telling.start()
+        try:
+            start.reservation.reserve(until=until, is_wanted=lambda: start.is_wanted)
+            done.set()
+            places = start.reservation.start_actors(until=until, is_wanted=lambda: start.is_wanted)
+            self._soon(self._on_placed, start, places)
+        except NoLongerWanted:
+            self._soon(self._on_lost, start, "")
+        except Exception as error:  # noqa: BLE001 - whatever Ray raises, the leader must hear of it
+            why = f"Ray could not start its hosts: {cluster.describe_death(error)}"
+            self._soon(self._on_lost, start, why)
+        finally:
+            done.set()
+            telling.join()
+
+    def _keep_telling(self, done: threading.Event) -> None:
+        while not done.wait(TELL_EVERY_S):
+            waiting = sum(not start.places for start in list(self._starts.values()))
+            with contextlib.suppress(Exception):  # The next look may succeed.
+                self._tell(cluster.describe_lack(self._needs, max(waiting, 1)))
+        self._tell("")
+
+    def _soon(self, act: Callable[..., None], *values: object) -> None:
+        with contextlib.suppress(RuntimeError):  # The leader serves no more.
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(act, *values)
+
+    def _on_placed(self, start: _SliceStart, places: list[HostPlace]) -> None:
+        if self._starts.get(start.which) is not start:
+            return
+        start.places = places
+        begun = any(each.runs for each in self._starts.values())
+        if self._starts_each or begun or len(self._starts) < self._slices:
+            self._run_programs(start)
+        elif all(each.places for each in self._starts.values()):
+            for each in self._starts.values():
+                self._run_programs(each)
+
+    def _run_programs(self, start: _SliceStart) -> None:
+        start.runs = True
+        for seat, place in zip(self._seats(start.which), start.places, strict=True):
+            self._running.add(seat)
+            running = cluster.run_program(place, self._variables(seat, place))
+            running.add_done_callback(
+                functools.partial(self._soon, self._on_end, start, seat, place)
+            )
+
+    def _on_end(
+        self, start: _SliceStart, seat: int, place: HostPlace, ended: Future[tuple[int, str]]
+    ) -> None:
+        """A program has ended, or its actor has died."""
+        if self._starts.get(start.which) is not start:
+            return
+        self._running.discard(seat)
+        if (error := ended.exception()) is not None:
+            why = f"its actor on {place.address} died: {cluster.describe_death(error)}"
+            self._die(seat, why)
+            return
+        code, words = ended.result()
+        if code == ProgramCode.UNUSABLE:
+            said = words.strip().splitlines()
+            where = f"On node {place.address} (Ray's {place.node[:12]}) it could not begin"
+            self._refuse(seat, f"{where}: {said[-1] if said else 'no reason known'}")
+        elif code not in (ProgramCode.DELIVERED, ProgramCode.CODE_FAILED):
+            self._die(seat, f"its program on {place.address} ended with exit code {code}.")
+        self._listener.on_change()
+
+    def _on_lost(self, start: _SliceStart, why: str) -> None:
+        """The machines of a slice could not be had."""
+        if self._starts.get(start.which) is not start:
+            return
+        self._release(start.which)
+        if why:
+            self._refuse(self._seats(start.which)[0], why)
+        self._listener.on_change()
+
+    def _refuse(self, seat: int, why: str) -> None:
+        """A host cannot begin. Before the first attempt, it need not be tried again."""
+        if self._has_begun:
+            self._die(seat, why)
+        else:
+            self._listener.on_report(HostReport(seat, Exit.SETUP_FAILED, why))
+
+    def _release(self, which: int) -> None:
+        start = self._starts.pop(which, None)
+        self._dead.update(self._seats(which))
+        self._running.difference_update(self._seats(which))
+        if start is not None:
+            start.is_wanted = False
+            cleaning = threading.Thread(target=start.reservation.release, daemon=True)
+            cleaning.start()
+            self._cleaning.append(cleaning)
