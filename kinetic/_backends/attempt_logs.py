@@ -21,6 +21,7 @@ from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic._store.log_segments import GROWS_BYTES, StoredLog, open_stored_log
 from kinetic._store.many import at_once
+from kinetic.errors import BackendUnavailable
 
 FILES_EVERY_S = 0.02
 LOOK_EVERY_S = 0.5
@@ -30,6 +31,8 @@ LOOK_SOON_S = 0.2
 FLOWS_S = 3.0
 """After this time without any, there is none."""
 POLL_S = 0.05
+ASK_EVERY_S = 1.0
+"""How often a cluster is asked while a job is followed; the store is asked more often."""
 
 Pause = Callable[[int], Iterator[None]]
 """Waits for more output after a look that found so many bytes; yields now and then."""
@@ -164,6 +167,36 @@ def read(
                 reader.close()
         if attempt == request.attempt or not _is_repeated(store, ref, attempt):
             return
+
+
+def ending_of(has_verdict: Callable[[], bool], ask: Callable[[], bool]) -> Callable[[], bool]:
+    """Return whether a job on a cluster has ended: by its verdict or else by the cluster, which is
+    asked less often.
+
+    Args:
+        has_verdict: looks into the store.
+        ask: asks the cluster; it may raise `BackendUnavailable`.
+    """
+    ask_at, failed = 0.0, False
+
+    def has_ended() -> bool:
+        nonlocal ask_at, failed
+        if has_verdict():
+            return True
+        if time.monotonic() < ask_at:
+            return False
+        ask_at = time.monotonic() + ASK_EVERY_S
+        try:
+            ended = ask()
+        except BackendUnavailable:
+            if failed:
+                raise
+            failed = True  # Output is read first: it does not need the cluster.
+            return False
+        failed = False
+        return ended
+
+    return has_ended
 
 
 def _is_repeated(store: Store, ref: JobRef, attempt: int) -> bool:

@@ -64,6 +64,7 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
     name = (
         options.backend
         or checks.backend("backend", settings.backend)
+        or ("ray" if settings.names_ray else "")
         or ("pathways" if several else "gke")
     )
     if single and name == "gke":
@@ -88,13 +89,14 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
         controller="single" if single else "",
         leader="head" if options.elastic and not single and name != "local" else "",
     )
+    if _makers.get(name) is _ray:
+        from kinetic._backends.ray import access
+
+        # Its hosts come and go one by one, so a driver that is none of them leads.
+        place = replace(place, address=access.find_address(settings), leader="head")
+        return BackendSelection(place)
     if name in _makers and (name in _WITHOUT_CLUSTER or settings.cluster_settings):
         return BackendSelection(place)
-    if name == "ray":
-        raise PreflightError(
-            'This version has no Ray backend yet. Use backend="local", which simulates the slice '
-            "on this machine."
-        )
     stand_in = replace(place, backend="local", stands_in_for=name, leader="")
     simulates = simulation.can_simulate(system)
     notice = _standing_in(topology, slices, single=single) if simulates else ""
@@ -153,8 +155,15 @@ def _kubernetes(place: Place, store: Store) -> Backend:
     return cluster.make_backend(place, store)
 
 
+def _ray(place: Place, store: Store) -> Backend:
+    from kinetic._backends.ray import access
+
+    return access.make_backend(place, store)
+
+
 _makers: dict[str, Maker] = {
     "local": _local,
+    "ray": _ray,
     "gke": _kubernetes,
     "pathways": _kubernetes,
 }

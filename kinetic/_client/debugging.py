@@ -179,7 +179,7 @@ def attach(
     """
     if not ref.debug:
         raise UsageError(f"{ref.job_id} was not started for debugging. {_HOW_TO}")
-    if ref.place.is_cluster:
+    if ref.place.has_pods:
         raise UsageError(_by_hand(ref))
     if not isinstance(backend, Tunnels):
         raise UsageError(

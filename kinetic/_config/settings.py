@@ -77,6 +77,7 @@ class Settings:
         store: the store that takes jobs: a folder or a URI (see `_store.open`).
         cache_dir: what can be rebuilt, such as hashes of source files.
         project, zone, cluster, namespace: the cluster; None if not set.
+        address: of a Ray cluster; None if not set.
         profile: the profile that was read, if any.
         profiles_file: where profiles are kept; None without a home folder.
         backend: "gke", "pathways", "local" or "ray"; None lets the accelerator decide.
@@ -120,6 +121,7 @@ class Settings:
     project: str | None = None
     zone: str | None = None
     cluster: str | None = None
+    address: str | None = None
     namespace: str | None = None
     profile: str | None = None
     profiles_file: Path | None = None
@@ -168,6 +170,14 @@ class Settings:
         return self.home if not self.store or "://" in self.store else Path(self.store)
 
     @property
+    def names_ray(self) -> bool:
+        """Whether jobs go to a Ray cluster unless a backend is named. Variables of Ray's own do not
+        count: its programs set them too."""
+        return bool(self.address) and self.setting("address").source.origin is not (
+            Origin.OTHER_TOOLS
+        )
+
+    @property
     def cluster_settings(self) -> dict[str, Setting]:
         """The settings that name a cluster, with sources. GOOGLE_CLOUD_PROJECT alone does not
         count: other tools set it too."""
@@ -176,12 +186,12 @@ class Settings:
 
 
 class _Row(NamedTuple):
-    """How one setting is read: its variable, how text becomes a value, and a variable of other
+    """How one setting is read: its variable, how text becomes a value, and variables of other
     tools, which profiles outrank."""
 
     variable: str
     parse: Callable[[str, Any], Any]
-    fallback: str = ""
+    fallbacks: tuple[str, ...] = ()
 
 
 class _Profile(NamedTuple):
@@ -348,9 +358,10 @@ def _first(name: str, env: Environ, flags: Mapping[str, Any], profile: _Profile)
             row.parse(f"{name} in the profile", profile.values[name]),
             SettingSource(Origin.PROFILE, profile.name),
         )
-    if row.fallback and env.get(row.fallback):
-        value = row.parse(row.fallback, env[row.fallback])
-        return Setting(value, SettingSource(Origin.OTHER_TOOLS, row.fallback))
+    for fallback in row.fallbacks:
+        if env.get(fallback):
+            value = row.parse(fallback, env[fallback])
+            return Setting(value, SettingSource(Origin.OTHER_TOOLS, fallback))
     return None
 
 
@@ -435,9 +446,10 @@ _ROWS: dict[str, _Row] = {
     "home": _Row("KINETIC_HOME", parsers.absolute_path),
     "store": _Row("KINETIC_STORE", parsers.store),
     "cache_dir": _Row("KINETIC_CACHE_DIR", parsers.path),
-    "project": _Row("KINETIC_PROJECT", parsers.text, fallback="GOOGLE_CLOUD_PROJECT"),
+    "project": _Row("KINETIC_PROJECT", parsers.text, ("GOOGLE_CLOUD_PROJECT",)),
     "zone": _Row("KINETIC_ZONE", parsers.text),
     "cluster": _Row("KINETIC_CLUSTER", parsers.text),
+    "address": _Row("KINETIC_ADDRESS", parsers.text, ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")),
     "namespace": _Row("KINETIC_NAMESPACE", parsers.text),
     "profile": _Row("KINETIC_PROFILE", parsers.text),
     "profiles_file": _Row("KINETIC_PROFILES_FILE", parsers.path),

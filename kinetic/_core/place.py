@@ -29,6 +29,7 @@ class Place(documents.Record, called="The place of the job"):
         backend: what runs the job, one of `BACKENDS`.
         stands_in_for: the requested backend, if the local one simulates it.
         cluster: the cluster's name, or its address if it has no name.
+        address: of the Jobs API of a Ray cluster.
         project, zone: the cloud project and zone of the cluster.
         namespace: the namespace in the cluster.
         image: what the hosts run.
@@ -46,6 +47,7 @@ class Place(documents.Record, called="The place of the job"):
     backend: str
     stands_in_for: str = ""
     cluster: str = ""
+    address: str = ""
     project: str = ""
     zone: str = ""
     namespace: str = ""
@@ -76,9 +78,14 @@ class Place(documents.Record, called="The place of the job"):
         return self.stands_in_for or self.backend
 
     @property
-    def is_cluster(self) -> bool:
-        """Whether hosts are pods, which have only what they fetch."""
+    def has_pods(self) -> bool:
+        """Whether hosts are pods of a Kubernetes cluster."""
         return self.backend in ("gke", "pathways")
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether hosts are on machines of a cluster, which have only what they fetch."""
+        return self.has_pods or bool(self.address)
 
     @property
     def has_complete_image(self) -> bool:

@@ -243,7 +243,7 @@ class Plan(Record, called="The plan of the job"):
         return {
             number: data.mount if data.mount and data.is_dir else f"{FUSE_FOLDER}/{number}"
             for number, data in enumerate(self.data)
-            if self.place.is_cluster and data.fuse and data.source.startswith(BUCKETS)
+            if self.place.has_pods and data.fuse and data.source.startswith(BUCKETS)
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -160,8 +160,8 @@ def test_a_reference_is_small_and_a_handle_has_all_attributes():
 
 
 def test_a_backend_that_this_version_lacks():
-    with pytest.raises(errors.PreflightError, match="This version has no 'ray' backend"):
-        registry.make(Place("ray"), LocalStore("/s"))
+    with pytest.raises(errors.PreflightError, match="This version has no 'slurm' backend"):
+        registry.make(Place("slurm"), LocalStore("/s"))
 
 
 def test_the_local_backend_looks_at_the_environment_when_it_starts_a_host(home, project):
@@ -256,6 +256,14 @@ def test_elastic_jobs_have_a_head_where_hosts_are_programs(environ, options, lea
     elastic = chosen(environ, slices=(1, 2), **options)
     assert (elastic.place.leader, elastic.place.has_head) == (leader, bool(leader))
     assert not chosen(environ, slices=2, **options).place.has_head
+
+
+def test_jobs_on_ray_are_led_by_a_driver():
+    there = chosen({"KINETIC_ADDRESS": "http://head:8265"}, accelerator="cpu").place
+    assert (there.backend, there.address) == ("ray", "http://head:8265")
+    assert there.has_head
+    assert there.is_cluster
+    assert not there.has_pods
 
 
 @pytest.mark.parametrize(

@@ -258,8 +258,6 @@ def test_a_stand_in_is_announced_once_on_stderr(backend, capsys):
         ({}, {"KINETIC_CLUSTER": "c"}, "No kubeconfig was found (/nowhere)"),
         ({"backend": "gke"}, {"KINETIC_PROJECT": "p"}, 'simulate it here, with backend="local"'),
         ({}, {"KINETIC_PROJECT": "p"}, "or KINETIC_BACKEND=local"),
-        ({"backend": "ray"}, {}, "no Ray backend yet"),
-        ({}, {"KINETIC_BACKEND": "ray"}, "no Ray backend yet"),
     ],
 )
 def test_clusters_that_this_version_cannot_use(backend, monkeypatch, options, environ, words):
@@ -269,6 +267,31 @@ def test_clusters_that_this_version_cannot_use(backend, monkeypatch, options, en
         kinetic.run("cpu", **options)(add)(1)
     assert words in str(caught.value)
     assert backend.calls == []
+
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("options", "environ"),
+    [
+        ({"backend": "ray"}, {"RAY_ADDRESS": NOWHERE}),
+        ({}, {"KINETIC_BACKEND": "ray", "RAY_API_SERVER_ADDRESS": NOWHERE}),
+        ({}, {"KINETIC_ADDRESS": NOWHERE}),
+    ],
+)
+def test_a_ray_cluster_that_does_not_answer(backend, monkeypatch, options, environ):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(errors.BackendUnavailable, match=f"Nothing answers at {NOWHERE} "):
+        kinetic.run("cpu", **options)(add)(1)
+    assert backend.calls == []
+
+
+def test_an_address_of_rays_own_does_not_choose_ray(backend, monkeypatch):
+    """Its programs have it in their environment, too."""
+    monkeypatch.setenv("RAY_ADDRESS", NOWHERE)
+    assert kinetic.run("cpu")(add)(1) == 2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -50,8 +49,6 @@ from kinetic.errors import BackendUnavailable, PreflightError, UsageError
 if TYPE_CHECKING:
     from kinetic._backends.kubernetes.image_builds import BundledImages
 
-LOOK_EVERY_S = 1.0
-"""How often the cluster is asked while a job is followed; the store is asked more often."""
 PATIENT_TRIES = 5
 """How often the Secret is created, each time with the connection's patience: some 15 seconds."""
 _GRACES_S: dict[int, int | None] = {signal.SIGKILL: 0, signal.SIGTERM: None}
@@ -332,29 +329,10 @@ class KubernetesBackend:
         return attempt_logs.read(self._store, ref, request, self._ending_of(ref))
 
     def _ending_of(self, ref: JobRef) -> Callable[[], bool]:
-        """Whether the job has ended: by its verdict or else by the cluster, which is asked less
-        often."""
-        ask_at = 0.0
-        failed = False
-
-        def has_ended() -> bool:
-            nonlocal ask_at, failed
-            if self._store.has(layout.outcome(ref.job_id)):
-                return True
-            if time.monotonic() < ask_at:
-                return False
-            ask_at = time.monotonic() + LOOK_EVERY_S
-            try:
-                ended = self.status([ref])[ref.job_id].phase.ended
-            except BackendUnavailable:
-                if failed:
-                    raise
-                failed = True  # Output is read first: it does not need the cluster.
-                return False
-            failed = False
-            return ended
-
-        return has_ended
+        return attempt_logs.ending_of(
+            lambda: self._store.has(layout.outcome(ref.job_id)),
+            lambda: self.status([ref])[ref.job_id].phase.ended,
+        )
 
     # -- the end -----------------------------------------------------------------------------------
 

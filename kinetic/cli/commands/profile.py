@@ -25,9 +25,9 @@ _ORDER = ("create", "ls", "use", "unset", "show", "rm")
 
 _GROUP_HELP = """Name clusters, and choose which one is in use.
 
-A profile holds project, zone, cluster, namespace and store under one name. Flags and KINETIC_
-variables override it. Profiles are kept in KINETIC_PROFILES_FILE; `kinetic config` shows where that
-is.
+A profile holds project, zone, cluster, namespace, address (of a Ray cluster) and store under one
+name. Flags and KINETIC_ variables override it. Profiles are kept in KINETIC_PROFILES_FILE; `kinetic
+config` shows where that is.
 
 \b
 Examples:
@@ -148,7 +148,8 @@ def _complete(options: dict[str, str | None]) -> dict[str, str]:
     values = {name: value.strip() for name, value in values.items() if value.strip()}
     if not values:
         raise UsageError(
-            "A profile needs at least one of --project, --zone, --cluster and --namespace."
+            "A profile needs at least one of --project, --zone, --cluster, --namespace and "
+            "--address."
         )
     return values
 
