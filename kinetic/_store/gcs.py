@@ -13,18 +13,15 @@ from __future__ import annotations
 import copy
 import io
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from kinetic._store import expiry, files
 from kinetic._store.base import FRESH_S, Entry, check_key
-from kinetic._store.bucket import CHUNK_BYTES, Bucket, BucketObject
+from kinetic._store.bucket import Bucket, BucketObject
 from kinetic._store.many import at_once
-from kinetic._store.transfer import ProgressStream
-from kinetic.errors import StoreError, StoreFull, UsageError
+from kinetic._store.transfer import ProgressStream, open_stream
+from kinetic.errors import UsageError
 
 _AT_ONCE = 32
 _DELETED_AT_ONCE = 8
@@ -93,7 +90,7 @@ class GcsStore:
         """Write bytes, the content of a local file, or parts from an iterator; return whether this
         call wrote."""
         name = self._name(key)
-        with _stream(data) as stream:
+        with open_stream(data) as stream:
             size_bytes = stream.seek(0, io.SEEK_END)
             source = ProgressStream(stream, self._on_sent)
             return self._bucket.write(name, source, size_bytes, if_absent=if_absent)
@@ -178,34 +175,3 @@ def split(uri: str) -> tuple[str, str]:
     if rest:
         check_key(rest)
     return name, rest
-
-
-@contextmanager
-def _stream(data: bytes | Path | Iterator[bytes]) -> Iterator[IO[bytes]]:
-    """The data of a `put` as a stream that can be read again, large ones on disk."""
-    if isinstance(data, Path):
-        try:
-            file = files.open_regular(data)
-        except OSError as error:
-            raise StoreError(f"Could not read {data}, which was to be stored: {error}.") from error
-        with io.BufferedReader(file, 1 << 20) as stream:
-            yield stream
-    elif isinstance(data, Iterator):
-        with tempfile.SpooledTemporaryFile(CHUNK_BYTES) as spool:
-            for part in data:
-                _keep(spool, part)
-            yield spool
-    else:
-        yield io.BytesIO(data)
-
-
-def _keep(spool: IO[bytes], part: bytes) -> None:
-    try:
-        spool.write(part)
-    except OSError as error:
-        if error.errno in files.FULL:
-            raise StoreFull(
-                f"No space is left in {tempfile.gettempdir()}, where large content is kept until "
-                "it is sent. Free some."
-            ) from error
-        raise StoreError(f"Could not write in {tempfile.gettempdir()}: {error}.") from error

@@ -64,8 +64,16 @@ def _bucket(uri: str, _rest: str) -> Store:
     return GcsStore(uri)
 
 
+def _ray_folder(uri: str, _rest: str) -> Store:
+    from kinetic._store.ray import RayStore
+
+    return RayStore(uri)
+
+
 _SCHEMES: dict[str, Callable[[str, str], Store]] = {
     "file": _folder,
     "gs": _bucket,
+    "ray+http": _ray_folder,
+    "ray+https": _ray_folder,
 }
 """By the scheme of the URI: opens a store from the whole URI and what follows "://"."""

@@ -1,4 +1,4 @@
-"""Sources and targets of transfers to and from a bucket.
+"""Sources and targets of transfers to and from a store that is no folder.
 
 In: bytes. Out: bytes; the progress of an upload.
 """
@@ -6,8 +6,17 @@ In: bytes. Out: bytes; the progress of an upload.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Protocol
+
+from kinetic._store import files
+from kinetic.errors import StoreError, StoreFull
+
+IN_MEMORY_BYTES = 16 << 20
+"""Of what comes in parts, more than this goes to the disk."""
 
 
 class Target(Protocol):
@@ -53,3 +62,34 @@ class ProgressStream:
             self._on_sent(at - self._reported_bytes)
             self._reported_bytes = at
         return part
+
+
+@contextmanager
+def open_stream(data: bytes | Path | Iterator[bytes]) -> Iterator[IO[bytes]]:
+    """Give the data of a `put` as a stream that can be read again, large ones on disk."""
+    if isinstance(data, Path):
+        try:
+            file = files.open_regular(data)
+        except OSError as error:
+            raise StoreError(f"Could not read {data}, which was to be stored: {error}.") from error
+        with io.BufferedReader(file, 1 << 20) as stream:
+            yield stream
+    elif isinstance(data, Iterator):
+        with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as spool:
+            for part in data:
+                _keep(spool, part)
+            yield spool
+    else:
+        yield io.BytesIO(data)
+
+
+def _keep(spool: IO[bytes], part: bytes) -> None:
+    try:
+        spool.write(part)
+    except OSError as error:
+        if error.errno in files.FULL:
+            raise StoreFull(
+                f"No space is left in {tempfile.gettempdir()}, where large content is kept until "
+                "it is sent. Free some."
+            ) from error
+        raise StoreError(f"Could not write in {tempfile.gettempdir()}: {error}.") from error

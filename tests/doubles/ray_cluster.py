@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import json
 import os
 import select
@@ -29,6 +30,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
@@ -39,6 +41,13 @@ READY_WITHIN_S = 240.0
 OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes."""
 DASHBOARD_PORT = 8265
+FIRST_PORT = 20_000
+_PORTS = (
+    "metrics_agent_port",
+    "metrics_export_port",
+    "dashboard_agent_listen_port",
+    "runtime_env_agent_port",
+)
 TOKEN = "token-of-the-tests-0123456789abcdef"
 _KEPT = ("LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 _PR_SET_PDEATHSIG = 1
@@ -321,6 +330,7 @@ class _Running:
 
         _wait_longer_for_raylets()
         self._started: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self._ports = itertools.count(FIRST_PORT)
         self._common = {
             "num_cpus": 1,
             "node_ip_address": "127.0.0.1",
@@ -332,10 +342,12 @@ class _Running:
             "dashboard_host": "127.0.0.1",
             "dashboard_port": DASHBOARD_PORT,
         }
-        self._cluster = Cluster(initialize_head=True, head_node_args=self._common | head)
+        settings = self._common | head | self._choose_ports()
+        self._cluster = Cluster(initialize_head=True, head_node_args=settings)
         for index, settings in enumerate(nodes, start=1):
             self._start(index, settings, wait=False)
         self._cluster.wait_for_nodes(READY_WITHIN_S)
+        _await_agent(self._cluster.head_node.node_id)
 
     def add_node(self, settings: dict[str, Any]) -> int:
         index = max(self._started, default=0) + 1
@@ -343,8 +355,14 @@ class _Running:
         return index
 
     def _start(self, index: int, settings: dict[str, Any], *, wait: bool = True) -> None:
-        node = self._cluster.add_node(wait=wait, **self._common | settings)
+        ports = self._choose_ports()
+        node = self._cluster.add_node(wait=wait, **self._common | settings | ports)
         self._started[index] = (node, settings)
+
+    def _choose_ports(self) -> dict[str, int]:
+        """A raylet kills itself if its agents have not chosen theirs within 15 s. Nobody else is in
+        this network."""
+        return {name: next(self._ports) for name in _PORTS}
 
     def kill_node(self, index: int) -> bool:
         raylet = self._raylet(index)
@@ -393,6 +411,19 @@ def _wait_longer_for_raylets() -> None:
             time.sleep(0.2)
 
     services.get_node = find_patiently
+
+
+def _await_agent(node_id: str) -> None:
+    """Wait until the dashboard reaches its agent on a node."""
+    query = f"/api/v0/logs?node_id={node_id}&glob=nothing"
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{DASHBOARD_PORT}{query}", headers={"authorization": f"Bearer {TOKEN}"}
+    )
+    deadline = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=30):
+            return
+        time.sleep(0.2)
 
 
 def _end_after(folder: Path, life_fd: int) -> None:

@@ -24,6 +24,7 @@ MAY_READ_ENVIRON = {
     "kinetic/_host/agent/identity.py",
     "kinetic/_host/bootstrap.py",  # a pod's command, before anything of kinetic is there
     "kinetic/_host/worker/jaxworld.py",
+    "kinetic/_ray/address.py",  # the token, as Google's library finds its credentials
     "kinetic/_in_job/slices.py",  # what the worker told the function
     "kinetic/_in_job/preemption.py",  # likewise
 } | IN_PROGRAMS

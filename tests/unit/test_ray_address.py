@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinetic._backends.ray.address import HERE, find_token, resolve_address
+from kinetic._ray.address import HERE, find_token, resolve_address
 from kinetic.errors import PreflightError, UsageError
 
 

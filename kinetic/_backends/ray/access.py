@@ -5,14 +5,14 @@ In: settings, places. Out: an address; a backend that asks it when an answer is 
 
 from __future__ import annotations
 
-from kinetic._backends.ray import address
 from kinetic._backends.ray.backend import RayBackend
-from kinetic._backends.ray.jobs_api import JobsApi
 from kinetic._backends.ray.submission import HostSettings
 from kinetic._config import settings as configuration
 from kinetic._config.settings import Settings
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob
+from kinetic._ray import address
+from kinetic._ray.jobs_api import JobsApi
 from kinetic._store.base import Store
 
 

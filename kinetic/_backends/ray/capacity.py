@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from kinetic._backends.ray.jobs_api import RayNode
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.plan import Plan
+from kinetic._ray.jobs_api import RayNode
 from kinetic.errors import PreflightError
 
 _SLICE, _TYPE, _SHAPE = (f"ray.io/tpu-{name}" for name in ("slice-name", "pod-type", "topology"))

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kinetic._backends.base import HostStatus, Status
-from kinetic._backends.ray.jobs_api import RayJob
 from kinetic._core.exits import Exit
 from kinetic._core.state import JobStatus
 from kinetic._core.values import dataclass
+from kinetic._ray.jobs_api import RayJob
 
 STARTING = "its driver is starting"
 RESERVING = "its hosts are starting"

@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Sequence
 
 from kinetic._backends.base import Document
-from kinetic._backends.ray.jobs_api import Submission
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
+from kinetic._ray.jobs_api import Submission
 
 DRIVER = "kinetic._host.ray.driver"
 NO_INTERPRETER = 69

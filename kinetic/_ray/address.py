@@ -6,10 +6,12 @@ variables are understood as Ray understands them, though nothing of Ray is neede
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from kinetic._ray.jobs_api import JobsApi
 from kinetic.errors import PreflightError, UsageError
 
 DASHBOARD_PORT = 8265
@@ -56,6 +58,12 @@ def _dashboard_of(name: str, text: str) -> str:
     if parts.scheme == "ray" or ("://" not in text and (port is None or port in _OTHER_PORTS)):
         return f"http://{host}:{DASHBOARD_PORT}"
     return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path.rstrip('/')}"
+
+
+def connect(url: str) -> JobsApi:
+    """Return the dashboard with this URL, and the token of this process's environment: whoever
+    opens a store by its address has no settings at hand."""
+    return JobsApi(url, find_token(os.environ))
 
 
 def find_token(variables: Mapping[str, str]) -> str:

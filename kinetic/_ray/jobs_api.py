@@ -33,6 +33,8 @@ CONNECTIONS = 16
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 _REPEATED_ON = (429, 502, 503, 504)
 _NODES = 10_000
+_READING_S = 3600
+"""How long a file may take."""
 
 
 @dataclass(frozen=True)
@@ -254,17 +256,19 @@ class JobsApi:
 
     # --- files below the folder of a node's logs
 
-    def read_log(self, node_id: str, path: str) -> bytes:
-        """Return a file.
+    def read_log(self, node_id: str, path: str) -> Iterator[bytes]:
+        """Yield a file in parts.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is none. The dashboard notes a traceback then: list it first.
         """
-        return bytes(self._send("GET", _log_path("file", node_id, path)).data)
+        return self._read_parts(_log_path("file", node_id, path, timeout=str(_READING_S)))
 
     def follow_log(self, node_id: str, path: str, *, interval_s: float = 0.1) -> Iterator[bytes]:
         """Yield a file, and what is appended to it, as it comes; until closed."""
-        asked = _log_path("stream", node_id, path, interval=str(interval_s))
+        return self._read_parts(_log_path("stream", node_id, path, interval=str(interval_s)))
+
+    def _read_parts(self, asked: str) -> Iterator[bytes]:
         response = self._send("GET", asked, preload=False)
         try:
             while data := response.read1(1 << 16):

@@ -1,0 +1,55 @@
+"""The keeper of the store on a Ray cluster's head: a job that is started when it is missing.
+
+In: the cluster's dashboard, how programs of kinetic start there. Out: a running keeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kinetic._ray.jobs_api import JobsApi, RayJob, Submission
+from kinetic.errors import SubmitError
+from kinetic.version import __version__
+
+MODULE = "kinetic._host.ray.keeper"
+PROTOCOL = "1"
+"""Of the letters. Keepers of any version of kinetic serve those who speak the same."""
+_NAME = f"kinetic-keeper-{PROTOCOL}"
+
+
+def ensure_keeper(api: JobsApi, entrypoint: str, runtime_env: Mapping[str, Any]) -> bool:
+    """Start the keeper unless it runs; return whether this call did. Does not wait for it: letters
+    wait.
+
+    Args:
+        api: the cluster's dashboard.
+        entrypoint: the command that runs `MODULE` with an interpreter that has Ray.
+        runtime_env: in which it finds kinetic.
+
+    Raises:
+        BackendUnavailable: the cluster does not answer.
+    """
+    known = [job for job in api.list() if _is_keeper(job)]
+    if not all(job.has_ended for job in known):
+        return False
+    number = 1 + max((int(job.job_id.rpartition("-")[2]) for job in known), default=0)
+    try:
+        api.submit(
+            Submission(
+                f"{_NAME}-{number}",
+                entrypoint,
+                runtime_env,
+                {"kinetic": __version__, "name": "keeper of the store"},
+            )
+        )
+    except SubmitError as error:
+        if "already exists" in str(error):  # somebody else was quicker
+            return False
+        raise
+    return True
+
+
+def _is_keeper(job: RayJob) -> bool:
+    prefix, _, number = job.job_id.rpartition("-")
+    return prefix == _NAME and number.isdigit()

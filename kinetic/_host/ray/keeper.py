@@ -1,0 +1,200 @@
+"""The keeper of a store on the head of a Ray cluster: `python -m kinetic._host.ray.keeper`.
+
+In: letters from `kinetic._store.ray`, as packages in the cluster's control store. Out: a folder,
+and files that answer them. It is a job of its own, runs on the head for as long as that lives, and
+needs nothing but Ray and the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from kinetic._store import ray_mail
+from kinetic._store.base import Entry
+from kinetic._store.local import LocalStore
+from kinetic._system import locks
+from kinetic.errors import KineticError
+from kinetic.version import __version__
+
+BUSY_POLL_S = 0.005
+IDLE_POLL_S = 0.1
+IDLE_AFTER_S = 10.0
+ANSWERS_LIVE_S = 300.0
+"""An answer is read within a second or so, or by nobody."""
+
+
+class PostBox(Protocol):
+    """The control store of the cluster: packages by name."""
+
+    def names(self) -> list[str]:
+        """Return the packages that are letters."""
+        ...
+
+    def open(self, name: str) -> bytes | None:
+        """Return a package, or None if it is gone."""
+        ...
+
+    def discard(self, name: str) -> None:
+        """Delete a package."""
+        ...
+
+
+class Keeper:
+    """Does what letters ask for, one after the other.
+
+    Args:
+        folder: of the head's logs.
+        post: where letters are.
+    """
+
+    def __init__(self, folder: Path, post: PostBox) -> None:
+        self._folder = folder
+        self._post = post
+        self._store = LocalStore(folder / ray_mail.CONTENT)
+        for each in (ray_mail.ANSWERS, ray_mail.UPLOADS):
+            (folder / each).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def work(self) -> int:
+        """Answer the letters that are there; return how many."""
+        names = self._post.names()
+        for name in names:
+            self._answer(name)
+        return len(names)
+
+    def tidy(self) -> None:
+        """Remove answers that nobody has read in time, and what was never sent to its end."""
+        oldest = time.time() - ANSWERS_LIVE_S
+        for each in (ray_mail.ANSWERS, ray_mail.UPLOADS):
+            for entry in os.scandir(self._folder / each):
+                if entry.stat().st_mtime < oldest:
+                    Path(entry.path).unlink(missing_ok=True)
+
+    def _answer(self, name: str) -> None:
+        package = self._post.open(name)
+        if package is None:
+            return
+        try:
+            answer = {"value": self._do(*ray_mail.unpack_request(package))}
+        except KineticError as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            answer = {"error": "StoreError", "message": f"{type(error).__name__}: {error}"}
+        file, content = ray_mail.answer_name(ray_mail.package_letter(name), answer)
+        unfinished = self._folder / ray_mail.UPLOADS / file
+        unfinished.write_bytes(content)
+        unfinished.rename(self._folder / ray_mail.ANSWERS / file)
+        self._post.discard(name)
+
+    def _do(self, request: Mapping[str, Any], data: bytes) -> Any:
+        match request["do"]:
+            case "append":
+                with self._upload(request["upload"]).open("ab") as file:
+                    return file.write(data)
+            case "put":
+                return self._put(request, data)
+            case "delete":
+                return self._store.delete(request["prefix"])
+            case "renew":
+                return self._renew(request["key"])
+            case "entries":
+                return [list(entry) for entry in self._store.entries(request["prefix"])]
+            case "drop":
+                return self._store.drop(Entry(*request["entry"]))
+        raise ValueError(f"this keeper (kinetic {__version__}) does not know {request['do']!r}")
+
+    def _put(self, request: Mapping[str, Any], data: bytes) -> bool:
+        if "upload" not in request:
+            return self._store.put(request["key"], data, if_absent=request["if_absent"])
+        upload = self._upload(request["upload"])
+        try:
+            return self._store.put(request["key"], upload, if_absent=request["if_absent"])
+        finally:
+            upload.unlink(missing_ok=True)
+
+    def _renew(self, key: str) -> bool:
+        """Unlike in a folder that its users see: no lock protects their submissions."""
+        if not self._store.has(key):
+            return False
+        os.utime(self._store.path(key))
+        return True
+
+    def _upload(self, name: str) -> Path:
+        if not name.isalnum():
+            raise ValueError(f"{name!r} is not the name of an upload")
+        return self._folder / ray_mail.UPLOADS / name
+
+
+class _ControlStore:
+    """Packages that were sent to the dashboard."""
+
+    def __init__(self) -> None:
+        from ray.experimental import internal_kv
+
+        self._kv = internal_kv
+        self._prefix = "gcs://"
+
+    def names(self) -> list[str]:
+        """Return the packages that are letters."""
+        found = self._kv._internal_kv_list(f"{self._prefix}{ray_mail.POST}".encode())
+        return [key.decode().removeprefix(self._prefix) for key in found]
+
+    def open(self, name: str) -> bytes | None:
+        """Return a package, or None if it is gone."""
+        found = self._kv._internal_kv_get(f"{self._prefix}{name}".encode())
+        return None if found is None else bytes(found)
+
+    def discard(self, name: str) -> None:
+        """Delete a package."""
+        self._kv._internal_kv_del(f"{self._prefix}{name}".encode())
+
+
+def main() -> int:
+    """Keep the store of this head, unless somebody does."""
+    import ray
+
+    ray.init(address="auto", namespace="kinetic", log_to_driver=False)
+    from ray._private import worker
+
+    folder = Path(worker._global_node.get_logs_dir_path())
+    (folder / ray_mail.FOLDER).mkdir(mode=0o700, exist_ok=True)
+    sign = os.open(folder / ray_mail.KEEPER, os.O_RDWR | os.O_CREAT, 0o600)
+    if not locks.try_hold_record(sign):
+        return 0
+    os.ftruncate(sign, 0)
+    os.write(sign, json.dumps(_describe(ray.__version__)).encode())
+    _keep(Keeper(folder, _ControlStore()))
+    return 1
+
+
+def _describe(ray_version: str) -> dict[str, str]:
+    return {
+        "kinetic": __version__,
+        "python": platform.python_version(),
+        "ray": ray_version,
+        "executable": sys.executable,
+    }
+
+
+def _keep(keeper: Keeper) -> None:
+    worked_at = time.monotonic()
+    keeper.tidy()
+    tidied_at = worked_at
+    while True:
+        now = time.monotonic()
+        if keeper.work():
+            worked_at = now
+        if now > tidied_at + ANSWERS_LIVE_S:
+            keeper.tidy()
+            tidied_at = now
+        time.sleep(BUSY_POLL_S if now < worked_at + IDLE_AFTER_S else IDLE_POLL_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""A store in a folder of a Ray cluster's head, reached through the cluster's dashboard alone.
+
+In: keys and bytes. Out: bytes.
+
+The folder lies below the head's logs, which the dashboard shows: reading needs nothing but the
+cluster. What changes something is sent to the keeper of the folder (`_host.ray.keeper`), a program
+on the head, which does it as `LocalStore` does; so all promises are those of a folder. It lives as
+long as the head.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from kinetic._ray import address
+from kinetic._ray.jobs_api import JobsApi
+from kinetic._store import files, ray_mail
+from kinetic._store.base import Entry, check_key
+from kinetic._store.transfer import open_stream
+from kinetic.errors import (
+    BackendUnavailable,
+    KineticError,
+    NotFound,
+    PreflightError,
+    StoreError,
+    StoreFull,
+    SubmitError,
+    UsageError,
+)
+
+PART_BYTES = 8 << 20
+"""Of larger content, one letter takes as much: each lies in the memory of the control store."""
+ANSWERED_WITHIN_S = 60.0
+_AT_ONCE = 8
+_POLLS_S = (0.01, 0.02, 0.05, 0.1)
+_ERRORS: dict[str, type[KineticError]] = {
+    kind.__name__: kind for kind in (StoreError, StoreFull, UsageError, NotFound)
+}
+_CHECKED_FIRST_BYTES = 64 << 10
+
+
+class RayStore:
+    """A `Store` in a folder of a Ray cluster's head.
+
+    Args:
+        uri: ray+http://host:8265, or ray+https://.
+        api: the dashboard's; made from the address unless given.
+        answered_within_s: how long the keeper may take.
+        sleep, clock: for tests.
+    """
+
+    calls_at_once = _AT_ONCE
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        api: JobsApi | None = None,
+        answered_within_s: float = ANSWERED_WITHIN_S,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._uri = uri.rstrip("/")
+        self._api = api or address.connect(self._uri.removeprefix("ray+"))
+        self._answered_within_s = answered_within_s
+        self._sleep = sleep
+        self._clock = clock
+        self._head = ""
+
+    def __repr__(self) -> str:
+        return f"RayStore({self._uri!r})"
+
+    @property
+    def uri(self) -> str:
+        """The dashboard's address, marked as that of a store."""
+        return self._uri
+
+    def as_folder(self) -> None:
+        """There is no folder here."""
+        return
+
+    # --- what the dashboard shows
+
+    def get(self, key: str) -> bytes:
+        """Return the content of the key."""
+        sink = io.BytesIO()
+        self._read(key, sink.write)
+        return sink.getvalue()
+
+    def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
+        """Write the content of the key to a local file, atomically."""
+        check_key(key)
+        with files.write_atomically(path, sha256=sha256) as sink:
+            self._read(key, sink.write)
+
+    def has(self, key: str) -> bool:
+        """Return whether the key exists."""
+        place = _place(key)
+        return place in self._list(glob.escape(place))
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Yield the keys below the prefix, sorted; "" is the whole store."""
+        place = _place(prefix) if prefix else ray_mail.CONTENT
+        return iter(self._walk(place))
+
+    def parts(self, prefix: str) -> Iterator[str]:
+        """Yield the next part of all keys that have parts below the prefix and that one."""
+        found = self._list(f"{glob.escape(_place(prefix))}/*")
+        yield from sorted(PurePosixPath(each).name for each in found if each.endswith("/"))
+
+    def _walk(self, place: str) -> Sequence[str]:
+        found = self._list(f"{glob.escape(place)}/**/*")
+        keys = [each.removeprefix(f"{ray_mail.CONTENT}/") for each in found if each[-1] != "/"]
+        return sorted(key for key in keys if not key.startswith(".tmp/"))
+
+    def _read(self, key: str, write: Callable[[bytes], object]) -> None:
+        place = _place(key)
+        # Where there is no file, the dashboard logs a traceback.
+        if place not in self._list(glob.escape(place)):
+            raise NotFound(f"The store {self._uri} has nothing under {key!r}.")
+        with _translate_errors(f"read {key!r}", self._uri):
+            for part in self._api.read_log(self._find_head(), place):
+                write(part)
+
+    def _list(self, pattern: str) -> Sequence[str]:
+        with _translate_errors("list", self._uri):
+            try:
+                return self._api.list_logs(self._find_head(), pattern)
+            except BackendUnavailable:  # the head may be another one by now
+                self._head = ""
+                return self._api.list_logs(self._find_head(), pattern)
+
+    def _find_head(self) -> str:
+        if not self._head:
+            heads = [node.node_id for node in self._api.nodes() if node.is_head and node.is_alive]
+            if not heads:
+                raise BackendUnavailable(f"The Ray cluster at {self._api.address} has no head.")
+            self._head = heads[0]
+        return self._head
+
+    # --- what the keeper does
+
+    def put(
+        self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
+    ) -> bool:
+        """Write bytes, the content of a local file, or parts from an iterator; return whether this
+        call wrote."""
+        check_key(key)
+        with open_stream(data) as stream:
+            size_bytes = stream.seek(0, io.SEEK_END)
+            stream.seek(0)
+            if if_absent and size_bytes > _CHECKED_FIRST_BYTES and self.has(key):
+                return False
+            request = {"do": "put", "key": key, "if_absent": if_absent}
+            if size_bytes > PART_BYTES:
+                upload = os.urandom(16).hex()
+                while part := stream.read(PART_BYTES):
+                    self._ask({"do": "append", "upload": upload}, part)
+                return bool(self._ask(request | {"upload": upload}))
+            return bool(self._ask(request, stream.read()))
+
+    def delete(self, prefix: str) -> int:
+        """Delete the key and everything below it; return how many objects were deleted."""
+        check_key(prefix)
+        return int(self._ask({"do": "delete", "prefix": prefix}))
+
+    def renew(self, key: str) -> bool:
+        """Return whether the key exists; it counts as written now."""
+        check_key(key)
+        return bool(self._ask({"do": "renew", "key": key}))
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield what `list` yields, with sizes and times."""
+        check_key(prefix)
+        for row in self._ask({"do": "entries", "prefix": prefix}):
+            yield Entry(*row)
+
+    def drop(self, entry: Entry) -> bool:
+        """Delete an object if it is unchanged since it was listed; return whether this call did."""
+        return bool(self._ask({"do": "drop", "entry": list(entry)}))
+
+    def _ask(self, request: ray_mail.Request, data: bytes = b"") -> Any:
+        letter = os.urandom(16).hex()
+        with _translate_errors("write", self._uri):
+            package = ray_mail.pack_request(request, data)
+            self._api.put_package(ray_mail.package_name(letter), package)
+            answer = self._await_answer(letter)
+        if "error" in answer:
+            raise _ERRORS.get(answer["error"], StoreError)(answer["message"])
+        return answer["value"]
+
+    def _await_answer(self, letter: str) -> dict[str, Any]:
+        deadline = self._clock() + self._answered_within_s
+        polls = iter(_POLLS_S)
+        pause_s = 0.0
+        while True:
+            for name in self._list(f"{ray_mail.ANSWERS}/{letter}=*"):
+                told, answer = ray_mail.read_answer_name(PurePosixPath(name).name)
+                if not told:
+                    parts = self._api.read_log(self._find_head(), name)
+                    answer = json.loads(b"".join(parts))
+                return dict(answer)
+            if self._clock() > deadline:
+                raise StoreError(
+                    f"The keeper of the store {self._uri} does not answer: either the head of "
+                    "the Ray cluster is overloaded, or the keeper's job (kinetic-keeper-…) was "
+                    "stopped. The next job that is submitted starts it again."
+                )
+            pause_s = next(polls, pause_s)
+            self._sleep(pause_s)
+
+
+def _place(key: str) -> str:
+    check_key(key)
+    return f"{ray_mail.CONTENT}/{key}"
+
+
+@contextmanager
+def _translate_errors(doing: str, uri: str) -> Iterator[None]:
+    """Turn errors of the dashboard into the store's."""
+    try:
+        yield
+    except (BackendUnavailable, PreflightError, SubmitError) as error:
+        raise StoreError(f"Could not {doing} in the store {uri}: {error}") from error

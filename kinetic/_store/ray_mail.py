@@ -1,0 +1,66 @@
+"""The letters between a `RayStore` and the keeper of its folder.
+
+In: what is to be done. Out: bytes and names, the same on both sides.
+
+The dashboard takes packages, which lie in the memory of the cluster's control store, and shows
+files below the folder of the head's logs. So a request is a package, which the keeper fetches and
+deletes; and its answer is a file: a short one is the name of an empty file, which is found by one
+list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+FOLDER = "kinetic"
+"""In the folder of the head's logs."""
+CONTENT = f"{FOLDER}/store"
+ANSWERS = f"{FOLDER}/answers"
+UPLOADS = f"{FOLDER}/uploads"
+KEEPER = f"{FOLDER}/keeper.json"
+"""What the keeper tells of itself. It has the record lock of this file while it runs."""
+POST = "kinetic-mail-"
+LONGEST_NAME = 120
+"""Of an answer in a file's name, which has at most 255 bytes."""
+_IN_FILE = "@"
+
+Request = Mapping[str, Any]
+
+
+def package_name(letter: str) -> str:
+    """Return the package that carries the request with this id."""
+    return f"{POST}{letter}.zip"
+
+
+def package_letter(name: str) -> str:
+    """Return the id of the request that a package carries."""
+    return name.removeprefix(POST).removesuffix(".zip")
+
+
+def pack_request(request: Request, data: bytes = b"") -> bytes:
+    """Return a request with the content that goes with it."""
+    return json.dumps(request).encode() + b"\n" + data
+
+
+def unpack_request(package: bytes) -> tuple[Request, bytes]:
+    """Return what was packed."""
+    head, _, data = package.partition(b"\n")
+    return json.loads(head), data
+
+
+def answer_name(letter: str, answer: Any) -> tuple[str, bytes]:
+    """Return the name of the file that answers a request, and its content."""
+    text = json.dumps(answer, separators=(",", ":"))
+    name = quote(text, safe="")
+    if len(name) > LONGEST_NAME:
+        return f"{letter}={_IN_FILE}", text.encode()
+    return f"{letter}={name}", b""
+
+
+def read_answer_name(name: str) -> tuple[bool, Any]:
+    """Return whether the name tells the answer, and which."""
+    text = name.partition("=")[2]
+    return (False, None) if text == _IN_FILE else (True, json.loads(unquote(text)))

@@ -1,0 +1,158 @@
+"""The contract of `Store`, held by a store on a real Ray head that is reached by its dashboard
+alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import test_store
+
+from kinetic._backends.ray.keepers import MODULE, ensure_keeper
+from kinetic._host.ray.keeper import Keeper
+from kinetic._ray.address import connect
+from kinetic._store import ray_mail
+from kinetic._store.open import open_store
+from kinetic._store.ray import PART_BYTES, RayStore
+from kinetic.errors import StoreError
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+ELSEWHERE = {"test_list_is_the_sorted_set_of_keys", "test_open_store_opens_it_again"}
+"""Thousands of calls; a test of its own below."""
+globals().update(
+    {
+        name: test
+        for name, test in vars(test_store).items()
+        if name.startswith("test_") and name not in ELSEWHERE
+    }
+)
+
+
+@pytest.fixture
+def store(ray_cluster) -> Iterator[RayStore]:
+    api = connect(ray_cluster.address)
+    runs = f"{sys.executable} -m {MODULE}"
+    ensure_keeper(api, runs, {"env_vars": {"PYTHONPATH": str(ROOT)}})
+    opened = RayStore(f"ray+{ray_cluster.address}", api=api)
+    for top in {key.partition("/")[0] for key in opened.list("")}:
+        opened.delete(top)
+    yield opened
+    api.close()
+
+
+def test_its_address_opens_it_again(store):
+    store.put("again", b"1")
+    again = open_store(store.uri)
+    assert again.get("again") == b"1"
+    assert again.uri == store.uri
+    again._api.close()
+
+
+def test_keys_may_have_any_characters(store):
+    keys = ["a b", "[x]/*?", "é/ü", ".hidden/.file", "worker.out", "a=%2F"]
+    for key in keys:
+        store.put(key, key.encode())
+    assert list(store.list("")) == sorted(keys)
+    assert [store.get(key) for key in keys] == [key.encode() for key in keys]
+
+
+def test_large_content_goes_in_parts(store, tmp_path):
+    content = os.urandom(2 * PART_BYTES + 1)
+    assert store.put("large", iter([content[:1000], content[1000:]]), if_absent=True) is True
+    assert store.put("large", content, if_absent=True) is False
+    store.fetch("large", tmp_path / "there")
+    assert (tmp_path / "there").read_bytes() == content
+
+
+def test_one_keeper_is_enough(store):
+    assert ensure_keeper(store._api, "false", {}) is False
+
+
+# --- the keeper itself, without a cluster
+
+
+class Letters(dict):
+    """A post box in memory."""
+
+    def names(self) -> list[str]:
+        return sorted(self)
+
+    def open(self, name: str) -> bytes | None:
+        return self.get(name)
+
+    def discard(self, name: str) -> None:
+        self.pop(name, None)
+
+    def send(self, letter: str, request: dict, data: bytes = b"") -> None:
+        self[ray_mail.package_name(letter)] = ray_mail.pack_request(request, data)
+
+
+def answers(folder: Path) -> dict[str, object]:
+    found = (folder / ray_mail.ANSWERS).iterdir()
+    return {each.name.partition("=")[0]: ray_mail.read_answer_name(each.name)[1] for each in found}
+
+
+def test_a_keeper_answers_what_it_does_not_understand(tmp_path):
+    post = Letters()
+    post.send("1", {"do": "fly"})
+    post.send("2", {"do": "append", "upload": "../up"}, b"x")
+    post.send("3", {"do": "put", "key": "a/../../b", "if_absent": False})
+    post[ray_mail.package_name("4")] = b"no letter"
+    assert Keeper(tmp_path, post).work() == 4
+    assert post == {}
+    found = answers(tmp_path)
+    assert found.keys() == {"1", "2", "3", "4"}
+    assert list((tmp_path / ray_mail.CONTENT).rglob("*")) == []
+
+
+def test_a_keeper_takes_up_what_was_sent_while_there_was_none(tmp_path):
+    post = Letters()
+    post.send("1", {"do": "put", "key": "a", "if_absent": True}, b"content")
+    assert Keeper(tmp_path, post).work() == 1
+    assert answers(tmp_path) == {"1": {"value": True}}
+    assert (tmp_path / ray_mail.CONTENT / "a").read_bytes() == b"content"
+
+
+def test_answers_that_nobody_reads_are_removed(tmp_path):
+    post = Letters()
+    keeper = Keeper(tmp_path, post)
+    post.send("old", {"do": "delete", "prefix": "a"})
+    keeper.work()
+    (old,) = (tmp_path / ray_mail.ANSWERS).iterdir()
+    os.utime(old, (time.time() - 3600,) * 2)
+    post.send("new", {"do": "delete", "prefix": "a"})
+    keeper.work()
+    keeper.tidy()
+    assert answers(tmp_path).keys() == {"new"}
+
+
+class Silent:
+    """A dashboard behind which no keeper is."""
+
+    address = "http://head:8265"
+
+    def nodes(self):
+        from kinetic._ray.jobs_api import RayNode
+
+        return [RayNode("1", "", True, True, {}, {})]
+
+    def put_package(self, name, data):
+        pass
+
+    def list_logs(self, node_id, pattern):
+        return []
+
+
+def test_a_keeper_that_does_not_answer_is_said():
+    now = iter(range(0, 10_000, 10))
+    store = RayStore(
+        "ray+http://head:8265", api=Silent(), sleep=lambda _: None, clock=lambda: next(now)
+    )
+    with pytest.raises(StoreError, match=r"keeper .* does not answer.*kinetic-keeper"):
+        store.put("a", b"")
