@@ -76,12 +76,11 @@ def main(environ: Mapping[str, str] | None = None, make_hosts: MakeHosts = _make
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     processes.raise_file_limit()
-    is_head = who.role == "head"
-    if not is_head:
+    if who.role != "head":
         processes.adopt_orphans()
-    if is_head or (who.host == 0 and not plan.place.has_head):
+    if who.leads:
         return _Leading(who, plan, store, make_hosts).run()
-    return (_Seated if plan.place.has_head else _Joining)(who, plan, store).run()
+    return (_Seated if who.is_led_from_afar else _Joining)(who, plan, store).run()
 
 
 class _HostProgram(ABC):

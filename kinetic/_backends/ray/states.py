@@ -5,6 +5,7 @@ In: a `RayJob` (None if there is none), `DriverFacts`. Out: a `Status`. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from kinetic._backends.base import HostStatus, Status
@@ -19,6 +20,9 @@ GONE = "Ray does not know its driver any more"
 STOPPED = "its driver was stopped in Ray"
 CANCELLED = "The job was cancelled."
 _MOST_WORDS = 300
+_SHELL_KILLED = 137
+_OF_RAY = re.compile(r"\[?\d{4}-\d\d-\d\d |Job entrypoint command failed")
+"""Lines of Ray's own loggers."""
 _UNIMPORTABLE = "ModuleNotFoundError: No module named "
 
 
@@ -78,6 +82,10 @@ def _why_failed(job: RayJob) -> str:
             f"the driver's Python has no {name}, which kinetic needs: add it to the job's "
             "requirements or to the cluster's image"
         )
-    code = "" if job.exit_code is None else f" with exit code {job.exit_code}"
-    how = f"its driver ended{code}"
-    return f"{how}: {lines[-1][:_MOST_WORDS]}" if lines else how
+    code = job.exit_code
+    if code is None:
+        return f"Ray ended its driver: {job.message[:_MOST_WORDS] or 'it does not say why'}"
+    if code < 0 or code == _SHELL_KILLED:
+        return "its driver was killed"
+    said = next((line for line in reversed(lines) if not _OF_RAY.match(line)), "")
+    return f"its driver ended with exit code {code}" + (f": {said[:_MOST_WORDS]}" if said else "")

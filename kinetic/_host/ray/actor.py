@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from kinetic._core.values import dataclass
 from kinetic._host.agent import identity
+from kinetic._system import processes
 
 _PROGRAM = ("-m", "kinetic.runner")
 _LAST_LINES = 20
@@ -42,6 +43,13 @@ class ActorPlace:
 
 class HostActor:
     """One host, on a machine that Ray has chosen."""
+
+    def __init__(self) -> None:
+        """End with the node's raylet: an actor that works would not notice that it is gone, and Ray
+        takes the node for alive for a minute more."""
+        raylet = os.getppid()
+        if identity.environ_with({}).get("RAY_RAYLET_PID") == str(raylet):
+            processes.die_with_parent(raylet)
 
     def describe(self) -> ActorPlace:
         """Return where this runs."""

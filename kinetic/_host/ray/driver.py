@@ -30,7 +30,7 @@ from kinetic._rpc import certificate
 from kinetic._store.base import Store
 from kinetic.errors import KineticError, NotFound
 
-_JOIN_S = "60"
+_JOIN_S = "30"
 """How long the program of a host tries to reach this one, which serves before it is started."""
 _DEBUG_PORT = "5678"
 
