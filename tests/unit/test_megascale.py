@@ -1,4 +1,4 @@
-"""What libtpu is told of the slices of an attempt of an elastic job."""
+"""What libtpu is told of the slices of an attempt, where a head or a driver leads."""
 
 from __future__ import annotations
 
@@ -62,4 +62,15 @@ def test_one_slice_waits_for_no_others():
 
 
 def test_jobs_that_are_not_elastic_have_what_the_cluster_says():
-    assert told(replace(HOST, assignment=None), slices=3) == INJECTED
+    assert told(replace(HOST, role="", assignment=None), slices=3) == INJECTED
+
+
+def test_all_slices_of_a_job_on_ray_are_told_of_by_its_driver():
+    place = HostAssignment(1, 1, (0, 1, 2), hosts=6)
+    env = told(replace(HOST, base_env={"TPU_WORKER_ID": "1"}).take_place(place), slices=3)
+    assert env == {
+        "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.7",
+        "MEGASCALE_NUM_SLICES": "3",
+        "MEGASCALE_SLICE_ID": "0",
+        "TPU_WORKER_ID": "1",
+    }

@@ -125,7 +125,7 @@ def _environ(
     options = plan.options
     asked = dict(options.env) | dict(who.secrets)
     overrides = own | debugging | asked | _python_path(who, plan, space, asked)
-    if who.is_pod and plan.elastic_gang is not None and plan.topology.kind == "tpu":
+    if who.is_led_from_afar and plan.topology.kind == "tpu":
         base = {k: v for k, v in who.base_env.items() if k not in _OF_SLICES}
         overrides = _of_slices(who, plan, world) | overrides
     else:
@@ -140,8 +140,9 @@ def _environ(
 
 
 def _of_slices(who: Identity, plan: Plan, world: World) -> dict[str, str]:
-    """What libtpu must know to join the slices of this attempt. The cluster has told the pod of all
-    that the job may have: with those, libtpu would wait for slices that are lost."""
+    """What libtpu must know to join the slices of this attempt. Kubernetes has told the pod of all
+    that the job may have: with those, libtpu would wait for slices that are lost. Ray tells
+    nothing."""
     slices = _slices(who, plan)
     if slices == 1 or who.simulated:
         return {}
