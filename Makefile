@@ -2,6 +2,7 @@
 # The first run of a target sets up .venv; later runs start at once, until pyproject.toml changes.
 #
 #   make demo     a 4-host slice on this machine: Keras, data parallel, on 16 devices
+#   make demo-ray the same on four nodes of a real Ray cluster on this machine
 #   make test     all tests, four at a time                      (make test ARGS="-k gang -x")
 #   make test-repeat N=10   all tests N times, every second time beside two busy processes; lists what ever failed
 #   make test-cluster KUBECONFIG=…  the tests of clusters on the one of its current context (see CONTRIBUTING.md)
@@ -16,7 +17,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-repeat test-cluster test-ray check docs bench clean
+.PHONY: help demo demo-ray test test-repeat test-cluster test-ray check docs bench clean
 
 VENV := .venv
 COMMA := ,
@@ -62,6 +63,9 @@ $(VENV)/.stamp-docs: pyproject.toml | $(VENV)/.stamp-venv
 
 demo: $(VENV)/.stamp-demo
 	@$(BIN)/python examples/keras_data_parallel.py
+
+demo-ray: $(VENV)/.stamp-test
+	@PYTHONPATH=tests $(BIN)/python -m doubles.ray_demo examples/keras_data_parallel.py
 
 # Most tests wait for something most of the time: more of them at once than there are processors.
 TEST_ARGS = $(or $(ARGS),-n 4 --dist worksteal)

@@ -12,11 +12,11 @@ import sys
 import pytest
 import test_backend
 from backend_cases import folder, planned, speak, submitted, wait_for_ever
+from kinetic._backends.ray.jobs_api import JobsApi
 from test_backend import *  # noqa: F403 - the suite
 
 from kinetic._backends.base import phase_of
 from kinetic._backends.ray.backend import RayBackend
-from kinetic._backends.ray.jobs_api import JobsApi
 from kinetic._backends.ray.submission import HostSettings
 from kinetic._core.state import JobStatus
 from kinetic._source import runtime

@@ -193,6 +193,11 @@ def connect() -> str:
     return str(ray.util.get_node_ip_address())
 
 
+def find_address() -> str:
+    """Return the address of the cluster's control store, for its own machines."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
 def disconnect() -> None:
     """Leave the cluster."""
     ray.shutdown()

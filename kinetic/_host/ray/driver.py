@@ -50,6 +50,7 @@ class _Driver:
             "KINETIC_JOIN_TIMEOUT_S": _JOIN_S,
             "KINETIC_SIMULATED": given.get("KINETIC_SIMULATED", ""),
             "KINETIC_TEE": "1",
+            "RAY_ADDRESS": cluster.find_address(),  # For functions that use Ray themselves.
         }
         self._address, self._key = address, made.key
         self._secrets: Mapping[str, str] = {}

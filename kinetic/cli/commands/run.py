@@ -28,6 +28,7 @@ from kinetic.cli.options import ASSIGNMENT, DURATION, SLICES, json_option
 from kinetic.cli.program import Program, ProgramKind
 from kinetic.errors import KineticError, UsageError
 
+_ONCE, _ONE_HOST = "--once", ("--accelerator", "cpu", "--slices", "1")
 _TAIL_LINES = 60
 """More than are shown: some say nothing."""
 _HELP = """Run a program on every host of an accelerator slice, and print what the leader prints.
@@ -68,6 +69,8 @@ class _RunCommand(click.Command):
         names = self.option_names()
         words, program = programs.split(args, names.values)
         ctx.meta["kinetic.program"] = program
+        if _ONCE in words:
+            words += _ONE_HOST
         try:
             return super().parse_args(ctx, list(words))
         except click.MissingParameter as missing:  # -a is the only required option
@@ -149,6 +152,13 @@ _MADE: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAMES: 
     "--all-hosts",
     is_flag=True,
     help='Print what all hosts print; each line starts with "[host N] ".',
+)
+@click.option(
+    _ONCE,
+    is_flag=True,
+    expose_value=False,
+    help="Run it on one host without chips, whatever -a says: for a program that asks a Ray "
+    "cluster for its machines itself, such as one with a JaxTrainer.",
 )
 @click.option(
     "--dry-run",
