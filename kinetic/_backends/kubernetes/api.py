@@ -7,7 +7,7 @@ In: verbs on `Resource`s. Out: documents, watch events; errors of
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from kinetic._backends.kubernetes.resources import Resource
@@ -125,10 +125,6 @@ class Api(Protocol):
             grace_s: how long a pod may take to end, 0 for not at all; None for the time in its
                 spec.
         """
-        ...
-
-    def patch(self, resource: Resource, name: str, change: Mapping[str, Any]) -> Document:
-        """Change an object by a JSON merge patch and return it."""
         ...
 
     def watch(

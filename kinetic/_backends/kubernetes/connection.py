@@ -46,9 +46,8 @@ from kinetic.version import __version__
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
 
-METHODS = {"create": "POST", "patch": "PATCH", "delete": "DELETE"}
+METHODS = {"create": "POST", "delete": "DELETE"}
 """Of the verbs that change something; the others are GET."""
-KINDS = {"patch": "application/merge-patch+json"}
 WATCH_S = 280
 """How long the server keeps a watch open."""
 PAGE = 500
@@ -176,10 +175,6 @@ class HttpApi:
             return False
         return True
 
-    def patch(self, resource: Resource, name: str, change: Mapping[str, Any]) -> Document:
-        """As in `Api`."""
-        return self._ask(self._call("patch", resource, name), change)
-
     def watch(
         self,
         resource: Resource,
@@ -306,7 +301,7 @@ class HttpApi:
 
         url = f"{self.server}{path}?{urlencode(query)}" if query else self.server + path
         read_s = self._patience.read_s if preload else self._patience.stream_s
-        kind = {} if body is None else {"content-type": KINDS.get(call.verb, "application/json")}
+        kind = {} if body is None else {"content-type": "application/json"}
         common = {"accept": "application/json", "user-agent": f"kinetic/{__version__}", **kind}
         proof = self._credentials.proof()
         for attempt in range(2):

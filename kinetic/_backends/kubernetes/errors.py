@@ -95,7 +95,7 @@ class ApiCall:
     """A request.
 
     Attributes:
-        verb: as RBAC names it: create, get, list, watch, delete, patch.
+        verb: as RBAC names it: create, get, list, watch, delete.
         resource: the kind of object.
         namespace: its namespace; "" for objects of the whole cluster.
         name: of the object, or "".
