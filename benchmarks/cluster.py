@@ -43,8 +43,8 @@ FOLLOWED_S = 5.0
 @contextmanager
 def cluster(folder: str) -> Iterator[tuple[object, object]]:
     """The doubles, and an environment in which jobs go there."""
-    from cluster.fake import FakeCluster
-    from gcs import serving
+    from doubles.cluster.fake import FakeCluster
+    from doubles.gcs import serving
 
     with serving("bucket") as bucket:
         image = {

@@ -130,7 +130,7 @@ class Nowhere:
 
 def in_a_bucket(project: Path, place: Path) -> None:
     try:
-        from gcs import serving
+        from doubles.gcs import serving
     except ImportError as missing:
         print(f"\nNo bucket: {missing}")
         return

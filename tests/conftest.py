@@ -26,7 +26,7 @@ import pytest
 
 from kinetic._system import memory_folder
 
-pytest_plugins = ["cluster.fixtures", "doubles.ray_fixtures"]
+pytest_plugins = ["doubles.cluster.fixtures", "doubles.ray_fixtures"]
 
 # A shell that starts the tests in the background lets them ignore Ctrl-C, nohup the end of a
 # terminal, and every program that they start inherits it.
@@ -194,7 +194,7 @@ def _is_own(entry: Path, command: bytes) -> bool:
     """Whether this starts the test process's hosts, and lives as long as it: the zygote of its
     jobs, the container runtimes of its clusters."""
     parent = _parent(entry)
-    if b"tests/cluster/shim.py" in command:
+    if b"tests/doubles/cluster/shim.py" in command:
         return os.getpid() in (parent, _parent(Path("/proc", str(parent))))
     return parent == os.getpid() and b"kinetic/_host/local/__main__.py" in command
 

@@ -12,8 +12,8 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from cluster.fake import FakeCluster
-from cluster.nodes import CPU_POOL, V6E_4X4
+from doubles.cluster.fake import FakeCluster
+from doubles.cluster.nodes import CPU_POOL, V6E_4X4
 from doubles.programs import ProgramsBackend
 from store_cases import gcs as bucket
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from doubles.gcs import Double
+from doubles.gcs import serving as gcs_double
 from doubles.memory_store import MemoryStore
-from gcs import Double
-from gcs import serving as gcs_double
 
 from kinetic._store.base import Store
 from kinetic._store.gcs import GcsStore

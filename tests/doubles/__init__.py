@@ -1,1 +1,1 @@
-"""Doubles that answer in the process of the tests: no part of the product."""
+"""Doubles of what kinetic talks to: a cluster, a bucket, other stores and backends."""

@@ -22,10 +22,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.containers import Program as Forked
-from cluster.shim import needs_no_interpreter
-
 import kinetic
+from doubles.cluster.containers import Program as Forked
+from doubles.cluster.shim import needs_no_interpreter
 from kinetic._backends import attempt_logs, registry, stored
 from kinetic._backends.base import (
     Connection,

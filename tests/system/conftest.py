@@ -6,7 +6,7 @@ In: pytest's requests. Out: fixtures. Called by pytest.
 from __future__ import annotations
 
 import pytest
-from cluster.fixtures import SHARES_FILES
+from doubles.cluster.fixtures import SHARES_FILES
 from doubles.programs import open_as_ray
 from elastic_jobs import Watched, reached
 from places import EVERYWHERE, Place

@@ -15,7 +15,7 @@ from bootstrap_pods import (
     UNREACHABLE,
     package,
 )
-from gcs import serving
+from doubles.gcs import serving
 
 from kinetic._core import layout
 from kinetic._store.gcs import GcsStore

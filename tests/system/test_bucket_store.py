@@ -12,8 +12,8 @@ import io
 import time
 
 import pytest
+from doubles.gcs import Double, serving
 from gangs import PATIENCE_S, kill, wait_until
-from gcs import Double, serving
 
 import kinetic
 from kinetic import errors

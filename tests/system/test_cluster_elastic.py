@@ -7,7 +7,7 @@ left in the cluster.
 from __future__ import annotations
 
 import pytest
-from cluster.fixtures import SHARES_FILES
+from doubles.cluster.fixtures import SHARES_FILES
 from gangs import kill, wait_until
 from on_pods import fail_at_first, fail_on_host_1, train_until_enough, wait_until_enough
 from places import titled

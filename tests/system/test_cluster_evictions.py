@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
-from cluster import problems
-from cluster.fixtures import SHARES_FILES
+from doubles.cluster import problems
+from doubles.cluster.fixtures import SHARES_FILES
 from gangs import wait_until
 from on_pods import finish, save, wait_at_first, wait_at_second, wait_at_third, wait_for_ever
 

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 import pytest
+from doubles.gcs import serving
 from gangs import wait_until
-from gcs import serving
 
 import kinetic
 from kinetic._core import layout

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster.fixtures import SHARES_FILES
+from doubles.cluster.fixtures import SHARES_FILES
 from gangs import wait_until
 
 import kinetic

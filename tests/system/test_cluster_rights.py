@@ -10,8 +10,8 @@ import contextlib
 import json
 
 import pytest
-from cluster.kinds import DEVICE_CLASSES, QUOTAS
-from cluster.roles import grants_of
+from doubles.cluster.kinds import DEVICE_CLASSES, QUOTAS
+from doubles.cluster.roles import grants_of
 
 import kinetic
 from kinetic._backends.kubernetes import kubeconfig

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster.fixtures import SHARES_FILES
+from doubles.cluster.fixtures import SHARES_FILES
 from gangs import wait_until
 from on_pods import answer, fail_on_host_2, nap, token_size, wait_at_first, wait_for_ever, world
 

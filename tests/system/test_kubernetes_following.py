@@ -10,11 +10,11 @@ import os
 import time
 
 import pytest
-from cluster.fake import FakeCluster
-from cluster.fixtures import settings_of
-from cluster.nodes import CPU_POOL, V6E_4X4
+from doubles.cluster.fake import FakeCluster
+from doubles.cluster.fixtures import settings_of
+from doubles.cluster.nodes import CPU_POOL, V6E_4X4
+from doubles.gcs import serving
 from gangs import PATIENCE_S, wait_until
-from gcs import serving
 from on_pods import count, count_on_all_hosts, die_once_aloud, wait_for_file
 
 import kinetic

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster.fixtures import settings_of
+from doubles.cluster.fixtures import settings_of
 from gangs import wait_until
 from kernels import Kernel
 

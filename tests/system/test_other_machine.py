@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster.fixtures import SHARES_FILES
+from doubles.cluster.fixtures import SHARES_FILES
 from gangs import PATIENCE_S, wait_until
 
 import kinetic

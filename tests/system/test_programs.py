@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from doubles.gcs import serving
 from gangs import PATIENCE_S, children, is_titled, kill, train, wait_until
-from gcs import serving
 
 import kinetic
 from kinetic import errors

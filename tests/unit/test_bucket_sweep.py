@@ -20,8 +20,8 @@ import pytest
 
 pytest.importorskip("google.cloud.storage")
 
+from doubles.gcs import Double, serving
 from forks import Forks
-from gcs import Double, serving
 
 from kinetic._core import layout
 from kinetic._core.plan import Tree

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("kubernetes_validate")
 
-from cluster.fake import FakeCluster
+from doubles.cluster.fake import FakeCluster
 from doubles.memory_store import MemoryStore
 from manifest_cases import SETTINGS, planned
 

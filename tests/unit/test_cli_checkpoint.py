@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from cli_fakes import Capture, World
-from gcs import serving
+from doubles.gcs import serving
 
 from kinetic._core import layout
 from kinetic._store import lease

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gcs import serving
+from doubles.gcs import serving
 
 import kinetic
 from kinetic._config import profiles, settings

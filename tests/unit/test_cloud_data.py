@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("google.cloud.storage")
 
-from gcs import serving
+from doubles.gcs import serving
 
 from kinetic._datasets import cloud
 from kinetic._store.gcs import GcsStore

@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("google_crc32c")
 
-from gcs import serving
-from gcs.server import QUANTUM
+from doubles.gcs import serving
+from doubles.gcs.server import QUANTUM
 
 OBJECTS = "/storage/v1/b/bucket/o"
 

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("google.cloud.storage")
 
-from gcs import serving
+from doubles.gcs import serving
 
 from kinetic._store.gcs import GcsStore
 from kinetic._store.many import put_many

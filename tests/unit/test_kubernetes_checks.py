@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cluster.roles import grants_of
+from doubles.cluster.roles import grants_of
 from test_kubernetes_waiting import node
 
 from kinetic._backends.kubernetes import checks

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("kubernetes_validate")
 
-from cluster.fake import FakeCluster
-from cluster.objects import is_true
+from doubles.cluster.fake import FakeCluster
+from doubles.cluster.objects import is_true
 from doubles.memory_store import MemoryStore
 from manifest_cases import SETTINGS, planned
 

@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("google.cloud.storage")
 
-from gcs import serving
+from doubles.gcs import serving
 
 from kinetic._source import bundle
 from kinetic._store.gcs import GcsStore

@@ -37,7 +37,7 @@ def test_a_line_grows_and_goes_away(tmp_path):
 
 def test_a_large_object_is_shown_while_it_is_sent(tmp_path, monkeypatch):
     pytest.importorskip("google.cloud.storage")
-    from gcs import serving
+    from doubles.gcs import serving
 
     from kinetic._store.gcs import GcsStore
 

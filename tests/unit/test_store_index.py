@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from doubles.gcs import serving
 from doubles.memory_store import MemoryStore
-from gcs import serving
 
 from kinetic._core import layout
 from kinetic._core.outcome import Exit, HostReport, judge

@@ -1,0 +1,90 @@
+"""One thread that does the work of all controllers, one item after the other.
+
+In: items by name and key, now or later. Out: calls of the handlers. An item that is already waiting
+is not added again; one that is added while it is being handled is handled once more.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from doubles.cluster.problems import Refused
+
+Item = tuple[str, Hashable]
+RETRY_S = 0.05
+
+
+class Engine:
+    """The work queue of a cluster."""
+
+    def __init__(self) -> None:
+        self.crashes: list[str] = []
+        self._handlers: dict[str, Callable[[Any], None]] = {}
+        self._ready: OrderedDict[Item, None] = OrderedDict()
+        self._later: list[tuple[float, int, Item]] = []
+        self._numbers = itertools.count()
+        self._wanted = threading.Condition()
+        self._stopped = False
+        self._busy = False
+        self._thread = threading.Thread(target=self._run, name="controllers", daemon=True)
+
+    def handle(self, name: str, handler: Callable[[Any], None]) -> None:
+        self._handlers[name] = handler
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._wanted:
+            self._stopped = True
+            self._wanted.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def add(self, name: str, key: Hashable, delay: float = 0.0) -> None:
+        """Have an item handled, after `delay` seconds."""
+        with self._wanted:
+            if delay > 0:
+                at = time.monotonic() + delay
+                heapq.heappush(self._later, (at, next(self._numbers), (name, key)))
+            else:
+                self._ready[name, key] = None
+            self._wanted.notify()
+
+    def settle(self) -> None:
+        """Until nothing is left to do now."""
+        with self._wanted:
+            while (self._ready or self._busy) and not self._stopped:
+                self._wanted.wait(1.0)
+
+    def _next(self) -> Item | None:
+        with self._wanted:
+            self._busy = False
+            while not self._stopped:
+                now = time.monotonic()
+                while self._later and self._later[0][0] <= now:
+                    self._ready[heapq.heappop(self._later)[2]] = None
+                if self._ready:
+                    self._busy = True
+                    return self._ready.popitem(last=False)[0]
+                self._wanted.notify_all()
+                self._wanted.wait(self._later[0][0] - now if self._later else None)
+            return None
+
+    def _run(self) -> None:
+        while (item := self._next()) is not None:
+            name, key = item
+            try:
+                self._handlers[name](key)
+            except Refused as refused:
+                if refused.code != 404:  # it changed meanwhile
+                    self.add(name, key, RETRY_S)
+            except Exception:
+                self.crashes.append(f"{name} {key}\n{traceback.format_exc()}")

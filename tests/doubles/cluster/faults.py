@@ -1,0 +1,155 @@
+"""What goes wrong between a client and the API server, when a test wants it.
+
+In: calls from the test. Out: what `before` says about the next request: an answer in place of the
+real one, a delay, a closed connection; and open streams that break.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+from dataclasses import dataclass, field
+
+from doubles.cluster.problems import Refused, refusal
+
+ALL = "*"
+
+
+@dataclass
+class Rule:
+    """One wish: which requests, how many, and what happens to them."""
+
+    verb: str
+    resource: str
+    left: int
+    refused: Refused | None = None
+    delay_s: float = 0.0
+    reset: bool = False
+    after: bool = False
+    """Whether the request is carried out first and its answer lost."""
+
+
+@dataclass
+class Break:
+    """How an open stream ends: plainly, within a line, or within a chunk of the transfer."""
+
+    where: str = "end"
+
+
+@dataclass(eq=False)
+class Stream:
+    """A watch or a followed log that is open."""
+
+    verb: str
+    resource: str
+    broken: Break | None = None
+
+
+@dataclass
+class Faults:
+    """All wishes of a test. Verbs are those of the API (get, list, watch, create, delete ...),
+    resources plurals ("jobs", "pods/log"); both may be patterns."""
+
+    _rules: list[Rule] = field(default_factory=list)
+    _streams: list[Stream] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def _add(self, rule: Rule) -> None:
+        with self._lock:
+            self._rules.append(rule)
+
+    def fail(
+        self,
+        code: int = 500,
+        *,
+        times: int = 1,
+        verb: str = ALL,
+        resource: str = ALL,
+        message: str = "",
+        retry_after: int | None = None,
+        after: bool = False,
+    ) -> None:
+        """The next requests get this status. With `after` they are carried out all the same."""
+        reason, text = {
+            409: ("Conflict", "Operation cannot be fulfilled: the object has been modified"),
+            429: ("TooManyRequests", "Too many requests, please try again later."),
+            500: ("InternalError", "Internal error occurred: etcdserver: request timed out"),
+            503: ("ServiceUnavailable", "apiserver is shutting down."),
+            504: ("Timeout", "Timeout: request did not complete within the allotted timeout"),
+        }.get(code, ("", "fault"))
+        more = {"details": {"retryAfterSeconds": retry_after}} if retry_after is not None else {}
+        refused = refusal(code, reason, message or text, **more)
+        self._add(Rule(verb, resource, times, refused=refused, after=after))
+
+    def plain(self, code: int, text: str, *, times: int = 1, verb: str = ALL) -> None:
+        """An answer that is no Status, as a load balancer in front of the server gives it."""
+        self._add(Rule(verb, ALL, times, refused=Refused(code, text)))
+
+    def slow(self, delay_s: float, *, times: int = 1, verb: str = ALL, resource: str = ALL) -> None:
+        self._add(Rule(verb, resource, times, delay_s=delay_s))
+
+    def reset(
+        self, *, times: int = 1, verb: str = ALL, resource: str = ALL, after: bool = False
+    ) -> None:
+        """The connection closes without an answer; with `after` the request was carried out."""
+        self._add(Rule(verb, resource, times, reset=True, after=after))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._rules.clear()
+
+    def drop_watches(self, resource: str = ALL, *, where: str = "end") -> int:
+        """Break open watches: at the `end` of an event, in a `line`, in a `chunk`. How many."""
+        return self._drop("watch", resource, where)
+
+    def drop_logs(self, *, where: str = "end") -> int:
+        """Break open log streams, in the same ways. How many."""
+        return self._drop("log", ALL, where)
+
+    def _drop(self, verb: str, resource: str, where: str) -> int:
+        if where not in ("end", "line", "chunk", "reset"):
+            raise ValueError(where)
+        with self._lock:
+            found = [
+                s
+                for s in self._streams
+                if s.verb == verb and fnmatch.fnmatch(s.resource, resource) and s.broken is None
+            ]
+            for stream in found:
+                stream.broken = Break(where)
+            return len(found)
+
+    # For the server
+
+    def before(self, verb: str, resource: str) -> list[Rule]:
+        """What happens to this request."""
+        with self._lock:
+            found = [
+                rule
+                for rule in self._rules
+                if fnmatch.fnmatch(verb, rule.verb) and fnmatch.fnmatch(resource, rule.resource)
+            ]
+            taken: list[Rule] = []
+            for rule in found:
+                taken.append(rule)
+                rule.left -= 1
+                if rule.left <= 0:
+                    self._rules.remove(rule)
+                if rule.refused or rule.reset:
+                    break
+            return taken
+
+    def opened(self, verb: str, resource: str) -> Stream:
+        stream = Stream(verb, resource)
+        with self._lock:
+            self._streams.append(stream)
+        return stream
+
+    def closed(self, stream: Stream) -> None:
+        with self._lock:
+            self._streams.remove(stream)
+
+    @property
+    def open_streams(self) -> list[tuple[str, str]]:
+        with self._lock:
+            return [(s.verb, s.resource) for s in self._streams]

@@ -1,0 +1,220 @@
+"""The container runtime: programs of their own that start containers' processes and outlive none.
+
+In: a socket on which each message brings a cluster's own. On that each message is the path of a
+JSON file (argv, env, cwd), with two pipes: for output and for news. Out: lines of JSON on the
+second pipe: `{"pid": n}` or `{"error": text}`, then `{"exit": code, "signal": n}`. Started by
+`containers.Runtime`. A first message with more than a socket asks for a host: see `start`.
+
+Each cluster gets a process, and each container a small one that adopts all its descendants. When
+the container's first process ends, so do they all, as in a pid namespace; also when the tests that
+started it are killed. What hosts of kinetic import is imported once, here, with the modules that
+are named at the start: the first process of such a pod is a fork instead of a program, and so is a
+host that `doubles.programs` starts. Hosts with variables that take effect when something is
+imported are programs, also those that go on as the next attempt.
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+from pathlib import Path
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+RUNNER = "kinetic.runner"
+ROOT = str(Path(__file__).resolve().parents[3])
+AHEAD = ("kinetic._host.program", "kinetic._host.worker.process", "kinetic._rpc.client")
+READ_AT_IMPORT = ("JAX_", "XLA_", "GRPC_", "LD_", "OMP_", "OPENBLAS_", "PYTHON")
+OBEYED = {("PYTHONPATH", ROOT), ("PYTHONDONTWRITEBYTECODE", "1")}
+
+
+def main():
+    """Fork a shim for each cluster, until the tests are gone."""
+    del sys.path[0]  # its modules are nobody else's
+    clusters = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    import_ahead(sys.argv[2:])
+    while True:
+        message, fds, _, _ = socket.recv_fds(clusters, 1 << 17, 8)
+        if not message:
+            return
+        if os.fork() == 0:
+            try:
+                clusters.close()
+                if len(fds) == 1:
+                    serve(socket.socket(fileno=fds[0]))
+                else:
+                    start(json.loads(message), *fds)
+            finally:
+                os._exit(0)
+        for fd in fds:
+            os.close(fd)
+
+
+def import_ahead(modules):
+    import setproctitle
+
+    from kinetic._host.worker import jaxworld
+
+    for module in AHEAD:
+        importlib.import_module(module)
+    jaxworld.preload(modules)
+    setproctitle.getproctitle()  # finds the room for titles, before variables are set
+    assert jaxworld.is_fork_safe()
+    gc.freeze()
+
+
+def serve(wire):
+    """Start the containers of a cluster, until it is closed."""
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    while True:
+        message, fds, _, _ = socket.recv_fds(wire, 65536, 2)
+        if not message:
+            return
+        if os.fork() == 0:
+            try:
+                wire.close()
+                contain(message.decode(), *fds)
+            finally:
+                os._exit(1)
+        for fd in fds:
+            os.close(fd)
+
+
+def start(wanted, output, news, *kept):
+    """Become the host that `containers.Program` asks for. Nothing contains it: what it leaves when
+    it is killed goes on."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, wanted["blocked"])
+    os.write(news, str(os.getpid()).encode())
+    become(wanted, output, news, kept)
+
+
+def contain(path, output, news):
+    parent = os.getppid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda *_: end())
+    os.setsid()
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    with open(path) as file:
+        wanted = json.load(file)
+    os.unlink(path)
+    failed, failing = os.pipe()
+    first = os.fork()
+    if first == 0:
+        become(wanted, output, failing)
+    os.close(output)
+    os.close(failing)
+    with os.fdopen(failed) as reader:
+        error = reader.read()
+    tell(news, {"error": error} if error else {"pid": first})
+    status = 0
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == first:
+            break
+    kill_all()
+    if not error:
+        code = os.waitstatus_to_exitcode(status)
+        tell(news, {"exit": 128 - code if code < 0 else code, "signal": max(-code, 0)})
+    os._exit(0)
+
+
+def become(wanted, output, failing, kept=()):
+    try:
+        os.setsid()
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        for number in range(1, signal.NSIG):
+            if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):
+                signal.signal(number, signal.SIG_DFL)
+        if wanted["deaf"]:  # as the first process of a container, which has no default handlers
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.chdir(wanted["cwd"])
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        for fd in set(range(3, 256)) - {failing, *kept}:
+            os.closerange(fd, fd + 1)
+        for fd in kept:
+            os.set_inheritable(fd, True)
+        if not needs_no_interpreter(wanted):
+            os.execvpe(wanted["argv"][0], wanted["argv"], wanted["env"])
+    except BaseException as error:
+        os.write(failing, str(error).encode())
+        os._exit(128)
+    os.close(failing)
+    run_here(wanted)
+
+
+def needs_no_interpreter(wanted):
+    """Whether it is a host of kinetic's that would import what is imported here."""
+    is_host = wanted["argv"] == [sys.executable, "-m", RUNNER]
+    rest = dict(wanted["env"].items() - OBEYED)
+    return is_host and not any(name.startswith(READ_AT_IMPORT) for name in rest)
+
+
+def run_here(wanted):
+    """Go on as an interpreter does that was started with this command."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(wanted["env"])
+    sys.path[:0] = [wanted["cwd"], *([ROOT] if "PYTHONPATH" in os.environ else [])]
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
+    sys.argv[1:] = []
+    code = 1
+    try:
+        runpy.run_module(RUNNER, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as error:
+        code = error.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def tell(news, what):
+    try:
+        os.write(news, json.dumps(what).encode() + b"\n")
+    except OSError:
+        pass
+
+
+def kill_all():
+    """End every descendant. Orphans come to this process, so its children are all of them in the
+    end."""
+    while True:
+        for pid in children():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def children():
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def end():
+    kill_all()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""kinetic's calls, watches and diagnosis against the double's API server."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+pytest.importorskip("kubernetes_validate")
+
+from doubles.cluster.fake import FakeCluster
+from doubles.cluster.manifests import job, job_set
+from kinetic._backends.kubernetes import checks, errors, kubeconfig
+from kinetic._backends.kubernetes.api import CallLimits, Selector
+from kinetic._backends.kubernetes.connection import HttpApi
+from kinetic._backends.kubernetes.diagnosis import JobCause, Observed, diagnose
+from kinetic._backends.kubernetes.nodes import pools_of
+from kinetic._backends.kubernetes.resources import (
+    EVENTS,
+    JOBS,
+    JOBSETS,
+    NODES,
+    PODS,
+)
+from kinetic._backends.kubernetes.states import status_of
+from kinetic._backends.kubernetes.watching import Change, Watched, Watcher
+from kinetic._core.findings import Level
+from kinetic._core.state import JobStatus
+from kinetic.errors import BackendUnavailable, NotFound
+
+PATIENCE_S = 100.0
+QUICK = CallLimits(first_s=0.02, most_s=0.2, tries=4)
+
+
+@pytest.fixture
+def api(cluster: FakeCluster) -> Iterator[HttpApi]:
+    variables = {"KUBECONFIG": str(cluster.kubeconfig), "PATH": os.defpath}
+    made = HttpApi(kubeconfig.find(variables), variables, namespace="default", patience=QUICK)
+    yield made
+    made.close()
+
+
+def until(look: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Follower:
+    """A watcher that is read in a thread."""
+
+    def __init__(self, source: Watcher) -> None:
+        self.source = source
+        self.seen: list = []
+        self.thread = threading.Thread(target=lambda: self.seen.extend(source))
+        self.thread.start()
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.source.close()
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive()
+
+    def changes(self, name: str) -> list[Change]:
+        seen: list[Watched] = self.seen
+        return [w.change for w in seen if w.object and w.object["metadata"]["name"] == name]
+
+
+def status(api: HttpApi, name: str) -> JobStatus:
+    try:
+        found = api.get(JOBS, name)
+    except NotFound:
+        return status_of(None).phase
+    return status_of(found, api.list(PODS, Selector(labels=f"job-name={name}")).items).phase
+
+
+def test_a_job_from_creation_to_deletion(api: HttpApi, cluster: FakeCluster) -> None:
+    made = api.create(JOBS, job("hello", "echo hi"))
+    assert made["metadata"]["uid"]
+    until(lambda: status(api, "hello") is JobStatus.SUCCEEDED)
+    (pod,) = api.list(PODS).items
+    assert cluster.log(pod["metadata"]["name"]) == "hi\n"
+    with pytest.raises(errors.Conflict):
+        api.create(JOBS, job("hello", "echo hi"))
+    assert api.delete(JOBS, "hello", uid=made["metadata"]["uid"])
+    assert not api.delete(JOBS, "hello")
+    until(lambda: not api.list(PODS).items)
+
+
+def test_a_creation_whose_answer_is_lost_makes_one_object(
+    api: HttpApi, cluster: FakeCluster
+) -> None:
+    document = job("once", "echo hi")
+    document["metadata"]["labels"] = {"kinetic.dev/job-id": "job-1"}
+    cluster.faults.reset(verb="create", resource="jobs", after=True)
+    assert api.create(JOBS, document)["metadata"]["name"] == "once"
+    cluster.faults.fail(503, verb="create", resource="jobs", times=2)
+    document["metadata"]["name"] = "twice"
+    api.create(JOBS, document)
+    assert len(api.list(JOBS).items) == 2
+
+
+def test_discovery_rights_and_nodes(api: HttpApi, cluster: FakeCluster) -> None:
+    assert api.knows(JOBSETS)
+    assert api.version().major == 1
+    assert api.may("create", JOBSETS)
+    assert api.may("watch", PODS)
+    assert "tpu-v6e-slice" in [p.accelerator for p in pools_of(api.list(NODES).items)]
+    cluster.remove_job_sets()
+    assert not api.knows(JOBSETS)
+    with pytest.raises(errors.NotInstalled):
+        api.create(JOBSETS, job_set("x", "true", hosts=2))
+
+
+def test_a_cluster_is_examined(api: HttpApi, cluster: FakeCluster) -> None:
+    facts = checks.gather(api, service_account="kinetic")
+    assert {c.level for c in checks.checks_of(facts)} == {Level.OK}
+    assert checks.why_not(facts, hosts=4) == ""
+    assert [row.name for row in checks.live_accelerators(facts.nodes or ())] == ["tpu-v6e-16"]
+    cluster.remove_job_sets()
+    facts = checks.gather(api, service_account="nobody")
+    assert "JobSet" in checks.why_not(facts, hosts=4)
+    assert "nobody does not exist" in checks.why_not(facts, hosts=1)
+
+
+def test_a_watch_survives_what_happens_to_servers(api: HttpApi, cluster: FakeCluster) -> None:
+    with Follower(Watcher(api, JOBS, patience=QUICK)) as watching:
+        until(lambda: len(watching.seen) == 1)
+        names = []
+
+        def make(name: str) -> None:
+            names.append(name)
+            api.create(JOBS, job(name, "echo hi"))
+            until(lambda: Change.ADDED in watching.changes(name))
+
+        make("first")
+        for where in ("end", "line", "chunk", "reset"):
+            cluster.faults.drop_watches(where=where)
+            make(f"after-{where}")
+        cluster.faults.drop_watches()
+        cluster.faults.fail(503, verb="watch", times=3)
+        make("after-503")
+        cluster.compact()
+        cluster.faults.drop_watches()
+        make("after-410")
+        cluster.restart_server()
+        make("after-restart")
+        for name in names:
+            until(lambda name=name: status(api, name) is JobStatus.SUCCEEDED)
+            assert watching.changes(name).count(Change.ADDED) == 1
+        api.delete(JOBS, "first")
+        until(lambda: Change.DELETED in watching.changes("first"))
+
+
+def test_a_token_that_expires_is_read_anew(api: HttpApi, cluster: FakeCluster) -> None:
+    with Follower(Watcher(api, JOBS, patience=QUICK)) as watching:
+        until(lambda: len(watching.seen) == 1)
+        cluster.expire_token()
+        with pytest.raises(errors.Unauthorized):
+            api.list(JOBS)
+        cluster.faults.drop_watches()
+        cluster.renew_token()
+        api.create(JOBS, job("later", "echo hi"))
+        until(lambda: bool(watching.changes("later")))
+
+
+def test_a_server_that_is_down(api: HttpApi, cluster: FakeCluster) -> None:
+    cluster.stop_server()
+    with pytest.raises(
+        BackendUnavailable, match=r"Could not list jobs\.batch in namespace default"
+    ):
+        api.list(JOBS)
+    cluster.start_server()
+    assert api.list(JOBS).items == ()
+
+
+def test_what_is_wrong_is_found_from_live_objects(api: HttpApi) -> None:
+    selector = {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+        "cloud.google.com/gke-tpu-topology": "8x8",
+    }
+    document = job("nowhere", "echo hi")
+    document["spec"]["template"]["spec"]["nodeSelector"] = selector
+    api.create(JOBS, document)
+
+    def kind() -> JobCause | None:
+        found = diagnose(
+            Observed(
+                api.get(JOBS, "nowhere"),
+                api.list(PODS).items,
+                events=api.list(EVENTS).items,
+                nodes=api.list(NODES).items,
+            ),
+            now=time.time() + 600,
+        )
+        return found.kind if found and found.hopeless else None
+
+    until(lambda: kind() is JobCause.NO_NODE_POOL)
+
+
+@pytest.mark.parametrize("words", [["v6e"], ["v6e", "--json"], ["nothing"]])
+def test_the_command_lists_what_the_cluster_has(
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
+    from kinetic.cli.root import call
+
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    assert call(["accelerators", "--live", *words]) == 0
+    said = capsys.readouterr().out
+    assert ("tpu-v6e-16" in said) == (words[0] == "v6e")
+
+
+def test_the_command_names_the_cluster_that_is_not_there(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kinetic.cli.root import call
+
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    assert call(["accelerators", "--live", "--cluster", "nope"]) != 0
+    assert "of the cluster nope" in capsys.readouterr().err

@@ -1,0 +1,201 @@
+"""The doctor where the settings name a cluster, and a bucket."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kubernetes_validate")
+
+from doubles.cluster.fake import FakeCluster
+from doubles.cluster.kinds import CHECKPOINT_CONFIGURATIONS, CSI_DRIVERS, DEVICE_CLASSES
+from doubles.gcs import Double, serving
+from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, MULTI_TIER_DRIVER
+from kinetic._client.doctor import examination, facts
+from kinetic._client.doctor.checks import Machine, StoreAccess
+from kinetic.cli.root import call
+
+MACHINE = Machine("linux", (3, 11, 7), {"jax": "0.7.1"}, 16 << 30, namespaces=True, cpus=2)
+OF_CLUSTERS = {"cluster", "JobSet", "rights", "service account", "node pools", "Kueue"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the start of a zygote, and on a machine in order."""
+    monkeypatch.setenv("KINETIC_PRELOAD", "off")
+    monkeypatch.setattr(facts, "machine", lambda: MACHINE)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("google.cloud.storage")
+    with serving("bucket") as double:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
+        yield double
+
+
+@pytest.fixture
+def configured(
+    cluster: FakeCluster, bucket: Double, monkeypatch: pytest.MonkeyPatch
+) -> FakeCluster:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    monkeypatch.setenv("KINETIC_CLUSTER", "fake")
+    monkeypatch.setenv("KINETIC_STORE", "gs://bucket/doctor")
+    return cluster
+
+
+def examined() -> dict[str, tuple[str, str]]:
+    found = examination.examine().findings
+    return {f.check: (str(f.level), f.detail) for f in found}
+
+
+def test_a_cluster_in_order(
+    configured: FakeCluster, bucket: Double, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["doctor", "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    found = {f["check"]: f for f in document["findings"]}
+    assert {found[name]["level"] for name in (*OF_CLUSTERS, "store access")} == {"ok"}
+    assert "tpu-v6e-slice" in found["node pools"]["detail"]
+    assert configured.url in found["cluster"]["detail"]
+    assert not list(bucket.buckets.names("bucket"))
+
+
+def test_what_a_cluster_lacks(configured: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    configured.remove_job_sets()
+    monkeypatch.setenv("KINETIC_SERVICE_ACCOUNT", "nobody")
+    found = examined()
+    assert found["JobSet"][0] == "warn"
+    assert found["service account"] == ("problem", "nobody does not exist")
+
+
+def test_jobset_is_tried_out(configured: FakeCluster) -> None:
+    assert examined()["JobSet"] == ("ok", "is installed, and takes jobs of several hosts")
+    assert configured.objects("jobsets") == []
+    configured.api.job_set_controller = False
+    level, said = examined()["JobSet"]
+    assert (level, "only their definition is installed" in said) == ("problem", True)
+    configured.api.job_set_controller = True
+    configured.api.webhook_down = True
+    level, said = examined()["JobSet"]
+    assert (level, "webhook" in said) == ("problem", True)
+
+
+def test_the_queue_that_settings_name(
+    configured: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_QUEUE", "team-a")
+    assert examined()["Kueue"][0] == "problem"
+    configured.install_kueue({"team-b": {"cpu": "4"}})
+    level, said = examined()["Kueue"]
+    assert (level, "no queue team-a in namespace default" in said) == ("problem", True)
+    monkeypatch.setenv("KINETIC_QUEUE", "team-b")
+    assert examined()["Kueue"] == ("ok", "is installed; the queue team-b admits jobs")
+
+
+def test_a_cluster_that_is_away(configured: FakeCluster) -> None:
+    configured.stop_server()
+    found = examined()
+    assert found["cluster"][0] == "problem"
+    assert configured.url in found["cluster"][1]
+    assert not found.keys() & (OF_CLUSTERS - {"cluster"})
+    assert found["store access"][0] == "ok"
+
+
+def test_a_cluster_that_no_kubeconfig_knows(
+    configured: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_CLUSTER", "absent")
+    level, said = examined()["cluster"]
+    assert level == "problem"
+    assert "absent" in said
+
+
+def test_a_profile_names_it(configured: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KINETIC_CLUSTER")
+    assert call(["profile", "create", "work", "--cluster", "fake"]) == 0
+    assert examined()["cluster"][0] == "ok"
+
+
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_a_backend_of_this_machine_asks_no_cluster(
+    configured: FakeCluster, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setenv("KINETIC_BACKEND", backend)
+    assert not examined().keys() & OF_CLUSTERS
+    assert not configured.requests
+
+
+def test_without_a_cluster_nothing_is_asked(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    assert not examined().keys() & {*OF_CLUSTERS, "store access"}
+    assert not cluster.requests
+
+
+def test_pods_do_not_reach_a_folder(
+    configured: FakeCluster, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    monkeypatch.delenv("KINETIC_STORE")
+    level, said = examined()["store access"]
+    assert (level, str(home) in said) == ("problem", True)
+    monkeypatch.setenv("KINETIC_POD_STORE", f"file://{home}")
+    assert examined()["store access"][0] == "ok"
+
+
+def test_a_bucket_is_tried_out(bucket: Double) -> None:
+    assert facts.access("gs://bucket/jobs") == StoreAccess("gs://bucket/jobs")
+    assert not list(bucket.buckets.names("bucket"))
+
+
+def test_a_bucket_that_is_not_there(bucket: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINETIC_STORE", "gs://absent/jobs")
+    level, said = examined()["store access"]
+    assert level == "problem"
+    assert "gs://absent" in said
+
+
+def test_a_bucket_that_one_may_not_use(bucket: Double) -> None:
+    bucket.denied.add("storage.objects.create")
+    assert "storage.objects.create" in facts.access("gs://bucket").fault
+
+
+def test_rules_of_a_bucket_that_delete_what_jobs_need(
+    bucket: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = {"type": "Delete"}
+    bucket.buckets.lifecycle["bucket"] = [{"action": delete, "condition": {"age": 30}}]
+    monkeypatch.setenv("KINETIC_STORE", "gs://bucket/jobs")
+    found = examined()
+    assert found["store access"][0] == "ok"
+    level, said = found["store expiry"]
+    assert (level, "objects after 30 days" in said) == ("warn", True)
+    bucket.denied.add("storage.buckets.get")
+    found = examined()
+    assert found["store access"][0] == "ok"
+    assert "store expiry" not in found
+
+
+def test_what_settings_ask_for_in_addition(
+    configured: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_LOCAL_STORAGE", "multi-tier")
+    monkeypatch.setenv("KINETIC_NETWORK_DEVICES", "all")
+    found = examined()
+    assert found["multi-tier"][0] == found["network devices"][0] == "problem"
+    assert "is not enabled" in found["multi-tier"][1]
+    configured.store.create(CSI_DRIVERS, {"metadata": {"name": MULTI_TIER_DRIVER}})
+    configured.store.create(DEVICE_CLASSES, {"metadata": {"name": DEVICE_CLASS}})
+    assert "has no CheckpointConfiguration" in examined()["multi-tier"][1]
+    configured.api.discovery.custom.add(CHECKPOINT_CONFIGURATIONS)
+    spec = {"cloudStorageBucketName": "b", "inMemoryVolumeSize": "60Gi"}
+    configured.store.create(CHECKPOINT_CONFIGURATIONS, {"metadata": {"name": "c"}, "spec": spec})
+    found = examined()
+    assert "c does not tolerate google.com/tpu" in found["multi-tier"][1]
+    assert found["network devices"] == ("ok", "pods can claim them")
+    monkeypatch.setenv("KINETIC_POD_SIMULATED", "1")
+    assert not examined().keys() & {"multi-tier", "network devices"}

@@ -1,0 +1,42 @@
+"""The volumes of a pod that its containers see as folders of this machine.
+
+In: a pod, a container with its environment, a folder. Out: folders with what is in them; variables.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+from doubles.cluster.environ import expanded
+from doubles.cluster.kinds import SECRETS
+from doubles.cluster.objects import Object
+from doubles.cluster.store import Store
+
+
+def make_volumes(
+    obj: Object, container: Object, env: dict[str, str], folder: Path, store: Store
+) -> dict[str, str]:
+    """Return the variables that name a mount of an emptyDir or a Secret. Pods see the whole
+    machine, so each is led to a folder of its own, made here, which goes with the pod."""
+    volumes = {v["name"]: v for v in obj["spec"].get("volumes") or ()}
+    led = {}
+    for mount in container.get("volumeMounts") or ():
+        volume, own = volumes[mount["name"]], folder / "volumes" / mount["name"]
+        if "secret" in volume:
+            _fill(own, volume["secret"], obj["metadata"]["namespace"], store)
+        elif "emptyDir" not in volume:
+            continue
+        own /= expanded(mount.get("subPathExpr", ""), env)
+        own.mkdir(parents=True, exist_ok=True)
+        led |= {name: str(own) for name, value in env.items() if value == mount["mountPath"]}
+    return led
+
+
+def _fill(folder: Path, source: Object, namespace: str, store: Store) -> None:
+    held = store.get(SECRETS, namespace, source["secretName"])
+    assert held is not None
+    for item in source["items"]:
+        path = folder / item["path"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(held["data"][item["key"]]))
