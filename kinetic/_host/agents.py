@@ -28,8 +28,8 @@ from kinetic._core.plan import Plan
 from kinetic._host import service
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.worker_process import WorkerProcess
+from kinetic._host.fork_server import ForkServer
 from kinetic._host.service import Service
-from kinetic._host.stem import Stem
 from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import KineticError
@@ -58,7 +58,7 @@ class Agents:
         self._plan = plan
         self._store = store
         self._alive = -1
-        self._stem: Stem | None = None
+        self._fork_server: ForkServer | None = None
         self._service: Service | None = None
         self._world_fault = ""
         self._service_stopped_at = math.inf
@@ -74,7 +74,7 @@ class Agents:
         read_end, write_end = os.pipe()
         if again:
             identities = list(identities)
-            self._stem = self._make_stem(identities, read_end, write_end)
+            self._fork_server = self._make_fork_server(identities, read_end, write_end)
             address = self.serve_world(len(identities))
             identities = [each.set_service(address) for each in identities]
         for identity in identities:
@@ -87,7 +87,9 @@ class Agents:
         # The kernel closes it however this process dies, and the agents read end-of-file.
         self._alive = write_end
 
-    def _make_stem(self, identities: Sequence[Identity], alive: int, write_end: int) -> Stem:
+    def _make_fork_server(
+        self, identities: Sequence[Identity], alive: int, write_end: int
+    ) -> ForkServer:
         seats = {identity.seat: identity for identity in identities}
 
         def run(request: dict[str, Any], _: Sequence[int]) -> int:
@@ -99,7 +101,7 @@ class Agents:
                 who = who.take_place(from_document(HostAssignment, place, "The place of a host"))
             return self._be_agent(who, alive)
 
-        return Stem(run, f"kinetic-stem {self._plan.job_id}", without=[write_end])
+        return ForkServer(run, f"kinetic-forks {self._plan.job_id}", without=[write_end])
 
     def fork_again(self, seat: int, place: HostAssignment | None = None, *, start: int = 1) -> None:
         """Start a host again that has ended: for this place, or to wait for one.
@@ -107,10 +109,10 @@ class Agents:
         Raises:
             OSError: no process could be forked.
         """
-        if self._stem is None:
+        if self._fork_server is None:
             raise OSError("the agents of this job are forked once")
         request = {"seat": seat, "start": start, "place": place and to_document(place)}
-        self.pids[self._stem.fork(request)] = seat
+        self.pids[self._fork_server.fork(request)] = seat
 
     def serve_world(self, processes: int) -> str:
         """Have a process of its own serve JAX's coordination for the next attempt, and end the one
@@ -119,10 +121,10 @@ class Agents:
         before, self._service = self._service, None
         self._world_fault = ""
         with contextlib.suppress(OSError):  # What forks is gone; the slices that are left go on.
-            if self._stem is not None and service.may_serve(self._plan):
+            if self._fork_server is not None and service.may_serve(self._plan):
                 # While the one before holds its port, the kernel gives this one another: who still
                 # looks for that world must not find this.
-                self._service = Service(self._stem, self._plan.job_id, processes)
+                self._service = Service(self._fork_server, self._plan.job_id, processes)
         if before is not None:
             before.end()
         return "" if self._service is None else self._service.address
@@ -150,7 +152,7 @@ class Agents:
 
     def end_orphans(self) -> None:
         """Kill what agents that were killed have left to this process."""
-        own = {*self.pids, *(() if self._stem is None else self._stem.pids)}
+        own = {*self.pids, *(() if self._fork_server is None else self._fork_server.pids)}
         own |= set() if self._service is None else {self._service.pid}
         for pid in processes.children(os.getpid()):
             if pid not in own:
@@ -196,10 +198,10 @@ class Agents:
         return Agent(identity, self._plan, self._store, worker, logs=logs, alive_fd=alive).run()
 
     def _stay(self, identity: Identity, alive: int) -> int:
-        from kinetic._host.agent.seat import Seat
+        from kinetic._host.agent.attempt_loop import AttemptLoop
 
         logs = functools.partial(log_files, store=self._store)
-        return Seat(identity, self._plan, self._store, logs=logs, alive_fd=alive).run()
+        return AttemptLoop(identity, self._plan, self._store, logs=logs, alive_fd=alive).run()
 
     def await_death(self, timeout_s: float, *, unless: signal.Signals | None = None) -> bool:
         """Return whether a child died within this time; call `dead` for details. `unless` is a

@@ -1,6 +1,6 @@
 """JAX's coordination service in a process of its own, so that it outlives any worker.
 
-In: a stem to fork from, the number of processes. Out: an address; a process until the next attempt.
+In: a fork server, the number of processes. Out: an address; a process until the next attempt.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import sys
 
 from kinetic._core.plan import Plan
-from kinetic._host.stem import Stem
+from kinetic._host.fork_server import ForkServer
 from kinetic._host.worker import coordination, joining
 from kinetic._system import processes
 from kinetic.errors import SetupFailed
@@ -47,7 +47,7 @@ class Service:
         pid: of its process, which is a child of this one.
     """
 
-    def __init__(self, stem: Stem, job_id: str, count: int) -> None:
+    def __init__(self, fork_server: ForkServer, job_id: str, count: int) -> None:
         """Start it for so many processes.
 
         Raises:
@@ -59,7 +59,7 @@ class Service:
             port.bind((_ADDRESS, 0))
             self.address = f"{_ADDRESS}:{port.getsockname()[1]}"
             request = {"job_id": job_id, "address": self.address, "count": count}
-            self.pid = stem.fork({"serve": request}, [port.fileno()])
+            self.pid = fork_server.fork({"serve": request}, [port.fileno()])
 
     def end(self) -> None:
         """End it; all that have joined must have left, or JAX aborts them."""
@@ -69,7 +69,7 @@ class Service:
 
 
 def serve(job_id: str, address: str, count: int) -> int:
-    """Be that process, a fork of the stem."""
+    """Be that process."""
     processes.die_with_parent(os.getppid())
     processes.set_title(f"kinetic-service {job_id}")
     coordination.serve(address, count, joining.HEARTBEAT_S)

@@ -56,7 +56,7 @@ def processes(handle):
 
 
 def worker_of(agent):
-    """Its worker. An agent that stays for other attempts has a stem, too."""
+    """Its worker. An agent that stays for other attempts has a fork server, too."""
 
     def workers():
         return [pid for pid in children(agent) if is_titled(pid, "kinetic-worker")]

@@ -198,7 +198,7 @@ def test_a_retry_survives_the_death_of_the_process_that_forks_for_it(home, tmp_p
         folder.mkdir()
         handle = remote.run_async(str(folder))
         wait_until((folder / "running").exists, "attempt 1 has not begun")
-        for title in ("kinetic-stem", "spare-kinetic-stem")[:victims]:
+        for title in ("kinetic-forks", "spare-kinetic-forks")[:victims]:
             kill(find_process(f"{title} {handle.job_id}"))
         (folder / "go").touch()
         if (accelerator, victims) != ("cpu", 2):

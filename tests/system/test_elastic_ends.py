@@ -171,7 +171,7 @@ def test_the_leader_is_killed(begin):
 def test_what_forks_is_killed(begin, tmp_path):
     """Without the process that starts agents, a lost slice cannot return."""
     job = begin(elastic(on_slice_loss="shrink", slice_timeout=1), (), 0.3)
-    for title in ("kinetic-stem", "spare-kinetic-stem"):
+    for title in ("kinetic-forks", "spare-kinetic-forks"):
         os.kill(job.below_supervisor(title), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S) == half(2)
@@ -180,7 +180,7 @@ def test_what_forks_is_killed(begin, tmp_path):
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_forks_is_replaced(begin, signum):
     job = begin(elastic(max_failures=1), (), 0.3)
-    os.kill(job.below_supervisor("kinetic-stem"), signum)
+    os.kill(job.below_supervisor("kinetic-forks"), signum)
     os.kill(job.agents()[3], signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
     assert job.losses() == [(1,)]
@@ -189,7 +189,7 @@ def test_what_forks_is_replaced(begin, signum):
 def test_nothing_that_forks_is_left(begin):
     """No slice can return: that is said, and is no failure of the function's."""
     job = begin(elastic(2, 2), (), 0.3)
-    for title in ("kinetic-stem", "spare-kinetic-stem"):
+    for title in ("kinetic-forks", "spare-kinetic-forks"):
         os.kill(job.below_supervisor(title), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)
     with pytest.raises(HostLost) as caught:

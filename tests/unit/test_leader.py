@@ -326,7 +326,7 @@ from manifest_cases import planned
 
 service.may_serve = lambda plan: True
 agents = Agents(planned("cpu:2", place=Place("local"), slices=(1, 2)), LocalStore(Path("none")))
-agents._stem = SimpleNamespace(fork=lambda request, fds: print("begun") or 1)
+agents._fork_server = SimpleNamespace(fork=lambda request, fds: print("begun") or 1)
 agents._service = SimpleNamespace(pid=1, end=lambda: print("ended"))
 agents.serve_world(2)
 """

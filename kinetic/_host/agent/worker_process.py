@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from kinetic._core.gang.blame import STOPPED
 from kinetic._host.agent.stall import Sample
 from kinetic._host.channel import Channel
-from kinetic._host.stem import Stem
+from kinetic._host.fork_server import ForkServer
 from kinetic._host.worker import process, staying
 from kinetic._system import processes
 
@@ -47,9 +47,9 @@ class WorkerProcess:
         stacks_thread: its thread that does nothing but write stacks; 0 before there is one.
     """
 
-    def __init__(self, title: str, stem: Stem | None = None) -> None:
-        """Start it: as a fork of this process, which must have no threads, or of a stem whose
-        children run `serve`."""
+    def __init__(self, title: str, fork_server: ForkServer | None = None) -> None:
+        """Start it: as a fork of this process, which must have no threads, or of a fork server
+        whose children run `serve`."""
         agent_end, worker_end = socket.socketpair()
         self.out, out = os.pipe()
         self.err, err = os.pipe()
@@ -58,11 +58,11 @@ class WorkerProcess:
         self._stacks = os.memfd_create("kinetic-stacks")
         self._free = -1
         fds: tuple[int, ...] = (worker_end.fileno(), out, err, self._stacks)
-        if stem is not None:
+        if fork_server is not None:
             free, self._free = os.pipe()
             fds = (*fds, free)
-            self.pid = stem.fork({"title": title}, fds)
-            self.keep: tuple[int, ...] = stem.pids
+            self.pid = fork_server.fork({"title": title}, fds)
+            self.keep: tuple[int, ...] = fork_server.pids
         else:
             self.keep, parent = (), os.getpid()
             self.pid = os.fork()
@@ -162,7 +162,7 @@ class WorkerProcess:
 
 
 def serve(request: dict[str, Any], fds: Sequence[int]) -> int:
-    """Be the worker that an agent has asked its stem for."""
+    """Be the worker that an agent has asked its fork server for."""
     _be_worker(request["title"], fds, os.getppid())
 
 

@@ -1,4 +1,4 @@
-"""A stem forks for a process that has threads; the children are that process's own."""
+"""A fork server forks for a process that has threads; the children are that process's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 STORY = """
 import os, signal, threading, time
-from kinetic._host.stem import Stem
+from kinetic._host.fork_server import ForkServer
 from kinetic._system import processes
 
 processes.adopt_orphans()
@@ -24,36 +24,37 @@ def run(request, fds):
     os.write(fds[0], f"{request['n']} {os.getppid()}".encode())
     return request["n"]
 
-stem = Stem(run, "kinetic-stem test", without=[held, other])
+fork_server = ForkServer(run, "kinetic-forks test", without=[held, other])
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 for n in (3, 4):
     read_end, write_end = os.pipe()
-    pid = stem.fork({"n": n}, [write_end])
+    pid = fork_server.fork({"n": n}, [write_end])
     os.close(write_end)
     assert os.read(read_end, 100) == f"{n} {os.getpid()}".encode(), "its parent is who asked"
     assert os.read(read_end, 100) == b"", "nobody else holds the descriptor"
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == n
 def fork(n):
     read_end, write_end = os.pipe()
-    pid = stem.fork({"n": n}, [write_end])
+    pid = fork_server.fork({"n": n}, [write_end])
     os.close(write_end)
     assert os.read(read_end, 100) == f"{n} {os.getpid()}".encode(), "of a spare, too"
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == n
 
-assert set(processes.children(os.getpid())) == {*stem.pids}
+assert set(processes.children(os.getpid())) == {*fork_server.pids}
 for n in (5, 6, 7):
-    first, spare = stem.pids
+    first, spare = fork_server.pids
     os.kill(first, signal.SIGKILL)
     fork(n)
-    assert stem.pids[0] == spare and len(stem.pids) == 2, "the spare is the stem, and has a spare"
-    assert set(processes.children(os.getpid())) == {*stem.pids}
-for pid in stem.pids:
+    assert fork_server.pids[0] == spare, "the spare takes its place"
+    assert len(fork_server.pids) == 2, "and has a spare"
+    assert set(processes.children(os.getpid())) == {*fork_server.pids}
+for pid in fork_server.pids:
     os.kill(pid, signal.SIGKILL)
 try:
-    stem.fork({"n": 8})
+    fork_server.fork({"n": 8})
 except OSError as error:
     print("refused")
-again = Stem(run, "kinetic-stem test")
+again = ForkServer(run, "kinetic-forks test")
 print(*again.pids, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -73,6 +74,6 @@ def test_children_of_a_stem_belong_to_who_asks():
     for pid in pids:
         title = Path(f"/proc/{pid}/cmdline")
         wait_until(
-            lambda title=title: not title.exists() or b"kinetic-stem" not in title.read_bytes(),
+            lambda title=title: not title.exists() or b"kinetic-forks" not in title.read_bytes(),
             "it does not die with its owner",
         )

@@ -3,7 +3,7 @@ part in one attempt after the other.
 
 In: an identity, a place in each attempt from the coordinator. Out: per attempt what an `Agent`
 leaves. A worker stays for the next attempt where it can; else that gets a new one, forked from a
-stem that has no threads.
+process that has no threads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.loop import Agent
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.agent.workspace import RetainedWorkspace
-from kinetic._host.stem import Stem
+from kinetic._host.fork_server import ForkServer
 from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import CoordinatorLost, KineticError
@@ -34,7 +34,7 @@ from kinetic.errors import CoordinatorLost, KineticError
 Logs = Callable[[Identity], tuple[Path, Path]]
 
 
-class Seat:
+class AttemptLoop:
     """One host, in all attempts that it takes part in. Made before this process has threads."""
 
     def __init__(
@@ -48,7 +48,9 @@ class Seat:
         self._folder = Path(identity.scratch) / f"host-{identity.assigned_seat}"
         label = f"{identity.job_id} host {identity.assigned_seat}"
         self._title = f"kinetic-worker {label}"
-        self._stem = Stem(worker_process.serve, f"kinetic-stem {label}", without=[alive_fd])
+        self._fork_server = ForkServer(
+            worker_process.serve, f"kinetic-forks {label}", without=[alive_fd]
+        )
 
     def run(self) -> int:
         """Take part until nothing follows; return the exit code of the agent process."""
@@ -78,20 +80,20 @@ class Seat:
             )
             code = agent.run()
             if agent.nothing_follows:
-                self._stem.close()
+                self._fork_server.close()
                 return code
             agent.release()
             kept = agent.left
             if kept is None:
                 worker.close()
                 if patience is not None and self._survivors == "keep":  # Else the host is lost.
-                    self._stem.close()
+                    self._fork_server.close()
                     return code
                 worker = self._new_worker()
             who = None
 
     def _new_worker(self) -> WorkerProcess:
-        return WorkerProcess(self._title, self._stem)
+        return WorkerProcess(self._title, self._fork_server)
 
     def _end_worker(self, worker: WorkerProcess, kept: RetainedWorkspace) -> None:
         """End a worker that has stayed, and what it has left."""
@@ -103,7 +105,7 @@ class Seat:
 
     def _leave(self, worker: WorkerProcess, code: int) -> int:
         worker.kill()
-        self._stem.close()
+        self._fork_server.close()
         processes.kill_descendants()
         worker.close()
         workspace.remove(self._folder)

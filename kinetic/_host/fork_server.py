@@ -1,9 +1,9 @@
-"""A stem: a process without threads, from which a process that has threads gets children.
+"""A fork server: a process without threads, from which a process that has threads gets children.
 
 In: a function to run in each child, small requests, descriptors. Out: process ids. gRPC starts
-threads, and a fork copies the locks that they hold: so a stem is forked before the first thread,
-and forks when it is asked. What it forks are children of the process that asked. One that is
-killed, or stopped, is replaced.
+threads, and a fork copies the locks that they hold: so a fork server is forked before the first
+thread, and forks when it is asked. What it forks are children of the process that asked. One that
+is killed, or stopped, is replaced.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ _ANSWER_S = 10.0
 _ADOPTED_S = 10.0
 _MOST_BYTES, _MOST_FDS = 1 << 16, 8
 _BECOME = "become"
-"""A request that is not for `run`: the spare takes the place of the stem, whose title is given, and
-forks another spare, which gets its requests from the descriptor that comes with this one."""
+"""A request that is not for `run`: the spare takes the place of the fork server, whose title is
+given, and forks another spare, which gets its requests from the descriptor that comes with this
+one."""
 _SPARE = "spare-"
 
 
 class _Gone(OSError):
-    """A stem that was asked does not answer any more."""
+    """A fork server that was asked does not answer any more."""
 
 
 class _Line(NamedTuple):
-    """A stem, and the owner's end of the connection to it."""
+    """A fork server, and the owner's end of the connection to it."""
 
     pid: int
     socket: socket.socket
 
 
-class Stem:
+class ForkServer:
     """Forks children for its owner, which must have called `adopt_orphans`: the kernel gives them
     to it because their own parent ends at once.
 
-    A spare stands by: whoever has threads cannot fork a new stem, and that one can.
+    A spare stands by: whoever has threads cannot fork a new one, and that one can.
     """
 
     def __init__(self, run: Run, title: str, *, without: Sequence[int] = ()) -> None:
-        """Fork the stem and its spare; `without` are descriptors that they must not hold open."""
+        """Fork it and its spare; `without` are descriptors that they must not hold open."""
         self._lines: list[_Line] = []
         self._title = title
         owner = os.getpid()
@@ -69,14 +70,14 @@ class Stem:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of the stem, and of the one that stands by."""
+        """Of itself, and of the one that stands by."""
         return tuple(line.pid for line in self._lines)
 
     def fork(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
         """Return the process id of a new child that runs this request.
 
         Raises:
-            OSError: the stem and its spare are gone, or the system has no room for a process.
+            OSError: it and its spare are gone, or the system has no room for a process.
         """
         while self._lines:
             try:
@@ -95,7 +96,7 @@ class Stem:
         self._lines.append(_Line(pid, ours))
 
     def _replace(self) -> None:
-        """Have the spare take the place of the stem, and fork another spare."""
+        """Have the spare take the place of the fork server, and fork another spare."""
         self._drop_first()
         if not self._lines:
             return
