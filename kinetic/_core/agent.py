@@ -55,7 +55,7 @@ class Act(Enum):
     """Let the worker exit the way a script does."""
     LEAVE = auto()
     """Have the worker leave its world, and stay."""
-    MAKE_ROOM = auto()
+    REQUEST_REFORM = auto()
     """Tell the function that a slice is back."""
     SAY_LATE = auto()
     """Say that exit handlers took too long."""
@@ -215,7 +215,7 @@ class AgentMachine:
     def on_view(self, view: HostView, now: float) -> list[Act]:
         """The coordinator says how the gang stands."""
         self.view = view
-        acts = [Act.MAKE_ROOM] if view.makes_room and self.started else []
+        acts = [Act.REQUEST_REFORM] if view.reform_requested and self.started else []
         if view.stop and not self.stopping and not self.all_done:
             acts += self._stop(view, now)
         if view.stop and not view.preempted and self._report is not None:

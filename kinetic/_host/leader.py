@@ -87,7 +87,7 @@ class Leader:
         reads_questions: bool = False,
         on_ready: Callable[[], None] = lambda: None,
         on_agents: Callable[[int], None] = lambda attempt: None,
-        make_room: Callable[[], None] = lambda: None,
+        free_space: Callable[[], None] = lambda: None,
     ) -> None:
         """`is_cancelled` says whether SIGTERM means that the job was cancelled, `is_judged` whether
         somebody else has ended it. `on_agents` is called with the attempt when there are other
@@ -103,7 +103,7 @@ class Leader:
         self._reads_questions = reads_questions
         self._on_ready = on_ready
         self._on_agents = on_agents
-        self._make_room = make_room
+        self._free_space = free_space
         self._each = plan.hosts // policy.rules.most
         self._story = Story(store, plan.job_id, policy, self._each)
         self._ran_s, self._ready_at = 0.0, 0.0
@@ -297,7 +297,7 @@ class Leader:
         if isinstance(decision, Restart):
             self._restart(decision.slices)
         if policy.could_grow:
-            self._gang.make_room()
+            self._gang.request_reform()
         if not policy.forming and (fault := self._hosts.world_fault(STOPPED_S)):
             self._gang.break_off(f"{fault}.", time.monotonic())
             self._sweep()
@@ -374,7 +374,7 @@ class Leader:
         outcome = ended.outcome
         for event in (verdicts.end_event(outcome), verdicts.retry_event(outcome)):
             self._story.write(event)
-        verdicts.write_outcome(self._store, self._plan.job_id, outcome, make_room=self._make_room)
+        verdicts.write_outcome(self._store, self._plan.job_id, outcome, free_space=self._free_space)
         self._gang, self._has_asked = self._make_gang(), False
         self._story.attempt = self._policy.attempt
         self._story.tell_of_form()

@@ -117,12 +117,12 @@ def write_outcome(
     job_id: str,
     outcome: Outcome,
     *,
-    make_room: Callable[[], None] = lambda: None,
+    free_space: Callable[[], None] = lambda: None,
 ) -> None:
     """Write the outcome of an attempt that is repeated; from then on the job is in the next one.
     Another leader's outcome stands: this one may come back from a network partition."""
     key, data = layout.attempt_outcome(job_id, outcome.attempt), json.dumps(outcome.to_json())
-    _with_room(lambda: store.put(key, data.encode(), if_absent=True), make_room)
+    _write_with_reserve(lambda: store.put(key, data.encode(), if_absent=True), free_space)
 
 
 def conclude(
@@ -131,25 +131,25 @@ def conclude(
     attempt: Attempt,
     plan: Plan | None,
     *,
-    make_room: Callable[[], None] = lambda: None,
+    free_space: Callable[[], None] = lambda: None,
 ) -> None:
     """Write the outcome, the last record of a job; clean up after a job whose records were removed.
-    `make_room` frees the reserved disk space. Without a supervisor, a process that saw the job's
+    `free_space` frees the reserved disk space. Without a supervisor, a process that saw the job's
     end from outside may have judged it before: that verdict stands."""
     if attempt.removed and not store.has(layout.plan(job_id)):
         store.delete(layout.job(job_id))
         return
     if_absent = plan is not None and not plan.place.is_supervised
-    _with_room(
-        lambda: index.write_outcome(store, job_id, attempt.outcome, if_absent=if_absent), make_room
+    _write_with_reserve(
+        lambda: index.write_outcome(store, job_id, attempt.outcome, if_absent=if_absent), free_space
     )
     if plan is not None:
         footprints.remember(store, plan, attempt.outcome)
 
 
-def _with_room(write: Callable[[], object], make_room: Callable[[], None]) -> None:
+def _write_with_reserve(write: Callable[[], object], free_space: Callable[[], None]) -> None:
     try:
         write()
     except StoreFull:
-        make_room()
+        free_space()
         write()

@@ -19,7 +19,7 @@ from kinetic._in_job.checkpoint import peers
 from kinetic.errors import UsageError
 
 _LIMIT_S = 60.0
-FILE = "KINETIC_MAKES_ROOM"
+FILE = "KINETIC_REFORM_FILE"
 LEAST, MOST = "KINETIC_LEAST_SLICES", "KINETIC_MOST_SLICES"
 
 
@@ -83,12 +83,12 @@ def _meet() -> None:
     world = peers.find_world(f"kinetic/leaving/{slices.attempt()}")
     if world is None:
         return
-    world.tell(f"here/{world.index}", "")
+    world.set(f"here/{world.index}", "")
     try:
-        world.meet("all", _LIMIT_S)
+        world.wait_at_barrier("all", _LIMIT_S)
     except TimeoutError:
         try:
-            here = world.all_of("here")
+            here = world.get_all("here")
         except Exception:  # noqa: BLE001 - the leader is lost, and the gang knows
             return
         if missing := [host for host in range(world.count) if str(host) not in here]:

@@ -226,14 +226,14 @@ def test_what_arrives_is_checked(tmp_path):
     halves(Crowd(1).hosts()[0], tmp_path, 1)
 
     def run(host):
-        pass_on, host.pass_on = host.pass_on, None
+        broadcast, host.broadcast = host.broadcast, None
 
         def garbled(data, source):
-            found = pass_on(data, source).copy()
+            found = broadcast(data, source).copy()
             found[3] ^= 1
             return found
 
-        host.pass_on = garbled
+        host.broadcast = garbled
         opened = Opened(None, "run", NoFolder(), LocalTier(tmp_path / str(host.index)))
         restoring = Restoring(opened, host, "the folder", lambda words: None)
         return restoring.restore(tree.take_apart({"w": np.zeros(99, int)}))

@@ -43,31 +43,31 @@ class Together:
     def gather(self, data: bytes) -> list[bytes]:
         self._gathered += 1
         name = f"gather/{self._gathered}"
-        self.tell(f"{name}/{self.index}", data.hex())
-        self.meet(name, PATIENCE_S)
-        found = self.all_of(name)
+        self.set(f"{name}/{self.index}", data.hex())
+        self.wait_at_barrier(name, PATIENCE_S)
+        found = self.get_all(name)
         return [bytes.fromhex(found[str(index)]) for index in range(self.count)]
 
-    def pass_on(self, data: Any, source: int) -> Any:
+    def broadcast(self, data: Any, source: int) -> Any:
         import numpy as np
 
         parts = self.gather(data.tobytes())
         return np.frombuffer(parts[source], np.uint8)
 
-    def meet(self, name: str, limit_s: float) -> None:
+    def wait_at_barrier(self, name: str, limit_s: float) -> None:
         try:
             self._crowd.barrier(name).wait(min(limit_s, PATIENCE_S))
         except threading.BrokenBarrierError as error:
             raise TimeoutError(name) from error
 
-    def tell(self, key: str, value: str) -> None:
-        self._crowd.board.tell(key, value)
+    def set(self, key: str, value: str) -> None:
+        self._crowd.board.set(key, value)
 
-    def hear(self, key: str, limit_s: float) -> str | None:
-        return self._crowd.board.hear(key, limit_s)
+    def get(self, key: str, limit_s: float) -> str | None:
+        return self._crowd.board.get(key, limit_s)
 
-    def all_of(self, folder: str) -> dict[str, str]:
-        return self._crowd.board.all_of(folder)
+    def get_all(self, folder: str) -> dict[str, str]:
+        return self._crowd.board.get_all(folder)
 
     def forget(self, key: str) -> None:
         self._crowd.board.forget(key)

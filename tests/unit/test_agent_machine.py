@@ -245,5 +245,7 @@ def test_no_worker_stays_of_a_job_that_ends_or_a_host_that_does(why):
 def test_a_slice_that_is_back_is_told_to_a_function_that_runs():
     machine = AgentMachine()
     machine.on_prepared()
-    assert machine.on_view(HostView(makes_room=True), 0.0) == []
-    assert running().on_view(HostView(ready=True, makes_room=True), 0.0) == [Act.MAKE_ROOM]
+    assert machine.on_view(HostView(reform_requested=True), 0.0) == []
+    assert running().on_view(HostView(ready=True, reform_requested=True), 0.0) == [
+        Act.REQUEST_REFORM
+    ]

@@ -1,4 +1,4 @@
-"""What hosts agree on: the moment of a wish, errors, one owner of a folder; and small rules.
+"""What hosts agree on: the moment of a request, errors, one owner of a folder; and small rules.
 
 In: hosts that are threads. Out: the same answer on each.
 """
@@ -24,7 +24,7 @@ from kinetic._core import checkpoint_size
 from kinetic._in_job.checkpoint import opening, persistent, positions
 from kinetic._in_job.checkpoint.cadence import cadence
 from kinetic._in_job.checkpoint.peers import Alone
-from kinetic._in_job.checkpoint.syncing import SyncPoints, SyncRequest
+from kinetic._in_job.checkpoint.sync_points import SyncPoints, SyncRequest
 from kinetic._store import lease
 from kinetic._store.lease import InFolder, InStore, Lease, Owner
 from kinetic.errors import (
@@ -35,7 +35,7 @@ from kinetic.errors import (
     UsageError,
 )
 
-# -- moments ---------------------------------------------------------------------------------------
+# -- sync points ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -44,24 +44,24 @@ def test_all_hosts_leave_at_the_same_call(seed):
     taken_away = threading.Event()
     steps = 400
     when, who = luck.randrange(50), luck.randrange(3)
-    why = luck.choice([SyncRequest.PREEMPTED, SyncRequest.ROOM])
+    why = luck.choice([SyncRequest.PREEMPTED, SyncRequest.REFORM])
     step_of = threading.Barrier(3)
 
     def train(host):
-        moments = SyncPoints(
+        sync_points = SyncPoints(
             host, lambda: why if host.index == who and taken_away.is_set() else None
         )
         try:
             for step in range(steps):
                 if host.index == who and step == when:
                     taken_away.set()
-                if (wish := moments.call()) is not None:
-                    return step, wish
+                if (request := sync_points.call()) is not None:
+                    return step, request
                 step_of.wait(PATIENCE_S)  # as a collective of the training
                 time.sleep(0.001)
             return None
         finally:
-            moments.close()
+            sync_points.close()
 
     first, *others = on_all(Crowd(3).hosts(), train)
     assert first is not None
@@ -71,31 +71,31 @@ def test_all_hosts_leave_at_the_same_call(seed):
 
 
 def test_a_process_that_is_alone_leaves_at_once():
-    moments = SyncPoints(Alone(), lambda: SyncRequest.PREEMPTED)
-    assert moments.call() is SyncRequest.PREEMPTED
-    assert moments.call() is None, "once"
-    moments.close()
+    sync_points = SyncPoints(Alone(), lambda: SyncRequest.PREEMPTED)
+    assert sync_points.call() is SyncRequest.PREEMPTED
+    assert sync_points.call() is None, "once"
+    sync_points.close()
 
 
 def test_the_leader_wishes_when_the_time_has_come():
     now = [0.0]
 
     def train(host):
-        moments = SyncPoints(host, lambda: None, 100.0, clock=lambda: now[0])
+        sync_points = SyncPoints(host, lambda: None, 100.0, clock=lambda: now[0])
         try:
             found = []
             for step in range(2000):
                 if host.index == 0 and step == 10:
                     now[0] = 101.0
-                if (wish := moments.call()) is not None:
-                    found.append((step, wish))
-                    moments.note_save()
+                if (request := sync_points.call()) is not None:
+                    found.append((step, request))
+                    sync_points.note_save()
                     return found
                 step_of.wait(PATIENCE_S)
                 time.sleep(0.001)
             return found
         finally:
-            moments.close()
+            sync_points.close()
 
     # The leader's thread looks at the clock when it has waited as long as it seemed to have to.
     step_of = threading.Barrier(2)
@@ -111,15 +111,15 @@ def test_the_leader_wishes_when_the_time_has_come():
 
 
 def test_a_host_that_is_gone_does_not_hold_the_others_forever(monkeypatch):
-    from kinetic._in_job.checkpoint import syncing
+    from kinetic._in_job.checkpoint import sync_points as module
 
-    monkeypatch.setattr(syncing, "_LIMIT_S", 0.05)
+    monkeypatch.setattr(module, "_LIMIT_S", 0.05)
     host = Crowd(2).hosts()[0]  # the other one never comes
-    moments = SyncPoints(host, lambda: SyncRequest.PREEMPTED)
+    sync_points = SyncPoints(host, lambda: SyncRequest.PREEMPTED)
     for _ in range(20):
-        assert moments.call() is None
+        assert sync_points.call() is None
         time.sleep(0.01)
-    moments.close()
+    sync_points.close()
 
 
 # -- errors on all hosts ---------------------------------------------------------------------------

@@ -27,7 +27,7 @@ BEFORE = """
 _jax.Device.slice_index = property(lambda device: device.id // 2)
 slices = {0: jax.devices()[:2], 1: jax.devices()[2:]}
 room = Path(sys.argv[1], "room")
-os.environ |= {"KINETIC_MOST_SLICES": "2", "KINETIC_MAKES_ROOM": str(room)}
+os.environ |= {"KINETIC_MOST_SLICES": "2", "KINETIC_REFORM_FILE": str(room)}
 world = World("127.0.0.1:1", 1, 0, 4, "proxy", simulated=True, slices=2)
 faults = DeviceLossSimulator()
 

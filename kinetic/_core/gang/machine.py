@@ -80,7 +80,7 @@ class Gang:
         self._blamed_rank: int | None = None
         self._give_up_at = 0.0
         self._stacks_request = 0
-        self._makes_room = self._hung = False
+        self._reform_requested = self._hung = False
         self._events: list[GangEvent] = []
         self._views: dict[Exit | None, HostView] = {}
 
@@ -176,11 +176,11 @@ class Gang:
         self._advance(now)
         self._stop(Stop(Exit.STOPPED, reason))
 
-    def make_room(self) -> None:
+    def request_reform(self) -> None:
         """Ask the function to leave at its next step, so that more slices can take part.
         Idempotent."""
-        if self.phase is GangPhase.RUNNING and not self._makes_room:
-            self._makes_room = True
+        if self.phase is GangPhase.RUNNING and not self._reform_requested:
+            self._reform_requested = True
             self._bump_version()
 
     def request_stacks(self, now: float) -> int:
@@ -313,7 +313,7 @@ class Gang:
             all_done=self._hosts.returned == self.spec.hosts,
             notice=self._hangs.notice,
             preempted=is_taken_away and not self.finished,
-            makes_room=self._makes_room,
+            reform_requested=self._reform_requested,
         )
 
     # --- failures ---------------------------------------------------------------------------------

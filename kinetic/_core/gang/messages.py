@@ -173,8 +173,8 @@ class HostView:
         notice: a line for the job's output, or "".
         preempted: a host is taken away, and functions may save for as long as `grace_s`; not any
             more once all have ended.
-        makes_room: a slice of an elastic job is back, and the function should leave at its next
-            step.
+        reform_requested: a slice of an elastic job is back, and the function should leave at its
+            next step.
     """
 
     version: int = 0
@@ -188,4 +188,4 @@ class HostView:
     all_done: bool = False
     notice: str = ""
     preempted: bool = False
-    makes_room: bool = False
+    reform_requested: bool = False

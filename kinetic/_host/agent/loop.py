@@ -36,7 +36,7 @@ from kinetic._host.agent.reporter import Reporter, last_message
 from kinetic._host.agent.stall import Sample, StallDetector
 from kinetic._host.agent.start_message import WORLD_FILE, start_message
 from kinetic._host.agent.worker_process import WorkerProcess
-from kinetic._host.agent.workspace import ROOM_FILE, RetainedWorkspace
+from kinetic._host.agent.workspace import REFORM_FILE, RetainedWorkspace
 from kinetic._host.channel import Message, WorkerEvent
 from kinetic._host.worker import joining
 from kinetic._store.base import Store
@@ -366,7 +366,7 @@ class Agent:
             Act.REAP: self._reap,
             Act.EXIT: lambda: worker.channel.send({"exit": True, "leave": True}),
             Act.LEAVE: lambda: worker.channel.send({"stay": True}),
-            Act.MAKE_ROOM: self._ask_for_room,
+            Act.REQUEST_REFORM: self._request_reform,
             Act.SAY_LATE: reporter.tell_of_late_exit,
         }
         if (patience := self._patience) is not None:
@@ -376,8 +376,8 @@ class Agent:
             acts[Act.SAY_NOT_LEFT] = lambda: tell(f"{stuck} {leave_s:g} s")
         acts[act]()
 
-    def _ask_for_room(self) -> None:
-        (self._workspace.root / ROOM_FILE).touch()
+    def _request_reform(self) -> None:
+        (self._workspace.root / REFORM_FILE).touch()
 
     def _reap(self) -> None:
         if not self._worker.gone:

@@ -14,7 +14,7 @@ from kinetic._core import kinship, preemption
 from kinetic._core.plan import Plan
 from kinetic._host.agent import searchpath
 from kinetic._host.agent.identity import Identity
-from kinetic._host.agent.workspace import ROOM_FILE, Workspace
+from kinetic._host.agent.workspace import REFORM_FILE, Workspace
 from kinetic._host.start import ElasticSlices
 from kinetic._host.worker import jaxworld
 from kinetic._host.worker.joining import World
@@ -114,7 +114,7 @@ def _environ(
     if plan.options.elastic is not None:
         own["KINETIC_LEAST_SLICES"] = str(plan.options.elastic.least)
         own["KINETIC_MOST_SLICES"] = str(plan.options.most_slices)
-        own["KINETIC_MAKES_ROOM"] = str(space.root / ROOM_FILE)
+        own["KINETIC_REFORM_FILE"] = str(space.root / REFORM_FILE)
     if who.assignment is not None and who.assignment.lost_at:
         own["KINETIC_LOST_AT"] = str(who.assignment.lost_at)
     debugging: dict[str, str] = {}

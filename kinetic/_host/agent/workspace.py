@@ -27,9 +27,9 @@ from kinetic._source import download, ignore, manifest
 from kinetic._store.base import Store
 from kinetic.errors import SetupFailed, StoreError
 
-ROOM_FILE = "makes-room"
+REFORM_FILE = "reform-requested"
 """In the host's folder: exists when a function of an elastic job should leave."""
-_MARKS = (ROOM_FILE, NOTICE, LOOKS, SEEN)
+_MARKS = (REFORM_FILE, NOTICE, LOOKS, SEEN)
 """What an attempt leaves in the host's folder."""
 _MOST_LOOKED_AT = 20_000
 _NAMED = 3

@@ -121,7 +121,7 @@ class Supervisor:
 
         job_id = self._request.job_id
         try:
-            verdicts.conclude(self._store, job_id, ended, plan, make_room=self._make_room)
+            verdicts.conclude(self._store, job_id, ended, plan, free_space=self._free_reserve)
         finally:  # Also where the store is gone.
             self._sweep_up()
         return 0
@@ -226,7 +226,7 @@ class Supervisor:
             has_records=self._holds_the_lock,
             on_ready=(lambda: None) if is_ready else self._say_ready,
             on_agents=on_agents,
-            make_room=self._make_some_room,
+            free_space=self._halve_reserve,
         ).lead(endpoint)
 
     def _reserve(self) -> None:
@@ -293,11 +293,11 @@ class Supervisor:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _make_room(self) -> None:
+    def _free_reserve(self) -> None:
         """Free the disk space reserved for the verdict."""
         (self._own / "reserve").unlink(missing_ok=True)
 
-    def _make_some_room(self) -> None:
+    def _halve_reserve(self) -> None:
         """Free half of it: more attempts may follow on a disk that stays full."""
         reserve = self._own / "reserve"
         with contextlib.suppress(OSError):

@@ -69,8 +69,8 @@ def _wrap_for_losses(func: Any, start: Start) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         from kinetic._host.worker.controller import Controller
 
-        room_file = start.env["KINETIC_MAKES_ROOM"]
-        controller = Controller(slices.rules, start.world, room_file, os.environ.update)
+        reform_file = start.env["KINETIC_REFORM_FILE"]
+        controller = Controller(slices.rules, start.world, reform_file, os.environ.update)
         return controller.call(calling.call_and_await, func, args, kwargs)
 
     return call

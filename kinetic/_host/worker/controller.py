@@ -37,11 +37,11 @@ class Controller:
     """
 
     def __init__(
-        self, rules: Elastic, world: World, room_file: str, tell: Callable[[dict[str, str]], None]
+        self, rules: Elastic, world: World, reform_file: str, tell: Callable[[dict[str, str]], None]
     ) -> None:
-        """`room_file` exists while a slice is back; `tell` changes the function's environment."""
+        """`reform_file` exists while a slice is back; `tell` changes the function's environment."""
         self._rules = rules
-        self._slices = proxy.PathwaysSlices(world, room_file)
+        self._slices = proxy.PathwaysSlices(world, reform_file)
         self._tell = tell
         self._calls = Calls(rules)
         self._raised: BaseException | None = None

@@ -104,10 +104,10 @@ class PathwaysSlices:
 
     Args:
         world: of this process.
-        room_file: exists while a slice is there that takes no part.
+        reform_file: exists while a slice is there that takes no part.
     """
 
-    def __init__(self, world: World, room_file: str) -> None:
+    def __init__(self, world: World, reform_file: str) -> None:
         from pathwaysutils.elastic import manager
 
         class Manager(manager.Manager):  # type: ignore[misc, unused-ignore]
@@ -123,9 +123,9 @@ class PathwaysSlices:
             def available_inactive_slices(self, found: Collection[int]) -> None:
                 self._available = found
                 if found:
-                    Path(room_file).touch()
+                    Path(reform_file).touch()
                 else:
-                    Path(room_file).unlink(missing_ok=True)
+                    Path(reform_file).unlink(missing_ok=True)
 
         vendor = logging.getLogger("pathwaysutils.elastic")
         if vendor.level == logging.NOTSET:

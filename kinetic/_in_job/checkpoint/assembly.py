@@ -78,7 +78,7 @@ class LocalRestore:
             room = np.zeros(max(1 << (size - 1).bit_length(), _LEAST_ROOM), np.uint8)
             if mine:
                 room[:size] = content[start : start + size]
-            sent = self._peers.pass_on(room, source)
+            sent = self._peers.broadcast(room, source)
             if wanted:
                 content[start : start + size] = sent[:size]
         if wanted:

@@ -37,7 +37,7 @@ from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.opening import Opened
 from kinetic._in_job.checkpoint.persistent import Persistent
 from kinetic._in_job.checkpoint.restoring import Restored, Restoring
-from kinetic._in_job.checkpoint.syncing import SyncPoints, SyncRequest
+from kinetic._in_job.checkpoint.sync_points import SyncPoints, SyncRequest
 from kinetic._in_job.checkpoint.tree import Leaf, TreeState
 from kinetic._system import memory_folder
 from kinetic.errors import (
@@ -112,7 +112,7 @@ class Checkpointer:
         self._verify = verify
         self._opened: Opened | None = None
         self._restoring: Restoring | None = None
-        self._moments: SyncPoints | None = None
+        self._sync_points: SyncPoints | None = None
         self._peers: peers.Peers = peers.Alone()
         self._local_saves: LocalSaves | None = None
         self._numbers = itertools.count()
@@ -237,18 +237,18 @@ class Checkpointer:
         if self._opened is None:
             self._open(tree.take_apart(state_of()))
             self._begin_without_restore()
-        opened, moments = self._opened, self._moments
+        opened, sync_points = self._opened, self._sync_points
         assert opened is not None
-        assert moments is not None
-        wished = moments.call()
-        if step <= self._last and not (step == self._last and (force or wished)):
+        assert sync_points is not None
+        requested = sync_points.call()
+        if step <= self._last and not (step == self._last and (force or requested)):
             raise CheckpointError(
                 f"Step {step} was saved or restored before (the last one is {self._last}). Go on "
                 "with the step that restore() returns.",
                 step=step,
             )
         self._tell_of_first_step()
-        asked = force or wished is not None
+        asked = force or requested is not None
         to = {
             "local": opened.local is not None and self._cadence.is_local(step),
             "persistent": self._cadence.is_persistent(step, asked=asked),
@@ -265,8 +265,8 @@ class Checkpointer:
             if to["persistent"]:
                 to["persistent"] = self._save_for_good(opened, due, metrics)
             self._last = step
-        if wished in (SyncRequest.PREEMPTED, SyncRequest.ROOM):
-            self._leave(wished, step)
+        if requested in (SyncRequest.PREEMPTED, SyncRequest.REFORM):
+            self._leave(requested, step)
         return tuple(tier for tier, is_due in to.items() if is_due)
 
     def wait(self) -> None:
@@ -333,7 +333,7 @@ class Checkpointer:
         if tier is not None:
             self._local_saves = LocalSaves(tier, writer, self._peers, self._warn)
         self._restoring = Restoring(self._opened, self._peers, self._directory, self._warn)
-        self._moments = SyncPoints(self._peers, _find_wish, self._cadence.every_s)
+        self._sync_points = SyncPoints(self._peers, _find_request, self._cadence.every_s)
         if self._local is None and self._cadence.local_every is not None:
             self._tell_why_not_local()
         return self._opened
@@ -428,8 +428,8 @@ class Checkpointer:
 
     def _free(self) -> None:
         self._is_closed = True
-        if self._moments is not None:
-            self._moments.close()
+        if self._sync_points is not None:
+            self._sync_points.close()
         if self._opened is not None and self._opened.lease is not None:
             self._opened.lease.release()
 
@@ -444,8 +444,8 @@ class Checkpointer:
     def _leave(self, why: SyncRequest | None, step: int) -> None:
         """Every host has saved this step: wait until it is committed, and go."""
         self.wait()
-        self._peers.meet("left", opening.LIMIT_S)
-        if why is SyncRequest.ROOM:
+        self._peers.wait_at_barrier("left", opening.LIMIT_S)
+        if why is SyncRequest.REFORM:
             self._say(f"step {step} is saved on all hosts, which begin again on all slices.")
             elastic.reform()
         self._say(f"step {step} is saved on all hosts, which end now.")
@@ -467,8 +467,8 @@ class Checkpointer:
             "is_by_name": bool(due.state.look_alike()),
             "data": local_saves.of_all_hosts(self._peers, f"positions/{due.number}", due.position),
         }
-        if self._moments is not None:
-            self._moments.note_save()
+        if self._sync_points is not None:
+            self._sync_points.note_save()
         own = None
         if opened.verify:
             own = verifying.digests_here(due.state, self._peers.index)
@@ -481,8 +481,8 @@ def _name_step(step: int) -> str:
     return f"step {step}" if step >= 0 else "the state"
 
 
-def _find_wish() -> SyncRequest | None:
+def _find_request() -> SyncRequest | None:
     """What makes this host's function leave, as far as it knows by itself."""
     if preemption.preempted():
         return SyncRequest.PREEMPTED
-    return SyncRequest.ROOM if elastic.is_asked() else None
+    return SyncRequest.REFORM if elastic.is_asked() else None

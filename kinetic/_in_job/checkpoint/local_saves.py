@@ -125,9 +125,9 @@ class LocalSaves:
         # Two places in turn: a host may already be at the next save while another one reads.
         place = f"local-failed/{number % 2}"
         if failed:
-            self._peers.tell(f"{place}/{self._peers.index}", f"{number} {failed}")
-        self._peers.meet(f"local/{number}", opening.LIMIT_S)
-        said = {host: text.split(" ", 1) for host, text in self._peers.all_of(place).items()}
+            self._peers.set(f"{place}/{self._peers.index}", f"{number} {failed}")
+        self._peers.wait_at_barrier(f"local/{number}", opening.LIMIT_S)
+        said = {host: text.split(" ", 1) for host, text in self._peers.get_all(place).items()}
         why = {host: words for host, (save, words) in said.items() if save == str(number)}
         if why and not self._has_warned:
             self._has_warned = True
@@ -150,7 +150,7 @@ def of_all_hosts(hosts: Peers, name: str, position: Any) -> list[Any]:
     if position is None:
         return []
     found = [json.loads(each) for each in opening.exchange(hosts, name, json.dumps(position))]
-    hosts.meet(f"{name}/read", opening.LIMIT_S)
+    hosts.wait_at_barrier(f"{name}/read", opening.LIMIT_S)
     if hosts.index == 0:
         hosts.forget(name)
     return found

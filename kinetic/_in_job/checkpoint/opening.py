@@ -61,9 +61,9 @@ class Opened:
 
 def exchange(peers: Peers, name: str, text: str) -> list[str]:
     """Return what each host said under this name, which is used once; collective."""
-    peers.tell(f"{name}/{peers.index}", text)
-    peers.meet(name, LIMIT_S)
-    said = peers.all_of(name)
+    peers.set(f"{name}/{peers.index}", text)
+    peers.wait_at_barrier(name, LIMIT_S)
+    said = peers.get_all(name)
     return [said[str(index)] for index in range(peers.count)]
 
 

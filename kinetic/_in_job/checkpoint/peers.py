@@ -26,8 +26,8 @@ _SHORTEST_MS = 1
 
 
 class Peers(Protocol):
-    """The processes of a job. `gather` and `pass_on` are collective and belong to the main thread;
-    the rest may be called from any thread.
+    """The processes of a job. `gather` and `broadcast` are collective and belong to the main
+    thread; the rest may be called from any thread.
 
     Attributes:
         index: of this process.
@@ -41,11 +41,11 @@ class Peers(Protocol):
         """Return what each process gave."""
         ...
 
-    def pass_on(self, data: np.ndarray[Any, Any], source: int) -> np.ndarray[Any, Any]:
+    def broadcast(self, data: np.ndarray[Any, Any], source: int) -> np.ndarray[Any, Any]:
         """Return the bytes that the source has; the others give an array of the same size."""
         ...
 
-    def meet(self, name: str, limit_s: float) -> None:
+    def wait_at_barrier(self, name: str, limit_s: float) -> None:
         """Wait until all processes are here.
 
         Raises:
@@ -53,15 +53,15 @@ class Peers(Protocol):
         """
         ...
 
-    def tell(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str) -> None:
         """Set a key, which may be set already."""
         ...
 
-    def hear(self, key: str, limit_s: float) -> str | None:
+    def get(self, key: str, limit_s: float) -> str | None:
         """Wait until a key is set; None when that takes too long."""
         ...
 
-    def all_of(self, folder: str) -> dict[str, str]:
+    def get_all(self, folder: str) -> dict[str, str]:
         """Return the keys below this one, without it, and their values."""
         ...
 
@@ -84,26 +84,26 @@ class Alone:
         """Return it."""
         return [data]
 
-    def pass_on(self, data: np.ndarray[Any, Any], source: int) -> np.ndarray[Any, Any]:
+    def broadcast(self, data: np.ndarray[Any, Any], source: int) -> np.ndarray[Any, Any]:
         """Return it."""
         return data
 
-    def meet(self, name: str, limit_s: float) -> None:
+    def wait_at_barrier(self, name: str, limit_s: float) -> None:
         """Nobody is waited for."""
 
-    def tell(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str) -> None:
         """Keep it."""
         with self._changed:
             self._said[key] = value
             self._changed.notify_all()
 
-    def hear(self, key: str, limit_s: float) -> str | None:
+    def get(self, key: str, limit_s: float) -> str | None:
         """Return it, or None after the time."""
         with self._changed:
             self._changed.wait_for(lambda: key in self._said, limit_s)
             return self._said.get(key)
 
-    def all_of(self, folder: str) -> dict[str, str]:
+    def get_all(self, folder: str) -> dict[str, str]:
         """Return what is there."""
         with self._changed:
             said = dict(self._said)
@@ -142,7 +142,7 @@ class WorldPeers:
         found = np.asarray(multihost_utils.process_allgather(own)).reshape(self.count, room)
         return [found[index, : int(size)].tobytes() for index, size in enumerate(sizes.tolist())]
 
-    def pass_on(self, data: np.ndarray[Any, Any], source: int) -> np.ndarray[Any, Any]:
+    def broadcast(self, data: np.ndarray[Any, Any], source: int) -> np.ndarray[Any, Any]:
         """Send over the devices' network."""
         import numpy as np
         from jax.experimental import multihost_utils
@@ -150,18 +150,18 @@ class WorldPeers:
         sent = multihost_utils.broadcast_one_to_all(data, is_source=self.index == source)
         return np.asarray(sent)
 
-    def meet(self, name: str, limit_s: float) -> None:
+    def wait_at_barrier(self, name: str, limit_s: float) -> None:
         """Wait at a barrier of the coordination service, which needs no device."""
         try:
             self._client.wait_at_barrier(f"{self._name}/{name}", _ms(limit_s))
         except Exception as error:
             raise TimeoutError(f"not all hosts came to {name!r}: {error}") from error
 
-    def tell(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str) -> None:
         """Set it in the coordination service."""
         self._client.key_value_set(f"{self._name}/{key}", value, allow_overwrite=True)
 
-    def hear(self, key: str, limit_s: float) -> str | None:
+    def get(self, key: str, limit_s: float) -> str | None:
         """Wait in the coordination service."""
         try:
             return str(self._client.blocking_key_value_get(f"{self._name}/{key}", _ms(limit_s)))
@@ -170,7 +170,7 @@ class WorldPeers:
                 return None
             raise
 
-    def all_of(self, folder: str) -> dict[str, str]:
+    def get_all(self, folder: str) -> dict[str, str]:
         """Ask the coordination service."""
         prefix = f"{self._name}/{folder}/"
         found = self._client.key_value_dir_get(prefix)

@@ -1,11 +1,11 @@
-"""One moment for all hosts: what one of them wishes, all do at the same call of `save`.
+"""Points at which all hosts do the same: what one requests, all do at one call of `save`.
 
-In: wishes (a host is about to be taken away, time for a persistent checkpoint), calls of `save`.
-Out: at one call, the same on all hosts, the wish.
+In: requests (a host is about to be taken away, time for a persistent checkpoint), calls of
+`save`. Out: at one call, the same on all hosts, the request.
 
 Asking the others at every step would cost a collective each. Instead a thread of each host waits
-for a wish in the coordination service. Then all hosts say how many calls they have begun, and
-`save` waits meanwhile; the moment is the call after the furthest of them.
+for a request in the coordination service. Then all hosts say how many calls they have begun, and
+`save` waits meanwhile; the point is the call after the furthest of them.
 """
 
 from __future__ import annotations
@@ -26,36 +26,37 @@ for longer."""
 
 
 class SyncRequest(StrEnum):
-    """What a host wishes. Of several in one round the one that was told last counts; the others are
-    told again in the next."""
+    """What a host requests. Of several in one round the last one counts; the others are made again
+    in the next."""
 
     TIME = "time"
     """Enough time has passed for a persistent checkpoint."""
     PREEMPTED = "preempted"
     """A host will be taken away: save, then leave."""
-    ROOM = "room"
+    REFORM = "reform"
     """A slice of an elastic job is back: save, then begin again on all slices."""
 
 
 class SyncPoints:
-    """Agrees on the calls at which wishes are fulfilled.
+    """Agrees on the calls at which requests are fulfilled.
 
     Args:
         peers: the hosts.
-        wanted: what this host knows of that makes the hosts leave, or None; asked at every call.
-        every_s: the leader wishes a checkpoint when none was made for so long; None for never.
+        find_request: what this host knows of that makes the hosts leave, or None; asked at every
+            call.
+        every_s: the leader requests a checkpoint when none was made for so long; None for never.
         clock: seconds, monotonic.
     """
 
     def __init__(
         self,
         peers: Peers,
-        wanted: Callable[[], SyncRequest | None],
+        find_request: Callable[[], SyncRequest | None],
         every_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._peers = peers
-        self._wanted = wanted
+        self._find_request = find_request
         self._every_s = every_s if peers.index == 0 else None
         self._clock = clock
         self._lock = threading.Lock()
@@ -68,13 +69,13 @@ class SyncPoints:
         self._left: set[SyncRequest] = set()
         self._told: tuple[SyncRequest, int] | None = None
         self._thread = threading.Thread(
-            target=self._watch, name="kinetic-checkpoint-moments", daemon=True
+            target=self._watch, name="kinetic-checkpoint-sync", daemon=True
         )
         self._thread.start()
 
     def call(self) -> SyncRequest | None:
         """Count a call of `save`; return what all hosts do at this one."""
-        wanted = self._wanted()
+        wanted = self._find_request()
         if wanted is not None and wanted not in self._left:
             if self._peers.count == 1:
                 self._left.add(wanted)
@@ -92,10 +93,10 @@ class SyncPoints:
             return what
 
     def _tell(self, what: SyncRequest) -> None:
-        """Tell the others, once in each round: one wish may come too late for it."""
+        """Tell the others, once in each round: one request may come too late for it."""
         round_ = self._round
         if self._told != (what, round_):
-            self._peers.tell(f"wish/{round_}", what)
+            self._peers.set(f"request/{round_}", what)
             self._told = (what, round_)
 
     def note_save(self) -> None:
@@ -110,15 +111,15 @@ class SyncPoints:
     def _watch(self) -> None:
         try:
             while not self._closed.is_set():
-                self._round_of_wishes()
+                self._run_round()
         except Exception as error:  # noqa: BLE001 - the world has ended, or is about to
             if not self._closed.is_set():
-                _log.debug("no more wishes are heard: %s", error)
+                _log.debug("no more requests are heard: %s", error)
             # Nobody must wait for an agreement that will not come.
             self._agreed = None
 
-    def _round_of_wishes(self) -> None:
-        heard = self._peers.hear(f"wish/{self._round}", self._patience_s())
+    def _run_round(self) -> None:
+        heard = self._peers.get(f"request/{self._round}", self._patience_s())
         if self._closed.is_set():
             return
         if heard is None:
@@ -131,28 +132,28 @@ class SyncPoints:
                 self._agreed = self._agree(round_)
             except TimeoutError as error:
                 _log.warning(
-                    "a checkpoint was wished (%s), but not all hosts have answered: %s",
+                    "a checkpoint was requested (%s), but not all hosts have answered: %s",
                     heard,
                     error,
                 )
                 return
             self._fulfilled.clear()
         if self._peers.index == 0 and round_ > 0:
-            for key in ("wish", "calls", "moment"):
+            for key in ("request", "calls", "point"):
                 self._peers.forget(f"{key}/{round_ - 1}")
         self._fulfilled.wait()
 
     def _agree(self, round_: int) -> tuple[int, SyncRequest]:
-        """The call, and what is done at it: the leader decides, because hosts may wish different
-        things at once."""
+        """The call, and what is done at it: the leader decides, because hosts may
+        request different things at once."""
         folder = f"calls/{round_}"
-        self._peers.tell(f"{folder}/{self._peers.index}", str(self._calls))
-        self._peers.meet(folder, _LIMIT_S)
+        self._peers.set(f"{folder}/{self._peers.index}", str(self._calls))
+        self._peers.wait_at_barrier(folder, _LIMIT_S)
         if self._peers.index == 0:
-            begun = [int(calls) for calls in self._peers.all_of(folder).values()]
-            what = self._peers.hear(f"wish/{round_}", _LIMIT_S)
-            self._peers.tell(f"moment/{round_}", f"{max(begun) + 1} {what}")
-        decided = self._peers.hear(f"moment/{round_}", _LIMIT_S)
+            begun = [int(calls) for calls in self._peers.get_all(folder).values()]
+            what = self._peers.get(f"request/{round_}", _LIMIT_S)
+            self._peers.set(f"point/{round_}", f"{max(begun) + 1} {what}")
+        decided = self._peers.get(f"point/{round_}", _LIMIT_S)
         if decided is None:
             raise TimeoutError("the leader does not answer")
         call, what = decided.split()

@@ -11,18 +11,18 @@ from kinetic._core.gang.machine import GangPhase
 def test_hosts_are_told_once_that_there_should_be_room():
     gang = gang_of(2)
     before = gang.version
-    assert not gang.view(0).makes_room
-    gang.make_room()
-    gang.make_room()
+    assert not gang.view(0).reform_requested
+    gang.request_reform()
+    gang.request_reform()
     assert gang.version == before + 1
-    assert gang.view(0).makes_room
-    assert gang.view(1).makes_room
+    assert gang.view(0).reform_requested
+    assert gang.view(1).reform_requested
 
 
 def test_only_a_gang_that_runs_is_told():
     gang = gang_of(2, joined=False)
-    gang.make_room()
-    assert not gang.view(0).makes_room
+    gang.request_reform()
+    assert not gang.view(0).reform_requested
 
 
 def test_a_gang_whose_function_has_left_everywhere_is_over_without_a_failure():
