@@ -145,7 +145,7 @@ class _Shadows:
     current: "_Shadows | None" = None
 
     def __init__(self) -> None:
-        self._plain = builtins.__import__
+        self._original_import = builtins.__import__
         self._names: set[str] = set()
         self._unpickled: set[str] = set()
         self._folders: set[str] = set()
@@ -231,7 +231,7 @@ class _Shadows:
         ]
         is_statement = fromlist is None or (isinstance(fromlist, tuple) and bool(fromlist))
         if top not in self._names:
-            return self._plain(name, globals, locals, fromlist or (), level)
+            return self._original_import(name, globals, locals, fromlist or (), level)
         if not is_statement:
             return self._look_up(top, name, globals or {}, locals, fromlist or (), level)
         if not _is_library(_file(globals or {})):
@@ -253,15 +253,15 @@ class _Shadows:
             return self._import_theirs(top, name, globals, *how)
         if top not in sys.modules and _is_library(_file(globals)):
             return self._import_ours(top, name, globals, *how)
-        return self._plain(name, globals, *how)
+        return self._original_import(name, globals, *how)
 
     def _import_theirs(self, top: str, *how: "Any") -> "ModuleType":
         with self._lock:
             if top in self._loading or not self._has_library(top):
-                return self._plain(*how)
+                return self._original_import(*how)
             ours = self._take_family(top)
             try:
-                return self._plain(*how)
+                return self._original_import(*how)
             except BaseException:
                 sys.modules.update(ours)
                 raise
@@ -271,7 +271,7 @@ class _Shadows:
     def _import_ours(self, top: str, *how: "Any") -> "ModuleType":
         with self._lock:
             if top in self._loading:
-                return self._plain(*how)
+                return self._original_import(*how)
             has_library = self._has_library(top)
             theirs = self._take_family(top)
             if has_library:
@@ -279,7 +279,7 @@ class _Shadows:
             sys.modules.update(self._families[top])
             self._loading.add(top)
             try:
-                return self._plain(*how)
+                return self._original_import(*how)
             finally:
                 self._loading.discard(top)
                 self._families[top] = self._take_family(top)

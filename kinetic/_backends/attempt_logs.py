@@ -74,7 +74,7 @@ class LogReader:
         self._at = end - len(shown)
         return shown.count(b"\n") + (not shown.endswith(b"\n") and bool(shown))
 
-    def here(self) -> LogChunk:
+    def mark_position(self) -> LogChunk:
         """An empty chunk with the current position."""
         return self._chunk(STDOUT, 0, b"")
 
@@ -89,7 +89,7 @@ class LogReader:
                         is_shown = True
                         yield self._chunk(STDERR if stream == FAILURE else stream, time_ns, data)
 
-    def rest(self) -> Iterator[LogChunk]:
+    def read_rest(self) -> Iterator[LogChunk]:
         """Yield everything that is left, once nothing more is written."""
         return drain([self], threads=1)
 
@@ -209,7 +209,7 @@ def _tail(lines: int, readers: Iterator[LogReader]) -> LogChunk:
     earlier attempt."""
     for reader in readers:
         lines -= reader.start_at_tail(lines)
-        begin = reader.here()
+        begin = reader.mark_position()
         reader.close()
         if lines <= 0:
             break

@@ -19,7 +19,7 @@ from kinetic._backends.base import Backend, Kills, LogRequest
 from kinetic._client import following, futures, killing, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
-from kinetic._client.board.console import Printer, leads_to_the_caller
+from kinetic._client.board.console import Printer, hide_frames
 from kinetic._client.following import Finished, OnStatus, StatusWatch, Waiting
 from kinetic._client.view import JobView
 from kinetic._core.duration import Duration, patience_s
@@ -77,7 +77,7 @@ class JobHandle(JobView, Generic[R_co]):
 
     # -- output ------------------------------------------------------------------------------------
 
-    def join_batch(self, group_id: str, index: int) -> JobHandle[R_co]:
+    def add_to_batch(self, group_id: str, index: int) -> JobHandle[R_co]:
         """Make the job a member of a batch; return a handle that says so."""
         ref = replace(self.ref, group_id=group_id, group_kind="map", group_index=index)
         stored.replace(self._store, ref)
@@ -113,7 +113,7 @@ class JobHandle(JobView, Generic[R_co]):
         attempt: int | None = None,
     ) -> str | None: ...
 
-    @leads_to_the_caller
+    @hide_frames
     def logs(
         self,
         follow: bool = False,
@@ -146,7 +146,7 @@ class JobHandle(JobView, Generic[R_co]):
         """Return the last n lines that a host printed."""
         return self.logs(tail=n, host=host)
 
-    @leads_to_the_caller
+    @hide_frames
     def debug_attach(self, local_port: int = 5678, working_dir: str | None = None) -> PortForward:
         """Wait until the debugger of a debug job listens, bring it to a port of this machine, and
         say how to attach.
@@ -179,7 +179,7 @@ class JobHandle(JobView, Generic[R_co]):
 
     # -- waiting -----------------------------------------------------------------------------------
 
-    @leads_to_the_caller
+    @hide_frames
     def wait(self, timeout: Duration | None = None) -> Outcome:
         """Wait until the job has ended and return the verdict; raises nothing for a job that
         failed.
@@ -189,7 +189,7 @@ class JobHandle(JobView, Generic[R_co]):
         """
         return self._watch(LogRequest(hosts=()), timeout=timeout)
 
-    @leads_to_the_caller
+    @hide_frames
     def result(  # noqa: PLR0917 - as scripts call it
         self,
         timeout: Duration | None = None,
@@ -237,7 +237,7 @@ class JobHandle(JobView, Generic[R_co]):
             if free:
                 self._free(records=self._collected is not None, timeout=cleanup_timeout)
 
-    @leads_to_the_caller
+    @hide_frames
     def results(self, timeout: Duration | None = None) -> list[R_co]:
         """Wait for the job and return the values of all hosts, by index; for jobs that were run
         with `all_hosts=True`.

@@ -102,7 +102,7 @@ def error(
         ref.job_id,
         ref.display_name,
         outcome,
-        original=_original(store, ref, first.error.key)
+        original=_read_original(store, ref, first.error.key)
         if first.error is not None and first.error.key
         else None,
         tail=last_lines(first.host),
@@ -111,7 +111,7 @@ def error(
     return exception_of(evidence)
 
 
-def _original(store: Store, ref: JobRef, key: str) -> BaseException | None:
+def _read_original(store: Store, ref: JobRef, key: str) -> BaseException | None:
     from kinetic._pickling import results
 
     try:

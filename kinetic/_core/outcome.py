@@ -289,7 +289,7 @@ def judge_leaderless(
     lost = tuple(r.host for r in others if r.exit is Exit.AGENT_LOST)
     if lost and not led and not reports:
         return judge(hosts, others, blamed=lost, reason=reason, now=now, attempt=attempt)
-    if others and not reports and _never_joined(others):
+    if others and not reports and _has_nobody_joined(others):
         blamed = tuple(r.host for r in others)
         rest = [HostReport(h, Exit.NEVER_JOINED) for h in range(hosts) if h not in blamed]
         return judge(
@@ -316,7 +316,7 @@ def _ends_the_job(report: HostReport) -> bool:
     return program_code(report) is ProgramCode.CODE_FAILED
 
 
-def _never_joined(told: Sequence[HostReport]) -> bool:
+def _has_nobody_joined(told: Sequence[HostReport]) -> bool:
     return all(r.exit is Exit.NEVER_JOINED for r in told)
 
 

@@ -221,7 +221,7 @@ def _link(stored: download.StoredTree, file: manifest.File, path: str) -> bool:
     try:
         os.link(folder / layout.blob(file.digest), path)
     except FileNotFoundError as error:
-        raise stored.missing_error(what) from error
+        raise stored.explain_missing(what) from error
     except OSError as error:
         if error.errno in _FULL:
             raise
@@ -231,9 +231,9 @@ def _link(stored: download.StoredTree, file: manifest.File, path: str) -> bool:
             size = os.fstat(content.fileno()).st_size
             digest = hashlib.file_digest(content, "sha256").hexdigest()
     except IsADirectoryError as error:  # a symlink, a FIFO, ...
-        raise stored.damage_error(what, file.digest) from error
+        raise stored.explain_damage(what, file.digest) from error
     if (digest, size) != (file.digest, file.size_bytes):
-        raise stored.damage_error(what, file.digest)
+        raise stored.explain_damage(what, file.digest)
     return True
 
 

@@ -50,7 +50,7 @@ def check(
     try:
         name, path = split(source)
         bucket = Bucket(name, patience_s=patience_s)
-        there = _one(bucket, source, path, is_dir=is_dir)
+        there = _exists(bucket, source, path, is_dir=is_dir)
     except StoreError as error:
         if "there is no bucket" in str(error):
             raise UsageError(f"kinetic.Data({source!r}): {error}") from error
@@ -116,7 +116,7 @@ def _provide_copy(bucket: Bucket, source: str, path: str, *, is_dir: bool, root:
     )
 
 
-def _one(bucket: Bucket, source: str, path: str, *, is_dir: bool) -> bool:
+def _exists(bucket: Bucket, source: str, path: str, *, is_dir: bool) -> bool:
     """Whether the object, or anything below the folder, exists."""
     if is_dir:
         return any(True for _ in bucket.list(f"{path}/" if path else "", first=True))
@@ -126,7 +126,7 @@ def _one(bucket: Bucket, source: str, path: str, *, is_dir: bool) -> bool:
 def _explain_missing(bucket: Bucket, source: str, path: str, is_dir: bool) -> str:
     if is_dir:
         return f"there is nothing below {source}. Check the name, and upload the data first."
-    if _one(bucket, source, path, is_dir=True):
+    if _exists(bucket, source, path, is_dir=True):
         return f"{source} is a folder, not an object. Write {source}/ with a slash."
     return f"there is no object {source}. Check the name, and upload it first."
 

@@ -461,7 +461,7 @@ class Leader:
     def _lose(self, which: int, why: str) -> None:
         """A slice was lost that takes part in no attempt."""
         # Hosts that a cluster starts again may come and go while their slice is away.
-        counts = not self._hosts.announces or self._policy.stands(which) is not SliceState.AWAY
+        counts = not self._hosts.announces or self._policy.state_of(which) is not SliceState.AWAY
         self._policy.lose_slice(which, why, time.monotonic(), counts=counts)
         self._tell_news()
         self._end([which])

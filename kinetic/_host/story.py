@@ -19,9 +19,9 @@ from kinetic._core.gang.policy import (
     Form,
     SliceState,
     count_slices,
+    describe_returned,
     name_slices,
     tell_who_stays,
-    what_is_back,
 )
 from kinetic._host import verdicts
 from kinetic._host.agent.log_writer import open_log
@@ -69,7 +69,7 @@ class Story:
 
     def tell_of_return(self, which: int) -> None:
         """All hosts of a slice are ready; it may have been lost before."""
-        if self._policy.stands(which) is SliceState.AWAY:
+        if self._policy.state_of(which) is SliceState.AWAY:
             self._tell(EventKind.SLICE_BACK, (which,))
 
     def tell_of_failure(self, failure: Failure) -> None:
@@ -114,8 +114,8 @@ class Story:
     def tell_what_is_back(self) -> None:
         """The function has left its attempt, to make room."""
         policy = self._policy
-        back = [s for s in range(policy.rules.most) if policy.stands(s) is SliceState.THERE]
-        self._say(what_is_back(back))
+        back = [s for s in range(policy.rules.most) if policy.state_of(s) is SliceState.THERE]
+        self._say(describe_returned(back))
 
     def tell_of_next(self, form: Form, before: int, kept: int, hosts: int) -> None:
         """Say on what the next attempt runs, with which processes.
@@ -151,7 +151,7 @@ class Story:
 
     def _find_away(self) -> tuple[int, ...]:
         policy = self._policy
-        return tuple(each for each in policy.missing if policy.stands(each) is SliceState.AWAY)
+        return tuple(each for each in policy.missing if policy.state_of(each) is SliceState.AWAY)
 
     # -- the log -----------------------------------------------------------------------------------
 

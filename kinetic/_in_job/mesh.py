@@ -50,7 +50,7 @@ def make_mesh(
     import jax
 
     with own_frames_hidden:
-        slices = _by_slice(_taking_part(jax.devices()) if devices is None else devices)
+        slices = _by_slice(_select_present(jax.devices()) if devices is None else devices)
         between = _fill_rest("dcn", {"data": REST} if dcn is None else dcn, len(slices), "slice")
         each = len(slices[0])
         within = _fill_rest(
@@ -83,7 +83,7 @@ def _lay_out_devices(
     )
 
 
-def _taking_part(devices: Sequence[Any]) -> Sequence[Any]:
+def _select_present(devices: Sequence[Any]) -> Sequence[Any]:
     """Those devices whose slice takes part; a single controller sees the others as well."""
     taking_part = read_variable(SLICES)
     if not taking_part:

@@ -172,7 +172,7 @@ def uses(thing: Any) -> Iterator[tuple[str, object]]:
         yield "the function of the partial", thing.func
     elif isinstance(thing, type):
         yield from (
-            (f"attribute {name!r} of class {thing.__name__}", _bare(value))
+            (f"attribute {name!r} of class {thing.__name__}", _unwrap(value))
             for name, value in vars(thing).items()
             if not isinstance(value, GetSetDescriptorType)
         )
@@ -218,7 +218,7 @@ def _global_names(code: CodeType) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _bare(value: object) -> object:
+def _unwrap(value: object) -> object:
     return value.__func__ if isinstance(value, staticmethod | classmethod) else value
 
 

@@ -102,7 +102,7 @@ def _node(
     loads: Loads,
     source_map: tuple[str, str] | None,
 ) -> Node:
-    body, whole = _body(_where_the_caller_has_it(error, source_map), dumps, loads)
+    body, whole = _body(_map_syntax_error(error, source_map), dumps, loads)
     return {
         "type": f"{type(error).__module__}.{type(error).__qualname__}",
         "text": text_of(error),
@@ -118,9 +118,7 @@ def _node(
     }
 
 
-def _where_the_caller_has_it(
-    error: BaseException, source_map: tuple[str, str] | None
-) -> BaseException:
+def _map_syntax_error(error: BaseException, source_map: tuple[str, str] | None) -> BaseException:
     """A syntax error names its file itself, not by a frame."""
     if type(error) not in (SyntaxError, IndentationError, TabError):
         return error

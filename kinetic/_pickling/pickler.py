@@ -93,7 +93,7 @@ class CallPickler(CodePickler):
         self._begun: set[int] = set()
         self._own = {id(each) for each in script.namespace.values() if _is_of_script(each)}
         self._seen: set[int] = set()
-        self._plain: set[type] = set()
+        self._plain_types: set[type] = set()
         self.changes: tuple[str, ...] = ()
         self.globals_ref[id(script.namespace)] = _ScriptNamespace(script.namespace)
 
@@ -102,7 +102,7 @@ class CallPickler(CodePickler):
         kind = type(obj)
         if id(obj) in self._own:
             self._seen.add(id(obj))
-        if kind in self._plain:
+        if kind in self._plain_types:
             return NotImplemented
         if issubclass(kind, FunctionType | type):
             if _should_pickle_by_reference(obj):
@@ -130,13 +130,13 @@ class CallPickler(CodePickler):
         if getattr(kind, "is_plain_in_jobs", False):
             return unpickler.strip_decorated, obj.__reduce__()
         if _find_wrapped(obj) is not None and _is_made_of_arguments(kind):
-            return unpickler.bare, (kind,), vars(obj)
+            return unpickler.make_bare, (kind,), vars(obj)
         return NotImplemented
 
     def _note_kind(self, obj: object) -> None:
         """Remember a kind that needs no decision again, or what arrives as something else."""
         if type(obj) not in (memoryview, TextIOWrapper):
-            self._plain |= set() if callable(obj) else {type(obj)}
+            self._plain_types |= set() if callable(obj) else {type(obj)}
             return
         if isinstance(obj, memoryview):
             words = "a memoryview is bytes on its hosts: what they write to it stays there"

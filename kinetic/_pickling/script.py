@@ -102,7 +102,7 @@ class Script:
         if found is None:
             return None
         source, node = found
-        does_more = self._does_more(made, node) if isinstance(made, type) else self._registers(node)
+        does_more = self._has_more(made, node) if isinstance(made, type) else self._registers(node)
         return self._make_definition(source, node) if does_more else None
 
     def find_changes(self, made: FunctionType | type) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Script:
     def _attributes_set(self) -> set[tuple[str, str]]:
         return {each for source in self._sources for each in _attributes_set(source)}
 
-    def _does_more(self, cls: type, node: _Made) -> bool:
+    def _has_more(self, cls: type, node: _Made) -> bool:
         bases = (
             base
             for base in cls.__mro__
@@ -286,12 +286,12 @@ class Script:
 def _parse_statements(source: ScriptSource) -> tuple[ast.stmt, ...]:
     """Return the statements of a source that are executed at its top level."""
     try:
-        return tuple(_flat(ast.parse(source.text).body))
+        return tuple(_walk_statements(ast.parse(source.text).body))
     except (SyntaxError, ValueError, RecursionError):
         return ()
 
 
-def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+def _walk_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     for node in body:
         yield node
         if isinstance(node, _Block):
@@ -302,7 +302,7 @@ def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
                 getattr(node, "orelse", []),
                 getattr(node, "finalbody", []),
             ):
-                yield from _flat(inner)
+                yield from _walk_statements(inner)
 
 
 def _text_of(source: ScriptSource, node: ast.stmt) -> tuple[str, int]:

@@ -154,7 +154,7 @@ def lru_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> A
     return functools.lru_cache(**parameters)(function)
 
 
-def bare(kind: type) -> Any:
+def make_bare(kind: type) -> Any:
     """Return an object without attributes; they are set next."""
     return object.__new__(kind)
 

@@ -43,7 +43,7 @@ class Beside:
         return tuple(place.folder for place in self.places)
 
 
-def top(root: str, places: Iterable[ImportFolder]) -> str:
+def find_top(root: str, places: Iterable[ImportFolder]) -> str:
     """Return the folder that contains the project and all places."""
     return os.path.commonpath([root, *(place.folder for place in places)])
 
@@ -58,7 +58,7 @@ def scan(root: str, own: Scan, beside: Beside, options: ScanOptions, *, is_whole
         options: of the project's scan.
         is_whole: whether the project's own rules have decided about all that lies in it.
     """
-    around = top(root, beside.places)
+    around = find_top(root, beside.places)
     found = Scan(modules=own.modules, neighbours=own.neighbours)
     _add(found, own, root, around)
     found.modules, found.neighbours = (

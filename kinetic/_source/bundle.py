@@ -159,7 +159,7 @@ def build_unmarked(
         return beside.scan(top, own, also, options, is_whole=False) if also.places else own
 
     return _pack_if_changed(
-        beside.top(top, also.places),
+        beside.find_top(top, also.places),
         note,
         clock_ns,
         scan,
@@ -211,7 +211,7 @@ def _build_by_walk(
         return beside.scan(top, own, also, options, is_whole=True) if also.places else own
 
     return _pack_if_changed(
-        beside.top(top, also.places),
+        beside.find_top(top, also.places),
         note,
         clock_ns,
         scan,
@@ -247,10 +247,10 @@ def build_data(
         )
     top = os.path.realpath(path.parent)
     note = cache.place(cache_dir, f"data:{top}/{path.name}:{os.path.realpath(path)}", (), False)
-    return _pack_if_changed(top, note, clock_ns, lambda: _one_file(path), _data_warnings)
+    return _pack_if_changed(top, note, clock_ns, lambda: _scan_file(path), _data_warnings)
 
 
-def _one_file(path: Path) -> walk.Scan:
+def _scan_file(path: Path) -> walk.Scan:
     try:
         info = path.stat()
     except OSError as error:

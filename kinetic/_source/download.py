@@ -74,18 +74,18 @@ class StoredTree:
         """
         pack = self.packs.get(digest)
         if pack is None:
-            raise self.missing_error(what)
+            raise self.explain_missing(what)
         data = pack.read(digest)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise self.damage_error(what, pack.index.name)
+            raise self.explain_damage(what, pack.index.name)
         return data
 
-    def missing_error(self, what: str) -> CorruptRecord:
+    def explain_missing(self, what: str) -> CorruptRecord:
         """Return the error for a content that is missing; the next submission sends it again."""
         _forget(self.store, self.tree)
         return CorruptRecord(f"{what} is missing from the store: submit the job again.")
 
-    def damage_error(self, what: str, name: str) -> CorruptRecord:
+    def explain_damage(self, what: str, name: str) -> CorruptRecord:
         """Return the error for a damaged content, given the name of its object; the next submission
         sends it again."""
         _forget(self.store, self.tree, name)
@@ -244,7 +244,7 @@ def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
             while view:
                 view = view[os.write(descriptor, view) :]
         if size != file.size_bytes:
-            raise stored.missing_error(what)
+            raise stored.explain_missing(what)
         os.fchmod(descriptor, file.mode & 0o777)
     finally:
         os.close(descriptor)
@@ -260,11 +260,11 @@ def _read_large(stored: StoredTree, file: manifest.File, what: str, at: Path) ->
                 digest.update(chunk)
                 yield chunk
     except IsADirectoryError as error:  # a symlink to itself, a FIFO, ...
-        raise stored.damage_error(what, file.digest) from error
+        raise stored.explain_damage(what, file.digest) from error
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise stored.missing_error(what) from error
+        raise stored.explain_missing(what) from error
     if digest.hexdigest() != file.digest:
-        raise stored.damage_error(what, file.digest)
+        raise stored.explain_damage(what, file.digest)
 
 
 def _fetch_large(stored: StoredTree, file: manifest.File, what: str, path: str) -> None:
@@ -272,9 +272,9 @@ def _fetch_large(stored: StoredTree, file: manifest.File, what: str, path: str) 
     try:
         stored.store.fetch(layout.blob(file.digest), Path(path), sha256=file.digest)
     except NotFound as error:
-        raise stored.missing_error(what) from error
+        raise stored.explain_missing(what) from error
     except CorruptRecord as error:
-        raise stored.damage_error(what, file.digest) from error
+        raise stored.explain_damage(what, file.digest) from error
     os.chmod(path, file.mode & 0o777)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kinetic._source import manifest
 from kinetic._source.cache import Snapshot
-from kinetic._source.threads import in_threads, worth_it
+from kinetic._source.threads import in_threads, is_worth_it
 from kinetic._source.walk import FoundFile, Stamp, stamp_of
 
 _TRIES = 3
@@ -57,7 +57,7 @@ def contents(files: Iterable[FoundFile], before: Mapping[str, FileDigest]) -> di
         else:
             new.append(found.path)
             new_bytes += found.size_bytes
-    fresh = in_threads(_read_if_possible, new, worth=worth_it(len(new), new_bytes))
+    fresh = in_threads(_read_if_possible, new, worth=is_worth_it(len(new), new_bytes))
     return held | {
         path: content for path, content in zip(new, fresh, strict=True) if content is not None
     }

@@ -78,10 +78,10 @@ def specifier(where: str, name: str, text: str) -> str:
             f"{where}: the versions of {name} are alternatives ({text}), which installers on hosts "
             "do not know. Write one range."
         )
-    return ",".join(filter(None, (_one(part) for part in _PARTS.split(text.strip()))))
+    return ",".join(filter(None, (_translate_clause(part) for part in _PARTS.split(text.strip()))))
 
 
-def _one(part: str) -> str:
+def _translate_clause(part: str) -> str:
     operator, version = re.match(r"([\^~<>=!]*)\s*(.*)", part).groups()  # type: ignore[union-attr]
     if version in ("*", ""):
         return ""

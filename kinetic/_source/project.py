@@ -47,7 +47,7 @@ class Project:
     shared: bool = False
     editable_rel: tuple[str, ...] = ()
 
-    def below(self, top: Path, editable: Sequence[str]) -> Project:
+    def rebase_below(self, top: Path, editable: Sequence[str]) -> Project:
         """Return the project with all its places relative to a folder around it.
 
         Args:

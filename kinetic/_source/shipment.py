@@ -83,7 +83,9 @@ def of(
         *([] if output_dir is None or "://" in output_dir else [output_dir]),
     ]
     exclude = _find_inside(found, [settings.store, settings.cache_dir, *data])
-    also = _beside(found, settings, home, [settings.store, settings.cache_dir, *data, *output_dirs])
+    also = _find_beside(
+        found, settings, home, [settings.store, settings.cache_dir, *data, *output_dirs]
+    )
     if found.marked and not found.shared:
         packed = bundle.build(
             found.root,
@@ -113,10 +115,10 @@ def of(
             "there. Choose another one."
         )
         packed = dataclasses.replace(packed, warnings=(*packed.warnings, mixed))
-    return found.below(packed.root, also.imported), packed
+    return found.rebase_below(packed.root, also.imported), packed
 
 
-def _beside(
+def _find_beside(
     found: Project, settings: SourceSettings, home: Path, own: Sequence[str | Path]
 ) -> Beside:
     """Return what the caller imports besides the project; `own` are places of kinetic's and of

@@ -17,7 +17,7 @@ THREADS = 4
 _LARGE_BYTES = 512 << 10
 
 
-def worth_it(count: int, size_bytes: int) -> bool:
+def is_worth_it(count: int, size_bytes: int) -> bool:
     """Return whether the files are so large that threads read them faster; small ones only make
     threads wait for each other."""
     return size_bytes > _LARGE_BYTES * max(count, 1)

@@ -29,7 +29,7 @@ from kinetic._core.plan import Blob, Tree
 from kinetic._core.values import dataclass
 from kinetic._source import hashing, known_packs, manifest, packs
 from kinetic._source.packs import Index
-from kinetic._source.threads import THREADS, in_threads, worth_it
+from kinetic._source.threads import THREADS, in_threads, is_worth_it
 from kinetic._store.base import Store
 from kinetic._store.many import at_once, put_content
 
@@ -118,7 +118,7 @@ def upload(
     if store.renew(layout.tree(bundle.tree.manifest.digest)):
         return Sent(0, 0)
     sources, lists = _sources(bundle), manifest.split(bundle.manifests)
-    needed = _small(sources) | {digest: len(data) for digest, data in lists.items()}
+    needed = _list_small(sources) | {digest: len(data) for digest, data in lists.items()}
     chosen = known_packs.choose_packs(bundle, store, needed)
     there = {digest for pack in chosen for digest in pack.spans}
     staged, made = _send_files(bundle, store, sources, there)
@@ -145,7 +145,7 @@ def _send_files(
     """Send the contents that the store lacks; those of the last pack are only read, because the
     lists go into the same pack."""
     absent = {digest: same for digest, same in sources.items() if digest not in there}
-    small = _small(absent)
+    small = _list_small(absent)
     *groups, last = packs.groups(small)
     large = [same for digest, same in absent.items() if digest not in small]
     staged = _send_large(bundle, store, large)
@@ -169,7 +169,7 @@ def _sources(bundle: Bundle) -> _Sources:
     return sources
 
 
-def _small(sources: _Sources) -> dict[str, int]:
+def _list_small(sources: _Sources) -> dict[str, int]:
     """Return the sizes of the contents that travel in packs, by digest."""
     sizes = {digest: same[0].size_bytes for digest, same in sources.items()}
     return {digest: size for digest, size in sizes.items() if size <= packs.SMALL_BYTES}
@@ -185,7 +185,7 @@ def _send_large(
         return _read_contents(bundle, store, [] if there else [same])
 
     size_bytes = sum(same[0].size_bytes for same in sources)
-    worth = store.calls_at_once > 1 or worth_it(len(sources), size_bytes)
+    worth = store.calls_at_once > 1 or is_worth_it(len(sources), size_bytes)
     return in_threads(send, sources, worth=worth)
 
 

@@ -259,9 +259,11 @@ class _Walk:
             visit.path, visit.rel, gitignores, (*visit.ancestors, (info.st_dev, info.st_ino))
         )
         for entry in entries:
-            self._meet(entry, f"{visit.rel}/{entry.name}" if visit.rel else entry.name, inside)
+            self._visit_entry(
+                entry, f"{visit.rel}/{entry.name}" if visit.rel else entry.name, inside
+            )
 
-    def _meet(self, entry: os.DirEntry[str], rel: str, visit: _Visit) -> None:
+    def _visit_entry(self, entry: os.DirEntry[str], rel: str, visit: _Visit) -> None:
         name = entry.name
         if entry.path in self._options.exclude or (name in ignore.ALWAYS and not self._everything):
             return

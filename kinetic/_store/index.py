@@ -120,7 +120,7 @@ def find(store: Store, text: str) -> JobRef:
         return _read_ref(store, layout.ref(wanted))
     except NotFound:
         pass  # What follows is no consequence of this.
-    return _read_ref(store, layout.ref(_only(wanted, store)))
+    return _read_ref(store, layout.ref(_find_only(wanted, store)))
 
 
 def find_to_end(store: Store, text: str) -> JobRef:
@@ -137,7 +137,7 @@ def find_to_end(store: Store, text: str) -> JobRef:
         if (folder := store.as_folder()) is None:
             raise
         if isinstance(error, CorruptRecord):
-            wanted = _only(wanted, store)
+            wanted = _find_only(wanted, store)
         elif not (folder / layout.job(wanted)).is_dir():
             raise
         return JobRef(wanted, Place("local"), "", "", wanted, 0.0, store.uri)
@@ -167,7 +167,7 @@ def _list_misplaced(store: Store) -> list[str]:
     return []
 
 
-def _only(wanted: str, store: Store) -> str:
+def _find_only(wanted: str, store: Store) -> str:
     existing = ids(store)
     if wanted in existing:
         return wanted
@@ -182,7 +182,7 @@ def _only(wanted: str, store: Store) -> str:
             f"{wanted!r} is the beginning of {len(found)} ids: {', '.join(found[:_SHOWN])}{more}. "
             "Write one more letter."
         )
-    nearest = _nearest(wanted, existing)
+    nearest = _find_nearest(wanted, existing)
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     raise NotFound(
         f"There is no job {wanted!r} in the store {store.uri}.{hint} `kinetic jobs list --all` "
@@ -191,7 +191,7 @@ def _only(wanted: str, store: Store) -> str:
     )
 
 
-def _nearest(wanted: str, existing: Sequence[str]) -> list[str]:
+def _find_nearest(wanted: str, existing: Sequence[str]) -> list[str]:
     from difflib import get_close_matches
 
     return get_close_matches(wanted, existing, n=3, cutoff=0.75)

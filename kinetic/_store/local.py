@@ -152,7 +152,7 @@ class LocalStore:
         """Delete the key and everything below it; return how many objects were deleted."""
         path = self._locate(prefix)
         with _translate_errors(f"delete {prefix!r}", self._text):
-            return _remove(self._out_of_sight(path))
+            return _remove(self._hide(path))
 
     def renew(self, key: str) -> bool:
         """Return whether the key exists. Its times stay: copies of data may share them."""
@@ -185,7 +185,7 @@ class LocalStore:
                 return self.delete(entry.key) > 0
         return False
 
-    def _out_of_sight(self, path: str) -> str:
+    def _hide(self, path: str) -> str:
         """Move a folder away atomically, if possible, so that no reader sees it half deleted."""
         if not os.path.isdir(path) or os.path.islink(path):
             return path

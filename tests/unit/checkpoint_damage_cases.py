@@ -182,7 +182,7 @@ class NoFolder:
     def steps(self):
         return []
 
-    def go_on_after(self, step):
+    def continue_after(self, step):
         pass
 
 

@@ -433,13 +433,13 @@ def test_promises_hold_in_any_order(least, shrinks, failures, steps):
             since = now
         elif what == "lose":
             machine.lose_slice(which, DIED, now)
-        elif what == "there" and machine.stands(which) is not SliceState.AWAY:
+        elif what == "there" and machine.state_of(which) is not SliceState.AWAY:
             machine.note_ready(which)
         forming, counted = machine.forming, len(machine.failures)
         decision = machine.decide(now)
         while isinstance(decision, Restart):
             for each in decision.slices:
-                assert machine.stands(each) is SliceState.AWAY
+                assert machine.state_of(each) is SliceState.AWAY
                 machine.note_ready(each)
             decision = machine.decide(now)
         if isinstance(decision, GiveUp):
@@ -450,7 +450,7 @@ def test_promises_hold_in_any_order(least, shrinks, failures, steps):
             assert forming
             assert least <= len(decision.slices) == len(set(decision.slices))
             assert decision.slices == tuple(sorted(decision.slices))
-            assert all(machine.stands(each) is SliceState.TAKES_PART for each in decision.slices)
+            assert all(machine.state_of(each) is SliceState.TAKES_PART for each in decision.slices)
             assert machine.attempt <= machine.most_attempts
         assert len(machine.failures) >= counted
         if machine.forming:

@@ -271,6 +271,6 @@ def test_a_job_that_asks_for_nothing_asks_nothing_and_an_answer_is_for_what_was_
 def test_what_is_asked_for(
     storage: str | None, devices: str | None, simulated: bool, expected: Asked
 ) -> None:
-    assert addons.collect_asked(storage, devices, simulated=simulated) == expected
-    more = addons.collect_asked(storage, devices, simulated=simulated, buckets=True)
+    assert addons.list_asked(storage, devices, simulated=simulated) == expected
+    more = addons.list_asked(storage, devices, simulated=simulated, buckets=True)
     assert more == replace(expected, buckets=True)

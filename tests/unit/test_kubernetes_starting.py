@@ -64,8 +64,8 @@ def test_since_when_hosts_are_to_start(given, pods, since_s):
 
 def test_who_watches_over_the_start():
     both = current_pods(workload(), [pod(0, CREATED_AT, "Running"), pod(1, CREATED_AT)])
-    assert starting.leads(both)
-    assert not starting.leads(both[1:])
+    assert starting.has_leader(both)
+    assert not starting.has_leader(both[1:])
     assert [p.host for p in starting.select_starting(both)] == [0, 1]
     ended = current_pods(workload(), [pod(0, CREATED_AT, "Failed")])
     assert starting.select_starting(ended) == []

@@ -106,7 +106,7 @@ def test_what_the_agent_of_a_lost_slice_has_asked_for_counts_no_more():
         leader._fail(Loss((1,), "its worker was killed"))
         assert hosts.agents.pids == {100: 0}
         leader._look()
-        assert leader._policy.stands(1) is SliceState.AWAY
+        assert leader._policy.state_of(1) is SliceState.AWAY
         assert await first is None
         await returned(leader, hosts)
 
@@ -122,7 +122,7 @@ def test_the_agent_of_a_lost_slice_elsewhere_stays_and_waits_for_its_place():
         leader._fail(Loss((1,), "its worker was killed"))
         leader._look()
         leader._look()
-        assert leader._policy.stands(1) is SliceState.THERE
+        assert leader._policy.state_of(1) is SliceState.THERE
         first.cancel()
 
     asyncio.run(story())
@@ -138,7 +138,7 @@ def test_an_agent_elsewhere_that_says_that_it_ends_is_not_counted_on(how):
         leader._fail(Loss((1,), "its machine is taken away"))
         leader._look()
         leader._look()
-        assert leader._policy.stands(1) is SliceState.AWAY
+        assert leader._policy.state_of(1) is SliceState.AWAY
         asking.cancel()
 
     asyncio.run(story())
@@ -150,7 +150,7 @@ def test_a_slice_with_a_dead_agent_is_away_until_that_is_started_again(hosts):
         die(leader, 1)
         leader._fail(Loss((1,), "its machine is gone"))
         leader._look()
-        assert leader._policy.stands(1) is SliceState.AWAY
+        assert leader._policy.state_of(1) is SliceState.AWAY
         await returned(leader, hosts)
 
     asyncio.run(story())
@@ -161,7 +161,7 @@ async def returned(leader, hosts):
     again = asyncio.create_task(leader._hosts.lobby.ask(*hosts.started()))
     await asyncio.sleep(0)
     leader._look()
-    assert leader._policy.stands(1) is SliceState.THERE
+    assert leader._policy.state_of(1) is SliceState.THERE
     again.cancel()
 
 
@@ -199,7 +199,7 @@ def test_the_story_is_in_the_log_also_where_the_store_is_no_folder(hosts):
     leader._fail(Loss((1,), "its machine is gone"))
     leader._story.flush()
     reader = LogReader(ObjectLog(leader._store, layout.log(leader._plan.job_id, 1, 0)), 0)
-    told = b"".join(chunk.data for chunk in reader.rest()).decode()
+    told = b"".join(chunk.data for chunk in reader.read_rest()).decode()
     assert told.startswith("kinetic: slice 1 lost (failure 1 of at most 10): its machine is gone")
     assert "kinetic: waiting for slice 1 to return" in told
 
@@ -279,9 +279,9 @@ def test_a_slice_that_dies_while_it_waits_is_not_counted_on(hosts):
         await asyncio.sleep(0)
         leader._look()
         leader._hosts.on_leave(1)
-        assert leader._policy.stands(1) is SliceState.AWAY
+        assert leader._policy.state_of(1) is SliceState.AWAY
         leader._look()
-        assert leader._policy.stands(1) is SliceState.AWAY
+        assert leader._policy.state_of(1) is SliceState.AWAY
         waiting.cancel()
         assert [failure.slices for failure in leader._policy.failures] == [(1,), (1,)]
 

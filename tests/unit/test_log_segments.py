@@ -41,7 +41,7 @@ class Host:
 
     def local(self, **given) -> list[LogChunk]:
         reader = LogReader(FileLog(*self.files), 0, **given)
-        return [*reader.read(), *reader.rest()]
+        return [*reader.read(), *reader.read_rest()]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def reader_of(store: MemoryStore, *, clock=time.monotonic, **given) -> LogReader
 
 
 def everything(reader: LogReader) -> list[LogChunk]:
-    return list(reader.rest())
+    return list(reader.read_rest())
 
 
 def speak(host: Host, rounds: int, *, seed: int = 0) -> None:
@@ -97,7 +97,7 @@ def test_a_stream_is_taken_up_after_each_chunk(host, store, failures):
     for n, chunk in enumerate(chunks):
         reader = reader_of(store, failures=failures)
         reader.start_at(chunk.end.offset)
-        assert reader.here().end == chunk.end
+        assert reader.mark_position().end == chunk.end
         assert everything(reader) == chunks[n + 1 :]
     assert [c.end for c in chunks] == [
         Position(offset=c.end.offset) for c in host.local(failures=failures)
@@ -117,7 +117,7 @@ def test_a_tail_is_that_of_the_files(host, store, failures, open_line):
         there.start_at_tail(lines)
         reader = reader_of(store, failures=failures)
         reader.start_at_tail(lines)
-        assert reader.here().end.offset == there.here().end.offset
+        assert reader.mark_position().end.offset == there.mark_position().end.offset
         assert b"".join(c.data for c in everything(reader)) == b"".join(
             c.data for c in there.read()
         )
@@ -280,7 +280,7 @@ def test_readers_see_a_log_whose_segments_grow_as_it_is(old_host, store, clock, 
     old_host.log.close()
     old_host.writer.close()
     for reader, got in zip(readers, seen, strict=True):
-        got.extend(reader.rest())
+        got.extend(reader.read_rest())
         assert got == old_host.local()
         assert [c.end for c in got] == sorted({c.end for c in got})
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kinetic._backends.attempt_logs import LogReader
 from kinetic._core.log_format import FAILURE, RECORD, STDERR, STDOUT
 from kinetic._host.agent import log_writer
-from kinetic._host.agent.log_writer import HostLog, Tee, tees
+from kinetic._host.agent.log_writer import HostLog, Tee, open_tees
 from kinetic._store import log_segments
 from kinetic._store.log_segments import FileLog
 
@@ -33,7 +33,7 @@ def read_all(files, *, failures=True, start=0, **tail):
     chunks = []
     while got := list(reader.read()):
         chunks += got
-    chunks += reader.rest()
+    chunks += reader.read_rest()
     reader.close()
     return chunks
 
@@ -108,7 +108,7 @@ def test_an_open_line_is_bounded_and_nothing_is_lost(files):
     log = HostLog(*files)
     read, write = os.pipe()
     err_read, err_write = os.pipe()
-    out, _ = tees(read, err_read, log)
+    out, _ = open_tees(read, err_read, log)
     total = b""
     for _ in range(10):
         data = os.urandom(40_000).replace(b"\n", b"x")
@@ -278,10 +278,10 @@ def test_only_gloos_own_lines_are_left_out_and_only_where_asked(files):
     read, write = os.pipe()
     err_read, err_write = os.pipe()
     os.write(write, b"a\n" + gloo(0, 15) + b"b\n")
-    tees(read, err_read, log, without_gloo=True)[0].drain()
+    open_tees(read, err_read, log, without_gloo=True)[0].drain()
     assert files[0].read_bytes() == b"a\nb\n"
     os.write(write, gloo(0, 15))
-    tees(read, err_read, log)[0].drain()
+    open_tees(read, err_read, log)[0].drain()
     assert files[0].read_bytes() == b"a\nb\n" + gloo(0, 15)
     for fd in (read, write, err_read, err_write):
         os.close(fd)
@@ -293,7 +293,7 @@ def test_gloos_lines_are_left_out_also_when_a_part_is_read_first(files):
     first = b"mine\n[Gloo] Rank " + gloo(0, 7)
     rest = gloo(1, 7).removeprefix(b"[Gloo] Rank ")
     (read, write), (err_read, err_write) = os.pipe(), os.pipe()
-    out = tees(read, err_read, log, without_gloo=True)[0]
+    out = open_tees(read, err_read, log, without_gloo=True)[0]
     for part in (first, rest, b"yours\n"):
         os.write(write, part)
         out.pump()

@@ -64,7 +64,7 @@ class Asked:
     queue: str = ""
 
 
-def collect_asked(
+def list_asked(
     local_storage: str | None,
     network_devices: str | None,
     *,
@@ -72,8 +72,8 @@ def collect_asked(
     buckets: bool = False,
     queue: str | None = "",
 ) -> Asked:
-    """Return what jobs ask for by these options. Where nodes need no accelerators, they need not
-    have what goes with those, either."""
+    """Return what jobs ask for by these options. Simulated accelerators need neither the driver of
+    multi-tier checkpointing nor network devices."""
     if simulated:
         return Asked(buckets=buckets, queue=queue or "")
     return Asked(local_storage == MULTI_TIER, bool(network_devices), buckets, queue or "")

@@ -106,7 +106,7 @@ class KubernetesBackend:
             raise PreflightError(certificate.MISSING)
         if plan.place.has_single_controller:
             pathways.check(self._pods)
-        asked = addons.collect_asked(
+        asked = addons.list_asked(
             plan.place.local_storage,
             plan.place.network_devices,
             simulated=self._pods.simulated,

@@ -66,7 +66,7 @@ def check(settings: Settings) -> tuple[Finding, ...]:
         facts = checks.gather(
             connect(_place_of(settings), configuration.variables(), patience),
             service_account=settings.service_account,
-            asked=addons.collect_asked(
+            asked=addons.list_asked(
                 settings.local_storage,
                 settings.network_devices,
                 simulated=settings.pod_simulated,

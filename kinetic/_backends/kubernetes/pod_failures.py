@@ -88,7 +88,7 @@ def why_lost(pods: Sequence[Pod]) -> JobDiagnosis | None:
         if kind in (JobCause.HOST_FAILED, JobCause.BAD_COMMAND, JobCause.START_ERROR)
         else "was lost"
     )
-    sentence = f"{first.called.capitalize()} {verb}: {text}.{_others(lost[1:])}"
+    sentence = f"{first.called.capitalize()} {verb}: {text}.{_name_others(lost[1:])}"
     return JobDiagnosis(kind, sentence, hopeless, hosts)
 
 
@@ -274,5 +274,5 @@ def _last_line(text: str) -> str:
     return lines[-1][:300].rstrip(".") if lines else ""
 
 
-def _others(pods: Sequence[Pod]) -> str:
+def _name_others(pods: Sequence[Pod]) -> str:
     return f" {name_pods(pods).capitalize()} ended after it." if pods else ""

@@ -134,27 +134,31 @@ def _from_nodes(
         text = f"{some}{kind and f' with {kind}'}. {_sizes(of, there)}"
         advice = "The job starts when all have one."
         return JobDiagnosis(
-            JobCause.PARTIAL_SLICE, f"{text}{advice} {_says(scheduler)}", hosts=hosts
+            JobCause.PARTIAL_SLICE, f"{text}{advice} {_quote_scheduler(scheduler)}", hosts=hosts
         )
     if there == [] or (there is None and not _is_short(scheduler)):
         offers = _offers(nodes)
         text = f"No node of the cluster has {kind or 'what the pods ask for'}."
         return JobDiagnosis(
-            JobCause.NO_NODE_POOL, f"{text} {offers}{_says(scheduler)}", hosts=hosts
+            JobCause.NO_NODE_POOL, f"{text} {offers}{_quote_scheduler(scheduler)}", hosts=hosts
         )
     if there and (memory := _too_large(of, there)):
         text = f"No node{kind and f' with {kind}'} has the {memory} of memory that a pod asks for"
         most = max(map(pools.memory_of, there), key=pools.bytes_of)
         advice = f"they have up to {most}. memory= and local_storage= reserve memory: ask for less."
         return JobDiagnosis(
-            JobCause.NO_NODE_POOL, f"{text}; {advice} {_says(scheduler)}", hosts=hosts
+            JobCause.NO_NODE_POOL, f"{text}; {advice} {_quote_scheduler(scheduler)}", hosts=hosts
         )
     if there and (largest := _largest_pool(there)) < of.pods_each:
         text = f"Only {largest} of the {of.pods_each} nodes of a slice with {kind} are there."
-        return JobDiagnosis(JobCause.PARTIAL_SLICE, f"{text} {_says(scheduler)}", hosts=hosts)
+        return JobDiagnosis(
+            JobCause.PARTIAL_SLICE, f"{text} {_quote_scheduler(scheduler)}", hosts=hosts
+        )
     count = f"The {len(there)} nodes" if there else "The nodes"
     text = f"{count}{kind and f' with {kind}'} are taken or not ready. The job waits for them."
-    return JobDiagnosis(JobCause.NO_ROOM, f"{text} {_of_head(of)}{_says(scheduler)}", hosts=hosts)
+    return JobDiagnosis(
+        JobCause.NO_ROOM, f"{text} {_of_head(of)}{_quote_scheduler(scheduler)}", hosts=hosts
+    )
 
 
 def _too_large(of: PodSet, there: Sequence[Document]) -> str:
@@ -213,7 +217,7 @@ def _offers(nodes: Sequence[Document] | None) -> str:
     return f"Its node pools: {'; '.join(offered)}. "
 
 
-def _says(scheduler: str) -> str:
+def _quote_scheduler(scheduler: str) -> str:
     return f"The scheduler says: {scheduler}."
 
 

@@ -64,22 +64,22 @@ class Surroundings:
 
     @cached_property
     def _events(self) -> Sequence[Document]:
-        return self._if_allowed(EVENTS) or ()
+        return self._list_if_allowed(EVENTS) or ()
 
     @cached_property
     def _jobs(self) -> Sequence[Document]:
-        return self._if_allowed(JOBS, Selector(labels=names.selector(()))) or ()
+        return self._list_if_allowed(JOBS, Selector(labels=names.selector(()))) or ()
 
     @cached_property
     def _nodes(self) -> Sequence[Document] | None:
-        return self._if_allowed(NODES)
+        return self._list_if_allowed(NODES)
 
     @cached_property
     def _queues(self) -> Sequence[Document] | None:
         kind = queue_workloads(self._api)
-        return () if kind is None else self._if_allowed(kind)
+        return () if kind is None else self._list_if_allowed(kind)
 
-    def _if_allowed(
+    def _list_if_allowed(
         self, resource: Resource, chosen: Selector | None = None
     ) -> Sequence[Document] | None:
         try:

@@ -51,6 +51,6 @@ def select_starting(pods: Sequence[Pod]) -> list[Pod]:
     return [pod for pod in pods if not pod.has_ended and not pod.is_deleting]
 
 
-def leads(pods: Sequence[Pod]) -> bool:
+def has_leader(pods: Sequence[Pod]) -> bool:
     """Whether the leader runs: it then watches the start of its gang itself."""
     return any(pod.leads and pod.stage is Stage.RUNNING for pod in pods)

@@ -318,7 +318,7 @@ def _fail_overdue(job: JobFacts, workload: Document, said: Status) -> Status:
     if waited_s < LEAST_START_TIMEOUT_S:
         return said
     limit_s = job.start_timeout_s()
-    between = starting.leads(job.pods) or not starting.select_starting(job.pods)
+    between = starting.has_leader(job.pods) or not starting.select_starting(job.pods)
     if waited_s < limit_s or (between and job.has(layout.events(job.ref.job_id))):
         return said
     reason = f"the job did not start within {limit_s:g} s: {said.reason or 'no reason known'}"

@@ -130,7 +130,7 @@ class CallingSubmitter:
                 "The function that submits must return a job's handle; it returned "
                 f"{a_type(handle)}. Pass a function decorated with @kinetic.run, or its run_async."
             )
-        return handle.join_batch(group_id, index)
+        return handle.add_to_batch(group_id, index)
 
     def room(self) -> int:
         """Unknown: assume jobs of one host on this machine."""

@@ -130,7 +130,7 @@ def _tell_unless_shown(interrupt: KeyboardInterrupt, text: str) -> None:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def leads_to_the_caller(method: F) -> F:
+def hide_frames(method: F) -> F:
     """Hide kinetic's frames in what a handle's blocking method raises; after Ctrl-C, say last how
     to come back to the job."""
 

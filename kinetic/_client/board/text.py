@@ -79,7 +79,7 @@ def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def pairs(items: Sequence[tuple[str, str]]) -> str:
+def align_pairs(items: Sequence[tuple[str, str]]) -> str:
     """Return "Name:  value" lines with the values below each other."""
     width = max(len(name) for name, _ in items) + 1
     return "\n".join(f"{name + ':':<{width}}  {printable(value)}".rstrip() for name, value in items)

@@ -164,15 +164,15 @@ def explain(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: 
     if unready and not why:
         return outcome  # Another process may have seen it.
     told = replace(outcome, explained=True)
-    if why and not _says(outcome.reason, why):
+    if why and not _is_said(outcome.reason, why):
         told = replace(told, reason=f"{outcome.reason.rstrip('.')}. {why}")
-    if why and not _says(first.detail, why):
+    if why and not _is_said(first.detail, why):
         told = told.add_detail(first.host, why)
     with contextlib.suppress(StoreError):
         index.write_outcome(store, ref.job_id, told)
     return told
 
 
-def _says(told: str, why: str) -> bool:
+def _is_said(told: str, why: str) -> bool:
     """Whether a sentence is a part of what was told, perhaps with another first letter."""
     return why.rstrip(".")[1:] in told

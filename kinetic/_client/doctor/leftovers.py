@@ -136,7 +136,7 @@ def _report_orphans(traces: Traces) -> list[Finding]:
         return []
     detail = (
         f"{_count_noun(len(ids), 'job')} ended without a verdict, because what supervised them was "
-        f"killed: {_some(ids)}."
+        f"killed: {_join_first(ids)}."
     )
     return [
         warn(
@@ -157,7 +157,7 @@ def _strays(traces: Traces) -> list[Finding]:
     return [
         problem(
             "processes",
-            f"Processes of jobs that have ended still run: {_some(named)}.",
+            f"Processes of jobs that have ended still run: {_join_first(named)}.",
             f"kill -9 {pids}",
         )
     ]
@@ -174,14 +174,14 @@ def _scraps(traces: Traces) -> list[Finding]:
     return [
         warn(
             "leftovers",
-            f"{detail}{_some(paths)}.",
+            f"{detail}{_join_first(paths)}.",
             "`kinetic doctor --fix` removes them.",
             fixable=True,
         )
     ]
 
 
-def _some(names: Sequence[str]) -> str:
+def _join_first(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 

@@ -147,7 +147,7 @@ def explain_hang(
     if not set(odd) & set(stalled):
         stood_still += f"; waiting for {name_hosts(odd)}"
     elif len(odd) < len(stalled):
-        stood_still += f"; {name_hosts(odd)} {_verb(odd, 'stand')} apart"
+        stood_still += f"; {name_hosts(odd)} {_conjugate(odd, 'stand')} apart"
     return f"{stood_still}; {_have_returned(gone)}" if gone else stood_still
 
 
@@ -158,12 +158,12 @@ def notice_of(gone: Collection[int], busy: Collection[int], seconds: float) -> s
         "it" if len(gone) == 1 else "them",
         "does it wait" if len(busy) == 1 else "do they wait",
     )
-    still = f"{name_hosts(busy)} {_verb(busy, 'have')} stood still for {seconds:g} s"
+    still = f"{name_hosts(busy)} {_conjugate(busy, 'have')} stood still for {seconds:g} s"
     return f"{_have_returned(gone)}, and {still}: {do} for {them} in a collective?"
 
 
 def _have_returned(hosts: Collection[int]) -> str:
-    return f"{name_hosts(hosts)} {_verb(hosts, 'have')} returned"
+    return f"{name_hosts(hosts)} {_conjugate(hosts, 'have')} returned"
 
 
 def _wait_for(gone: Collection[int], running: Mapping[int, Stack]) -> str:
@@ -172,7 +172,7 @@ def _wait_for(gone: Collection[int], running: Mapping[int, Stack]) -> str:
     for host in sorted(running):
         places.setdefault(_call_of(running[host]) + _place(running[host]), []).append(host)
     texts = [
-        f"{name_hosts(hosts)} {_verb(hosts, 'wait')} for {them}{place}"
+        f"{name_hosts(hosts)} {_conjugate(hosts, 'wait')} for {them}{place}"
         for place, hosts in places.items()
     ]
     return "; ".join(texts[:_MOST_GROUPS])
@@ -210,7 +210,7 @@ def summarize_groups(stacks: Mapping[int, str], blamed: Collection[int]) -> str:
     ]
     others.sort(key=lambda item: (-len(item[1]), item[1]))
     shown = [
-        f"{_title(stack, hosts)}\n{_gist(stack)}"
+        f"{_title(stack, hosts)}\n{_format_innermost(stack)}"
         for part in (guilty, others)
         for stack, hosts in part[:_MOST_GROUPS]
     ]
@@ -226,7 +226,7 @@ def _title(stack: Stack, hosts: Collection[int]) -> str:
         return f"{name_hosts(hosts)}:"
     return (
         f"{name_hosts(hosts)} "
-        f"{_verb(hosts, 'wait') if stack.waits else _verb(hosts, 'are')}{_place(stack)}:"
+        f"{_conjugate(hosts, 'wait') if stack.waits else _conjugate(hosts, 'are')}{_place(stack)}:"
     )
 
 
@@ -241,12 +241,12 @@ def _place(stack: Stack) -> str:
     return f" at {where.replace(chr(92), '/').rpartition('/')[2]} in {function}"
 
 
-def _verb(hosts: Collection[int], plural: str) -> str:
+def _conjugate(hosts: Collection[int], plural: str) -> str:
     singular = {"have": "has", "are": "is"}
     return plural if len(hosts) > 1 else singular.get(plural, f"{plural}s")
 
 
-def _gist(stack: Stack) -> str:
+def _format_innermost(stack: Stack) -> str:
     """Format the last calls of its own code and the innermost ones of libraries below."""
     if not stack.frames:
         return _show(Stack(text="\n".join(stack.text.splitlines()[:_MOST_TEXT_LINES])))

@@ -61,12 +61,12 @@ class HangWatch:
         beat, limit_s = member.beat, self._spec.hang_timeout_s
         if beat is not None and beat.state in (Activity.STARTING, Activity.JOINING):
             self._gathering = True
-        if limit_s is not None and member.stands(limit_s):
+        if limit_s is not None and member.has_stood(limit_s):
             self._suspected = True
-        stands = member.stands(self._spec.still_notice_s)
+        stands = member.has_stood(self._spec.still_notice_s)
         self._still = self._still or (stands and not self._knows_still)
         self._knows_still &= stands
-        if not self.notice and member.stalls(self._spec.notice_after_s):
+        if not self.notice and member.has_stalled(self._spec.notice_after_s):
             self._standing = True
 
     def note_request(self, request: int, now: float) -> None:
@@ -108,20 +108,20 @@ class HangWatch:
     def _look_at_still(self) -> HangStep:
         """Ask for stacks, once for each time that all hosts stand still."""
         self._still = False
-        if self._hosts.find_returned() or len(self._hosts) == 1 or not self._who_stands():
+        if self._hosts.find_returned() or len(self._hosts) == 1 or not self._find_standing():
             return _NOTHING
         self._knows_still = self._asks_still = True
         return HangStep(asks=True)
 
     def _notice_still(self, running: dict[int, str]) -> HangStep:
-        stalled = self._who_stands()
+        stalled = self._find_standing()
         held_up = blame.holding_up(running) if stalled else ()
         if not held_up:
             return _NOTHING
         self.notice = stops.notice_of_still(held_up, running, self._spec)
         return HangStep(HangEvent(EventKind.WAITING, self.notice))
 
-    def _who_stands(self) -> tuple[int, ...]:
+    def _find_standing(self) -> tuple[int, ...]:
         return self._hosts.find_standing(self._spec.still_notice_s)
 
     def _watch_gathering(self, now: float) -> HangStep:

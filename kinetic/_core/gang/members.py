@@ -66,7 +66,7 @@ class Member:
             return self.announced.exit
         return Exit.AGENT_LOST if stop is None or (stop is Exit.STOPPED and self.joined) else stop
 
-    def stalls(self, limit_s: float) -> bool:
+    def has_stalled(self, limit_s: float) -> bool:
         """Whether its function has been stalled for this long."""
         return (
             self.beat is not None
@@ -74,7 +74,7 @@ class Member:
             and self.beat.stalled_s >= limit_s
         )
 
-    def stands(self, limit_s: float) -> bool:
+    def has_stood(self, limit_s: float) -> bool:
         """Whether it has been stalled for this long, also while its worker starts or joins."""
         return (
             self.beat is not None
@@ -165,7 +165,7 @@ class Roster:
         """Busy hosts that have stood still for this long, also while they start or join; () unless
         all do: a host that moves may be what the others wait for."""
         busy = self.find_busy()
-        return busy if busy and all(self[i].stands(limit_s) for i in busy) else ()
+        return busy if busy and all(self[i].has_stood(limit_s) for i in busy) else ()
 
     def find_in_touch(self) -> list[tuple[float, int]]:
         """(when, host) of all hosts that are active, or connected and about to join."""
@@ -201,7 +201,7 @@ class Roster:
 
     def find_stalled(self, limit_s: float) -> tuple[int, ...]:
         """Busy hosts that have been stalled for this long."""
-        return tuple(i for i, m in enumerate(self._members) if m.busy and m.stalls(limit_s))
+        return tuple(i for i, m in enumerate(self._members) if m.busy and m.has_stalled(limit_s))
 
     def in_state(self, *states: Activity) -> tuple[int, ...]:
         """Active hosts whose last heartbeat says one of these."""

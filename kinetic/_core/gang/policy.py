@@ -257,7 +257,7 @@ class AttemptPolicy:
         """Whether a lost slice is not to be started again yet."""
         return which in self._start_at
 
-    def stands(self, which: int) -> SliceState:
+    def state_of(self, which: int) -> SliceState:
         """Return where a slice stands."""
         return self._standing[which]
 
@@ -465,7 +465,7 @@ def name_slices(which: Sequence[int]) -> str:
     return f"slices {', '.join(names[:-1])} and {names[-1]}" if names else "no slice"
 
 
-def what_is_back(which: Sequence[int]) -> str:
+def describe_returned(which: Sequence[int]) -> str:
     """Return what is said when the function has left its attempt so that these slices, which are
     back, can take part."""
     if not which:

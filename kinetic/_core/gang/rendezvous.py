@@ -63,7 +63,7 @@ class Rendezvous:
     def _in_vain(self, joining: tuple[int, ...], gone: tuple[int, ...]) -> str:
         return (
             f"{name_hosts(gone)} of {self._spec.hosts} returned without using JAX, and "
-            f"{name_hosts(joining)} {'waits' if len(joining) == 1 else 'wait'} for {_them(gone)} "
+            f"{name_hosts(joining)} {'waits' if len(joining) == 1 else 'wait'} for {_pronoun_of(gone)} "
             "in JAX. Every host must use JAX, or none: call jax.devices() on all of them first, "
             "or set joins_jax=False so that each host works on its own devices"
         )
@@ -111,5 +111,5 @@ class PeersWindow:
         return self._until is not None and now >= self._until
 
 
-def _them(hosts: tuple[int, ...]) -> str:
+def _pronoun_of(hosts: tuple[int, ...]) -> str:
     return "it" if len(hosts) == 1 else "them"

@@ -303,7 +303,7 @@ def _split_mixed(lines: bytes) -> tuple[bytes, bytes]:
     return lines[:cut], lines[cut:]
 
 
-def tees(out: int, err: int, log: HostLog, *, without_gloo: bool = False) -> tuple[Tee, Tee]:
+def open_tees(out: int, err: int, log: HostLog, *, without_gloo: bool = False) -> tuple[Tee, Tee]:
     """The two tees of a worker; the descriptors are made non-blocking.
 
     A simulated slice of several hosts is `without_gloo`: real slices do not print its lines, and

@@ -29,7 +29,7 @@ from kinetic._host.agent import datasets, memory, ports, workspace
 from kinetic._host.agent.exit_report import Moment, ending_of
 from kinetic._host.agent.identity import Identity, alone_s
 from kinetic._host.agent.link import Link
-from kinetic._host.agent.log_writer import open_log, tees
+from kinetic._host.agent.log_writer import open_log, open_tees
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agent.preemption import Preemption
 from kinetic._host.agent.reporter import Reporter, last_message
@@ -117,7 +117,7 @@ class Agent:
         self._memory = memory.Watch(self._worker.pid)
         key = layout.log(self._who.job_id, self._who.attempt, self._who.host)
         self._log = open_log(self._store, key, self._log_paths, mirrored=self._who.is_mirrored)
-        self._tees = tees(
+        self._tees = open_tees(
             self._worker.out,
             self._worker.err,
             self._log,
@@ -251,7 +251,7 @@ class Agent:
             self._machine.on_free()
         elif event == WorkerEvent.CANNOT_STAY:
             self._reporter.tell_of_new_process(str(message["detail"]))
-        elif self._gate is not None and self._gate.takes(message):
+        elif self._gate is not None and self._gate.accepts(message):
             self._gate.take(message, str(self._workspace.tree))
             self._machine.activity = self._gate.activity
             self._link.beat_now()

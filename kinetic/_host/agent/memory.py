@@ -47,7 +47,7 @@ class Watch:
         """See in which group the process is: it may have been moved. Cheap enough for every
         heartbeat."""
         for folder in self._groups():
-            if (kills := _kills(folder)) is not None:
+            if (kills := _read_kills(folder)) is not None:
                 self._before.setdefault(folder, kills)
                 return
 
@@ -56,7 +56,7 @@ class Watch:
         limits = [self._number("proc/meminfo", "MemTotal:") * 1024]
         for folder in self._before:
             limits += [_limit(above) for above in (folder, *folder.parents)]
-        struck = any((_kills(folder) or 0) > before for folder, before in self._before.items())
+        struck = any((_read_kills(folder) or 0) > before for folder, before in self._before.items())
         if not self._before:
             struck = self._machine_kills() > self._machine_before
         return MemoryVerdict(
@@ -87,7 +87,7 @@ class Watch:
         return _field(self._root / file, field) or 0
 
 
-def _kills(folder: Path) -> int | None:
+def _read_kills(folder: Path) -> int | None:
     counts = (_field(folder / name, "oom_kill") for name in ("memory.events", "memory.oom_control"))
     return next((n for n in counts if n is not None), None)
 

@@ -50,7 +50,7 @@ def run(
             kept = RetainedCall(call) if freedom.may_stay else None
         else:
             _take_place(start, functools.partial(_enter_again, before[0], start))
-            call = before[1].again()
+            call = before[1].renew_call()
     except _NoValueError as ended:
         return ended.message | {"leftover_threads": report.leftover_threads()}, kept
     channel.send({"event": WorkerEvent.STARTED, "time": time.time()})

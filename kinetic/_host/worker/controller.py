@@ -15,7 +15,7 @@ from typing import Any
 
 from kinetic._core.exits import Leaving
 from kinetic._core.gang.controller import Again, Calls, Cause, cause_of
-from kinetic._core.gang.policy import GiveUp, count_slices, name_slices, what_is_back
+from kinetic._core.gang.policy import GiveUp, count_slices, describe_returned, name_slices
 from kinetic._core.options import Elastic
 from kinetic._host.worker import proxy, streams
 from kinetic._host.worker.joining import World
@@ -110,7 +110,7 @@ class Controller:
         answering = self._slices.find_answering()
         if isinstance(error, type(proxy.scale_up())):
             if back := [each for each in answering if each not in before]:
-                _say(what_is_back(back))
+                _say(describe_returned(back))
             self._calls.handle_departure()
             return True
         gone = [each for each in before if each not in answering]

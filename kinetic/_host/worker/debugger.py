@@ -181,7 +181,7 @@ class Gate:
         """The worker's part of the start message."""
         return {"port": self._port, "window_s": self._plan.limits.debug_wait_s}
 
-    def takes(self, message: Message) -> bool:
+    def accepts(self, message: Message) -> bool:
         """Whether `take` handles the message."""
         return message["event"] in EVENTS
 

@@ -85,11 +85,11 @@ def _take_name(home: Home, scratch: str) -> None:
     machine = socket.gethostname().partition(".")[0][:_MOST_LETTERS]
     names = [f"{machine}-{host}" for host in range(home.hosts)]
     with contextlib.suppress(OSError):
-        _know(names, scratch)
+        _resolve_names(names, scratch)
         socket.sethostname(names[home.host])
 
 
-def _know(names: list[str], scratch: str) -> None:
+def _resolve_names(names: list[str], scratch: str) -> None:
     """Have the names of all hosts resolve to this machine."""
     from kinetic._host.worker import mounts
 

@@ -94,7 +94,7 @@ def _use_virtual(slices: VirtualSlices) -> None:
     answering = elastic.DefaultSliceHealthChecker.validate
 
     def validate(checker: Any) -> frozenset[int]:
-        return frozenset(answering(checker)) - slices.away()
+        return frozenset(answering(checker)) - slices.list_lost()
 
     elastic.DefaultSliceHealthChecker.validate = validate
 

@@ -153,7 +153,7 @@ class RetainedCall:
         with contextlib.suppress(Exception):  # Copying runs the user's code.
             self._arguments = copy.deepcopy((args, kwargs))
 
-    def again(self) -> Call:
+    def renew_call(self) -> Call:
         """Return what to call."""
         args, kwargs = copy.deepcopy(self._arguments)
         return self._func, args, kwargs

@@ -55,7 +55,7 @@ class VirtualSlices:
         self._lock = threading.Lock()
         self._fd = pipes.listen(pipe)
 
-    def away(self) -> frozenset[int]:
+    def list_lost(self) -> frozenset[int]:
         """Return the slices that are lost."""
         with self._lock:
             return frozenset(self._back_at)
@@ -78,7 +78,7 @@ class VirtualSlices:
             self._back_at |= dict.fromkeys(lost, time.monotonic() + self._away_s)
 
     def _sweep(self) -> None:
-        gone = self.away()
+        gone = self.list_lost()
         if gone and not self.turns.act_alone(lambda: self._replace_arrays(gone)):
             return
         with self._lock:

@@ -18,7 +18,7 @@ def can_lose(saved: str, now: str) -> bool:
         return False
     if other == np.dtype(bool) or (_is(one, jnp.complexfloating) > _is(other, jnp.complexfloating)):
         return True
-    one, other = _real(one), _real(other)
+    one, other = _real_type_of(one), _real_type_of(other)
     if _is(one, jnp.integer):
         least, most = int(jnp.iinfo(one).min), int(jnp.iinfo(one).max)
         if _is(other, jnp.integer):
@@ -40,7 +40,7 @@ def _is(dtype: Any, kind: Any) -> bool:
     return bool(jnp.issubdtype(dtype, kind))
 
 
-def _real(dtype: Any) -> Any:
+def _real_type_of(dtype: Any) -> Any:
     """The type of a complex number's parts."""
     import numpy as np
 

@@ -47,7 +47,7 @@ class Guest:
         if not found and (lines := self._there.lines()):
             raise CheckpointError(
                 f"{self._directory} has checkpoints of {self._there.program}, which are not in the "
-                f"format of Orbax. {_how_to_go_on(lines)}"
+                f"format of Orbax. {_advise(lines)}"
             )
         return found
 
@@ -93,10 +93,10 @@ class Guest:
         what = f"several pytrees ({trees})" if trees else "no pytree that is known here"
         return (
             f"{path} is a checkpoint of {step.layout.program} with {what}, so it is not clear what "
-            f"the state is. {_how_to_go_on(self._there.lines(step))}"
+            f"the state is. {_advise(self._there.lines(step))}"
         )
 
-    def go_on_after(self, step: int) -> None:
+    def continue_after(self, step: int) -> None:
         """Nothing is written here."""
 
     def check(self) -> None:
@@ -124,7 +124,7 @@ class Guest:
         """Nothing is held."""
 
 
-def _how_to_go_on(lines: list[str]) -> str:
+def _advise(lines: list[str]) -> str:
     read = f"Read it yourself:{_DOWN}{_DOWN.join(lines)}\nThen give" if lines else "Give"
     return f"{read} this training a folder of its own, with directory= or output_dir=."
 

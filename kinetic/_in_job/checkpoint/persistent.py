@@ -122,7 +122,7 @@ class Persistent:
                 return {}
             return digests.check_signed(orbax().JsonCheckpointHandler().restore(folder) or {})
 
-    def go_on_after(self, step: int) -> None:
+    def continue_after(self, step: int) -> None:
         """Let a training go on after this step, since what is newer is damaged. Nothing of that is
         removed before the training has come as far again."""
         self._damaged.update(each for each in self.steps() if each > step)

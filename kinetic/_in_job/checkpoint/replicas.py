@@ -44,7 +44,7 @@ def source_of(like: Any) -> ArraySource | None:
     import jax
 
     sharding = getattr(like, "sharding", None)
-    if not isinstance(sharding, jax.sharding.NamedSharding) or _bits(like.dtype) is None:
+    if not isinstance(sharding, jax.sharding.NamedSharding) or _integer_type_of(like.dtype) is None:
         return None
     if like.nbytes < _LEAST_BYTES or sharding.memory_kind not in (None, _usual_memory(sharding)):
         return None
@@ -111,16 +111,16 @@ def _spread_group(
     import jax
 
     whole = [_stack_replicas(*each) for each in zip(likes, sources, read, strict=True)]
-    shardings = [_plain(like.sharding) for like in likes]
+    shardings = [_strip_axis_types(like.sharding) for like in likes]
 
     def merge(arrays: list[Any]) -> list[Any]:
-        return [_sum(array) for array in arrays]
+        return [_sum_replicas(array) for array in arrays]
 
     merged = jax.jit(merge, out_shardings=shardings)(whole)
     return [jax.device_put(array, like.sharding) for array, like in zip(merged, likes, strict=True)]
 
 
-def _plain(sharding: Any) -> Any:
+def _strip_axis_types(sharding: Any) -> Any:
     """The same over a mesh whose axes are not part of the arrays' types."""
     import jax
 
@@ -134,7 +134,7 @@ def _stack_replicas(like: Any, source: ArraySource, read: Any) -> Any:
     import jax
     import numpy as np
 
-    plain = _plain(like.sharding)
+    plain = _strip_axis_types(like.sharding)
     over = jax.sharding.NamedSharding(
         plain.mesh, jax.sharding.PartitionSpec(source.axis, *plain.spec)
     )
@@ -148,18 +148,18 @@ def _stack_replicas(like: Any, source: ArraySource, read: Any) -> Any:
     return jax.make_array_from_single_device_arrays(shape, over, parts)
 
 
-def _sum(stacked: Any) -> Any:
+def _sum_replicas(stacked: Any) -> Any:
     """The replicas' sum, bit by bit: -0.0 and every NaN stay what they are."""
     import jax
 
-    bits = _bits(stacked.dtype)
+    bits = _integer_type_of(stacked.dtype)
     if stacked.dtype == bool:
         return stacked.astype(bits).sum(axis=0, dtype=bits).astype(bool)
     as_bits = jax.lax.bitcast_convert_type(stacked, bits)
     return jax.lax.bitcast_convert_type(as_bits.sum(axis=0, dtype=bits), stacked.dtype)
 
 
-def _bits(dtype: Any) -> Any:
+def _integer_type_of(dtype: Any) -> Any:
     """The type of integers with as many bits; None for types that are not sent."""
     import numpy as np
 

@@ -117,7 +117,7 @@ class Restoring:
                 steps = [step for step in steps if step != max(steps)]
             if found is not None:
                 self._tell_of(faults, found.restored)
-                self._opened.persistent.go_on_after(found.restored.step)
+                self._opened.persistent.continue_after(found.restored.step)
                 return found
             self._warn(said)
             why.append(said)

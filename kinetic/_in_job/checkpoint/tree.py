@@ -315,13 +315,13 @@ def check_same(
     if added := [name for name in new if name not in old]:
         faults.append(f"the checkpoint has no {_name_some(added)}")
     pairs = [(old[name], leaf) for name, leaf in new.items() if name in old]
-    faults += _some(
+    faults += _join_first(
         f"{leaf.name} was {_shape(was)} and is {_shape(leaf)}"
         for was, leaf in pairs
         if (was.key, was.shape) != (leaf.key, leaf.shape)
     )
-    loses = [] if cast else [(was, leaf) for was, leaf in pairs if _would_lose(was, leaf)]
-    faults += _some(f"{leaf.name} was {was.dtype} and is {leaf.dtype}" for was, leaf in loses)
+    loses = [] if cast else [(was, leaf) for was, leaf in pairs if _is_lossy(was, leaf)]
+    faults += _join_first(f"{leaf.name} was {was.dtype} and is {leaf.dtype}" for was, leaf in loses)
     if faults:
         types = ", shapes and types" if loses else " and shapes"
         allow = "; cast=True allows a cast that can lose" if loses else ""
@@ -331,11 +331,11 @@ def check_same(
         )
 
 
-def _would_lose(was: Leaf, leaf: Leaf) -> bool:
+def _is_lossy(was: Leaf, leaf: Leaf) -> bool:
     return bool(was.dtype and leaf.dtype) and can_lose(was.dtype, leaf.dtype)
 
 
-def _some(faults: Iterable[str]) -> list[str]:
+def _join_first(faults: Iterable[str]) -> list[str]:
     """The first of them, and how many there are more, as one fault or none."""
     found = [*faults]
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""

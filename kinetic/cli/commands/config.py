@@ -49,7 +49,10 @@ def config(what: str | None, as_json: bool, **flags: str | None) -> None:
     found = {name: loaded.setting(name) for name in configuration.names()}
     if as_json:
         return output.json_document(
-            {name: {"value": _plain(s.value), "source": str(s.source)} for name, s in found.items()}
+            {
+                name: {"value": _simplify(s.value), "source": str(s.source)}
+                for name, s in found.items()
+            }
         )
     return output.table(
         _COLUMNS,
@@ -58,7 +61,7 @@ def config(what: str | None, as_json: bool, **flags: str | None) -> None:
     )
 
 
-def _plain(value: Any) -> Any:
+def _simplify(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 

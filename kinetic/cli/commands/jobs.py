@@ -244,12 +244,12 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     facts = _facts(app, ref, found, outcome)
     if outcome is None and (awaited := attempts[-1].awaited):
         facts.append(("Waiting for", f"slice {', '.join(map(str, awaited))}"))
-    output.line(text.pairs(facts))
+    output.line(text.align_pairs(facts))
     if len(attempts) > 1:
         _print_attempts(attempts)
     if members:
         _print_running(members)
-    if outcome is not None and len(outcome.reports) > 1 and not _never_ran(outcome):
+    if outcome is not None and len(outcome.reports) > 1 and not _has_never_run(outcome):
         _print_hosts(ref, outcome, attempts[-1].slices)
     return None
 
@@ -332,12 +332,12 @@ def _ending_facts(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
 
 def _name_blamed(outcome: Outcome) -> str:
     """The hosts that failed first; none where no host has ever run."""
-    if str(outcome.verdict) != "failed" or _never_ran(outcome):
+    if str(outcome.verdict) != "failed" or _has_never_run(outcome):
         return ""
     return ", ".join(f"host {host}" for host in outcome.blamed)
 
 
-def _never_ran(outcome: Outcome) -> bool:
+def _has_never_run(outcome: Outcome) -> bool:
     """Whether no host has joined, for a reason that the verdict gives."""
     return all(
         str(r.exit) == "never_joined" and (not r.detail or r.detail.rstrip(".") in outcome.reason)

@@ -203,14 +203,14 @@ def _print_value(value: Any, as_json: bool) -> None:
     if not as_json:
         return output.line(repr(value))
     try:
-        return output.json_document(value, default=_plain)
+        return output.json_document(value, default=_simplify)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f"The value has no JSON form ({error}). Leave --json out to see it as Python writes it."
         ) from error
 
 
-def _plain(value: Any) -> Any:
+def _simplify(value: Any) -> Any:
     """Arrays and array scalars as lists and numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()

@@ -241,7 +241,7 @@ def show(name: str | None, as_json: bool) -> None:
         return output.json_document({"name": name, "in_use": name == used, **values})
     facts = [("Profile", f"{name}{' (in use)' if name == used else ''}")]
     output.line(
-        text.pairs(
+        text.align_pairs(
             [*facts, *((f.capitalize(), values.get(f, "-")) for f in FIELDS), ("File", str(path))]
         )
     )
