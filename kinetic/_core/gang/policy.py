@@ -315,8 +315,8 @@ class AttemptPolicy:
         self._leave((), now)
 
     def lose_slice(self, which: int, why: str, now: float, *, counts: bool = True) -> None:
-        """A slice was lost that does not take part. Where it `counts` at all, it does so if the
-        next attempt waits for it."""
+        """A slice was lost that does not take part. With `counts`, it is a failure if the next
+        attempt waits for it; without, never."""
         if self._standing[which] is SliceState.TAKES_PART:
             return  # Its attempt is about to end, and says so.
         if self.forming and self.is_fixed:

@@ -61,11 +61,12 @@ class Rendezvous:
         return None
 
     def _in_vain(self, joining: tuple[int, ...], gone: tuple[int, ...]) -> str:
+        wait = "waits" if len(joining) == 1 else "wait"
         return (
             f"{name_hosts(gone)} of {self._spec.hosts} returned without using JAX, and "
-            f"{name_hosts(joining)} {'waits' if len(joining) == 1 else 'wait'} for {_pronoun_of(gone)} "
-            "in JAX. Every host must use JAX, or none: call jax.devices() on all of them first, "
-            "or set joins_jax=False so that each host works on its own devices"
+            f"{name_hosts(joining)} {wait} for {_pronoun_of(gone)} in JAX. Every host must use "
+            "JAX, or none: call jax.devices() on all of them first, or set joins_jax=False so that "
+            "each host works on its own devices"
         )
 
     def _too_long(self, joining: tuple[int, ...], missing: tuple[int, ...]) -> str:

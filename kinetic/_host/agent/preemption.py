@@ -83,8 +83,8 @@ class Preemption:
         return self.told and self._in_gang and (self._has_service or self.looks)
 
     def outweighs(self, stop: HostView | None) -> HostView | None:
-        """What the end of the function counts as, where the gang was stopped for this; None where
-        it counts as what it is."""
+        """Return the reason that replaces the function's own end, after a stop of the gang; None
+        if its own end stands."""
         if stop is not None and stop.stop_exit is Exit.CANCELLED:
             return stop
         if self.is_ours:
