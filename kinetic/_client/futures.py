@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kinetic._client import waiter
 from kinetic._client.board import console
-from kinetic._client.waiter import JobWaiter
+from kinetic._client.waiter import AwaitedJob, JobWaiter
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.outcome import Outcome
 from kinetic.errors import NotFound, UsageTypeError, WaitTimeout, a_type
@@ -34,10 +34,9 @@ _LONG_S = 3600.0
 _NAMED = 5
 
 T = TypeVar("T")
-Callback = Callable[[], object]
 
 
-class JobFuture(waiter.AwaitedJob, Protocol):
+class JobFuture(AwaitedJob, Protocol):
     """The part of a handle that a future needs."""
 
     def done(self) -> bool:
@@ -46,6 +45,10 @@ class JobFuture(waiter.AwaitedJob, Protocol):
 
 
 J = TypeVar("J", bound=JobFuture)
+Callback = Callable[[], object]
+Tell = Callable[[AwaitedJob, Outcome | BaseException], object]
+"""Takes a job and how it ended: `NotFound` if its records were removed, another error if it cannot
+be watched any more."""
 
 
 class FutureWatcher:
@@ -53,18 +56,18 @@ class FutureWatcher:
     wait for it."""
 
     def __init__(self) -> None:
-        self._waiter = JobWaiter[JobFuture]()
+        self._waiter = JobWaiter()
         self._lock = threading.Lock()
-        self._tells: dict[JobFuture, list[Callback]] = {}
+        self._tells: dict[AwaitedJob, list[Tell]] = {}
         self._thread: threading.Thread | None = None
 
-    def add(self, job: JobFuture, tell: Callback) -> None:
+    def add(self, job: AwaitedJob, tell: Tell) -> None:
         """Call `tell` once when the job has ended, from the thread that watches: it must be
         quick."""
         with self._lock:
             if job not in self._tells:
                 self._tells[job] = []
-                self._waiter.add(job, job)
+                self._waiter.add(job)
             self._tells[job].append(tell)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -72,7 +75,7 @@ class FutureWatcher:
                 )
                 self._thread.start()
 
-    def drop(self, job: JobFuture, tell: Callback) -> None:
+    def drop(self, job: AwaitedJob, tell: Tell) -> None:
         """Remove a callback."""
         with self._lock, suppress(KeyError, ValueError):
             self._tells[job].remove(tell)
@@ -81,17 +84,18 @@ class FutureWatcher:
     def _watch(self) -> None:
         try:
             while self._is_wanted():
-                for ended in self._waiter.wait(_LONG_S):
+                for job, end in self._waiter.wait(_LONG_S):
                     with self._lock:
-                        tells = self._tells.pop(ended.key, [])
+                        tells = self._tells.pop(job, [])
                     for tell in tells:
-                        tell()
-        except BaseException:  # noqa: BLE001 - all waiters then ask for themselves, and meet the error
+                        tell(job, end)
+        except BaseException as error:  # noqa: BLE001 - all who wait are told
             _log.exception("jobs cannot be watched any more")
             with self._lock:
                 left, self._tells, self._thread = self._tells, {}, None
-            for tell in (tell for tells in left.values() for tell in tells):
-                tell()
+            for job, tells in left.items():
+                for tell in tells:
+                    tell(job, error)
 
     def _is_wanted(self) -> bool:
         with self._lock:
@@ -132,7 +136,7 @@ class Callbacks:
         if not is_watched:
             watcher().add(self._job, self._begin)
 
-    def _begin(self) -> None:
+    def _begin(self, job: AwaitedJob, end: object) -> None:
         with suppress(RuntimeError):  # No thread can be started while the interpreter shuts down.
             threading.Thread(
                 target=self._call_all, name=f"kinetic-done-{self._job.ref.job_id}", daemon=True
@@ -166,7 +170,7 @@ async def wait_for_end(job: JobFuture) -> None:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
-    def tell() -> None:
+    def tell(job: AwaitedJob, end: object) -> None:
         with suppress(RuntimeError):  # The loop has been closed.
             loop.call_soon_threadsafe(_resolve, done, None)
 
@@ -268,37 +272,39 @@ def as_completed(handles: Iterable[J], timeout: Duration | None = None) -> Itera
 
 def _as_completed(jobs: list[J], limit_s: float | None) -> Iterator[J]:
     deadline = None if limit_s is None else time.monotonic() + limit_s
-    over: queue.SimpleQueue[J] = queue.SimpleQueue()
-    left = {job: functools.partial(over.put, job) for job in jobs}
+    over: queue.SimpleQueue[AwaitedJob] = queue.SimpleQueue()
+    left: dict[AwaitedJob, J] = {job: job for job in jobs}
+
+    def tell(job: AwaitedJob, end: object) -> None:
+        over.put(job)
+
     try:
         for job, found in zip(jobs, waiter.look(jobs), strict=True):
             if isinstance(found, Outcome | NotFound):
                 del left[job]
                 yield job
-        for job, tell in left.items():
+        for job in left.values():
             watcher().add(job, tell)
         while left:
             try:
-                job = over.get(
+                ended = over.get(
                     timeout=None if deadline is None else max(deadline - time.monotonic(), 0.0)
                 )
             except queue.Empty:
                 late = (
                     f"{len(left)} of {len(jobs)} jobs have not ended within {limit_s:g} s: "
-                    f"{_ids(left)}."
+                    f"{_ids(left.values())}."
                 )
                 raise WaitTimeout(f"{late} They go on.") from None
-            del left[job]
-            yield job
+            yield left.pop(ended)
     except KeyboardInterrupt:
+        go = "goes" if len(left) == 1 else "go"
         console.notice(
-            f"\nkinetic: {_ids(left)} {'goes' if len(left) == 1 else 'go'} on; see `kinetic jobs "
-            "list`.",
-            once=False,
+            f"\nkinetic: {_ids(left.values())} {go} on; see `kinetic jobs list`.", once=False
         )
         raise
     finally:
-        for job, tell in left.items():
+        for job in left.values():
             watcher().drop(job, tell)
 
 

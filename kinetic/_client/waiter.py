@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kinetic._core.outcome import Outcome
 from kinetic._core.place import Place
@@ -35,7 +35,6 @@ MOST_SIGNALS = 256
 
 Answer = Outcome | KineticError | None
 J = TypeVar("J", bound="AwaitedJob")
-K = TypeVar("K")
 R = TypeVar("R")
 
 
@@ -76,25 +75,16 @@ def ask_alike(jobs: Sequence[J], ask: Callable[[J, Sequence[JobRef]], Mapping[st
     return [found[job.ref] for job in jobs]
 
 
-class EndedJob(NamedTuple, Generic[K]):
-    """A job that has ended: what it was added as, and how it ended; None if its records were
-    removed."""
-
-    key: K
-    outcome: Outcome | None
-
-
 @dataclasses.dataclass
 class _RunningJob:
     """One running job: when to ask next, and the descriptor that signals its end before."""
 
-    handle: AwaitedJob
     look_at: float
     pause_s: float = FIRST_LOOK_S
     fd: int = -1
 
 
-class JobWaiter(Generic[K]):
+class JobWaiter:
     """The running jobs that one caller waits for. One thread may add jobs while another one
     waits."""
 
@@ -109,7 +99,7 @@ class JobWaiter(Generic[K]):
         self._first_look_s = first_look_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._watched: dict[K, _RunningJob] = {}
+        self._watched: dict[AwaitedJob, _RunningJob] = {}
         self._signals = 0
         self._bell, self._ringer = os.pipe()
         for end in (self._bell, self._ringer):
@@ -117,10 +107,10 @@ class JobWaiter(Generic[K]):
         closing = weakref.finalize(self, _close, self._watched, self._bell, self._ringer)
         closing.atexit = False  # A daemon thread may still wait when the process ends.
 
-    def add(self, key: K, handle: AwaitedJob) -> None:
+    def add(self, job: AwaitedJob) -> None:
         """Watch a job."""
         with self._lock:
-            self._watched[key] = _RunningJob(handle, self._clock() + self._first_look_s)
+            self._watched.setdefault(job, _RunningJob(self._clock() + self._first_look_s))
         self.ring()
 
     def ring(self) -> None:
@@ -128,8 +118,8 @@ class JobWaiter(Generic[K]):
         with suppress(BlockingIOError):  # A wake-up is already pending.
             os.write(self._ringer, b"!")
 
-    def wait(self, timeout_s: float) -> list[EndedJob[K]]:
-        """Return the jobs that have ended; [] if the time is up or `ring` was called."""
+    def wait(self, timeout_s: float) -> list[tuple[AwaitedJob, Outcome | NotFound]]:
+        """Return the jobs that have ended, and how; [] if the time is up or `ring` was called."""
         deadline = self._clock() + timeout_s
         while True:
             ended = self._look()
@@ -139,46 +129,37 @@ class JobWaiter(Generic[K]):
             if self._sleep(min(deadline, self._next_look()) - now):
                 return self._look()
 
-    def _look(self) -> list[EndedJob[K]]:
+    def _look(self) -> list[tuple[AwaitedJob, Outcome | NotFound]]:
         """Ask for the jobs that are due."""
         with self._lock:
             now = self._clock()
-            due = [(key, job) for key, job in self._watched.items() if job.look_at <= now]
-        found = look([job.handle for _, job in due])
-        return [
-            ended
-            for (key, job), each in zip(due, found, strict=True)
-            if (ended := self._enter(key, job, each)) is not None
-        ]
+            due = [job for job, watch in self._watched.items() if watch.look_at <= now]
+        ended = []
+        for job, found in zip(due, look(due), strict=True):
+            if isinstance(found, Outcome | NotFound):
+                self._forget(job)
+                ended.append((job, found))
+                continue
+            if found is not None:
+                _log.warning("%s cannot be read at present: %s", job.ref.job_id, found)
+            self._look_later(job, self._watched[job])
+        return ended
 
-    def _enter(self, key: K, job: _RunningJob, found: Answer) -> EndedJob[K] | None:
-        if isinstance(found, Outcome | NotFound):
-            self._forget(key)
-            return EndedJob(key, found if isinstance(found, Outcome) else None)
-        if found is not None:
-            _log.warning("%s cannot be read at present: %s", job.handle.ref.job_id, found)
-        self._look_later(job)
-        return None
-
-    def _look_later(self, job: _RunningJob) -> None:
-        if (
-            job.fd < 0
-            and self._signals < MOST_SIGNALS
-            and (fd := job.handle.ending_fd()) is not None
-        ):
-            job.fd = fd
+    def _look_later(self, job: AwaitedJob, watch: _RunningJob) -> None:
+        if watch.fd < 0 and self._signals < MOST_SIGNALS and (fd := job.ending_fd()) is not None:
+            watch.fd = fd
             self._signals += 1
-        job.pause_s = min(job.pause_s * SLOWER, self._slowest_s)
-        job.look_at = self._clock() + (
-            max(job.pause_s, SIGNALLED_LOOK_S) if job.fd >= 0 else job.pause_s
+        watch.pause_s = min(watch.pause_s * SLOWER, self._slowest_s)
+        watch.look_at = self._clock() + (
+            max(watch.pause_s, SIGNALLED_LOOK_S) if watch.fd >= 0 else watch.pause_s
         )
 
-    def _forget(self, key: K) -> None:
+    def _forget(self, job: AwaitedJob) -> None:
         with self._lock:
-            job = self._watched.pop(key)
-        if job.fd >= 0:
+            watch = self._watched.pop(job)
+        if watch.fd >= 0:
             self._signals -= 1
-            os.close(job.fd)
+            os.close(watch.fd)
 
     def _next_look(self) -> float:
         with self._lock:

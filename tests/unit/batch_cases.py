@@ -12,23 +12,17 @@ from kinetic._client.batch.executor import BatchExecutor
 from kinetic._client.batch.handle import BatchHandle
 from kinetic._client.batch.ledger import BatchRules, Ledger
 from kinetic._client.batch.manifest import Manifest, new_batch
-from kinetic._client.waiter import JobWaiter
 
 PATIENCE_S = 200.0
 
 
 def begin(source, total, rules=None, **more):
-    """As `launch.launch` does, but without waiting before a job is looked at for the first time."""
+    """As `launch.launch` does, but always in the background."""
     rules = rules or BatchRules()
     batch = new_batch(
         source.store, total, known_ids=source.known_ids, now=0.0, retries=rules.retries, **more
     )
-    executor = BatchExecutor(
-        Ledger(total, rules),
-        Manifest.begin(source.store, batch),
-        source,
-        waiter=JobWaiter(first_look_s=0.0),
-    )
+    executor = BatchExecutor(Ledger(total, rules), Manifest.begin(source.store, batch), source)
     handle = BatchHandle(executor)  # Before the first job: what ended earlier is not told.
     executor.start(here=False)
     return handle

@@ -158,7 +158,7 @@ def test_a_job_whose_records_were_removed_is_done(source, job):
 
 
 def test_a_fork_has_a_watch_of_its_own(source, job):
-    futures.watcher().add(job, lambda: None)
+    futures.watcher().add(job, lambda job, end: None)
     pid = os.fork()
     if pid == 0:
         os._exit(0 if futures.watcher()._thread is None else 1)
@@ -168,7 +168,7 @@ def test_a_fork_has_a_watch_of_its_own(source, job):
 def test_nothing_watches_when_nobody_waits(source, job):
     watching = futures.FutureWatcher()
     over = threading.Event()
-    watching.add(job, over.set)
+    watching.add(job, lambda job, end: over.set())
     thread = watching._thread
     source.release(0)
     assert over.wait(PATIENCE_S)
@@ -189,7 +189,7 @@ def test_a_watch_that_broke_passes_over_whom_it_has_told(source, monkeypatch, ca
     monkeypatch.setattr(JobWaiter, "wait", break_once)
     for job in (first, second):
         told = threading.Event()
-        watching.add(job, told.set)
+        watching.add(job, lambda job, end, told=told: told.set())
         source.release(job.group_index)
         assert told.wait(PATIENCE_S)
     assert [r.message for r in caplog.records] == ["jobs cannot be watched any more"]

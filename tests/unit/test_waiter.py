@@ -45,30 +45,30 @@ class Clock:
 def test_a_signal_wakes_whoever_sleeps(source):
     clock = Clock()
     waiting = JobWaiter(first_look_s=0.0, clock=clock)
-    for index, handle in enumerate(handles(source, 3)):
-        waiting.add(index, handle)
+    for handle in handles(source, 3):
+        waiting.add(handle)
     assert waiting.wait(0.0) == [], "looked at, and their signals taken"
     threading.Timer(0.01, source.release, [1]).start()
     found = []
     while not found:
         found = waiting.wait(LONG_S)
-    assert [(ended.key, ended.outcome.ok) for ended in found] == [(1, True)]
+    assert [(job.group_index, end.ok) for job, end in found] == [(1, True)]
 
 
 def test_more_jobs_than_signals(source, monkeypatch):
     monkeypatch.setattr(waiter, "MOST_SIGNALS", 2)
     waiting = JobWaiter(first_look_s=0.0)
     for index, handle in enumerate(handles(source, 5)):
-        waiting.add(index, handle)
+        waiting.add(handle)
         source.release(index) if index in (1, 4) else None
     ended = set()
     while ended != {1, 4}:
-        ended |= {each.key for each in waiting.wait(PATIENCE_S)}
+        ended |= {job.group_index for job, _ in waiting.wait(PATIENCE_S)}
     assert waiting._signals <= 2
     for index in (0, 2, 3):
         source.release(index)
     while len(ended) < 5:
-        ended |= {each.key for each in waiting.wait(PATIENCE_S)}
+        ended |= {job.group_index for job, _ in waiting.wait(PATIENCE_S)}
     assert waiting._signals == 0
 
 
@@ -82,7 +82,7 @@ def test_jobs_without_signals_are_looked_at_ever_less_often(tmp_path):
     handle.settle = lambda refs: looks.append(clock.now) or {job.job_id: None}
     clock = Clock()
     waiting = JobWaiter(slowest_s=1.0, clock=clock)
-    waiting.add(0, handle)
+    waiting.add(handle)
     while clock.now < 20.0:
         waiting.wait(0.0)
         clock.now += 0.01
@@ -102,12 +102,12 @@ def test_a_job_that_cannot_be_looked_at_just_now_is_looked_at_again(source, capl
     real, failures = handle.settle, [errors.StoreError("no route")]
     handle.settle = lambda refs: {handle.job_id: failures.pop()} if failures else real(refs)
     waiting = JobWaiter(first_look_s=0.0)
-    waiting.add(0, handle)
+    waiting.add(handle)
     put_success(source.store, handle.ref, 1)
     found = []
     while not found:
         found = waiting.wait(PATIENCE_S)
-    assert found[0].outcome.ok
+    assert found[0][1].ok
     assert "no route" in caplog.text
 
 
@@ -117,22 +117,22 @@ def test_a_backend_that_does_not_answer_is_asked_again(source, caplog):
     real, failures = source.status, [errors.BackendUnavailable("Too many requests.")]
     source.status = lambda refs: (_ for _ in ()).throw(failures.pop()) if failures else real(refs)
     waiting = JobWaiter(first_look_s=0.0)
-    waiting.add(0, handle)
+    waiting.add(handle)
     while failures:
         assert waiting.wait(0.0) == []
     put_success(source.store, handle.ref, 1)
     found = []
     while not found:
         found = waiting.wait(PATIENCE_S)
-    assert found[0].outcome.ok
+    assert found[0][1].ok
     assert "Too many requests" in caplog.text
 
 
 def test_many_jobs_are_asked_for_at_once(source):
     waiting = JobWaiter(first_look_s=0.0, clock=Clock())
     several = handles(source, 20)
-    for index, handle in enumerate(several):
-        waiting.add(index, JobHandle(handle.ref, source))
+    for handle in several:
+        waiting.add(JobHandle(handle.ref, source))
     assert waiting.wait(0.0) == []
     assert source.asked == [[handle.job_id for handle in several]]
 
@@ -141,8 +141,10 @@ def test_removed_records_are_an_end(source):
     handle = handles(source, 1)[0]
     gone = handle_of(replace(handle.ref, job_id="job-ffffffff"), source)
     waiting = JobWaiter(first_look_s=0.0)
-    waiting.add(7, gone)
-    assert [(ended.key, ended.outcome) for ended in waiting.wait(PATIENCE_S)] == [(7, None)]
+    waiting.add(gone)
+    ((job, end),) = waiting.wait(PATIENCE_S)
+    assert job is gone
+    assert isinstance(end, errors.NotFound)
 
 
 def test_somebody_rings(source):
@@ -156,8 +158,8 @@ def test_somebody_rings(source):
 
 def test_nothing_is_left_open(source):
     waiting = JobWaiter(first_look_s=0.0)
-    for index, handle in enumerate(handles(source, 3)):
-        waiting.add(index, handle)
+    for handle in handles(source, 3):
+        waiting.add(handle)
     waiting.wait(0.0)
     fds = [waiting._bell, waiting._ringer, *(job.fd for job in waiting._watched.values())]
     assert len(fds) == 5

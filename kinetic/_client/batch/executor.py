@@ -4,25 +4,28 @@ In: a ledger, a manifest, a submitter. Out: jobs, and in the end a ledger in whi
 has ended.
 
 Submitting threads are not daemons: a script that ends after beginning a batch still submits all of
-it. A separate thread watches the jobs, so that Ctrl-C, which is raised in the main thread, cannot
-lose one.
+it. The ends of jobs are entered by the thread that watches for all callers, so that Ctrl-C, which
+is raised in the main thread, cannot lose one.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from kinetic._client import futures
 from kinetic._client.batch.ledger import InputState, Ledger
 from kinetic._client.batch.manifest import Lock, Manifest
 from kinetic._client.batch.poller import BatchUpdates
 from kinetic._client.batch.submitters import Submitter
 from kinetic._client.handle import JobHandle
-from kinetic._client.waiter import EndedJob, JobWaiter
-from kinetic._core.outcome import Verdict
-from kinetic.errors import InsufficientMemory, KineticError, SubmitError, text_of
+from kinetic._client.waiter import AwaitedJob
+from kinetic._core.outcome import Outcome, Verdict
+from kinetic.errors import InsufficientMemory, KineticError, NotFound, SubmitError, text_of
 
 _log = logging.getLogger("kinetic.batch")
 IDLE_S = 1.0
@@ -39,8 +42,6 @@ class BatchExecutor:
         manifest: Manifest,
         submitter: Submitter | None = None,
         updates: BatchUpdates | None = None,
-        *,
-        waiter: JobWaiter[int] | None = None,
     ) -> None:
         self.ledger = ledger
         self.manifest = manifest
@@ -49,9 +50,7 @@ class BatchExecutor:
         """Grows with every event."""
         self._submitter = submitter
         self._updates = updates
-        self._waiter = waiter or JobWaiter[int]()
         self._changed = threading.Condition(threading.RLock())
-        self._watcher: threading.Thread | None = None
         self._broken: BaseException | None = None
         self._interested = 0
         self._at_work = 0
@@ -66,8 +65,6 @@ class BatchExecutor:
         assert self._submitter is not None
         self._lock = self.manifest.hold()
         self._at_work = 1 if here else self._submitter.threads
-        with self._changed:
-            self._watch()
         if here:
             return self._work()
         name = f"kinetic-{self.manifest.batch.group_id}"
@@ -77,8 +74,9 @@ class BatchExecutor:
 
     def _work(self) -> None:
         try:
-            while self._step():
-                pass
+            with self.watch_jobs():
+                while self._step():
+                    pass
         except BaseException as error:
             # Wake all waiters.
             self.stop(f"submitting failed: {type(error).__name__}: {text_of(error)}")
@@ -134,7 +132,7 @@ class BatchExecutor:
         with self._changed:
             self.handles[index] = handle
             self.ledger.mark_submitted(index, handle.ref)
-            self._waiter.add(index, handle)
+            futures.watcher().add(handle, self._enter)
             self._tell()
             unwanted = self._cancelling
         if unwanted:
@@ -207,11 +205,7 @@ class BatchExecutor:
             self.catch_up(now=True)
         with self._changed:
             self._cancelling = True
-            running = [
-                handle
-                for index in self.ledger.live()
-                if (handle := self.handles[index]) is not None
-            ]
+            running = self._list_running()
         for handle in running:
             _cancel(handle)
 
@@ -226,64 +220,57 @@ class BatchExecutor:
 
     # -- watching ----------------------------------------------------------------------------------
 
-    def look(self, timeout_s: float, seen: int) -> None:
-        """Wait until there are more events than the caller has `seen`, or the time is up."""
+    @contextmanager
+    def watch_jobs(self) -> Iterator[None]:
+        """Watch the jobs, now and as they come; otherwise nobody asks for their ends."""
         with self._changed:
             self._interested += 1
-            try:
-                self._watch()
-                self._changed.wait_for(
-                    lambda: self.events != seen or self._broken, max(timeout_s, 0.0)
-                )
-            finally:
-                self._interested -= 1
-            if self._broken is not None:
-                raise self._broken
-
-    def _watch(self) -> None:
-        """Start the watching thread unless there is one."""
-        if self._watcher is None and not self.ledger.done:
-            self._watcher = threading.Thread(
-                target=self._keep_watch, name="kinetic-watch", daemon=True
-            )
-            self._watcher.start()
-
-    def _keep_watch(self) -> None:
+            for handle in self._list_running() if self._interested == 1 else ():
+                futures.watcher().add(handle, self._enter)
         try:
-            while self._is_watched():
-                pause_s = (
-                    IDLE_S
-                    if self._updates is None
-                    else min(self._updates.pause_s(self.ledger), IDLE_S)
-                )
-                self._enter(self._waiter.wait(pause_s))
-                self.catch_up()
-        except BaseException as error:  # noqa: BLE001 - raised again in `look`
+            yield
+        finally:
             with self._changed:
-                self._broken = error
-                self._tell()
+                self._interested -= 1
+                for handle in () if self._interested else self._list_running():
+                    futures.watcher().drop(handle, self._enter)
 
-    def _is_watched(self) -> bool:
-        with self._changed:
-            wanted = not self.ledger.done and bool(self._interested or self._at_work)
-            self._watcher = self._watcher if wanted else None
-            return wanted
+    def look(self, timeout_s: float, seen: int) -> None:
+        """Wait until there are more events than the caller has `seen`, or the time is up; to be
+        called within `watch_jobs`."""
+        give_up_at = time.monotonic() + timeout_s
+        while True:
+            left_s = max(give_up_at - time.monotonic(), 0.0)
+            pause_s = left_s
+            if self._updates is not None:
+                pause_s = min(self._updates.pause_s(self.ledger), IDLE_S, left_s)
+            with self._changed:
+                self._changed.wait_for(lambda: self.events != seen or self._broken, pause_s)
+                if self._broken is not None:
+                    raise self._broken
+            self.catch_up()
+            self._cancel_after_failure()
+            if self.events != seen or left_s == 0.0:
+                return
 
-    def _enter(self, ended: list[EndedJob[int]]) -> None:
-        if not ended:
-            return
+    def _enter(self, job: AwaitedJob, end: Outcome | BaseException) -> None:
+        """Enter the end of a job; called by the thread that watches."""
         with self._changed:
-            for each in ended:
-                if each.outcome is None:
-                    self.ledger.mark_gone(each.key)
-                else:
-                    self.ledger.mark_ended(
-                        each.key,
-                        ok=each.outcome.ok,
-                        again=each.outcome.verdict is not Verdict.CANCELLED,
-                    )
+            index = job.ref.group_index
+            if index is None or self.ledger.tasks[index].ref != job.ref:
+                return  # Another try runs by now.
+            if isinstance(end, Outcome):
+                again = end.verdict is not Verdict.CANCELLED
+                self.ledger.mark_ended(index, ok=end.ok, again=again)
+            elif isinstance(end, NotFound):
+                self.ledger.mark_gone(index)
+            else:
+                self._broken = end
             self._tell()
-        self._cancel_after_failure()
+
+    def _list_running(self) -> list[JobHandle[Any]]:
+        found = (self.handles[index] for index in self.ledger.live())
+        return [handle for handle in found if handle is not None]
 
     def catch_up(self, *, now: bool = False) -> None:
         """Take over what another process has submitted, unless that was checked a moment ago."""
@@ -293,7 +280,8 @@ class BatchExecutor:
         with self._changed:
             for index, handle in self._updates.enter(updates, self.ledger):
                 self.handles[index] = handle
-                self._waiter.add(index, handle)
+                if self._interested:
+                    futures.watcher().add(handle, self._enter)
             self._tell()
 
     def _tell(self) -> None:

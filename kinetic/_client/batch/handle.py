@@ -312,7 +312,7 @@ class BatchHandle(Generic[R_co]):
         progress_shown = BatchProgress(
             self.group_id, executor.ledger, stream_for(progress), self._clock
         )
-        with drawing or contextlib.nullcontext(), progress_shown as shown:
+        with drawing or contextlib.nullcontext(), progress_shown as shown, executor.watch_jobs():
             while True:
                 seen = executor.events
                 while told < len(executor.ledger.finished):

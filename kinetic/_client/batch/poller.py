@@ -86,11 +86,12 @@ class BatchUpdates:
         return BatchUpdate(snapshot, snapshot.ended or gone)
 
     def enter(self, update: BatchUpdate, ledger: Ledger) -> Iterator[tuple[int, JobHandle[Any]]]:
-        """Enter an update into the ledger; yield the new jobs."""
+        """Enter an update into the ledger; yield the new jobs, each before it is entered: after a
+        Ctrl-C in between it is found again."""
         for index, (tries, ref) in update.snapshot.jobs.items():
             if ledger.tasks[index].state is InputState.WAITING:
-                ledger.mark_found(index, ref, tries)
                 yield index, self._open_job(ref)
+                ledger.mark_found(index, ref, tries)
         for index, why in update.snapshot.refused.items():
             if ledger.tasks[index].state is InputState.WAITING:
                 ledger.refuse_waiting(index, SubmitError(why))
