@@ -239,9 +239,9 @@ def group_stop(group_id: str) -> str:
     return f"{group(group_id)}/stop.json"
 
 
-def group_beat(group_id: str) -> str:
-    """What the process that submits counts up, in a store without locks."""
-    return f"{group(group_id)}/beat.json"
+def group_owner(group_id: str) -> str:
+    """Who submits: locked while it lives; counted up in a store without locks."""
+    return f"{group(group_id)}/owner/owner.json"
 
 
 def group_end(group_id: str) -> str:

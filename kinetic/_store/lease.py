@@ -1,6 +1,6 @@
-"""Who writes a folder of checkpoints: one job at a time.
+"""What one process at a time may do: write a folder of checkpoints, submit a batch.
 
-In: the folder or its URI, who asks. Out: a lease, or an error that names the owner.
+In: a folder, its URI or a key, who asks. Out: a lease, or an error that names the owner.
 
 In a folder the record's file is locked for as long as its owner lives: the kernel frees it however
 that ends. Where other machines may write as well, a lock of one kernel says little: there, and in
@@ -36,7 +36,7 @@ _SAME_JOB_S = 20.0
 _POLL_S = 0.5
 
 _own: dict[str, Owner | None] = {}
-"""Who owns a folder in this process: its own record locks do not keep it out."""
+"""What this process owns: its own record locks do not keep it out, and looking would free them."""
 _held: dict[str, InFolder] = {}
 """The places that this process has locked."""
 
@@ -78,6 +78,10 @@ class _RecordPlace(Protocol):
         """Return the record, and what `replace` takes."""
         ...
 
+    def is_held(self) -> bool | None:
+        """Whether an owner lives; None where only its counting tells."""
+        ...
+
     def is_there(self) -> bool:
         """Whether one's own record is still where others look for it."""
         ...
@@ -96,11 +100,11 @@ class _RecordPlace(Protocol):
 
 
 class Lease:
-    """The right to write a folder of checkpoints, until it is released.
+    """A right that one process has, until it is released.
 
     Args:
         place: of the record.
-        where: how messages name the folder.
+        what: may be written by the owner alone; as messages name it.
         me: who asks.
         sleep: waits so many seconds.
     """
@@ -108,12 +112,12 @@ class Lease:
     def __init__(
         self,
         place: _RecordPlace,
-        where: str,
+        what: str,
         me: Owner,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._place = place
-        self._where = where
+        self._what = what
         self._me = me
         self._sleep = sleep
         self._ended = threading.Event()
@@ -131,8 +135,7 @@ class Lease:
             return self._acquire()
         except OSError as error:
             raise CheckpointError(
-                f"The folder of checkpoints {self._where} cannot be written to: "
-                f"{error.strerror or error}."
+                f"The {self._what} cannot be written to: {error.strerror or error}."
             ) from error
 
     def _acquire(self) -> Owner | None:
@@ -175,7 +178,7 @@ class Lease:
     def _in_use(self, owner: Owner | None) -> CheckpointInUse:
         who = "another process" if owner is None else str(owner)
         return CheckpointInUse(
-            f"The folder of checkpoints {self._where} is being written by {who}. Wait until that "
+            f"The {self._what} is being written by {who}. Wait until that "
             "ends, or stop it (`kinetic jobs cancel`), or give this training a folder of its own.",
             job_id="" if owner is None else owner.job_id,
         )
@@ -191,7 +194,7 @@ class Lease:
             raise CheckpointInUse(self._lost)
         if not self._place.is_there():
             raise CheckpointError(
-                f"The folder of checkpoints {self._where} was removed, or its {RECORD}: another "
+                f"The {self._what} was removed, or its {RECORD}: another "
                 "job may write there now, so nothing more is saved. Start this job again."
             )
 
@@ -210,7 +213,7 @@ class Lease:
         if owner is None or owner.token != self._me.token:
             who = "somebody" if owner is None else str(owner)
             self._lost = (
-                f"The folder of checkpoints {self._where} was taken over by {who}, while "
+                f"The {self._what} was taken over by {who}, while "
                 "this job did not answer. Nothing more is saved."
             )
             return True
@@ -244,9 +247,9 @@ def _encode_owner(owner: Owner) -> bytes:
 class InFolder:
     """A record in a folder of this machine."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / RECORD
-        self._name = os.path.realpath(self._path)
+    def __init__(self, folder: Path, name: str = RECORD) -> None:
+        self._path = folder / name
+        self._name = f"{os.getpid()} {os.path.realpath(self._path)}"  # A fork holds no such lock.
         self._fd = -1
         self.counts = filesystems.is_shared(folder)
 
@@ -274,6 +277,10 @@ class InFolder:
         with contextlib.suppress(OSError):
             return _parse_owner(self._path.read_bytes()), None
         return None, None
+
+    def is_held(self) -> bool:
+        """Whether a process has locked the file."""
+        return self._name in _own or locks.is_record_held(self._path)
 
     def is_there(self) -> bool:
         """Whether the locked file still has its name. File systems of a network may number a file
@@ -319,8 +326,10 @@ class InStore:
 
     counts = True
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, key: str = _KEY) -> None:
         self._store = store
+        self._key = key
+        self._name = f"{os.getpid()} {store.uri} {key}"
 
     def take(self) -> bool:
         """Nothing can be locked."""
@@ -328,12 +337,16 @@ class InStore:
 
     def read(self) -> tuple[Owner | None, Any]:
         """Read the object, and what version it has."""
-        folder = _KEY.rpartition("/")[0]
+        folder = self._key.rpartition("/")[0]
         for entry in self._store.entries(folder):
-            if entry.key == _KEY:
+            if entry.key == self._key:
                 with contextlib.suppress(LookupError):
-                    return _parse_owner(self._store.get(_KEY)), entry
+                    return _parse_owner(self._store.get(self._key)), entry
         return None, None
+
+    def is_held(self) -> bool | None:
+        """Whether it is this process's own."""
+        return True if self._name in _own else None
 
     def is_there(self) -> bool:
         """The thread that counts up looks."""
@@ -343,16 +356,20 @@ class InStore:
         """Delete the version that was seen, and write if there is none: one of several wins."""
         if isinstance(seen, Entry):
             self._store.drop(seen)
-        return self._store.put(_KEY, _encode_owner(owner), if_absent=True)
+        if not self._store.put(self._key, _encode_owner(owner), if_absent=True):
+            return False
+        _own[self._name] = owner
+        return True
 
     def renew(self, owner: Owner) -> None:
         """Write the object anew."""
-        self._store.put(_KEY, _encode_owner(owner))
+        self._store.put(self._key, _encode_owner(owner))
 
     def free(self, *, remove: bool) -> None:
         """Delete the object."""
+        _own.pop(self._name, None)
         if remove:
-            self._store.delete(_KEY)
+            self._store.delete(self._key)
 
 
 def place_of(directory: str) -> InFolder | InStore:
@@ -364,12 +381,8 @@ def place_of(directory: str) -> InFolder | InStore:
     return InFolder(Path(directory.removeprefix("file://")))
 
 
-def owner_of(directory: str) -> Owner | None:
-    """Return who writes there now, as far as one can tell without waiting; None for nobody."""
-    place = place_of(directory)
-    if isinstance(place, InFolder):
-        path = Path(directory.removeprefix("file://")) / RECORD
-        name = os.path.realpath(path)
-        if name not in _own and not (place.counts or locks.is_record_held(path)):
-            return None
-    return place.read()[0]
+def place_in(store: Store, key: str) -> InFolder | InStore:
+    """Return the place of a record of this key."""
+    if (folder := store.as_folder()) is None:
+        return InStore(store, key)
+    return InFolder((folder / key).parent, key.rpartition("/")[2])

@@ -26,6 +26,8 @@ from kinetic._client.batch.poller import BatchUpdates
 from kinetic._client.batch.progress import BAR_WIDTH
 from kinetic._client.waiter import JobWaiter
 from kinetic._core import layout
+from kinetic._store import lease
+from kinetic._store.lease import Owner
 from kinetic._store.local import LocalStore
 
 
@@ -44,7 +46,7 @@ def test_what_is_written_does_not_grow_with_the_square_of_the_inputs(store):
     assert sorted(store.list(layout.group(batch.group_id))) == [
         layout.batch(batch.group_id),
         layout.group_end(batch.group_id),
-        f"{layout.group(batch.group_id)}/lock",
+        layout.group_owner(batch.group_id),
     ]
 
 
@@ -141,7 +143,7 @@ def test_without_locks_a_process_that_counts_no_more_was_killed():
     assert [index for index, _ in updates.enter(updates.read(ledger), ledger)] == [0]
     for number in range(1, 20):
         now[0] += manifests.SILENT_S / 2
-        manifest.beat(number)
+        manifest.owner.renew(Owner("", "a", 1, "machine", number))
         assert not updates.read(ledger).over
     now[0] += manifests.SILENT_S
     assert not updates.read(ledger).over
@@ -153,15 +155,16 @@ def test_without_locks_a_process_that_counts_no_more_was_killed():
 
 
 def test_without_locks_the_process_that_submits_counts(monkeypatch):
-    monkeypatch.setattr(manifests, "BEAT_S", 0.01)
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
     _, manifest = dead(MemoryStore(), 1, 0)
     assert manifest.batch.counts
-    lock = manifest.hold()
+    held = manifest.hold()
+    assert manifest.owner.is_held()
     seen = set()
     while len(seen) < 3:
-        seen.add(manifest.last_beat())
-    lock.release()
-    assert not [each for each in threading.enumerate() if each.name == "kinetic-beat"]
+        seen.add(manifest.owner.read()[0].beat)
+    held.release()
+    assert not manifest.owner.is_held()
 
 
 def test_jobs_whose_records_were_removed(store):
@@ -330,9 +333,13 @@ def test_ctrl_c_says_how_to_come_back(store, monkeypatch, capsys):
     source = Scripted(store, [["hang"], ["hang"]])
     batch = begin(source, 2, BatchRules(max_concurrent=1))
     look = batch._executor.look
-    monkeypatch.setattr(
-        batch._executor, "look", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
+
+    def interrupt(*given):
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        look(*given)
+
+    monkeypatch.setattr(batch._executor, "look", interrupt)
     with pytest.raises(KeyboardInterrupt):
         batch.results()
     told = capsys.readouterr().err

@@ -162,14 +162,14 @@ def held(folder, job="job-1", token="a", sleep=no_sleep):
 def test_two_jobs_do_not_write_one_folder(tmp_path):
     first = held(tmp_path)
     assert first.acquire() is None
-    assert lease.owner_of(str(tmp_path)) == owner()
+    assert (InFolder(tmp_path).is_held(), InFolder(tmp_path).read()[0]) == (True, owner())
     with pytest.raises(CheckpointInUse, match="written by job-1") as told:
         held(tmp_path, "job-2", "b").acquire()
     assert told.value.job_id == "job-1"
     first.check()
     first.release()
     first.release()
-    assert lease.owner_of(str(tmp_path)) is None
+    assert not InFolder(tmp_path).is_held()
     second = held(tmp_path, "job-2", "b")
     assert second.acquire() is None, "the first one has said that it ended"
     second.release()
@@ -193,12 +193,12 @@ def test_another_process_keeps_us_out_until_it_is_killed(tmp_path):
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(CheckpointInUse, match="job-1"):
             held(tmp_path, "job-2", "b").acquire()
-        assert lease.owner_of(str(tmp_path)).job_id == "job-1"
+        assert InFolder(tmp_path).is_held()
     finally:
         holder.kill()
         holder.wait()
         holder.stdout.close()
-    assert lease.owner_of(str(tmp_path)) is None
+    assert not InFolder(tmp_path).is_held()
     taken = held(tmp_path, "job-2", "b")
     assert taken.acquire().job_id == "job-1", "it had not said that it ended"
     taken.release()

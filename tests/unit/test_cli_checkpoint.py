@@ -16,7 +16,6 @@ from cli_fakes import Capture, World
 from doubles.gcs import serving
 
 from kinetic._core import layout
-from kinetic._store import lease
 from kinetic._store.lease import InFolder, Lease, Owner
 from kinetic._store.local import LocalStore
 from kinetic._store.open import open_store
@@ -163,7 +162,7 @@ def test_a_folder_that_a_job_writes_is_left_alone(world: World, tmp_path: Path, 
         assert world("checkpoint", "rm", str(where), "--yes", "--all", "--force") == 0
     finally:
         held.release()
-    assert lease.owner_of(str(where)) is None
+    assert not InFolder(where).is_held()
 
 
 def test_the_formula_is_shown(world: World, capsys: Capture) -> None:

@@ -19,12 +19,13 @@ from typing import Any
 
 from kinetic._client import futures
 from kinetic._client.batch.ledger import InputState, Ledger
-from kinetic._client.batch.manifest import Lock, Manifest
+from kinetic._client.batch.manifest import Manifest
 from kinetic._client.batch.poller import BatchUpdates
 from kinetic._client.batch.submitters import Submitter
 from kinetic._client.handle import JobHandle
 from kinetic._client.waiter import AwaitedJob
 from kinetic._core.outcome import Outcome, Verdict
+from kinetic._store.lease import Lease
 from kinetic.errors import InsufficientMemory, KineticError, NotFound, SubmitError, text_of
 
 _log = logging.getLogger("kinetic.batch")
@@ -56,14 +57,14 @@ class BatchExecutor:
         self._at_work = 0
         self._cancelling = False
         self._refusals = 0
-        self._lock: Lock | None = None
+        self._lease: Lease | None = None
 
     # -- submitting --------------------------------------------------------------------------------
 
     def start(self, *, here: bool) -> None:
         """Submit everything: in this thread, or in threads of its own."""
         assert self._submitter is not None
-        self._lock = self.manifest.hold()
+        self._lease = self.manifest.hold()
         self._at_work = 1 if here else self._submitter.threads
         if here:
             return self._work()
@@ -175,7 +176,7 @@ class BatchExecutor:
 
     def _end_submitting(self) -> None:
         with self._changed:
-            if self._at_work > 1 or self._lock is None:
+            if self._at_work > 1 or self._lease is None:
                 self._at_work -= 1
                 return  # Only the last thread records the end of the batch.
             skipped = [
@@ -183,7 +184,7 @@ class BatchExecutor:
             ]
         with _logged("the end of the batch could not be kept"):
             self.manifest.note_end(self.ledger.stopped, skipped)
-        self._lock.release()
+        self._lease.release()
         with self._changed:
             self._at_work -= 1
             self._tell()

@@ -6,37 +6,39 @@ In: a store, ids. Out: `Batch`, and what became of its inputs.
 `batch.json` is written once, before the first job, with the id of every try of every input: a job
 whose reference exists was submitted. Nothing is rewritten as jobs come and go. What cannot be known
 in advance (why an input was refused; the job of a function that submits by itself) is a small file
-of its own. While inputs are being submitted, a lock is held; in a store without locks, a number is
-counted up.
+of its own. While inputs are being submitted, a lease is held.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
 import secrets
-import threading
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from kinetic._core import layout, record
 from kinetic._core.documents import Record
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
+from kinetic._store import lease
 from kinetic._store.base import Store
-from kinetic._store.lease import count_up
-from kinetic._system import locks
-from kinetic.errors import CorruptRecord, NotFound, SubmitError, text_of
+from kinetic._store.lease import Lease, Owner
+from kinetic.errors import (
+    CheckpointError,
+    CorruptRecord,
+    NotFound,
+    StoreError,
+    SubmitError,
+    text_of,
+)
 
 SCHEMA_VERSION = 1
-BEAT_S = 20.0
-"""How often the process that submits counts up."""
 SILENT_S = 120.0
-"""One that has not counted up for so long is gone."""
-_LEAVE_S = 5.0
+"""A process that submits, and has not counted up for so long, is gone."""
 _INPUT = re.compile(r"/(\d{1,9})\.json$")
 _TRY = re.compile(r"/(\d{1,9})-(\d{1,9})\.json$")
 
@@ -263,69 +265,26 @@ class Manifest:
                 told = _read_record(self.store, key)
                 yield index, f"{told.get('type')}: {told.get('message')}"
 
-    # -- the lock of the submitting process --------------------------------------------------------
+    # -- the lease of the submitting process -------------------------------------------------------
 
-    def beat(self, number: int) -> None:
-        """Count up."""
-        self.store.put(layout.group_beat(self.batch.group_id), _json({"beat": number}))
+    @property
+    def owner(self) -> lease.InFolder | lease.InStore:
+        """Who submits."""
+        return lease.place_in(self.store, layout.group_owner(self.batch.group_id))
 
-    def last_beat(self) -> bytes:
-        """What was counted last; empty if nothing was."""
+    def hold(self) -> Lease:
+        """Become the process that submits.
+
+        Raises:
+            StoreError: the record cannot be written.
+        """
+        me = Owner("", secrets.token_hex(8), os.getpid(), socket.gethostname())
+        held = Lease(self.owner, f"batch {self.batch.group_id}", me)
         try:
-            return self.store.get(layout.group_beat(self.batch.group_id))
-        except NotFound:
-            return b""
-
-    def hold(self) -> Lock:
-        """Take the lock of the process that submits."""
-        return Lock(self)
-
-    def is_held(self) -> bool | None:
-        """Whether a living process submits; None if that cannot be known here."""
-        return is_held(self.store, self.batch.group_id)
-
-
-_held_here: set[tuple[int, str]] = set()
-"""A record lock does not exclude its own process, and looking at the file would free it, so the
-locks held by this process are noted here."""
-
-
-class Lock:
-    """Held while inputs are submitted; freed by the kernel however its process ends. Without locks
-    a thread counts up instead."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._file: IO[bytes] | None = None
-        self._released = threading.Event()
-        self._thread: threading.Thread | None = None
-        group_id = manifest.batch.group_id
-        self._note = (os.getpid(), group_id)
-        if (folder := manifest.store.as_folder()) is not None:
-            self._file = open(folder / layout.group(group_id) / "lock", "wb")
-            locks.hold_record(self._file.fileno())
-        else:
-            count = functools.partial(count_up, manifest.beat, self._released, BEAT_S)
-            self._thread = threading.Thread(target=count, name="kinetic-beat", daemon=True)
-            self._thread.start()
-        _held_here.add(self._note)
-
-    def release(self) -> None:
-        """Release it."""
-        _held_here.discard(self._note)
-        self._released.set()
-        if self._file is not None:
-            self._file.close()
-        if self._thread is not None:
-            self._thread.join(_LEAVE_S)
-
-
-def is_held(store: Store, group_id: str) -> bool | None:
-    """Whether a living process submits this batch; None if that cannot be known here."""
-    if (os.getpid(), group_id) in _held_here:
-        return True
-    if (folder := store.as_folder()) is None:
-        return None
-    return locks.is_record_held(folder / layout.group(group_id) / "lock")
+            held.acquire()
+        except CheckpointError as error:
+            raise StoreError(str(error)) from error
+        return held
 
 
 def _read_record(store: Store, key: str) -> dict[str, Any]:

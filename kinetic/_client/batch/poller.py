@@ -15,6 +15,7 @@ from kinetic._client.batch.manifest import SILENT_S, BatchSnapshot, Manifest
 from kinetic._client.handle import JobHandle
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
+from kinetic._store.lease import Owner
 from kinetic.errors import SubmitError
 
 FIRST_PAUSE_S = 0.1
@@ -50,7 +51,7 @@ class BatchUpdates:
         self._open_job = open_job
         self._slowest_s = slowest_s
         self._patience_s = SILENT_S if manifest.batch.counts else patience_s
-        self._beat = b""
+        self._owner: Owner | None = None
         self._clock = clock
         self._every_s = min(FIRST_PAUSE_S, slowest_s)
         self._due = -math.inf
@@ -67,17 +68,17 @@ class BatchUpdates:
     def read(self, ledger: Ledger) -> BatchUpdate:
         """Poll."""
         # Checked first, so that all that was submitted before its release is seen.
-        held = self._manifest.is_held()
+        held = self._manifest.owner.is_held()
         beyond = {
             i: task.tries
             for i, task in enumerate(ledger.tasks)
             if task.state is not InputState.WAITING or task.tries
         }
-        beat = self._manifest.last_beat() if held is None else b""
+        owner = self._manifest.owner.read()[0] if held is None else None
         snapshot = self._manifest.snapshot(beyond)
         now = self._clock()
-        if beat != self._beat:
-            self._last, self._beat = now, beat
+        if owner != self._owner:
+            self._last, self._owner = now, owner
         if snapshot.jobs or snapshot.refused:
             self._last, self._every_s = now, min(FIRST_PAUSE_S, self._slowest_s)
         self._every_s = min(self._every_s * SLOWER, self._slowest_s)

@@ -166,7 +166,7 @@ def open_checkpoints(
 
 def _take_lease(directory: str, token: str) -> Lease:
     me = Owner(slices.read_variable("KINETIC_JOB_ID"), token, os.getpid(), socket.gethostname())
-    held = Lease(lease.place_of(directory), directory, me)
+    held = Lease(lease.place_of(directory), f"folder of checkpoints {directory}", me)
     before = held.acquire()
     if before is not None and before.job_id != me.job_id:
         _log.info("%s has left the folder of checkpoints %s without a word", before, directory)

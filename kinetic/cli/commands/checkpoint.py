@@ -287,7 +287,7 @@ def _remove_alone(found: Checkpoints, chosen: list[Step]) -> None:
     from kinetic._store import lease
 
     me = lease.Owner("", os.urandom(8).hex(), os.getpid(), socket.gethostname())
-    held = lease.Lease(lease.place_of(found.where), found.where, me)
+    held = lease.Lease(lease.place_of(found.where), f"folder of checkpoints {found.where}", me)
     held.acquire()
     try:
         found.remove(chosen)
