@@ -292,7 +292,7 @@ def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
     return own
 
 
-def code_if_delivered(status: int) -> ProgramCode | None:
+def read_delivered_code(status: int) -> ProgramCode | None:
     """Return the exit code of an agent that has delivered its report; None for any other end."""
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else ProgramCode.UNDELIVERED
     good = (ProgramCode.DELIVERED, ProgramCode.CODE_FAILED)

@@ -19,17 +19,17 @@ from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.outcome import HostReport
-from kinetic._host.agents import Agents, code_if_delivered
+from kinetic._host.agents import Agents, read_delivered_code
 
 if TYPE_CHECKING:
-    from kinetic._rpc.lobby import Lobby  # most hosts that are alone never need it
+    from kinetic._rpc.waiting_room import WaitingRoom  # most hosts that are alone never need it
 
 
 class NeedsNewPrograms(Exception):
     """Hosts are gone that this leader cannot start again: whoever started them has to start all."""
 
 
-class HostsHostsListener(Protocol):
+class HostsListener(Protocol):
     """Who is told what becomes of hosts."""
 
     def on_death(self, seat: int, why: str) -> None:
@@ -55,14 +55,14 @@ class Hosts(ABC):
         3. When the job is over, agents end by themselves as soon as they are told.
 
     Attributes:
-        announces: whether hosts say by themselves that they were started again.
+        announced: whether hosts announce their starts, which somebody else makes.
         alone: whether one host, forked here, has all of the gang, and need not deliver its report.
         stay: whether agents outlive an attempt, and wait for their place in the next one; otherwise
             each attempt has new ones.
         come_later: whether hosts of the first attempt may be started long after the leader.
     """
 
-    announces = False
+    announced = False
     come_later = False
 
     def __init__(self, *, stay: bool, alone: bool = False) -> None:
@@ -75,16 +75,16 @@ class Hosts(ABC):
         """Seats that have joined the current attempt."""
         self._places: Mapping[int, HostAssignment] = {}
         """In the current attempt, by seat."""
-        self._listener: HostsHostsListener
+        self._listener: HostsListener
 
     @functools.cached_property
-    def lobby(self) -> Lobby:
+    def waiting_room(self) -> WaitingRoom:
         """Where they wait for their places."""
-        from kinetic._rpc.lobby import Lobby
+        from kinetic._rpc.waiting_room import WaitingRoom
 
-        return Lobby(self, announced=self.announces, leave=self.come_later)
+        return WaitingRoom(self, announced=self.announced, leave=self.come_later)
 
-    def listen(self, listener: HostsHostsListener) -> None:
+    def listen(self, listener: HostsListener) -> None:
         """From now on tell this one."""
         self._listener = listener
 
@@ -97,15 +97,17 @@ class Hosts(ABC):
 
     def are_ready(self, seats: Collection[int]) -> bool:
         """Whether all of these can take part in the next attempt."""
-        return not self.stay or (self.lobby.is_complete(seats) and self._dead.isdisjoint(seats))
+        return not self.stay or (
+            self.waiting_room.is_complete(seats) and self._dead.isdisjoint(seats)
+        )
 
     def count_kept(self, seats: Collection[int]) -> int:
         """How many of these wait with the worker that they had."""
-        return self.lobby.count_kept(seats) if self.stay else 0
+        return self.waiting_room.count_kept(seats) if self.stay else 0
 
     def may_write(self, seat: int) -> bool:
         """Whether this host's agent may still write to the log of the last attempt."""
-        return self.stay and seat not in self._dead and not self.lobby.waits(seat)
+        return self.stay and seat not in self._dead and not self.waiting_room.waits(seat)
 
     @abstractmethod
     def all_gone(self) -> bool:
@@ -116,13 +118,13 @@ class Hosts(ABC):
     def give(self, places: Mapping[int, HostAssignment]) -> None:
         """An attempt begins, in which these hosts take part."""
         self._places, self._joined = places, set()
-        self.lobby.give(places)
+        self.waiting_room.give(places)
 
     def end_attempt(self) -> None:
         """The attempt has ended: nobody takes part in it any more."""
         self._places = {}
         if self.stay:
-            self.lobby.give({})
+            self.waiting_room.give({})
 
     @abstractmethod
     def end(self, seats: Collection[int]) -> None:
@@ -141,7 +143,7 @@ class Hosts(ABC):
     def close(self, told: Collection[int]) -> None:
         """The job is over; these know it already."""
         self._told.update(told)
-        self.lobby.close()
+        self.waiting_room.close()
 
     # -- JAX's coordination ------------------------------------------------------------------------
 
@@ -185,7 +187,7 @@ class Hosts(ABC):
         if event.kind is EventKind.JOINED:
             self._joined.add(seat)
         said = event.kind is EventKind.REPORT and event.exit in (Exit.AGENT_LOST, Exit.EVICTED)
-        if self.announces and (said or event.kind is EventKind.LOST):
+        if self.announced and (said or event.kind is EventKind.LOST):
             self.note_gone(seat, is_taken_away=event.exit is Exit.EVICTED)
 
     @abstractmethod
@@ -198,7 +200,7 @@ class Hosts(ABC):
             if not self.are_ready([seat]):
                 self.note_gone(seat, is_taken_away=False)
 
-    # -- from the lobby ----------------------------------------------------------------------------
+    # -- from the waiting room ---------------------------------------------------------------------
 
     def on_enter(self, seat: int) -> None:
         """A host waits for its place."""
@@ -210,7 +212,7 @@ class Hosts(ABC):
             return
         place = self._places.get(seat)
         if place is not None and seat not in self._joined:
-            self.lobby.give_again(seat, place)
+            self.waiting_room.give_again(seat, place)
         else:
             self._die(seat, "its agent ended, and was started again.")
 
@@ -264,14 +266,14 @@ class ForkedHosts(Hosts):
         """Kill them, and count their next start."""
         self._agents.end(seats)
         for seat in seats if self.stay else ():
-            self.lobby.expect_next(seat)
+            self.waiting_room.expect_next(seat)
 
     def restart(self, seats: Collection[int]) -> None:
         """Fork all of them anew; those that do not stay, when they have their places."""
         self.end(seats)
         for seat in seats:
             if self.stay:
-                self._agents.fork_again(seat, start=self.lobby.start_of(seat))
+                self._agents.fork_again(seat, start=self.waiting_room.start_of(seat))
             self._dead.discard(seat)
 
     def serve_world(self, processes: int) -> str:
@@ -289,7 +291,7 @@ class ForkedHosts(Hosts):
     def reap(self) -> None:
         """From their wait statuses."""
         for seat, status in self._agents.dead():
-            delivered = code_if_delivered(status) is not None
+            delivered = read_delivered_code(status) is not None
             report = None
             if self.alone and delivered:
                 report = self._agents.report_left_by(seat, self._attempt)
@@ -358,7 +360,7 @@ class JoinedHosts(ForkedHosts):
 class RemoteHosts(Hosts):
     """Programs elsewhere, which a cluster replaces one by one."""
 
-    announces = True
+    announced = True
     come_later = True
 
     def __init__(self, hosts: int) -> None:

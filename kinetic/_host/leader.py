@@ -163,7 +163,7 @@ class Leader:
         from kinetic._rpc.server import Coordinator
 
         coordinator = Coordinator(
-            self._gang, endpoint, key=key, on_event=self._on_event, lobby=self._hosts.lobby
+            self._gang, endpoint, key=key, on_event=self._on_event, room=self._hosts.waiting_room
         )
         desk = Desk(self._store, self._plan.job_id, coordinator)
         self._sweep, self._serve_next = coordinator.sweep, coordinator.serve_next
@@ -205,7 +205,7 @@ class Leader:
 
         await self._gather(desk)
         self._story.tell_of_form()
-        if self._hosts.announces:
+        if self._hosts.announced:
             self._give_places()
         while True:
             finished = asyncio.create_task(coordinator.wait_finished())
@@ -233,7 +233,7 @@ class Leader:
     async def _gather(self, desk: Desk) -> None:
         """Where hosts come one by one: wait until enough slices are there for the first attempt.
         If they are not in time, it is on all slices, and its gang says which hosts are missing."""
-        if not self._hosts.announces:
+        if not self._hosts.announced:
             return
         limit_s = self._plan.limits.start_timeout_s
         until = time.monotonic() + max(limit_s - TO_JOIN_S, limit_s / 2)
@@ -411,7 +411,7 @@ class Leader:
         so: the gang finds out which pod was lost first."""
         if self._is_cancelled is None or self._is_cancelled():
             self._cancel()
-        elif self._hosts.announces:
+        elif self._hosts.announced:
             self._story.close()
             os._exit(ProgramCode.TAKEN_AWAY)  # The hosts wait for the head that replaces this one.
         else:
@@ -461,7 +461,7 @@ class Leader:
     def _lose(self, which: int, why: str) -> None:
         """A slice was lost that takes part in no attempt."""
         # Hosts that a cluster starts again may come and go while their slice is away.
-        counts = not self._hosts.announces or self._policy.state_of(which) is not SliceState.AWAY
+        counts = not self._hosts.announced or self._policy.state_of(which) is not SliceState.AWAY
         self._policy.lose_slice(which, why, time.monotonic(), counts=counts)
         self._tell_news()
         self._end([which])

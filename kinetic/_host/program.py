@@ -30,7 +30,7 @@ from kinetic._host import pod, verdicts
 from kinetic._host.agent import datasets, identity
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.mountpoints import Mountpoints
-from kinetic._host.agents import Agents, cause_of_death, code_if_delivered, import_gang_modules
+from kinetic._host.agents import Agents, cause_of_death, import_gang_modules, read_delivered_code
 from kinetic._host.hosts import Hosts, JoinedHosts, RemoteHosts
 from kinetic._host.leader import Leader
 from kinetic._host.verdicts import Attempt
@@ -234,7 +234,7 @@ class _Joining(_HostProgram):
                 agents.tell_of_end()
             agents.end_stopped(self._who.unreachable_after_s)
         ((_, status),) = dead
-        if (code := code_if_delivered(status)) is not None:
+        if (code := read_delivered_code(status)) is not None:
             return code
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == ProgramCode.UNDELIVERED:
             return ProgramCode.UNDELIVERED

@@ -30,7 +30,7 @@ from kinetic._core.gang.machine import Gang
 from kinetic._core.gang.messages import Heartbeat, HostAssignment
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
-from kinetic._rpc.lobby import Lobby
+from kinetic._rpc.waiting_room import WaitingRoom
 from kinetic.errors import CorruptRecord, SubmitError, UsageError
 
 logger = logging.getLogger("kinetic.coordinator")
@@ -68,10 +68,10 @@ class Coordinator:
         key: str = "",
         clock: Callable[[], float] = time.monotonic,
         on_event: Callable[[GangEvent], None] = lambda event: None,
-        lobby: Lobby | None = None,
+        room: WaitingRoom | None = None,
     ) -> None:
         self._gang = gang
-        self._lobby = lobby
+        self._room = room
         self._endpoint = endpoint
         self._key = key
         self._clock = clock
@@ -227,9 +227,9 @@ class Coordinator:
         self._gang.stacks(request.host, request.request, request.text, self._clock())
 
     async def _place(self, request: codec.PlaceRequest, context: Context) -> HostAssignment | None:
-        if self._lobby is None:
+        if self._room is None:
             return None
-        return await self._lobby.ask(request.seat, request.start, kept=request.kept)
+        return await self._room.ask(request.seat, request.start, kept=request.kept)
 
     def _view(self, host: int) -> bytes:
         # Serialized once per version and kind of stop, not once per host: the addresses of 1,024

@@ -303,7 +303,7 @@ def collections_by_host(source: str) -> int:
     )
 
 
-def test_who_is_there_is_kept_by_hosts_and_their_lobby_alone() -> None:
+def test_who_is_there_is_kept_by_hosts_and_their_waiting_room_alone() -> None:
     """Whoever leads asks them: what is kept twice differs some day."""
     found = {
         name(path): count
@@ -313,7 +313,7 @@ def test_who_is_there_is_kept_by_hosts_and_their_lobby_alone() -> None:
     }
     # Which agents have been stopped since when; how many streams each host has open.
     processes = {"kinetic/_host/agents.py": 2, "kinetic/_rpc/server.py": 1}
-    assert found == processes | {"kinetic/_host/hosts.py": 4, "kinetic/_rpc/lobby.py": 6}
+    assert found == processes | {"kinetic/_host/hosts.py": 4, "kinetic/_rpc/waiting_room.py": 6}
 
 
 def test_the_name_of_a_class_means_one_thing() -> None:

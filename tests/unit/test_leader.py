@@ -101,7 +101,7 @@ def test_what_the_agent_of_a_lost_slice_has_asked_for_counts_no_more():
     async def story():
         hosts = Forked()
         leader = leading(hosts.crew)
-        first = asyncio.create_task(leader._hosts.lobby.ask(1, 1))
+        first = asyncio.create_task(leader._hosts.waiting_room.ask(1, 1))
         await asyncio.sleep(0)
         leader._fail(Loss((1,), "its worker was killed"))
         assert hosts.agents.pids == {100: 0}
@@ -117,7 +117,7 @@ def test_the_agent_of_a_lost_slice_elsewhere_stays_and_waits_for_its_place():
     async def story():
         hosts = Distant()
         leader = leading(hosts.crew)
-        first = asyncio.create_task(leader._hosts.lobby.ask(1, 5))
+        first = asyncio.create_task(leader._hosts.waiting_room.ask(1, 5))
         await asyncio.sleep(0)
         leader._fail(Loss((1,), "its worker was killed"))
         leader._look()
@@ -132,7 +132,7 @@ def test_the_agent_of_a_lost_slice_elsewhere_stays_and_waits_for_its_place():
 def test_an_agent_elsewhere_that_says_that_it_ends_is_not_counted_on(how):
     async def story():
         leader = leading(RemoteHosts(2))
-        asking = asyncio.create_task(leader._hosts.lobby.ask(1, 5))
+        asking = asyncio.create_task(leader._hosts.waiting_room.ask(1, 5))
         await asyncio.sleep(0)
         leader._on_event(GangEvent(EventKind.REPORT, 1, exit=how))
         leader._fail(Loss((1,), "its machine is taken away"))
@@ -158,7 +158,7 @@ def test_a_slice_with_a_dead_agent_is_away_until_that_is_started_again(hosts):
 
 async def returned(leader, hosts):
     """The host that was started again waits for its place, and its slice is counted on."""
-    again = asyncio.create_task(leader._hosts.lobby.ask(*hosts.started()))
+    again = asyncio.create_task(leader._hosts.waiting_room.ask(*hosts.started()))
     await asyncio.sleep(0)
     leader._look()
     assert leader._policy.state_of(1) is SliceState.THERE
@@ -170,10 +170,12 @@ def test_a_new_start_tells_that_the_one_before_is_dead():
         leader, lost = leading(RemoteHosts(2)), []
         leader._gang.mark_lost = lambda rank, why, now: lost.append((rank, why))
         leader._give_places()
-        assert (await leader._hosts.lobby.ask(1, 5)).host == 1
-        assert (await leader._hosts.lobby.ask(1, 6)).host == 1, "it had not joined yet: no loss"
+        assert (await leader._hosts.waiting_room.ask(1, 5)).host == 1
+        assert (await leader._hosts.waiting_room.ask(1, 6)).host == 1, (
+            "it had not joined yet: no loss"
+        )
         leader._on_event(GangEvent(EventKind.JOINED, 1))
-        again = asyncio.create_task(leader._hosts.lobby.ask(1, 7))
+        again = asyncio.create_task(leader._hosts.waiting_room.ask(1, 7))
         await asyncio.sleep(0)
         assert lost == [(1, "its agent ended, and was started again.")]
         again.cancel()
@@ -186,7 +188,7 @@ def test_hosts_elsewhere_that_come_and_go_while_their_slice_is_away_are_counted_
         leader = leading(RemoteHosts(2))
         leader._fail(Loss((1,), "its machine is gone"))
         for start in (5, 6, 7):
-            waiting = asyncio.create_task(leader._hosts.lobby.ask(1, start))
+            waiting = asyncio.create_task(leader._hosts.waiting_room.ask(1, start))
             await asyncio.sleep(0)
             waiting.cancel()
         assert [failure.slices for failure in leader._policy.failures] == [(1,)]
@@ -208,7 +210,7 @@ def test_nobody_waits_for_hosts_elsewhere_that_know_or_are_dead():
     async def story():
         leader = leading(RemoteHosts(2))
         die(leader, 0)
-        asking = asyncio.create_task(leader._hosts.lobby.ask(1, 5))
+        asking = asyncio.create_task(leader._hosts.waiting_room.ask(1, 5))
         await asyncio.sleep(0)
         leader._hosts.close(())
         await asyncio.wait_for(leader._all_gone(Desk(leader._store, "", None)), 60)
@@ -275,7 +277,7 @@ def test_a_slice_that_dies_while_it_waits_is_not_counted_on(hosts):
         die(leader, 1)
         leader._fail(Loss((1,), "its machine is gone"))
         leader._look()
-        waiting = asyncio.create_task(leader._hosts.lobby.ask(*hosts.started()))
+        waiting = asyncio.create_task(leader._hosts.waiting_room.ask(*hosts.started()))
         await asyncio.sleep(0)
         leader._look()
         leader._hosts.on_leave(1)

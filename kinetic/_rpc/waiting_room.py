@@ -19,7 +19,7 @@ CUT_OFF_S = 1.5
 
 
 class Listener(Protocol):
-    """Who is told what happens in a lobby."""
+    """Who is told what happens in a waiting room."""
 
     def on_enter(self, seat: int) -> None:
         """A host waits."""
@@ -38,7 +38,7 @@ class Listener(Protocol):
         ...
 
 
-class Lobby:
+class WaitingRoom:
     """Who waits, and who was given which place.
 
     A host is known by its seat, which stays the same in all attempts, and by the number of its

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from kinetic._core.gang.messages import HostAssignment
-from kinetic._rpc import lobby
-from kinetic._rpc.lobby import Lobby
+from kinetic._rpc import waiting_room
+from kinetic._rpc.waiting_room import WaitingRoom
 
 PLACE = HostAssignment(2, 1, (0, 2), 5)
 
@@ -40,7 +40,7 @@ async def started(*waiting):
 def test_those_who_wait_are_given_their_places():
     async def story():
         told = Told()
-        room = Lobby(told)
+        room = WaitingRoom(told)
         tasks = await started(room.ask(0, 1))
         assert not room.is_complete([0, 1])
         tasks += await started(room.ask(1, 1), room.ask(2, 1))
@@ -59,7 +59,7 @@ def test_those_who_wait_are_given_their_places():
 
 def test_one_that_asks_between_two_calls_finds_its_place():
     async def story():
-        room = Lobby(Told())
+        room = WaitingRoom(Told())
         room.give({3: PLACE})
         assert await room.ask(3, 1) == PLACE
         assert not room.waits(3)
@@ -69,7 +69,7 @@ def test_one_that_asks_between_two_calls_finds_its_place():
 
 def test_a_host_that_was_started_again_takes_the_place_of_the_one_before():
     async def story():
-        room = Lobby(Told())
+        room = WaitingRoom(Told())
         (old,) = await started(room.ask(0, 1))
         room.expect_next(0)
         assert not room.waits(0)
@@ -82,10 +82,10 @@ def test_a_host_that_was_started_again_takes_the_place_of_the_one_before():
 
 
 def test_one_that_has_waited_long_asks_again_and_waits_on(monkeypatch):
-    monkeypatch.setattr(lobby, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(waiting_room, "PATIENCE_S", 0.0)
 
     async def story():
-        room = Lobby(Told())
+        room = WaitingRoom(Told())
         again = await room.ask(0, 1)
         assert again is not None
         assert again.again
@@ -96,7 +96,7 @@ def test_one_that_has_waited_long_asks_again_and_waits_on(monkeypatch):
 
 def test_places_that_were_not_asked_for_in_time_count_no_more():
     async def story():
-        room = Lobby(Told())
+        room = WaitingRoom(Told())
         room.give({0: PLACE})
         room.give({})
         (asking,) = await started(room.ask(0, 1))
@@ -112,7 +112,7 @@ def test_places_that_were_not_asked_for_in_time_count_no_more():
 def test_a_start_that_was_never_heard_of_takes_the_place_of_the_one_before():
     async def story():
         told = Told()
-        room = Lobby(told, announced=True)
+        room = WaitingRoom(told, announced=True)
         (first,) = await started(room.ask(0, 700))
         (second,) = await started(room.ask(0, 30))
         assert told.events == [("enter", 0), ("start", 0), ("enter", 0)]
@@ -125,7 +125,7 @@ def test_a_start_that_was_never_heard_of_takes_the_place_of_the_one_before():
 
 def test_a_host_that_was_started_again_before_it_took_its_place_is_given_it():
     async def story():
-        room = Lobby(Told(), announced=True)
+        room = WaitingRoom(Told(), announced=True)
         room.give({0: PLACE})
         assert await room.ask(0, 5) == PLACE
         room.give_again(0, PLACE)
@@ -135,11 +135,11 @@ def test_a_host_that_was_started_again_before_it_took_its_place_is_given_it():
 
 
 def test_a_host_that_does_not_come_back_has_left(monkeypatch):
-    monkeypatch.setattr(lobby, "CUT_OFF_S", 0.0)
+    monkeypatch.setattr(waiting_room, "CUT_OFF_S", 0.0)
 
     async def story():
         told = Told()
-        room = Lobby(told, announced=True, leave=True)
+        room = WaitingRoom(told, announced=True, leave=True)
         (asking,) = await started(room.ask(0, 5))
         asking.cancel()
         while ("leave", 0) not in told.events:
@@ -150,11 +150,11 @@ def test_a_host_that_does_not_come_back_has_left(monkeypatch):
 
 
 def test_a_host_that_asks_again_has_not_left(monkeypatch):
-    monkeypatch.setattr(lobby, "CUT_OFF_S", 0.0)
+    monkeypatch.setattr(waiting_room, "CUT_OFF_S", 0.0)
 
     async def story():
         told = Told()
-        room = Lobby(told, announced=True, leave=True)
+        room = WaitingRoom(told, announced=True, leave=True)
         (asking,) = await started(room.ask(0, 5))
         asking.cancel()
         (again,) = await started(room.ask(0, 5))
@@ -169,7 +169,7 @@ def test_a_host_that_asks_again_has_not_left(monkeypatch):
 
 def test_it_knows_which_hosts_have_kept_their_worker():
     async def story():
-        room = Lobby(Told())
+        room = WaitingRoom(Told())
         tasks = await started(room.ask(0, 1, kept=True), room.ask(1, 1), room.ask(2, 1, kept=True))
         assert room.count_kept([0, 1, 2]) == 2
         room.expect_next(2)
