@@ -24,6 +24,8 @@ _OF_THE_PLACE = {
     "image_uri": "image",
 }
 """The names of a place's fields among the attributes of a job."""
+NEWEST = "-"
+"""Stands for the newest job wherever an id is expected."""
 _BUCKET = "gs://"
 _UNNAMED_VERSION = 1
 """The version of references that name none."""

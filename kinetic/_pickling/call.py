@@ -120,9 +120,10 @@ class _CallerState:
 
     def __init__(self, func: object, shipped: Shipped | None, external: type | None = None) -> None:
         from kinetic._pickling import modules, origin
+        from kinetic._pickling.script import Script
 
         found = modules.LoadedModules() if shipped is None else modules.classify(shipped)
-        self.script = origin.script_of(func)
+        self.script = Script(*origin.find_script(func))
         self._external = external
         # The script, in a process that multiprocessing has spawned.
         spawned = sys.modules.get("__mp_main__")

@@ -1,7 +1,7 @@
 """The script that a function comes from: its globals, and its source as it was when kinetic first
 saw it.
 
-In: functions. Out: a `Script`.
+In: functions. Out: globals, `ScriptSource`s.
 
 A program may run for hours while its file is edited or removed. What counts is the source
 that runs.
@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from kinetic._pickling.script import Script, ScriptSource
+from kinetic._core.values import dataclass
 
 MAIN = ("__main__", "__mp_main__")
 """The script; the second is its name in a process that multiprocessing has spawned."""
@@ -26,6 +25,14 @@ _DEEPEST = 32
 _SEEN: dict[str, tuple[dict[str, Any], bytes]] = {}
 """By file: the globals it made, and its content."""
 _NONE: tuple[dict[str, Any], bytes] = ({}, b"")
+
+
+@dataclass(frozen=True)
+class ScriptSource:
+    """A file of source, or a cell."""
+
+    file: str
+    text: str
 
 
 def see(func: object) -> None:
@@ -56,10 +63,9 @@ def is_cloudpickle(caller: FrameType) -> bool:
     return str(caller.f_globals.get("__name__")).startswith(("cloudpickle", __package__))
 
 
-def script_of(func: object) -> Script:
-    """Return the definitions of the script that a function comes from, or else of `__main__`."""
-    from kinetic._pickling.script import Script
-
+def find_script(func: object) -> tuple[dict[str, Any], list[ScriptSource]]:
+    """Return the globals and the source of the script that a function comes from, or else of
+    `__main__`."""
     see(func)
     space = _namespace(func)
     main = vars(sys.modules["__main__"])
@@ -67,8 +73,8 @@ def script_of(func: object) -> Script:
         space = main
     file = _file(func, space)
     if file is not None:
-        return Script(space, list(_decode_source(file, space)))
-    return Script(space, list(_list_typed_sources()) if space is main else [])
+        return space, list(_decode_source(file, space))
+    return space, list(_list_typed_sources()) if space is main else []
 
 
 def _namespace(func: object) -> dict[str, Any] | None:
@@ -100,8 +106,6 @@ def _decode_source(file: str, space: dict[str, Any]) -> Iterator[ScriptSource]:
     import io
     import tokenize
 
-    from kinetic._pickling.script import ScriptSource
-
     with suppress(OSError, SyntaxError, UnicodeDecodeError, LookupError):
         owner, data = _SEEN.get(file, _NONE)
         data = data if owner is space else Path(file).read_bytes()
@@ -112,8 +116,6 @@ def _decode_source(file: str, space: dict[str, Any]) -> Iterator[ScriptSource]:
 def _list_typed_sources() -> Iterator[ScriptSource]:
     """What was typed into a notebook or at a prompt, or given to `python -c`."""
     import linecache
-
-    from kinetic._pickling.script import ScriptSource
 
     if sys.argv and sys.argv[0] == "-c" and len(sys.argv) < len(sys.orig_argv):
         yield ScriptSource("<string>", sys.orig_argv[-len(sys.argv)])

@@ -31,8 +31,7 @@ from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from kinetic._core.values import dataclass
-from kinetic._pickling.origin import MAIN
+from kinetic._pickling.origin import MAIN, ScriptSource
 from kinetic._pickling.unpickler import Definition
 
 _PLAIN_METACLASSES = (type, abc.ABCMeta, enum.EnumMeta, type(typing.Protocol))
@@ -54,14 +53,6 @@ _OPTIMIZED = 1
 """The compiler's flag for functions; class bodies do not have it."""
 _Block = ast.If | ast.Try | ast.With
 _Made = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@dataclass(frozen=True)
-class ScriptSource:
-    """A file of source, or a cell."""
-
-    file: str
-    text: str
 
 
 class Script:

@@ -15,10 +15,9 @@ import click
 
 from kinetic._client.board.reader import JobBoard
 from kinetic._core import layout, record
-from kinetic._core.ref import JobRef
+from kinetic._core.ref import NEWEST, JobRef
 from kinetic._core.values import dataclass
 from kinetic._store import index as stored
-from kinetic.cli.options import NEWEST
 from kinetic.errors import KineticError, NotFound, UsageError
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from kinetic._core.ref import NEWEST
 from kinetic.cli.lazy import complete_with
 
 if TYPE_CHECKING:
@@ -100,8 +101,6 @@ SLICES = SlicesParam()
 ASSIGNMENT = Assignment()
 
 
-NEWEST = "-"
-"""Means the newest job wherever an id is expected."""
 _LAST = "kinetic.last"
 
 
