@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from kinetic._core.preemption import LOOKS, NOTICE, SEEN, VARIABLE
+from kinetic._host.worker import worlds
 
 
 class Preempted(SystemExit):
@@ -57,6 +58,9 @@ def grace_left_s() -> float | None:
 def forget() -> None:
     """Begin anew, in another attempt in the same process."""
     _marked.clear()
+
+
+worlds.on_leaving(forget)
 
 
 def _mark(folder: str, name: str) -> None:

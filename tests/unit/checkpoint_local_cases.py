@@ -19,7 +19,8 @@ import pytest
 from checkpoint_fakes import Crowd, on_all
 
 import kinetic
-from kinetic._in_job.checkpoint import persistent, tree, worlds
+from kinetic._host.worker import worlds
+from kinetic._in_job.checkpoint import persistent, tree
 from kinetic._in_job.checkpoint.assembly import LocalRestore
 from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.local_tier import LocalTier

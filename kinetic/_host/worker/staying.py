@@ -15,7 +15,6 @@ import _thread
 import contextlib
 import copy
 import gc
-import importlib
 import os
 import signal
 import sys
@@ -25,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kinetic._host.start import Start
-from kinetic._host.worker import coordination, joining
+from kinetic._host.worker import coordination, joining, worlds
 from kinetic._system import sockets
 
 ATTEMPT_BYTES = 4
@@ -192,7 +191,8 @@ def leave(kept: RetainedCall) -> None:
         if hasattr(sys, name):
             delattr(sys, name)
     coordination.hang_up()
-    _settle()
+    if not worlds.settle(SETTLE_S):
+        raise CannotStay("a checkpoint is still being written")
     gc.collect()
     if count := coordination.count_shared_arrays():
         raise CannotStay(
@@ -200,7 +200,8 @@ def leave(kept: RetainedCall) -> None:
         )
     joining.release()
     try:
-        _forget()
+        if missing := worlds.forget():
+            raise CannotStay(f"this Orbax has no {missing[0]}")
         coordination.hold_backends()
         coordination.leave()
         if coordination.has_backends():
@@ -211,26 +212,3 @@ def leave(kept: RetainedCall) -> None:
         raise CannotStay(
             f"JAX could not leave its world: {type(error).__name__}: {error}"
         ) from error
-
-
-def _settle() -> None:
-    worlds = _checkpoints()
-    if worlds is not None and not worlds.settle(SETTLE_S):
-        raise CannotStay("a checkpoint is still being written")
-
-
-def _forget() -> None:
-    """Have our code and Orbax, if either was used, count from the beginning again."""
-    if "kinetic._in_job.preemption" in sys.modules:
-        sys.modules["kinetic._in_job.preemption"].forget()
-    worlds = _checkpoints()
-    if worlds is not None and (missing := worlds.forget()):
-        raise CannotStay(f"this Orbax has no {missing[0]}")
-
-
-def _checkpoints() -> Any:
-    """What knows of worlds in our code for checkpoints, which is not below this one; None if there
-    was none."""
-    if any(name in sys.modules for name in ("kinetic._in_job.checkpoint", "orbax.checkpoint")):
-        return importlib.import_module("kinetic._in_job.checkpoint.worlds")
-    return None

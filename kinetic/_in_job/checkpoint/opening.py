@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core.values import dataclass
+from kinetic._host.worker import worlds
 from kinetic._in_job import slices
 from kinetic._in_job.checkpoint import digests, foreign, room
 from kinetic._in_job.checkpoint.foreign import Guest
@@ -36,6 +37,7 @@ LIMIT_S = 600.0
 """How long hosts may wait for each other; a host that is lost ends the job much sooner."""
 _SHARED_WITHIN_S = 5.0
 """How long a file of the leader may take to be seen by the others."""
+worlds.on_leaving(lease.abandon)
 _KINDS = {kind.__name__: kind for kind in (CheckpointError, CheckpointInUse, CheckpointMismatch)}
 _ATTRIBUTES = ("job_id", "step")
 

@@ -15,6 +15,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kinetic._host.worker import worlds
 from kinetic.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -228,6 +229,9 @@ def forget_worlds() -> None:
     """Count worlds from 0 again, alike on hosts that stay and on those that are new."""
     global _worlds
     _worlds = itertools.count()
+
+
+worlds.on_leaving(forget_worlds)
 
 
 def _ms(limit_s: float) -> int:

@@ -1,6 +1,6 @@
 """What has to be forgotten when this process joins another world of JAX.
 
-In: nothing. Out: counters and caches of Orbax, and ours, as in a new process.
+In: what others want to be told. Out: counters and caches of Orbax, and ours, as in a new process.
 
 Orbax names its barriers by counters of the process, and keeps a client of the coordination service.
 Hosts that stay and hosts that are new must count alike. There is no public interface for it; a test
@@ -14,10 +14,8 @@ import itertools
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
-
-from kinetic._in_job.checkpoint import peers
-from kinetic._store import lease
 
 _SYNCHRONIZATION = "orbax.checkpoint._src.futures.synchronization"
 _SIGNALING = "orbax.checkpoint._src.futures.signaling_client"
@@ -26,6 +24,12 @@ _SIGNALING_THREAD = "_SignalingThread"
 WRITERS = ("async_save", "kinetic-local-checkpoint", "kinetic-checkpoint-end")
 """Threads that write checkpoints, by name: Orbax's, and ours."""
 IDS = ("_DISTRIBUTED_TO_DEVICE_IDS", "_RUNTIME_TO_DISTRIBUTED_ID")
+_forgetting: list[Callable[[], object]] = []
+
+
+def on_leaving(forget: Callable[[], object]) -> None:
+    """Have this called between leaving a world and joining the next one."""
+    _forgetting.append(forget)
 
 
 def settle(limit_s: float) -> bool:
@@ -41,10 +45,10 @@ def settle(limit_s: float) -> bool:
 
 
 def forget() -> list[str]:
-    """Let Orbax, if it was imported, and checkpointers start anew; to be called on every host
+    """Let Orbax, if it was imported, and all of `on_leaving` start anew; to be called on every host
     between leaving a world and joining the next one. Return what this Orbax does not have."""
-    peers.forget_worlds()
-    lease.abandon()
+    for call in _forgetting:
+        call()
     missing: list[str] = []
     synchronization: Any = sys.modules.get(_SYNCHRONIZATION)
     if synchronization is not None:
