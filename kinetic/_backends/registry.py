@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kinetic._backends.base import Backend
-from kinetic._core.place import Place
+from kinetic._core.place import JOB, JOBSET, Place
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 from kinetic._store.base import Store
@@ -65,9 +65,9 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
         options.backend
         or checks.backend("backend", settings.backend)
         or ("ray" if settings.names_ray else "")
-        or ("pathways" if several else "gke")
+        or (JOBSET if several else JOB)
     )
-    if single and name == "gke":
+    if single and name == JOB:
         raise UsageError(
             'controller="single" needs the backend "pathways"; "gke" runs jobs of one host. Leave '
             'backend= and KINETIC_BACKEND away, or write backend="pathways".'
@@ -164,8 +164,8 @@ def _ray(place: Place, store: Store) -> Backend:
 _makers: dict[str, Maker] = {
     "local": _local,
     "ray": _ray,
-    "gke": _kubernetes,
-    "pathways": _kubernetes,
+    JOB: _kubernetes,
+    JOBSET: _kubernetes,
 }
 
 

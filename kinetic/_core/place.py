@@ -11,7 +11,10 @@ from typing import Any
 from kinetic._core import documents
 from kinetic._core.values import dataclass
 
-BACKENDS = ("gke", "pathways", "local", "ray")
+JOB, JOBSET = "gke", "pathways"
+"""What older scripts call a Job of one host, and a JobSet of several. Nothing of Pathways runs for
+the second, unless with `controller="single"`."""
+BACKENDS = (JOB, JOBSET, "local", "ray")
 
 MULTI_TIER = "multi-tier"
 """Local storage that GKE's multi-tier checkpointing keeps on the node."""
@@ -80,7 +83,7 @@ class Place(documents.Record, called="The place of the job"):
     @property
     def has_pods(self) -> bool:
         """Whether hosts are pods of a Kubernetes cluster."""
-        return self.backend in ("gke", "pathways")
+        return self.backend in (JOB, JOBSET)
 
     @property
     def is_cluster(self) -> bool:

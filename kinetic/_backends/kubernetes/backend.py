@@ -39,6 +39,7 @@ from kinetic._backends.kubernetes.snapshot import ClusterSnapshot, resource_of
 from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.log_format import LogChunk
+from kinetic._core.place import JOB
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
@@ -117,7 +118,7 @@ class KubernetesBackend:
         preflight.check(api, _pods_of(plan), account, asked)
 
     def _check_hosts(self, plan: Plan) -> None:
-        if self.name == "gke" and plan.hosts > 1:
+        if self.name == JOB and plan.hosts > 1:
             raise PreflightError(
                 f'backend="gke" runs jobs of one host; this one, on {plan.topology.name}, has '
                 f'{plan.hosts} hosts. Leave backend= away, or write backend="pathways".'

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kinetic._config import settings as configuration
 from kinetic._core.findings import Finding, problem
-from kinetic._core.place import Place
+from kinetic._core.place import JOB, Place
 from kinetic.errors import KineticError, PreflightError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _check_images(settings: Settings) -> tuple[Finding, ...]:
 
 def _place_of(settings: Settings) -> Place:
     return Place(
-        "gke",
+        JOB,
         cluster=settings.cluster or "",
         project=settings.project or "",
         zone=settings.zone or "",

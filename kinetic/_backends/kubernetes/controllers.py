@@ -25,7 +25,7 @@ from kinetic._backends.kubernetes.resources import (
 )
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.options import Options
-from kinetic._core.place import Place
+from kinetic._core.place import JOBSET, Place
 from kinetic._core.plan import Blob, Plan, Versions
 from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, KineticError, NotFound, PreflightError
@@ -152,7 +152,7 @@ def _trial() -> Document:
     plan = Plan(
         job_id="job-00000000",
         name="kinetic doctor",
-        place=Place("pathways"),
+        place=Place(JOBSET),
         options=Options(resolve("cpu"), slices=2, retries=1),
         payload=Blob("0" * 64, 0),
         versions=Versions("3.11", "3", "0"),
