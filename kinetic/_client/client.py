@@ -104,7 +104,7 @@ class Client:
 
 
 _OF_A_PLACE = (
-    *("project", "zone", "cluster", "namespace", "base_image_repo"),
+    *("backend", "project", "zone", "cluster", "namespace", "base_image_repo"),
     *("queue", "priority", "reservation", "local_storage", "network_devices"),
     "service_account",
 )

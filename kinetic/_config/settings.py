@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -178,6 +178,11 @@ class Settings:
         )
 
     @property
+    def is_for_ray(self) -> bool:
+        """Whether jobs go to a Ray cluster, unless a call's options differ."""
+        return self.backend == "ray" or (self.backend is None and self.names_ray)
+
+    @property
     def cluster_settings(self) -> dict[str, Setting]:
         """The settings that name a cluster, with sources. GOOGLE_CLOUD_PROJECT alone does not
         count: other tools set it too."""
@@ -269,7 +274,19 @@ def load(
     folders = {name: _expand_path(values[name], env) for name in ("home", "cache_dir")}
     store = _address(values.get("store"), folders["home"], env)
     sources = {"store": SettingSource(Origin.HOME)} | {name: s.source for name, s in found.items()}
-    return Settings(**values | folders | {"store": store}, sources=sources)
+    settings = Settings(**values | folders | {"store": store}, sources=sources)
+    if "store" in found or settings.pod_store or not settings.is_for_ray:
+        return settings
+    return _keep_store_on_head(settings, env)
+
+
+def _keep_store_on_head(settings: Settings, env: Environ) -> Settings:
+    """Where laptop and cluster are not known to share anything, the cluster keeps the store."""
+    from kinetic._ray.address import resolve_address
+
+    store = f"ray+{resolve_address(settings.address or '', env)}"
+    origin = settings.setting("address" if settings.address else "backend").source
+    return replace(settings, store=store, sources={**settings.sources, "store": origin})
 
 
 def names() -> tuple[str, ...]:

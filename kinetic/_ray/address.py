@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from kinetic._ray.jobs_api import JobsApi
 from kinetic.errors import PreflightError, UsageError
+
+if TYPE_CHECKING:
+    from kinetic._ray.jobs_api import JobsApi
 
 DASHBOARD_PORT = 8265
 AUTO = "auto"
@@ -63,6 +66,8 @@ def _dashboard_of(name: str, text: str) -> str:
 def connect(url: str) -> JobsApi:
     """Return the dashboard with this URL, and the token of this process's environment: whoever
     opens a store by its address has no settings at hand."""
+    from kinetic._ray.jobs_api import JobsApi  # settings need only the address
+
     return JobsApi(url, find_token(os.environ))
 
 

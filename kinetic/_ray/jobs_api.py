@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import urllib.request
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -159,7 +161,8 @@ class JobsApi:
         self.address = address
         self._token = token
         self._limits = limits or JobsApiLimits()
-        self._pools: tuple[int, PoolManager] | None = None
+        self._pools: PoolManager | None = None
+        _all.add(self)
 
     def __repr__(self) -> str:
         return f"JobsApi({self.address!r})"
@@ -289,7 +292,7 @@ class JobsApi:
         """Close idle connections. The object can still be used."""
         pools, self._pools = self._pools, None
         if pools is not None:
-            pools[1].clear()
+            pools.clear()
 
     def _ask_state(self, path: str, query: Mapping[str, str]) -> dict[str, Any]:
         found = self._ask("GET", f"{path}?{urlencode(query)}")
@@ -341,10 +344,21 @@ class JobsApi:
         return response
 
     def _connect(self) -> PoolManager:
-        known, process = self._pools, os.getpid()
-        if known is None or known[0] != process:  # after a fork they are the parent's
-            known = self._pools = (process, _open_pools(self.address))
-        return known[1]
+        if self._pools is None:
+            self._pools = _open_pools(self.address)
+        return self._pools
+
+
+_all: weakref.WeakSet[JobsApi] = weakref.WeakSet()
+
+
+def _forget_connections() -> None:
+    """In a process that was forked they are another's."""
+    for api in list(_all):
+        api._pools = None
+
+
+os.register_at_fork(after_in_child=_forget_connections)
 
 
 def _open_pools(address: str) -> PoolManager:
@@ -412,7 +426,8 @@ def _explain_silence(address: str, error: Exception) -> KineticError:
     cause = error
     while isinstance(cause, urllib3.exceptions.MaxRetryError) and cause.reason is not None:
         cause = cause.reason
-    text = " ".join(str(cause).split()) or type(cause).__name__
+    # Without the connection's own description in front.
+    text = re.sub(r"^\w+\(.*?\): ", "", " ".join(str(cause).split())) or type(cause).__name__
     if isinstance(cause, urllib3.exceptions.SSLError):
         return PreflightError(
             f"The certificate of {address} is not trusted ({text}). Name the authority that "

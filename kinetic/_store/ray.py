@@ -114,12 +114,13 @@ class RayStore:
     def parts(self, prefix: str) -> Iterator[str]:
         """Yield the next part of all keys that have parts below the prefix and that one."""
         found = self._list(f"{glob.escape(_place(prefix))}/*")
-        yield from sorted(PurePosixPath(each).name for each in found if each.endswith("/"))
+        names = (PurePosixPath(each).name for each in found if each.endswith("/"))
+        yield from sorted(filter(ray_mail.is_whole_part, names))
 
     def _walk(self, place: str) -> Sequence[str]:
         found = self._list(f"{glob.escape(place)}/**/*")
         keys = [each.removeprefix(f"{ray_mail.CONTENT}/") for each in found if each[-1] != "/"]
-        return sorted(key for key in keys if not key.startswith(".tmp/"))
+        return sorted(ray_mail.key_of(key) for key in keys if not key.startswith(".tmp/"))
 
     def _read(self, key: str, write: Callable[[bytes], object]) -> None:
         place = _place(key)
@@ -140,10 +141,11 @@ class RayStore:
 
     def _find_head(self) -> str:
         if not self._head:
-            heads = [node.node_id for node in self._api.nodes() if node.is_head and node.is_alive]
+            heads = [node for node in self._api.nodes() if node.is_head]
             if not heads:
                 raise BackendUnavailable(f"The Ray cluster at {self._api.address} has no head.")
-            self._head = heads[0]
+            # Ray may take one for dead that is only slow.
+            self._head = max(heads, key=lambda node: node.is_alive).node_id
         return self._head
 
     # --- what the keeper does
@@ -153,13 +155,13 @@ class RayStore:
     ) -> bool:
         """Write bytes, the content of a local file, or parts from an iterator; return whether this
         call wrote."""
-        check_key(key)
+        path = ray_mail.path_of(key)
         with open_stream(data) as stream:
             size_bytes = stream.seek(0, io.SEEK_END)
             stream.seek(0)
             if if_absent and size_bytes > _CHECKED_FIRST_BYTES and self.has(key):
                 return False
-            request = {"do": "put", "key": key, "if_absent": if_absent}
+            request = {"do": "put", "key": path, "if_absent": if_absent}
             if size_bytes > PART_BYTES:
                 upload = os.urandom(16).hex()
                 while part := stream.read(PART_BYTES):
@@ -169,23 +171,21 @@ class RayStore:
 
     def delete(self, prefix: str) -> int:
         """Delete the key and everything below it; return how many objects were deleted."""
-        check_key(prefix)
-        return int(self._ask({"do": "delete", "prefix": prefix}))
+        return int(self._ask({"do": "delete", "prefix": ray_mail.path_of(prefix)}))
 
     def renew(self, key: str) -> bool:
         """Return whether the key exists; it counts as written now."""
-        check_key(key)
-        return bool(self._ask({"do": "renew", "key": key}))
+        return bool(self._ask({"do": "renew", "key": ray_mail.path_of(key)}))
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield what `list` yields, with sizes and times."""
-        check_key(prefix)
-        for row in self._ask({"do": "entries", "prefix": prefix}):
-            yield Entry(*row)
+        for path, *rest in self._ask({"do": "entries", "prefix": ray_mail.path_of(prefix)}):
+            yield Entry(ray_mail.key_of(path), *rest)
 
     def drop(self, entry: Entry) -> bool:
         """Delete an object if it is unchanged since it was listed; return whether this call did."""
-        return bool(self._ask({"do": "drop", "entry": list(entry)}))
+        listed = [ray_mail.path_of(entry.key), *entry[1:]]
+        return bool(self._ask({"do": "drop", "entry": listed}))
 
     def _ask(self, request: ray_mail.Request, data: bytes = b"") -> Any:
         letter = os.urandom(16).hex()
@@ -219,8 +219,7 @@ class RayStore:
 
 
 def _place(key: str) -> str:
-    check_key(key)
-    return f"{ray_mail.CONTENT}/{key}"
+    return f"{ray_mail.CONTENT}/{ray_mail.path_of(key)}"
 
 
 @contextmanager

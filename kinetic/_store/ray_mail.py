@@ -15,6 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
+from kinetic._store.base import check_key
+from kinetic.errors import UsageError
+
 FOLDER = "kinetic"
 """In the folder of the head's logs."""
 CONTENT = f"{FOLDER}/store"
@@ -26,8 +29,38 @@ POST = "kinetic-mail-"
 LONGEST_NAME = 120
 """Of an answer in a file's name, which has at most 255 bytes."""
 _IN_FILE = "@"
+_GOES_ON = "\x1f"
+_PART_LENGTH = 60
+"""Characters of a key's part that are the name of one file or folder: at most 240 bytes."""
 
 Request = Mapping[str, Any]
+
+
+def path_of(key: str) -> str:
+    """Return the path of a key in the folder: parts of keys may be longer than names of files, and
+    go on in a folder then.
+
+    Raises:
+        UsageError: it is not a valid key.
+    """
+    if _GOES_ON in key:
+        raise UsageError(f"{key!r} is not a key of this store: it has a control character.")
+    return "/".join(map(_path_of_part, check_key(key)))
+
+
+def _path_of_part(part: str) -> str:
+    starts = range(0, len(part), _PART_LENGTH)
+    return f"{_GOES_ON}/".join(part[start : start + _PART_LENGTH] for start in starts)
+
+
+def key_of(path: str) -> str:
+    """Return the key whose path this is."""
+    return path.replace(f"{_GOES_ON}/", "")
+
+
+def is_whole_part(name: str) -> bool:
+    """Whether a folder is a part of keys, and not the beginning of one."""
+    return not name.endswith(_GOES_ON)
 
 
 def package_name(letter: str) -> str:

@@ -56,10 +56,13 @@ def test_its_address_opens_it_again(store):
 
 def test_keys_may_have_any_characters(store):
     keys = ["a b", "[x]/*?", "é/ü", ".hidden/.file", "worker.out", "a=%2F"]
+    keys += ["long/" + "x" * 900, "long/" + "é" * 61 + "/b"]
     for key in keys:
         store.put(key, key.encode())
     assert list(store.list("")) == sorted(keys)
     assert [store.get(key) for key in keys] == [key.encode() for key in keys]
+    assert sorted(each.key for each in store.entries("long")) == sorted(keys[-2:])
+    assert all(store.drop(entry) for entry in store.entries("long"))
 
 
 def test_large_content_goes_in_parts(store, tmp_path):

@@ -286,6 +286,9 @@ def _environ(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
         "RAY_prestart_worker_first_driver": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_metrics_report_interval_ms": "60000",
+        # A busy machine is slow, not dead. Nobody is to wait for Ray's word anyway.
+        "RAY_health_check_timeout_ms": "60000",
+        "RAY_health_check_failure_threshold": "20",
     }
     return kept | own | variables
 

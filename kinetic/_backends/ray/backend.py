@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from kinetic._backends import attempt_logs, stored
 from kinetic._backends.base import Document, LogRequest, Status
-from kinetic._backends.ray import capacity, states, submission
+from kinetic._backends.ray import capacity, keepers, states, submission
 from kinetic._backends.ray.states import DriverFacts
 from kinetic._backends.ray.submission import HostSettings
 from kinetic._core import layout, record
@@ -63,6 +63,21 @@ class RayBackend:
                 'backend="pathways", or leave controller= away.'
             )
         capacity.check(plan, self._api.nodes())
+        if self._settings.has_store_on_head:
+            self._start_keeper()
+
+    def _start_keeper(self) -> None:
+        """The cluster keeps the store: what is written next waits for its keeper."""
+        archive = self._send_kinetic()
+        command = submission.entrypoint(
+            self._settings.python, installs=False, module=keepers.MODULE
+        )
+        keepers.ensure_keeper(self._api, command, submission.environment_of(archive))
+
+    def _send_kinetic(self) -> str:
+        blob, data = self._read_archive()
+        self._api.send_package(submission.package_of(blob.digest), data)
+        return blob.digest
 
     def render(self, plan: Plan) -> list[Document]:
         """Return the entry of the Jobs API."""
@@ -77,8 +92,7 @@ class RayBackend:
         lines: list[str] = []
         if plan.requirements is not None:
             lines = self._store.get(layout.blob(plan.requirements.digest)).decode().splitlines()
-        blob, data = self._read_archive()
-        self._api.send_package(submission.package_of(blob.digest), data)
+        self._send_kinetic()
         if secrets:
             self._store.put(layout.secrets(ref.job_id), json.dumps(dict(secrets)).encode())
         self._api.submit(submission.read(document, lines))

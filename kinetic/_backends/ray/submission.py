@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from kinetic._backends.base import Document
 from kinetic._core.plan import Plan
@@ -39,6 +40,11 @@ class HostSettings:
     python: str = ""
     simulated: bool = False
 
+    @property
+    def has_store_on_head(self) -> bool:
+        """Whether the cluster itself keeps the store (see `_store.ray`)."""
+        return self.store_uri.startswith("ray+")
+
 
 def render(plan: Plan, settings: HostSettings) -> Document:
     """Return the document that submits a plan."""
@@ -50,14 +56,18 @@ def render(plan: Plan, settings: HostSettings) -> Document:
     }
     if settings.simulated:
         variables["KINETIC_SIMULATED"] = "1"
-    # Not working_dir: each node unpacks that anew, though nodes of one machine share the folder.
-    modules = [f"gcs://{package_of(settings.archive)}"]
     return Submission(
         plan.job_id,
         entrypoint(settings.python, installs=plan.requirements is not None),
-        runtime_env={"py_modules": modules, "env_vars": variables},
+        runtime_env=environment_of(settings.archive) | {"env_vars": variables},
         metadata={"kinetic": plan.versions.kinetic, "name": plan.name},
     ).to_json()
+
+
+def environment_of(archive: str) -> dict[str, Any]:
+    """Return the runtime environment in which programs find kinetic."""
+    # Not working_dir: each node unpacks that anew, though nodes of one machine share the folder.
+    return {"py_modules": [f"gcs://{package_of(archive)}"]}
 
 
 def package_of(digest: str) -> str:
@@ -74,8 +84,8 @@ def read(document: Document, lines: Sequence[str] = ()) -> Submission:
     return Submission(*own, runtime_env, document["metadata"])
 
 
-def entrypoint(python: str, *, installs: bool) -> str:
-    """Return the command of the driver: with the interpreter of Ray's own workers, which is often
+def entrypoint(python: str, *, installs: bool, module: str = DRIVER) -> str:
+    """Return the command of a driver: with the interpreter of Ray's own workers, which is often
     not the first one on the PATH. Their raylet is the parent of the shell's parent, and has it in
     its command line; where the job installs something, Ray puts its environment on the PATH.
     """
@@ -94,6 +104,6 @@ def entrypoint(python: str, *, installs: bool) -> str:
     return (
         f"for p in {' '.join(named)}; do "
         f'if [ -n "$p" ] && "$p" -c {shlex.quote(_HAS_RAY)} 2>/dev/null; '
-        f'then exec "$p" -m {DRIVER}; fi; done; '
+        f'then exec "$p" -m {module}; fi; done; '
         f"echo {shlex.quote(said)} >&2; exit {NO_INTERPRETER}"
     )

@@ -198,6 +198,16 @@ def find_address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
+def locate_store(uri: str) -> str:
+    """Return the address of the store as nodes reach it: one that this cluster keeps is behind its
+    dashboard, which may have another address outside."""
+    from ray._private import worker
+
+    if not uri.startswith("ray+"):
+        return uri
+    return f"ray+http://{worker.global_worker.node.address_info['webui_url']}"
+
+
 def disconnect() -> None:
     """Leave the cluster."""
     ray.shutdown()

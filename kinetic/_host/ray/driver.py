@@ -43,7 +43,7 @@ class _Driver:
         made = certificate.make(endpoint.tls_name)
         self._gang = {
             "KINETIC_JOB_ID": endpoint.job_id,
-            "KINETIC_STORE": given["KINETIC_STORE"],
+            "KINETIC_STORE": cluster.locate_store(given["KINETIC_STORE"]),
             "KINETIC_COORDINATOR": endpoint.target,
             "KINETIC_TOKEN": endpoint.token,
             "KINETIC_TLS_CERTIFICATE": made.certificate,
