@@ -19,6 +19,7 @@ from kinetic._backends.base import phase_of
 from kinetic._backends.ray.backend import RayBackend
 from kinetic._backends.ray.submission import HostSettings
 from kinetic._core.state import JobStatus
+from kinetic._ray.jobs_api import JobsApi
 from kinetic._source import runtime
 from kinetic.errors import PreflightError
 
