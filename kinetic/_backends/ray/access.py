@@ -12,13 +12,18 @@ from kinetic._config.settings import Settings
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob
 from kinetic._ray import address
-from kinetic._ray.jobs_api import JobsApi
+from kinetic._ray.jobs_api import JobsApi, JobsApiLimits
 from kinetic._store.base import Store
 
 
 def find_address(settings: Settings) -> str:
     """Return the address of the Jobs API."""
     return address.resolve_address(settings.address or "", configuration.variables())
+
+
+def open_api(url: str, *, limits: JobsApiLimits | None = None) -> JobsApi:
+    """Return the dashboard with this URL, and the token of the caller's environment."""
+    return JobsApi(url, address.find_token(configuration.variables()), limits=limits)
 
 
 def make_backend(place: Place, store: Store) -> RayBackend:
@@ -33,7 +38,7 @@ def make_backend(place: Place, store: Store) -> RayBackend:
 
     return RayBackend(
         store,
-        lambda: JobsApi(place.address, address.find_token(configuration.variables())),
+        lambda: open_api(place.address),
         read_archive,
         HostSettings(
             archive="",

@@ -30,7 +30,7 @@ def ensure_keeper(api: JobsApi, entrypoint: str, runtime_env: Mapping[str, Any])
     Raises:
         BackendUnavailable: the cluster does not answer.
     """
-    known = [job for job in api.list() if _is_keeper(job)]
+    known = _find_all(api)
     if not all(job.has_ended for job in known):
         return False
     number = 1 + max((int(job.job_id.rpartition("-")[2]) for job in known), default=0)
@@ -48,6 +48,15 @@ def ensure_keeper(api: JobsApi, entrypoint: str, runtime_env: Mapping[str, Any])
             return False
         raise
     return True
+
+
+def is_running(api: JobsApi) -> bool:
+    """Whether a keeper runs, or is about to."""
+    return not all(job.has_ended for job in _find_all(api))
+
+
+def _find_all(api: JobsApi) -> list[RayJob]:
+    return [job for job in api.list() if _is_keeper(job)]
 
 
 def _is_keeper(job: RayJob) -> bool:

@@ -101,6 +101,12 @@ def _check_remote(chosen: Settings, *, has_cluster: bool) -> list[Finding]:
     """Findings about the configured cluster and store; none if jobs run and are kept on this
     machine."""
     found = list(cluster.check(chosen)) if has_cluster else []
+    if chosen.is_for_ray:
+        from kinetic._backends.ray import checks as ray_checks
+
+        found += ray_checks.check(chosen)
+        if chosen.store.startswith("ray+"):
+            return found  # Its keeper may not have started yet.
     if has_cluster or "://" in chosen.store:
         tried = facts.access(chosen.store)
         found += checks.access(tried, has_cluster=has_cluster, pods_store=chosen.pod_store)

@@ -17,6 +17,8 @@ from kinetic.cli.options import json_option
 
 if TYPE_CHECKING:
     from kinetic._backends.kubernetes.checks import LiveAccelerator
+    from kinetic._backends.ray.checks import RayResource
+    from kinetic._config.settings import Settings
 
 _COLUMNS = ("NAME", "KIND", "CHIPS", "HOSTS", "CHIPS/HOST", "SHAPE", "MACHINE TYPE")
 _NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST")
@@ -24,12 +26,15 @@ _NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST")
 _LIVE_COLUMNS = ("NAME", "NODE POOL", "ACCELERATOR", "TOPOLOGY", "NODES", "READY", "SLICES", "SPOT")
 _LIVE_NUMBERS = ("NODES", "READY", "SLICES")
 
+_RAY_COLUMNS = ("NAME", "RESOURCE", "TOPOLOGY", "NODES", "EACH", "SLICES")
+_RAY_NUMBERS = ("NODES", "EACH", "SLICES")
+
 _HELP = """List the accelerators that jobs can ask for.
 
 FILTER is a part of a name, or any name that `--accelerator` takes.
 
 With --live, list what the node pools of a cluster have now, busy or not; pools that are scaled to
-zero are not shown.
+zero are not shown. Where jobs go to a Ray cluster, list what its nodes have.
 
 \b
 Examples:
@@ -68,13 +73,33 @@ def _print_live(words: str | None, flags: dict[str, str | None], *, as_json: boo
     from kinetic._backends.kubernetes import cluster
     from kinetic._config import settings
 
-    found = cluster.list_accelerators(settings.load(flags=flags))
+    chosen = settings.load(flags=flags)
+    if chosen.is_for_ray:
+        _print_ray(words, chosen, as_json=as_json)
+        return
+    found = cluster.list_accelerators(chosen)
     rows = [row for row in found if not words or words.lower() in row.name]
     if as_json:
         output.json_document([_live_document(row) for row in rows])
     else:
         cells = [_live_cells(row) for row in rows]
         output.table(_LIVE_COLUMNS, cells, right=_LIVE_NUMBERS)
+
+
+def _print_ray(words: str | None, settings: Settings, *, as_json: bool) -> None:
+    from kinetic._backends.ray import checks
+
+    found = checks.list_resources(settings)
+    rows = [row for row in found if not words or words.lower() in f"{row.name} {row.kind}".lower()]
+    if as_json:
+        output.json_document([asdict(row) for row in rows])
+    else:
+        output.table(_RAY_COLUMNS, [_ray_cells(row) for row in rows], right=_RAY_NUMBERS)
+
+
+def _ray_cells(row: RayResource) -> tuple[str, ...]:
+    shape = row.topology or "-"
+    return (row.name or "-", row.kind, shape, str(row.nodes), f"{row.each:g}", str(row.slices))
 
 
 def _live_document(row: LiveAccelerator) -> dict[str, Any]:

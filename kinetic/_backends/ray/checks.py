@@ -1,0 +1,227 @@
+"""What `kinetic doctor` says of a Ray cluster, and what `kinetic accelerators --live` lists.
+
+In: settings; what the cluster's dashboard says. Out: findings, rows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from kinetic._backends.ray import access, keepers
+from kinetic._config.settings import Settings
+from kinetic._core.accelerators.catalog import catalog_rows
+from kinetic._core.findings import Finding, ok, problem, warn
+from kinetic._core.values import dataclass
+from kinetic._ray.jobs_api import JobsApi, JobsApiLimits, RayNode
+from kinetic._store import ray_mail
+from kinetic.errors import KineticError, NotFound
+
+OLDEST_RAY = (2, 49)
+"""Which reserves whole TPU slices."""
+_LIMITS = JobsApiLimits(connect_s=5.0, read_s=20.0, tries=2)
+_SHOWN = ("CPU", "GPU", "TPU")
+_TYPE, _SHAPE = "ray.io/tpu-pod-type", "ray.io/tpu-topology"
+
+
+@dataclass(frozen=True)
+class RayFacts:
+    """What a cluster says of itself.
+
+    Attributes:
+        address: of its dashboard.
+        fault: why it says nothing; "" if it does.
+        ray: its version.
+        nodes: those that are alive.
+        python: its version, as the keeper of its store has told; "" if none has run yet.
+        has_keeper: whether that runs now.
+    """
+
+    address: str
+    fault: str = ""
+    ray: str = ""
+    nodes: tuple[RayNode, ...] = ()
+    python: str = ""
+    has_keeper: bool = False
+
+
+@dataclass(frozen=True)
+class RayResource:
+    """What nodes of one kind have.
+
+    Attributes:
+        name: as `accelerator=` takes it; "" if kinetic has no name for it.
+        kind: what Ray calls it, such as "TPU v6e-16".
+        topology: of the slices that nodes form, or "".
+        nodes: how many there are.
+        each: chips, GPUs or processors of one node.
+        slices: complete slices, or nodes where each is one.
+    """
+
+    name: str
+    kind: str
+    topology: str
+    nodes: int
+    each: float
+    slices: int
+
+
+def gather(api: JobsApi) -> RayFacts:
+    """Ask a cluster."""
+    try:
+        version = api.version()
+        nodes = tuple(node for node in api.nodes() if node.is_alive)
+        runs = keepers.is_running(api)
+        python = _ask_python(api, nodes)
+    except KineticError as error:
+        return RayFacts(api.address, str(error))
+    return RayFacts(api.address, "", version.ray, nodes, python, runs)
+
+
+def _ask_python(api: JobsApi, nodes: Iterable[RayNode]) -> str:
+    head = next((node.node_id for node in nodes if node.is_head), "")
+    if not head or ray_mail.KEEPER not in api.list_logs(head, ray_mail.KEEPER):
+        return ""
+    try:
+        told = json.loads(b"".join(api.read_log(head, ray_mail.KEEPER)) or b"{}")
+    except (NotFound, ValueError):
+        return ""
+    return str(told.get("python", "")) if isinstance(told, dict) else ""
+
+
+def check(settings: Settings) -> tuple[Finding, ...]:
+    """Ask the configured cluster whether it can run jobs."""
+    try:
+        api = access.open_api(access.find_address(settings), limits=_LIMITS)
+    except KineticError as error:
+        return (problem("ray", str(error)),)
+    try:
+        facts = gather(api)
+    finally:
+        api.close()
+    return judge(facts, settings.store)
+
+
+def judge(
+    facts: RayFacts, store: str, python: Sequence[int] = tuple(sys.version_info[:2])
+) -> tuple[Finding, ...]:
+    """Return what to say of a cluster. Pure.
+
+    Args:
+        facts: what it says.
+        store: the address of the store of jobs.
+        python: the version of this side's.
+    """
+    if facts.fault:
+        return (problem("ray", facts.fault),)
+    return (_check_ray(facts), _check_resources(facts), *_check_python(facts, python),
+            *_check_store(facts, store))  # fmt: skip
+
+
+def _check_ray(facts: RayFacts) -> Finding:
+    numbers = tuple(map(int, re.findall(r"\d+", facts.ray)[:2]))
+    if numbers < OLDEST_RAY:
+        return problem(
+            "ray",
+            f"The cluster at {facts.address} runs Ray {facts.ray}.",
+            f"Use Ray {'.'.join(map(str, OLDEST_RAY))} or later there.",
+        )
+    return ok("ray", f"Ray {facts.ray} answers at {facts.address}.")
+
+
+def _check_resources(facts: RayFacts) -> Finding:
+    total: Counter[str] = Counter()
+    for node in facts.nodes:
+        total.update({n: int(node.resources[n]) for n in _SHOWN if node.resources.get(n)})
+    told = ", ".join(f"{count} {name}" for name, count in sorted(total.items())) or "nothing"
+    many = f"{len(facts.nodes)} node{'s' if len(facts.nodes) != 1 else ''}"
+    if not total:
+        return problem(
+            "ray resources",
+            f"None of the cluster's {many} offers processors, GPUs or TPUs.",
+            "Start nodes with resources, for example `ray start --num-cpus=4`.",
+        )
+    return ok("ray resources", f"{many} with {told}.")
+
+
+def _check_python(facts: RayFacts, python: Sequence[int]) -> list[Finding]:
+    theirs = tuple(map(int, facts.python.split(".")[:2])) if facts.python else ()
+    ours = ".".join(map(str, python[:2]))
+    if not theirs:
+        return []
+    if theirs == tuple(python[:2]):
+        return [ok("ray python", f"Python {facts.python} runs there, as here.")]
+    return [
+        problem(
+            "ray python",
+            f"Python {facts.python} runs there, {ours} here: functions of scripts and notebooks "
+            "cannot be sent.",
+            f"Use a cluster with Python {ours}, or Python {'.'.join(map(str, theirs))} here.",
+        )
+    ]
+
+
+def _check_store(facts: RayFacts, store: str) -> list[Finding]:
+    if not store.startswith("ray+"):
+        return []
+    if facts.has_keeper:
+        return [ok("ray store", "The cluster keeps the store; its keeper runs.")]
+    text = "The cluster keeps the store; its keeper starts with the first job."
+    lasting = "Name a bucket by KINETIC_STORE to keep jobs longer than the cluster's head."
+    if len({node.address for node in facts.nodes}) > 1 and "127.0.0.1" in facts.address:
+        return [warn("ray store", f"{text} Its nodes must reach the dashboard.", lasting)]
+    return [ok("ray store", text)]
+
+
+def list_resources(settings: Settings) -> tuple[RayResource, ...]:
+    """Return what the configured cluster has now.
+
+    Raises:
+        UsageError, PreflightError: there is no such cluster, or it lets nobody in.
+        BackendUnavailable: it does not answer.
+    """
+    api = access.open_api(access.find_address(settings), limits=_LIMITS)
+    try:
+        return collect_resources(api.nodes())
+    finally:
+        api.close()
+
+
+def collect_resources(nodes: Iterable[RayNode]) -> tuple[RayResource, ...]:
+    """Return what nodes have, by kind. Pure."""
+    found: Counter[tuple[str, str, float]] = Counter()
+    for node in nodes:
+        if node.is_alive:
+            found[_kind_of(node)] += 1
+    return tuple(_name_resource(*kind, count) for kind, count in sorted(found.items()))
+
+
+def _kind_of(node: RayNode) -> tuple[str, str, float]:
+    for name in ("TPU", "GPU"):
+        if node.resources.get(name):
+            kind = node.labels.get(_TYPE if name == "TPU" else "ray.io/accelerator-type", "")
+            return f"{name} {kind}".strip(), node.labels.get(_SHAPE, ""), node.resources[name]
+    return "CPU", "", node.resources.get("CPU", 0.0)
+
+
+def _name_resource(kind: str, topology: str, each: float, nodes: int) -> RayResource:
+    generation = kind.removeprefix("TPU ").partition("-")[0]
+    if not topology:
+        name = f"cpu:{each:g}" if kind == "CPU" and each else ""
+        return RayResource(name, kind, "", nodes, each, nodes)
+    row = next(
+        (
+            row
+            for row in catalog_rows()
+            if row.kind == "tpu"
+            and row.shape_text == topology
+            and row.chips_per_host == each
+            and row.family.replace("tpu", "v") == generation
+        ),
+        None,
+    )
+    slices = nodes // row.hosts if row else 0
+    return RayResource(row.name if row else "", kind, topology, nodes, each, slices)

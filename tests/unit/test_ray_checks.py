@@ -1,0 +1,91 @@
+"""What the doctor says of a Ray cluster, and what `accelerators --live` lists of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kinetic._backends.ray.checks import RayFacts, RayResource, collect_resources, judge
+from kinetic._core.findings import Level
+from kinetic._ray.jobs_api import RayNode
+from kinetic.cli.root import call
+
+V6E = {"ray.io/tpu-pod-type": "v6e-16", "ray.io/tpu-topology": "4x4"}
+HEAD = RayNode("1", "10.0.0.1", True, True, {"CPU": 8.0}, {})
+HOSTS = tuple(
+    RayNode(f"{n}", f"10.0.0.{n}", True, False, {"CPU": 1.0, "TPU": 4.0}, V6E) for n in range(2, 6)
+)
+DEAD = RayNode("9", "10.0.0.9", False, False, {"TPU": 4.0}, V6E)
+GPU = RayNode("7", "10.0.0.7", True, False, {"GPU": 2.0}, {"ray.io/accelerator-type": "A100"})
+GOOD = RayFacts("http://head:8265", "", "2.60.0", (HEAD, *HOSTS), "3.11.7", True)
+STORE = "ray+http://head:8265"
+
+
+def told(facts, store=STORE):
+    return {each.check: each for each in judge(facts, store, (3, 11))}
+
+
+def test_a_good_cluster_has_no_problem():
+    found = told(GOOD)
+    assert {each.level for each in found.values()} == {Level.OK}
+    assert found["ray resources"].detail == "5 nodes with 12 CPU, 16 TPU."
+    assert "keeper runs" in found["ray store"].detail
+    assert "ray store" not in told(GOOD, "gs://bucket")
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "said"),
+    [
+        (RayFacts("http://head:8265", "Nothing answers."), "ray", "Nothing answers"),
+        (RayFacts("http://head:8265", "", "2.9.0", (HEAD,)), "ray", "runs Ray 2.9.0"),
+        (RayFacts("http://head:8265", "", "2.60.0", ()), "ray resources", "None of the cluster's"),
+        (RayFacts("http://head:8265", "", "2.60.0", (HEAD,), "3.12.1"), "ray python", "3.11 here"),
+    ],
+)
+def test_each_problem_is_said(facts, check, said):
+    found = told(facts)[check]
+    assert found.level is Level.PROBLEM
+    assert said in found.detail
+
+
+def test_a_store_without_its_keeper_is_no_problem():
+    found = told(RayFacts("http://head:8265", "", "2.60.0", (HEAD,)))
+    assert "starts with the first job" in found["ray store"].detail
+    assert "ray python" not in found
+
+
+def test_resources_are_named_as_jobs_ask_for_them():
+    assert collect_resources((HEAD, *HOSTS, DEAD, GPU)) == (
+        RayResource("cpu:8", "CPU", "", 1, 8.0, 1),
+        RayResource("", "GPU A100", "", 1, 2.0, 1),
+        RayResource("tpu-v6e-16", "TPU v6e-16", "4x4", 4, 4.0, 1),
+    )
+
+
+def run_json(capsys, *argv):
+    call([*argv, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_doctor_and_accelerators_ask_the_cluster(ray_cluster, monkeypatch, capsys):
+    monkeypatch.setenv("KINETIC_BACKEND", "ray")
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
+    listed = run_json(capsys, "accelerators", "--live")
+    assert {"tpu-v6e-16", "cpu:1"} <= {row["name"] for row in listed}
+    assert call(["accelerators", "--live", "v6e"]) == 0
+    assert "tpu-v6e-16" in capsys.readouterr().out
+    examined = run_json(capsys, "doctor")
+    found = {each["check"]: each for each in examined["findings"]}
+    assert "16 TPU" in found["ray resources"]["detail"]
+    assert ray_cluster.address in found["ray"]["detail"]
+    assert ray_cluster.token not in json.dumps(examined)
+
+
+def test_doctor_says_that_nothing_answers(monkeypatch, capsys):
+    monkeypatch.setenv("KINETIC_BACKEND", "ray")
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
+    examined = run_json(capsys, "doctor")
+    assert examined["ok"] is False
+    (found,) = [each for each in examined["findings"] if each["check"] == "ray"]
+    assert "Nothing answers at http://127.0.0.1:9" in found["detail"]
