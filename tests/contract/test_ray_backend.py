@@ -12,7 +12,6 @@ import sys
 import pytest
 import test_backend
 from backend_cases import folder, planned, speak, submitted, wait_for_ever
-from kinetic._backends.ray.jobs_api import JobsApi
 from test_backend import *  # noqa: F403 - the suite
 
 from kinetic._backends.base import phase_of
