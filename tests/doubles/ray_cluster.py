@@ -40,14 +40,11 @@ from typing import Any
 READY_WITHIN_S = 240.0
 OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes."""
+LEAST_BYTES = 2 << 30
 DASHBOARD_PORT = 8265
 FIRST_PORT = 20_000
-_PORTS = (
-    "metrics_agent_port",
-    "metrics_export_port",
-    "dashboard_agent_listen_port",
-    "runtime_env_agent_port",
-)
+LISTEN_PORT = "dashboard_agent_listen_port"
+_PORTS = ("metrics_agent_port", "metrics_export_port", LISTEN_PORT, "runtime_env_agent_port")
 TOKEN = "token-of-the-tests-0123456789abcdef"
 _KEPT = ("LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 _PR_SET_PDEATHSIG = 1
@@ -221,7 +218,7 @@ def start_cluster(
         variables: what Ray's programs have in their environment besides, such as RAY_AUTH_MODE.
     """
     # Sockets of Ray have long names, and a socket's path has at most 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="kr-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="kr-", dir=_find_place()))
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     life = os.pidfd_open(owner or os.getpid())
     shapes = {"slice-0": V6E_16} if slices is None else slices
@@ -252,6 +249,15 @@ def start_cluster(
         time.sleep(0.05)
     ready.write_text(json.dumps(json.loads(ready.read_text()) | {"pid": program.pid}))
     return RayCluster(folder)
+
+
+def _find_place() -> str:
+    """Memory, where there is some: a busy disk takes long for many small files."""
+    memory = Path("/dev/shm")
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(memory).free > LEAST_BYTES and os.access(memory, os.W_OK):
+            return str(memory)
+    return "/tmp"
 
 
 _programs: dict[Path, subprocess.Popen[bytes]] = {}
@@ -345,8 +351,8 @@ class _Running:
             "dashboard_host": "127.0.0.1",
             "dashboard_port": DASHBOARD_PORT,
         }
-        settings = self._common | head | self._choose_ports()
-        self._cluster = Cluster(initialize_head=True, head_node_args=settings)
+        self._folder = folder / "ray"
+        self._cluster = Cluster(initialize_head=True, head_node_args=self._identify(head))
         for index, settings in enumerate(nodes, start=1):
             self._start(index, settings, wait=False)
         self._cluster.wait_for_nodes(READY_WITHIN_S)
@@ -358,14 +364,18 @@ class _Running:
         return index
 
     def _start(self, index: int, settings: dict[str, Any], *, wait: bool = True) -> None:
-        ports = self._choose_ports()
-        node = self._cluster.add_node(wait=wait, **self._common | settings | ports)
+        node = self._cluster.add_node(wait=wait, **self._identify(settings))
         self._started[index] = (node, settings)
 
-    def _choose_ports(self) -> dict[str, int]:
-        """A raylet kills itself if its agents have not chosen theirs within 15 s. Nobody else is in
-        this network."""
-        return {name: next(self._ports) for name in _PORTS}
+    def _identify(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Choose the ports of a node's agents. A raylet kills itself if they have not told theirs
+        within 15 s, by files. Nobody else is in this network."""
+        ports = {name: next(self._ports) for name in _PORTS}
+        node_id = os.urandom(28).hex()
+        told = f"{LISTEN_PORT}_{node_id}", str(ports[LISTEN_PORT])
+        threading.Thread(target=_tell_port, args=(self._folder, *told), daemon=True).start()
+        variables = settings.get("env_vars", {}) | {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": node_id}
+        return self._common | settings | ports | {"env_vars": variables}
 
     def kill_node(self, index: int) -> bool:
         raylet = self._raylet(index)
@@ -414,6 +424,13 @@ def _wait_longer_for_raylets() -> None:
             time.sleep(0.2)
 
     services.get_node = find_patiently
+
+
+def _tell_port(folder: Path, name: str, port: str) -> None:
+    """Write the file in which an agent tells its port, before it does."""
+    while not (session := next(folder.glob("session_2*/"), None)):
+        time.sleep(0.01)
+    (session / name).write_text(port)
 
 
 def _await_agent(node_id: str) -> None:
