@@ -15,6 +15,7 @@ ORDER = (
     "store_calls.py",
     "logs.py",
     "cluster.py",
+    "ray_jobs.py",
     "deaths.py",
     "gang_scale.py",
     "checkpoints.py",

@@ -23,13 +23,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from doubles.ray_cluster import RayCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 ABSENT = ROOT / "tests/absent"  # what Keras would import without need, in each process
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
+ON_RAY = DOCS / "how-to/ray.md"
 
 FENCE = re.compile(
     r"(?:<!-- (?P<mark>not run|fails)(?:: (?P<why>[^>]+))? -->\n+)?"
@@ -213,9 +218,22 @@ def _name(page: Path) -> str:
 
 # a page may end with `kinetic jobs cancel`, which does not wait out the job's grace period
 @pytest.mark.settles_within(12)
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page.read_text())], ids=_name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != ON_RAY and blocks(page.read_text())], ids=_name
+)
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path)
+
+
+@pytest.mark.settles_within(90)  # agents that nobody leads look for their leader
+def test_the_page_about_ray_does_what_it_says(
+    ray_cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing but the port of the dashboard: no store is named."""
+    monkeypatch.setenv("KINETIC_ADDRESS", ray_cluster.address)
+    monkeypatch.setenv("KINETIC_POD_PYTHON", sys.executable)
+    monkeypatch.setenv("KINETIC_POD_SIMULATED", "1")
+    run_page(ON_RAY, tmp_path)
 
 
 # -- what is not run, and what must be complete ----------------------------------------------------

@@ -38,7 +38,6 @@ def test_a_good_cluster_has_no_problem():
     ("facts", "check", "said"),
     [
         (RayFacts("http://head:8265", "Nothing answers."), "ray", "Nothing answers"),
-        (RayFacts("http://head:8265", "", "2.9.0", (HEAD,)), "ray", "runs Ray 2.9.0"),
         (RayFacts("http://head:8265", "", "2.60.0", ()), "ray resources", "None of the cluster's"),
         (RayFacts("http://head:8265", "", "2.60.0", (HEAD,), "3.12.1"), "ray python", "3.11 here"),
     ],
@@ -47,6 +46,12 @@ def test_each_problem_is_said(facts, check, said):
     found = told(facts)[check]
     assert found.level is Level.PROBLEM
     assert said in found.detail
+
+
+def test_an_older_ray_than_the_tested_one_is_said():
+    found = told(RayFacts("http://head:8265", "", "2.9.0", (HEAD,)))["ray"]
+    assert found.level is Level.WARN
+    assert "runs Ray 2.9.0" in found.detail
 
 
 def test_a_store_without_its_keeper_is_no_problem():
