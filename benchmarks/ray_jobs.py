@@ -1,5 +1,5 @@
-"""Jobs on a Ray cluster: a call that does nothing beside a bare submission, and how soon a line that
-a job prints is seen here, beside `ray job logs -f`.
+"""Jobs on a Ray cluster: a call that does nothing beside a bare submission, and how soon a line
+that a job prints is seen here, beside `ray job logs -f`.
 
 In: nothing. Out: tables on stdout.
 
