@@ -11,7 +11,11 @@ pytestmark = pytest.mark.slow
 
 
 def test_it_is_a_cluster_with_a_slice(ray_cluster):
-    with urllib.request.urlopen(f"{ray_cluster.address}/api/version", timeout=30) as answer:
+    asked = urllib.request.Request(
+        f"{ray_cluster.address}/api/version",
+        headers={"authorization": f"Bearer {ray_cluster.token}"},
+    )
+    with urllib.request.urlopen(asked, timeout=60) as answer:
         assert json.load(answer)["ray_version"]
     assert list(ray_cluster.nodes().values()) == [True] * 4
 
