@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from kinetic import jobs as jobs
     from kinetic._client.batch.handle import BatchHandle as BatchHandle
     from kinetic._client.batch.handle import attach_batch as attach_batch
+    from kinetic._client.compiling import compile_for as compile_for
     from kinetic._client.decorator import run as run
     from kinetic._client.futures import as_completed as as_completed
     from kinetic._client.handle import JobHandle as JobHandle
     from kinetic._client.remote import RemoteCallable as RemoteCallable
+    from kinetic._compile.report import CompileReport as CompileReport
+    from kinetic._compile.slice import CompileSlice as CompileSlice
     from kinetic._datasets.data import Data as Data
     from kinetic._in_job.checkpoint.checkpointer import Checkpointer as Checkpointer
     from kinetic._in_job.elastic import reform as reform
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "BatchError": "errors",
     "BatchHandle": "_client.batch.handle",
+    "CompileReport": "_compile.report",
+    "CompileSlice": "_compile.slice",
     "Checkpointer": "_in_job.checkpoint.checkpointer",
     "Data": "_datasets.data",
     "JobHandle": "_client.handle",
@@ -47,6 +52,7 @@ _HOME_OF = {
     "attach": "jobs",
     "attach_batch": "_client.batch.handle",
     "attempt": "_in_job.slices",
+    "compile_for": "_client.compiling",
     "list_jobs": "jobs",
     "make_mesh": "_in_job.mesh",
     "num_slices": "_in_job.slices",
@@ -67,6 +73,8 @@ __all__ = [
     "BatchError",
     "BatchHandle",
     "Checkpointer",
+    "CompileReport",
+    "CompileSlice",
     "Data",
     "JobHandle",
     "RemoteCallable",
@@ -75,6 +83,7 @@ __all__ = [
     "attach",
     "attach_batch",
     "attempt",
+    "compile_for",
     "errors",
     "list_jobs",
     "make_mesh",

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kinetic._compile import topologies
 from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._in_job.slices import SLICES, num_slices, read_variable
 from kinetic.errors import UsageError
@@ -32,8 +33,8 @@ def make_mesh(
 ) -> Mesh:
     """Return a mesh whose axes `dcn` go over slices, and whose axes `ici` stay within one.
 
-    The same on simulated and on real slices. The axes keep their order, those of `dcn` first; an
-    axis in both has the product of its sizes, slice by slice.
+    The same on simulated and on real slices, and for those of `kinetic.compile_for`. The axes keep
+    their order, those of `dcn` first; an axis in both has the product of its sizes, slice by slice.
 
     Args:
         dcn: sizes of the axes between slices, for example `{"data": 2}`; their product is the
@@ -50,7 +51,7 @@ def make_mesh(
     import jax
 
     with own_frames_hidden:
-        slices = _by_slice(_select_present(jax.devices()) if devices is None else devices)
+        slices = _by_slice(_find_devices() if devices is None else devices)
         between = _fill_rest("dcn", {"data": REST} if dcn is None else dcn, len(slices), "slice")
         each = len(slices[0])
         within = _fill_rest(
@@ -81,6 +82,16 @@ def _lay_out_devices(
         .transpose(order)
         .reshape([many * few for many, few in zip(outer, inner, strict=True)])
     )
+
+
+def _find_devices() -> Sequence[Any]:
+    """The devices of this job, or of the slices that are compiled for."""
+    target = topologies.current.get()
+    if target is not None:
+        return topologies.describe(target)
+    import jax
+
+    return _select_present(jax.devices())
 
 
 def _select_present(devices: Sequence[Any]) -> Sequence[Any]:

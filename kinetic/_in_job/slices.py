@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 
+from kinetic._compile import topologies
+
 INDEX = "KINETIC_SLICE_INDEX"
 COUNT = "KINETIC_NUM_SLICES"
 ATTEMPT = "KINETIC_ATTEMPT"
@@ -24,7 +26,11 @@ def slice_index() -> int:
 
 
 def num_slices() -> int:
-    """Return the number of slices of this job that take part; 1 outside a job."""
+    """Return the number of slices of this job that take part, or of those that are compiled for; 1
+    outside a job."""
+    target = topologies.current.get()
+    if target is not None:
+        return target.slices
     return int(os.environ.get(COUNT, "1"))
 
 

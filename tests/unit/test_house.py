@@ -28,7 +28,12 @@ MAY_READ_ENVIRON = {
     "kinetic/_in_job/slices.py",  # what the worker told the function
     "kinetic/_in_job/preemption.py",  # likewise
 } | IN_PROGRAMS
-MAY_WRITE_ENVIRON = {"kinetic/_host/worker/attempt.py", "kinetic/_host/worker/joining.py"}
+MAY_WRITE_ENVIRON = {
+    "kinetic/_compile/compiler.py",  # a process of its own, before it loads JAX
+    "kinetic/_compile/topologies.py",  # for as long as libtpu reads it, which takes nothing else
+    "kinetic/_host/worker/attempt.py",
+    "kinetic/_host/worker/joining.py",
+}
 """Where a worker, which is a process of its own, gives the function the variables that it was
 promised."""
 WITHOUT_KINETIC = IN_PROGRAMS | {

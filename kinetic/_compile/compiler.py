@@ -1,0 +1,196 @@
+"""One program, compiled by the real compiler in a process of its own, which may crash or use up
+all memory without harm to anybody.
+
+In: a folder with `program.json`, `target.json` and `module.mlir`. Out: `report.json` in it; what
+the compiler's C++ has to say on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from kinetic._compile import costs, hlo, topologies
+from kinetic._compile.program import Argument, Program
+from kinetic._compile.report import CompileReport, MemoryUse, Replica, Verdict
+from kinetic._compile.routes import Layout, name_axes_between
+from kinetic._compile.topologies import Target
+from kinetic._core.accelerators.chips import GIB
+from kinetic._store import files
+from kinetic._system import processes
+
+REPORT, PROGRAM, TARGET, MODULE = "report.json", "program.json", "target.json", "module.mlir"
+_BUFFERS = 12
+_LEAST_REPLICA = 1 << 20
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": GIB, "T": GIB << 10}
+
+
+def main() -> None:
+    """Compile what lies in the folder that the command names, and leave the report there; end with
+    the process whose id it names."""
+    folder = Path(sys.argv[1])
+    processes.die_with_parent(int(sys.argv[2]))
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    program = Program.read((folder / PROGRAM).read_bytes())
+    target = Target.read((folder / TARGET).read_bytes())
+    report = compile_program(program, target, (folder / MODULE).read_bytes())
+    files.save(folder / REPORT, [json.dumps(report.to_json()).encode()])
+
+
+def compile_program(program: Program, target: Target, module: bytes) -> CompileReport:
+    """Compile one program, here."""
+    begun = time.monotonic()
+    about: dict[str, Any] = {
+        "name": program.name,
+        "source": program.source,
+        "accelerator": target.topology.name,
+        "family": target.topology.family,
+        "slices": target.slices,
+        "devices": len(program.positions),
+        "versions": name_versions(),
+    }
+    replicas = tuple(find_replicas(program))
+    try:
+        devices = topologies.describe(target)
+        own = [devices[at] for at in program.positions]
+        executable = _compile(program, module, own)
+    except Exception as error:  # noqa: BLE001 - whatever the compiler raises, it is what it says
+        took_s = time.monotonic() - begun
+        return _report_error(str(error), about | {"replicas": replicas, "took_s": took_s})
+    text = "\n\n".join(each.to_string() for each in executable.hlo_modules())
+    read = hlo.read(text)
+    runs = costs.count_runs(read)
+    return CompileReport(
+        **about,
+        verdict=Verdict.FITS,
+        memory=_read_memory(executable.get_compiled_memory_stats()),
+        buffers=tuple(costs.find_buffers(read, runs, _BUFFERS)),
+        collectives=tuple(costs.find_collectives(read, runs, _lay_out(program, own))),
+        replicas=replicas,
+        flops=costs.count_flops(read, runs),
+        hbm_bytes=costs.count_bytes(read, runs),
+        took_s=time.monotonic() - begun,
+    )
+
+
+def _compile(program: Program, module: bytes, devices: list[Any]) -> Any:
+    """Have libtpu compile a module, as `jax.stages.Lowered.compile` does."""
+    import numpy as np
+    from jax._src import compiler
+    from jax._src.interpreters import mlir, pxla
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir import ir
+
+    backend = devices[0].client
+    with mlir.make_ir_context():
+        parsed = ir.Module.parse(module)
+        laid = np.array(devices, dtype=object)
+        options = pxla.create_compile_options(
+            parsed,
+            program.tuples,
+            program.inputs_open,
+            program.outputs_open,
+            backend,
+            laid,
+            dict(program.options),
+        )
+        chosen = xla_client.DeviceList(tuple(devices))
+        return compiler.backend_compile_and_load(backend, parsed, chosen, options, [])
+
+
+def name_versions() -> str:
+    """Return the versions of what compiles."""
+    from importlib import metadata
+
+    return f"jax {metadata.version('jax')}, libtpu {metadata.version('libtpu')}"
+
+
+def _read_memory(stats: Any) -> MemoryUse:
+    return MemoryUse(
+        arguments=stats.argument_size_in_bytes,
+        outputs=stats.output_size_in_bytes,
+        aliased=stats.alias_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        code=stats.generated_code_size_in_bytes,
+    )
+
+
+def _report_error(said: str, about: dict[str, Any]) -> CompileReport:
+    """What the compiler refused, and by how much a program is too large, where it says so."""
+    if "RESOURCE_EXHAUSTED" not in said:
+        return CompileReport(**about, verdict=Verdict.REFUSED, detail=said)
+    memory = MemoryUse(needed=_find_size(said, _NEEDED), available=_find_size(said, _AVAILABLE))
+    return CompileReport(**about, verdict=Verdict.TOO_LARGE, detail=said, memory=memory)
+
+
+_NEEDED = (
+    r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm",
+    r"memory required for [^()]*\(([\d.]+)([KMGT]?)\)",
+    r"requires ([\d.]+)([KMGT]?)",
+)
+_AVAILABLE = (
+    r"Used [\d.]+[KMGT]? of ([\d.]+)([KMGT]?) hbm",
+    r"available HBM \(([\d.]+)([KMGT]?)\)",
+    r"([\d.]+)([KMGT]?) (?:is )?available",
+)
+
+
+def _find_size(said: str, patterns: tuple[str, ...]) -> int:
+    found = next(filter(None, (re.search(pattern, said) for pattern in patterns)), None)
+    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
+
+
+def _lay_out(program: Program, devices: list[Any]) -> Layout:
+    """The mesh as the compiled program sees it: libtpu makes a program for one slice, whose
+    partitions are those of the first."""
+    slices = [topologies.slice_of(device) for device in devices]
+    own = [at for at, index in enumerate(slices) if index == slices[0]]
+    return Layout(
+        program.axes,
+        tuple(own),
+        tuple(slices[at] for at in own),
+        name_axes_between(program.axes, slices),
+        len(set(slices)),
+    )
+
+
+def find_replicas(program: Program) -> list[Replica]:
+    """Arguments that an axis could split, and how much of each device's memory that would save."""
+    sizes = dict(program.axes)
+    found = []
+    for argument in program.arguments:
+        if argument.spec is None:
+            continue
+        used = {name for part in argument.spec for name in part}
+        own = _bytes_of(argument) // math.prod(sizes.get(name, 1) for name in used)
+        best = max(
+            (name for name in sizes if name not in used and _can_split(argument, name, sizes)),
+            key=lambda name: sizes[name],
+            default="",
+        )
+        saved = own - own // sizes[best] if best else 0
+        if saved >= _LEAST_REPLICA:
+            array = f"{argument.dtype}[{','.join(map(str, argument.shape))}]"
+            found.append(Replica(argument.name, array, best, saved))
+    return sorted(found, key=lambda one: -one.saved_bytes)[:_BUFFERS]
+
+
+def _can_split(argument: Argument, axis: str, sizes: dict[str, int]) -> bool:
+    """Whether a dimension can be divided by this axis as well."""
+    for length, part in zip(argument.shape, argument.spec or (), strict=False):
+        split = sizes[axis] * math.prod(sizes.get(name, 1) for name in part)
+        if sizes[axis] > 1 and length % split == 0:
+            return True
+    return False
+
+
+def _bytes_of(argument: Argument) -> int:
+    bits = re.search(r"(\d+)$", argument.dtype.partition("_")[0])
+    size = 8 if argument.dtype == "bool" or bits is None else int(bits[1])
+    return math.prod(argument.shape) * size // 8

@@ -1,0 +1,345 @@
+"""What a program costs one device each time it runs: operations, bytes of memory, bytes between
+chips, and its largest arrays.
+
+In: the program (`hlo.Module`), where devices lie in the mesh. Out: `Collective`s, `Buffer`s, sums.
+Pure.
+
+The compiler's own `cost_analysis` counts the body of a loop once, so that a model whose layers are
+a `scan` looks like one layer. Here each instruction counts as often as it runs. What custom kernels
+do inside is not counted: their arrays are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from kinetic._compile.hlo import Array, Computation, Instruction, Module
+from kinetic._compile.report import Buffer, Collective
+from kinetic._compile.routes import Layout
+
+_FREE = frozenset(
+    (
+        *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+        *("partition-id", "replica-id", "while", "conditional", "call", "opt-barrier", "domain"),
+        *("send", "send-done", "recv", "recv-done"),
+    )
+)
+"""They move nothing in memory themselves."""
+_MOVES = _FREE | {"copy"}
+"""They make no array that is not there already."""
+_KINDS = (
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
+    *("ragged-all-to-all", "collective-broadcast"),
+)
+_TAKE_PARTS = ("dynamic-slice", "slice", "gather", "dynamic-update-slice")
+_LEAST_BUFFER = 1 << 20
+_MOST_POSITIONS = 1 << 22
+"""Of a window, in one dimension: more are counted as if none were padding."""
+
+
+def count_runs(module: Module) -> dict[str, float]:
+    """Return how often each computation runs, fusions included; loops whose length cannot be read
+    count once."""
+    runs: dict[str, float] = defaultdict(float)
+
+    def enter(name: str, times: float) -> None:
+        runs[name] += times
+        for each in module.computations.get(name, {}).values():
+            for called, repeats in _calls_of(module, name, each):
+                enter(called, times * repeats)
+
+    enter(module.entry, 1.0)
+    return dict(runs)
+
+
+def _calls_of(module: Module, where: str, each: Instruction) -> Iterator[tuple[str, float]]:
+    if each.opcode == "while":
+        yield each.attribute("body"), _trips(module, module.computations[where], each)
+    elif each.opcode == "conditional":
+        branches = re.search(r"branch_computations=\{([^}]*)\}", each.rest)
+        named = branches[1] if branches else each.attribute("true_computation")
+        yield named.split(",")[0].strip().lstrip("%"), 1.0
+    elif each.opcode in ("fusion", "call", "async-start"):
+        yield each.attribute("calls") or each.attribute("to_apply"), 1.0
+
+
+def _trips(module: Module, where: Computation, loop: Instruction) -> float:
+    """How often the loop's body runs: from its limit, and from where its counter begins."""
+    known = re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest)
+    if known:
+        return float(known[1])
+    condition = module.computations.get(loop.attribute("condition"), {})
+    root = next((each for each in condition.values() if each.is_root), None)
+    if root is None or root.opcode != "compare" or "direction=LT" not in root.rest:
+        return 1.0
+    counter, limit = (condition.get(name) for name in root.operands[:2])
+    most = _constant(condition, limit)
+    if most is None or counter is None:
+        return 1.0
+    index = counter.attribute("index")
+    begins = where.get(loop.operands[0]) if loop.operands else None
+    first = None
+    if begins is not None and begins.opcode == "tuple" and index.isdigit():
+        first = _constant(where, where.get(begins.operands[int(index)]))
+    return float(max(most - (first or 0), 0))
+
+
+def _constant(where: Computation, each: Instruction | None) -> int | None:
+    while each is not None and each.opcode in ("copy", "bitcast") and each.operands:
+        each = where.get(each.operands[0])
+    number = re.match(r"(-?\d+)", each.rest) if each is not None else None
+    return int(number[1]) if each is not None and each.opcode == "constant" and number else None
+
+
+# -- operations ------------------------------------------------------------------------------------
+
+
+def count_flops(module: Module, runs: Mapping[str, float]) -> float:
+    """Return the operations of all matrix multiplications and convolutions; what else is computed
+    is small beside them, and never bounds a matrix unit."""
+    return sum(
+        times * _flops_of(computation, each)
+        for name, times in runs.items()
+        for computation in [module.computations.get(name, {})]
+        for each in computation.values()
+        if each.opcode in ("dot", "convolution")
+    )
+
+
+def _flops_of(where: Computation, each: Instruction) -> float:
+    left, right = (_array_of(where, name) for name in each.operands[:2])
+    if left is None or right is None or not each.arrays:
+        return 0.0
+    made = each.arrays[0]
+    if each.opcode == "dot":
+        over = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", each.rest)
+        axes = [int(axis) for axis in over[1].split(",") if axis] if over else []
+        return 2.0 * math.prod(made.dims) * math.prod(left.dims[axis] for axis in axes)
+    return _flops_of_window(each, left, right, made)
+
+
+def _flops_of_window(each: Instruction, left: Array, right: Array, made: Array) -> float:
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", each.rest)
+    if not labels:
+        return 0.0
+    of_left, of_right, of_made = labels[1], labels[2], labels[3]
+    features = made.dims[of_made.index("f")] * made.dims[of_made.index("b")]
+    flops = 2.0 * features * right.dims[of_right.index("i")]
+    for number, axis in enumerate(sorted(letter for letter in of_made if letter.isdigit())):
+        flops *= _positions(
+            _Window(each.rest, number),
+            left.dims[of_left.index(axis)],
+            right.dims[of_right.index(axis)],
+            made.dims[of_made.index(axis)],
+        )
+    return flops
+
+
+class _Window:
+    """One dimension of a convolution's window. Batches of matrices are such dimensions too: with
+    gaps as wide as the window, in which nothing is multiplied."""
+
+    def __init__(self, attributes: str, number: int) -> None:
+        found = re.search(r"window=\{([^}]*)\}", attributes)
+        self._fields = dict(re.findall(r"(\w+)=(\S+)", found[1])) if found else {}
+        self._number = number
+
+    def value(self, name: str, default: int) -> int:
+        """Return the number that this field has in this dimension."""
+        text = self._fields.get(name, "")
+        return int(text.split("x")[self._number].split("_")[0]) if text else default
+
+
+def _positions(window: _Window, inputs: int, kernel: int, outputs: int) -> int:
+    """How often, over all outputs of one dimension, an element of the kernel meets one of the
+    input."""
+    stride, low = window.value("stride", 1), window.value("pad", 0)
+    between, dilation = window.value("lhs_dilate", 1), window.value("rhs_dilate", 1)
+    if outputs * kernel > _MOST_POSITIONS:
+        return min(outputs, inputs) * kernel if between == 1 else inputs
+    end = (inputs - 1) * between + 1
+    met = 0
+    for out in range(outputs):
+        for at in range(kernel):
+            place = out * stride - low + at * dilation
+            met += 0 <= place < end and not place % between
+    return met
+
+
+def _array_of(where: Computation, name: str) -> Array | None:
+    made = where.get(name)
+    return made.arrays[0] if made is not None and made.arrays else None
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def count_bytes(module: Module, runs: Mapping[str, float]) -> float:
+    """Return at least how many bytes are read from and written to the chip's memory. Of arrays that
+    an instruction only takes a part of, that part counts."""
+    return sum(
+        runs[name] * _bytes_of(module, computation, each)
+        for name, computation in _find_executed(module, runs)
+        for each in computation.values()
+        if each.opcode not in _FREE and not each.opcode.endswith("-done")
+    )
+
+
+def _find_executed(module: Module, runs: Mapping[str, float]) -> Iterator[tuple[str, Computation]]:
+    """The computations whose instructions have arrays of their own: all but those of fusions."""
+    fused = {
+        each.attribute("calls")
+        for computation in module.computations.values()
+        for each in computation.values()
+        if each.opcode == "fusion"
+    }
+    for name in runs:
+        if name not in fused and name in module.computations:
+            yield name, module.computations[name]
+
+
+def _bytes_of(module: Module, where: Computation, each: Instruction) -> float:
+    inner = module.computations.get(each.attribute("calls"), {}) if each.opcode == "fusion" else {}
+    taken = [_bytes_read(where, name, inner, number) for number, name in enumerate(each.operands)]
+    return sum(taken) + _bytes_written(where, each, inner)
+
+
+def _bytes_read(where: Computation, name: str, inner: Computation, number: int) -> float:
+    array = _array_of(where, name)
+    if array is None or not array.in_hbm:
+        return 0.0
+    own = _parameter(inner, number)
+    users = [each for each in inner.values() if own is not None and own.name in each.operands]
+    if users and all(_takes_a_part(each, own) for each in users):
+        return float(
+            sum(each.arrays[0].padded_bytes for each in users if "update" not in each.opcode)
+        )
+    return float(array.padded_bytes)
+
+
+def _takes_a_part(each: Instruction, of: Instruction | None) -> bool:
+    is_taken_from = of is not None and each.operands[0] == of.name
+    return is_taken_from and each.opcode in _TAKE_PARTS
+
+
+def _parameter(inner: Computation, number: int) -> Instruction | None:
+    return next(
+        (
+            each
+            for each in inner.values()
+            if each.opcode == "parameter" and re.match(rf"{number}\b", each.rest)
+        ),
+        None,
+    )
+
+
+def _bytes_written(where: Computation, each: Instruction, inner: Computation) -> float:
+    updates = [of for of in inner.values() if of.opcode == "dynamic-update-slice"]
+    if each.opcode == "dynamic-update-slice":
+        updates, inner = [each], where
+    if updates:
+        parts = [_array_of(inner, update.operands[1]) for update in updates]
+        return float(sum(part.padded_bytes for part in parts if part is not None))
+    made = each.arrays[:1] if each.opcode.endswith("-start") else each.arrays
+    return float(sum(array.padded_bytes for array in made if array.in_hbm))
+
+
+def find_buffers(module: Module, runs: Mapping[str, float], most: int) -> list[Buffer]:
+    """Return the largest arrays in the chip's memory, with the lines that made them; arguments by
+    their names. Of equal ones from one line the first."""
+    found: dict[tuple[str, str], Buffer] = {}
+    for name, computation in _find_executed(module, runs):
+        for each in computation.values():
+            if _is_given(each, name == module.entry):
+                for array in each.arrays:
+                    _note_buffer(found, module, each, array)
+    return sorted(found.values(), key=lambda buffer: -buffer.bytes)[:most]
+
+
+def _is_given(each: Instruction, in_entry: bool) -> bool:
+    """Whether it has memory of its own."""
+    if each.opcode == "parameter":
+        return in_entry
+    return each.opcode not in _MOVES and not each.opcode.endswith(("-start", "-done"))
+
+
+def _note_buffer(
+    found: dict[tuple[str, str], Buffer], module: Module, each: Instruction, array: Array
+) -> None:
+    if not array.in_hbm or array.padded_bytes < _LEAST_BUFFER:
+        return
+    is_argument = each.opcode == "parameter"
+    source = "" if is_argument else module.source_of(each)
+    what = f"argument {each.op_name}" if is_argument else each.op_name.rpartition("/")[2]
+    found.setdefault(
+        (array.text, source or what),
+        Buffer(array.text, array.padded_bytes, array.data_bytes, what or each.opcode, source),
+    )
+
+
+# -- between chips ---------------------------------------------------------------------------------
+
+
+def find_collectives(module: Module, runs: Mapping[str, float], layout: Layout) -> list[Collective]:
+    """Return what is sent between chips and slices, the same kinds over the same axes together,
+    the most bytes first."""
+    sums: dict[tuple[str, str, bool], list[float]] = {}
+    for name, times in runs.items():
+        for each in module.computations.get(name, {}).values():
+            kind, size, wire, axes, crosses = _describe_transfer(module, name, each, layout)
+            if kind:
+                total = sums.setdefault((kind, axes, crosses), [0.0, 0.0, 0.0])
+                for index, value in enumerate((times, times * size, times * wire)):
+                    total[index] += value
+    made = [
+        Collective(kind, axes, crosses, round(count), round(size), round(wire))
+        for (kind, axes, crosses), (count, size, wire) in sums.items()
+    ]
+    return sorted(made, key=lambda one: -one.wire_bytes)
+
+
+_NOTHING = ("", 0.0, 0.0, "", False)
+
+
+def _describe_transfer(
+    module: Module, where: str, each: Instruction, layout: Layout
+) -> tuple[str, float, float, str, bool]:
+    kind = each.opcode.removesuffix("-start")
+    if each.opcode == "send" and "xla_megascale" in each.rest:
+        told = re.search(r'_xla_megascale_transfer_type="(\w+)"', each.rest)
+        size = float(each.arrays[0].data_bytes) if each.arrays else 0.0
+        kind = told[1].lower().replace("_", "-") if told else "send"
+        wire = size * _share_sent(kind, layout.slice_count)
+        return kind, size, wire, layout.between_slices, True
+    if kind not in _KINDS or not each.arrays:
+        return _NOTHING
+    group = layout.read_group(each.rest)
+    if len(group) < 2:
+        return _NOTHING
+    size = float(max(_sizes(module.computations[where], each)))
+    if kind == "all-reduce" and where.startswith("all-reduce-scatter"):
+        kind = "reduce-scatter"  # as this compiler writes one
+    wire = size * _share_sent(kind, len(group))
+    return kind, size, wire, layout.name_axes(group), layout.crosses(group)
+
+
+def _share_sent(kind: str, members: int) -> float:
+    """The part of an array that each of the members must send at least, whatever the algorithm."""
+    if kind.startswith("collective") or kind == "send":
+        return 1.0
+    return (members - 1) / members * (2 if kind == "all-reduce" else 1)
+
+
+def _sizes(where: Computation, each: Instruction) -> Sequence[int]:
+    """The bytes of what goes in and of what comes out: the whole of a gather is its result, that
+    of a scatter its operand."""
+    taken = [_array_of(where, name) for name in each.operands]
+    return (
+        sum(array.data_bytes for array in taken if array is not None),
+        max(array.data_bytes for array in each.arrays)
+        if each.opcode.endswith("-start")
+        else sum(array.data_bytes for array in each.arrays),
+    )

@@ -1,0 +1,233 @@
+"""The compiler's program as text, read: computations, instructions, and where they come from.
+
+In: the text of an optimized HLO module. Out: `Module`. Pure.
+
+XLA has no public reader of this text in Python, and the protocol buffers of the same need classes
+that nobody installs. What is not understood is left out, never guessed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_OPCODE = re.compile(r"([a-z][\w\-]*)\(")
+_NAMES = re.compile(r"%([\w.\-]+)")
+_ROW = re.compile(r"(\w+)=(\d+)")
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
+_OWN = "/kinetic/_compile/"
+_BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16, "tf32": 32, "c64": 64, "c128": 128}
+
+
+class Array(NamedTuple):
+    """The type of an array.
+
+    Attributes:
+        dtype: as XLA calls it.
+        dims: its shape on one device.
+        layout: the order of its axes and its tiles; "" if not said.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    layout: str = ""
+
+    @property
+    def text(self) -> str:
+        """As people write it: "bf16[8,128]"."""
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+    @property
+    def item_bytes(self) -> float:
+        """Bytes of one element."""
+        if self.dtype in _BITS:
+            return _BITS[self.dtype] / 8
+        bits = re.match(r"[a-z]+(\d+)", self.dtype)
+        return int(bits[1]) / 8 if bits else 0
+
+    @property
+    def data_bytes(self) -> int:
+        """Without padding."""
+        return int(math.prod(self.dims) * self.item_bytes)
+
+    @property
+    def padded_bytes(self) -> int:
+        """With what the tiles of the layout add."""
+        order, _, tiles = self.layout.partition(":")
+        tile = re.match(r"T\(([\d,]+)\)", tiles)
+        if not tile:
+            return self.data_bytes
+        minor_first = [int(axis) for axis in order.split(",") if axis]
+        physical = [self.dims[axis] for axis in reversed(minor_first)]
+        sizes = [int(size) for size in tile[1].split(",")]
+        physical = [1] * (len(sizes) - len(physical)) + physical
+        for back, size in enumerate(reversed(sizes), 1):
+            physical[-back] = -(-physical[-back] // size) * size
+        return int(math.prod(physical) * self.item_bytes)
+
+    @property
+    def in_hbm(self) -> bool:
+        """Whether it lies in the chip's memory, not in one of its scratchpads or on the host."""
+        return "S(" not in self.layout
+
+
+class Instruction(NamedTuple):
+    """One instruction.
+
+    Attributes:
+        name: in its computation.
+        opcode: "fusion", "all-gather", ...
+        arrays: what it makes; several for a tuple.
+        operands: names of instructions.
+        rest: its attributes, as text.
+        is_root: whether it is what its computation returns.
+    """
+
+    name: str
+    opcode: str
+    arrays: tuple[Array, ...]
+    operands: tuple[str, ...]
+    rest: str
+    is_root: bool = False
+
+    def attribute(self, name: str) -> str:
+        """Return the computation or plain word that the attribute names; "" without one."""
+        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
+        return found[1] if found else ""
+
+    @property
+    def op_name(self) -> str:
+        """The path of names that JAX gave it."""
+        found = re.search(r'op_name="([^"]*)"', self.rest)
+        return found[1] if found else ""
+
+
+Computation = dict[str, Instruction]
+
+
+class Module(NamedTuple):
+    """A program.
+
+    Attributes:
+        entry: the name of the computation that runs.
+        computations: by name, their instructions by name.
+        frames: for each frame of a stack, the file, the line, the function and the frame outside.
+    """
+
+    entry: str
+    computations: Mapping[str, Computation]
+    frames: Mapping[int, tuple[str, int, str, int]]
+
+    def source_of(self, instruction: Instruction) -> str:
+        """Return "file:line (function)" of the user's line that made it; "" if it is not known."""
+        frame = re.search(r"stack_frame_id=(\d+)", instruction.rest)
+        if frame:
+            return self._name_frame(int(frame[1]))
+        told = re.search(r'source_file="([^"]*)" source_line=(\d+)', instruction.rest)
+        if told:
+            return f"{told[1]}:{told[2]}"
+        inner = self.computations.get(instruction.attribute("calls"), {})
+        root = next((each for each in inner.values() if each.is_root), None)
+        return self.source_of(root) if root is not None else ""
+
+    def _name_frame(self, frame: int) -> str:
+        places: list[tuple[str, str]] = []
+        at = frame
+        while at in self.frames and len(places) < 100:
+            file, line, function, outside = self.frames[at]
+            places.append((file, f"{file}:{line} ({function})"))
+            if outside == at:
+                break
+            at = outside
+        own = (text for file, text in places if not _is_of_library(file))
+        return next(own, places[0][1] if places else "")
+
+
+def _is_of_library(file: str) -> bool:
+    return any(part in file for part in (*_LIBRARIES, _OWN))
+
+
+def read(text: str) -> Module:
+    """Return the module that this is the text of."""
+    computations: dict[str, Computation] = {}
+    entry, current = "", None
+    tables: dict[str, dict[int, str]] = {}
+    table: dict[int, str] | None = None
+    for line in text.splitlines():
+        if current is None and (started := _COMPUTATION.match(line)):
+            current = computations.setdefault(started[2], {})
+            entry = started[2] if started[1] else entry
+        elif line.startswith("}"):
+            current = None
+        elif current is not None:
+            if made := _read_instruction(line):
+                current[made.name] = made
+        elif re.fullmatch(r"[A-Z]\w+", line):
+            table = tables.setdefault(line, {})
+        elif table is not None and (row := re.match(r"(\d+) (.*)", line)):
+            table[int(row[1])] = row[2]
+    return Module(entry, computations, _read_frames(tables))
+
+
+def _read_instruction(line: str) -> Instruction | None:
+    found = _INSTRUCTION.match(line)
+    if not found:
+        return None
+    kind, rest = _split_type(found[3])
+    opcode = _OPCODE.match(rest)
+    if not opcode:
+        return None
+    inside, attributes = _split_parentheses(rest[opcode.end() - 1 :])
+    arrays = tuple(_read_array(*each) for each in _ARRAY.findall(kind))
+    operands = tuple(_NAMES.findall(inside))
+    is_number = opcode[1] in ("parameter", "constant")
+    return Instruction(
+        found[2], opcode[1], arrays, operands, (inside if is_number else "") + attributes,
+        bool(found[1]),
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_array(dtype: str, dims: str, layout: str) -> Array:
+    sizes = tuple(int(size.lstrip("<=")) for size in dims.split(",") if size)
+    return Array(dtype, sizes, layout)
+
+
+def _split_type(text: str) -> tuple[str, str]:
+    if not text.startswith("("):
+        kind, _, rest = text.partition(" ")
+        return kind, rest
+    kind, rest = _split_parentheses(text)
+    return kind, rest.lstrip()
+
+
+def _split_parentheses(text: str) -> tuple[str, str]:
+    """The text in the parentheses that it begins with, and what follows them."""
+    depth = 0
+    for index, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if not depth:
+            return text[1:index], text[index + 1 :]
+    return text[1:], ""
+
+
+def _read_frames(tables: Mapping[str, dict[int, str]]) -> dict[int, tuple[str, int, str, int]]:
+    files, functions = tables.get("FileNames", {}), tables.get("FunctionNames", {})
+    places = {
+        number: {name: int(value) for name, value in _ROW.findall(row)}
+        for number, row in tables.get("FileLocations", {}).items()
+    }
+    frames = {}
+    for number, row in tables.get("StackFrames", {}).items():
+        fields = {name: int(value) for name, value in _ROW.findall(row)}
+        place = places.get(fields.get("file_location_id", 0), {})
+        file = files.get(place.get("file_name_id", 0), "").strip('"')
+        function = functions.get(place.get("function_name_id", 0), "").strip('"')
+        frames[number] = (file, place.get("line", 0), function, fields.get("parent_frame_id", 0))
+    return frames

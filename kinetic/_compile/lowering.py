@@ -1,0 +1,233 @@
+"""From a function to the program that the compiler takes, without running anything: the door to
+JAX's lowering.
+
+In: a function with its arguments, or what JAX compiles anyway. Out: `Lowered`: a `Program` and the
+bytes of its StableHLO module.
+
+The module crosses to the compiler's process as it is, and not through `jax.export`: that wants the
+package flatbuffers and registered classes for every tree of arguments, drops which arguments are
+donated and what the compiler may choose, and knows no wrapper but `jax.jit`. Cost: parts of JAX
+that are not public, all of them in this file and in `compiler`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from kinetic._compile import topologies
+from kinetic._compile.program import Argument, Program
+from kinetic._compile.topologies import Target
+from kinetic.errors import UsageError
+
+TPU = ("tpu",)
+_ENTRANCE = "_pjit_lower"
+"""Through it go all programs of a process, whatever wrapped them."""
+
+
+class Lowered(NamedTuple):
+    """A program and the bytes of its module."""
+
+    program: Program
+    module: bytes
+
+
+def lower(target: Target, function: Any, args: Any, kwargs: Any) -> Lowered:
+    """Lower a function for the chips of a target. Arrays among the arguments are taken for their
+    shapes.
+
+    Raises:
+        UsageError: the function cannot be lowered for a TPU, and why.
+    """
+    import jax
+
+    source = name_source(function)
+    args, kwargs = jax.tree.map(_shape_of, (args, kwargs))
+    if not hasattr(function, "lower") or type(function).__module__.startswith("equinox."):
+        function, args, kwargs = _wrap(function, args, kwargs)
+    with _lowering_for_tpus() as seen:
+        function.lower(*args, **kwargs)
+    if not seen:
+        raise UsageError(
+            f"{function!r} has a method lower() that lowers nothing of JAX: give the function that "
+            "it wraps."
+        )
+    return describe(seen[-1], target, source)
+
+
+def _wrap(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """A jitted function of the arrays alone, and these: what else is in the arguments is constant,
+    as in Equinox, whose own `lower` takes shapes for constants too. What a jit within donates stays
+    donated."""
+    import jax
+
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    numbers = [at for at, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+
+    def call(*arrays: Any) -> list[Any]:
+        filled = dict(enumerate(leaves)) | dict(zip(numbers, arrays, strict=True))
+        own, named = jax.tree.unflatten(tree, [filled[at] for at in range(len(leaves))])
+        made = jax.tree.leaves(function(*own, **named))
+        return [each for each in made if isinstance(each, jax.Array)]
+
+    call.__name__ = str(getattr(function, "__name__", "call"))
+    shapes = [leaves[at] for at in numbers]
+    return jax.jit(call, donate_argnums=_find_donated(call, shapes)), shapes, {}
+
+
+def _find_donated(call: Any, shapes: Sequence[Any]) -> tuple[int, ...]:
+    """The arguments that jitted functions within are given to use up."""
+    import jax
+
+    jaxpr = jax.make_jaxpr(call)(*shapes).jaxpr
+    donated = {
+        variable
+        for equation in jaxpr.eqns
+        for variable, is_donated in zip(
+            equation.invars, equation.params.get("donated_invars", ()), strict=False
+        )
+        if is_donated
+        if not hasattr(variable, "val")  # a literal
+    }
+    return tuple(at for at, variable in enumerate(jaxpr.invars) if variable in donated)
+
+
+def _shape_of(leaf: Any) -> Any:
+    """The shape of an array, and how it is split if that was said; anything else as it is."""
+    import jax
+    import numpy as np
+
+    if isinstance(leaf, jax.Array):
+        sharding = leaf.sharding if leaf.committed else None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    if isinstance(leaf, np.ndarray):
+        return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+    return leaf
+
+
+@contextlib.contextmanager
+def _lowering_for_tpus() -> Iterator[list[Any]]:
+    """Lower whatever is lowered in the block for TPUs; yields what was."""
+    seen: list[Any] = []
+
+    def lower_for_tpus(original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+        seen.append(original(*args, **(given | {"lowering_platforms": TPU})))
+        return seen[-1]
+
+    with replacing_entrance(lower_for_tpus):
+        yield seen
+
+
+@contextlib.contextmanager
+def replacing_entrance(instead: Callable[..., Any]) -> Iterator[None]:
+    """Have JAX call this for each program that it lowers, with its own function first."""
+    put_back = replace_entrance(instead)
+    try:
+        yield
+    finally:
+        put_back()
+
+
+def replace_entrance(instead: Callable[..., Any]) -> Callable[[], None]:
+    """The same for good; return what undoes it."""
+    from jax._src import pjit
+
+    original = getattr(pjit, _ENTRANCE)
+
+    def enter(*args: Any, **given: Any) -> Any:
+        return instead(original, *args, **given)
+
+    setattr(pjit, _ENTRANCE, enter)
+    return lambda: setattr(pjit, _ENTRANCE, original)
+
+
+def describe(computation: Any, target: Target | None, source: str = "") -> Lowered:
+    """Return a computation that JAX has lowered as a program with its bytes."""
+    from jax._src.interpreters import mlir, pxla
+
+    about = computation.compile_args
+    module = mlir.module_to_bytecode(computation.stablehlo())
+    inputs_open, outputs_open = pxla.get_prop_to_input_output(
+        about["in_shardings"], about["out_shardings"], len(about["ordered_effects"])
+    )
+    devices = computation._device_list
+    mesh = _find_mesh(about)
+    program = Program(
+        name=_plain_name(computation._name),
+        positions=topologies.find_positions(target, tuple(devices)),
+        digest=_digest(computation.stablehlo()),
+        source=source,
+        axes=() if mesh is None else tuple(mesh.shape.items()),
+        arguments=tuple(_describe_arguments(about)),
+        inputs_open=tuple(inputs_open),
+        outputs_open=tuple(outputs_open),
+        tuples=bool(about["tuple_args"]),
+        options=dict(computation._compiler_options_kvs),
+        weight=sum(map(_size_of, (*about["global_in_avals"], *about["global_out_avals"]))),
+    )
+    return Lowered(program, module)
+
+
+def _digest(module: Any) -> str:
+    """The SHA-256 of a module, wherever its lines are: editing a file compiles nothing anew."""
+    return hashlib.sha256(module.operation.get_asm(enable_debug_info=False).encode()).hexdigest()
+
+
+def _plain_name(name: str) -> str:
+    """The function's name, of the module's: "jit(step)" or "jit_step"."""
+    inner = name.removeprefix("jit")
+    return inner[1:-1] if inner.startswith("(") else inner.removeprefix("_") or name
+
+
+def _find_mesh(about: dict[str, Any]) -> Any:
+    """The mesh that the arrays of a program are split by; None without one."""
+    known = (*about["in_shardings"], *about["out_shardings"], *about["intermediate_shardings"])
+    meshes = (getattr(sharding, "mesh", None) for sharding in known)
+    given = about["context_mesh"]
+    found = next((mesh for mesh in meshes if mesh is not None and not mesh.empty), given)
+    return None if found is None or found.empty else found
+
+
+def _describe_arguments(about: dict[str, Any]) -> Iterator[Argument]:
+    names = _names_of_arguments(about)
+    avals, shardings = about["global_in_avals"], about["in_shardings"]
+    for number, (aval, sharding) in enumerate(zip(avals, shardings, strict=True)):
+        if hasattr(aval, "shape"):
+            name = names[number] if number < len(names) else f"constant {number}"
+            yield Argument(name, str(aval.dtype), tuple(aval.shape), _spec_of(sharding, aval.ndim))
+
+
+def _names_of_arguments(about: dict[str, Any]) -> Sequence[str]:
+    told = getattr(about.get("all_args_info"), "debug_info", None)
+    names = getattr(told, "arg_names", None) or ()
+    kept = sorted(about["kept_var_idx"])
+    return [str(names[index]) for index in kept if index < len(names)]
+
+
+def _spec_of(sharding: Any, rank: int) -> tuple[tuple[str, ...], ...] | None:
+    spec = getattr(sharding, "spec", None)
+    if spec is None:
+        return None
+    axes = [part if isinstance(part, tuple) else (part,) if part else () for part in spec]
+    if any(not isinstance(name, str) for part in axes for name in part):
+        return None
+    return tuple(axes + [()] * (rank - len(axes)))
+
+
+def _size_of(aval: Any) -> int:
+    item_bytes = getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    return math.prod(getattr(aval, "shape", ())) * int(item_bytes)
+
+
+def name_source(function: Any) -> str:
+    """Return "file:line" of a function, under whatever wraps it; "" if it has none."""
+    with contextlib.suppress(TypeError, OSError, ValueError):
+        inner = inspect.unwrap(function)
+        code = getattr(inner, "__code__", None)
+        if code is not None:
+            return f"{code.co_filename}:{code.co_firstlineno}"
+    return ""

@@ -1,0 +1,204 @@
+"""Compilers, each a process of its own, as many at once as memory and processors permit.
+
+In: lowered programs, the slices. Out: `CompileReport`s, as they are ready; those of programs that
+were compiled before, from the cache.
+
+A compiler that crashes, takes all memory or does not end costs nothing but its own report. So a
+fork of the caller would not do: its memory and threads would be in the crash as well, and JAX may
+have started a backend there. A new interpreter costs two seconds beside a compile of ten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from kinetic._compile import compiler
+from kinetic._compile.lowering import Lowered
+from kinetic._compile.program import Program
+from kinetic._compile.report import CompileReport, Verdict
+from kinetic._compile.topologies import Target
+from kinetic._store import files
+from kinetic._system import machine
+from kinetic._system.processes import signal_name
+from kinetic.errors import CorruptRecord
+from kinetic.version import __version__
+
+TIMEOUT_S = 600.0
+"""Longer than the compiler takes for any step that we know."""
+_BYTES_EACH = 3 << 30
+"""What a compiler of a large program was seen to take."""
+_LAST_WORDS = 1500
+_START = "import sys; sys.path.append({!r}); from kinetic._compile import compiler; compiler.main()"
+
+
+class _Running(NamedTuple):
+    """A compiler at work on one of the programs. Its pipe `ends` when it has."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    ends: int
+    folder: Path
+    until: float
+
+
+class Compilers:
+    """Compiles programs for one target."""
+
+    def __init__(
+        self,
+        target: Target,
+        cache: Path | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        at_once: int | None = None,
+    ) -> None:
+        """`cache`: the folder that keeps reports; None: none is kept."""
+        self._target = target
+        self._cache = cache
+        self._timeout_s = timeout_s
+        self._at_once = at_once or count_at_once()
+
+    def compile(self, programs: Sequence[Lowered]) -> Iterator[tuple[int, CompileReport]]:
+        """Yield the index of each program and its report, as they are ready. To leave the loop, or
+        to interrupt it, ends the compilers that run."""
+        waiting, running = list[int](), list[_Running]()
+        for index, lowered in enumerate(programs):
+            if (known := self._read_cache(lowered.program)) is not None:
+                yield index, known
+            else:
+                waiting.append(index)
+        waiting.reverse()
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._at_once:
+                    running.append(self._start(waiting[-1], programs[waiting.pop()]))
+                for ended in self._wait(running):
+                    running.remove(ended)
+                    yield ended.number, self._collect(ended, programs[ended.number].program)
+        finally:
+            for each in running:
+                _end(each)
+
+    def _start(self, index: int, lowered: Lowered) -> _Running:
+        folder = Path(tempfile.mkdtemp(prefix="kinetic-compile-"))
+        for name, content in (
+            (compiler.PROGRAM, json.dumps(lowered.program.to_json()).encode()),
+            (compiler.TARGET, json.dumps(self._target.to_json()).encode()),
+            (compiler.MODULE, lowered.module),
+        ):
+            files.save(folder / name, [content])
+        start = _START.format(str(Path(__file__).resolve().parents[2]))
+        command = [sys.executable, "-P", "-c", start, str(folder), str(os.getpid())]
+        ends, held = os.pipe()
+        with open(folder / "stderr", "wb") as err:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=err,
+                stderr=err,
+                start_new_session=True,  # Ctrl-C is ours to pass on.
+                pass_fds=(held,),
+            )
+        os.close(held)
+        until = time.monotonic() + self._timeout_s
+        return _Running(index, process, ends, folder, until)
+
+    def _wait(self, running: Sequence[_Running]) -> list[_Running]:
+        """Those that have ended, and those whose time is up."""
+        patience_s = max(0.0, min(each.until for each in running) - time.monotonic())
+        ready = select.select([each.ends for each in running], [], [], patience_s)[0]
+        now = time.monotonic()
+        return [each for each in running if each.ends in ready or each.until <= now]
+
+    def _collect(self, ended: _Running, program: Program) -> CompileReport:
+        is_late = ended.until <= time.monotonic() and ended.process.poll() is None
+        words = ended.folder / "stderr"
+        try:
+            report = CompileReport.read((ended.folder / compiler.REPORT).read_bytes())
+        except (OSError, CorruptRecord):
+            _kill(ended.process)
+            code = ended.process.returncode
+            said = words.read_text(errors="replace")[-_LAST_WORDS:].strip()
+            reason = _name_end(code, f"{self._timeout_s:g} s" if is_late else "")
+            return self._report_end(program, reason, said)
+        finally:
+            _end(ended)
+        self._write_cache(program, report)
+        return report
+
+    def _report_end(self, program: Program, reason: str, said: str) -> CompileReport:
+        return CompileReport(
+            name=program.name,
+            source=program.source,
+            accelerator=self._target.topology.name,
+            family=self._target.topology.family,
+            slices=self._target.slices,
+            devices=len(program.positions),
+            verdict=Verdict.NOT_COMPILED,
+            detail=f"{reason} Its last words:\n{said}" if said else reason,
+        )
+
+    # -- what was compiled before ------------------------------------------------------------------
+
+    def _place(self, program: Program) -> Path | None:
+        if self._cache is None:
+            return None
+        fixed = replace(program, source="")
+        about = [fixed.to_json(), self._target.to_json(), __version__, compiler.name_versions()]
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
+        return self._cache / f"{digest.hexdigest()[:40]}.json"
+
+    def _read_cache(self, program: Program) -> CompileReport | None:
+        place = self._place(program)
+        with contextlib.suppress(OSError, CorruptRecord):
+            known = None if place is None else CompileReport.read(place.read_bytes())
+            return None if known is None else replace(known, source=program.source)
+        return None
+
+    def _write_cache(self, program: Program, report: CompileReport) -> None:
+        place = self._place(program)
+        if place is not None:
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            files.save(place, [json.dumps(report.to_json()).encode()])
+
+
+def count_at_once() -> int:
+    """Return how many compilers this machine has room for."""
+    available = machine.available_memory_bytes()
+    by_memory = machine.usable_cpus() if available is None else available // _BYTES_EACH
+    return max(1, min(machine.usable_cpus(), by_memory))
+
+
+def _name_end(code: int, limit: str) -> str:
+    if limit:
+        return f"The compiler did not finish within {limit}, and was ended: nothing is known."
+    if code == -signal.SIGKILL:
+        return "The compiler was killed (SIGKILL), most likely because memory ran out."
+    if code < 0:
+        return f"The compiler crashed ({signal_name(-code)})."
+    return f"The compiler's process exited with code {code} and left no report."
+
+
+def _end(running: _Running) -> None:
+    _kill(running.process)
+    os.close(running.ends)
+    shutil.rmtree(running.folder, ignore_errors=True)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()

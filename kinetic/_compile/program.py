@@ -1,0 +1,60 @@
+"""A program on its way to the compiler: what one process has lowered and another one compiles.
+
+In: figures of a lowered program. Out: `Program`, `Argument`: frozen, kept as JSON beside the bytes
+of the StableHLO module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+from kinetic._core.documents import Record
+from kinetic._core.values import dataclass
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One array that a program is given.
+
+    Attributes:
+        name: its path in the function's arguments.
+        dtype: as NumPy calls it.
+        shape: as a whole.
+        spec: for each dimension, the axes of the mesh that split it; None: the compiler chooses.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    spec: tuple[tuple[str, ...], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Program(Record, called="The description of a program"):
+    """A lowered program.
+
+    Attributes:
+        name: of its function.
+        source: where the function is; "" if it is not known.
+        positions: of its devices among those of the slices, in the program's order.
+        axes: of its mesh, (name, size); none for one device.
+        arguments: that it is given, in order.
+        inputs_open, outputs_open: of each, whether the compiler chooses how it is split.
+        tuples: whether its arguments are one tuple.
+        options: of the compiler, that the program's author set.
+        digest: SHA-256 of the module's text, without the lines that it is from.
+        weight: larger programs first: bytes of arguments and results, as wholes.
+    """
+
+    name: str
+    positions: tuple[int, ...]
+    digest: str
+    source: str = ""
+    axes: tuple[tuple[str, int], ...] = ()
+    arguments: tuple[Argument, ...] = ()
+    inputs_open: tuple[bool, ...] = ()
+    outputs_open: tuple[bool, ...] = ()
+    tuples: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    weight: int = 0

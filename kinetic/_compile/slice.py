@@ -1,0 +1,105 @@
+"""A slice to compile for: what `kinetic.compile_for` returns.
+
+In: functions with their arguments. Out: `CompileReport`s; meshes of the real slice's devices while
+the slice is entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextvars import Token
+from pathlib import Path
+from typing import Any, Self
+
+from kinetic._compile import lowering, topologies
+from kinetic._compile.processes import TIMEOUT_S, Compilers
+from kinetic._compile.report import CompileReport
+from kinetic._compile.topologies import Target
+from kinetic._core.accelerators import catalog
+from kinetic._core.accelerators.families import TPUS
+from kinetic.errors import UsageError
+
+Built = tuple[Any, ...]
+"""A function and its arguments."""
+
+
+class CompileSlice:
+    """Slices that nobody has, for their compiler.
+
+    As a context, `kinetic.make_mesh` and `kinetic.num_slices` answer as in a job on them. Nothing
+    of a model's size is made: describe arrays by `jax.ShapeDtypeStruct`, and make those of a whole
+    state by `jax.eval_shape`.
+    """
+
+    def __init__(
+        self, target: Target, cache: Path | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._target = target
+        self._cache = cache
+        self._timeout_s = timeout_s
+        self._tokens: list[Token[Target | None]] = []
+
+    def __repr__(self) -> str:
+        many = f"{self._target.slices} slices of " if self._target.slices > 1 else ""
+        return f"<CompileSlice: {many}{self._target.topology.name}>"
+
+    def __enter__(self) -> Self:
+        topologies.check_installed()
+        self._tokens.append(topologies.current.set(self._target))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        topologies.current.reset(self._tokens.pop())
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        """The devices of the slices, slice by slice, for meshes: nothing can be put on them."""
+        return topologies.describe(self._target)
+
+    def compile(self, function: Any, /, *args: Any, **kwargs: Any) -> CompileReport:
+        """Compile a call of a function for these slices, and return what the compiler says.
+
+        Args:
+            function: a function, or one that `jax.jit`, `nnx.jit` or `eqx.filter_jit` has wrapped:
+                what is donated, static or split stays so.
+            args: its arguments: arrays, of which only the shape is used, `jax.ShapeDtypeStruct`
+                with a `sharding` over the devices of the mesh, or trees of them, such as modules
+                of Flax NNX and Equinox.
+            kwargs: likewise.
+        """
+        with self:
+            lowered = lowering.lower(self._target, function, args, kwargs)
+        compilers = Compilers(self._target, self._cache, timeout_s=self._timeout_s)
+        return next(report for _, report in compilers.compile([lowered]))
+
+    def find_fit(self, build: Callable[[], Built]) -> list[CompileReport]:
+        """Compile for each size of this family, smallest first, until one fits; return the reports,
+        of which only the last may fit.
+
+        Args:
+            build: is called for each size, where `kinetic.make_mesh` makes its mesh, and returns
+                the function and its arguments for `compile`. What it raises for a size, such as for
+                a mesh that does not suit it, goes through.
+        """
+        reports = []
+        for target in _find_sizes(self._target):
+            tried = CompileSlice(target, self._cache, timeout_s=self._timeout_s)
+            with tried:
+                function, *args = build()
+                reports.append(tried.compile(function, *args))
+            if reports[-1].fits:
+                break
+        return reports
+
+
+def _find_sizes(target: Target) -> Iterator[Target]:
+    """The slices of a family, smallest first; each number of chips once."""
+    family = next(each for each in TPUS if each.name == target.topology.family)
+    rows = [row for row in catalog.catalog_rows() if row.family == family.name]
+    if not rows:
+        raise UsageError(f"There is no slice of {family.name} that could be compiled for.")
+    seen = set[int]()
+    for row in sorted(rows, key=lambda each: each.chips):
+        if row.chips not in seen:
+            seen.add(row.chips)
+            yield Target(row, target.slices)

@@ -1,0 +1,156 @@
+"""The real slices, as libtpu describes them to JAX; and the slice that programs are compiled for at
+the moment.
+
+In: a `Topology`, how many slices. Out: `Target`, the devices of JAX that stand for its chips: they
+can be compiled for, and hold nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from kinetic._core.accelerators.chips import CHIPS
+from kinetic._core.accelerators.topology import Topology
+from kinetic._core.documents import Record
+from kinetic._core.values import dataclass
+from kinetic.errors import PreflightError, UsageError
+
+_CALLED = {"v5litepod": "v5e"}
+"""What libtpu calls a family, where it is not our name."""
+_HOSTS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
+"""How the chips of a machine are laid out."""
+_QUIET = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v6e-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+"""Else only one process of a machine may load libtpu, and it asks the cloud what machine this is,
+and waits for the answer. What is said here it only needs where it uses a chip."""
+WITHOUT_LIBTPU = (
+    "The TPU compiler is not installed here: pip install 'kinetic-sdk[tpu-compile]'. There is one "
+    "for Linux on x86-64 only; elsewhere, do it in a container: docker run --platform linux/amd64 "
+    "-it -v .:/work -w /work python:3.12 bash"
+)
+
+
+@dataclass(frozen=True)
+class Target(Record, called="The slices to compile for"):
+    """The slices that a program is compiled for."""
+
+    topology: Topology
+    slices: int = 1
+
+    @property
+    def name(self) -> str:
+        """As libtpu calls one of them: "v6e:4x4"."""
+        family = self.topology.family
+        return f"{_CALLED.get(family, family)}:{self.topology.shape_text}"
+
+    @property
+    def devices_per_slice(self) -> int:
+        """As JAX sees them."""
+        return self.topology.chips * CHIPS[self.topology.family].devices
+
+
+current: ContextVar[Target | None] = ContextVar("kinetic_compile_target", default=None)
+"""The slices that the code that runs now is compiled for; None where nothing is."""
+
+
+def make_target(topology: Topology, slices: int = 1) -> Target:
+    """Return the slices to compile for.
+
+    Raises:
+        UsageError: there is no compiler for them.
+    """
+    if topology.kind != "tpu":
+        raise UsageError(
+            f"{topology.name} is no TPU: only the compiler of TPUs runs on a machine without the "
+            "chip. For a GPU, compile on one: kinetic.run on the smallest machine that has it."
+        )
+    if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
+        raise UsageError(f"slices= is a number of slices from 1, not {slices!r}.")
+    return Target(topology, slices)
+
+
+def is_installed() -> bool:
+    """Whether the compiler can be imported here."""
+    found = (importlib.util.find_spec(name) for name in ("jax", "libtpu"))
+    return all(each is not None for each in found)
+
+
+def check_installed() -> None:
+    """Refuse to go on without the compiler.
+
+    Raises:
+        PreflightError: it says how to install it.
+    """
+    if not is_installed():
+        raise PreflightError(WITHOUT_LIBTPU)
+
+
+def describe(target: Target) -> tuple[Any, ...]:
+    """Return the devices of the slices, slice by slice.
+
+    Raises:
+        UsageError: libtpu knows no such slice.
+    """
+    return _describe(target.name, target.topology.chips_per_host, target.slices)
+
+
+@functools.cache  # libtpu makes new devices each time, and those of two calls do not mix
+def _describe(name: str, chips_per_host: int, slices: int) -> tuple[Any, ...]:
+    check_installed()
+    from jax.experimental import topologies
+
+    try:
+        with _speaking_of_no_machine():
+            found = topologies.get_topology_desc(
+                platform="tpu",
+                topology_name=name,
+                chips_per_host_bounds=_HOSTS[chips_per_host],
+                num_slices=slices,
+            )
+    except Exception as error:
+        raise UsageError(
+            f"libtpu does not know {slices} x {name}: {error}. `kinetic accelerators` lists what "
+            "there is."
+        ) from error
+    return tuple(sorted(found.devices, key=lambda each: (slice_of(each), each.id)))
+
+
+def slice_of(device: Any) -> int:
+    """Return the index of a device's slice; those of a single one do not tell it."""
+    return int(getattr(device, "slice_index", 0))
+
+
+@contextlib.contextmanager
+def _speaking_of_no_machine() -> Iterator[None]:
+    before = {name: os.environ.pop(name, None) for name in _QUIET}
+    os.environ.update(_QUIET)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def find_positions(target: Target | None, devices: Sequence[Any]) -> tuple[int, ...]:
+    """Return where these devices are among those of the slices: the real ones that stand for them,
+    or simulated ones, which have the same order."""
+    real = () if target is None else describe(target)
+    if devices[0] not in real:
+        real = tuple(
+            sorted(devices[0].client.devices(), key=lambda each: (each.process_index, each.id))
+        )
+    places = {device: at for at, device in enumerate(real)}
+    return tuple(places[device] for device in devices)

@@ -1,0 +1,132 @@
+"""The compiler's text, read: arrays with their padding, loops, operations, groups, lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kinetic._compile import costs, hlo
+from kinetic._compile.hlo import Array
+from kinetic._compile.report import CompileReport, Verdict
+from kinetic._compile.routes import Layout, name_axes_between
+
+TEXTS = Path(__file__).parent / "hlo"
+ON_2_BY_2 = Layout((("data", 2), ("fsdp", 2), ("tensor", 2)), (0, 1, 2, 3), (0,) * 4, "data", 2)
+
+
+@pytest.fixture(scope="module")
+def module() -> hlo.Module:
+    return hlo.read((TEXTS / "loop.hlo").read_text())
+
+
+def test_a_loop_runs_from_where_its_counter_begins_to_its_limit(module: hlo.Module) -> None:
+    runs = costs.count_runs(module)
+    assert (runs["main"], runs["body"], runs["multiply"], runs["take"]) == (1, 5, 5, 5)
+    assert "add" not in runs
+
+
+def test_what_a_loop_computes_counts_each_time(module: hlo.Module) -> None:
+    assert costs.count_flops(module, costs.count_runs(module)) == 5 * 2 * 256 * 512 * 1024
+
+
+def test_a_slice_of_an_array_costs_the_slice(module: hlo.Module) -> None:
+    runs = costs.count_runs(module)
+    layer, hidden, made = 512 * 1024 * 2, 256 * 512 * 2, 256 * 1024 * 2
+    taken = 2 * layer  # from the array of all layers, and into its own
+    multiplied = hidden + layer + made
+    gathered = made + 1024 * 1024 * 2
+    counted = costs.count_bytes(module, runs)
+    small = 5 * 5 * 512  # numbers of a loop
+    assert 0 <= counted - 5 * (taken + multiplied + gathered) <= small
+
+
+def test_collectives_are_named_by_the_axis_and_the_network(module: hlo.Module) -> None:
+    found = costs.find_collectives(module, costs.count_runs(module), ON_2_BY_2)
+    gather, reduce = found
+    assert (gather.kind, gather.axes, gather.between_slices, gather.count) == (
+        "all-gather",
+        "fsdp",
+        False,
+        5,
+    )
+    assert (gather.bytes, gather.wire_bytes) == (5 * 2**21, 5 * 2**20)
+    assert (reduce.kind, reduce.axes, reduce.between_slices) == ("all-reduce", "data", True)
+    assert reduce.wire_bytes == reduce.bytes == 8 * 128 * 128 * 2
+
+
+def test_the_largest_arrays_have_the_users_line_not_the_librarys(module: hlo.Module) -> None:
+    largest, *others = costs.find_buffers(module, costs.count_runs(module), 10)
+    assert (largest.array, largest.what) == ("bf16[6,512,1024]", "argument params['w']")
+    assert [each.source for each in others if each.array == "bf16[256,1024]"] == []
+    made = next(each for each in module.computations["body"].values() if each.name == "made")
+    assert module.source_of(made) == "/work/train.py:12 (step)"
+
+
+@pytest.mark.parametrize(
+    ("array", "padded"),
+    [
+        (Array("bf16", (8, 128), "1,0:T(8,128)(2,1)"), 8 * 128 * 2),
+        (Array("bf16", (1000, 100), "1,0:T(8,128)(2,1)"), 1000 * 128 * 2),
+        (Array("f32", (100, 1000), "0,1:T(8,128)"), 1000 * 128 * 4),
+        (Array("f32", (3, 5, 7), "2,1,0:T(8,128)"), 3 * 8 * 128 * 4),
+        (Array("s32", (), ":T(128)"), 128 * 4),
+        (Array("f32", (3, 5)), 3 * 5 * 4),
+        (Array("s4", (8, 128)), 8 * 128 // 2),
+        (Array("pred", (8,)), 8),
+    ],
+)
+def test_tiles_pad_the_axes_that_lie_together(array: Array, padded: int) -> None:
+    assert array.padded_bytes == padded
+
+
+@pytest.mark.parametrize(
+    ("written", "group"),
+    [
+        ("replica_groups={{0,2},{1,3}}, x=1", (0, 2)),
+        ("replica_groups=[2,2]<=[4], x=1", (0, 1)),
+        ("replica_groups=[2,2]<=[2,2]T(1,0), x=1", (0, 2)),
+        ("replica_groups=[2,4]<=[2,2,2]T(1,0,2), x=1", (0, 1, 4, 5)),
+        ("replica_groups=mesh['a'=2,'b'=2] {'a'}, x=1", (0, 2)),
+        ("replica_groups=mesh['a'=2,'b'=4] {'b':(2)2}, x=1", (0, 1)),
+        ("replica_groups=mesh['a'=2,'b'=4] {'b':(1)2}, x=1", (0, 2)),
+        ("source_target_pairs={{1,3},{3,1}}, x=1", (1, 3)),
+        ("replica_groups={}, x=1", (0, 1, 2, 3)),
+        ("replica_groups=something new", ()),
+    ],
+)
+def test_groups_are_read_in_every_way_that_they_are_written(
+    written: str, group: tuple[int, ...]
+) -> None:
+    assert ON_2_BY_2.read_group(written) == group
+
+
+def test_axes_between_slices_are_those_along_which_the_slice_changes() -> None:
+    axes = (("data", 2), ("fsdp", 4))
+    assert name_axes_between(axes, [0, 0, 0, 0, 1, 1, 1, 1]) == "data"
+    assert name_axes_between(axes, [0] * 8) == ""
+    assert name_axes_between((("fsdp", 8),), [0, 0, 0, 0, 1, 1, 1, 1]) == "fsdp"
+
+
+def test_a_batch_of_matrices_is_a_window_with_gaps() -> None:
+    read = hlo.read((TEXTS / "batch.hlo").read_text())
+    assert costs.count_flops(read, costs.count_runs(read)) == 8 * 2 * 16 * 32 * 64
+
+
+def test_a_report_reads_back_and_says_what_bounds_a_run() -> None:
+    report = CompileReport(
+        name="step",
+        accelerator="tpu-v6e-16",
+        family="v6e",
+        verdict=Verdict.FITS,
+        devices=16,
+        flops=918e9,
+        hbm_bytes=1638e5,
+    )
+    assert CompileReport.from_json(report.to_json()) == report
+    assert (report.bound, report.step_s) == ("matrix units", pytest.approx(1e-3))
+    assert report.usd_per_1000_runs is None
+    assert "at least 1.00 ms, bound by matrix units" in report.text()
+    assert max(map(len, report.text(40).splitlines())) <= 40
+    assert report._repr_html_().startswith("<pre>step: FITS on tpu-v6e-16")
+    assert report.summary()["bound"] == "matrix units"
