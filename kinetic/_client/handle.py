@@ -32,6 +32,7 @@ from kinetic.errors import KineticError, NotFound, StoreError, UsageError, WaitT
 
 if TYPE_CHECKING:
     from kinetic._client.debugging import PortForward
+    from kinetic._compile.checked import CheckReport
 
 R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger("kinetic.handle")
@@ -265,6 +266,21 @@ class JobHandle(JobView, Generic[R_co]):
         """
         outcome = self.outcome()
         return None if outcome is None or outcome.ok else self._error(outcome, seen=seen)
+
+    @leads_to_the_caller
+    def compile_report(self) -> CheckReport:
+        """Wait for a job with `compile_check=True`; compile the programs of its last attempt with
+        the compiler of the real slice, and return what that says. What was compiled before is not
+        compiled again.
+
+        Raises:
+            UsageError: the job kept no programs.
+            PreflightError: the compiler is not installed here.
+        """
+        from kinetic._client.compile_check import check_programs
+
+        tell = functools.partial(console.notice, once=False)
+        return check_programs(self._store, self.ref, self.wait().attempt, tell)
 
     # -- as a future -------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from kinetic._core.plan import Blob, Cell, Limits, Plan, Versions
 from kinetic._core.ref import new_job_id
 from kinetic._core.spec import JobSpec
 from kinetic._core.values import dataclass
+from kinetic.errors import UsageError
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
@@ -200,6 +201,7 @@ def template(
 ) -> PlanTemplate:
     """Plan everything but the call itself; see `make`. `calls` are the arguments of all calls, if
     there are more than the spec's."""
+    _check_place(spec.options, place)
     taken = _read_environment(spec.options)
     draft = _draft(
         spec,
@@ -222,6 +224,15 @@ def template(
         spec.options.volumes,
         installed,
     )
+
+
+def _check_place(options: Options, place: Place) -> None:
+    if options.compile_check and place.is_cluster:
+        raise UsageError(
+            "compile_check= looks at the programs of a slice that is simulated on this machine, "
+            f"and this job goes to {place.cluster or 'a cluster'}, whose own compiler sees them. "
+            'Leave compile_check= away, or say backend="local".'
+        )
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,14 @@ class RemoteCallable(Generic[P, R_co]):
             return cast("R_co", _run_coroutine(value) if is_ours else value)
         if self._options.debug:
             return self._call_debugged(args, kwargs)
-        return self.run_async(*args, **kwargs).result(stream_logs=True)
+        handle = self.run_async(*args, **kwargs)
+        try:
+            return handle.result(stream_logs=True)
+        finally:
+            if self._options.compile_check and handle.outcome() is not None:
+                from kinetic._client.compile_check import show_report
+
+                show_report(handle.compile_report)
 
     def _call_debugged(self, args: Any, kwargs: Any) -> R_co:
         """Submit, bring the debugger to this machine, and wait: the function starts once an editor

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._compile import costs, hlo, topologies
-from kinetic._compile.program import Argument, Program
-from kinetic._compile.report import CompileReport, MemoryUse, Replica, Verdict
-from kinetic._compile.routes import Layout, name_axes_between
-from kinetic._compile.topologies import Target
+from kinetic._compile.program import Argument, LoweredProgram
+from kinetic._compile.report import CompileReport, CompileVerdict, MemoryUse, Replica
+from kinetic._compile.routes import DeviceLayout, name_axes_between
+from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators.chips import GIB
 from kinetic._store import files
 from kinetic._system import processes
@@ -37,13 +37,13 @@ def main() -> None:
     folder = Path(sys.argv[1])
     processes.die_with_parent(int(sys.argv[2]))
     os.environ["JAX_PLATFORMS"] = "cpu"
-    program = Program.read((folder / PROGRAM).read_bytes())
-    target = Target.read((folder / TARGET).read_bytes())
+    program = LoweredProgram.read((folder / PROGRAM).read_bytes())
+    target = CompileTarget.read((folder / TARGET).read_bytes())
     report = compile_program(program, target, (folder / MODULE).read_bytes())
     files.save(folder / REPORT, [json.dumps(report.to_json()).encode()])
 
 
-def compile_program(program: Program, target: Target, module: bytes) -> CompileReport:
+def compile_program(program: LoweredProgram, target: CompileTarget, module: bytes) -> CompileReport:
     """Compile one program, here."""
     begun = time.monotonic()
     about: dict[str, Any] = {
@@ -68,7 +68,7 @@ def compile_program(program: Program, target: Target, module: bytes) -> CompileR
     runs = costs.count_runs(read)
     return CompileReport(
         **about,
-        verdict=Verdict.FITS,
+        verdict=CompileVerdict.FITS,
         memory=_read_memory(executable.get_compiled_memory_stats()),
         buffers=tuple(costs.find_buffers(read, runs, _BUFFERS)),
         collectives=tuple(costs.find_collectives(read, runs, _lay_out(program, own))),
@@ -79,7 +79,7 @@ def compile_program(program: Program, target: Target, module: bytes) -> CompileR
     )
 
 
-def _compile(program: Program, module: bytes, devices: list[Any]) -> Any:
+def _compile(program: LoweredProgram, module: bytes, devices: list[Any]) -> Any:
     """Have libtpu compile a module, as `jax.stages.Lowered.compile` does."""
     import numpy as np
     from jax._src import compiler
@@ -124,9 +124,9 @@ def _read_memory(stats: Any) -> MemoryUse:
 def _report_error(said: str, about: dict[str, Any]) -> CompileReport:
     """What the compiler refused, and by how much a program is too large, where it says so."""
     if "RESOURCE_EXHAUSTED" not in said:
-        return CompileReport(**about, verdict=Verdict.REFUSED, detail=said)
+        return CompileReport(**about, verdict=CompileVerdict.REFUSED, detail=said)
     memory = MemoryUse(needed=_find_size(said, _NEEDED), available=_find_size(said, _AVAILABLE))
-    return CompileReport(**about, verdict=Verdict.TOO_LARGE, detail=said, memory=memory)
+    return CompileReport(**about, verdict=CompileVerdict.TOO_LARGE, detail=said, memory=memory)
 
 
 _NEEDED = (
@@ -146,12 +146,12 @@ def _find_size(said: str, patterns: tuple[str, ...]) -> int:
     return int(float(found[1]) * _UNITS[found[2]]) if found else 0
 
 
-def _lay_out(program: Program, devices: list[Any]) -> Layout:
+def _lay_out(program: LoweredProgram, devices: list[Any]) -> DeviceLayout:
     """The mesh as the compiled program sees it: libtpu makes a program for one slice, whose
     partitions are those of the first."""
     slices = [topologies.slice_of(device) for device in devices]
     own = [at for at, index in enumerate(slices) if index == slices[0]]
-    return Layout(
+    return DeviceLayout(
         program.axes,
         tuple(own),
         tuple(slices[at] for at in own),
@@ -160,7 +160,7 @@ def _lay_out(program: Program, devices: list[Any]) -> Layout:
     )
 
 
-def find_replicas(program: Program) -> list[Replica]:
+def find_replicas(program: LoweredProgram) -> list[Replica]:
     """Arguments that an axis could split, and how much of each device's memory that would save."""
     sizes = dict(program.axes)
     found = []

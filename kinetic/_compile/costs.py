@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kinetic._compile.hlo import Array, Computation, Instruction, Module
 from kinetic._compile.report import Buffer, Collective
-from kinetic._compile.routes import Layout
+from kinetic._compile.routes import DeviceLayout
 
 _FREE = frozenset(
     (
@@ -283,7 +283,9 @@ def _note_buffer(
 # -- between chips ---------------------------------------------------------------------------------
 
 
-def find_collectives(module: Module, runs: Mapping[str, float], layout: Layout) -> list[Collective]:
+def find_collectives(
+    module: Module, runs: Mapping[str, float], layout: DeviceLayout
+) -> list[Collective]:
     """Return what is sent between chips and slices, the same kinds over the same axes together,
     the most bytes first."""
     sums: dict[tuple[str, str, bool], list[float]] = {}
@@ -305,7 +307,7 @@ _NOTHING = ("", 0.0, 0.0, "", False)
 
 
 def _describe_transfer(
-    module: Module, where: str, each: Instruction, layout: Layout
+    module: Module, where: str, each: Instruction, layout: DeviceLayout
 ) -> tuple[str, float, float, str, bool]:
     kind = each.opcode.removesuffix("-start")
     if each.opcode == "send" and "xla_megascale" in each.rest:

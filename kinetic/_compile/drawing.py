@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kinetic._compile.report import CompileReport, Verdict, gib
+from kinetic._compile.report import CompileReport, CompileVerdict, gib
 
 _PADDING_WORTH = 0.1
 """Arrays are named for their padding when it is more than this part of them."""
@@ -19,7 +19,7 @@ def draw(report: CompileReport, width: int | None) -> str:
     lines = [_first_line(report), *_explain(report)]
     if report.memory.total:
         lines += ["", *_draw_memory(report)]
-    if report.verdict is Verdict.FITS:
+    if report.verdict is CompileVerdict.FITS:
         lines += _draw_arrays(report)
         lines += _draw_collectives(report)
         lines += _draw_time(report)
@@ -28,7 +28,7 @@ def draw(report: CompileReport, width: int | None) -> str:
 
 def summarize(report: CompileReport) -> str:
     """Return the report in one line."""
-    if report.verdict is not Verdict.FITS:
+    if report.verdict is not CompileVerdict.FITS:
         return f"{report.name}: {report.verdict}: {first_sentence(report.detail)}"
     used, there = report.memory.total, report.hbm_bytes_there
     return (

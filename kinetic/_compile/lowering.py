@@ -1,8 +1,8 @@
 """From a function to the program that the compiler takes, without running anything: the door to
 JAX's lowering.
 
-In: a function with its arguments, or what JAX compiles anyway. Out: `Lowered`: a `Program` and the
-bytes of its StableHLO module.
+In: a function with its arguments, or what JAX compiles anyway. Out: `Lowered`: a `LoweredProgram`
+and the bytes of its StableHLO module.
 
 The module crosses to the compiler's process as it is, and not through `jax.export`: that wants the
 package flatbuffers and registered classes for every tree of arguments, drops which arguments are
@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kinetic._compile import topologies
-from kinetic._compile.program import Argument, Program
-from kinetic._compile.topologies import Target
+from kinetic._compile.program import Argument, LoweredProgram
+from kinetic._compile.topologies import CompileTarget
 from kinetic.errors import UsageError
 
 TPU = ("tpu",)
@@ -32,11 +32,11 @@ _ENTRANCE = "_pjit_lower"
 class Lowered(NamedTuple):
     """A program and the bytes of its module."""
 
-    program: Program
+    program: LoweredProgram
     module: bytes
 
 
-def lower(target: Target, function: Any, args: Any, kwargs: Any) -> Lowered:
+def lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lowered:
     """Lower a function for the chips of a target. Arrays among the arguments are taken for their
     shapes.
 
@@ -145,7 +145,7 @@ def replace_entrance(instead: Callable[..., Any]) -> Callable[[], None]:
     return lambda: setattr(pjit, _ENTRANCE, original)
 
 
-def describe(computation: Any, target: Target | None, source: str = "") -> Lowered:
+def describe(computation: Any, target: CompileTarget | None, source: str = "") -> Lowered:
     """Return a computation that JAX has lowered as a program with its bytes."""
     from jax._src.interpreters import mlir, pxla
 
@@ -156,7 +156,7 @@ def describe(computation: Any, target: Target | None, source: str = "") -> Lower
     )
     devices = computation._device_list
     mesh = _find_mesh(about)
-    program = Program(
+    program = LoweredProgram(
         name=_plain_name(computation._name),
         positions=topologies.find_positions(target, tuple(devices)),
         digest=_digest(computation.stablehlo()),
@@ -167,7 +167,7 @@ def describe(computation: Any, target: Target | None, source: str = "") -> Lower
         outputs_open=tuple(outputs_open),
         tuples=bool(about["tuple_args"]),
         options=dict(computation._compiler_options_kvs),
-        weight=sum(map(_size_of, (*about["global_in_avals"], *about["global_out_avals"]))),
+        weight=sum(map(size_of, (*about["global_in_avals"], *about["global_out_avals"]))),
     )
     return Lowered(program, module)
 
@@ -218,7 +218,8 @@ def _spec_of(sharding: Any, rank: int) -> tuple[tuple[str, ...], ...] | None:
     return tuple(axes + [()] * (rank - len(axes)))
 
 
-def _size_of(aval: Any) -> int:
+def size_of(aval: Any) -> int:
+    """Return the bytes of an abstract value as a whole."""
     item_bytes = getattr(getattr(aval, "dtype", None), "itemsize", 0)
     return math.prod(getattr(aval, "shape", ())) * int(item_bytes)
 
@@ -231,3 +232,13 @@ def name_source(function: Any) -> str:
         if code is not None:
             return f"{code.co_filename}:{code.co_firstlineno}"
     return ""
+
+
+def find_name(debug: Any) -> str:
+    """Return the name of the function whose jaxpr has this debug info."""
+    return str(getattr(debug, "func_name", "") or "a program")
+
+
+def find_source(debug: Any) -> str:
+    """Return where that function is, "file:line"; "" if it is not known."""
+    return str(getattr(debug, "func_src_info", "")).partition(" at ")[2]

@@ -28,9 +28,9 @@ from typing import NamedTuple
 
 from kinetic._compile import compiler
 from kinetic._compile.lowering import Lowered
-from kinetic._compile.program import Program
-from kinetic._compile.report import CompileReport, Verdict
-from kinetic._compile.topologies import Target
+from kinetic._compile.program import LoweredProgram
+from kinetic._compile.report import CompileReport, CompileVerdict
+from kinetic._compile.topologies import CompileTarget
 from kinetic._store import files
 from kinetic._system import machine
 from kinetic._system.processes import signal_name
@@ -60,7 +60,7 @@ class Compilers:
 
     def __init__(
         self,
-        target: Target,
+        target: CompileTarget,
         cache: Path | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
@@ -124,7 +124,7 @@ class Compilers:
         now = time.monotonic()
         return [each for each in running if each.ends in ready or each.until <= now]
 
-    def _collect(self, ended: _Running, program: Program) -> CompileReport:
+    def _collect(self, ended: _Running, program: LoweredProgram) -> CompileReport:
         is_late = ended.until <= time.monotonic() and ended.process.poll() is None
         words = ended.folder / "stderr"
         try:
@@ -140,7 +140,7 @@ class Compilers:
         self._write_cache(program, report)
         return report
 
-    def _report_end(self, program: Program, reason: str, said: str) -> CompileReport:
+    def _report_end(self, program: LoweredProgram, reason: str, said: str) -> CompileReport:
         return CompileReport(
             name=program.name,
             source=program.source,
@@ -148,13 +148,13 @@ class Compilers:
             family=self._target.topology.family,
             slices=self._target.slices,
             devices=len(program.positions),
-            verdict=Verdict.NOT_COMPILED,
+            verdict=CompileVerdict.NOT_COMPILED,
             detail=f"{reason} Its last words:\n{said}" if said else reason,
         )
 
     # -- what was compiled before ------------------------------------------------------------------
 
-    def _place(self, program: Program) -> Path | None:
+    def _place(self, program: LoweredProgram) -> Path | None:
         if self._cache is None:
             return None
         fixed = replace(program, source="")
@@ -162,14 +162,14 @@ class Compilers:
         digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
         return self._cache / f"{digest.hexdigest()[:40]}.json"
 
-    def _read_cache(self, program: Program) -> CompileReport | None:
+    def _read_cache(self, program: LoweredProgram) -> CompileReport | None:
         place = self._place(program)
         with contextlib.suppress(OSError, CorruptRecord):
             known = None if place is None else CompileReport.read(place.read_bytes())
             return None if known is None else replace(known, source=program.source)
         return None
 
-    def _write_cache(self, program: Program, report: CompileReport) -> None:
+    def _write_cache(self, program: LoweredProgram, report: CompileReport) -> None:
         place = self._place(program)
         if place is not None:
             place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

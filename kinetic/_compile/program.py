@@ -1,7 +1,7 @@
 """A program on its way to the compiler: what one process has lowered and another one compiles.
 
-In: figures of a lowered program. Out: `Program`, `Argument`: frozen, kept as JSON beside the bytes
-of the StableHLO module.
+In: figures of a lowered program. Out: `LoweredProgram`, `Argument`: frozen, kept as JSON beside the
+bytes of the StableHLO module.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Program(Record, called="The description of a program"):
+class LoweredProgram(Record, called="The description of a program"):
     """A lowered program.
 
     Attributes:
@@ -44,6 +44,7 @@ class Program(Record, called="The description of a program"):
         tuples: whether its arguments are one tuple.
         options: of the compiler, that the program's author set.
         digest: SHA-256 of the module's text, without the lines that it is from.
+        refused: why it is not for the compiler; "" if it is.
         weight: larger programs first: bytes of arguments and results, as wholes.
     """
 
@@ -58,3 +59,4 @@ class Program(Record, called="The description of a program"):
     tuples: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     weight: int = 0
+    refused: str = ""

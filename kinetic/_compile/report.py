@@ -13,7 +13,7 @@ from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
 
 
-class Verdict(StrEnum):
+class CompileVerdict(StrEnum):
     """What became of the program."""
 
     FITS = "fits"
@@ -135,7 +135,7 @@ class CompileReport(Record, called="The report of the compiler"):
     name: str
     accelerator: str
     family: str
-    verdict: Verdict
+    verdict: CompileVerdict
     source: str = ""
     slices: int = 1
     devices: int = 1
@@ -152,7 +152,7 @@ class CompileReport(Record, called="The report of the compiler"):
     @property
     def fits(self) -> bool:
         """Whether the compiler made a program that the chip can hold."""
-        return self.verdict is Verdict.FITS
+        return self.verdict is CompileVerdict.FITS
 
     @property
     def chip(self) -> ChipFacts:

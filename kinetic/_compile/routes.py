@@ -21,7 +21,7 @@ _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
 
 
 @dataclass(frozen=True)
-class Layout:
+class DeviceLayout:
     """The mesh of a program, as one slice's part of the program sees it.
 
     Attributes:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from kinetic._compile import lowering, topologies
 from kinetic._compile.processes import TIMEOUT_S, Compilers
 from kinetic._compile.report import CompileReport
-from kinetic._compile.topologies import Target
+from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators import catalog
 from kinetic._core.accelerators.families import TPUS
 from kinetic.errors import UsageError
@@ -32,12 +32,12 @@ class CompileSlice:
     """
 
     def __init__(
-        self, target: Target, cache: Path | None = None, *, timeout_s: float = TIMEOUT_S
+        self, target: CompileTarget, cache: Path | None = None, *, timeout_s: float = TIMEOUT_S
     ) -> None:
         self._target = target
         self._cache = cache
         self._timeout_s = timeout_s
-        self._tokens: list[Token[Target | None]] = []
+        self._tokens: list[Token[CompileTarget | None]] = []
 
     def __repr__(self) -> str:
         many = f"{self._target.slices} slices of " if self._target.slices > 1 else ""
@@ -92,7 +92,7 @@ class CompileSlice:
         return reports
 
 
-def _find_sizes(target: Target) -> Iterator[Target]:
+def _find_sizes(target: CompileTarget) -> Iterator[CompileTarget]:
     """The slices of a family, smallest first; each number of chips once."""
     family = next(each for each in TPUS if each.name == target.topology.family)
     rows = [row for row in catalog.catalog_rows() if row.family == family.name]
@@ -102,4 +102,4 @@ def _find_sizes(target: Target) -> Iterator[Target]:
     for row in sorted(rows, key=lambda each: each.chips):
         if row.chips not in seen:
             seen.add(row.chips)
-            yield Target(row, target.slices)
+            yield CompileTarget(row, target.slices)

@@ -1,8 +1,8 @@
 """The real slices, as libtpu describes them to JAX; and the slice that programs are compiled for at
 the moment.
 
-In: a `Topology`, how many slices. Out: `Target`, the devices of JAX that stand for its chips: they
-can be compiled for, and hold nothing.
+In: a `Topology`, how many slices. Out: `CompileTarget`, the devices of JAX that stand for its
+chips: they can be compiled for, and hold nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WITHOUT_LIBTPU = (
 
 
 @dataclass(frozen=True)
-class Target(Record, called="The slices to compile for"):
+class CompileTarget(Record, called="The slices to compile for"):
     """The slices that a program is compiled for."""
 
     topology: Topology
@@ -59,11 +59,11 @@ class Target(Record, called="The slices to compile for"):
         return self.topology.chips * CHIPS[self.topology.family].devices
 
 
-current: ContextVar[Target | None] = ContextVar("kinetic_compile_target", default=None)
+current: ContextVar[CompileTarget | None] = ContextVar("kinetic_compile_target", default=None)
 """The slices that the code that runs now is compiled for; None where nothing is."""
 
 
-def make_target(topology: Topology, slices: int = 1) -> Target:
+def make_target(topology: Topology, slices: int = 1) -> CompileTarget:
     """Return the slices to compile for.
 
     Raises:
@@ -76,7 +76,7 @@ def make_target(topology: Topology, slices: int = 1) -> Target:
         )
     if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
         raise UsageError(f"slices= is a number of slices from 1, not {slices!r}.")
-    return Target(topology, slices)
+    return CompileTarget(topology, slices)
 
 
 def is_installed() -> bool:
@@ -95,7 +95,7 @@ def check_installed() -> None:
         raise PreflightError(WITHOUT_LIBTPU)
 
 
-def describe(target: Target) -> tuple[Any, ...]:
+def describe(target: CompileTarget) -> tuple[Any, ...]:
     """Return the devices of the slices, slice by slice.
 
     Raises:
@@ -144,7 +144,7 @@ def _speaking_of_no_machine() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def find_positions(target: Target | None, devices: Sequence[Any]) -> tuple[int, ...]:
+def find_positions(target: CompileTarget | None, devices: Sequence[Any]) -> tuple[int, ...]:
     """Return where these devices are among those of the slices: the real ones that stand for them,
     or simulated ones, which have the same order."""
     real = () if target is None else describe(target)

@@ -25,6 +25,7 @@ In: ids and indices. Out: keys with "/" between parts.
         stacks-wanted.json                a request for stacks that cannot reach the leader
         stacks.json                       the leader's answer to the last such request
         activity-wanted.json, activity.json   the same for what the hosts are doing
+        programs/                         what JAX compiled on the leader, with compile_check
         hosts/<i>/report.json             how host i ended
         hosts/<i>/result.pkl              its value: the leader's, or that of each host
         hosts/<i>/error.pkl               the exception it raised
@@ -157,6 +158,11 @@ def attempt_outcome(job_id: str, number: int) -> str:
     """The verdict on an attempt that was followed by another one. The verdict on the last attempt
     is the job's (`outcome`)."""
     return f"{attempt(job_id, number)}/outcome.json"
+
+
+def programs(job_id: str, number: int) -> str:
+    """Prefix of what JAX compiled on the leader, for the compiler of the real slice."""
+    return f"{attempt(job_id, number)}/programs"
 
 
 def debugger(job_id: str, number: int) -> str:

@@ -24,6 +24,7 @@ def check_together(options: Options) -> None:
         _check_pathways(options.topology)
     _check_elastic(options)
     _check_pods(options)
+    _check_compile(options)
     both = next((name for name in options.secrets if name in options.env), None)
     if both is not None:
         raise UsageError(f"{both} is in env= and in secrets=: name it in one of them.")
@@ -70,6 +71,27 @@ def _check_elastic(options: Options) -> None:
         raise UsageError(
             "debug=True does not go with slices=(least, most): a breakpoint would hold up the "
             "attempts after it as well. Debug with a fixed number of slices."
+        )
+
+
+def _check_compile(options: Options) -> None:
+    if not options.compile_check:
+        return
+    name = options.topology.name
+    if options.topology.kind != "tpu":
+        raise UsageError(
+            "compile_check= asks the compiler of the real slice, and only that of TPUs runs "
+            f"without the chip: {name} is no TPU. Leave compile_check= away."
+        )
+    if options.elastic is not None or options.controller == "single":
+        raise UsageError(
+            "compile_check= compiles for a slice whose size is fixed, with a process on each host: "
+            "leave it away, or give a number of slices and no controller=."
+        )
+    if options.joins_jax == "program":
+        raise UsageError(
+            "compile_check= looks at the programs of Python code that kinetic runs itself, and a "
+            "command has processes of its own: run a script or a module (without --)."
         )
 
 

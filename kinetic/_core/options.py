@@ -36,6 +36,7 @@ class Keywords(TypedDict, total=False):
     on_slice_loss: OnSliceLoss | None
     survivors: Survivors | None
     controller: Controller
+    compile_check: bool
     queue: str | None
     priority: str | None
     reservation: str | None
@@ -151,6 +152,14 @@ class Options(documents.Record, called="The options of the job"):
         "Start once a debugger has attached (`JobHandle.debug_attach`), or when "
         "`KINETIC_DEBUG_WAIT_TIMEOUT` has passed.",
         False,
+    )
+    compile_check: bool = option(
+        checks.switch,
+        "After a run on a simulated TPU slice, compile the leader's programs with the compiler of "
+        "the real one, and say which would not fit, not compile, or be bound by what "
+        "(`kinetic-sdk[tpu-compile]`).",
+        False,
+        flag=Flag(("--compile-check",), takes=Takes.SWITCH),
     )
     name: str = option(
         checks.name_text,

@@ -57,6 +57,7 @@ class Start(Record, called="The start message"):
         places: paths of the declared data that the call holds, by its numbers there.
         mounts: what must be mounted for the data; see `mounts.Mount`.
         home: what makes this host look like a machine of its own, or None.
+        programs: folder that keeps what JAX compiles here; "" keeps nothing.
         elastic: the slices, where one process has all of them and they may be lost; else None.
     """
 
@@ -82,3 +83,4 @@ class Start(Record, called="The start message"):
     mounts: list[dict[str, Any]] = field(default_factory=list)
     home: Home | None = None
     elastic: ElasticSlices | None = None
+    programs: str = ""

@@ -17,9 +17,9 @@ import kinetic
 from kinetic._compile import compiler, lowering, topologies
 from kinetic._compile.lowering import Lowered
 from kinetic._compile.processes import Compilers
-from kinetic._compile.program import Argument, Program
-from kinetic._compile.report import CompileReport, Verdict
-from kinetic._compile.topologies import Target
+from kinetic._compile.program import Argument, LoweredProgram
+from kinetic._compile.report import CompileReport, CompileVerdict
+from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators.chips import CHIPS
 from kinetic._core.accelerators.families import TPUS
 from kinetic._core.accelerators.resolve import resolve
@@ -102,7 +102,7 @@ def test_arguments_that_an_axis_could_split_are_named_with_what_that_saves() -> 
         Argument("open", "float32", (4096, 4096)),
     )
     axes = (("data", 2), ("fsdp", 1), ("tensor", 4))
-    program = Program("step", tuple(range(8)), "", axes=axes, arguments=(whole, *others))
+    program = LoweredProgram("step", tuple(range(8)), "", axes=axes, arguments=(whole, *others))
     found = [(one.name, one.axis, one.saved_bytes) for one in compiler.find_replicas(program)]
     assert found == [("split", "tensor", 6 << 20), ("w", "tensor", 3 << 20)]
 
@@ -168,7 +168,7 @@ def test_what_is_too_large_is_said_with_how_much_it_is(home: Path) -> None:
     report = slice_to_compile_for().compile(
         lambda x: (x @ x).sum(), jax.ShapeDtypeStruct((400_000, 400_000), jnp.bfloat16)
     )
-    assert report.verdict is Verdict.TOO_LARGE
+    assert report.verdict is CompileVerdict.TOO_LARGE
     assert "Ran out of memory" in report.detail
     assert report.memory.total > 290 << 30
     assert 31 << 30 < report.hbm_bytes_there < 32 << 30
@@ -188,8 +188,8 @@ def test_the_smallest_slice_that_holds_it_is_found() -> None:
 
     reports = slice_to_compile_for("tpu-v6e-4").find_fit(build)
     assert [(each.accelerator, each.verdict) for each in reports] == [
-        ("tpu-v6e-1", Verdict.TOO_LARGE),
-        ("tpu-v6e-4", Verdict.FITS),
+        ("tpu-v6e-1", CompileVerdict.TOO_LARGE),
+        ("tpu-v6e-4", CompileVerdict.FITS),
     ]
 
 
@@ -240,11 +240,11 @@ def lowered() -> Lowered:
     import jax.numpy as jnp
 
     shape = jax.ShapeDtypeStruct((128, 128), jnp.float32)
-    return lowering.lower(Target(resolve("tpu-v6e-4")), lambda x: x @ x, (shape,), {})
+    return lowering.lower(CompileTarget(resolve("tpu-v6e-4")), lambda x: x @ x, (shape,), {})
 
 
 def compile_all(programs: list[Lowered], **how: Any) -> dict[int, CompileReport]:
-    return dict(Compilers(Target(resolve("tpu-v6e-4")), **how).compile(programs))
+    return dict(Compilers(CompileTarget(resolve("tpu-v6e-4")), **how).compile(programs))
 
 
 @needs_libtpu
@@ -259,13 +259,16 @@ def test_what_was_compiled_is_kept_for_the_next_time(lowered: Lowered, tmp_path:
 def test_one_that_fails_is_told_beside_one_that_does_not(lowered: Lowered) -> None:
     broken = Lowered(lowered.program, b"no module")
     reports = compile_all([broken, lowered], at_once=2)
-    assert [reports[number].verdict for number in (0, 1)] == [Verdict.REFUSED, Verdict.FITS]
+    assert [reports[number].verdict for number in (0, 1)] == [
+        CompileVerdict.REFUSED,
+        CompileVerdict.FITS,
+    ]
 
 
 @needs_libtpu
 def test_a_compiler_that_does_not_end_is_ended(lowered: Lowered) -> None:
     report = compile_all([lowered], timeout_s=0.0)[0]
-    assert report.verdict is Verdict.NOT_COMPILED
+    assert report.verdict is CompileVerdict.NOT_COMPILED
     assert "did not finish within 0 s" in report.detail
 
 
@@ -305,14 +308,14 @@ def test_a_compiler_that_dies_is_told_with_its_reason(
     killer.start()
     report = compile_all([lowered])[0]
     killer.join()
-    assert report.verdict is Verdict.NOT_COMPILED
+    assert report.verdict is CompileVerdict.NOT_COMPILED
     assert said in report.detail
 
 
 @needs_libtpu
 def test_leaving_the_loop_ends_the_compilers(lowered: Lowered) -> None:
     broken = Lowered(lowered.program, b"no module")
-    compilers = Compilers(Target(resolve("tpu-v6e-4")), at_once=2)
+    compilers = Compilers(CompileTarget(resolve("tpu-v6e-4")), at_once=2)
     reports = compilers.compile([broken, lowered])
     next(reports)
     reports.close()
@@ -322,11 +325,11 @@ def test_leaving_the_loop_ends_the_compilers(lowered: Lowered) -> None:
 
 @needs_libtpu
 def test_a_topology_that_libtpu_refuses_is_said() -> None:
-    target = Target(resolve("tpu-v3-4"))
-    wrong = Target.from_json(
+    target = CompileTarget(resolve("tpu-v3-4"))
+    wrong = CompileTarget.from_json(
         target.to_json() | {"topology": target.topology.to_json() | {"shape": [3, 5]}}
     )
-    program = Program("step", (0,), "")
+    program = LoweredProgram("step", (0,), "")
     with pytest.raises(UsageError, match="libtpu does not know 1 x v3:3x5"):
         topologies.describe(wrong)
     report = dict(Compilers(wrong).compile([Lowered(program, b"")]))[0]

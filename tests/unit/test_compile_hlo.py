@@ -8,11 +8,13 @@ import pytest
 
 from kinetic._compile import costs, hlo
 from kinetic._compile.hlo import Array
-from kinetic._compile.report import CompileReport, Verdict
-from kinetic._compile.routes import Layout, name_axes_between
+from kinetic._compile.report import CompileReport, CompileVerdict
+from kinetic._compile.routes import DeviceLayout, name_axes_between
 
 TEXTS = Path(__file__).parent / "hlo"
-ON_2_BY_2 = Layout((("data", 2), ("fsdp", 2), ("tensor", 2)), (0, 1, 2, 3), (0,) * 4, "data", 2)
+ON_2_BY_2 = DeviceLayout(
+    (("data", 2), ("fsdp", 2), ("tensor", 2)), (0, 1, 2, 3), (0,) * 4, "data", 2
+)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +120,7 @@ def test_a_report_reads_back_and_says_what_bounds_a_run() -> None:
         name="step",
         accelerator="tpu-v6e-16",
         family="v6e",
-        verdict=Verdict.FITS,
+        verdict=CompileVerdict.FITS,
         devices=16,
         flops=918e9,
         hbm_bytes=1638e5,

@@ -77,6 +77,7 @@ def start_message(
         "cells": [vars(cell) for cell in plan.cells],
         "debugger": debugging,
         "elastic": _elastic(plan),
+        "programs": space.programs,
     }
 
 

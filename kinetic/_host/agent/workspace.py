@@ -50,6 +50,7 @@ class Workspace:
         output_dir: value of KINETIC_OUTPUT_DIR.
         data: where the declared data is.
         home: what makes the host look like a machine of its own, or None.
+        programs: where what JAX compiles here is kept; "" keeps nothing.
         sent: size of each file of the tree, by path.
         ready_ns: when it was complete, since the epoch.
     """
@@ -64,6 +65,7 @@ class Workspace:
     output_dir: str
     data: Datasets
     home: Home | None
+    programs: str
     sent: Mapping[str, int]
     ready_ns: int
 
@@ -120,6 +122,7 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     sent = {entry.path: entry.size_bytes for entry in entries if isinstance(entry, manifest.File)}
     return Workspace(
         *(root, tree, cwd, tuple(places), editable, payload, function, output_dir, data, home),
+        _programs_dir(identity, store, plan),
         sent,
         time.time_ns(),
     )
@@ -199,6 +202,14 @@ def _output_dir(store: Store, plan: Plan) -> str:
     folder = root / layout.outputs(plan.job_id)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return str(folder)
+
+
+def _programs_dir(who: Identity, store: Store, plan: Plan) -> str:
+    """The leader's alone, in the store's folder: only simulated hosts have one."""
+    root = store.as_folder()
+    if root is None or not (plan.options.compile_check and who.simulated) or who.host:
+        return ""
+    return str(root / layout.programs(plan.job_id, who.attempt))
 
 
 def remove(workspace_root: Path) -> None:

@@ -15,6 +15,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from kinetic import _shadows
@@ -131,6 +132,7 @@ def _take_place(start: Start, enter: Callable[[], None]) -> None:
         enter()
         jaxworld.enter(start.world, start.joins_jax, start.elastic)
         _set_jax_options(start)
+        _keep_programs(start)
     except (KineticError, OSError, RuntimeError, ValueError) as error:
         detail = f"The host could not be prepared: {type(error).__name__}: {error}"
         raise _NoValueError(
@@ -233,6 +235,13 @@ def _enter_again(before: Start, start: Start) -> None:
     os.chdir(start.cwd)
     os.umask(0o022)
     sys.argv = [start.name]
+
+
+def _keep_programs(start: Start) -> None:
+    if start.programs:
+        from kinetic._host.worker import programs  # few jobs are checked
+
+        programs.record(Path(start.programs), start.tree)
 
 
 def _set_jax_options(start: Start) -> None:

@@ -208,7 +208,7 @@ def run(
     if detach:
         output.line(handle.job_id)
         return exit_codes.OK
-    return _follow(app, handle, program, all_hosts)
+    return _follow(app, handle, program, all_hosts, checks=bool(options["compile_check"]))
 
 
 def _check_elastic(options: Mapping[str, Any]) -> None:
@@ -276,7 +276,9 @@ def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
     return given | ({"survivors": "restart"} if has_attempts else {})
 
 
-def _follow(app: AppContext, handle: JobHandle[Any], program: Program, all_hosts: bool) -> int:
+def _follow(
+    app: AppContext, handle: JobHandle[Any], program: Program, all_hosts: bool, *, checks: bool
+) -> int:
     """Print the output as it arrives, then report how the program ended."""
     if os.isatty(2):
         output.notice(f"{handle.job_id}: {program.name}")
@@ -290,7 +292,23 @@ def _follow(app: AppContext, handle: JobHandle[Any], program: Program, all_hosts
             f"To stop it: kinetic jobs cancel {handle.job_id}"
         )
         return exit_codes.INTERRUPTED
-    return exit_codes.OK if outcome.ok else _report_failure(handle, outcome, program, all_hosts)
+    try:
+        return exit_codes.OK if outcome.ok else _report_failure(handle, outcome, program, all_hosts)
+    finally:
+        if checks:
+            _print_compile_report(handle)
+
+
+def _print_compile_report(handle: JobHandle[Any]) -> None:
+    """Print what the compiler of the real slice says, apart from what the program printed."""
+    try:
+        report = handle.compile_report()
+    except KineticError as error:
+        output.error(f"compile-check: {error}")
+    except KeyboardInterrupt:
+        output.notice("The compilers were ended. The next check goes on with what they had done.")
+    else:
+        output.notice(report.text(output.width()))
 
 
 def _print_output(app: AppContext, handle: JobHandle[Any], all_hosts: bool) -> None:

@@ -1,0 +1,64 @@
+"""`compile_check`: after a run on a simulated slice, the compiler of the real one looks at its
+programs.
+
+In: the reference of a job, its store. Out: `CheckReport`; what it did meanwhile, as lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kinetic._client.board import console
+from kinetic._client.compiling import FOLDER
+from kinetic._compile import drawing, topologies
+from kinetic._compile.checked import CheckReport, ProgramCheck
+from kinetic._compile.processes import Compilers
+from kinetic._config import settings
+from kinetic._core import layout
+from kinetic._core.plan import Plan
+from kinetic._core.ref import JobRef
+from kinetic._store.base import Store
+from kinetic.errors import KineticError, UsageError
+
+
+def check_programs(
+    store: Store, ref: JobRef, attempt: int, tell: Callable[[str], None]
+) -> CheckReport:
+    """Compile the programs of an attempt for the slice that was simulated.
+
+    Args:
+        store: with the job's records.
+        ref: the job.
+        attempt: whose programs.
+        tell: is called with each line about what is going on.
+
+    Raises:
+        UsageError: the job kept no programs.
+        PreflightError: there is no compiler here.
+    """
+    plan = Plan.read(store.get(layout.plan(ref.job_id)))
+    root = store.as_folder()
+    if root is None or not plan.options.compile_check:
+        raise UsageError(
+            f"{ref.job_id} kept no programs: run it with compile_check=True, on a slice that is "
+            "simulated on this machine."
+        )
+    topologies.check_installed()
+    target = topologies.make_target(plan.topology, plan.options.most_slices)
+    compilers = Compilers(target, settings.load().cache_dir / FOLDER)
+    folder = root / layout.programs(ref.job_id, attempt)
+    check = ProgramCheck(folder, target, compilers, client_root=plan.client_root)
+    if check.count:
+        tell(f"kinetic: compiling for {plan.topology.name}: {check.count} of its programs …")
+    for report in check.compile():
+        tell(f"kinetic: {drawing.summarize(report)}")
+    return check.report
+
+
+def show_report(make: Callable[[], CheckReport]) -> None:
+    """Print the report below what the function printed; a fault of it costs neither the function's
+    value nor its error."""
+    try:
+        console.notice(str(make()), once=False)
+    except KineticError as error:
+        console.notice(f"kinetic: compile_check: {error}", once=False)

@@ -1,0 +1,117 @@
+"""The programs that JAX compiles in a worker, kept for the compiler of the real slice: with
+`compile_check`, on the leader.
+
+In: a folder of the job's records. Out: a description and a StableHLO module for each program, or
+why there is none; how many were too small to look at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kinetic._compile import lowering
+from kinetic._compile.checked import SKIPPED, Skipped, name_files
+from kinetic._compile.lowering import TPU, Lowered
+from kinetic._compile.program import LoweredProgram
+from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
+from kinetic._store import files
+
+MOST = 200
+"""Programs kept for one attempt: a script that compiles more of this size compiles in a loop."""
+_LITTLE_BYTES = 1 << 18
+_FEW_EQUATIONS = 12
+"""Programs below both are single operations, such as those that make parameters: every chip has
+room for them."""
+_CALLBACKS = (
+    "it calls back into Python on the host (jax.debug.print, io_callback, pure_callback), and that "
+    "part cannot be compiled without a host"
+)
+
+
+def record(folder: Path, tree: str) -> None:
+    """Keep from now on what JAX compiles in this process, whose source lies in this tree."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    recorder = Recorder(folder, tree)
+    if "jax._src.pjit" in sys.modules:
+        lowering.replace_entrance(recorder.lower)
+    else:
+        start = lambda: lowering.replace_entrance(recorder.lower)  # noqa: E731
+        sys.meta_path.insert(0, Awaiting("jax._src.pjit", start))
+
+
+class Recorder:
+    """Writes each program down, once. A fault of its own costs the program's record, never the
+    function's run."""
+
+    def __init__(self, folder: Path, tree: str = "") -> None:
+        self._folder = folder
+        self._known: set[str] = set()
+        self._skipped = Skipped(tree)
+        self._lock = threading.Lock()
+        self._save_skipped()
+
+    def lower(self, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+        """Lower as JAX wants it, and once more for the real chip."""
+        made = original(*args, **given)
+        if not given.get("lowering_platforms"):
+            with contextlib.suppress(Exception):
+                self._record(original, args, given)
+        return made
+
+    def _record(self, original: Callable[..., Any], args: Any, given: Any) -> None:
+        jaxpr = args[0]
+        weight = sum(map(lowering.size_of, (*jaxpr.in_avals, *jaxpr.out_avals)))
+        if weight < _LITTLE_BYTES and len(jaxpr.jaxpr.eqns) < _FEW_EQUATIONS:
+            self._count("small")
+        elif len(self._known) >= MOST:
+            self._count("beyond")
+        else:
+            self._keep(self._lower_again(original, args, given, weight))
+
+    def _lower_again(
+        self, original: Callable[..., Any], args: Any, given: Any, weight: int
+    ) -> Lowered:
+        debug = args[0].jaxpr.debug_info
+        name, source = lowering.find_name(debug), lowering.find_source(debug)
+        try:
+            computation = original(*args, **(given | {"lowering_platforms": TPU}))
+            if computation.compile_args["host_callbacks"]:
+                return _refuse(name, source, weight, _CALLBACKS)
+            return lowering.describe(computation, None, source)
+        except Exception as error:  # noqa: BLE001 - whatever JAX says is what is to be shown
+            calls_back = "specified backend cpu" in str(error)
+            why = _CALLBACKS if calls_back else f"JAX cannot lower it for TPUs: {error}"
+            return _refuse(name, source, weight, why)
+
+    def _keep(self, lowered: Lowered) -> None:
+        program = lowered.program
+        with self._lock:
+            if program.digest in self._known:
+                return
+            self._known.add(program.digest)
+            description, module = name_files(len(self._known))
+        files.save(self._folder / module, [lowered.module])
+        files.save(self._folder / description, [json.dumps(program.to_json()).encode()])
+
+    def _count(self, which: str) -> None:
+        with self._lock:
+            number = getattr(self._skipped, which) + 1
+            self._skipped = replace(self._skipped, **{which: number})
+            if number & (number - 1) == 0:  # 1, 2, 4, ...: few writes, and "at least" is enough
+                self._save_skipped()
+
+    def _save_skipped(self) -> None:
+        text = json.dumps(self._skipped.to_json())
+        files.save(self._folder / SKIPPED, [text.encode()])
+
+
+def _refuse(name: str, source: str, weight: int, why: str) -> Lowered:
+    program = LoweredProgram(name, (), f"{name} {source} {why}", source, weight=weight, refused=why)
+    return Lowered(program, b"")

@@ -1,0 +1,118 @@
+"""`compile_check` on real simulated slices: what the function compiles is compiled for the chip,
+and an installed libtpu changes nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import kinetic
+from kinetic._compile import topologies
+
+needs_libtpu = pytest.mark.skipif(
+    not topologies.is_installed(), reason="libtpu is not installed: pip install libtpu"
+)
+WIDTH = 512
+
+
+@kinetic.run(accelerator="tpu-v6e-8")
+def train(steps: int) -> float:
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    assert {device.platform for device in jax.devices()} == {"cpu"}
+    split = NamedSharding(kinetic.make_mesh(), PartitionSpec("fsdp"))
+
+    def spread(whole: NDArray[np.float32]) -> jax.Array:
+        return jax.make_array_from_callback(whole.shape, split, lambda part: whole[part])
+
+    weights = spread(np.eye(WIDTH, dtype=np.float32))
+    batch = spread(np.ones((64, WIDTH), dtype=np.float32))
+
+    @jax.jit
+    def step(weights: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+        hidden = jax.lax.with_sharding_constraint(batch @ weights, split)
+        return weights * 0.5, jnp.mean(hidden)
+
+    for _ in range(steps):
+        weights, mean = step(weights, batch)
+    return float(mean)
+
+
+@needs_libtpu
+def test_a_run_is_checked_by_the_compiler_of_the_real_slice(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert train.with_options(compile_check=True)(2) == 0.5
+    said = capfd.readouterr().err
+    assert "kinetic: compiling for tpu-v6e-8: 1 of its programs" in said
+    assert "1 program compiled for tpu-v6e-8: 1 fits" in said
+    assert f"step ({__file__}:" in said
+    assert "over fsdp  ICI" in said
+
+
+@needs_libtpu
+def test_a_function_that_raises_is_checked_too(capfd: pytest.CaptureFixture[str]) -> None:
+    @kinetic.run(accelerator="tpu-v6e-1", compile_check=True)
+    def fail() -> None:
+        import jax
+
+        doubled = jax.jit(lambda x: x @ x)(np.ones((WIDTH, WIDTH), dtype=np.float32))
+        raise ValueError(f"{doubled.shape}")
+
+    with pytest.raises(ValueError, match="512"):
+        fail()
+    assert "1 program compiled for tpu-v6e-1: 1 fits" in capfd.readouterr().err
+
+
+def test_without_the_option_nothing_is_kept_and_libtpu_is_not_loaded() -> None:
+    handle = train.run_async(1)
+    assert handle.result() == 1.0
+    with pytest.raises(kinetic.errors.UsageError, match="kept no programs"):
+        handle.compile_report()
+
+
+def test_workers_of_a_simulated_slice_do_not_load_libtpu() -> None:
+    @kinetic.run(accelerator="tpu-v6e-1")
+    def look() -> str:
+        import jax
+
+        jax.numpy.ones(3).sum()
+        return Path("/proc/self/maps").read_text()
+
+    assert "libtpu" not in look()
+
+
+@needs_libtpu
+def test_a_script_is_checked_from_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import jax, numpy as np\n"
+        "def double(x):\n"
+        "    return x @ x\n"
+        "def shout(x):\n"
+        "    jax.debug.print('{}', x[0, 0])\n"
+        "    return x + 1\n"
+        "x = np.ones((512, 512), dtype=np.float32)\n"
+        "print('made', jax.jit(double)(x).shape)\n"
+        "jax.jit(shout)(x)\n"
+    )
+    command = "from kinetic.cli.main import main; main()"
+    words = ["run", "--compile-check", "-a", "tpu-v6e-1", "train.py"]
+    ended = subprocess.run(
+        [sys.executable, "-c", command, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout.count("made (512, 512)")) == (0, 1), ended.stderr
+    assert "2 programs compiled for tpu-v6e-1" in ended.stderr
+    assert "1 fits, 1 not compiled" in ended.stderr or "1 not compiled, 1 fits" in ended.stderr
+    assert "calls back into Python on the host" in ended.stderr
+    assert f"double ({tmp_path}/train.py:2)" in ended.stderr

@@ -1,0 +1,90 @@
+"""What a leader keeps of the programs that JAX compiles, and where `compile_check` has no place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kinetic
+from kinetic._compile import lowering
+from kinetic._compile.checked import ProgramCheck, Skipped, read_programs
+from kinetic._compile.processes import Compilers
+from kinetic._compile.topologies import CompileTarget
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._host.worker.programs import Recorder
+from kinetic.errors import UsageError
+
+LARGE = np.ones((512, 512), dtype=np.float32)
+
+
+def record(folder: Path, act: Any) -> None:
+    with lowering.replacing_entrance(Recorder(folder, "/tree").lower):
+        act()
+
+
+def test_each_program_is_kept_once_and_single_operations_are_counted(tmp_path: Path) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    def run() -> None:
+        for _ in range(2):
+            jax.jit(lambda x: jnp.sin(x) @ x)(LARGE)
+        jax.jit(lambda x: x @ x @ x @ x)(LARGE)
+        jax.jit(lambda x: x + 3)(np.ones(3))
+
+    record(tmp_path, run)
+    found = read_programs(tmp_path)
+    assert [each.program.name for each in found] == ["<lambda>"] * 2
+    assert {each.program.source.partition(":")[0] for each in found} == {__file__}
+    assert all(each.module and each.program.positions == (0,) for each in found)
+    skipped = Skipped.read((tmp_path / "skipped.json").read_bytes())
+    assert (skipped.tree, skipped.small) == ("/tree", 1)
+
+
+def test_the_function_runs_as_it_would_without(tmp_path: Path) -> None:
+    import jax
+
+    seen = []
+    record(tmp_path, lambda: seen.append(jax.jit(lambda x: x @ x)(LARGE)[0, 0]))
+    assert seen == [512.0]
+
+
+def test_callbacks_to_the_host_are_refused_with_the_reason(tmp_path: Path) -> None:
+    import jax
+
+    def shout(x: Any) -> Any:
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    record(tmp_path, lambda: jax.jit(shout)(LARGE))
+    target = CompileTarget(resolve("tpu-v6e-1"))
+    check = ProgramCheck(tmp_path, target, Compilers(target))
+    assert [report.name for report in check.compile()] == ["shout"]
+    report = check.report
+    assert not report.ok
+    assert "1 program compiled for tpu-v6e-1: 1 not compiled" in str(report)
+    assert "calls back into Python on the host" in str(report)
+
+
+def test_a_folder_without_programs_is_an_empty_report(tmp_path: Path) -> None:
+    target = CompileTarget(resolve("tpu-v6e-1"))
+    check = ProgramCheck(tmp_path / "none", target, Compilers(target))
+    assert (check.count, list(check.compile())) == (0, [])
+    assert check.report.ok
+    assert str(check.report) == "0 programs compiled for tpu-v6e-1: nothing"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"accelerator": "gpu-l4"}, "gpu-l4 is no TPU"),
+        ({"accelerator": "cpu"}, "cpu is no TPU"),
+        ({"accelerator": "tpu-v6e-8", "slices": (1, 2)}, "a slice whose size is fixed"),
+        ({"accelerator": "tpu-v6e-8", "joins_jax": "program"}, "run a script or a module"),
+    ],
+)
+def test_where_it_cannot_work_a_sentence_says_so(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        kinetic.run(**options, compile_check=True)(lambda: None)
