@@ -56,7 +56,7 @@ $(VENV)/.stamp-demo: pyproject.toml | $(VENV)/.stamp-venv
 	$(call install,the demo,--editable ".[jax]" scikit-learn,$(VENV)/.stamp-test)
 
 $(VENV)/.stamp-test: pyproject.toml | $(VENV)/.stamp-venv
-	$(call install,tests and checks,--editable ".[jax$(COMMA)dev]")
+	$(call install,tests and checks,--editable ".[jax$(COMMA)dev$(COMMA)tpu-compile]")
 
 $(VENV)/.stamp-docs: pyproject.toml | $(VENV)/.stamp-venv
 	$(call install,the documentation,--editable ".[docs]")

@@ -118,6 +118,7 @@ def _draw_time(report: CompileReport) -> Iterator[str]:
         [
             (f"  {part}", _time(seconds), amounts.get(part, ""))
             for part, seconds in report.times_s.items()
+            if seconds
         ]
     )
     cost = report.usd_per_1000_runs

@@ -33,10 +33,10 @@ _QUIET = {
 }
 """Else only one process of a machine may load libtpu, and it asks the cloud what machine this is,
 and waits for the answer. What is said here it only needs where it uses a chip."""
+CONTAINER = "docker run --platform linux/amd64 -it -v .:/work -w /work python:3.12 bash"
 WITHOUT_LIBTPU = (
     "The TPU compiler is not installed here: pip install 'kinetic-sdk[tpu-compile]'. There is one "
-    "for Linux on x86-64 only; elsewhere, do it in a container: docker run --platform linux/amd64 "
-    "-it -v .:/work -w /work python:3.12 bash"
+    f"for Linux on x86-64 only; elsewhere, do it in a container: {CONTAINER}"
 )
 
 

@@ -212,6 +212,13 @@ def _run(
     )
 
 
+def _skip_without_compiler(page: Path) -> None:
+    from kinetic._compile import topologies
+
+    if page.stem == "tpu-compile" and not topologies.is_installed():
+        pytest.skip("libtpu is not installed: pip install libtpu")
+
+
 def _name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
@@ -222,6 +229,7 @@ def _name(page: Path) -> str:
     "page", [page for page in PAGES if page != ON_RAY and blocks(page.read_text())], ids=_name
 )
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    _skip_without_compiler(page)
     run_page(page, tmp_path)
 
 

@@ -46,6 +46,21 @@ def levels(*found: Finding) -> list[str]:
     return [str(f.level) for f in found]
 
 
+@pytest.mark.parametrize(
+    ("machine", "level", "said"),
+    [
+        (MACHINE, "ok", "pip install 'kinetic-sdk[tpu-compile]'"),
+        (MAC, "ok", "docker run --platform linux/amd64"),
+        (replace(MACHINE, arch="aarch64"), "ok", "Linux on x86-64 only"),
+        (replace(MACHINE, versions={"jax": "0.9.1", "libtpu": "0.0.40"}), "warn", "needs JAX 0.10"),
+        (replace(MACHINE, versions={"jax": "0.10.2", "libtpu": "0.0.52"}), "ok", "compiles"),
+    ],
+)
+def test_whether_the_compiler_of_tpus_runs_here(machine: Machine, level: str, said: str) -> None:
+    found = checks.tpu_compiler(machine)
+    assert (str(found.level), said in found.detail) == (level, True)
+
+
 # -- findings from facts ---------------------------------------------------------------------------
 
 

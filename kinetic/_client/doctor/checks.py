@@ -14,11 +14,14 @@ from kinetic._backends.local.simulation import (
     can_simulate,
     name_system,
 )
+from kinetic._compile.topologies import CONTAINER
 from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.values import dataclass
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 6)
+OLDEST_COMPILING_JAX = (0, 10)
+"""Whose private parts `_compile` knows."""
 HOSTS_PER_CPU = 8
 """This many hosts still share a processor well: a gang of 16 hosts on 2 processors starts in about
 2 seconds."""
@@ -40,6 +43,7 @@ class Machine:
         available_bytes: memory that new processes could get; None when unknown.
         cpus: processors that this process may use, within its quota; None when unknown.
         namespaces: whether a user may create mount namespaces; None when unknown.
+        arch: of its processors, as Python calls it.
     """
 
     system: str
@@ -48,6 +52,7 @@ class Machine:
     available_bytes: int | None = None
     namespaces: bool | None = None
     cpus: int | None = None
+    arch: str = "x86_64"
 
 
 @dataclass(frozen=True)
@@ -166,6 +171,30 @@ def _keras(versions: Mapping[str, str | None]) -> Finding:
         if version
         else "Keras is not installed; only functions that use it need it.",
     )
+
+
+def tpu_compiler(machine: Machine) -> Finding:
+    """Check whether `kinetic.compile_for` and `compile_check` work here."""
+    check, libtpu, jax = "tpu compiler", *map(machine.versions.get, ("libtpu", "jax"))
+    if (machine.system, machine.arch) != ("linux", "x86_64"):
+        return ok(
+            check,
+            f"The TPU compiler runs on Linux on x86-64 only, and this is {machine.system} on "
+            f"{machine.arch}. In a container: {CONTAINER}",
+        )
+    if libtpu is None or jax is None:
+        return ok(
+            check,
+            "The TPU compiler is not installed; only kinetic.compile_for and compile_check need "
+            "it: pip install 'kinetic-sdk[tpu-compile]'.",
+        )
+    if _numbers(jax) < OLDEST_COMPILING_JAX:
+        return warn(
+            check,
+            f"libtpu {libtpu} is installed, but kinetic.compile_for needs JAX 0.10, not {jax}.",
+            "pip install --upgrade 'kinetic-sdk[tpu-compile]'",
+        )
+    return ok(check, f"libtpu {libtpu} compiles for TPUs here, with JAX {jax}.")
 
 
 def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:

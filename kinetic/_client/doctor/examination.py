@@ -53,6 +53,7 @@ def examine(*, fix: bool = False) -> Report:
         slices = facts.slices()
         found += [checks.processors(machine, slices), checks.memory(machine, slices)]
         found.append(checks.namespaces(machine))
+    found.append(checks.tpu_compiler(machine))
     found += checks.configuration(fault, *_profiles())
     if known is None:
         return Report(tuple(found))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -38,7 +39,7 @@ from kinetic._system.machine import available_memory_bytes, usable_cpus
 from kinetic.errors import KineticError, NotFound, UnsupportedVersion
 from kinetic.version import __version__
 
-_PACKAGES = ("jax", "keras")
+_PACKAGES = ("jax", "keras", "libtpu")
 _OF_A_RUNNING_JOB = ("work", "reserve", "socket", "supervisor.json")
 """What a supervisor removes when its job ends, below the job's `local` folder."""
 _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host (\d+))?")
@@ -59,6 +60,7 @@ def machine() -> Machine:
         available_memory_bytes(),
         _namespaces(sys.platform),
         usable_cpus(),
+        platform.machine(),
     )
 
 
