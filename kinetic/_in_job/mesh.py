@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kinetic._compile import topologies
@@ -74,7 +75,9 @@ def _lay_out_devices(
     outer = [between.get(name, 1) for name in names]
     inner = [within.get(name, 1) for name in names]
     rank = len(names)
-    laid = np.stack([mesh_utils.create_device_mesh(inner, devices) for devices in slices])
+    # As `jax.make_mesh` does: 64 x 4 on 16 x 16 chips parts an axis of the torus.
+    lay_out = partial(mesh_utils.create_device_mesh, inner, allow_split_physical_axes=True)
+    laid = np.stack([lay_out(devices) for devices in slices])
     # From (*outer, *inner) to outer and inner of each axis side by side.
     order = [dimension for axis in range(rank) for dimension in (axis, rank + axis)]
     return (

@@ -132,6 +132,14 @@ def test_the_mesh_is_that_of_the_real_slices() -> None:
 
 
 @needs_libtpu
+def test_axes_need_not_be_those_of_the_torus() -> None:
+    with slice_to_compile_for("tpu-v6e-256"):  # 16 x 16
+        mesh = kinetic.make_mesh(ici={"fsdp": -1, "tensor": 4})
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 64, "tensor": 4}
+    assert len({device.id for device in mesh.devices.flat}) == 256
+
+
+@needs_libtpu
 def test_the_memory_is_what_jax_says(two_slices: tuple[CompileReport, Any]) -> None:
     report, bare = two_slices
     stats, memory = bare.memory_analysis(), report.memory
