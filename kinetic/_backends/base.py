@@ -147,8 +147,11 @@ class WarmUp(Protocol):
     """Optional: a backend that can prepare what takes time while the call is still being
     planned."""
 
-    def warm_up(self, *, needs_jax: bool, variables: Iterable[str]) -> None:
-        """Prepare for a job that sets these variables. Returns at once; nothing depends on it."""
+    def warm_up(
+        self, *, needs_jax: bool, variables: Iterable[str], libraries: Sequence[str] = ()
+    ) -> None:
+        """Prepare for a job that sets these variables and probably imports these libraries. Returns
+        at once; nothing depends on it."""
         ...
 
 

@@ -84,12 +84,13 @@ class Client:
         for warning in warnings:
             _log_once(warning)
 
-    def warm_up(self, options: Options) -> None:
-        """Let the backend prepare what takes time while the call is planned."""
+    def warm_up(self, options: Options, func: Callable[..., Any]) -> None:
+        """Let the backend prepare what takes time while a call of this function is planned."""
         from kinetic._backends.base import WarmUp
 
         if not isinstance(self.backend, WarmUp) or self.settings.preload == "off":
             return
+        from kinetic._client import libraries
         from kinetic._config import settings as configuration
 
         captured = (
@@ -100,6 +101,7 @@ class Client:
         self.backend.warm_up(
             needs_jax=needs_jax(options, self.place),
             variables=[*options.env, *options.secrets, *captured],
+            libraries=libraries.list_libraries(func),
         )
 
 
@@ -140,7 +142,7 @@ def warm_up_ahead(func: Callable[..., Any], options: Options) -> None:
     if getattr(func, "__module__", None) != "__main__" or settings.on_host() or not _is_first():
         return
     with contextlib.suppress(KineticError, OSError):
-        client_of(options).warm_up(options)
+        client_of(options).warm_up(options, func)
 
 
 _seen: list[None] = []

@@ -411,7 +411,7 @@ def test_decorating_warns_about_nothing():
 def warmed(backend, monkeypatch):
     seen = []
 
-    def warm_up(*, needs_jax, variables):
+    def warm_up(*, needs_jax, variables, libraries):
         seen.append((needs_jax, sorted(variables), list(backend.calls)))
 
     monkeypatch.setattr(backend, "warm_up", warm_up, raising=False)

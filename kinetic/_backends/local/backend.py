@@ -120,14 +120,17 @@ class LocalBackend:
         """One document: the gang."""
         return [simulation.document(plan)]
 
-    def warm_up(self, *, needs_jax: bool, variables: Iterable[str]) -> None:
+    def warm_up(
+        self, *, needs_jax: bool, variables: Iterable[str], libraries: Sequence[str] = ()
+    ) -> None:
         """Let the zygote import while the caller still plans a job that sets these variables."""
         if not simulation.can_simulate(self._system):
             return
         from kinetic._backends.local import launcher
 
         modules = simulation.preload_modules(needs_jax=needs_jax, variables=variables)
-        launcher.warm_up(modules, self._environ)
+        more = simulation.preload_libraries(libraries, variables=variables) if modules else ()
+        launcher.warm_up(modules, self._environ, libraries=more)
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
         """Start the supervisor; it holds the job's lock when this returns."""

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,7 +32,8 @@ _SILENT = {
 }
 
 _READ_BY_ZYGOTES = (
-    *("PYTHON", "LD_", "JAX_", "XLA_", "KERAS_", "TMPDIR", "HOME"),
+    *("PYTHON", "LD_", "JAX_", "XLA_", "TMPDIR", "HOME"),
+    *("KERAS_", "FLAX_", "EQX_", "ORBAX_", "TF_"),
     *("SSL_", "REQUESTS_CA_", "CURL_CA_", "GOOGLE_", "CLOUDSDK_", "STORAGE_", "HF_"),
 )
 _PROGRAM = str(Path(__file__).resolve().parents[2] / "_host" / "local" / "__main__.py")
@@ -63,6 +64,7 @@ class Zygote:
             theirs.close()
         self._socket = ours
         self.owner = os.getpid()
+        self.imports: set[str] = set()
 
     def _start(
         self, theirs: socket.socket, modules: tuple[str, ...], environ: Mapping[str, str]
@@ -78,6 +80,7 @@ class Zygote:
             env={
                 **environ,
                 **_SILENT,
+                "KERAS_BACKEND": "jax",  # As on hosts, where a library is imported ahead.
                 **(_ONE_THREAD if modules else {}),
                 "PYTHONPATH": _python_path(environ),
             },
@@ -109,6 +112,14 @@ class Zygote:
         if "error" in told:
             raise _refusal(request["job_id"], told["error"], told.get("errno"))
         return int(told["pid"])
+
+    def import_ahead(self, libraries: Sequence[str]) -> None:
+        """Have it import these, each once, before it forks the next supervisor."""
+        missing = [name for name in libraries if name not in self.imports]
+        self.imports.update(missing)
+        if missing:
+            with contextlib.suppress(OSError):  # Whoever launches notices that it has died.
+                self._socket.sendall(json.dumps({"import": missing}).encode() + b"\n")
 
     def _read_line(self) -> bytes:
         data = b""
@@ -172,7 +183,8 @@ def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mappin
             return zygote.launch(request)
         except _ZygoteDied:
             _forget(zygote)
-        zygote = _zygote_for(modules, environ)
+        before, zygote = zygote, _zygote_for(modules, environ)
+        zygote.imports |= before.imports  # One of them may have killed it: none is imported again.
         try:
             return zygote.launch(request)
         except _ZygoteDied:
@@ -188,11 +200,13 @@ def _refusal(job_id: str, why: str, number: int | None) -> KineticError:
     return SubmitError(words)
 
 
-def warm_up(modules: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Start the zygote for these modules now, so that it imports while the caller packs its
-    call."""
+def warm_up(
+    modules: tuple[str, ...], environ: Mapping[str, str], *, libraries: Sequence[str] = ()
+) -> None:
+    """Start the zygote for these modules now, so that it imports them, and libraries that its jobs
+    will use, while the caller packs its call."""
     with _lock:
-        _zygote_for(modules, environ)
+        _zygote_for(modules, environ).import_ahead(libraries)
 
 
 def try_out(modules: tuple[str, ...], environ: Mapping[str, str], *, limit_s: float = 60.0) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kinetic._core.place import Place
     from kinetic._core.plan import Plan
 
+_READ_BY_LIBRARIES = ("KERAS_", "FLAX_", "EQX_", "ORBAX_", "TF_")
 PLAIN_HOST_BYTES = 40 << 20
 """Agent and worker of a host that may not use JAX: measured 25-40 MiB of private memory."""
 JAX_HOST_BYTES = 110 << 20
@@ -60,6 +61,11 @@ def preload_modules(*, needs_jax: bool, variables: Iterable[str]) -> tuple[str, 
     if any(name.startswith(("JAX_", "XLA_", "PYTHON", "LD_")) for name in variables):
         return ()
     return ("numpy", "jax") if needs_jax else ()
+
+
+def preload_libraries(libraries: Iterable[str], *, variables: Iterable[str]) -> tuple[str, ...]:
+    """Of the libraries that a job probably imports, those that read no variable of its own."""
+    return () if any(name.startswith(_READ_BY_LIBRARIES) for name in variables) else (*libraries,)
 
 
 def memory_estimate_bytes(plan: Plan) -> int:

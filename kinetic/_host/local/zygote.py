@@ -64,6 +64,9 @@ def serve(caller: socket.socket, *, hurried: int) -> None:
     while line := requests.readline():
         if not line.endswith(b"\n"):
             return  # The caller died while writing.
+        if names := json.loads(line).get("import"):
+            _import_libraries(names)
+            continue
         answer = _fork_supervisor(line, caller)
         with contextlib.suppress(OSError):  # The caller may have died; that does not stop the job.
             caller.sendall(answer + b"\n")
@@ -95,6 +98,17 @@ def _import_late(caller: socket.socket | None = None) -> None:
         importlib.import_module(name)
     sys.path_importer_cache.clear()  # Workers do so: freeing it here copies no page of theirs.
     gc.freeze()  # Otherwise the first collection in a child would copy every page.
+
+
+def _import_libraries(names: list[str]) -> None:
+    """Import what the functions of the next jobs use, once for all their hosts."""
+    for name in names:
+        with contextlib.suppress(Exception):  # Who imports it there learns why.
+            importlib.import_module(name)
+    if not jaxworld.is_fork_safe():
+        sys.exit(f"importing {', '.join(names)} started threads: a fork would not be safe")
+    sys.path_importer_cache.clear()
+    gc.freeze()
 
 
 def _has_request(caller: socket.socket, timeout_s: float) -> bool:

@@ -1,0 +1,49 @@
+"""Libraries that a function uses are imported once for its hosts, ahead; nothing depends on it.
+
+In: functions that use a library, libraries that cannot be imported ahead. Out: what hosts find.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import kinetic
+from kinetic._backends.local import launcher
+from kinetic._config import settings
+
+
+def find_orbax():
+    import sys
+
+    ahead = "orbax.checkpoint" in sys.modules
+    import orbax.checkpoint
+
+    return ahead, hasattr(orbax.checkpoint, "checkpoint_managers")
+
+
+@pytest.mark.parametrize(("env", "ahead"), [({}, True), ({"ORBAX_ANYTHING": "1"}, False)])
+def test_what_a_function_uses_is_there_before_it_begins(env, ahead):
+    launcher._close_all()
+    assert kinetic.run("tpu-v6e-8", env=env)(find_orbax)() == (ahead, True)
+
+
+LIBRARIES = {
+    "starts_a_thread": "import threading, time\n"
+    "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+    "ends": "import os\nos._exit(1)",
+    "fails": "raise RuntimeError('no')",
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_that_cannot_be_imported_ahead_spoils_no_job(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / f"{name}.py").write_text(LIBRARIES[name])
+    zygotes = []
+    for _ in range(2):
+        launcher.warm_up((), settings.worker_environ(), libraries=[name])
+        assert kinetic.run("cpu")(os.getpid)() > 0
+        zygotes.append(list(launcher._zygotes.values())[-1])
+    assert zygotes[0] is zygotes[1], "it is told once"
