@@ -267,7 +267,7 @@ class JobHandle(JobView, Generic[R_co]):
         outcome = self.outcome()
         return None if outcome is None or outcome.ok else self._error(outcome, seen=seen)
 
-    @leads_to_the_caller
+    @hide_frames
     def compile_report(self) -> CheckReport:
         """Wait for a job with `compile_check=True`; compile the programs of its last attempt with
         the compiler of the real slice, and return what that says. What was compiled before is not
