@@ -86,8 +86,7 @@ class Settings:
         base_image_repo: the repository of prebuilt images.
         package_root: root of the source tree; None to look for it.
         no_default_excludes: ship `.venv`, `node_modules` and the like too.
-        context_size_warn_mb, payload_size_warn_mb: warn when the source tree or the payload is
-        larger.
+        context_size_warn_mb, payload_size_warn_mb: warn when the tree or the payload is larger.
         log_level: which messages of the "kinetic" logger are shown; None leaves that to the
             program.
         queue, priority: the queue of a cluster that admits jobs, and their priority class.
@@ -272,19 +271,18 @@ def load(
     found.setdefault("cache_dir", Setting(_xdg(env, "XDG_CACHE_HOME", "~/.cache"), DEFAULT))
     values = {name: s.value for name, s in found.items()}
     folders = {name: _expand_path(values[name], env) for name in ("home", "cache_dir")}
-    store = _address(values.get("store"), folders["home"], env)
+    values["store"] = _address(values.get("store"), folders["home"], env)
     sources = {"store": SettingSource(Origin.HOME)} | {name: s.source for name, s in found.items()}
-    settings = Settings(**values | folders | {"store": store}, sources=sources)
-    if "store" in found or settings.pod_store or not settings.is_for_ray:
-        return settings
-    return _keep_store_on_head(settings, env)
+    settings = Settings(**values | folders, sources=sources)
+    named = "store" in found or settings.pod_store or not settings.is_for_ray
+    return settings if named else _keep_store_on_head(settings, env)
 
 
 def _keep_store_on_head(settings: Settings, env: Environ) -> Settings:
     """Where laptop and cluster are not known to share anything, the cluster keeps the store."""
-    from kinetic._ray.address import resolve_address
+    from kinetic._ray import address
 
-    store = f"ray+{resolve_address(settings.address or '', env)}"
+    store = f"ray+{address.resolve_address(settings.address or '', env)}"
     origin = settings.setting("address" if settings.address else "backend").source
     return replace(settings, store=store, sources={**settings.sources, "store": origin})
 

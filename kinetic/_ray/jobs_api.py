@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import urllib.request
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from kinetic._core.values import dataclass
-from kinetic.errors import (
-    BackendUnavailable,
-    KineticError,
-    NotFound,
-    PreflightError,
-    SubmitError,
-)
+from kinetic._ray.refusals import explain_refusal, explain_silence, explain_stranger, last_line
+from kinetic.errors import BackendUnavailable, NotFound, PreflightError
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
@@ -174,9 +168,9 @@ class JobsApi:
         try:
             found = self._ask("GET", "/api/version")
         except NotFound as error:
-            raise _explain_stranger(self.address) from error
+            raise explain_stranger(self.address) from error
         if "ray_version" not in found:
-            raise _explain_stranger(self.address)
+            raise explain_stranger(self.address)
         return ClusterVersion(str(found["ray_version"]), str(found.get("session_name", "")))
 
     def nodes(self) -> list[RayNode]:
@@ -277,7 +271,7 @@ class JobsApi:
             while data := response.read1(1 << 16):
                 yield data
         except Exception as error:
-            raise _explain_silence(self.address, error) from error
+            raise explain_silence(self.address, error) from error
         finally:
             response.close()
 
@@ -299,7 +293,7 @@ class JobsApi:
         if not found.get("result"):
             raise BackendUnavailable(
                 f"The Ray cluster at {self.address} could not say what was asked: "
-                f"{_last_line(str(found.get('msg', '')))}. Try again later."
+                f"{last_line(str(found.get('msg', '')))}. Try again later."
             )
         return dict((found.get("data") or {}).get("result") or {})
 
@@ -309,9 +303,9 @@ class JobsApi:
         try:
             found = json.loads(data)
         except ValueError as error:
-            raise _explain_stranger(self.address) from error
+            raise explain_stranger(self.address) from error
         if not isinstance(found, kind):
-            raise _explain_stranger(self.address)
+            raise explain_stranger(self.address)
         return found
 
     def _send(
@@ -338,9 +332,9 @@ class JobsApi:
             )
             refusal = response.data if response.status >= 300 else b""
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise _explain_silence(self.address, error) from error
+            raise explain_silence(self.address, error) from error
         if response.status >= 300:
-            raise _explain_refusal(self.address, response, refusal, has_token=bool(self._token))
+            raise explain_refusal(self.address, response, refusal, has_token=bool(self._token))
         return response
 
     def _connect(self) -> PoolManager:
@@ -415,90 +409,3 @@ def _read_node(row: Mapping[str, Any]) -> RayNode:
         dict(row.get("resources_total") or {}),
         dict(row.get("labels") or {}),
     )
-
-
-# --- what went wrong
-
-
-def _explain_silence(address: str, error: Exception) -> KineticError:
-    import urllib3
-
-    cause = error
-    while isinstance(cause, urllib3.exceptions.MaxRetryError) and cause.reason is not None:
-        cause = cause.reason
-    # Without the connection's own description in front.
-    text = re.sub(r"^\w+\(.*?\): ", "", " ".join(str(cause).split())) or type(cause).__name__
-    if isinstance(cause, urllib3.exceptions.SSLError):
-        return PreflightError(
-            f"The certificate of {address} is not trusted ({text}). Name the authority that "
-            "signed it by SSL_CERT_FILE, or write http:// if the dashboard has no certificate."
-        )
-    if isinstance(cause, urllib3.exceptions.NameResolutionError):
-        return BackendUnavailable(
-            f"No machine is known by the name of {address} ({text}). Check the address of the Ray "
-            "cluster (RAY_ADDRESS, or the profile), and a VPN if it needs one."
-        )
-    if isinstance(cause, urllib3.exceptions.ProxyError):
-        return BackendUnavailable(
-            f"The proxy of your environment does not lead to {address} ({text}). Hosts that are "
-            "reached without it belong in NO_PROXY."
-        )
-    if isinstance(cause, urllib3.exceptions.ReadTimeoutError):
-        return BackendUnavailable(
-            f"The Ray cluster at {address} took the request, but does not answer ({text}). Its "
-            "head may be overloaded: try again later; jobs that were submitted are not affected."
-        )
-    return BackendUnavailable(
-        f"Nothing answers at {address} ({text}). Check that the Ray cluster runs and has a "
-        "dashboard (`ray start --head --include-dashboard=true`, package ray[default]), and that "
-        "its port is reachable from here (on Kubernetes: `kubectl port-forward "
-        "service/NAME-head-svc 8265`)."
-    )
-
-
-def _explain_stranger(address: str) -> PreflightError:
-    return PreflightError(
-        f"What answers at {address} is no Ray dashboard. Write the address of the cluster's "
-        "dashboard, usually http://host:8265; where a login page is in front of it, a direct "
-        "address or a port-forward is needed."
-    )
-
-
-def _explain_refusal(
-    address: str, response: BaseHTTPResponse, body: bytes, *, has_token: bool
-) -> KineticError:
-    status, said = response.status, _last_line(body.decode(errors="replace"))
-    if status == 401:
-        return PreflightError(
-            f"The Ray cluster at {address} asks for a token. Set RAY_AUTH_TOKEN, or "
-            "RAY_AUTH_TOKEN_PATH to the file that holds it (`ray get-auth-token` shows it on the "
-            "head)."
-        )
-    if status == 403:
-        token = "does not accept your token" if has_token else "does not let you in without a token"
-        return PreflightError(
-            f"The Ray cluster at {address} {token} (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
-            "~/.ray/auth_token). Compare it with what `ray get-auth-token` shows on the head."
-        )
-    if status < 400 or not _is_dashboard(response, body):
-        return _explain_stranger(address)
-    if status == 404 or "file is not found" in said.lower() or "no such file" in said.lower():
-        return NotFound(f"The Ray cluster at {address} has none: {said}.")
-    if 400 <= status < 500 or "already exists" in said:
-        return SubmitError(f"The Ray cluster at {address} refuses: {said}.")
-    return BackendUnavailable(
-        f"The Ray cluster at {address} could not do that at present (HTTP {status}): {said}. Try "
-        "again later; jobs that were submitted are not affected."
-    )
-
-
-def _is_dashboard(response: BaseHTTPResponse, body: bytes) -> bool:
-    """Its refusals are plain text or JSON; other servers show a page."""
-    kind = response.headers.get("content-type", "")
-    return not kind.startswith("text/html") and b"<html" not in body[:500].lower()
-
-
-def _last_line(text: str) -> str:
-    """What a traceback of Ray's says in the end."""
-    lines = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
-    return lines[-1].rstrip(".")[:500] if lines else "it does not say why"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kinetic._config import settings
 from kinetic._ray.address import HERE, find_token, resolve_address
 from kinetic.errors import PreflightError, UsageError
 
@@ -59,3 +60,24 @@ def test_the_token_is_found_where_ray_looks_for_it(tmp_path):
 def test_a_token_file_that_cannot_be_read_is_said(tmp_path):
     with pytest.raises(PreflightError, match="RAY_AUTH_TOKEN_PATH"):
         find_token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "missing")})
+
+
+@pytest.mark.parametrize(
+    ("variables", "store"),
+    [
+        ({"KINETIC_BACKEND": "ray", "RAY_ADDRESS": "ray://head:10001"}, "ray+http://head:8265"),
+        ({"KINETIC_BACKEND": "ray"}, f"ray+{HERE}"),
+        ({"KINETIC_ADDRESS": "https://head/ray"}, "ray+https://head/ray"),
+        ({"KINETIC_ADDRESS": "head", "KINETIC_STORE": "gs://bucket"}, "gs://bucket"),
+        ({"KINETIC_ADDRESS": "head", "KINETIC_POD_STORE": "file:///mnt"}, "/home/me/kinetic"),
+        ({"KINETIC_ADDRESS": "head", "KINETIC_BACKEND": "local"}, "/home/me/kinetic"),
+        ({"RAY_ADDRESS": "head"}, "/home/me/kinetic"),
+    ],
+)
+def test_the_cluster_keeps_the_store_where_no_other_is_named(variables, store):
+    home = {"HOME": "/home/me", "KINETIC_HOME": "/home/me/kinetic"}
+    chosen = settings.load(home | variables, profile={})
+    assert chosen.store == store
+    assert chosen.folder.as_posix() == "/home/me/kinetic"
+    named = settings.load(home | variables, flags={"backend": "local"}, profile={})
+    assert not named.store.startswith("ray+")
