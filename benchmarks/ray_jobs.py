@@ -95,23 +95,29 @@ def latency(api: JobsApi) -> None:
 
 
 def _follow_bare(api: JobsApi) -> list[float]:
+    """Lines that are printed once the follower has shown the first: what was there before comes at
+    once."""
     name = f"ticker-{os.urandom(4).hex()}"
     code = (
-        f"import time\nfor _ in range({LINES}):\n print('at', repr(time.time()), flush=True)\n"
+        "import time\nwhile True:\n print('at', repr(time.time()), flush=True)\n"
         f" time.sleep({PAUSE_S})"
     )
     api.submit(Submission(name, f'{sys.executable} -c "{code}"'))
-    while not api.logs(name).count("at "):
-        time.sleep(POLL_S)
     command = [sys.executable, "-m", "ray.scripts.scripts", "job", "logs", "-f"]
     command += ["--address", api.address, name]
-    found = []
+    found, began = [], 0.0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as follower:
         for line in follower.stdout or ():
             now, words = time.time(), line.split()
             if len(words) == 2 and words[0] == b"at":
-                found.append(now - float(words[1]))
-    return found[-LINES // 2 :]  # The first half may have been printed before it began.
+                began = began or now
+                if float(words[1]) > began:
+                    found.append(now - float(words[1]))
+            if len(found) == LINES:
+                break
+        follower.terminate()
+    api.stop(name)
+    return found
 
 
 def main() -> None:

@@ -493,6 +493,8 @@ def _relay_all(listener: socket.socket) -> None:
         except OSError:
             outside.close()
             continue
+        for each in (outside, inside):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for pair in ((outside, inside), (inside, outside)):
             threading.Thread(target=_relay, args=pair, daemon=True).start()
 
