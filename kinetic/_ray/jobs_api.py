@@ -29,6 +29,7 @@ CONNECTIONS = 16
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 _REPEATED_ON = (429, 502, 503, 504)
 _NODES = 10_000
+_OF_ONE_NODE = re.compile(r"(?i)node_?[0-9a-f]{32,}")
 _READING_S = 3600
 """How long a file may take."""
 
@@ -182,6 +183,14 @@ class JobsApi:
         """Return what the autoscaler says of the cluster, for people; "" if there is none."""
         found = self._ask("GET", "/api/cluster_status?format=1")
         return str((found.get("data") or {}).get("clusterStatus") or "")
+
+    def can_grow(self) -> bool:
+        """Whether an autoscaler may add nodes. Where there is none, each node is of a type of its
+        own that is named for it."""
+        found = self._ask("GET", "/api/cluster_status?format=0").get("data") or {}
+        report = (found.get("clusterStatus") or {}).get("autoscalerReport") or {}
+        kinds = {*(report.get("activeNodes") or {}), *(report.get("idleNodes") or {})}
+        return any(not _OF_ONE_NODE.fullmatch(kind) for kind in kinds)
 
     # --- jobs
 

@@ -30,6 +30,7 @@ V6E_8 = SliceShape("v6e-8", "2x4", hosts=2)
 def on_ray(ray_cluster, home, monkeypatch):
     """Jobs go to the cluster of the tests; nothing is left of them afterwards."""
     monkeypatch.setenv("KINETIC_ADDRESS", ray_cluster.address)
+    monkeypatch.setenv("KINETIC_STORE", str(home))
     monkeypatch.setenv("KINETIC_POD_PYTHON", sys.executable)
     monkeypatch.setenv("KINETIC_POD_SIMULATED", "1")
     yield ray_cluster

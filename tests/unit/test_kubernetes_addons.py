@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_kubernetes_waiting import node
 
-from kinetic._backends.kubernetes import addons, checks, nodes, preflight
+from kinetic._backends.kubernetes import addons, checks, preflight
 from kinetic._backends.kubernetes.addons import Asked, MultiTier, Networks
 from kinetic._backends.kubernetes.api import Api, ObjectList, Version
 from kinetic._backends.kubernetes.errors import Forbidden, NotInstalled
@@ -23,6 +23,7 @@ from kinetic._backends.kubernetes.resources import (
 )
 from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, GCSFUSE_DRIVER, MULTI_TIER_DRIVER
 from kinetic._core.findings import Finding, Level
+from kinetic._core.quantities import bytes_of
 from kinetic.errors import NotFound, PreflightError
 
 Document = dict[str, Any]
@@ -124,7 +125,7 @@ def test_memory_on_some_pools_only() -> None:
     [("1Ki", 1024), ("1.5G", 1_500_000_000), ("7", 7), ("2k", 2000), ("", 0), ("3 Gi", 0)],
 )
 def test_quantities(quantity: str, size: int) -> None:
-    assert nodes.bytes_of(quantity) == size
+    assert bytes_of(quantity) == size
 
 
 def test_network_devices() -> None:

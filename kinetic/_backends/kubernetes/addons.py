@@ -23,6 +23,7 @@ from kinetic._backends.kubernetes.resources import (
 from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, GCSFUSE_DRIVER, MULTI_TIER_DRIVER
 from kinetic._core.findings import Finding, problem, warn
 from kinetic._core.place import MULTI_TIER
+from kinetic._core.quantities import bytes_of
 from kinetic._core.values import dataclass
 from kinetic.errors import NotFound, PreflightError
 
@@ -204,7 +205,7 @@ def _wrong_with(configuration: Document, nodes: Sequence[Document]) -> Iterator[
         yield problem(
             MEMORY, f"{this} has the bucket {bucket}: the name alone is expected", correct
         )
-    wanted = pools.bytes_of(str(size or ""))
+    wanted = bytes_of(str(size or ""))
     if not wanted:
         yield problem(
             MEMORY, f"{this} has no size of memory: inMemoryVolumeSize is {size!r}", correct
@@ -217,7 +218,7 @@ def _wrong_with(configuration: Document, nodes: Sequence[Document]) -> Iterator[
             yield problem(MEMORY, text, correct)
             return
         memory = pools.memory_of(node)
-        has = pools.bytes_of(memory)
+        has = bytes_of(memory)
         if wanted and has and wanted >= has:
             text = f"{this} asks for {size} of memory, and nodes of {_pool(node)} have {memory}"
             yield problem(MEMORY, text, f"Leave room for what functions need. {correct}")

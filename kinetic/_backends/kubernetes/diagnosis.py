@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 
 from kinetic._backends.kubernetes import pod_failures, queueing, scheduling
 from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
-from kinetic._backends.kubernetes.nodes import amount_of
 from kinetic._backends.kubernetes.observed import (
     IMAGE_REASONS,
     PATHWAYS_WORKERS,
@@ -33,6 +32,7 @@ from kinetic._backends.kubernetes.observed import (
     metadata,
     shape_of,
 )
+from kinetic._core.quantities import amount_of
 from kinetic._core.values import dataclass
 
 __all__ = ["JobCause", "JobDiagnosis", "Observed", "diagnose"]

@@ -6,7 +6,6 @@ jobs that find no node. Pure. A pool that is scaled to zero has no nodes and is 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
 from kinetic._backends.kubernetes.observed import Document, condition, labels, metadata
@@ -21,7 +20,6 @@ RESERVATION_LABEL = "cloud.google.com/reservation-name"
 MACHINE_LABEL = "node.kubernetes.io/instance-type"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TPU, GPU = "google.com/tpu", "nvidia.com/gpu"
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([mkMGTP]|[KMGTP]i)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -98,24 +96,6 @@ def memory_of(node: Document) -> str:
     """Return how much memory a node offers to pods, as the cluster writes it; "" when unknown."""
     offered = (node.get("status") or {}).get("allocatable") or {}
     return str(offered.get("memory") or "")
-
-
-def bytes_of(quantity: str) -> int:
-    """Return the bytes of a quantity as clusters write it, such as 60Gi; 0 if it is none."""
-    return int(amount_of(quantity))
-
-
-def amount_of(quantity: str) -> float:
-    """Return a quantity as clusters write it, such as 60Gi or 500m, as a number; 0 if it is
-    none."""
-    found = _QUANTITY.fullmatch(quantity)
-    if found is None:
-        return 0.0
-    unit = found[2] or ""
-    if unit == "m":
-        return float(found[1]) / 1000
-    base = 1024 if unit.endswith("i") else 1000
-    return float(found[1]) * float(base ** " KMGTP".index(unit[:1].upper() or " "))
 
 
 def takes_pods(node: Document) -> bool:

@@ -23,6 +23,7 @@ from kinetic._backends.kubernetes.observed import (
     name_pods,
     shape_of,
 )
+from kinetic._core.quantities import bytes_of
 
 SCALE_UP_S = 30.0
 """An autoscaler says within this time whether it adds nodes; a cluster that says nothing has
@@ -144,7 +145,7 @@ def _from_nodes(
         )
     if there and (memory := _too_large(of, there)):
         text = f"No node{kind and f' with {kind}'} has the {memory} of memory that a pod asks for"
-        most = max(map(pools.memory_of, there), key=pools.bytes_of)
+        most = max(map(pools.memory_of, there), key=bytes_of)
         advice = f"they have up to {most}. memory= and local_storage= reserve memory: ask for less."
         return JobDiagnosis(
             JobCause.NO_NODE_POOL, f"{text}; {advice} {_quote_scheduler(scheduler)}", hosts=hosts
@@ -165,8 +166,8 @@ def _too_large(of: PodSet, there: Sequence[Document]) -> str:
     """The memory that a pod requests, if no node is as large; else ""."""
     container: Document = next(iter((of.template.get("spec") or {}).get("containers") or ()), {})
     memory = str(((container.get("resources") or {}).get("requests") or {}).get("memory") or "")
-    sizes = [pools.bytes_of(pools.memory_of(node)) for node in there]
-    return memory if all(sizes) and pools.bytes_of(memory) > max(sizes) else ""
+    sizes = [bytes_of(pools.memory_of(node)) for node in there]
+    return memory if all(sizes) and bytes_of(memory) > max(sizes) else ""
 
 
 def _of_head(of: PodSet) -> str:

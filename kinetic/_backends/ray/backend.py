@@ -62,7 +62,7 @@ class RayBackend:
                 'controller="single" needs Pathways, which Ray does not have: use '
                 'backend="pathways", or leave controller= away.'
             )
-        capacity.check(plan, self._api.nodes())
+        capacity.check(plan, self._api.nodes(), grows=self._api.can_grow())
         if self._settings.has_store_on_head:
             self._start_keeper()
 

@@ -21,6 +21,7 @@ from kinetic._core import layout, record
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import ProgramCode
 from kinetic._core.plan import Plan
+from kinetic._core.quantities import amount_of, bytes_of
 from kinetic._host import program
 from kinetic._host.agent import identity
 from kinetic._host.ray import cluster
@@ -76,7 +77,7 @@ class _Driver:
         self.hosts = RayHosts(
             plan.hosts,
             most,
-            needs_of(plan, simulated=self._gang["KINETIC_SIMULATED"] == "1"),
+            needs_of(plan),
             self._variables_of,
             starts_each=elastic is not None,
             limit_s=math.inf if elastic is not None else limit_s,
@@ -109,9 +110,11 @@ class _WaitingNote:
                 self._store.put(self._key, json.dumps({"reason": reason}).encode())
 
 
-def needs_of(plan: Plan, *, simulated: bool) -> Needs:
+def needs_of(plan: Plan) -> Needs:
     """Return what each slice of a job takes."""
-    return Needs(plan.topology)
+    cpus, memory = plan.options.cpu, plan.options.memory
+    most = {"cpus": amount_of(cpus)} if cpus else {}
+    return Needs(plan.topology, memory_bytes=bytes_of(memory or ""), **most)
 
 
 def _take_secrets(store: Store, job_id: str) -> dict[str, str]:
