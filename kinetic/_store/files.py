@@ -24,6 +24,18 @@ _FEW_INODES = 8
 """Fewer free ones are none: what could not be written may have been several files."""
 
 
+def make_below(folder: Path, base: Path) -> None:
+    """Create a folder and its parents below a base, private to their owner, but never the base: a
+    store that was removed while in use must stay so.
+
+    Raises:
+        FileNotFoundError: the base is gone.
+    """
+    for name in folder.relative_to(base).parts:
+        base /= name
+        base.mkdir(exist_ok=True, mode=0o700)
+
+
 def open_regular(path: str | Path) -> FileIO:
     """Open a regular file for reading.
 

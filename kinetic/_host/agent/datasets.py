@@ -17,6 +17,7 @@ from kinetic._datasets import cached_copy
 from kinetic._host.agent import node_cache
 from kinetic._host.agent.identity import Identity
 from kinetic._host.worker.mounts import Mount
+from kinetic._store import files
 from kinetic._store.base import Store
 from kinetic.errors import NotFound, SetupFailed, StoreError
 
@@ -90,7 +91,7 @@ def _stand_in(data: Dataset, store: Store) -> str:
         )
     bucket, _, path = data.source.removeprefix(BUCKETS).partition("/")
     folder = root / layout.bucket_folder(bucket, path)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files.make_below(folder, root)
     return str(folder)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from kinetic._core import layout
 from kinetic._core.log_format import RECORD, STDERR, STDOUT, encode_record
 from kinetic._host.agent.mirror import Mirror
+from kinetic._store import files
 
 if TYPE_CHECKING:
     from kinetic._store.base import Store
@@ -206,9 +207,7 @@ def _make_folder(folder: Path, within: Path | None) -> None:
     if within is None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return
-    for name in folder.relative_to(within).parts:
-        within /= name
-        within.mkdir(exist_ok=True, mode=0o700)
+    files.make_below(folder, within)
 
 
 def last_line(data: bytes) -> str:

@@ -24,6 +24,7 @@ from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.worker.home import Home
 from kinetic._source import download, ignore, manifest
+from kinetic._store import files
 from kinetic._store.base import Store
 from kinetic.errors import SetupFailed, StoreError
 
@@ -91,12 +92,14 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     """
     root = Path(identity.scratch) / f"host-{identity.seat}"
     tree = root / "tree"
+    cwd = tree / (plan.cwd_rel if plan.cwd_rel is not None else plan.entry_rel)
     try:
         if root.exists():  # An agent before this one was killed.
             remove(root)
         root.mkdir(mode=0o700, exist_ok=True)  # Not its parents: the job may have been removed.
         tree.mkdir(mode=0o700, exist_ok=True)
         entries = [] if plan.tree is None else download.unpack(store, plan.tree, tree)
+        files.make_below(cwd, tree)
         payload = _file_of(store, plan.payload, root / "payload.pkl")
         function = (
             None if plan.function is None else _file_of(store, plan.function, root / "function.pkl")
@@ -113,8 +116,6 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
         raise SetupFailed(
             f"The data of the job could not be fetched: {error}", job_id=plan.job_id
         ) from error
-    cwd = tree / (plan.cwd_rel if plan.cwd_rel is not None else plan.entry_rel)
-    cwd.mkdir(parents=True, exist_ok=True)
     places = dict.fromkeys(
         [str(tree / p) for p in plan.sys_path_rel] + [str(tree / plan.entry_rel)]
     )
@@ -200,7 +201,7 @@ def _output_dir(store: Store, plan: Plan) -> str:
     if (root := store.as_folder()) is None:
         return f"{store.uri.rstrip('/')}/{layout.outputs(plan.job_id)}"
     folder = root / layout.outputs(plan.job_id)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files.make_below(folder, root)
     return str(folder)
 
 

@@ -1,0 +1,42 @@
+"""The folder in which a host works, in a store that somebody removes meanwhile.
+
+In: a store that is removed while a host prepares. Out: an error, and nothing that was made again.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from laptop_fakes import plan
+
+from kinetic._host.agent import workspace
+from kinetic._host.agent.identity import Identity
+from kinetic._store.local import LocalStore
+from kinetic.errors import SetupFailed
+
+
+class RemovedStore(LocalStore):
+    """A store that is removed when it is asked for the payload, for the n-th time."""
+
+    looks = 1
+
+    def as_folder(self):
+        self.looks -= 1
+        if self.looks == 0:
+            shutil.rmtree(self.root)
+        return super().as_folder()
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+@pytest.mark.parametrize("cwd", [None, "a/b"])
+def test_a_host_that_prepares_does_not_bring_back_a_store_that_was_removed(tmp_path, looks, cwd):
+    home = tmp_path / "home"
+    scratch = home / "jobs" / "job-1" / "local" / "work"
+    scratch.mkdir(parents=True)
+    store = RemovedStore(home, existing=True)
+    store.root, store.looks = home, looks
+    who = Identity(store.uri, "job-1", 0, 2, "", "", "", str(scratch))
+    with pytest.raises(SetupFailed):
+        workspace.prepare(who, plan(cwd_rel=cwd, tree=None), store)
+    assert not home.exists(), sorted(map(str, home.rglob("*")))
