@@ -19,7 +19,7 @@ from pathlib import Path
 
 import kinetic
 
-STEPS, KILL_AFTER = 100, 22
+STEPS, KILL_AFTER = 60, 22
 RECORD = "losses.jsonl"
 WIDTH, HEADS, LAYERS, TOKENS, LENGTH, BATCH = 64, 4, 1, 32, 32, 48
 
@@ -81,7 +81,7 @@ def train(steps):
     def train_step(weights, rows):
         rows = jax.lax.with_sharding_constraint(rows, batch)
         value, slopes = jax.value_and_grad(loss)(weights, rows)
-        return jax.tree.map(lambda weight, slope: weight - 0.3 * slope, weights, slopes), value
+        return jax.tree.map(lambda weight, slope: weight - 0.7 * slope, weights, slopes), value
 
     with kinetic.Checkpointer(every=10, local_every=None) as checkpoints:
         weights, start = checkpoints.restore(make_weights())
