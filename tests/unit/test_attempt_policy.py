@@ -418,7 +418,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(least=st.integers(1, 4), shrinks=st.booleans(), failures=st.integers(0, 6), steps=STEPS)
 def test_promises_hold_in_any_order(least, shrinks, failures, steps):
     machine = elasticity(least, 4, failures, 50.0, shrinks)

@@ -243,7 +243,7 @@ RULES = st.builds(
 
 
 @given(SCRIPTS, RULES, st.integers(1, 3), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_input_ends_in_exactly_one_way(playground, script, rules, threads, known_ids):
     store = LocalStore(playground / f"batch-{next(NUMBERS)}")
     source = Scripted(store, script, threads=threads, known_ids=known_ids)

@@ -54,7 +54,7 @@ def step(ledger, data, tries):
 
 
 @given(st.integers(0, 8), RULES, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_input_ends_once_whatever_happens(total, rules, data):
     ledger, tries = Ledger(total, rules), {}
     for _ in range(200):

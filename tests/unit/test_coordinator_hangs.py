@@ -329,7 +329,7 @@ specs = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(specs, stories)
 def test_whatever_happens_the_gang_keeps_its_promises(spec, story):
     gang, now, joined, before_stop = Gang(spec, 0.0), 0.0, set(), {}
@@ -365,7 +365,7 @@ def test_whatever_happens_the_gang_keeps_its_promises(spec, story):
         assert blame_rank(first[0]) < 5
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.permutations(range(5)),
     st.sets(st.integers(0, 4), min_size=1),

@@ -201,7 +201,7 @@ PLANS = st.builds(
 )
 
 
-@hypothesis(deadline=None, max_examples=60)
+@hypothesis(deadline=None, max_examples=30)
 @given(PLANS)
 def test_whatever_the_plan(plan):
     workload, secret = documents = render(plan, SETTINGS)

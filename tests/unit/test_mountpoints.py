@@ -174,7 +174,7 @@ def test_a_damaged_record_costs_no_folder_of_anybody(root, place, damage):
     assert sorted(p.name for p in place.iterdir()) == ["a", "theirs"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=20))
 def test_many_jobs_in_any_order_leave_nothing_and_take_nothing_away(tmp_path_factory, steps):
     """Each step of a job toggles it: it keeps a mount point, or gives it up."""

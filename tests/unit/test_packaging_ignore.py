@@ -118,7 +118,7 @@ def kept_here(root) -> set[str]:
 
 
 @settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     top=st.lists(PATTERNS | st.sampled_from(FIXED), max_size=4),
@@ -269,7 +269,7 @@ CONFIG = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(CONFIG)
 @example('[core]\nexcludesfile = "a b" c ; d\n')
 @example("[core] excludesfile = a\\\n  b # c\n")
@@ -363,7 +363,7 @@ BYTES = [
 
 
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     lines=st.lists(

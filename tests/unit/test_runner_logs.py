@@ -38,7 +38,7 @@ def read_all(files, *, failures=True, start=0, **tail):
     return chunks
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     pieces=st.lists(
         st.tuples(st.sampled_from([STDOUT, STDERR]), st.binary(min_size=1, max_size=200)),
@@ -182,7 +182,7 @@ def test_a_host_without_files_is_silent(files):
     assert read_all(files, lines=5) == []
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     lines=st.lists(st.text("ab", max_size=5), max_size=12),
     ends=st.booleans(),
