@@ -51,9 +51,9 @@ def explain_silence(address: str, error: Exception) -> KineticError:
         )
     return BackendUnavailable(
         f"Nothing answers at {address} ({text}). Check that the Ray cluster runs and has a "
-        "dashboard (`ray start --head --include-dashboard=true`, package ray[default]), and that "
-        "its port is reachable from here (on Kubernetes: `kubectl port-forward "
-        "service/NAME-head-svc 8265`)."
+        "dashboard that others reach (`ray start --head --include-dashboard=true "
+        "--dashboard-host=0.0.0.0`, package ray[default]), and that its port is reachable from "
+        "here (on Kubernetes: `kubectl port-forward service/NAME-head-svc 8265`)."
     )
 
 

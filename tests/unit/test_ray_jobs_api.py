@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from kinetic._ray.address import connect
 from kinetic._ray.jobs_api import JobsApi, JobsApiLimits, Submission
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError, SubmitError
 
@@ -19,8 +20,8 @@ SECRET = "a-token-that-nobody-sees"
 
 
 @pytest.fixture
-def api(ray_cluster) -> Iterator[JobsApi]:
-    made = JobsApi(ray_cluster.address, ray_cluster.token)
+def api(any_ray) -> Iterator[JobsApi]:
+    made = connect(any_ray.address)
     yield made
     made.close()
 
@@ -34,7 +35,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 # --- a real one
 
 
-def test_it_says_what_runs_there(api):
+def test_it_says_what_runs_there(ray_cluster, api):
     assert int(api.version().ray.split(".")[0]) >= 2
     nodes = [node for node in api.nodes() if node.is_alive]
     assert [node.is_head for node in nodes].count(True) == 1
@@ -45,21 +46,22 @@ def test_it_says_what_runs_there(api):
 
 
 def test_a_job_runs_and_is_forgotten(api):
-    submission = Submission("job-1", "echo from the driver; exit 3", metadata={"kinetic": "1"})
+    name = f"job-{os.urandom(4).hex()}"
+    submission = Submission(name, "echo from the driver; exit 3", metadata={"kinetic": "1"})
     api.submit(submission)
-    with pytest.raises(SubmitError, match="job-1 already exists"):
+    with pytest.raises(SubmitError, match=f"{name} already exists"):
         api.submit(submission)
-    wait_until(lambda: api.find("job-1").has_ended)
-    found = api.find("job-1")
+    wait_until(lambda: api.find(name).has_ended)
+    found = api.find(name)
     assert (found.status, found.exit_code, found.metadata) == ("FAILED", 3, {"kinetic": "1"})
-    assert "from the driver" in api.logs("job-1")
-    assert "job-1" in [job.job_id for job in api.list()]
-    assert api.stop("job-1") is False
-    assert api.delete("job-1") is True
-    assert api.delete("job-1") is False
-    assert api.find("job-1") is None
-    with pytest.raises(NotFound, match="job-1"):
-        api.logs("job-1")
+    assert "from the driver" in api.logs(name)
+    assert name in [job.job_id for job in api.list()]
+    assert api.stop(name) is False
+    assert api.delete(name) is True
+    assert api.delete(name) is False
+    assert api.find(name) is None
+    with pytest.raises(NotFound, match=name):
+        api.logs(name)
 
 
 def test_packages_are_sent_once(api):
@@ -86,7 +88,7 @@ def test_files_of_the_logs_come_byte_by_byte(api, ray_cluster):
 
 
 @pytest.mark.parametrize("token", ["", "not-the-token-0123456789abcdef0123"])
-def test_without_the_token_nobody_is_let_in(api, token):
+def test_without_the_token_nobody_is_let_in(ray_cluster, api, token):
     stranger = JobsApi(api.address, token)
     with pytest.raises(PreflightError, match="RAY_AUTH_TOKEN") as raised:
         stranger.list()
