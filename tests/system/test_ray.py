@@ -139,7 +139,9 @@ def count_until_over(folder):
 
 def test_an_elastic_job_survives_a_node_and_grows_again(on_ray, home, tmp_path):
     _, lost = (on_ray.add_slice(f"small-{n}", V6E_8)[1] for n in range(2))
-    elastic = kinetic.run("tpu-v6e-8", slices=(1, 2), start_wait="300s")(count_until_over)
+    elastic = kinetic.run("tpu-v6e-8", slices=(1, 2), on_slice_loss="shrink", start_wait="300s")(
+        count_until_over
+    )
     job = Watched(home, elastic.run_async(str(tmp_path)))
     wait_until((tmp_path / "1-0").exists, "no first attempt")
     assert job.slices() == [(0, 1)]

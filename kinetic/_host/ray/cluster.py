@@ -25,7 +25,7 @@ from kinetic._core.values import dataclass
 from kinetic._host.ray.actor import ActorPlace, HostActor
 from kinetic.errors import SubmitError
 
-_POLL_S = 0.25
+_POLL_S = 1.0
 _HEAD_S = 20.0
 """How long one try to reserve the first machine of a TPU slice waits."""
 _LEAST_CPUS = 1.0
