@@ -8,6 +8,7 @@ hosts leave them, so they outlive the cluster.
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ class RayBackend:
         """`read_archive` returns kinetic itself; `settings` need not name it."""
         self._store = store
         self._open_api = open_api
-        self._read_archive = read_archive
+        self._read_archive = functools.cache(read_archive)
         self._settings = settings
         self._opened: JobsApi | None = None
 
