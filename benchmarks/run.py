@@ -20,6 +20,7 @@ ORDER = (
     "gang_scale.py",
     "checkpoints.py",
     "recovery.py",
+    "compiling.py",
 )
 
 

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from kinetic._store import files
 from kinetic._system import processes
 
 REPORT, PROGRAM, TARGET, MODULE = "report.json", "program.json", "target.json", "module.mlir"
+_DUMP, _OPTIMIZED = "dump", "*.after_optimizations.txt"
 _BUFFERS = 12
 _LEAST_REPLICA = 1 << 20
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": GIB, "T": GIB << 10}
@@ -39,12 +41,12 @@ def main() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     program = LoweredProgram.read((folder / PROGRAM).read_bytes())
     target = CompileTarget.read((folder / TARGET).read_bytes())
-    report = compile_program(program, target, (folder / MODULE).read_bytes())
+    report = compile_program(program, target, folder)
     files.save(folder / REPORT, [json.dumps(report.to_json()).encode()])
 
 
-def compile_program(program: LoweredProgram, target: CompileTarget, module: bytes) -> CompileReport:
-    """Compile one program, here."""
+def compile_program(program: LoweredProgram, target: CompileTarget, folder: Path) -> CompileReport:
+    """Compile the module in a folder, here."""
     begun = time.monotonic()
     about: dict[str, Any] = {
         "name": program.name,
@@ -59,28 +61,35 @@ def compile_program(program: LoweredProgram, target: CompileTarget, module: byte
     try:
         devices = topologies.describe(target)
         own = [devices[at] for at in program.positions]
-        executable = _compile(program, module, own)
+        executable = _compile(program, folder, own)
     except Exception as error:  # noqa: BLE001 - whatever the compiler raises, it is what it says
         took_s = time.monotonic() - begun
         return _report_error(str(error), about | {"replicas": replicas, "took_s": took_s})
-    text = "\n\n".join(each.to_string() for each in executable.hlo_modules())
-    read = hlo.read(text)
-    runs = costs.count_runs(read)
-    return CompileReport(
+    fits = CompileReport(
         **about,
         verdict=CompileVerdict.FITS,
         memory=_read_memory(executable.get_compiled_memory_stats()),
+        replicas=replicas,
+        took_s=time.monotonic() - begun,
+    )
+    try:
+        read = hlo.read(next((folder / _DUMP).glob(_OPTIMIZED)).read_text(errors="replace"))
+    except (OSError, StopIteration):
+        return replace(fits, detail="The compiler has not left its program: only memory is known.")
+    runs = costs.count_runs(read)
+    return replace(
+        fits,
         buffers=tuple(costs.find_buffers(read, runs, _BUFFERS)),
         collectives=tuple(costs.find_collectives(read, runs, _lay_out(program, own))),
-        replicas=replicas,
         flops=costs.count_flops(read, runs),
         hbm_bytes=costs.count_bytes(read, runs),
-        took_s=time.monotonic() - begun,
     )
 
 
-def _compile(program: LoweredProgram, module: bytes, devices: list[Any]) -> Any:
-    """Have libtpu compile a module, as `jax.stages.Lowered.compile` does."""
+def _compile(program: LoweredProgram, folder: Path, devices: list[Any]) -> Any:
+    """Have libtpu compile a module, as `jax.stages.Lowered.compile` does, and write its program
+    down: `as_text` reads only what is no newer than jaxlib, and libtpu often is."""
+    dumps = {"xla_dump_to": str(folder / _DUMP), "xla_dump_hlo_as_text": True}
     import numpy as np
     from jax._src import compiler
     from jax._src.interpreters import mlir, pxla
@@ -89,7 +98,7 @@ def _compile(program: LoweredProgram, module: bytes, devices: list[Any]) -> Any:
 
     backend = devices[0].client
     with mlir.make_ir_context():
-        parsed = ir.Module.parse(module)
+        parsed = ir.Module.parse((folder / MODULE).read_bytes())
         laid = np.array(devices, dtype=object)
         options = pxla.create_compile_options(
             parsed,
@@ -98,7 +107,7 @@ def _compile(program: LoweredProgram, module: bytes, devices: list[Any]) -> Any:
             program.outputs_open,
             backend,
             laid,
-            dict(program.options),
+            dict(program.options) | dumps,
         )
         chosen = xla_client.DeviceList(tuple(devices))
         return compiler.backend_compile_and_load(backend, parsed, chosen, options, [])

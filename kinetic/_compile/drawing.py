@@ -19,7 +19,7 @@ def draw(report: CompileReport, width: int | None) -> str:
     lines = [_first_line(report), *_explain(report)]
     if report.memory.total:
         lines += ["", *_draw_memory(report)]
-    if report.verdict is CompileVerdict.FITS:
+    if report.verdict is CompileVerdict.FITS and not report.detail:
         lines += _draw_arrays(report)
         lines += _draw_collectives(report)
         lines += _draw_time(report)
@@ -31,10 +31,10 @@ def summarize(report: CompileReport) -> str:
     if report.verdict is not CompileVerdict.FITS:
         return f"{report.name}: {report.verdict}: {first_sentence(report.detail)}"
     used, there = report.memory.total, report.hbm_bytes_there
-    return (
-        f"{report.name}: fits, {gib(used)} of {gib(there)} per device; at least "
-        f"{_time(report.step_s)} a run, bound by {report.bound}"
-    )
+    fits = f"{report.name}: fits, {gib(used)} of {gib(there)} per device"
+    if report.detail:
+        return fits
+    return f"{fits}; at least {_time(report.step_s)} a run, bound by {report.bound}"
 
 
 def first_sentence(text: str) -> str:

@@ -52,6 +52,11 @@ class CompileSlice:
         topologies.current.reset(self._tokens.pop())
 
     @property
+    def target(self) -> CompileTarget:
+        """The slices, as a value."""
+        return self._target
+
+    @property
     def devices(self) -> tuple[Any, ...]:
         """The devices of the slices, slice by slice, for meshes: nothing can be put on them."""
         return topologies.describe(self._target)

@@ -3,6 +3,8 @@ goes wrong there alone."""
 
 from __future__ import annotations
 
+import importlib
+import math
 import os
 import signal
 import threading
@@ -237,6 +239,30 @@ def test_a_pallas_kernel_compiles_for_the_chip() -> None:
 
     report = slice_to_compile_for().compile(kernel, jax.ShapeDtypeStruct((8, 128), jnp.float32))
     assert report.fits, report.detail
+
+
+@needs_libtpu
+def test_a_step_of_70_billion_parameters_is_lowered_from_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import jax
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    transformers = importlib.import_module("transformers")
+    with slice_to_compile_for("tpu-v6e-256", slices=2) as target:
+        mesh = kinetic.make_mesh(ici={"fsdp": -1, "tensor": 4})
+        with jax.set_mesh(mesh):
+            step, *arguments = transformers.build("70B", mesh)
+            program = lowering.lower(target.target, step, tuple(arguments), {}).program
+    attention = 8192 * 128 * (64 + 8 + 8 + 64)
+    layer = attention + 3 * 8192 * 28_672 + 2 * 8192
+    parameters = 80 * layer + 128_256 * 8192
+    assert transformers.count_parameters(arguments[0]) == parameters
+    whole = {"bfloat16": 2, "int32": 4}
+    sizes = [math.prod(each.shape) * whole[each.dtype] for each in program.arguments]
+    tokens = 128 * 2049 * 4
+    assert sum(sizes) == 3 * 2 * parameters + 4 + tokens  # with two moments and a counter
+    assert program.axes == (("data", 2), ("fsdp", 64), ("tensor", 4))
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
