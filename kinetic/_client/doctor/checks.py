@@ -175,7 +175,7 @@ def _keras(versions: Mapping[str, str | None]) -> Finding:
 
 def tpu_compiler(machine: Machine) -> Finding:
     """Check whether `kinetic.compile_for` and `compile_check` work here."""
-    check, libtpu, jax = "tpu compiler", *map(machine.versions.get, ("libtpu", "jax"))
+    check, libtpu, jax = "compiler", *map(machine.versions.get, ("libtpu", "jax"))
     if (machine.system, machine.arch) != ("linux", "x86_64"):
         return ok(
             check,

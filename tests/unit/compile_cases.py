@@ -1,0 +1,370 @@
+"""The real compiler, on this machine: what it says is what JAX would say, and what goes wrong in it
+goes wrong there alone."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic
+from kinetic._compile import compiler, lowering, topologies
+from kinetic._compile.lowering import Lowered
+from kinetic._compile.processes import Compilers
+from kinetic._compile.program import Argument, LoweredProgram
+from kinetic._compile.report import CompileReport, CompileVerdict
+from kinetic._compile.topologies import CompileTarget
+from kinetic._core.accelerators.chips import CHIPS
+from kinetic._core.accelerators.families import TPUS
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._system import processes
+from kinetic.errors import PreflightError, UnknownAccelerator, UsageError
+
+needs_libtpu = pytest.mark.skipif(
+    not topologies.is_installed(), reason="libtpu is not installed: pip install libtpu"
+)
+PATIENCE_S = 240.0
+LAYERS, WIDTH, BATCH = 4, 512, 256
+
+
+def slice_to_compile_for(name: str = "tpu-v6e-4", slices: int = 1) -> kinetic.CompileSlice:
+    return kinetic.compile_for(name, slices=slices)
+
+
+def build_step() -> tuple[Any, Any, Any]:
+    """A step of a model of some layers, its weights and a batch, as shapes with shardings."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    mesh = kinetic.make_mesh()
+
+    def shape(dims: tuple[int, ...], *spec: Any) -> jax.ShapeDtypeStruct:
+        split = NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.ShapeDtypeStruct(dims, jnp.bfloat16, sharding=split)
+
+    def step(weights: Any, batch: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            hidden = batch
+            for layer in range(LAYERS):
+                hidden = jax.nn.relu(hidden @ weights[layer])
+            return jnp.mean(hidden.astype(jnp.float32) ** 2)
+
+        return weights - 0.1 * jax.grad(loss)(weights)
+
+    weights = shape((LAYERS, WIDTH, WIDTH), None, "fsdp")
+    return jax.jit(step, donate_argnums=0), weights, shape((BATCH, WIDTH), ("data", "fsdp"))
+
+
+# -- without the compiler --------------------------------------------------------------------------
+
+
+def test_every_family_of_tpus_has_its_chip() -> None:
+    assert {family.name for family in TPUS} == CHIPS.keys()
+
+
+@pytest.mark.parametrize("name", ["gpu-l4", "cpu"])
+def test_other_accelerators_are_refused_in_a_sentence(name: str) -> None:
+    with pytest.raises(UsageError, match="is no TPU: only the compiler of TPUs"):
+        kinetic.compile_for(name)
+
+
+def test_a_wrong_name_or_number_of_slices_is_refused() -> None:
+    with pytest.raises(UnknownAccelerator, match="tpu-v6e-16"):
+        kinetic.compile_for("tpu-v6e-17")
+    with pytest.raises(UsageError, match="slices="):
+        kinetic.compile_for("tpu-v6e-16", slices=0)
+
+
+@pytest.mark.skipif(topologies.is_installed(), reason="libtpu is installed")
+def test_without_the_compiler_it_says_what_to_install() -> None:
+    with pytest.raises(PreflightError, match=r"pip install 'kinetic-sdk\[tpu-compile\]'"):
+        slice_to_compile_for().__enter__()
+
+
+def test_nothing_is_compiled_for_outside_of_the_context() -> None:
+    assert topologies.current.get() is None
+    assert kinetic.num_slices() == 1
+
+
+def test_arguments_that_an_axis_could_split_are_named_with_what_that_saves() -> None:
+    whole = Argument("w", "float32", (1024, 1024), ((), ("fsdp",)))
+    others = (
+        Argument("split", "float32", (4096, 1024), (("data",), ("fsdp",))),
+        Argument("small", "float32", (8, 8), ((), ())),
+        Argument("odd", "float32", (1023, 1023), ((), ())),
+        Argument("open", "float32", (4096, 4096)),
+    )
+    axes = (("data", 2), ("fsdp", 1), ("tensor", 4))
+    program = LoweredProgram("step", tuple(range(8)), "", axes=axes, arguments=(whole, *others))
+    found = [(one.name, one.axis, one.saved_bytes) for one in compiler.find_replicas(program)]
+    assert found == [("split", "tensor", 6 << 20), ("w", "tensor", 3 << 20)]
+
+
+# -- what it says ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_slices() -> tuple[CompileReport, Any]:
+    """The report on a step, and what JAX's own public way says of the same."""
+    with slice_to_compile_for(slices=2) as target:
+        step, weights, batch = build_step()
+        bare = step.lower(weights, batch).compile()
+        return target.compile(step, weights, batch), bare
+
+
+@needs_libtpu
+def test_the_mesh_is_that_of_the_real_slices() -> None:
+    with slice_to_compile_for("tpu-v6e-16", slices=2) as target:
+        mesh = kinetic.make_mesh(ici={"fsdp": 4, "tensor": 4})
+        assert kinetic.num_slices() == 2
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 4, "tensor": 4}
+    assert {device.device_kind for device in mesh.devices.flat} == {"TPU v6 lite"}
+    assert [topologies.slice_of(d) for d in mesh.devices.reshape(2, 16)[:, 0]] == [0, 1]
+    assert len(target.devices) == 32
+    assert topologies.current.get() is None
+
+
+@needs_libtpu
+def test_axes_need_not_be_those_of_the_torus() -> None:
+    with slice_to_compile_for("tpu-v6e-256"):  # 16 x 16
+        mesh = kinetic.make_mesh(ici={"fsdp": -1, "tensor": 4})
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 64, "tensor": 4}
+    assert len({device.id for device in mesh.devices.flat}) == 256
+
+
+@needs_libtpu
+def test_the_memory_is_what_jax_says(two_slices: tuple[CompileReport, Any]) -> None:
+    report, bare = two_slices
+    stats, memory = bare.memory_analysis(), report.memory
+    assert report.fits
+    assert memory.arguments == stats.argument_size_in_bytes
+    assert memory.outputs == stats.output_size_in_bytes
+    assert memory.aliased == stats.alias_size_in_bytes
+    assert memory.temporaries == stats.temp_size_in_bytes
+    assert memory.code == stats.generated_code_size_in_bytes
+
+
+@needs_libtpu
+def test_the_figures_are_those_by_hand(two_slices: tuple[CompileReport, Any]) -> None:
+    report, bare = two_slices
+    weights, batch = LAYERS * WIDTH * WIDTH * 2, BATCH * WIDTH * 2
+    assert report.memory.arguments == weights // 4 + batch // 8
+    assert report.memory.aliased == weights // 4
+    products = 3 * LAYERS - 1  # the batch needs no gradient
+    assert report.flops == products * 2 * (BATCH // 8) * WIDTH * WIDTH
+    assert report.flops == pytest.approx(bare.cost_analysis()["flops"], rel=0.05)
+    between = [each for each in report.collectives if each.between_slices]
+    assert {each.axes for each in between} == {"data"}
+    assert sum(each.bytes for each in between) == weights // 4
+    gathers = [each for each in report.collectives if each.kind == "all-gather"]
+    assert {(each.axes, each.between_slices) for each in gathers} == {("fsdp", False)}
+    assert f"step ({__file__}:" in str(report)
+
+
+@needs_libtpu
+def test_what_is_too_large_is_said_with_how_much_it_is(home: Path) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    report = slice_to_compile_for().compile(
+        lambda x: (x @ x).sum(), jax.ShapeDtypeStruct((400_000, 400_000), jnp.bfloat16)
+    )
+    assert report.verdict is CompileVerdict.TOO_LARGE
+    assert "Ran out of memory" in report.detail
+    assert report.memory.total > 290 << 30
+    assert 31 << 30 < report.hbm_bytes_there < 32 << 30
+    assert "TOO LARGE on tpu-v6e-4" in str(report)
+
+
+@needs_libtpu
+def test_the_smallest_slice_that_holds_it_is_found() -> None:
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    def build() -> tuple[Any, ...]:
+        split = NamedSharding(kinetic.make_mesh(), PartitionSpec("fsdp"))
+        half = jax.ShapeDtypeStruct((1 << 15, 1 << 20), jnp.bfloat16, sharding=split)  # 64 GiB
+        return jax.jit(lambda x: x + 1, donate_argnums=0), half
+
+    reports = slice_to_compile_for("tpu-v6e-4").find_fit(build)
+    assert [(each.accelerator, each.verdict) for each in reports] == [
+        ("tpu-v6e-1", CompileVerdict.TOO_LARGE),
+        ("tpu-v6e-4", CompileVerdict.FITS),
+    ]
+
+
+@needs_libtpu
+def test_modules_of_flax_and_equinox_are_taken_as_they_are() -> None:
+    import equinox
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    batch = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+    model = nnx.eval_shape(lambda: nnx.Linear(128, 256, rngs=nnx.Rngs(0)))
+    target = slice_to_compile_for()
+    of_flax = target.compile(nnx.jit(lambda model, x: model(x).sum()), model, batch)
+    linear = equinox.filter_eval_shape(equinox.nn.Linear, 128, 256, key=jax.random.key(0))
+    of_equinox = target.compile(
+        equinox.filter_jit(lambda model, x: (jax.vmap(model)(x).sum(), x + 1, model), donate="all"),
+        linear,
+        batch,
+    )
+    assert of_equinox.memory.aliased == 4 * (8 * 128 + 256 * 128 + 256)
+    assert (of_flax.detail, of_equinox.detail) == ("", "")
+    assert of_flax.flops == of_equinox.flops == 2 * 8 * 128 * 256
+
+
+@needs_libtpu
+def test_a_pallas_kernel_compiles_for_the_chip() -> None:
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import pallas as pl
+
+    def double(x: Any, out: Any) -> None:
+        out[...] = x[...] * 2
+
+    def kernel(x: Any) -> Any:
+        return pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    report = slice_to_compile_for().compile(kernel, jax.ShapeDtypeStruct((8, 128), jnp.float32))
+    assert report.fits, report.detail
+
+
+@needs_libtpu
+def test_a_step_of_70_billion_parameters_is_lowered_from_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import jax
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    transformers = importlib.import_module("transformers")
+    with slice_to_compile_for("tpu-v6e-256", slices=2) as target:
+        mesh = kinetic.make_mesh(ici={"fsdp": -1, "tensor": 4})
+        with jax.set_mesh(mesh):
+            step, *arguments = transformers.build("70B", mesh)
+            program = lowering.lower(target.target, step, tuple(arguments), {}).program
+    attention = 8192 * 128 * (64 + 8 + 8 + 64)
+    layer = attention + 3 * 8192 * 28_672 + 2 * 8192
+    parameters = 80 * layer + 128_256 * 8192
+    assert transformers.count_parameters(arguments[0]) == parameters
+    whole = {"bfloat16": 2, "int32": 4}
+    sizes = [math.prod(each.shape) * whole[each.dtype] for each in program.arguments]
+    tokens = 128 * 2049 * 4
+    assert sum(sizes) == 3 * 2 * parameters + 4 + tokens  # with two moments and a counter
+    assert program.axes == (("data", 2), ("fsdp", 64), ("tensor", 4))
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lowered() -> Lowered:
+    import jax
+    import jax.numpy as jnp
+
+    shape = jax.ShapeDtypeStruct((128, 128), jnp.float32)
+    return lowering.lower(CompileTarget(resolve("tpu-v6e-4")), lambda x: x @ x, (shape,), {})
+
+
+def compile_all(programs: list[Lowered], **how: Any) -> dict[int, CompileReport]:
+    return dict(Compilers(CompileTarget(resolve("tpu-v6e-4")), **how).compile(programs))
+
+
+@needs_libtpu
+def test_what_was_compiled_is_kept_for_the_next_time(lowered: Lowered, tmp_path: Path) -> None:
+    report = compile_all([lowered], cache=tmp_path)[0]
+    assert report.fits
+    again = compile_all([Lowered(lowered.program, b"never looked at")], cache=tmp_path)
+    assert again == {0: report}
+
+
+@needs_libtpu
+def test_one_that_fails_is_told_beside_one_that_does_not(lowered: Lowered) -> None:
+    broken = Lowered(lowered.program, b"no module")
+    reports = compile_all([broken, lowered], at_once=2)
+    assert [reports[number].verdict for number in (0, 1)] == [
+        CompileVerdict.REFUSED,
+        CompileVerdict.FITS,
+    ]
+
+
+@needs_libtpu
+def test_a_compiler_that_does_not_end_is_ended(lowered: Lowered) -> None:
+    report = compile_all([lowered], timeout_s=0.0)[0]
+    assert report.verdict is CompileVerdict.NOT_COMPILED
+    assert "did not finish within 0 s" in report.detail
+
+
+def await_compiler(begun: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not begun():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def kill_compiler(signum: int) -> None:
+    """Send a signal to the compiler that this process has started, once it is there."""
+
+    def find() -> list[int]:
+        return [
+            child
+            for child in processes.children(os.getpid())
+            if b"kinetic-compile-" in processes.command_line(child)
+        ]
+
+    await_compiler(lambda: bool(find()))
+    os.kill(find()[0], signum)
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("signum", "said"),
+    [
+        (signal.SIGKILL, "most likely because memory ran out"),
+        (signal.SIGSEGV, "The compiler crashed (SIGSEGV)"),
+    ],
+)
+def test_a_compiler_that_dies_is_told_with_its_reason(
+    lowered: Lowered, signum: int, said: str
+) -> None:
+    killer = threading.Thread(target=kill_compiler, args=(signum,))
+    killer.start()
+    report = compile_all([lowered])[0]
+    killer.join()
+    assert report.verdict is CompileVerdict.NOT_COMPILED
+    assert said in report.detail
+
+
+@needs_libtpu
+def test_leaving_the_loop_ends_the_compilers(lowered: Lowered) -> None:
+    broken = Lowered(lowered.program, b"no module")
+    compilers = Compilers(CompileTarget(resolve("tpu-v6e-4")), at_once=2)
+    reports = compilers.compile([broken, lowered])
+    next(reports)
+    reports.close()
+    left = [processes.command_line(child) for child in processes.children(os.getpid())]
+    assert not [line for line in left if b"kinetic-compile-" in line]
+
+
+@needs_libtpu
+def test_a_topology_that_libtpu_refuses_is_said() -> None:
+    target = CompileTarget(resolve("tpu-v3-4"))
+    wrong = CompileTarget.from_json(
+        target.to_json() | {"topology": target.topology.to_json() | {"shape": [3, 5]}}
+    )
+    program = LoweredProgram("step", (0,), "")
+    with pytest.raises(UsageError, match="libtpu does not know 1 x v3:3x5"):
+        topologies.describe(wrong)
+    report = dict(Compilers(wrong).compile([Lowered(program, b"")]))[0]
+    assert "libtpu does not know" in report.detail
