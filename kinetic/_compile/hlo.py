@@ -105,7 +105,7 @@ class Instruction(NamedTuple):
     def op_name(self) -> str:
         """The path of names that JAX gave it."""
         found = re.search(r'op_name="([^"]*)"', self.rest)
-        return found[1] if found else ""
+        return found[1].replace("\\'", "'") if found else ""
 
 
 Computation = dict[str, Instruction]
