@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 from kinetic._client.board import console
 from kinetic._client.compiling import FOLDER
-from kinetic._compile import drawing, topologies
+from kinetic._compile import topologies
 from kinetic._compile.checked import CheckReport, ProgramCheck
 from kinetic._compile.processes import Compilers
+from kinetic._compile.report import summarize
 from kinetic._config import settings
 from kinetic._core import layout
 from kinetic._core.plan import Plan
@@ -51,7 +52,7 @@ def check_programs(
     if check.count:
         tell(f"kinetic: compiling for {plan.topology.name}: {check.count} of its programs …")
     for report in check.compile():
-        tell(f"kinetic: {drawing.summarize(report)}")
+        tell(f"kinetic: {summarize(report)}")
     return check.report
 
 

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from kinetic._compile import drawing
 from kinetic._compile.lowering import Lowered
 from kinetic._compile.processes import Compilers
 from kinetic._compile.program import LoweredProgram
-from kinetic._compile.report import CompileReport, CompileVerdict
+from kinetic._compile.report import CompileReport, CompileVerdict, summarize
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
@@ -74,7 +73,7 @@ class CheckReport(Record, called="The report of the check"):
         shown = [
             report.text(width)
             if not number or report.verdict in (CompileVerdict.TOO_LARGE, CompileVerdict.REFUSED)
-            else drawing.summarize(report)
+            else summarize(report)
             for number, report in enumerate(self.reports)
         ]
         verdicts = Counter(str(report.verdict) for report in self.reports)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import urllib.request
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
