@@ -76,10 +76,13 @@ def test_pods_of_a_job_set_find_each_other(cluster, job_sets) -> None:
 
 
 def test_a_watch_tells_a_job_s_whole_life(cluster, jobs) -> None:
+    before = jobs.list_namespaced_job("default").metadata.resource_version
     jobs.create_namespaced_job("default", job("hello", "true"))
     seen = []
     stream = watch.Watch()
-    for event in stream.stream(jobs.list_namespaced_job, "default", timeout_seconds=60):
+    for event in stream.stream(
+        jobs.list_namespaced_job, "default", resource_version=before, timeout_seconds=60
+    ):
         seen.append(event["type"])
         if any(c.type == "Complete" for c in event["object"].status.conditions or ()):
             stream.stop()
