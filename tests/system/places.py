@@ -54,19 +54,20 @@ class Place:
             return self.agent(handle, index)
         return titled("host", handle, index)
 
-    def agent(self, handle, index):
-        """The agent of a host."""
-        return titled("agent", handle, index)
+    def agent(self, handle, index, unless=lambda: False):
+        """The agent of a host; None if something has come true before it is there."""
+        return titled("agent", handle, index, unless)
 
     def worker(self, handle, index):
         """The process that runs the function."""
         return titled("worker", handle, index)
 
 
-def titled(role, handle, index):
+def titled(role, handle, index, unless=lambda: False):
     """The process of a host that has this role, once there is one."""
     title = f"kinetic-{role} {handle.job_id} host {index}"
-    return wait_until(lambda: find_process(title), f"there is no {title}")
+    found = wait_until(lambda: find_process(title) or unless(), f"there is no {title}")
+    return None if found is True else found
 
 
 def find_process(title):
