@@ -3,8 +3,9 @@
 In: nothing. Out: `ChipFacts` by the name of the family.
 
 From the vendor's pages about each generation (docs.cloud.google.com/tpu/docs/v3, /v4, /v5e, /v5p,
-/v6e, /tpu7x), as read in November 2026. The pages give bandwidth between chips in both directions
-together, since v5e; for v3 and v4 it is that of all links (4 of 656 Gbps, 6 of 400 Gbps).
+/v6e, /tpu7x), as read in November 2026; those of v3 and v4 as others quote them. The pages give
+bandwidth between chips in both directions together, since v5e; for v3 and v4 it is that of all
+links (4 of 656 Gbps, 6 of 400 Gbps).
 """
 
 from __future__ import annotations
