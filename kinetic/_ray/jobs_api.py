@@ -105,6 +105,7 @@ class RayJob:
         metadata: as it was submitted.
         node_id: where the driver runs; "" while it does not.
         exit_code: of the driver, once it has ended.
+        entrypoint, runtime_env: as they were submitted.
     """
 
     job_id: str
@@ -113,6 +114,8 @@ class RayJob:
     metadata: Mapping[str, str] = field(default_factory=dict)
     node_id: str = ""
     exit_code: int | None = None
+    entrypoint: str = ""
+    runtime_env: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def has_ended(self) -> bool:
@@ -407,6 +410,8 @@ def _read_job(row: Mapping[str, Any]) -> RayJob:
         {str(name): str(value) for name, value in (row.get("metadata") or {}).items()},
         str(row.get("driver_node_id") or ""),
         row.get("driver_exit_code"),
+        str(row.get("entrypoint") or ""),
+        dict(row.get("runtime_env") or {}),
     )
 
 

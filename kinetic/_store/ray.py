@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from kinetic._ray import address
+from kinetic._ray import address, keepers
 from kinetic._ray.jobs_api import JobsApi
 from kinetic._store import files, ray_mail
 from kinetic._store.base import Entry, check_key
@@ -39,6 +39,10 @@ from kinetic.errors import (
 PART_BYTES = 8 << 20
 """Of larger content, one letter takes as much: each lies in the memory of the control store."""
 ANSWERED_WITHIN_S = 60.0
+_LOOK_AFTER_S = 5.0
+"""Of silence, after which the keeper may be gone."""
+_LOOK_AGAIN_S = 25.0
+"""Time for one that was started again."""
 _AT_ONCE = 8
 _POLLS_S = (0.01, 0.02, 0.05, 0.1)
 _ERRORS: dict[str, type[KineticError]] = {
@@ -164,8 +168,9 @@ class RayStore:
             request = {"do": "put", "key": path, "if_absent": if_absent}
             if size_bytes > PART_BYTES:
                 upload = os.urandom(16).hex()
-                while part := stream.read(PART_BYTES):
-                    self._ask({"do": "append", "upload": upload}, part)
+                for at in range(0, size_bytes, PART_BYTES):
+                    part = stream.read(PART_BYTES)
+                    self._ask({"do": "append", "upload": upload, "at": at}, part)
                 return bool(self._ask(request | {"upload": upload}))
             return bool(self._ask(request, stream.read()))
 
@@ -198,7 +203,9 @@ class RayStore:
         return answer["value"]
 
     def _await_answer(self, letter: str) -> dict[str, Any]:
-        deadline = self._clock() + self._answered_within_s
+        asked_at = self._clock()
+        look_at = asked_at + _LOOK_AFTER_S
+        died = ""
         polls = iter(_POLLS_S)
         pause_s = 0.0
         while True:
@@ -208,14 +215,28 @@ class RayStore:
                     parts = self._api.read_log(self._find_head(), name)
                     answer = json.loads(b"".join(parts))
                 return dict(answer)
-            if self._clock() > deadline:
-                raise StoreError(
-                    f"The keeper of the store {self._uri} does not answer: either the head of "
-                    "the Ray cluster is overloaded, or the keeper's job (kinetic-keeper-…) was "
-                    "stopped. The next job that is submitted starts it again."
-                )
+            now = self._clock()
+            if now > asked_at + self._answered_within_s:
+                raise StoreError(_explain_silence(self._uri, died))
+            if now > look_at:
+                died = keepers.revive_keeper(self._api) or died
+                look_at = now + (_LOOK_AGAIN_S if died else _LOOK_AFTER_S)
             pause_s = next(polls, pause_s)
             self._sleep(pause_s)
+
+
+def _explain_silence(uri: str, died: str) -> str:
+    if died:
+        return (
+            f"The keeper of the store {uri} ended ({died}), and does not answer since it was "
+            "started again. `ray job logs` of the job of this name says more; the next write "
+            "tries again."
+        )
+    return (
+        f"The keeper of the store {uri} does not answer. Either the head of the Ray cluster is "
+        "overloaded: try again later; or the keeper hangs: `ray job stop` its job "
+        "(kinetic-keeper-…), and the next write starts it again."
+    )
 
 
 def _place(key: str) -> str:

@@ -3,6 +3,7 @@ alone."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -12,13 +13,14 @@ from pathlib import Path
 import pytest
 import test_store
 
-from kinetic._backends.ray.keepers import MODULE, ensure_keeper
 from kinetic._host.ray.keeper import Keeper
 from kinetic._ray.address import connect
+from kinetic._ray.jobs_api import RayJob, RayNode
+from kinetic._ray.keepers import MODULE, ensure_keeper
 from kinetic._store import ray_mail
 from kinetic._store.open import open_store
 from kinetic._store.ray import PART_BYTES, RayStore
-from kinetic.errors import StoreError
+from kinetic.errors import StoreError, StoreFull
 
 pytestmark = pytest.mark.slow
 
@@ -114,6 +116,64 @@ def test_a_keeper_answers_what_it_does_not_understand(tmp_path):
     assert list((tmp_path / ray_mail.CONTENT).rglob("*")) == []
 
 
+@pytest.mark.parametrize(
+    "package",
+    [
+        b'{"do": "append", "upload": 5}',
+        b'{"do": "drop", "entry": [1, 2, 3]}',
+        b'{"do": "put", "key": {}, "if_absent": 0}',
+        b"[" * 100_000,
+        b"\xff",
+        b"5",
+    ],
+)
+def test_no_letter_ends_a_keeper(tmp_path, package):
+    post = Letters({ray_mail.package_name("bad"): package, "kinetic-mail-../../x.zip": package})
+    post.send("good", {"do": "put", "key": "a", "if_absent": False}, b"content")
+    assert Keeper(tmp_path, post).work() == 3
+    assert post == {}
+    assert answers(tmp_path).keys() == {"bad", "good"}
+
+
+def test_a_letter_that_comes_twice_is_answered_once(tmp_path):
+    """The dashboard is asked again if its answer was lost; and keepers are killed."""
+    post, request = Letters(), {"do": "put", "key": "a", "if_absent": True}
+    for _ in range(2):
+        post.send("1", request, b"content")
+        assert Keeper(tmp_path, post).work() == 1
+    assert answers(tmp_path) == {"1": {"value": True}}
+    for letter in ("2", "3"):
+        post.send(letter, {"do": "append", "upload": "u", "at": 2}, b"cd")
+        post.send(f"{letter}0", {"do": "append", "upload": "u", "at": 0}, b"ab")
+    Keeper(tmp_path, post).work()
+    assert (tmp_path / ray_mail.UPLOADS / "u").read_bytes() == b"abcd"
+
+
+def test_a_full_disk_is_answered_and_ends_no_keeper(tmp_path, monkeypatch):
+    """A long answer is the content of a file, for which there is no room either."""
+
+    def refuse(path, content):
+        if content:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        path.touch()
+        return 0
+
+    def fail(*_, **__):
+        raise StoreFull("The store is full: " + "x" * 200)
+
+    post = Letters()
+    keeper = Keeper(tmp_path, post)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(keeper._store, "put", fail)
+    monkeypatch.setattr(keeper, "_append", lambda *_: refuse(tmp_path, b"part"))
+    post.send("1", {"do": "put", "key": "a", "if_absent": False}, b"content")
+    post.send("2", {"do": "append", "upload": "u", "at": 0}, b"part")
+    assert keeper.work() == 2
+    assert post == {}
+    assert [told["error"] for told in answers(tmp_path).values()] == ["StoreFull", "StoreFull"]
+    assert list((tmp_path / ray_mail.UPLOADS).iterdir()) == []
+
+
 def test_a_keeper_takes_up_what_was_sent_while_there_was_none(tmp_path):
     post = Letters()
     post.send("1", {"do": "put", "key": "a", "if_absent": True}, b"content")
@@ -141,9 +201,10 @@ class Silent:
     address = "http://head:8265"
 
     def nodes(self):
-        from kinetic._ray.jobs_api import RayNode
-
         return [RayNode("1", "", True, True, {}, {})]
+
+    def list(self):
+        return []
 
     def put_package(self, name, data):
         pass
@@ -159,3 +220,31 @@ def test_a_keeper_that_does_not_answer_is_said():
     )
     with pytest.raises(StoreError, match=r"keeper .* does not answer.*kinetic-keeper"):
         store.put("a", b"")
+
+
+class Forsaken(Silent):
+    """A dashboard whose keeper has ended."""
+
+    def __init__(self):
+        self.submitted = []
+        self.jobs = [RayJob("kinetic-keeper-1-7", "FAILED", "killed", entrypoint="keep")]
+
+    def list(self):
+        return self.jobs
+
+    def submit(self, submission):
+        self.jobs.append(RayJob(submission.job_id, "FAILED", "no module"))
+        self.submitted.append(submission)
+
+
+def test_a_keeper_that_has_ended_is_started_again_by_whoever_writes():
+    """A job in the middle of its work must not wait for the next one to be submitted."""
+    now, dashboard = iter(range(0, 10_000, 10)), Forsaken()
+    store = RayStore(
+        "ray+http://head:8265", api=dashboard, sleep=lambda _: None, clock=lambda: next(now)
+    )
+    with pytest.raises(StoreError, match=r"kinetic-keeper-1-8 FAILED: no module"):
+        store.put("a", b"")
+    first = dashboard.submitted[0]
+    assert (first.job_id, first.entrypoint) == ("kinetic-keeper-1-8", "keep")
+    assert len(dashboard.jobs) <= 4

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from kinetic._backends import attempt_logs, stored
 from kinetic._backends.base import Document, LogRequest, Status
-from kinetic._backends.ray import capacity, keepers, states, submission
+from kinetic._backends.ray import capacity, states, submission
 from kinetic._backends.ray.states import DriverFacts
 from kinetic._backends.ray.submission import HostSettings
 from kinetic._core import layout, record
@@ -24,6 +24,7 @@ from kinetic._core.log_format import LogChunk
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
+from kinetic._ray import keepers
 from kinetic._ray.jobs_api import JobsApi, RayJob
 from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError

@@ -11,11 +11,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from kinetic._backends.ray import access, keepers
+from kinetic._backends.ray import access
 from kinetic._config.settings import Settings
 from kinetic._core.accelerators.catalog import catalog_rows
 from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.values import dataclass
+from kinetic._ray import keepers
 from kinetic._ray.jobs_api import JobsApi, JobsApiLimits, RayNode
 from kinetic._store import ray_mail
 from kinetic.errors import KineticError, NotFound

@@ -7,6 +7,8 @@ needs nothing but Ray and the standard library.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import platform
@@ -28,6 +30,7 @@ IDLE_POLL_S = 0.1
 IDLE_AFTER_S = 10.0
 ANSWERS_LIVE_S = 300.0
 """An answer is read within a second or so, or by nobody."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class PostBox(Protocol):
@@ -60,6 +63,7 @@ class Keeper:
         self._store = LocalStore(folder / ray_mail.CONTENT)
         for each in (ray_mail.ANSWERS, ray_mail.UPLOADS):
             (folder / each).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._answered = self._list_answered()
 
     def work(self) -> int:
         """Answer the letters that are there; return how many."""
@@ -75,28 +79,56 @@ class Keeper:
             for entry in os.scandir(self._folder / each):
                 if entry.stat().st_mtime < oldest:
                     Path(entry.path).unlink(missing_ok=True)
+        self._answered = self._list_answered()
+
+    def _list_answered(self) -> set[str]:
+        return {each.partition("=")[0] for each in os.listdir(self._folder / ray_mail.ANSWERS)}
 
     def _answer(self, name: str) -> None:
         package = self._post.open(name)
         if package is None:
             return
-        try:
-            answer = {"value": self._do(*ray_mail.unpack_request(package))}
-        except KineticError as error:
-            answer = {"error": type(error).__name__, "message": str(error)}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            answer = {"error": "StoreError", "message": f"{type(error).__name__}: {error}"}
-        file, content = ray_mail.answer_name(ray_mail.package_letter(name), answer)
-        unfinished = self._folder / ray_mail.UPLOADS / file
-        unfinished.write_bytes(content)
-        unfinished.rename(self._folder / ray_mail.ANSWERS / file)
+        letter = ray_mail.package_letter(name)
+        # It is sent again if the dashboard's answer was lost; and it may be anybody's.
+        if letter.isalnum() and letter not in self._answered:
+            self._write_answer(letter, self._work_out(package))
+            self._answered.add(letter)
         self._post.discard(name)
+
+    def _work_out(self, package: bytes) -> dict[str, Any]:
+        try:
+            return {"value": self._do(*ray_mail.unpack_request(package))}
+        except KineticError as error:
+            return {"error": type(error).__name__, "message": str(error)}
+        except Exception as error:  # noqa: BLE001 - no letter may end the keeper, nor any after it
+            full = isinstance(error, OSError) and error.errno in _FULL
+            kind = "StoreFull" if full else "StoreError"
+            return {"error": kind, "message": f"{type(error).__name__}: {error}"}
+
+    def _write_answer(self, letter: str, answer: Mapping[str, Any]) -> None:
+        file, content = ray_mail.answer_name(letter, answer)
+        try:
+            self._publish(file, content)
+        except OSError as error:
+            # A full disk may still have room for a name.
+            kind = answer.get("error", "StoreError")
+            told = {"error": kind, "message": error.strerror or "no answer"}
+            with contextlib.suppress(OSError):
+                self._publish(*ray_mail.answer_name(letter, told))
+
+    def _publish(self, file: str, content: bytes) -> None:
+        unfinished = self._folder / ray_mail.UPLOADS / file
+        try:
+            unfinished.write_bytes(content)
+            unfinished.rename(self._folder / ray_mail.ANSWERS / file)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
 
     def _do(self, request: Mapping[str, Any], data: bytes) -> Any:
         match request["do"]:
             case "append":
-                with self._upload(request["upload"]).open("ab") as file:
-                    return file.write(data)
+                return self._append(request, data)
             case "put":
                 return self._put(request, data)
             case "delete":
@@ -108,6 +140,13 @@ class Keeper:
             case "drop":
                 return self._store.drop(Entry(*request["entry"]))
         raise ValueError(f"this keeper (kinetic {__version__}) does not know {request['do']!r}")
+
+    def _append(self, request: Mapping[str, Any], data: bytes) -> int:
+        """Write a part where it belongs, however often it comes."""
+        upload = self._upload(request["upload"])
+        with upload.open("r+b" if upload.exists() else "xb") as file:
+            file.seek(request.get("at", upload.stat().st_size))
+            return file.write(data)
 
     def _put(self, request: Mapping[str, Any], data: bytes) -> bool:
         if "upload" not in request:

@@ -5,10 +5,11 @@ In: the cluster's dashboard, how programs of kinetic start there. Out: a running
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinetic._ray.jobs_api import JobsApi, RayJob, Submission
+from kinetic._ray.refusals import last_line
 from kinetic.errors import SubmitError
 from kinetic.version import __version__
 
@@ -33,16 +34,31 @@ def ensure_keeper(api: JobsApi, entrypoint: str, runtime_env: Mapping[str, Any])
     known = _find_all(api)
     if not all(job.has_ended for job in known):
         return False
-    number = 1 + max((int(job.job_id.rpartition("-")[2]) for job in known), default=0)
+    return _start(api, known, entrypoint, runtime_env)
+
+
+def revive_keeper(api: JobsApi) -> str:
+    """Start the keeper again as it was started last, if it has ended: whoever writes in the middle
+    of a job has no archive at hand. Return how it had ended, "" if it runs or there never was one.
+
+    Raises:
+        BackendUnavailable: the cluster does not answer.
+    """
+    known = _find_all(api)
+    if not known or not all(job.has_ended for job in known):
+        return ""
+    last = max(known, key=_number_of)
+    _start(api, known, last.entrypoint, last.runtime_env)
+    return f"{last.job_id} {last.status}: {last_line(last.message)}"
+
+
+def _start(
+    api: JobsApi, known: Sequence[RayJob], entrypoint: str, runtime_env: Mapping[str, Any]
+) -> bool:
+    number = 1 + max(map(_number_of, known), default=0)
+    about = {"kinetic": __version__, "name": "keeper of the store"}
     try:
-        api.submit(
-            Submission(
-                f"{_NAME}-{number}",
-                entrypoint,
-                runtime_env,
-                {"kinetic": __version__, "name": "keeper of the store"},
-            )
-        )
+        api.submit(Submission(f"{_NAME}-{number}", entrypoint, runtime_env, about))
     except SubmitError as error:
         if "already exists" in str(error):  # somebody else was quicker
             return False
@@ -57,6 +73,10 @@ def is_running(api: JobsApi) -> bool:
 
 def _find_all(api: JobsApi) -> list[RayJob]:
     return [job for job in api.list() if _is_keeper(job)]
+
+
+def _number_of(keeper: RayJob) -> int:
+    return int(keeper.job_id.rpartition("-")[2])
 
 
 def _is_keeper(job: RayJob) -> bool:
