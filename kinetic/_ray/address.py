@@ -22,6 +22,7 @@ AUTO = "auto"
 HERE = f"http://127.0.0.1:{DASHBOARD_PORT}"
 """Where the dashboard of a cluster on this machine is, unless somebody has moved it."""
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+_SCHEMES = ("http", "https", "ray")
 _OTHER_PORTS = (6379, 10001)
 """Of the head's control store and of Ray Client, which people have at hand."""
 _TOKEN_FILE = "~/.ray/auth_token"
@@ -51,10 +52,10 @@ def _dashboard_of(name: str, text: str) -> str:
     )
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
-        host, port = parts.hostname, parts.port
+        host, port = parts.hostname or "", parts.port
     except ValueError as error:
         raise UsageError(problem) from error
-    if parts.scheme not in ("http", "https", "ray") or not host or parts.username is not None:
+    if parts.scheme not in _SCHEMES or host.split() != [host] or parts.username is not None:
         raise UsageError(problem)
     if ":" in host:
         host = f"[{host}]"

@@ -35,7 +35,8 @@ def test_without_any_it_is_the_cluster_of_this_machine():
 
 
 @pytest.mark.parametrize(
-    "given", ["ftp://head", "http://", "head:port", "http://me:secret@head", "http://[bad"]
+    "given",
+    ["ftp://head", "http://", "head:port", "http://me:secret@head", "http://[bad", "my head"],
 )
 def test_what_is_no_address_is_said(given):
     with pytest.raises(UsageError, match=r"RAY_ADDRESS=.* is not the address"):
