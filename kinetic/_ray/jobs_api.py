@@ -225,14 +225,6 @@ class JobsApi:
             return False
         return bool(found.get("stopped"))
 
-    def delete(self, job_id: str) -> bool:
-        """Make Ray forget a job that has ended; return whether it knew it."""
-        try:
-            found = self._ask("DELETE", f"/api/jobs/{quote(job_id, safe='')}")
-        except NotFound:
-            return False
-        return bool(found.get("deleted"))
-
     def logs(self, job_id: str) -> str:
         """Return what the driver has printed so far.
 
@@ -390,7 +382,7 @@ def _repetition(limits: JobsApiLimits) -> Any:
     return urllib3.Retry(
         total=limits.tries - 1,
         redirect=False,
-        allowed_methods={"GET", "PUT", "DELETE"},
+        allowed_methods={"GET", "PUT"},
         status_forcelist=_REPEATED_ON,
         backoff_factor=limits.pause_s,
         raise_on_status=False,

@@ -84,6 +84,15 @@ def test_a_slice_of_four_trains_and_its_output_comes_back(on_ray, capfd):
     assert "loud and clear\n" in capfd.readouterr().out
 
 
+def test_ray_itself_tells_how_a_job_ended(on_ray):
+    """Its dashboard showed each job as FAILED whose entry was deleted as soon as it had ended."""
+    handle = kinetic.run("cpu")(lambda: 7).run_async()
+    assert handle.result(timeout=LIMIT_S) == 7
+    told = JobsApi(on_ray.address, on_ray.token).find(handle.job_id)
+    assert told is not None
+    assert told.status == "SUCCEEDED"
+
+
 def test_the_exception_of_a_host_comes_back(on_ray):
     @kinetic.run("tpu-v6e-16")
     def fail():

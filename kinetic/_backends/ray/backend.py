@@ -29,6 +29,9 @@ from kinetic._ray.jobs_api import JobsApi, RayJob
 from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError
 
+_LEAVING_S, _STOPPING_S = 20.0, 20.0
+"""How long a driver takes to end by itself, and when it is told to."""
+
 
 class RayBackend:
     """Jobs of one cluster (see backends.base.Backend for the promises)."""
@@ -177,18 +180,24 @@ class RayBackend:
         self._api.stop(ref.job_id)
 
     def cleanup(self, ref: JobRef) -> None:
-        """Stop what may be left, and have Ray forget the job."""
-        self._store.delete(layout.secrets(ref.job_id))
-        self._api.stop(ref.job_id)
-        self._await_end(ref)
-        self._api.delete(ref.job_id)
+        """Stop what may be left of its driver: one that has written its verdict ends by itself.
 
-    def _await_end(self, ref: JobRef, limit_s: float = 20.0) -> None:
-        """Ray forgets no job that has not ended."""
+        Its entry stays, as those of Ray's other jobs do: what is deleted while Ray still watches
+        the end of its driver, Ray enters again, as failed.
+        """
+        self._store.delete(layout.secrets(ref.job_id))
+        if self._store.has(layout.outcome(ref.job_id)) and self._has_ended_within(_LEAVING_S, ref):
+            return
+        self._api.stop(ref.job_id)
+        if not self._has_ended_within(_STOPPING_S, ref):
+            raise BackendUnavailable(
+                f"Ray has not ended the driver of {ref.job_id} within {_STOPPING_S:g} s. Ask again."
+            )
+
+    def _has_ended_within(self, limit_s: float, ref: JobRef) -> bool:
         until = time.monotonic() + limit_s
         while (job := self._api.find(ref.job_id)) is not None and not job.has_ended:
             if time.monotonic() > until:
-                raise BackendUnavailable(
-                    f"Ray has not ended the driver of {ref.job_id} within {limit_s:g} s. Ask again."
-                )
+                return False
             time.sleep(0.1)
+        return True
