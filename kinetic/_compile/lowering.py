@@ -27,6 +27,7 @@ from kinetic.errors import UsageError
 TPU = ("tpu",)
 _ENTRANCE = "_pjit_lower"
 """Through it go all programs of a process, whatever wrapped them."""
+_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class Lowered(NamedTuple):
@@ -47,9 +48,11 @@ def lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lower
 
     source = name_source(function)
     args, kwargs = jax.tree.map(_shape_of, (args, kwargs))
+    names: tuple[str, ...] = ()
     if not hasattr(function, "lower") or type(function).__module__.startswith("equinox."):
+        names = _name_arrays(function, args, kwargs)
         function, args, kwargs = _wrap(function, args, kwargs)
-    with _lowering_for_tpus() as seen:
+    with _lowering_for_tpus(names) as seen:
         function.lower(*args, **kwargs)
     if not seen:
         raise UsageError(
@@ -77,6 +80,24 @@ def _wrap(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     call.__name__ = str(getattr(function, "__name__", "call"))
     shapes = [leaves[at] for at in numbers]
     return jax.jit(call, donate_argnums=_find_donated(call, shapes)), shapes, {}
+
+
+def _name_arrays(function: Any, args: Any, kwargs: Any) -> tuple[str, ...]:
+    """The arrays of a call as `jax.jit` would name them: `params['w']`."""
+    import jax
+
+    own: list[str] = []
+    with contextlib.suppress(TypeError, ValueError):  # it has no signature
+        given = inspect.signature(function).parameters.values()
+        own = [each.name for each in given if each.kind in (each.POSITIONAL_ONLY, _EITHER)]
+    own += [f"args[{index}]" for index in range(len(own), len(args))]
+    named = {**dict(zip(own, args, strict=False)), **dict(sorted(kwargs.items()))}
+    return tuple(
+        f"{name}{jax.tree_util.keystr(path)}"
+        for name, tree in named.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if isinstance(leaf, jax.ShapeDtypeStruct)
+    )
 
 
 def _find_donated(call: Any, shapes: Sequence[Any]) -> tuple[int, ...]:
@@ -110,16 +131,23 @@ def _shape_of(leaf: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _lowering_for_tpus() -> Iterator[list[Any]]:
-    """Lower whatever is lowered in the block for TPUs; yields what was."""
+def _lowering_for_tpus(names: tuple[str, ...]) -> Iterator[list[Any]]:
+    """Lower whatever is lowered in the block for TPUs, with these names of its arguments if there
+    are any; yields what was."""
     seen: list[Any] = []
 
-    def lower_for_tpus(original: Callable[..., Any], *args: Any, **given: Any) -> Any:
-        seen.append(original(*args, **(given | {"lowering_platforms": TPU})))
+    def lower_for_tpus(original: Callable[..., Any], jaxpr: Any, *args: Any, **given: Any) -> Any:
+        told = _rename_arguments(jaxpr, names) if names else jaxpr
+        seen.append(original(told, *args, **(given | {"lowering_platforms": TPU})))
         return seen[-1]
 
     with replacing_entrance(lower_for_tpus):
         yield seen
+
+
+def _rename_arguments(closed: Any, names: tuple[str, ...]) -> Any:
+    debug_info = closed.jaxpr.debug_info._replace(arg_names=names)
+    return closed.replace(jaxpr=closed.jaxpr.replace(debug_info=debug_info))
 
 
 @contextlib.contextmanager

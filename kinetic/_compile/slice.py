@@ -17,7 +17,7 @@ from kinetic._compile.report import CompileReport
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators import catalog
 from kinetic._core.accelerators.families import TPUS
-from kinetic.errors import UsageError
+from kinetic.errors import UsageError, UsageTypeError
 
 Built = tuple[Any, ...]
 """A function and its arguments."""
@@ -72,6 +72,7 @@ class CompileSlice:
                 of Flax NNX and Equinox.
             kwargs: likewise.
         """
+        _check_callable("compile", function, "and its arguments")
         with self:
             lowered = lowering.lower(self._target, function, args, kwargs)
         compilers = Compilers(self._target, self._cache, timeout_s=self._timeout_s)
@@ -86,6 +87,7 @@ class CompileSlice:
                 the function and its arguments for `compile`. What it raises for a size, such as for
                 a mesh that does not suit it, goes through.
         """
+        _check_callable("find_fit", build, "that returns a function and its arguments")
         reports = []
         for target in _find_sizes(self._target):
             tried = CompileSlice(target, self._cache, timeout_s=self._timeout_s)
@@ -95,6 +97,13 @@ class CompileSlice:
             if reports[-1].fits:
                 break
         return reports
+
+
+def _check_callable(method: str, given: object, rest: str) -> None:
+    if not callable(given):
+        raise UsageTypeError(
+            f"{method}() takes a function {rest}, not {type(given).__name__} {given!r:.60}."
+        )
 
 
 def _find_sizes(target: CompileTarget) -> Iterator[CompileTarget]:

@@ -26,7 +26,7 @@ from kinetic._core.accelerators.chips import CHIPS
 from kinetic._core.accelerators.families import TPUS
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._system import processes
-from kinetic.errors import PreflightError, UnknownAccelerator, UsageError
+from kinetic.errors import PreflightError, UnknownAccelerator, UsageError, UsageTypeError
 
 needs_libtpu = pytest.mark.skipif(
     not topologies.is_installed(), reason="libtpu is not installed: pip install libtpu"
@@ -223,6 +223,37 @@ def test_modules_of_flax_and_equinox_are_taken_as_they_are() -> None:
     assert of_equinox.memory.aliased == 4 * (8 * 128 + 256 * 128 + 256)
     assert (of_flax.detail, of_equinox.detail) == ("", "")
     assert of_flax.flops == of_equinox.flops == 2 * 8 * 128 * 256
+
+
+@needs_libtpu
+def test_the_arrays_of_a_plain_function_have_its_names() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    def act(params: Any, scale: float, *rest: Any, last: Any, bias: Any) -> Any:
+        return params["w"] @ rest[0] * scale + bias - last
+
+    square = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    row = jax.ShapeDtypeStruct((1, 512), jnp.float32)
+    lowered = lowering.lower(
+        slice_to_compile_for().target,
+        act,
+        ({"w": square}, 2.0, square),
+        {"last": row, "bias": square},
+    )
+    names = [argument.name for argument in lowered.program.arguments]
+    assert names == ["params['w']", "args[2]", "bias", "last"]
+    assert lowered.program.arguments[-1].shape == (1, 512)
+    assert b"params['w']" in lowered.module
+
+
+@pytest.mark.parametrize("what", [3, None])
+def test_what_is_no_function_is_refused_in_a_sentence(what: Any) -> None:
+    target = slice_to_compile_for()
+    with pytest.raises(UsageTypeError, match="takes a function"):
+        target.compile(what)
+    with pytest.raises(UsageTypeError, match="takes a function"):
+        target.find_fit(what)
 
 
 @needs_libtpu
