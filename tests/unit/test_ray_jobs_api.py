@@ -15,7 +15,8 @@ from kinetic._ray.address import connect
 from kinetic._ray.jobs_api import JobsApi, JobsApiLimits, Submission
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError, SubmitError
 
-ONCE = JobsApiLimits(connect_s=5.0, read_s=0.2, tries=1)
+ONCE = JobsApiLimits(tries=1)
+HURRIED = JobsApiLimits(read_s=0.2, tries=1)
 SECRET = "a-token-that-nobody-sees"
 
 
@@ -159,6 +160,7 @@ def test_each_refusal_has_its_sentence(answer, kind, said):
 def test_a_server_that_does_not_answer_is_said():
     waiting = threading.Event()
     with serving(lambda _: waiting.wait(30) and None) as api:
+        api._limits = HURRIED
         with pytest.raises(BackendUnavailable, match="does not answer"):
             api.version()
         waiting.set()
