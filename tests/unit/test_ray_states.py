@@ -137,11 +137,11 @@ def test_what_fits(accelerator, nodes):
 @pytest.mark.parametrize(
     ("accelerator", "nodes", "words"),
     [
-        ("gpu-l4", [node({})], "gpu-l4 has 1 host with 1 GPU each; none of its 1 nodes has GPU"),
+        ("gpu-l4", [node({})], "gpu-l4 has 1 host with 1 GPU each; none of its nodes (1) has GPU"),
         ("tpu-v6e-16", slice_of(3), "TPU each; its 3 nodes are 3 of v6e-16 4x4 (4 on each)"),
         ("tpu-v6e-16", [*slice_of(2), *slice_of(2, "t")], "cannot hold this job"),
         ("tpu-v6e-32", slice_of(8), "8 hosts"),
-        ("cpu", [replace(node({}), is_alive=False)], "none of its 0 nodes has CPU"),
+        ("cpu", [replace(node({}), is_alive=False)], "none of its nodes (0) has CPU"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_there_is(accelerator, nodes, words):

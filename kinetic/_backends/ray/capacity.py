@@ -74,7 +74,7 @@ def _describe_cluster(topology: Topology, nodes: Sequence[RayNode]) -> str:
         if node.resources.get(unit)
     )
     if not found:
-        return f"none of its {len(nodes)} nodes has {unit}"
+        return f"none of its nodes ({len(nodes)}) has {unit}"
     told = ", ".join(f"{count} of {what}" for what, count in sorted(found.items()))
     return f"its {len(nodes)} nodes are {told}"
 
