@@ -37,6 +37,8 @@ class Origin(StrEnum):
     OTHER_TOOLS = "environment of other tools"
     HOME = "home"
     """Derived from the home folder."""
+    RAY_CLUSTER = "Ray cluster"
+    """Derived from the address of a cluster."""
     DEFAULT = "default"
 
 
@@ -283,8 +285,8 @@ def _keep_store_on_head(settings: Settings, env: Environ) -> Settings:
     from kinetic._ray import address
 
     store = f"ray+{address.resolve_address(settings.address or '', env)}"
-    origin = settings.setting("address" if settings.address else "backend").source
-    return replace(settings, store=store, sources={**settings.sources, "store": origin})
+    source = SettingSource(Origin.RAY_CLUSTER)
+    return replace(settings, store=store, sources={**settings.sources, "store": source})
 
 
 def names() -> tuple[str, ...]:

@@ -303,6 +303,14 @@ def test_help_is_whole(capsys: Capture) -> None:
         assert max(map(len, out.splitlines())) <= 100, words
 
 
+def test_a_profile_with_an_address_names_no_store(capsys: Capture) -> None:
+    assert kn("profile", "create", "lab", "--address", "http://head:8265") == 0
+    capsys.readouterr()
+    assert kn("profile", "show", "lab", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["address"], "store" in shown) == ("http://head:8265", False)
+
+
 def test_a_profile_names_a_store(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kn("profile", "create", "far", "--cluster", "c", "--store", "gs://far") == 0
     capsys.readouterr()
