@@ -35,10 +35,8 @@ class Origin(StrEnum):
     PROFILE = "profile"
     PROFILES_FILE = "profiles file"
     OTHER_TOOLS = "environment of other tools"
-    HOME = "home"
-    """Derived from the home folder."""
-    RAY_CLUSTER = "Ray cluster"
-    """Derived from the address of a cluster."""
+    HOME, RAY_CLUSTER = "home", "Ray cluster"
+    """Derived from the home folder, or from the address of a cluster."""
     DEFAULT = "default"
 
 
@@ -285,8 +283,8 @@ def _keep_store_on_head(settings: Settings, env: Environ) -> Settings:
     from kinetic._ray import address
 
     store = f"ray+{address.resolve_address(settings.address or '', env)}"
-    source = SettingSource(Origin.RAY_CLUSTER)
-    return replace(settings, store=store, sources={**settings.sources, "store": source})
+    sources = {**settings.sources, "store": SettingSource(Origin.RAY_CLUSTER)}
+    return replace(settings, store=store, sources=sources)
 
 
 def names() -> tuple[str, ...]:
