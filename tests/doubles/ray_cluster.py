@@ -285,6 +285,7 @@ def _environ(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
         "HOME": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TMPDIR": str(folder),
+        "TMPDIR": str(folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": TOKEN,
         # Else each node keeps a Python ready, which is memory.
