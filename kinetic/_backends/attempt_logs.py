@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
-from kinetic._backends.base import LogRequest
+from kinetic._backends.base import LogRequest, Status
 from kinetic._core import layout
 from kinetic._core.log_format import FAILURE, STDERR, STDOUT, LogChunk, Position
 from kinetic._core.ref import JobRef
@@ -38,6 +38,8 @@ Pause = Callable[[int], Iterator[None]]
 """Waits for more output after a look that found so many bytes; yields now and then."""
 Watch = Callable[[int, Sequence[int]], AbstractContextManager[Pause]]
 """Watches the output of an attempt and its hosts."""
+AskStatus = Callable[[Sequence[JobRef]], Mapping[str, Status]]
+"""`Backend.status`."""
 
 
 class LogReader:
@@ -169,25 +171,26 @@ def read(
             return
 
 
-def ending_of(has_verdict: Callable[[], bool], ask: Callable[[], bool]) -> Callable[[], bool]:
-    """Return whether a job on a cluster has ended: by its verdict or else by the cluster, which is
-    asked less often.
+def make_end_check(store: Store, ref: JobRef, status: AskStatus) -> Callable[[], bool]:
+    """Return what tells whether a job on a cluster has ended: by its verdict or else by the
+    cluster, which is asked less often.
 
     Args:
-        has_verdict: looks into the store.
-        ask: asks the cluster; it may raise `BackendUnavailable`.
+        store: of the job.
+        ref: the job.
+        status: asks the cluster; it may raise `BackendUnavailable`.
     """
     ask_at, failed = 0.0, False
 
     def has_ended() -> bool:
         nonlocal ask_at, failed
-        if has_verdict():
+        if store.has(layout.outcome(ref.job_id)):
             return True
         if time.monotonic() < ask_at:
             return False
         ask_at = time.monotonic() + ASK_EVERY_S
         try:
-            ended = ask()
+            ended = status([ref])[ref.job_id].phase.ended
         except BackendUnavailable:
             if failed:
                 raise

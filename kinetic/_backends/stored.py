@@ -42,3 +42,11 @@ def has_begun(store: Store, ref: JobRef, attempt: int = 0) -> bool:
     if attempt:
         return any(event.attempt == attempt for event in told)
     return any(event.kind is events.EventKind.READY for event in told)
+
+
+def note_cancellation(store: Store, ref: JobRef) -> bool:
+    """Record that somebody wants the job to end; return whether it has not ended yet."""
+    if store.has(layout.outcome(ref.job_id)):
+        return False
+    store.put(layout.cancellation(ref.job_id), b"{}\n", if_absent=True)
+    return True

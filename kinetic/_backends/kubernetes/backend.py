@@ -327,21 +327,15 @@ class KubernetesBackend:
         positions, holds open lines back and forgets what a node rotates, so reading could not be
         resumed exactly; and each host would keep a connection to the server busy.
         """
-        return attempt_logs.read(self._store, ref, request, self._ending_of(ref))
-
-    def _ending_of(self, ref: JobRef) -> Callable[[], bool]:
-        return attempt_logs.ending_of(
-            lambda: self._store.has(layout.outcome(ref.job_id)),
-            lambda: self.status([ref])[ref.job_id].phase.ended,
-        )
+        has_ended = attempt_logs.make_end_check(self._store, ref, self.status)
+        return attempt_logs.read(self._store, ref, request, has_ended)
 
     # -- the end -----------------------------------------------------------------------------------
 
     def cancel(self, ref: JobRef) -> None:
         """Record the request, and delete the workload: the leader notices that its pod ends."""
-        if self._store.has(layout.outcome(ref.job_id)):
+        if not stored.note_cancellation(self._store, ref):
             return
-        self._store.put(layout.cancellation(ref.job_id), b"{}\n", if_absent=True)
         self._delete(ref, "Foreground")
 
     def cleanup(self, ref: JobRef) -> None:

@@ -162,21 +162,15 @@ class RayBackend:
         Not Ray's own log of the driver: it comes a second late, has no positions, and is gone with
         the cluster.
         """
-        return attempt_logs.read(self._store, ref, request, self._ending_of(ref))
-
-    def _ending_of(self, ref: JobRef) -> Callable[[], bool]:
-        return attempt_logs.ending_of(
-            lambda: self._store.has(layout.outcome(ref.job_id)),
-            lambda: self.status([ref])[ref.job_id].phase.ended,
-        )
+        has_ended = attempt_logs.make_end_check(self._store, ref, self.status)
+        return attempt_logs.read(self._store, ref, request, has_ended)
 
     # -- the end -----------------------------------------------------------------------------------
 
     def cancel(self, ref: JobRef) -> None:
         """Record the request, and stop the driver: it ends its hosts first."""
-        if self._store.has(layout.outcome(ref.job_id)):
+        if not stored.note_cancellation(self._store, ref):
             return
-        self._store.put(layout.cancellation(ref.job_id), b"{}\n", if_absent=True)
         self._api.stop(ref.job_id)
 
     def cleanup(self, ref: JobRef) -> None:
