@@ -6,6 +6,8 @@ both hosts, cut along other axes; and no false alarm.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from on_saving_hosts import restore_alone, save_and_damage
 
@@ -23,9 +25,10 @@ def test_damage_is_found_on_every_mesh(tmp_path):
         step = 1 if name.endswith("damaged") else 2
         assert (name, *zero[name]) == (name, step, True)
         assert (name, *one[name]) == (name, step, name != "not verified")
-    told = [line for line in job.logs().splitlines() if "leaf ['w'] is not what was saved" in line]
+    # In which order Orbax writes the leaves into one file is luck: the bit may be of either.
+    told = re.findall(r"step 2 in .*leaf \['(w|half)'\] is not what was saved", job.logs())
     assert len(told) == 4, job.logs()
-    assert "step 2 in" in told[0]
+    assert len(set(told)) == 1
     alone = kinetic.run("cpu", output_dir=str(tmp_path))(restore_alone).run_async()
     assert alone.result() == (1, True)
-    assert "leaf ['w'] is not what was saved" in alone.logs()
+    assert f"leaf ['{told[0]}'] is not what was saved" in alone.logs()
