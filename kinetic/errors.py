@@ -38,6 +38,7 @@ In: what went wrong, as text and as attributes. Out: exceptions.
         ├── GangTimeout (TimeoutError)      not every host got as far as the function within
         │                                   start_timeout
         ├── JobTimeout (TimeoutError)       the job ran longer than timeout
+        ├── BudgetUsedUp                    its slices have cost its budget
         ├── JobCancelled                    someone cancelled the job
         ├── SetupFailed                     a host could not prepare: bad bundle, unpickling failed,
         │                                   version mismatch, an image that cannot be pulled
@@ -274,6 +275,10 @@ class GangTimeout(JobFailed, TimeoutError):
 
 class JobTimeout(JobFailed, TimeoutError):
     """The job ran longer than `timeout` and was stopped."""
+
+
+class BudgetUsedUp(JobFailed):
+    """The slices of the job have cost its `budget`, and it was stopped."""
 
 
 class JobCancelled(JobFailed):

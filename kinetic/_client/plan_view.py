@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from kinetic._core.accelerators.prices import in_usd
 from kinetic._core.exits import HostState
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
@@ -69,6 +70,7 @@ class PlanView:
             "backend": place.backend + stands_in,
             "cluster": ", namespace ".join(filter(None, (place.cluster, place.namespace))),
             "gang": f"{plan.hosts} x {plan.devices_per_host} ({self._unit()}; {self._shape()})",
+            "price": self._price(),
             "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
             "source": self._source(),
             "editable": ", ".join(rel or "." for rel in plan.editable_rel),
@@ -85,6 +87,16 @@ class PlanView:
         return [(name, value) for name, value in rows.items() if value] + [
             ("warning", text) for text in self.warnings
         ]
+
+    def _price(self) -> str:
+        cost, budget = self.plan.cost, self.plan.limits.budget
+        if cost is None:
+            return ""
+        rate = f"{in_usd(cost.usd_per_hour)} an hour ({cost.origin})"
+        if cost.is_simulated:
+            return f"nothing here; about {rate} for real slices"
+        limit = f"; stops after its {budget.partition(' (')[0]}" if budget else ""
+        return f"about {rate}{limit}"
 
     def _kinds(self) -> list[str]:
         kinds = Counter(str(document.get("kind", "?")) for document in self.documents)

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 from kinetic._config import environment, jax_options
 from kinetic._config import settings as configuration
 from kinetic._config.settings import Settings
+from kinetic._core.accelerators import prices
 from kinetic._core.options import Options
 from kinetic._core.place import Place
-from kinetic._core.plan import Blob, Cell, Limits, Plan, Versions
+from kinetic._core.plan import Blob, Cell, Cost, Limits, Plan, Versions
 from kinetic._core.ref import new_job_id
 from kinetic._core.spec import JobSpec
 from kinetic._core.values import dataclass
@@ -257,7 +258,7 @@ def _read_environment(options: Options) -> _Carried:
 def _draft(
     spec: JobSpec, settings: Settings, taken: _Carried, *, place: Place, job_id: str, now: float
 ) -> Plan:
-    options = spec.options
+    options, cost = spec.options, _cost(spec.options, settings, place)
     return Plan(
         job_id=job_id,
         name=options.name or spec.name,
@@ -269,16 +270,48 @@ def _draft(
         captured=tuple(sorted(taken.captured)),
         secrets=tuple(sorted(taken.secrets)),
         output_dir=_output_dir(options.output_dir or settings.output_dir),
-        limits=_limits(options, settings),
+        limits=_limits(options, settings, cost),
         jax_options=jax_options.changed_options(settings.cache_dir, without=options.env),
         is_verbose=settings.log_level == "DEBUG",
+        cost=cost,
     )
 
 
-def _limits(options: Options, settings: Settings) -> Limits:
+def _cost(options: Options, settings: Settings, place: Place) -> Cost | None:
+    """What all slices cost; None where that is not known.
+
+    Raises:
+        UsageError: it must be known, because it is limited.
+    """
+    topology = options.topology
+    price = prices.price_of(topology, place.zone, settings.prices)
+    stands_in = settings.pod_simulated if place.is_cluster else topology.kind != "cpu"
+    if price is None:
+        if options.budget_usd is not None and place.is_cluster:
+            raise UsageError(
+                f"budget= needs to know what {topology.name} costs, and no list price is known "
+                f"here: set KINETIC_PRICES={topology.family}=DOLLARS, for one chip and hour."
+            )
+        return None
+    return Cost(price.usd_per_hour * options.most_slices, price.origin, stands_in)
+
+
+def _limit_cost(budget_usd: float | None, cost: Cost | None) -> tuple[float | None, str]:
+    """For how long all slices may run for this money, and what users are told of that."""
+    if budget_usd is None or cost is None or cost.is_simulated or cost.usd_per_hour == 0:
+        return None, ""
+    rate = f"{prices.in_usd(cost.usd_per_hour)} an hour, {cost.origin}"
+    text = f"budget of {prices.in_usd(budget_usd)} ({rate})"
+    return budget_usd / cost.usd_per_hour * 3600, text
+
+
+def _limits(options: Options, settings: Settings, cost: Cost | None) -> Limits:
+    budget_s, budget = _limit_cost(options.budget_usd, cost)
     limits = Limits(
         start_timeout_s=options.start_timeout_s or settings.start_timeout_s,
         timeout_s=options.timeout_s,
+        budget_s=budget_s,
+        budget=budget,
         hang_timeout_s=options.hang_timeout_s,
         grace_s=settings.grace_s,
         slice_away_s=settings.slice_away_s,

@@ -6,7 +6,7 @@ In: the variable's name for messages, and the value. Out: the checked value, or 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,26 @@ def one_of(*names: str) -> Callable[[str, Any], str]:
         return str(value)
 
     return parse
+
+
+def prices(variable: str, value: Any) -> dict[str, float]:
+    """What the user pays for chips, by family: "v6e=2.10, v6e:spot=0.80, l4=0.5", or a mapping."""
+    from kinetic._core.accelerators.prices import check_family
+
+    pairs = value if isinstance(value, Mapping) else dict(_pairs(value))
+    named = {check_family(str(name).strip()): amount for name, amount in pairs.items()}
+    if None in named:
+        raise UsageError(
+            f"{variable} names no family of accelerators in {value!r}. Write for example "
+            '"v6e=2.10, v6e:spot=0.80, l4=0.5": dollars for one chip or GPU and hour.'
+        )
+    return {str(name): number(variable, amount) for name, amount in named.items()}
+
+
+def _pairs(value: Any) -> Iterator[tuple[str, str]]:
+    for part in filter(str.strip, str(value).split(",")):
+        name, _, amount = part.partition("=")
+        yield name, amount.strip().removeprefix("$")
 
 
 def local_storage(variable: str, value: Any) -> str | None:

@@ -29,7 +29,7 @@ from kinetic._store import files
 from kinetic.errors import CorruptRecord, StoreError, StoreFull, UsageError
 
 OF_THE_CLUSTER = ("project", "zone", "cluster", "namespace")
-FIELDS = (*OF_THE_CLUSTER, "address", "store")
+FIELDS = (*OF_THE_CLUSTER, "address", "store", "prices")
 """The settings that a profile can hold."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _KEYS = {"checksum", "current", "profiles"}

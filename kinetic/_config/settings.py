@@ -111,6 +111,7 @@ class Settings:
             background; "off" does neither.
         pathways_head_pool: the node pool for the pod of a single controller; None for any.
         pathways_version: the tag of Pathways' images.
+        prices: what the user pays for one chip and hour, by family (see `parsers.prices`).
         sources: where each value came from, by name.
     """
 
@@ -153,6 +154,7 @@ class Settings:
     image_builds: str = "auto"
     pathways_head_pool: str | None = None
     pathways_version: str = "latest"
+    prices: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, SettingSource] = field(default_factory=dict)
 
     def setting(self, name: str) -> Setting:
@@ -170,8 +172,8 @@ class Settings:
 
     @property
     def names_ray(self) -> bool:
-        """Whether jobs go to a Ray cluster unless a backend is named. Variables of Ray's own do not
-        count: its programs set them too."""
+        """Whether jobs go to a Ray cluster by default. Ray's own variables do not count: its
+        programs set them too."""
         return bool(self.address) and self.setting("address").source.origin is not (
             Origin.OTHER_TOOLS
         )
@@ -211,8 +213,7 @@ _log_level: str | None = None
 
 
 def choose_log_level(level: str | None) -> None:
-    """Show messages from this level on in this process, as `kinetic -v` asks; None for what the
-    environment says."""
+    """Show messages from this level on in this process; None for what the environment says."""
     global _log_level
     _log_level = level
 
@@ -322,8 +323,7 @@ def select_env_vars(names: Sequence[str], environ: Environ | None = None) -> dic
 
 
 def secret_values(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
-    """Return the values of the named secrets, or raise `UsageError`; see
-    `environment.secret_values`."""
+    """Return the values of the named secrets; see `environment.secret_values`."""
     from kinetic._config import environment
 
     return environment.secret_values(names, os.environ if environ is None else environ)
@@ -356,8 +356,7 @@ def temporary_folders(environ: Environ | None = None) -> tuple[Path, ...]:
 
 
 def environ_without(prefix: str) -> dict[str, str]:
-    """Return the environment without the variables with this prefix, for a program that must not
-    see them."""
+    """Return the environment for a program that must not see variables with this prefix."""
     return {name: value for name, value in os.environ.items() if not name.startswith(prefix)}
 
 
@@ -408,7 +407,7 @@ def _read_profile(env: Environ, flags: Mapping[str, Any], place: Setting | None)
 
 
 def _exists(path: str) -> bool:
-    """Whether there may be something to read; any other error is reported when it is read."""
+    """Whether there may be something to read."""
     try:
         os.stat(path)  # noqa: PTH116 - Path("") would be the current folder
     except (FileNotFoundError, NotADirectoryError):
@@ -497,4 +496,5 @@ _ROWS: dict[str, _Row] = {
     "image_builds": _Row("KINETIC_IMAGE_BUILDS", parsers.one_of("auto", "off")),
     "pathways_head_pool": _Row("KINETIC_PATHWAYS_HEAD_POOL", parsers.text),
     "pathways_version": _Row("KINETIC_PATHWAYS_VERSION", parsers.text),
+    "prices": _Row("KINETIC_PRICES", parsers.prices),
 }

@@ -29,6 +29,7 @@ NetworkDevices = int | Literal["all"]
 COMPONENTS = ("server", "proxy-server", "worker")
 """Pathways' programs, as xpk names them: the resource manager, the proxy, one on each machine."""
 _DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
+_BUDGETS = 'Write 50, 12.5 or "$50"; None means no limit.'
 _IN_CLUSTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([MGT]i?)B?", re.ASCII)
 _PROCESSORS = re.compile(r"\d+(\.\d{1,3})?|\d+m", re.ASCII)
@@ -292,6 +293,21 @@ def seconds(name: str, value: object) -> float | None:
             f"{name} must be more than 0 seconds and finite; it is {value}. None means no limit."
         )
     return float(found)
+
+
+def budget(name: str, value: object) -> float | None:
+    """Check an optional amount of money, and return it in US dollars."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise UsageTypeError(f"{name} must be a number or text; it is {value!r}. {_BUDGETS}")
+    try:
+        found = float(value.strip().removeprefix("$") if isinstance(value, str) else value)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{name}: {value!r} is not an amount of dollars. {_BUDGETS}") from None
+    if not 0 < found <= sys.float_info.max:  # also of NaN
+        raise UsageError(f"{name} must be more than 0 dollars and finite; it is {value!r}.")
+    return found
 
 
 def switch(name: str, value: object) -> bool:

@@ -26,6 +26,7 @@ class Exit(StrEnum):
     SIGNAL = "signal"
     OUT_OF_MEMORY = "out_of_memory"
     TIMEOUT = "timeout"
+    OVER_BUDGET = "over_budget"
     HANG = "hang"
     CANCELLED = "cancelled"
     UNPICKLE_FAILED = "unpickle_failed"
@@ -153,6 +154,9 @@ KINDS: Mapping[Exit, ExitKind] = MappingProxyType(
             0, _STOPPED, errors.JobCancelled, retryable=False, of_the_job=True
         ),
         Exit.TIMEOUT: ExitKind(0, _STOPPED, errors.JobTimeout, of_the_job=True),
+        Exit.OVER_BUDGET: ExitKind(
+            0, _STOPPED, errors.BudgetUsedUp, retryable=False, of_the_job=True
+        ),
         Exit.HANG: ExitKind(0, error=errors.HostHung),
         Exit.NEVER_JOINED: ExitKind(0, error=errors.GangTimeout, of_the_job=True),
         Exit.SETUP_FAILED: ExitKind(CAUSE_RANK, error=errors.SetupFailed, retryable=False),

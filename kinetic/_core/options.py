@@ -49,6 +49,7 @@ class Keywords(TypedDict, total=False):
     privileged: bool
     pathways_flags: Mapping[str, Mapping[str, object] | str] | None
     timeout: Duration | None
+    budget: float | str | None
     start_timeout: Duration | None
     hang_timeout: Duration | None
     retries: int
@@ -288,6 +289,14 @@ class Options(documents.Record, called="The options of the job"):
         "Stop the job when the function runs longer than this: seconds, 90s, 30m, 1h30m.",
         name="timeout",
         flag=Flag(("--timeout",), "DURATION", Takes.DURATION),
+        becomes="limits",
+    )
+    budget_usd: float | None = option(
+        checks.budget,
+        "Stop the job, with time to save, when its slices have cost this many dollars at list "
+        'price: 50, 12.5 or "$50". Simulated slices cost nothing.',
+        name="budget",
+        flag=Flag(("--budget",), "DOLLARS"),
         becomes="limits",
     )
     start_timeout_s: float | None = option(

@@ -101,6 +101,9 @@ class Limits:
         start_timeout_s: from submission until the function runs on every host; also how long hosts
             wait in JAX for others.
         timeout_s: from the start of the function until the job is stopped.
+        budget_s: for how long all attempts together may run on all slices, because of what those
+            cost; on fewer slices for longer.
+        budget: that limit, as users know it: "budget of $50.00 ($43.20 an hour, your price)".
         hang_timeout_s: longest time that a host may be stalled.
         grace_s: between SIGTERM and SIGKILL when the job is cancelled or times out.
         slice_away_s: how long a simulated slice that was lost stays away.
@@ -110,11 +113,37 @@ class Limits:
 
     start_timeout_s: float = 600.0
     timeout_s: float | None = None
+    budget_s: float | None = None
+    budget: str = ""
     hang_timeout_s: float | None = None
     grace_s: float = 5.0
     slice_away_s: float = 0.0
     still_notice_s: float = 60.0
     debug_wait_s: float = 600.0
+
+    @property
+    def shortest_s(self) -> float | None:
+        """How long the function may run at most, whatever limits it."""
+        return min((s for s in (self.timeout_s, self.budget_s) if s is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What all slices of a job cost.
+
+    Attributes:
+        usd_per_hour: in US dollars, as long as no slice is lost.
+        origin: where the figure is from, for users.
+        is_simulated: the job costs nothing: this is what real slices would.
+    """
+
+    usd_per_hour: float
+    origin: str
+    is_simulated: bool = False
+
+    def for_seconds(self, seconds: float) -> float:
+        """Return what this time costs, in US dollars."""
+        return 0.0 if self.is_simulated else self.usd_per_hour / 3600 * seconds
 
 
 @dataclass(frozen=True)
@@ -173,6 +202,7 @@ class Plan(Record, called="The plan of the job"):
         created_at: seconds since the epoch.
         labels: free key-value pairs (batch group, tags).
         is_verbose: whether hosts also log what needs nobody's attention.
+        cost: what all slices cost; None if that is not known.
     """
 
     job_id: str
@@ -200,6 +230,7 @@ class Plan(Record, called="The plan of the job"):
     captured: tuple[str, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
     is_verbose: bool = False
+    cost: Cost | None = None
 
     @property
     def topology(self) -> Topology:

@@ -106,7 +106,7 @@ class Leader:
         self._free_space = free_space
         self._each = plan.hosts // policy.rules.most
         self._story = Story(store, plan.job_id, policy, self._each)
-        self._ran_s, self._ready_at = 0.0, 0.0
+        self._ready_at = 0.0
         self._told_losses, self._told_faults = len(policy.failures), len(policy.faults)
         self._removed = self._over = self._needs_programs = self._has_asked = False
         self._gang = self._make_gang(are_there=not hosts.come_later)
@@ -133,7 +133,7 @@ class Leader:
 
     def _lead_alone(self) -> Attempt | None:
         """Return how the job has ended; None where its host runs on."""
-        while self._hosts.await_death(alone_s(self._plan.limits.timeout_s)):
+        while self._hosts.await_death(alone_s(self._plan.limits.shortest_s)):
             self._hosts.reap()
             if not self._gang.finished:
                 return None
@@ -347,7 +347,7 @@ class Leader:
         return tuple(sorted(dead & {*self._policy.slices}))
 
     def _count_time(self) -> None:
-        self._ran_s += time.monotonic() - self._ready_at if self._ready_at else 0.0
+        self._policy.count_time(time.monotonic() - self._ready_at if self._ready_at else 0.0)
         self._ready_at = 0.0
 
     def _end(self, slices: Iterable[int]) -> None:
@@ -399,7 +399,7 @@ class Leader:
     def _make_gang(self, *, are_there: bool = True) -> Gang:
         """`are_there`: all hosts, which were forked or have waited for their places; one that is
         alone connects when it has prepared."""
-        spec = make_gang_spec(self._plan, self._policy, self._beat_s, ran_s=self._ran_s)
+        spec = make_gang_spec(self._plan, self._policy, self._beat_s)
         if are_there and not self._hosts.alone:
             spec = replace(spec, first_sign_s=FIRST_SIGN_S)
         return Gang(spec, time.monotonic())

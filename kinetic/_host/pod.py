@@ -17,6 +17,7 @@ import time
 from kinetic._core import events, layout
 from kinetic._core.exits import ProgramCode
 from kinetic._core.gang.formation import make_policy
+from kinetic._core.gang.picture import picture_of
 from kinetic._core.gang.policy import AttemptPolicy, Failure, too_many
 from kinetic._core.outcome import Outcome, Verdict, judge_leaderless, program_code
 from kinetic._core.plan import Plan
@@ -43,6 +44,9 @@ def take_up(plan: Plan, store: Store) -> AttemptPolicy | Attempt:
     if len(policy.failures) > policy.rules.max_failures:
         ended = Attempt(attempts.verdict(store, plan.job_id, number - 1))
         return ended.mark_given_up(too_many(policy.rules, policy.failures))
+    if plan.limits.budget_s is not None:
+        before = picture_of(_read_events(plan, store), plan.hosts)
+        policy.paid_s = before.paid_s(policy.rules.most, time.time())
     return policy
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kinetic._core.gang.picture import GangPicture
     from kinetic._core.outcome import Outcome
     from kinetic._core.place import Place
+    from kinetic._core.plan import Cost
 
 S = TypeVar("S")
 _PAGE_SIZE = 100
@@ -159,6 +160,20 @@ class JobBoard:
         with contextlib.suppress(KineticError):
             history = self.events(ref)
         return picture_of(history, ref.hosts, outcome)
+
+    def cost(self, ref: JobRef, gang: GangPicture) -> tuple[Cost, float] | None:
+        """Return what the slices of a job cost, and what they have cost so far, in US dollars; None
+        if that is not known. Nothing is known of what they cost before and after the function."""
+        from kinetic._core.plan import Plan
+
+        try:
+            plan = Plan.read(self._store.get(layout.plan(ref.job_id)))
+        except (KineticError, LookupError):
+            return None
+        if plan.cost is None:
+            return None
+        paid_s = gang.paid_s(plan.options.most_slices, self._now())
+        return plan.cost, plan.cost.for_seconds(paid_s)
 
     def add_starts(
         self, found: Sequence[tuple[JobRef, JobStanding]]

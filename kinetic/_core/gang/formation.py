@@ -53,20 +53,16 @@ def first_assignment(plan: Plan, policy: AttemptPolicy) -> HostAssignment:
     )
 
 
-def make_gang_spec(
-    plan: Plan,
-    policy: AttemptPolicy,
-    heartbeat_timeout_s: float,
-    *,
-    ran_s: float = 0.0,
-) -> GangSpec:
-    """Return what the gang of the current attempt is. `ran_s`: for how long those before have run,
-    with which the attempts of an elastic job share the limit."""
+def make_gang_spec(plan: Plan, policy: AttemptPolicy, heartbeat_timeout_s: float) -> GangSpec:
+    """Return what the gang of the current attempt is. The attempts of an elastic job share the
+    limit, and all attempts the budget."""
     limits = plan.limits
     spec = GangSpec(
         hosts=plan.hosts,
         start_timeout_s=limits.start_timeout_s,
         timeout_s=limits.timeout_s,
+        budget_s=_left_of(limits.budget_s, policy.paid_s),
+        budget=limits.budget,
         hang_timeout_s=limits.hang_timeout_s,
         heartbeat_timeout_s=heartbeat_timeout_s,
         grace_s=limits.grace_s,
@@ -76,11 +72,16 @@ def make_gang_spec(
     )
     if policy.is_fixed:
         return spec
-    limit_s = limits.timeout_s
+    budget_s, share = spec.budget_s, len(policy.slices) / policy.rules.most
     return replace(
         spec,
         hosts=len(policy.slices) * plan.topology.hosts,
         slices=policy.slices,
         report_s=patience_with(policy.rules.survivors).report_s,
-        timeout_s=None if limit_s is None else max(limit_s - ran_s, _SHORTEST_S),
+        timeout_s=_left_of(limits.timeout_s, policy.ran_s),
+        budget_s=None if budget_s is None else budget_s / share,
     )
+
+
+def _left_of(limit_s: float | None, used_s: float) -> float | None:
+    return None if limit_s is None else max(limit_s - used_s, _SHORTEST_S)

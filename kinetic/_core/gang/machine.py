@@ -231,9 +231,11 @@ class Gang:
             elif first_sign_s is not None and self._watched >= first_sign_s:
                 late = f"nothing was heard from it within {first_sign_s:g} s"
                 self._lose_all(self._hosts.find_unheard(), late)
-        elif self._is_over_time():
+        elif self._has_run(self.spec.timeout_s):
             reason = f"the job ran longer than its timeout of {self.spec.timeout_s:g} s"
             self._stop(Stop(Exit.TIMEOUT, reason))
+        elif self._has_run(self.spec.budget_s):
+            self._stop(Stop(Exit.OVER_BUDGET, f"the job has used up its {self.spec.budget}"))
         else:
             self._watch_hangs()
 
@@ -301,6 +303,7 @@ class Gang:
 
     def _make_view(self, stop_exit: Exit | None) -> HostView:
         is_taken_away = any(rank == EVICTED_RANK for rank, _ in self._failures)
+        saves = is_taken_away or stop_exit is Exit.OVER_BUDGET
         return HostView(
             version=self.version,
             ready=self.ready,
@@ -312,7 +315,7 @@ class Gang:
             stacks_request=self._stacks_request,
             all_done=self._hosts.returned == self.spec.hosts,
             notice=self._hangs.notice,
-            preempted=is_taken_away and not self.finished,
+            preempted=saves and not self.finished,
             reform_requested=self._reform_requested,
         )
 
@@ -420,11 +423,9 @@ class Gang:
             self._bump_version()
             self._emit(EventKind.READY, None, f"all {self.spec.hosts} hosts have joined")
 
-    def _is_over_time(self) -> bool:
-        limit = self.spec.timeout_s
-        return (
-            limit is not None and self._ready_at is not None and self._now - self._ready_at >= limit
-        )
+    def _has_run(self, limit_s: float | None) -> bool:
+        began = self._ready_at
+        return limit_s is not None and began is not None and self._now - began >= limit_s
 
     def _stop_failed(self) -> None:
         rank = min(self._failures)[0]

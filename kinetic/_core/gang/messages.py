@@ -32,6 +32,7 @@ class GangSpec:
         start_timeout_s: until every host has joined and its worker runs the function; also how long
             hosts may wait in JAX for others that have not joined its world.
         timeout_s: from "ready" until the gang is stopped.
+        budget_s: ... until it is stopped because of what it costs; `budget` says so to users.
         hang_timeout_s: longest time that a running host may be stalled.
         heartbeat_timeout_s: silence after which a host counts as lost; agents send ten heartbeats
             in this time.
@@ -55,6 +56,8 @@ class GangSpec:
     hosts: int
     start_timeout_s: float = 600.0
     timeout_s: float | None = None
+    budget_s: float | None = None
+    budget: str = ""
     hang_timeout_s: float | None = None
     heartbeat_timeout_s: float = 10.0
     reconnect_s: float = 1.5
@@ -165,14 +168,14 @@ class HostView:
         addresses: of the hosts, by index, once ready; the first is the leader's.
         stop: the worker must end.
         stop_exit: how the agent reports the end of its worker after a stop: CANCELLED, TIMEOUT,
-            HANG or STOPPED.
+            OVER_BUDGET, HANG or STOPPED.
         stop_reason: for users.
         grace_s: between SIGTERM and SIGKILL.
         stacks_request: number of the last request for stacks, 0 for none.
         all_done: every host has returned; workers may exit.
         notice: a line for the job's output, or "".
-        preempted: a host is taken away, and functions may save for as long as `grace_s`; not any
-            more once all have ended.
+        preempted: a host is taken away, or the budget is used up, and functions may save for as
+            long as `grace_s`; not any more once all have ended.
         reform_requested: a slice of an elastic job is back, and the function should leave at its
             next step.
     """

@@ -96,6 +96,19 @@ class GangPicture:
         """The last attempt."""
         return self.attempts[-1]
 
+    def paid_s(self, slices: int, now: float) -> float:
+        """For how many seconds all slices could have run for what those of the attempts have cost.
+        What an attempt costs begins when its function may start: nobody knows here since when its
+        machines were there."""
+        ends = [*(attempt.began_at for attempt in self.attempts[1:]), now]
+        return sum(
+            max((attempt.ended_at or end or now) - attempt.ready_at, 0.0)
+            * (len(attempt.slices) or slices)
+            / slices
+            for attempt, end in zip(self.attempts, ends, strict=True)
+            if attempt.ready_at is not None
+        )
+
 
 def picture_of(
     events: Iterable[GangEvent], hosts: int, outcome: Outcome | None = None

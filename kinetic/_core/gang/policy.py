@@ -195,6 +195,8 @@ class AttemptPolicy:
         """That take part in the current attempt, or took part in the last one."""
         self.faults: tuple[Failure, ...] = ()
         """Of kinetic's own processes."""
+        self.ran_s = self.paid_s = 0.0
+        """How long attempts have run, and all slices could have for what those have cost."""
         self._growths, self._repeats = 0, repeats
         self._grows = self._is_fault = self.gathers = self.begins_anew = False
         self._enough_since: float | None = None
@@ -278,6 +280,11 @@ class AttemptPolicy:
         return self.retries_left > 0 and (self.is_fixed or first.exit is not Exit.TIMEOUT)
 
     # -- what happens ------------------------------------------------------------------------------
+
+    def count_time(self, ran_s: float) -> None:
+        """An attempt has run for this long."""
+        self.ran_s += ran_s
+        self.paid_s += ran_s * len(self.slices) / self.rules.most
 
     def note_repeat(self, outcome: Outcome, lost: Sequence[int], now: float) -> None:
         """The function is called again in new processes, because this attempt has failed; these

@@ -136,7 +136,7 @@ class Agent:
         self._link = Link(self._who, self._beat)
         self._watch()
         if self._alone:
-            self._link_at = time.monotonic() + alone_s(self._plan.limits.timeout_s)
+            self._link_at = time.monotonic() + alone_s(self._plan.limits.shortest_s)
         else:
             self._link.start()
         self._prepare()
@@ -343,7 +343,8 @@ class Agent:
             self._stacks_asked = view.stacks_request
             self._link.stacks(view.stacks_request, self._dump_stacks())
         if view.preempted and self._preemption.begin(view.grace_s):
-            self._reporter.tell_of_preemption(self._preemption.left_s)
+            why = view.stop_reason if view.stop_exit is Exit.OVER_BUDGET else ""
+            self._reporter.tell_of_preemption(self._preemption.left_s, why)
         self._tell(self._machine.on_view, view, time.monotonic())
 
     # -- doing -------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""What an agent knows of a host of its gang being taken away, and what its function makes of it.
+"""What an agent knows of a host of its gang being taken away, or of a budget that is used up, and
+what its function makes of it.
 
-In: SIGTERM of this host, or the leader's word of another one; files that the function leaves. Out:
+In: SIGTERM of this host, or the leader's word; files that the function leaves. Out:
 a file that the function sees, how long it may run on, how its end counts.
 """
 
@@ -85,7 +86,7 @@ class Preemption:
     def outweighs(self, stop: HostView | None) -> HostView | None:
         """Return the reason that replaces the function's own end, after a stop of the gang; None
         if its own end stands."""
-        if stop is not None and stop.stop_exit is Exit.CANCELLED:
+        if stop is not None and stop.stop_exit in (Exit.CANCELLED, Exit.OVER_BUDGET):
             return stop
         if self.is_ours:
             return TAKEN_AWAY

@@ -147,12 +147,10 @@ class Reporter:
         """Log that the function's process does not stay for the next attempt."""
         self._log.say(f"kinetic: this host gets a new process for the next attempt: {why}.")
 
-    def tell_of_preemption(self, left_s: float) -> None:
-        """Log that a host of the gang is taken away."""
-        self._log.say(
-            f"kinetic: a host of this job is taken away (preempted, or its node is drained): the "
-            f"function has {left_s:.0f} s to save."
-        )
+    def tell_of_preemption(self, left_s: float, why: str = "") -> None:
+        """Log that a host of the gang is taken away, or `why` else the function should save."""
+        why = why or "a host of this job is taken away (preempted, or its node is drained)"
+        self._log.say(f"kinetic: {why}: the function has {left_s:.0f} s to save.")
 
     def name_leftovers(self, own: Collection[int]) -> None:
         """Log which processes the function left behind, without those that end in time, `own`, and

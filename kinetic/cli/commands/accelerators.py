@@ -5,11 +5,12 @@ In: part of a name, or a cluster. Out: a table or JSON.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from kinetic._core.accelerators.prices import Price, price_of
 from kinetic._core.accelerators.topology import Topology
 from kinetic.cli import output
 from kinetic.cli.lazy import complete_with
@@ -20,8 +21,18 @@ if TYPE_CHECKING:
     from kinetic._backends.ray.checks import RayResource
     from kinetic._config.settings import Settings
 
-_COLUMNS = ("NAME", "KIND", "CHIPS", "HOSTS", "CHIPS/HOST", "SHAPE", "MACHINE TYPE")
-_NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST")
+_COLUMNS = (
+    "NAME",
+    "KIND",
+    "CHIPS",
+    "HOSTS",
+    "CHIPS/HOST",
+    "SHAPE",
+    "$/HOUR",
+    "SPOT $/HOUR",
+    "MACHINE TYPE",
+)
+_NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST", "$/HOUR", "SPOT $/HOUR")
 
 _LIVE_COLUMNS = ("NAME", "NODE POOL", "ACCELERATOR", "TOPOLOGY", "NODES", "READY", "SLICES", "SPOT")
 _LIVE_NUMBERS = ("NODES", "READY", "SLICES")
@@ -32,6 +43,9 @@ _RAY_NUMBERS = ("NODES", "EACH", "SLICES")
 _HELP = """List the accelerators that jobs can ask for.
 
 FILTER is a part of a name, or any name that `--accelerator` takes.
+
+Prices are list prices of one slice: in the region of --zone or of the profile in use, or in the
+first one that has the accelerator; see KINETIC_PRICES for your own. --json says which.
 
 With --live, list what the node pools of a cluster have now, busy or not; pools that are scaled to
 zero are not shown. Where jobs go to a Ray cluster, list what its nodes have.
@@ -53,7 +67,7 @@ Examples:
 @click.option("--live", is_flag=True, help="List what a cluster has.")
 @click.option("--cluster", help="The cluster; by default the configured one.")
 @click.option("--project", help="The project of the cluster.")
-@click.option("--zone", help="The zone of the cluster.")
+@click.option("--zone", help="The zone of the cluster, or of the prices.")
 @click.argument(
     "words", metavar="[FILTER]", required=False, shell_complete=complete_with("accelerators")
 )
@@ -62,11 +76,15 @@ def accelerators(words: str | None, as_json: bool, live: bool, **place: str | No
     if live:
         _print_live(words, place, as_json=as_json)
         return
+    from kinetic._config import settings
+
+    chosen = settings.load(flags=place)
     rows = _find_rows(words)
     if as_json:
-        output.json_document([_document(row) for row in rows])
+        output.json_document([_document(row, chosen) for row in rows])
     else:
-        output.table(_COLUMNS, [_cells(row) for row in rows], right=_NUMBERS, cut=_COLUMNS[-1])
+        cells = [_cells(row, chosen) for row in rows]
+        output.table(_COLUMNS, cells, right=_NUMBERS, cut=_COLUMNS[-1])
 
 
 def _print_live(words: str | None, flags: dict[str, str | None], *, as_json: bool) -> None:
@@ -138,11 +156,20 @@ def _resolve_name(words: str) -> Topology:
     return resolve(words)
 
 
-def _document(row: Topology) -> dict[str, Any]:
-    return row.to_json() | {"chips": row.chips, "hosts": row.hosts}
+def _prices(row: Topology, settings: Settings) -> dict[str, Price | None]:
+    return {
+        name: price_of(replace(row, spot=spot), settings.zone or "", settings.prices)
+        for name, spot in (("on_demand", False), ("spot", True))
+    }
 
 
-def _cells(row: Topology) -> tuple[str, ...]:
+def _document(row: Topology, settings: Settings) -> dict[str, Any]:
+    prices = _prices(row, settings)
+    told = {name: price and price._asdict() for name, price in prices.items()}
+    return row.to_json() | {"chips": row.chips, "hosts": row.hosts, "price": told}
+
+
+def _cells(row: Topology, settings: Settings) -> tuple[str, ...]:
     return (
         row.name,
         row.kind,
@@ -150,5 +177,9 @@ def _cells(row: Topology) -> tuple[str, ...]:
         str(row.hosts),
         str(row.chips_per_host),
         row.shape_text,
+        *(
+            "-" if price is None else f"{price.usd_per_hour:,.2f}"
+            for price in _prices(row, settings).values()
+        ),
         row.machine_type or "-",
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic._client.board import text
+from kinetic._core.accelerators.prices import in_usd
 from kinetic._core.state import UNKNOWN, JobStanding, JobStatus, standing_of_verdict
 from kinetic.cli import output
 from kinetic.cli.context import AppContext, pass_app
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kinetic._client.board.activity import HostLine
     from kinetic._core.gang.picture import AttemptPicture
     from kinetic._core.outcome import HostReport, Outcome
+    from kinetic._core.plan import Cost
     from kinetic._core.ref import JobRef
 
 STATES = (*JobStatus, UNKNOWN)
@@ -227,7 +229,8 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     """Print what is known about one job."""
     ref = app.find(job_id)
     outcome = app.handle_of(ref).outcome()
-    attempts = app.board.gang(ref, outcome).attempts
+    gang = app.board.gang(ref, outcome)
+    attempts, cost = gang.attempts, app.board.cost(ref, gang)
     if outcome is None:
         found = app.board.look_at(ref)._replace(started_at=attempts[-1].ready_at)
     else:
@@ -237,11 +240,14 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
         current = _document(found) | {
             "members": [line.to_json() for line in members],
             "attempts": [attempt.to_json() for attempt in attempts],
+            "cost": None if cost is None else _cost_document(*cost),
         }
         return output.json_document(
             ref.attributes() | current | {"outcome": outcome.to_json() if outcome else None}
         )
     facts = _facts(app, ref, found, outcome)
+    if cost is not None and not cost[0].is_simulated:
+        facts.append(("Cost", _describe_cost(*cost, is_over=outcome is not None)))
     if outcome is None and (awaited := attempts[-1].awaited):
         facts.append(("Waiting for", f"slice {', '.join(map(str, awaited))}"))
     output.line(text.align_pairs(facts))
@@ -252,6 +258,16 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     if outcome is not None and len(outcome.reports) > 1 and not _has_never_run(outcome):
         _print_hosts(ref, outcome, attempts[-1].slices)
     return None
+
+
+def _cost_document(cost: Cost, so_far_usd: float) -> dict[str, Any]:
+    named = ("usd_per_hour", "origin", "is_simulated")
+    return {"so_far_usd": round(so_far_usd, 6)} | {name: getattr(cost, name) for name in named}
+
+
+def _describe_cost(cost: Cost, so_far_usd: float, *, is_over: bool) -> str:
+    rate = f"{in_usd(cost.usd_per_hour)} an hour, {cost.origin}"
+    return f"about {in_usd(so_far_usd)}{'' if is_over else ' so far'} ({rate})"
 
 
 def _members(app: AppContext, ref: JobRef) -> list[HostLine]:

@@ -106,7 +106,8 @@ def profile() -> None:
 
 def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for name in reversed(FIELDS):
-        command = click.option(f"--{name}", metavar="NAME", help=f"Its {name}.")(command)
+        metavar = "FAMILY=DOLLARS,..." if name == "prices" else "NAME"
+        command = click.option(f"--{name}", metavar=metavar, help=f"Its {name}.")(command)
     return command
 
 
@@ -136,7 +137,7 @@ def _complete(options: dict[str, str | None]) -> dict[str, str]:
     loaded = settings.load(flags=options, profile={})
     explicit = (settings.Origin.FLAG, settings.Origin.ENVIRONMENT)
     values = {
-        n: str(s.value)
+        n: _in_one_word(s.value)
         for n in FIELDS
         if (s := loaded.setting(n)).value and s.source.origin in explicit
     }
@@ -152,6 +153,13 @@ def _complete(options: dict[str, str | None]) -> dict[str, str]:
             "--address."
         )
     return values
+
+
+def _in_one_word(value: object) -> str:
+    """A setting as profiles keep it."""
+    if not isinstance(value, dict):
+        return str(value)
+    return ",".join(f"{name}={amount}" for name, amount in value.items())
 
 
 def _prompt(question: str, missing: str) -> str:
