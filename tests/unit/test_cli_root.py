@@ -97,6 +97,7 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
         "pathways_flags": {},
         "joins_jax": "lazy",
         "compile_check": False,
+        "budget": None,
         "max_failures": None,
         "slice_timeout": None,
         "start_wait": None,

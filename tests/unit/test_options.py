@@ -272,7 +272,9 @@ def test_other_options_of_a_method(backend):
 def test_with_options_takes_what_the_decorator_takes():
     given = set(inspect.signature(kinetic.run).parameters)
     assert set(OptionChanges.__annotations__) == given == set(TABLE)
-    assert {field.removesuffix("_s") for field in Options.__dataclass_fields__} == given - {
+    assert {
+        field.removesuffix("_s").removesuffix("_usd") for field in Options.__dataclass_fields__
+    } == given - {
         "accelerator",
         "spot",
     } | {"topology"}

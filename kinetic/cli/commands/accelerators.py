@@ -29,10 +29,14 @@ _COLUMNS = (
     "CHIPS/HOST",
     "SHAPE",
     "$/HOUR",
-    "SPOT $/HOUR",
+    "SPOT",
     "MACHINE TYPE",
 )
-_NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST", "$/HOUR", "SPOT $/HOUR")
+_NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST", "$/HOUR", "SPOT")
+
+_WIDE = 90
+_LEFT_OUT = {"KIND": _WIDE, "CHIPS/HOST": 70}
+"""Columns that narrower terminals do without: the other ones tell the same."""
 
 _LIVE_COLUMNS = ("NAME", "NODE POOL", "ACCELERATOR", "TOPOLOGY", "NODES", "READY", "SLICES", "SPOT")
 _LIVE_NUMBERS = ("NODES", "READY", "SLICES")
@@ -83,8 +87,12 @@ def accelerators(words: str | None, as_json: bool, live: bool, **place: str | No
     if as_json:
         output.json_document([_document(row, chosen) for row in rows])
     else:
-        cells = [_cells(row, chosen) for row in rows]
-        output.table(_COLUMNS, cells, right=_NUMBERS, cut=_COLUMNS[-1])
+        cells = [dict(zip(_COLUMNS, _cells(row, chosen), strict=True)) for row in rows]
+        width = output.width() or _WIDE
+        left_out = [name for name, least in _LEFT_OUT.items() if width < least]
+        columns = [name for name in _COLUMNS if name not in left_out]
+        shown = [tuple(each[name] for name in columns) for each in cells]
+        output.table(columns, shown, right=_NUMBERS, cut=_COLUMNS[-1])
 
 
 def _print_live(words: str | None, flags: dict[str, str | None], *, as_json: bool) -> None:

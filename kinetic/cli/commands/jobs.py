@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic._client.board import text
-from kinetic._core.accelerators.prices import in_usd
 from kinetic._core.state import UNKNOWN, JobStanding, JobStatus, standing_of_verdict
 from kinetic.cli import output
 from kinetic.cli.context import AppContext, pass_app
@@ -266,6 +265,8 @@ def _cost_document(cost: Cost, so_far_usd: float) -> dict[str, Any]:
 
 
 def _describe_cost(cost: Cost, so_far_usd: float, *, is_over: bool) -> str:
+    from kinetic._core.accelerators.prices import in_usd  # lists do without
+
     rate = f"{in_usd(cost.usd_per_hour)} an hour, {cost.origin}"
     return f"about {in_usd(so_far_usd)}{'' if is_over else ' so far'} ({rate})"
 

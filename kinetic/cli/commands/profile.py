@@ -149,8 +149,8 @@ def _complete(options: dict[str, str | None]) -> dict[str, str]:
     values = {name: value.strip() for name, value in values.items() if value.strip()}
     if not values:
         raise UsageError(
-            "A profile needs at least one of --project, --zone, --cluster, --namespace and "
-            "--address."
+            "A profile needs at least one of --project, --zone, --cluster, --namespace, --address "
+            "and --prices."
         )
     return values
 
