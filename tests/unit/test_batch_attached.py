@@ -314,7 +314,16 @@ def test_a_pipe_gets_one_line_for_each_end(store, monkeypatch):
 
 def test_what_is_left_out_takes_no_lines_of_a_pipe(store, monkeypatch):
     monkeypatch.setattr("sys.stderr", stream := io.StringIO())
+    end, begun = Ledger._end, threading.Event()
+
+    def end_slowly(*given):
+        end(*given)
+        begun.set()
+        threading.Event().wait(1e-3)
+
+    monkeypatch.setattr(Ledger, "_end", end_slowly)
     batch = begin(Scripted(store, [["raise"]]), 300, BatchRules(max_concurrent=1, fail_fast=True))
+    assert begun.wait(PATIENCE_S)  # Who waits now comes while the 300 are being entered.
     batch.wait(timeout=PATIENCE_S)
     assert (
         stream.getvalue()

@@ -51,7 +51,7 @@ class BatchExecutor:
         """Grows with every event."""
         self._submitter = submitter
         self._updates = updates
-        self._changed = threading.Condition(threading.RLock())
+        self.changes = threading.Condition(threading.RLock())
         self._broken: BaseException | None = None
         self._interested = 0
         self._at_work = 0
@@ -87,14 +87,14 @@ class BatchExecutor:
 
     def _step(self) -> bool:
         """Submit one input, or wait until that is possible; return whether there is more to do."""
-        with self._changed:
+        with self.changes:
             seen, index = self.events, self.ledger.take()
         # Only now: what made room may have been cancelled by another process, after it asked.
         self._obey()
         if index is not None:
             self._submit(index)
             return True
-        with self._changed:
+        with self.changes:
             submits = self.ledger.submits
         if submits:
             self.look(IDLE_S, seen)
@@ -102,7 +102,7 @@ class BatchExecutor:
 
     def _submit(self, index: int) -> None:
         assert self._submitter is not None
-        with self._changed:
+        with self.changes:
             if self.ledger.stopped:
                 self.ledger.give_back(index)
                 return self._tell()
@@ -130,7 +130,7 @@ class BatchExecutor:
             self._take_up(index, handle)
 
     def _take_up(self, index: int, handle: JobHandle[Any]) -> None:
-        with self._changed:
+        with self.changes:
             self.handles[index] = handle
             self.ledger.mark_submitted(index, handle.ref)
             futures.watcher().add(handle, self._enter)
@@ -141,7 +141,7 @@ class BatchExecutor:
 
     def _wait_or_refuse(self, index: int, error: InsufficientMemory) -> None:
         """If the machine is full, the input waits until another job has ended."""
-        with self._changed:
+        with self.changes:
             seen, others = self.events, any(True for _ in self.ledger.live())
             if others:
                 self.ledger.give_back(index)
@@ -163,7 +163,7 @@ class BatchExecutor:
         )
         with _logged("the reason could not be kept"):
             self.manifest.note_refused(index, error)
-        with self._changed:
+        with self.changes:
             self.ledger.mark_refused(index, error)
             self._tell()
         self._cancel_after_failure()
@@ -175,7 +175,7 @@ class BatchExecutor:
                 self.cancel("another process cancelled the batch")
 
     def _end_submitting(self) -> None:
-        with self._changed:
+        with self.changes:
             if self._at_work > 1 or self._lease is None:
                 self._at_work -= 1
                 return  # Only the last thread records the end of the batch.
@@ -185,7 +185,7 @@ class BatchExecutor:
         with _logged("the end of the batch could not be kept"):
             self.manifest.note_end(self.ledger.stopped, skipped)
         self._lease.release()
-        with self._changed:
+        with self.changes:
             self._at_work -= 1
             self._tell()
 
@@ -193,7 +193,7 @@ class BatchExecutor:
 
     def stop(self, why: str) -> None:
         """Submit nothing more; running jobs keep running."""
-        with self._changed:
+        with self.changes:
             self.ledger.stop(why)
             self._tell()
 
@@ -204,7 +204,7 @@ class BatchExecutor:
         elif not self.ledger.done:
             self.manifest.ask_to_stop()
             self.catch_up(now=True)
-        with self._changed:
+        with self.changes:
             self._cancelling = True
             running = self._list_running()
         for handle in running:
@@ -224,14 +224,14 @@ class BatchExecutor:
     @contextmanager
     def watch_jobs(self) -> Iterator[None]:
         """Watch the jobs, now and as they come; otherwise nobody asks for their ends."""
-        with self._changed:
+        with self.changes:
             self._interested += 1
             for handle in self._list_running() if self._interested == 1 else ():
                 futures.watcher().add(handle, self._enter)
         try:
             yield
         finally:
-            with self._changed:
+            with self.changes:
                 self._interested -= 1
                 for handle in () if self._interested else self._list_running():
                     futures.watcher().drop(handle, self._enter)
@@ -245,8 +245,8 @@ class BatchExecutor:
             pause_s = left_s
             if self._updates is not None:
                 pause_s = min(self._updates.pause_s(self.ledger), IDLE_S, left_s)
-            with self._changed:
-                self._changed.wait_for(lambda: self.events != seen or self._broken, pause_s)
+            with self.changes:
+                self.changes.wait_for(lambda: self.events != seen or self._broken, pause_s)
                 if self._broken is not None:
                     raise self._broken
             self.catch_up()
@@ -256,7 +256,7 @@ class BatchExecutor:
 
     def _enter(self, job: AwaitedJob, end: Outcome | BaseException) -> None:
         """Enter the end of a job; called by the thread that watches."""
-        with self._changed:
+        with self.changes:
             index = job.ref.group_index
             if index is None or self.ledger.tasks[index].ref != job.ref:
                 return  # Another try runs by now.
@@ -278,7 +278,7 @@ class BatchExecutor:
         if self._updates is None or not (now or self._updates.is_due(self.ledger)):
             return
         updates = self._updates.read(self.ledger)
-        with self._changed:
+        with self.changes:
             for index, handle in self._updates.enter(updates, self.ledger):
                 self.handles[index] = handle
                 if self._interested:
@@ -287,7 +287,7 @@ class BatchExecutor:
 
     def _tell(self) -> None:
         self.events += 1
-        self._changed.notify_all()
+        self.changes.notify_all()
 
 
 def _cancel(handle: JobHandle[Any]) -> None:

@@ -310,7 +310,7 @@ class BatchHandle(Generic[R_co]):
         executor, told = self._executor, 0
         drawing = notebook.open_display(self._draw_progress, self._clock) if progress else None
         progress_shown = BatchProgress(
-            self.group_id, executor.ledger, stream_for(progress), self._clock
+            self.group_id, executor.ledger, executor.changes, stream_for(progress), self._clock
         )
         with drawing or contextlib.nullcontext(), progress_shown as shown, executor.watch_jobs():
             while True:

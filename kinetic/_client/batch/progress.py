@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TextIO
 
 from kinetic._client import notebook
@@ -43,13 +43,20 @@ def bar(done: int, total: int) -> str:
 
 
 class BatchProgress:
-    """The progress shown during one wait."""
+    """The progress shown during one wait. `lock` is held by whoever changes the ledger: one failure
+    may end hundreds of inputs."""
 
     def __init__(
-        self, group_id: str, ledger: Ledger, stream: TextIO | None, clock: Callable[[], float]
+        self,
+        group_id: str,
+        ledger: Ledger,
+        lock: AbstractContextManager[object],
+        stream: TextIO | None,
+        clock: Callable[[], float],
     ) -> None:
         self._group_id = group_id
         self._ledger = ledger
+        self._lock = lock
         self._stream = stream
         self._clock = clock
         self._drawn = False
@@ -71,13 +78,12 @@ class BatchProgress:
         if self._stream is None:
             return
         if not self._redraws:
-            state = self._ledger.tasks[index].state
+            with self._lock:
+                state = self._ledger.tasks[index].state
+                line = progress_line(self._group_id, self._ledger)
             # Hundreds may be skipped at once; the lines of the others count them.
             if state is not InputState.SKIPPED:
-                self._write(
-                    f"kinetic: {progress_line(self._group_id, self._ledger)}; "
-                    f"input {index} {state}\n"
-                )
+                self._write(f"kinetic: {line}; input {index} {state}\n")
         elif self._clock() >= self._draw_at:
             self._draw()
 
@@ -89,10 +95,10 @@ class BatchProgress:
     def _draw(self) -> None:
         self._drawn = True
         self._draw_at = self._clock() + DRAW_EVERY_S
-        done, total = len(self._ledger.finished), len(self._ledger.tasks)
-        self._write(
-            f"\rkinetic: {bar(done, total)} {progress_line(self._group_id, self._ledger)}\033[K"
-        )
+        with self._lock:
+            done, total = len(self._ledger.finished), len(self._ledger.tasks)
+            line = progress_line(self._group_id, self._ledger)
+        self._write(f"\rkinetic: {bar(done, total)} {line}\033[K")
 
     def _write(self, text: str) -> None:
         if self._stream is None:
