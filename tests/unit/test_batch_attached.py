@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -319,11 +320,20 @@ def test_what_is_left_out_takes_no_lines_of_a_pipe(store, monkeypatch):
     def end_slowly(*given):
         end(*given)
         begun.set()
-        threading.Event().wait(1e-3)
+        threading.Event().wait(1e-4)
 
     monkeypatch.setattr(Ledger, "_end", end_slowly)
     batch = begin(Scripted(store, [["raise"]]), 300, BatchRules(max_concurrent=1, fail_fast=True))
-    assert begun.wait(PATIENCE_S)  # Who waits now comes while the 300 are being entered.
+    watch = batch._executor.watch_jobs
+
+    @contextlib.contextmanager
+    def watch_until_it_fails():
+        with watch():
+            if threading.current_thread() is threading.main_thread():
+                assert begun.wait(PATIENCE_S)  # The 300 are being entered.
+            yield
+
+    monkeypatch.setattr(batch._executor, "watch_jobs", watch_until_it_fails)
     batch.wait(timeout=PATIENCE_S)
     assert (
         stream.getvalue()
