@@ -36,7 +36,8 @@ JOINS_TWICE = """
         coordination.connect(address, 2, int(process), limits)
         sums.append(multihost_utils.process_allgather(jax.numpy.ones(1)).sum().item())
         coordination.leave()
-    print(sums, jax.process_count())
+    print(sums, jax.process_count(), flush=True)
+    os._exit(0)  # As workers do: a thread that ends XLA's client late would abort the process.
 """
 WAITS = """
     process, address = sys.argv[1:]
@@ -164,12 +165,14 @@ ENDS_LATE = """
 
         def __del__(self):
             threads.append(threading.get_ident())
+            begun.set()
             over.wait()
 
-    threads, over = [], threading.Event()
+    threads, begun, over = [], threading.Event(), threading.Event()
     jax.devices()
     xla_bridge._backends["late"] = Client()
     coordination.leave()
+    assert begun.wait(60)  # On a busy machine, leave() may give up before its thread has begun.
     print(coordination.has_backends(), threads[0] == threading.get_ident(), jax.device_count())
     over.set()
     # A thread that runs Python from C++ while the interpreter ends aborts the process.
