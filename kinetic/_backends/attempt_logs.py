@@ -133,7 +133,7 @@ def read(
     """
 
     def reader_of(attempt: int, host: int) -> LogReader:
-        log = open_stored_log(store, layout.log(ref.job_id, attempt, host))
+        log = open_stored_log(store, request.key(ref, attempt, host))
         return LogReader(log, host, attempt=attempt, failures=request.failures)
 
     newest = request.attempt or attempts.newest(store, ref.job_id)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from kinetic._core import layout
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._core.values import dataclass
@@ -72,6 +73,7 @@ class LogRequest:
         after: where to begin, by host: the `end` of the last chunk that the caller has. Other
             hosts begin at the start, or at their tail.
         attempt: only the output of this attempt; None for all of them, in order.
+        metrics: read what hosts have logged with `kinetic.log` instead of what they printed.
     """
 
     hosts: tuple[int, ...] | None = (0,)
@@ -80,6 +82,11 @@ class LogRequest:
     failures: bool = True
     after: Mapping[int, Position] = field(default_factory=dict)
     attempt: int | None = None
+    metrics: bool = False
+
+    def key(self, ref: JobRef, attempt: int, host: int) -> str:
+        """Return the key of a host's output in an attempt."""
+        return (layout.metrics if self.metrics else layout.log)(ref.job_id, attempt, host)
 
 
 class Backend(Protocol):

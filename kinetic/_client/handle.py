@@ -430,13 +430,6 @@ class JobHandle(JobView, Generic[R_co]):
             )
         return ""
 
-    def _check_host(self, host: int) -> int:
-        if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < self.hosts:
-            raise UsageError(
-                f"{self.job_id} has hosts 0 to {self.hosts - 1}; there is no host {host!r}."
-            )
-        return host
-
     def _watch(
         self,
         request: LogRequest,

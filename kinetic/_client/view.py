@@ -21,12 +21,14 @@ from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import ATTRIBUTES, JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
+from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
-from kinetic.errors import KineticError, NotFound
+from kinetic.errors import KineticError, NotFound, UsageError
 
 if TYPE_CHECKING:
     from kinetic._client.board.drawing import Picture
+    from kinetic._client.metrics import Metrics
     from kinetic._core.place import Place
     from kinetic._core.state import JobStanding
 
@@ -143,6 +145,36 @@ class JobView:
         `follow`, `tell` gets why the job does not run yet."""
         return following.chunks(self._backend, self._store, self.ref, request, tell=tell)
 
+    def metrics(
+        self,
+        host: int = 0,
+        all_hosts: bool = False,
+        attempt: int | None = None,
+        repeats: bool = False,
+    ) -> Metrics:
+        """Return what the function has logged so far with `kinetic.log`, by name, and figures of
+        its hosts.
+
+        A step that was trained again, after a checkpoint was restored, shows once, as it was
+        trained last.
+
+        Args:
+            host: what this host has logged; 0 is the leader.
+            all_hosts: what all of them have.
+            attempt: only what this attempt has, from 1; by default all of them.
+            repeats: also the steps that were trained again, as often as they were.
+
+        Raises:
+            PreflightError: NumPy is not installed here.
+        """
+        from kinetic._client.metrics import Metrics, read_metrics
+
+        hosts = None if all_hosts else (self._check_host(host),)
+        if attempt is not None:
+            attempts.check(self._store, self.job_id, attempt)
+        found = read_metrics(self._store, self.ref, hosts=hosts, attempt=attempt, repeats=repeats)
+        return Metrics(self.job_id, found)
+
     def events(self) -> list[dict[str, Any]]:
         """Return what happened when, oldest first, as JSON objects. Damaged lines, and events that
         only a newer version knows, are skipped."""
@@ -213,6 +245,13 @@ class JobView:
     @property
     def _board(self) -> JobBoard:
         return JobBoard(self._store, lambda _: self._backend, time.time)
+
+    def _check_host(self, host: int) -> int:
+        if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < self.hosts:
+            raise UsageError(
+                f"{self.job_id} has hosts 0 to {self.hosts - 1}; there is no host {host!r}."
+            )
+        return host
 
     def _read_verdict(self) -> Outcome | None:
         return self._board.verdict(self.ref)

@@ -33,6 +33,8 @@ In: ids and indices. Out: keys with "/" between parts.
         hosts/<i>/log.idx                 when and on which stream (see log_format)
         hosts/<i>/log.d/<offset>          both, in segments, in a store without a folder
                                           (see _store.log_segments)
+        hosts/<i>/metrics, metrics.idx, metrics.d/<offset>
+                                          the same for what it has logged (see metric_format)
     groups/<group_id>/batch.json          a batch: written before its first job
     groups/<group_id>/jobs/<i>-<n>.json   the n-th try of input i, if its id was not known before
     groups/<group_id>/refused/<i>.json    why input i could not be submitted
@@ -215,9 +217,14 @@ def log(job_id: str, number: int, index: int) -> str:
     return f"{host(job_id, number, index)}/log"
 
 
-def log_index(job_id: str, number: int, index: int) -> str:
-    """Times and streams of the host's output."""
-    return f"{host(job_id, number, index)}/log.idx"
+def log_index(log_key: str) -> str:
+    """Times and streams of a host's output, or of what it has logged."""
+    return f"{log_key}.idx"
+
+
+def metrics(job_id: str, number: int, index: int) -> str:
+    """What the host has logged with `kinetic.log`, and its own figures."""
+    return f"{host(job_id, number, index)}/metrics"
 
 
 def group(group_id: str) -> str:

@@ -284,8 +284,8 @@ def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
     """Return the files of a host's output in an attempt: in the store if that is a folder, else
     new ones beside the workspace."""
     if (folder := store.as_folder()) is not None:
-        where = who.job_id, who.attempt, who.host
-        return folder / layout.log(*where), folder / layout.log_index(*where)
+        key = layout.log(who.job_id, who.attempt, who.host)
+        return folder / key, folder / layout.log_index(key)
     own = Path(who.scratch) / f"log-{who.seat}", Path(who.scratch) / f"log-{who.seat}.idx"
     for left in own:  # By an attempt before: it is in the store.
         left.unlink(missing_ok=True)

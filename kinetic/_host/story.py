@@ -169,7 +169,7 @@ class Story:
                 log_segments.add_lines(self._store, layout.log(*where), text, time.time_ns())
             return
         key = layout.log(*where)
-        log = open_log(self._store, key, (folder / key, folder / layout.log_index(*where)))
+        log = open_log(self._store, key, (folder / key, folder / layout.log_index(key)))
         log.say(text)
         log.close()
 

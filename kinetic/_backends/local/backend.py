@@ -188,12 +188,15 @@ class LocalBackend:
             return not self._is_supervised(ref) and self._status(ref).phase.ended
 
         return attempt_logs.read(
-            self._store, ref, request, has_ended, functools.partial(self._watch, ref)
+            self._store, ref, request, has_ended, functools.partial(self._watch, ref, request)
         )
 
     @contextlib.contextmanager
-    def _watch(self, ref: JobRef, attempt: int, hosts: Sequence[int]) -> Iterator[Pause]:
-        printed = [self._root / layout.log_index(ref.job_id, attempt, host) for host in hosts]
+    def _watch(
+        self, ref: JobRef, request: LogRequest, attempt: int, hosts: Sequence[int]
+    ) -> Iterator[Pause]:
+        keys = [layout.log_index(request.key(ref, attempt, host)) for host in hosts]
+        printed = [self._root / key for key in keys]
         watch = liveness.JobWatch(self._folder(ref), printed)
         stuck = liveness.StuckWatch(self._unreachable_after_s)
 

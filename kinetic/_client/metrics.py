@@ -1,0 +1,211 @@
+"""What a job has logged with `kinetic.log`, from any process.
+
+In: a job's logs (see `_core.metric_format`), while they grow. Out: series; for users, arrays of
+NumPy by name, and a DataFrame.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kinetic._backends import attempt_logs
+from kinetic._backends.base import LogRequest
+from kinetic._core.log_format import LogChunk, Position
+from kinetic._core.metric_format import FrameDecoder
+from kinetic._core.metric_series import Recording, Series
+from kinetic._core.ref import JobRef
+from kinetic._core.values import dataclass
+from kinetic._store.base import Store
+from kinetic.errors import PreflightError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class MetricsReader:
+    """Reads what hosts have logged: each look reads what is new.
+
+    Args:
+        store: of the job.
+        ref: the job.
+        hosts: which hosts; None for all.
+        attempt: only this attempt; None for all.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        ref: JobRef,
+        *,
+        hosts: tuple[int, ...] | None = (0,),
+        attempt: int | None = None,
+    ) -> None:
+        self._store = store
+        self._ref = ref
+        self.request = LogRequest(hosts=hosts, follow=False, attempt=attempt, metrics=True)
+        self._after: dict[int, Position] = {}
+        self._decoders: dict[tuple[int, int], FrameDecoder] = {}
+        self.recording = Recording()
+
+    def look(self) -> bool:
+        """Read what is new; return whether there was anything. Does not wait for more.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        self._ref.check_version()
+        request = replace(self.request, after=dict(self._after))
+        chunks = attempt_logs.read(self._store, self._ref, request, has_ended=lambda: True)
+        news = [self.take(chunk) for chunk in chunks if chunk is not None]
+        return any(news)
+
+    def take(self, chunk: LogChunk) -> bool:
+        """Take a chunk of the log of a host; return whether a row became whole."""
+        self._after[chunk.host] = chunk.end
+        decoder = self._decoders.setdefault((chunk.end.attempt, chunk.host), FrameDecoder())
+        frames = decoder.feed(chunk.data)
+        for frame in frames:
+            self.recording.add(chunk.host, chunk.end.attempt, frame)
+        return bool(frames)
+
+
+def read_metrics(
+    store: Store,
+    ref: JobRef,
+    *,
+    hosts: tuple[int, ...] | None = (0,),
+    attempt: int | None = None,
+    repeats: bool = False,
+) -> list[Series]:
+    """Return what hosts of a job have logged so far, and their own figures.
+
+    Args:
+        store: of the job.
+        ref: the job.
+        hosts: which hosts; None for all.
+        attempt: only what this attempt has logged.
+        repeats: also have steps that were trained again, as often as they were logged.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    reader = MetricsReader(store, ref, hosts=hosts, attempt=attempt)
+    reader.look()
+    return reader.recording.series(repeats=repeats)
+
+
+@dataclass(frozen=True, repr=False)
+class Metric:
+    """One metric of one host, as arrays of the same length.
+
+    Attributes:
+        name: of the metric.
+        host: which host.
+        steps: of the values, in order; -1 for what belongs to no step, as figures of the host.
+        values: the numbers.
+        times: when they were logged, in seconds since the epoch.
+        attempts: which attempt logged each of them.
+    """
+
+    name: str
+    host: int
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+    times: NDArray[np.float64]
+    attempts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """The values, for NumPy's functions."""
+        return self.values.astype(dtype or self.values.dtype, copy=bool(copy))
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return f"<Metric {self.name!r} of host {self.host}: no values>"
+        at = f" at step {self.steps[-1]}" if self.steps[-1] >= 0 else ""
+        return (
+            f"<Metric {self.name!r} of host {self.host}: {len(self)} values, the last is "
+            f"{self.values[-1]:g}{at}>"
+        )
+
+
+class Metrics(Mapping[str, Metric]):
+    """What a job has logged: metrics by name. Where several hosts were asked for and have logged
+    the same name, that is the first of them; `all` has each host's."""
+
+    def __init__(self, job_id: str, series: Sequence[Series]) -> None:
+        self.job_id = job_id
+        self.all = tuple(map(_as_arrays, series))
+        self._by_name = {each.name: each for each in reversed(self.all)}
+        self._names = dict.fromkeys(each.name for each in self.all)
+
+    def __getitem__(self, name: str) -> Metric:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"<Metrics of {self.job_id}: {', '.join(self._names) or 'nothing was logged'}>"
+
+    def to_pandas(self) -> Any:
+        """Return a DataFrame: a row for each step, a column for each name; where several hosts have
+        logged, the index has the host, too. Figures that belong to no step are left out."""
+        pandas = _import_pandas()
+        stepped = [each for each in self.all if len(each) and each.steps[0] >= 0]
+        columns = {
+            host: pandas.DataFrame({each.name: _by_step(pandas, each) for each in group})
+            for host, group in itertools.groupby(
+                sorted(stepped, key=lambda each: each.host), key=lambda each: each.host
+            )
+        }
+        if not columns:
+            return pandas.DataFrame(index=pandas.Index([], name="step", dtype="int64"))
+        if len(columns) == 1:
+            return next(iter(columns.values())).rename_axis("step")
+        return pandas.concat(columns, names=["host", "step"])
+
+
+def _by_step(pandas: Any, metric: Metric) -> Any:
+    """Of a step that was logged more than once, the last value."""
+    found = pandas.Series(metric.values, index=metric.steps)
+    return found[~found.index.duplicated(keep="last")]
+
+
+def _as_arrays(series: Series) -> Metric:
+    numpy = _import_numpy()
+    steps, values, times, attempts = (
+        numpy.asarray(column)
+        for column in (series.steps, series.values, series.times, series.attempts)
+    )
+    return Metric(series.name, series.host, steps, values, times, attempts)
+
+
+def _import_numpy() -> Any:
+    try:
+        import numpy
+    except ImportError as missing:
+        raise PreflightError(
+            "Metrics are arrays of NumPy, which is not installed here: pip install numpy. "
+            "`kinetic jobs metrics` prints them without it."
+        ) from missing
+    return numpy
+
+
+def _import_pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as missing:
+        raise PreflightError(
+            "A DataFrame needs pandas, which is not installed here: pip install pandas."
+        ) from missing
+    return pandas

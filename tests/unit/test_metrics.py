@@ -1,0 +1,292 @@
+"""What jobs log, as it is stored and read."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from array import array
+from pathlib import Path
+
+import pytest
+from doubles.memory_store import MemoryStore
+
+from kinetic._client.metrics import Metrics, MetricsReader, read_metrics
+from kinetic._core import layout
+from kinetic._core.log_format import STDOUT
+from kinetic._core.metric_format import NO_STEP, Frame, FrameDecoder, find_end
+from kinetic._core.metric_series import Recording, Series
+from kinetic._core.outcome import Outcome, Verdict
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
+from kinetic._host.agent.log_writer import open_log
+from kinetic._store.base import Store
+from kinetic._store.local import LocalStore
+
+JOB = "job-00c0ffee"
+
+
+def frame(steps, *, time=1000.0, **columns) -> Frame:
+    times = array("d", [time + n for n in range(len(steps))])
+    values = [array("d", column) for column in columns.values()]
+    return Frame(tuple(columns), times, array("q", steps), values)
+
+
+def ref_to(store: Store, hosts: int = 1) -> JobRef:
+    return JobRef(JOB, Place("local"), "cpu", "train", "train", 0.0, store.uri, hosts=hosts)
+
+
+@pytest.fixture(params=["folder", "objects"])
+def store(request, tmp_path) -> Store:
+    if request.param == "folder":
+        return LocalStore(tmp_path / "store")
+    return MemoryStore(delay_s=0.0)
+
+
+def write(store: Store, tmp_path: Path, data: bytes, *, attempt: int = 1, host: int = 0) -> None:
+    """As an agent does."""
+    key = layout.metrics(JOB, attempt, host)
+    if (folder := store.as_folder()) is not None:
+        (folder / layout.job(JOB)).mkdir(parents=True, exist_ok=True)
+    else:
+        folder = tmp_path / f"agent-{attempt}-{host}-{random.random()}"
+    log = open_log(store, key, (folder / key, folder / layout.log_index(key)))
+    log.write(STDOUT, data)
+    log.close()
+
+
+# -- frames ----------------------------------------------------------------------------------------
+
+
+def test_frames_hold_what_was_logged_to_the_bit():
+    odd = [0.1, -0.0, math.inf, -math.inf, 1e-310, math.nan]
+    sent = frame(range(6), loss=odd, **{"é/träin loss": odd[::-1]})
+    (found,) = FrameDecoder().feed(sent.encode())
+    assert found.names == sent.names
+    assert [column.tobytes() for column in (found.times, found.steps, *found.values)] == [
+        column.tobytes() for column in (sent.times, sent.steps, *sent.values)
+    ]
+
+
+def test_rows_without_a_name_are_steps_and_times():
+    assert FrameDecoder().feed(frame([4, 5]).encode()) == [frame([4, 5])]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frames_are_found_in_pieces_of_any_length(seed):
+    chance = random.Random(seed)
+    sent = [frame([n, n + 1], loss=[n, 1.5]) for n in range(30)]
+    data, at = b"".join(each.encode() for each in sent), 0
+    decoder, found = FrameDecoder(), []
+    while at < len(data):
+        size = chance.choice((1, 3, 7, 50, 400))
+        found += decoder.feed(data[at : at + size])
+        at += size
+    assert steps_of(found) == [0, 1, 1, 2, *steps_of(sent[2:])]
+    assert not decoder.damaged
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damage_costs_the_frame_that_it_hits(seed):
+    chance = random.Random(seed)
+    sent = [frame([n], loss=[n]) for n in range(12)]
+    parts = [each.encode() for each in sent]
+    hit = chance.randrange(1, 10)
+    at = chance.randrange(len(parts[hit]))
+    kind = chance.choice(("flip", "cut", "grow"))
+    if kind == "flip":
+        parts[hit] = parts[hit][:at] + bytes([parts[hit][at] ^ 0xFF]) + parts[hit][at + 1 :]
+    elif kind == "cut":
+        parts[hit] = parts[hit][:at]
+    else:
+        parts[hit] = parts[hit][:at] + b"KMF" + parts[hit][at:]
+    found = FrameDecoder().feed(b"".join(parts) + b"".join(each.encode() for each in sent))
+    intact = [number for number in range(12) if number != hit]
+    assert [n for n in steps_of(found)[:-12] if n != hit] == intact
+    assert steps_of(found)[-12:] == list(range(12))
+
+
+def test_what_is_cut_at_the_end_of_a_frame_is_whole():
+    data = frame([1], loss=[1]).encode() + frame([2], loss=[2]).encode()
+    size = len(data) // 2
+    for end in range(len(data) + 1):
+        assert find_end(data[:end]) == end // size * size
+    assert find_end(b"no frame at all") == 15
+    assert find_end(b"no frame at all KM") == 16
+
+
+def steps_of(frames: list[Frame]) -> list[int]:
+    return [step for each in frames for step in each.steps]
+
+
+# -- series ----------------------------------------------------------------------------------------
+
+
+def record(*parts: tuple[int, int, Frame]) -> Recording:
+    recording = Recording()
+    for attempt, host, each in parts:
+        recording.add(host, attempt, each)
+    return recording
+
+
+def points(series: Series) -> list[tuple[int, float]]:
+    return list(zip(series.steps, series.values, strict=True))
+
+
+def test_a_step_that_was_trained_twice_shows_once_and_twice_on_request():
+    recording = record(
+        (1, 0, frame(range(6), loss=[9, 8, 7, 6, 5, 4])),
+        (2, 0, frame([3, 4], loss=[6.5, 5.5])),
+    )
+    (loss,) = recording.series()
+    assert points(loss) == [(0, 9), (1, 8), (2, 7), (3, 6.5), (4, 5.5)]
+    assert list(loss.attempts) == [1, 1, 1, 2, 2]
+    (both,) = recording.series(repeats=True)
+    assert list(both.steps) == [0, 1, 2, 3, 4, 5, 3, 4]
+    assert list(both.attempts) == [1] * 6 + [2] * 2
+
+
+def test_metrics_that_count_differently_do_not_hide_each_other():
+    recording = record(
+        (1, 0, frame([100, 200], loss=[2, 1])),
+        (1, 0, frame([1, 2], accuracy=[0.5, 0.6])),
+        (2, 0, frame([200, 300], loss=[1.5, 1])),
+        (2, 0, frame([2], accuracy=[0.7])),
+    )
+    loss, accuracy = recording.series()
+    assert points(loss) == [(100, 2), (200, 1.5), (300, 1)]
+    assert points(accuracy) == [(1, 0.5), (2, 0.7)]
+
+
+def test_a_host_with_another_number_in_a_later_attempt_hides_what_was_lost():
+    recording = record(
+        (1, 0, frame([0, 1, 2], loss=[3, 2, 1])),
+        (1, 1, frame([0, 1, 2], loss=[33, 22, 11])),
+        (2, 0, frame([1, 2], loss=[2.5, 1.5])),
+    )
+    leader, other = recording.series()
+    assert points(leader) == [(0, 3), (1, 2.5), (2, 1.5)]
+    assert points(other) == [(0, 33)]
+
+
+def test_the_last_value_of_a_step_counts_within_an_attempt():
+    (loss,) = record((1, 0, frame([5, 6, 5, 7], loss=[1, 2, 3, 4]))).series()
+    assert points(loss) == [(5, 3), (6, 2), (7, 4)]
+
+
+def test_a_step_time_tells_the_rate_unless_the_function_does():
+    steps = frame([1, 2], step_time_s=[0.5, 0.0])
+    assert [each.name for each in record((1, 0, steps)).series()] == ["step_time_s", "steps_per_s"]
+    assert list(record((1, 0, steps)).series()[1].values) == [2.0, math.inf]
+    named = frame([1], step_time_s=[0.5], steps_per_s=[7.0])
+    assert [list(each.values) for each in record((1, 0, named)).series()] == [[0.5], [7.0]]
+
+
+def test_figures_without_a_step_are_kept_in_all_attempts():
+    figures = frame([NO_STEP] * 2, **{"host/memory_bytes": [1, 2]})
+    (memory,) = record((1, 0, figures), (2, 0, figures)).series()
+    assert list(memory.values) == [1, 2, 1, 2]
+    assert not memory.has_steps
+
+
+def test_decimation_keeps_peaks_ends_and_what_is_no_number():
+    values = [math.sin(n / 1000) for n in range(100_000)]
+    values[31_234], values[77_777], values[50_001] = 50.0, -50.0, math.nan
+    (series,) = record((1, 0, frame(range(100_000), loss=values))).series()
+    few = series.decimate(500)
+    assert len(few) <= 600
+    assert {0, 31_234, 50_001, 77_777, 99_999} <= set(few.steps)
+    assert list(few.steps) == sorted(few.steps)
+    assert series.decimate(200_000) is series
+
+
+# -- stores ----------------------------------------------------------------------------------------
+
+
+def test_metrics_are_read_from_any_store(store, tmp_path):
+    data = b"".join(frame([n], loss=[n], rate=[2 * n]).encode() for n in range(100))
+    write(store, tmp_path, data)
+    loss, rate = read_metrics(store, ref_to(store))
+    assert points(loss) == [(n, n) for n in range(100)]
+    assert points(rate) == [(n, 2 * n) for n in range(100)]
+
+
+def test_a_reader_goes_on_where_it_was_through_attempts(store, tmp_path):
+    reader = MetricsReader(store, ref_to(store))
+    assert not reader.look()
+    one, two = frame([0, 1], loss=[3, 2]).encode(), frame([2], loss=[1]).encode()
+    write(store, tmp_path, one + two[:10])
+    assert reader.look()
+    assert not reader.look()
+    verdict = Outcome(Verdict.FAILED).to_json()
+    store.put(layout.attempt_outcome(JOB, 1), json.dumps(verdict).encode())
+    write(store, tmp_path, frame([1, 2], loss=[2.5, 1.5]).encode(), attempt=2)
+    assert reader.look()
+    (loss,) = reader.recording.series()
+    assert points(loss) == [(0, 3), (1, 2.5), (2, 1.5)]
+
+
+def test_hosts_are_read_apart(store, tmp_path):
+    for host in range(3):
+        write(store, tmp_path, frame([7], loss=[host]).encode(), host=host)
+    ref = ref_to(store, hosts=3)
+    assert [points(each) for each in read_metrics(store, ref)] == [[(7, 0)]]
+    assert [each.host for each in read_metrics(store, ref, hosts=None)] == [0, 1, 2]
+    assert [each.host for each in read_metrics(store, ref, hosts=(2,))] == [2]
+
+
+def test_a_job_that_has_logged_nothing_has_no_metrics(store):
+    assert read_metrics(store, ref_to(store)) == []
+
+
+def test_a_million_steps_are_read(store, tmp_path):
+    rows = 1000
+    data = b"".join(
+        frame(range(n, n + rows), loss=[1.0] * rows).encode() for n in range(0, 1_000_000, rows)
+    )
+    write(store, tmp_path, data)
+    (loss,) = read_metrics(store, ref_to(store))
+    assert len(loss) == 1_000_000
+    assert loss.steps[-1] == 999_999
+
+
+def test_ten_thousand_names_are_read(store, tmp_path):
+    names = {f"layer-{n}/gradient": [float(n)] for n in range(10_000)}
+    write(store, tmp_path, frame([3], **names).encode())
+    found = read_metrics(store, ref_to(store))
+    assert [each.name for each in found] == list(names)
+
+
+# -- for users -------------------------------------------------------------------------------------
+
+
+def test_users_get_arrays_by_name():
+    np = pytest.importorskip("numpy")
+    recording = record((1, 0, frame([0, 10], loss=[2, 1])), (1, 1, frame([0], loss=[5])))
+    metrics = Metrics(JOB, recording.series())
+    assert list(metrics) == ["loss"]
+    assert "accuracy" not in metrics
+    loss = metrics["loss"]
+    assert np.array_equal(loss.steps, [0, 10])
+    assert np.array_equal(np.asarray(loss), [2, 1])
+    assert np.mean(loss) == 1.5
+    assert [each.host for each in metrics.all] == [0, 1]
+    assert "the last is 1 at step 10" in repr(loss)
+    assert repr(Metrics(JOB, [])) == f"<Metrics of {JOB}: nothing was logged>"
+
+
+def test_a_data_frame_has_steps_and_names():
+    pd = pytest.importorskip("pandas")
+    recording = record(
+        (1, 0, frame([0, 10], loss=[2, 1])),
+        (1, 0, frame([10], accuracy=[0.5])),
+        (1, 0, frame([NO_STEP], **{"host/memory_bytes": [1]})),
+    )
+    table = Metrics(JOB, recording.series()).to_pandas()
+    assert list(table.columns) == ["loss", "accuracy"]
+    assert table.index.name == "step"
+    assert table.loc[10, "loss"] == 1
+    assert pd.isna(table.loc[0, "accuracy"])
+    recording.add(1, 1, frame([0], loss=[5]))
+    assert Metrics(JOB, recording.series()).to_pandas().loc[(1, 0), "loss"] == 5
+    assert Metrics(JOB, []).to_pandas().empty
