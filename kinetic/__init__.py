@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kinetic._in_job.elastic import reform as reform
     from kinetic._in_job.elastic import should_reform as should_reform
     from kinetic._in_job.mesh import make_mesh as make_mesh
+    from kinetic._in_job.metrics import log as log
     from kinetic._in_job.preemption import preempted as preempted
     from kinetic._in_job.slices import attempt as attempt
     from kinetic._in_job.slices import num_slices as num_slices
@@ -54,6 +55,7 @@ _HOME_OF = {
     "attempt": "_in_job.slices",
     "compile_for": "_client.compiling",
     "list_jobs": "jobs",
+    "log": "_in_job.metrics",
     "make_mesh": "_in_job.mesh",
     "num_slices": "_in_job.slices",
     "preempted": "_in_job.preemption",
@@ -86,6 +88,7 @@ __all__ = [
     "compile_for",
     "errors",
     "list_jobs",
+    "log",
     "make_mesh",
     "num_slices",
     "preempted",

@@ -19,14 +19,18 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+VARIABLE = "KINETIC_METRICS_PIPE"
+"""The named pipe that takes frames, in the environment of a function: of at most `PIPE_BUF` bytes
+each, which the kernel never mixes, so that programs that the function starts can log as well."""
 MAGIC = b"KMF1"
 NO_STEP = -1
 _HEAD = struct.Struct("<4sIII")
 _COUNTS = struct.Struct("<III")
 _CELL = 8
+_FIXED = _HEAD.size + _COUNTS.size
 _COMPLEMENT = 0xFFFFFFFF
 
 
@@ -113,6 +117,28 @@ class FrameDecoder:
             _extend_column(column, body[begin : begin + size])
             begin += size
         return True
+
+
+def split_rows(frame: Frame, most_bytes: int) -> Iterator[Frame]:
+    """Yield the same rows in frames of at most so many bytes, which have room for one name at
+    least."""
+    names, first, size = frame.names, 0, 0
+    for index, name in enumerate(names):
+        more = len(name.encode()) + 1
+        if index > first and size + more + (3 + index - first) * _CELL > most_bytes - _FIXED:
+            yield from _split_columns(frame, slice(first, index), most_bytes - size)
+            first, size = index, 0
+        size += more
+    yield from _split_columns(frame, slice(first, len(names)), most_bytes - size)
+
+
+def _split_columns(frame: Frame, names: slice, most_bytes: int) -> Iterator[Frame]:
+    values = frame.values[names]
+    rows = max((most_bytes - _FIXED) // ((2 + len(values)) * _CELL), 1)
+    for begin in range(0, len(frame.times), rows):
+        part = slice(begin, begin + rows)
+        columns = [column[part] for column in values]
+        yield Frame(frame.names[names], frame.times[part], frame.steps[part], columns)
 
 
 def find_end(data: bytes) -> int:

@@ -20,9 +20,18 @@ from dataclasses import replace
 from kinetic._core.metric_format import NO_STEP, Column, Frame
 from kinetic._core.values import dataclass
 
+OF_HOSTS = "host/"
+"""How figures of hosts begin: they come last."""
+MEMORY, PROCESSORS = "host/memory_bytes", "host/cpu_cores"
+"""Of the process that runs the function, and how many processors it and its children keep busy."""
+DEVICE_MEMORY, DEVICE_LIMIT = "host/device_memory_bytes", "host/device_memory_limit_bytes"
+"""Of the device of the host that has the least left, as JAX tells it."""
 STEP_TIME = "step_time_s"
 STEP_RATE = "steps_per_s"
 """Follows from the step time, and is not stored."""
+
+
+_FIRST_S, _LATER_S = 1.0, 10.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,6 +106,21 @@ class _Columns:
         return [last[step] for step in sorted(last)]
 
 
+class FigureCadence:
+    """When the next figures of a host are due: often at first, later rarely, so that those of a job
+    of days are few; never in the first moment, as short jobs need none."""
+
+    def __init__(self, now: float) -> None:
+        self._begun, self._due_at = now, now + _FIRST_S
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time again; if so, it is not for a while."""
+        if now < self._due_at:
+            return False
+        self._due_at = now + min(max((now - self._begun) / 60.0, _FIRST_S), _LATER_S) * 0.95
+        return True
+
+
 class Recording:
     """All that a job has logged so far.
 
@@ -127,12 +151,19 @@ class Recording:
         Args:
             repeats: also have steps that another attempt, or a later row, has logged again.
         """
-        order = {name: place for place, name in enumerate(self.names)}
+        names = sorted(self.names, key=lambda name: name.startswith(OF_HOSTS))
+        order = {name: place for place, name in enumerate(names)}
         keys = sorted(self._columns, key=lambda key: (order[key[0]], key[1]))
         limits = {} if repeats else self._find_limits()
         found = [self._join(*key, limits.get(key[0], {}), repeats=repeats) for key in keys]
-        rates = [_invert(each) for each in found if each.name == STEP_TIME]
-        return found + [each for each in rates if (each.name, each.host) not in self._columns]
+        return [
+            each
+            for one in found
+            for each in ([one, _invert(one)] if self._tells_rate(one) else [one])
+        ]
+
+    def _tells_rate(self, series: Series) -> bool:
+        return series.name == STEP_TIME and (STEP_RATE, series.host) not in self._columns
 
     def _find_limits(self) -> Mapping[str, Mapping[int, float]]:
         """For each metric and attempt: the first step that a later attempt has logged."""

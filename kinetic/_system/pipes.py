@@ -18,11 +18,17 @@ def listen(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
+def connect(path: Path) -> int | None:
+    """Return an end to write to, which does not block; None if there is no such pipe (yet), or
+    nobody listens (any more)."""
+    with contextlib.suppress(OSError):
+        return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return None
+
+
 def tell(path: Path, text: str) -> bool:
     """Write a short text to a pipe; return whether somebody listens."""
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # There is no such pipe (yet), or nobody listens (any more).
+    if (fd := connect(path)) is None:
         return False
     try:
         return os.write(fd, text.encode()) > 0

@@ -30,6 +30,7 @@ from kinetic._host.agent.exit_report import Moment, ending_of
 from kinetic._host.agent.identity import Identity, alone_s
 from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, open_tees
+from kinetic._host.agent.metric_tee import MetricTee
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agent.preemption import Preemption
 from kinetic._host.agent.reporter import Reporter, last_message
@@ -117,18 +118,17 @@ class Agent:
         self._memory = memory.Watch(self._worker.pid)
         key = layout.log(self._who.job_id, self._who.attempt, self._who.host)
         self._log = open_log(self._store, key, self._log_paths, mirrored=self._who.is_mirrored)
-        self._tees = open_tees(
-            self._worker.out,
-            self._worker.err,
-            self._log,
-            without_gloo=self._who.simulated and self._who.hosts > 1,
-        )
+        self._metrics = MetricTee(self._who, self._store, self._log_paths[0])
+        quiet = self._who.simulated and self._who.hosts > 1
+        streams = open_tees(self._worker.out, self._worker.err, self._log, without_gloo=quiet)
+        self._tees = (*streams, self._metrics)
         self._reporter = Reporter(
             self._who,
             self._plan,
             self._store,
             log=self._log,
             tees=self._tees,
+            metrics=self._metrics,
             reserve=self._reserve,
         )
         self._reporter.announce_attempt()
@@ -414,14 +414,16 @@ class Agent:
     def _beat(self) -> Heartbeat:
         now = self._worker.sample(self._log.output_bytes)
         self._memory.look()
-        return Heartbeat(
-            host=self._who.host,
-            state=(state := self._state_now()),
-            stalled_s=self._stall.observe(now) if self._may_stall(state) else 0.0,
-            rss_bytes=self._worker.rss_bytes,
-            cpu_s=now.cpu_s,
-            log_bytes=now.log_bytes,
-            last_line=self._log.last_line(),
+        return self._metrics.note(
+            Heartbeat(
+                host=self._who.host,
+                state=(state := self._state_now()),
+                stalled_s=self._stall.observe(now) if self._may_stall(state) else 0.0,
+                rss_bytes=self._worker.rss_bytes,
+                cpu_s=now.cpu_s,
+                log_bytes=now.log_bytes,
+                last_line=self._log.last_line(),
+            )
         )
 
     def _may_stall(self, state: Activity) -> bool:
@@ -481,6 +483,7 @@ class Agent:
         for tee in self._tees:
             tee.drain()
         self._log.close()
+        self._metrics.close()
         self._reserve.unlink(missing_ok=True)
         if self._machine.kept:
             return

@@ -25,6 +25,7 @@ from kinetic._host.agent import workspace
 from kinetic._host.agent.exit_report import last_words
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.log_writer import HostLog, Tee
+from kinetic._host.agent.metric_tee import MetricTee
 from kinetic._host.agent.workspace import Workspace
 from kinetic._host.channel import Message
 from kinetic._host.worker.report import LAST_MESSAGE
@@ -76,7 +77,8 @@ class Reporter:
         store: Store,
         *,
         log: HostLog,
-        tees: Sequence[Tee],
+        tees: Sequence[Tee | MetricTee],
+        metrics: MetricTee,
         reserve: Path,
     ) -> None:
         self._where = identity.job_id, identity.attempt, identity.host
@@ -87,6 +89,7 @@ class Reporter:
         self._store = store
         self._log = log
         self._tees = tees
+        self._metrics = metrics
         self._reserve = reserve
 
     # -- the log -----------------------------------------------------------------------------------
@@ -213,6 +216,7 @@ class Reporter:
         report = self.store_pickles(report, end)
         self.log_failure(report, end if voided else {})
         self._log.deliver()  # Clients read the output as soon as they see the report.
+        self._metrics.deliver()
         stored = self.store_report(report)
         self.remove_damaged(end)
         return report, stored

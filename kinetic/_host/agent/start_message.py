@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from kinetic._core import kinship, preemption
+from kinetic._core import kinship, metric_format, preemption
 from kinetic._core.plan import Plan
 from kinetic._host.agent import searchpath
 from kinetic._host.agent.identity import Identity
+from kinetic._host.agent.metric_tee import pipe_of
 from kinetic._host.agent.workspace import REFORM_FILE, Workspace
 from kinetic._host.start import ElasticSlices
 from kinetic._host.worker import jaxworld
@@ -111,6 +112,7 @@ def _environ(
         kinship.VARIABLE: kinship.mark(who.token),
         "KINETIC_OUTPUT_DIR": space.output_dir,
         preemption.VARIABLE: str(space.root),
+        metric_format.VARIABLE: str(pipe_of(who)),
     }
     if plan.options.elastic is not None:
         own["KINETIC_LEAST_SLICES"] = str(plan.options.elastic.least)

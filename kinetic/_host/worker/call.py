@@ -13,7 +13,7 @@ from typing import Any
 from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message
 from kinetic._host.start import Start
-from kinetic._host.worker import forks, interpreter, report, signals
+from kinetic._host.worker import forks, interpreter, report, signals, worlds
 from kinetic._host.worker.staying import Call, Unblocker
 from kinetic._system import processes
 
@@ -39,6 +39,7 @@ def run(channel: Channel, freedom: Unblocker, call: Call, start: Start) -> Messa
             value, error = end[0]
             if os.getpid() != own_pid:
                 forks.end(error)
+            worlds.finish(returned=error is None)
             freedom.end()
             signals.silence()
             processes.RESERVE.release()

@@ -1,4 +1,4 @@
-"""What has to be forgotten when this process joins another world of JAX.
+"""What has to be done when the function ends, and forgotten when its process joins another world.
 
 In: what others want to be told. Out: counters and caches of Orbax, and ours, as in a new process.
 
@@ -25,11 +25,24 @@ WRITERS = ("async_save", "kinetic-local-checkpoint", "kinetic-checkpoint-end")
 """Threads that write checkpoints, by name: Orbax's, and ours."""
 IDS = ("_DISTRIBUTED_TO_DEVICE_IDS", "_RUNTIME_TO_DISTRIBUTED_ID")
 _forgetting: list[Callable[[], object]] = []
+_ending: list[Callable[[bool], object]] = []
 
 
 def on_leaving(forget: Callable[[], object]) -> None:
     """Have this called between leaving a world and joining the next one."""
     _forgetting.append(forget)
+
+
+def on_end(finish: Callable[[bool], object]) -> None:
+    """Have this called when the function has ended, before that is told, with whether it
+    returned."""
+    _ending.append(finish)
+
+
+def finish(*, returned: bool) -> None:
+    """Call all of `on_end`."""
+    for call in _ending:
+        call(returned)
 
 
 def settle(limit_s: float) -> bool:

@@ -39,6 +39,7 @@ from kinetic._in_job.checkpoint.persistent import Persistent
 from kinetic._in_job.checkpoint.restoring import Restored, Restoring
 from kinetic._in_job.checkpoint.sync_points import SyncPoints, SyncRequest
 from kinetic._in_job.checkpoint.tree import Leaf, TreeState
+from kinetic._in_job.metrics import mark_step
 from kinetic._system import memory_folder
 from kinetic.errors import (
     CheckpointError,
@@ -234,6 +235,7 @@ class Checkpointer:
         if isinstance(step, bool) or not isinstance(step, int):
             raise UsageTypeError(f"A step is an int, not {a_type(step)}.")
         self._check_usable()
+        mark_step(step)
         if self._opened is None:
             self._open(tree.take_apart(state_of()))
             self._begin_without_restore()
