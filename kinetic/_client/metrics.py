@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic._backends import attempt_logs
 from kinetic._backends.base import LogRequest
 from kinetic._core.log_format import LogChunk, Position
-from kinetic._core.metric_format import FrameDecoder
+from kinetic._core.metric_format import Frame, FrameDecoder
 from kinetic._core.metric_series import Recording, Series
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
@@ -60,17 +60,17 @@ class MetricsReader:
         self._ref.check_version()
         request = replace(self.request, after=dict(self._after))
         chunks = attempt_logs.read(self._store, self._ref, request, has_ended=lambda: True)
-        news = [self.take(chunk) for chunk in chunks if chunk is not None]
+        news = [bool(self.take(chunk)) for chunk in chunks if chunk is not None]
         return any(news)
 
-    def take(self, chunk: LogChunk) -> bool:
-        """Take a chunk of the log of a host; return whether a row became whole."""
+    def take(self, chunk: LogChunk) -> list[Frame]:
+        """Take a chunk of the log of a host; return the rows that became whole with it."""
         self._after[chunk.host] = chunk.end
         decoder = self._decoders.setdefault((chunk.end.attempt, chunk.host), FrameDecoder())
         frames = decoder.feed(chunk.data)
         for frame in frames:
             self.recording.add(chunk.host, chunk.end.attempt, frame)
-        return bool(frames)
+        return frames
 
 
 def read_metrics(

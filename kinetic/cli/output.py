@@ -60,6 +60,11 @@ def line(words: str = "") -> None:
     print(words)
 
 
+def flush() -> None:
+    """Let readers of a pipe see what was printed."""
+    sys.stdout.flush()
+
+
 def notice(words: str) -> None:
     """Print a message on stderr, apart from the result."""
     sys.stdout.flush()

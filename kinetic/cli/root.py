@@ -77,7 +77,18 @@ _ABSENT = {
 }
 """Commands of keras-kinetic about clusters."""
 
-_OF_JOBS = ("list", "top", "result", "wait", "stacks", "debug", "cancel", "cleanup", "prune")
+_OF_JOBS = (
+    "list",
+    "top",
+    "metrics",
+    "result",
+    "wait",
+    "stacks",
+    "debug",
+    "cancel",
+    "cleanup",
+    "prune",
+)
 _ELSEWHERE = {name: f"kinetic jobs {name}" for name in _OF_JOBS} | dict.fromkeys(
     ("ls", "ps"), "kinetic jobs list"
 )

@@ -46,6 +46,7 @@ _COMMANDS = {
     ),
     "top": Lazy(f"{_HERE}.top:top", "Show what the hosts of running jobs are doing."),
     "logs": Lazy(f"{_HERE}.output:logs", "Print what the hosts of a job printed."),
+    "metrics": Lazy(f"{_HERE}.metrics:metrics", "Show what jobs have logged with kinetic.log."),
     "result": Lazy(
         f"{_HERE}.output:result", "Wait for a job and print the value that it returned."
     ),
