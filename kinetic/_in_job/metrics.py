@@ -253,7 +253,7 @@ def _make_float(name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError) as error:
         raise UsageTypeError(
             f"kinetic.log({name}=…): {_describe(value)} is no number: {error}"

@@ -1,0 +1,134 @@
+"""Functions that log numbers.
+
+In: folders, whom to kill. Out: metrics. Hosts import this module and not those of the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import kinetic
+
+FIRST_STEPS = 40
+
+
+def log_until_killed(folder):
+    """Each host logs step after step; the second attempt begins with an earlier step, and ends."""
+    host, attempt = int(os.environ["KINETIC_HOST_INDEX"]), kinetic.attempt()
+    if attempt == 1:
+        for step in range(10**9):
+            kinetic.log(step=step, loss=100.0 * host + attempt)
+            time.sleep(0.01)
+    for step in range(20, FIRST_STEPS):
+        kinetic.log(step=step, loss=100.0 * host + attempt)
+    return attempt
+
+
+def log_and_raise():
+    """Its last numbers are those that matter."""
+    kinetic.log(step=0, loss=1.0)
+    kinetic.log(step=1, loss=float("nan"))
+    raise ArithmeticError("the loss is no number")
+
+
+def log_what_jax_computes():
+    """Numbers that are not computed when they are logged, on one device and on all."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    parts = jax.make_array_from_callback(
+        (jax.device_count(),),
+        NamedSharding(mesh, PartitionSpec("data")),
+        lambda part: np.arange(jax.device_count(), dtype=np.float32)[part],
+    )
+    total = jax.jit(lambda x, n: (jnp.sum(x) * n, n + 1))
+    step = jnp.int32(0)
+    for _ in range(10):
+        loss, following = total(parts, step)
+        kinetic.log(step=step, loss=loss, own=jnp.bfloat16(1.5), shape=jnp.ones((1,)))
+        step = following
+    return jax.process_index()
+
+
+def log_while_jax_waits(marker):
+    """The call returns although the value is not there, and cannot be before it has."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    def wait(x):
+        while not Path(marker).exists():
+            time.sleep(0.01)
+        return np.asarray(x)
+
+    late = jax.jit(lambda x: jax.pure_callback(wait, jax.ShapeDtypeStruct((), x.dtype), x))
+    value = late(jnp.float32(0.5))
+    kinetic.log(step=3, loss=value)
+    was_ready = value.is_ready()
+    Path(marker).touch()
+    return was_ready
+
+
+def log_a_donated_array():
+    import jax
+    import jax.numpy as jnp
+
+    value = jnp.float32(0.5)
+    kinetic.log(step=0, loss=value)
+    value.delete()  # what donating does where the platform can
+    kinetic.log(step=1, loss=jax.numpy.float32(0.25))
+
+
+def log_where_it_cannot_work():
+    """In a traced function."""
+    import jax
+
+    jax.jit(lambda x: kinetic.log(step=0, loss=x))(1.0)
+
+
+def log_from_everywhere():
+    """From a program, from a fork, and after all descriptors were closed."""
+    program = "import kinetic; kinetic.log(step=1, program=1.0)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    pid = os.fork()
+    if pid == 0:
+        kinetic.log(step=2, fork=1.0)
+        time.sleep(5)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.closerange(3, 200)
+    kinetic.log(step=3, closed=1.0)
+
+
+def train_elastically(folder):
+    """Steps 0, 1, ...: one that is saved after each attempt's fifth. Ends in attempt 2."""
+    import jax
+
+    attempt, saved = kinetic.attempt(), Path(folder, "saved")
+    start = int(saved.read_text()) if saved.exists() else 0
+    for step in range(start, 10**9):
+        kinetic.log(step=step, loss=float(attempt), slices=kinetic.num_slices())
+        if step == start + 5 and jax.process_index() == 0:
+            saved.write_text(str(step))
+        if attempt == 2 and step == start + 30:
+            return kinetic.num_slices()
+        time.sleep(0.02)
+    return None
+
+
+def save_steps(folder):
+    """A Checkpointer alone marks steps."""
+    import numpy as np
+
+    with kinetic.Checkpointer(folder, local_every=None, at_least_every=None) as checkpointer:
+        state, start = checkpointer.restore({"w": np.zeros(3)})
+        for step in range(start, 30):
+            checkpointer.save(step, state)
+            time.sleep(0.05)

@@ -1,0 +1,185 @@
+"""`kinetic.log` in jobs: on hosts that die, in attempts that follow, as users read it.
+
+In: jobs that log. Out: their metrics, while they run and afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+
+import pytest
+from gangs import wait_until
+from on_logging_hosts import (
+    FIRST_STEPS,
+    log_a_donated_array,
+    log_and_raise,
+    log_from_everywhere,
+    log_until_killed,
+    log_what_jax_computes,
+    log_where_it_cannot_work,
+    log_while_jax_waits,
+    save_steps,
+    train_elastically,
+)
+
+import kinetic
+from kinetic._core import layout
+from kinetic.cli.root import call
+from kinetic.errors import UsageTypeError
+
+LIMIT_S = 240
+
+
+def steps_of(handle, host, **which):
+    found = handle.metrics(host=host, **which)
+    return list(found["loss"].steps) if "loss" in found else []
+
+
+def seen(handle, host, step):
+    """Wait until a host's step can be read."""
+    wait_until(lambda: step in steps_of(handle, host), f"step {step} of host {host} is not there")
+
+
+def test_what_a_killed_host_has_logged_is_there_and_steps_trained_again_show_once(place):
+    run = kinetic.run("tpu-v6e-8", retries=1)
+    handle = run(log_until_killed).run_async(str(place.folder))
+    for host in (0, 1):
+        seen(handle, host, FIRST_STEPS + 10)
+    os.kill(place.worker(handle, 1), signal.SIGKILL)
+    assert handle.result(timeout=LIMIT_S) == 2
+    for host in (0, 1):
+        first = handle.metrics(host=host, attempt=1)["loss"]
+        assert first.steps[-1] >= FIRST_STEPS + 10
+        assert list(first.steps) == list(range(len(first)))
+        loss = handle.metrics(host=host)["loss"]
+        assert list(loss.steps) == list(range(FIRST_STEPS))
+        assert list(loss.values) == [100 * host + 1] * 20 + [100 * host + 2] * 20
+        assert list(loss.attempts) == [1] * 20 + [2] * 20
+        both = handle.metrics(host=host, repeats=True)["loss"]
+        assert len(both) == len(first) + 20
+
+
+def test_what_a_lost_machine_has_logged_is_there(home):
+    """Agent and worker die together."""
+    handle = kinetic.run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(home))
+    seen(handle, 1, 30)
+    os.kill(handle.processes()["agents"][1], signal.SIGKILL)
+    assert handle.result(timeout=LIMIT_S) == 2
+    assert steps_of(handle, 1, attempt=1)[30] == 30
+    assert steps_of(handle, 1) == list(range(FIRST_STEPS))
+
+
+def test_the_last_numbers_of_a_function_that_raises_are_kept(home):
+    handle = kinetic.run("cpu")(log_and_raise).run_async()
+    with pytest.raises(ArithmeticError):
+        handle.result(timeout=LIMIT_S)
+    loss = handle.metrics()["loss"]
+    assert list(loss.steps) == [0, 1]
+    assert math.isnan(loss.values[1])
+
+
+def test_numbers_of_jax_are_fetched_from_one_device_and_from_all(home):
+    handle = kinetic.run("tpu-v6e-8")(log_what_jax_computes).run_async()
+    assert handle.result(timeout=LIMIT_S) == 0
+    for host in (0, 1):
+        found = handle.metrics(host=host)
+        assert list(found["loss"].steps) == list(range(10))
+        assert list(found["loss"].values) == [28.0 * step for step in range(10)]
+        assert set(found["own"].values) == {1.5}
+        assert set(found["shape"].values) == {1.0}
+
+
+def test_a_call_does_not_wait_for_the_value(home, tmp_path):
+    handle = kinetic.run("cpu")(log_while_jax_waits).run_async(str(tmp_path / "marker"))
+    assert handle.result(timeout=LIMIT_S) is False
+    loss = handle.metrics()["loss"]
+    assert (list(loss.steps), list(loss.values)) == ([3], [0.5])
+
+
+def test_a_donated_array_costs_one_value_and_a_line(home):
+    handle = kinetic.run("cpu")(log_a_donated_array).run_async()
+    handle.result(timeout=LIMIT_S)
+    kept = steps_of(handle, 0)
+    assert kept in ([1], [0, 1])  # the thread may have been quicker than the function
+    assert ("Log a value that is not donated" in handle.logs()) == (kept == [1])
+
+
+def test_traced_values_are_refused(home):
+    handle = kinetic.run("cpu")(log_where_it_cannot_work).run_async()
+    with pytest.raises(UsageTypeError, match="Return the value from that function, and log it"):
+        handle.result(timeout=LIMIT_S)
+
+
+def test_programs_and_forks_log_and_closed_descriptors_do_not_matter(home):
+    handle = kinetic.run("cpu")(log_from_everywhere).run_async()
+    handle.result(timeout=LIMIT_S)
+    found = handle.metrics()
+    assert {name: list(found[name].steps) for name in ("program", "fork", "closed")} == {
+        "program": [1],
+        "fork": [2],
+        "closed": [3],
+    }
+
+
+@pytest.mark.parametrize("survivors", ["keep", "restart"])
+def test_an_elastic_job_goes_on_with_its_curve(home, tmp_path, survivors):
+    run = kinetic.run("tpu-v6e-4", slices=(1, 2), survivors=survivors)
+    handle = run(train_elastically).run_async(str(tmp_path))
+    seen(handle, 1, 20)
+    handle.kill_hosts(slice=1)
+    slices = handle.result(timeout=LIMIT_S)
+    loss = handle.metrics()["loss"]
+    assert list(loss.steps) == list(range(36))
+    assert list(loss.values) == [1.0] * 5 + [2.0] * 31
+    assert handle.metrics()["slices"].values[-1] == slices
+    again = handle.metrics(repeats=True)["loss"]
+    assert len(again) > 36
+    assert 20 in steps_of(handle, 1, attempt=1)
+
+
+def test_a_checkpointer_alone_tells_the_time_of_steps(home, tmp_path):
+    handle = kinetic.run("cpu")(save_steps).run_async(str(tmp_path / "checkpoints"))
+    handle.result(timeout=LIMIT_S)
+    found = handle.metrics()
+    assert found["step_time_s"].steps[-1] == 29
+    assert min(found["step_time_s"].values) >= 0.05
+    assert list(found["steps_per_s"].values) == [1 / value for value in found["step_time_s"].values]
+
+
+def test_a_job_that_logs_nothing_leaves_nothing(home):
+    handle = kinetic.run("cpu")(lambda: 1).run_async()
+    handle.result(timeout=LIMIT_S)
+    assert not (home / layout.metrics(handle.job_id, 1, 0)).exists()
+    assert len(handle.metrics()) == 0
+
+
+def test_figures_of_hosts_come_by_themselves(home):
+    handle = kinetic.run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(home))
+
+    def told(host):
+        found = handle.metrics(host=host)
+        return {"host/memory_bytes", "host/cpu_cores"} <= found.keys()
+
+    for host in (0, 1):
+        wait_until(lambda host=host: told(host), f"host {host} tells nothing of itself")
+        assert handle.metrics(host=host)["host/memory_bytes"].values[0] > 1 << 20
+    handle.cancel()
+
+
+def test_commands_show_what_was_logged(home, tmp_path, capsys):
+    handle = kinetic.run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(home))
+    seen(handle, 0, 5)
+    handle.kill_hosts(host=1)
+    assert call(["jobs", "metrics", "--follow", "--json", "-n", "loss", handle.job_id]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["step"] for row in rows[-20:]] == list(range(20, FIRST_STEPS))
+    assert {row["attempt"] for row in rows} == {1, 2}
+    handle.result(timeout=LIMIT_S)
+    assert call(["jobs", "metrics", handle.job_id, "--name", "loss", "--all-hosts"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["METRIC", "HOST", "VALUES", "STEP", "LAST", "LEAST", "GREATEST"]
+    assert lines[1].split() == ["loss", "0", "40", "39", "2", "1", "2"]
+    assert lines[2].split() == ["loss", "1", "40", "39", "102", "101", "102"]

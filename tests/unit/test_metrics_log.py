@@ -1,0 +1,403 @@
+"""`kinetic.log`, from the call to the frames in the pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import kinetic
+from kinetic._core.metric_format import NO_STEP, VARIABLE, FrameDecoder
+from kinetic._core.metric_series import FigureCadence
+from kinetic._host.worker import metric_sender
+from kinetic._host.worker.metric_sender import Row, Sender, StepTimes
+from kinetic._in_job import metrics
+from kinetic._system import pipes
+from kinetic.errors import UsageError, UsageTypeError
+
+Told = tuple[int, dict[str, float]]
+
+
+class Agent:
+    """Reads the pipe, as an agent does."""
+
+    def __init__(self, pipe: Path) -> None:
+        self.fd = pipes.listen(pipe)
+        self.is_stopped = threading.Event()
+        self._data: list[bytes] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while True:
+            is_last = self._closing
+            with contextlib.suppress(BlockingIOError):
+                while not self.is_stopped.is_set():
+                    self._data.append(os.read(self.fd, 1 << 16))
+            if is_last:
+                return
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        self._closing = True
+        self._thread.join()
+        os.close(self.fd)
+
+    def rows(self, *, returned: bool = True) -> list[Told]:
+        """What was logged, without the time of steps, once the function has ended."""
+        return [row for row in self.all_rows(returned=returned) if "step_time_s" not in row[1]]
+
+    def all_rows(self, *, returned: bool = True) -> list[Told]:
+        metrics._finish(returned)
+        self.close()
+        with contextlib.suppress(BlockingIOError):
+            self.fd = os.open(os.devnull, os.O_RDONLY)
+        found = []
+        for frame in FrameDecoder().feed(b"".join(self._data)):
+            self.times = [*getattr(self, "times", []), *frame.times]
+            for index, step in enumerate(frame.steps):
+                columns = zip(frame.names, frame.values, strict=True)
+                found.append((step, {name: column[index] for name, column in columns}))
+        return found
+
+
+@pytest.fixture
+def agent(tmp_path, monkeypatch) -> Iterator[Agent]:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "metrics"))
+    metrics._forget()
+    agent = Agent(tmp_path / "metrics")
+    yield agent
+    metrics._forget()
+    if not agent._closing:
+        agent.close()
+    else:
+        os.close(agent.fd)
+
+
+# -- what may be logged ----------------------------------------------------------------------------
+
+
+def test_numbers_of_all_kinds_are_kept(agent):
+    np = pytest.importorskip("numpy")
+    kinetic.log(step=0, a=1, b=2.5, c=True, d=Fraction(1, 4))
+    kinetic.log(
+        step=np.int64(1), a=np.float32(0.5), b=np.array([3.0]), c=np.array(4), d=np.bool_(1)
+    )
+    kinetic.log(step=2, a=math.nan, b=math.inf, c=-math.inf, d=10**400)
+    one, two, (step, odd) = agent.rows()
+    assert one == (0, {"a": 1, "b": 2.5, "c": 1, "d": 0.25})
+    assert two == (1, {"a": 0.5, "b": 3, "c": 4, "d": 1})
+    assert (step, odd["b"], odd["c"], odd["d"]) == (2, math.inf, -math.inf, math.inf)
+    assert math.isnan(odd["a"])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("0.5", r"loss=….: a str \('0.5'\) is no number. Log numbers, and print text"),
+        (b"1", "is no number"),
+        (None, "a NoneType .None. is no number"),
+        ([1.0, 2.0], "under a name of its own"),
+        ({"a": 1}, "under a name of its own"),
+        (1j, "is no number"),
+    ],
+)
+def test_what_is_no_number_is_refused_with_what_to_do(agent, value, words):
+    with pytest.raises(UsageTypeError, match=words):
+        kinetic.log(step=0, loss=value)
+    assert agent.rows() == []
+
+
+def test_arrays_of_several_elements_are_refused(agent):
+    np = pytest.importorskip("numpy")
+    with pytest.raises(UsageTypeError, match=r"shape \(8,\) is no single number. Log its mean"):
+        kinetic.log(step=0, loss=np.zeros(8))
+    with pytest.raises(UsageTypeError, match=r"shape \(0,\)"):
+        kinetic.log(step=0, loss=np.zeros(0))
+    with pytest.raises(UsageTypeError, match="is no real number"):
+        kinetic.log(step=0, loss=np.complex64(1))
+    with pytest.raises(UsageTypeError, match="is no real number"):
+        kinetic.log(step=0, loss=np.array("1.5"))
+
+
+@pytest.mark.parametrize("step", [1.0, "1", None, True, [1]])
+def test_a_step_is_an_int(agent, step):
+    with pytest.raises(UsageTypeError, match="a step is an int, not a"):
+        kinetic.log(step=step, loss=1.0)
+
+
+def test_a_step_is_not_negative(agent):
+    with pytest.raises(UsageError, match="not negative"):
+        kinetic.log(step=-1, loss=1.0)
+
+
+@pytest.mark.parametrize("name", ["", " loss", "a\nb", "a\x1b[31m", "x" * 201, "é" * 101])
+def test_names_are_printable_and_short(agent, name):
+    with pytest.raises(UsageError, match=r"cannot name a metric|at most 200 bytes"):
+        kinetic.log(step=0, **{name: 1.0})
+
+
+def test_an_error_points_at_the_users_line(agent):
+    with pytest.raises(UsageTypeError) as caught:
+        kinetic.log(step=0, loss="x")
+    assert caught.traceback[-1].path == Path(__file__)
+
+
+def test_names_without_end_are_dropped_and_the_others_kept(agent, capfd):
+    many = {f"n{number}": float(number) for number in range(metrics.MOST_NAMES - 1)}
+    kinetic.log(step=0, loss=1.0, **many)
+    for step in range(1, 4):
+        kinetic.log(step=step, **{f"loss_{step}": 1.0}, loss=2.0)
+    kept: dict[int, dict[str, float]] = {}
+    for step, values in agent.rows():
+        kept.setdefault(step, {}).update(values)
+    assert kept == {0: {"loss": 1.0, **many}, **{step: {"loss": 2.0} for step in (1, 2, 3)}}
+    assert capfd.readouterr().err.count("there are more than 10000 names") == 1
+
+
+def test_outside_of_a_job_it_says_so_once_and_checks_all_the_same(monkeypatch, capfd):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    metrics._forget()
+    for step in range(3):
+        kinetic.log(step=step, loss=1.0)
+    assert capfd.readouterr().err.count("this is no job of kinetic, so nothing is kept") == 1
+    with pytest.raises(UsageTypeError):
+        kinetic.log(step=0, loss="x")
+    metrics._forget()
+
+
+# -- arrays of JAX ---------------------------------------------------------------------------------
+
+
+class Array:
+    """Looks like an array of JAX that is computed later."""
+
+    def __init__(self, value: Any, *, ready: bool = True) -> None:
+        self.value, self.ready = value, ready
+        self.size, self.shape, self.dtype = 1, (), SimpleNamespace(kind="i")
+
+    def is_ready(self) -> bool:
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.ready
+
+    def item(self) -> Any:
+        assert self.ready, "it was waited for"
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+
+@pytest.fixture
+def arrays(monkeypatch) -> None:
+    monkeypatch.setattr(metrics, "_is_array_of_jax", lambda value: isinstance(value, Array))
+    monkeypatch.setattr(metrics, "_refuse_traced", lambda *_: None)
+    monkeypatch.setattr(metrics, "_KINDS", dict(metrics._KINDS))
+
+
+def test_values_that_are_not_computed_yet_are_not_waited_for(agent, arrays):
+    late = Array(0.25, ready=False)
+    kinetic.log(step=0, loss=late)
+    kinetic.log(step=Array(1), loss=0.125)
+    threading.Timer(0.5, lambda: setattr(late, "ready", True)).start()
+    assert agent.rows() == [(0, {"loss": 0.25}), (1, {"loss": 0.125})]
+
+
+def test_values_that_never_come_are_dropped_when_the_function_has_failed(agent, arrays, capfd):
+    kinetic.log(step=0, loss=1.0)
+    kinetic.log(step=1, loss=Array(0.5, ready=False))
+    assert agent.rows(returned=False) == [(0, {"loss": 1.0})]
+    assert "the last 1 rows are dropped" in capfd.readouterr().err
+
+
+def test_a_value_that_cannot_be_fetched_costs_only_itself(agent, arrays, capfd):
+    gone = Array(RuntimeError("Array has been deleted with shape=float32[]."))
+    for step in range(3):
+        kinetic.log(step=step, loss=gone, rate=0.5)
+    kinetic.log(step=3, loss=Array(2.0), rate=0.5)
+    assert agent.rows()[-1] == (3, {"loss": 2.0, "rate": 0.5})
+    assert capfd.readouterr().err.count("Log a value that is not donated") == 1
+
+
+# -- the sender ------------------------------------------------------------------------------------
+
+
+def test_a_function_that_logs_faster_than_rows_are_sent_is_held_back_and_loses_nothing(agent):
+    steps = 2 * metric_sender.MOST_ROWS + 1
+    for step in range(steps):
+        kinetic.log(step=step, loss=1.0)
+    assert [step for step, _ in agent.rows()] == list(range(steps))
+
+
+def test_rows_are_dropped_while_nobody_reads_and_the_function_goes_on(agent, monkeypatch, capfd):
+    monkeypatch.setattr(metric_sender, "MOST_ROWS", 100)
+    monkeypatch.setattr(metric_sender, "HOLD_S", 0.01)
+    monkeypatch.setattr(metric_sender, "FULL_S", 0.05)
+    agent.is_stopped.set()
+    for step in range(5_000):
+        kinetic.log(step=step, loss=1.0)
+    agent.is_stopped.clear()
+    metrics._finish(True)
+    kinetic.log(step=5_000, loss=2.0)
+    assert agent.rows()[-1] == (5_000, {"loss": 2.0})
+    told = capfd.readouterr().err
+    assert "rows wait to be sent" in told or "does not read them" in told
+
+
+def test_an_agent_that_is_gone_disturbs_nobody(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "nothing"))
+    metrics._forget()
+    kinetic.log(step=0, loss=1.0)
+    metrics._finish(True)
+    metrics._forget()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_fork_logs_for_itself(agent):
+    kinetic.log(step=0, loss=0.0)
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            kinetic.log(step=1, loss=1.0)
+            metrics._finish(True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    kinetic.log(step=2, loss=2.0)
+    assert sorted(agent.rows()) == [(step, {"loss": float(step)}) for step in range(3)]
+
+
+def test_a_program_that_the_function_starts_logs_too(agent):
+    program = "import kinetic; kinetic.log(step=7, loss=0.5)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    assert agent.rows() == [(7, {"loss": 0.5})]
+
+
+def test_many_threads_log(agent):
+    threads = [
+        threading.Thread(
+            target=lambda n=n: [kinetic.log(step=step, **{f"t{n}": 1.0}) for step in range(500)]
+        )
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(agent.rows()) == 4000
+
+
+def test_a_clock_that_is_set_does_not_move_rows(agent, monkeypatch):
+    kinetic.log(step=0, loss=1.0)
+    before = time.time()
+    monkeypatch.setattr(metric_sender.time, "time", lambda: before - 86400)
+    kinetic.log(step=1, loss=1.0)
+    agent.rows()
+    assert all(before - 3600 < when < before + 3600 for when in agent.times)
+
+
+def test_devices_tell_their_memory(agent, monkeypatch):
+    device = SimpleNamespace(memory_stats=lambda: {"bytes_in_use": 5, "bytes_limit": 10})
+    full = SimpleNamespace(memory_stats=lambda: {"bytes_in_use": 7, "bytes_limit": 10})
+    silent = SimpleNamespace(memory_stats=lambda: None)
+    jax = SimpleNamespace(local_devices=lambda: [device, full, silent])
+    bridge = SimpleNamespace(backends_are_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)
+    names = "host/device_memory_bytes", "host/device_memory_limit_bytes"
+    (row,) = metric_sender._sample_devices(5.0)
+    assert row == Row(5.0, NO_STEP, dict(zip(names, (7, 10), strict=True)), waits=False)
+    bridge.backends_are_initialized = lambda: False
+    assert metric_sender._sample_devices(5.0) == []
+
+
+def test_figures_become_rarer():
+    cadence, due = FigureCadence(0.0), []
+    for second in range(4000):
+        if cadence.is_due(float(second)):
+            due.append(second)
+    assert due[:3] == [1, 2, 3]
+    assert due[-1] - due[-2] == 10
+    assert len(due) < 600
+
+
+# -- the time of steps -----------------------------------------------------------------------------
+
+
+def times_of(*rows: tuple[float, int, str], last: bool = True) -> list[tuple[int, float]]:
+    """Steps with the mean time of those before, for rows of (time, step, name)."""
+    steps, told = StepTimes(), []
+    for time_s, step, name in rows:
+        steps.note(Row(time_s, step, {name: 1.0} if name else {}, waits=False))
+        told += steps.take()
+    told += steps.take(is_last=last)
+    return [(row.step, row.values["step_time_s"]) for row in told]
+
+
+def test_the_time_of_a_step_is_the_mean_of_about_a_second():
+    rows = [(n * 0.25, n, "loss") for n in range(9)]
+    assert times_of(*rows) == [(4, 0.25), (8, 0.25)]
+    assert times_of((0.0, 0, "loss"), (10.0, 1, "loss")) == [(1, 10.0)]
+    assert times_of((0.0, 0, "loss"), (0.1, 1, "loss")) == [(1, 0.1)]
+    assert times_of((0.0, 5, "loss")) == []
+    assert times_of((0.0, 0, "loss"), (2.0, 100, "loss")) == [(100, 0.02)]
+
+
+def test_epochs_do_not_count_as_steps():
+    steps = [(n * 0.5, n, "loss") for n in range(9)]
+    rows = sorted([*steps, (1.1, 0, "accuracy"), (2.1, 1, "accuracy")])
+    assert times_of(*rows) == [(2, 0.5), (4, 0.5), (6, 0.5), (8, 0.5)]
+
+
+def test_a_checkpointer_marks_steps_as_well():
+    rows = [(n * 0.5, n, name) for n in range(5) for name in ("", "loss")]
+    assert times_of(*rows) == [(2, 0.5), (4, 0.5)]
+
+
+def test_steps_that_begin_anew_are_no_time():
+    rows = [(0.0, 50, "loss"), (2.0, 52, "loss"), (9.0, 50, "loss"), (10.0, 51, "loss")]
+    assert times_of(*rows) == [(52, 1.0), (51, 1.0)]
+
+
+def test_a_function_that_logs_its_own_step_time_keeps_it():
+    assert times_of((0.0, 0, "step_time_s"), (5.0, 1, "step_time_s")) == []
+
+
+def test_what_a_thread_raises_is_said_and_does_not_end_it(agent, monkeypatch, capfd):
+    broken = [RuntimeError("no such thing")]
+    note = StepTimes.note
+
+    def fail_once(self: StepTimes, row: Row) -> None:
+        if broken:
+            raise broken.pop()
+        note(self, row)
+
+    monkeypatch.setattr(StepTimes, "note", fail_once)
+    kinetic.log(step=0, loss=1.0)
+    while broken:
+        time.sleep(0.01)
+    kinetic.log(step=1, loss=1.0)
+    assert (1, {"loss": 1.0}) in agent.rows()
+    assert "values could not be kept: RuntimeError: no such thing" in capfd.readouterr().err
+
+
+def test_a_sender_that_is_closed_ends_its_thread(tmp_path):
+    before = len(sys._current_frames())
+    sender = Sender(tmp_path / "nothing")
+    sender.add(Row(0.0, 0, {"loss": 1.0}, waits=False))
+    while len(sys._current_frames()) == before:
+        time.sleep(0.01)
+    sender.close()
+    while len(sys._current_frames()) > before:
+        time.sleep(0.01)
