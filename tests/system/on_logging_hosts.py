@@ -58,32 +58,42 @@ def log_what_jax_computes():
 
 
 def log_while_jax_waits(marker):
-    """The call returns although the value is not there, and cannot be before it has."""
+    """The call returns although the value is not there, and cannot be before it has: the other host
+    takes part only then."""
     import jax
     import jax.numpy as jnp
     import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
 
-    def wait(x):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    parts = jax.make_array_from_callback(
+        (jax.device_count(),),
+        NamedSharding(mesh, PartitionSpec("data")),
+        lambda part: np.ones(jax.device_count(), dtype=np.float32)[part],
+    )
+    total = jax.jit(jnp.sum)
+    total(parts).block_until_ready()
+    if jax.process_index():
         while not Path(marker).exists():
             time.sleep(0.01)
-        return np.asarray(x)
-
-    late = jax.jit(lambda x: jax.pure_callback(wait, jax.ShapeDtypeStruct((), x.dtype), x))
-    value = late(jnp.float32(0.5))
+    value = total(parts)
     kinetic.log(step=3, loss=value)
     was_ready = value.is_ready()
     Path(marker).touch()
     return was_ready
 
 
-def log_a_donated_array():
+def log_lost_arrays():
+    """Arrays that are donated to another step, or deleted, before they can be fetched."""
     import jax
     import jax.numpy as jnp
 
-    value = jnp.float32(0.5)
-    kinetic.log(step=0, loss=value)
-    value.delete()  # what donating does where the platform can
-    kinetic.log(step=1, loss=jax.numpy.float32(0.25))
+    donate = jax.jit(lambda x: x + 1, donate_argnums=0)
+    for step in range(100):
+        donated, deleted = jnp.float32(0.5), jnp.float32(0.5)
+        kinetic.log(step=step, donated=donated, deleted=deleted, rate=0.5)
+        donate(donated)
+        deleted.delete()
 
 
 def log_where_it_cannot_work():
@@ -121,6 +131,23 @@ def train_elastically(folder):
             return kinetic.num_slices()
         time.sleep(0.02)
     return None
+
+
+def fit_a_model():
+    """Two epochs of four batches."""
+    import keras
+    import numpy as np
+
+    import kinetic.keras
+
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    y = x.sum(axis=1, keepdims=True)
+    callbacks = [kinetic.keras.Metrics()]
+    data = {"validation_data": (x, y), "batch_size": 10, "verbose": 0}
+    model.fit(x, y, epochs=2, callbacks=callbacks, **data)
+    model.fit(x, y, epochs=1, callbacks=[kinetic.keras.Metrics(each_batch=False)], **data)
 
 
 def save_steps(folder):

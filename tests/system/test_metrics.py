@@ -14,9 +14,10 @@ import pytest
 from gangs import wait_until
 from on_logging_hosts import (
     FIRST_STEPS,
-    log_a_donated_array,
+    fit_a_model,
     log_and_raise,
     log_from_everywhere,
+    log_lost_arrays,
     log_until_killed,
     log_what_jax_computes,
     log_where_it_cannot_work,
@@ -93,18 +94,21 @@ def test_numbers_of_jax_are_fetched_from_one_device_and_from_all(home):
 
 
 def test_a_call_does_not_wait_for_the_value(home, tmp_path):
-    handle = kinetic.run("cpu")(log_while_jax_waits).run_async(str(tmp_path / "marker"))
+    handle = kinetic.run("tpu-v6e-8")(log_while_jax_waits).run_async(str(tmp_path / "marker"))
     assert handle.result(timeout=LIMIT_S) is False
     loss = handle.metrics()["loss"]
-    assert (list(loss.steps), list(loss.values)) == ([3], [0.5])
+    assert (list(loss.steps), list(loss.values)) == ([3], [8.0])
 
 
-def test_a_donated_array_costs_one_value_and_a_line(home):
-    handle = kinetic.run("cpu")(log_a_donated_array).run_async()
+def test_arrays_that_are_lost_cost_themselves_and_a_line(home):
+    handle = kinetic.run("cpu")(log_lost_arrays).run_async()
     handle.result(timeout=LIMIT_S)
-    kept = steps_of(handle, 0)
-    assert kept in ([1], [0, 1])  # the thread may have been quicker than the function
-    assert ("Log a value that is not donated" in handle.logs()) == (kept == [1])
+    found = handle.metrics()
+    assert list(found["rate"].steps) == list(range(100))
+    for name in ("donated", "deleted"):  # the thread may have been quicker than the function
+        kept = len(found[name]) if name in found else 0
+        lines = handle.logs().count(f"a value of {name!r} is lost: its array was deleted")
+        assert lines == (kept < 100)
 
 
 def test_traced_values_are_refused(home):
@@ -147,6 +151,16 @@ def test_a_checkpointer_alone_tells_the_time_of_steps(home, tmp_path):
     assert found["step_time_s"].steps[-1] == 29
     assert min(found["step_time_s"].values) >= 0.05
     assert list(found["steps_per_s"].values) == [1 / value for value in found["step_time_s"].values]
+
+
+def test_keras_logs_batches_and_epochs(home):
+    kinetic.run("cpu")(fit_a_model).run_async().result(timeout=LIMIT_S)
+    found = kinetic.attach(kinetic.list_jobs()[0].job_id).metrics()
+    assert {"loss", "mae", "val_loss", "val_mae"} <= found.keys()
+    assert list(found["loss"].steps) == [*range(8), 11]
+    assert list(found["val_loss"].steps) == [3, 7, 11]
+    assert list(found["mae"].steps) == [*range(8), 11]
+    assert found["loss"].values[-1] < found["loss"].values[0]
 
 
 def test_a_job_that_logs_nothing_leaves_nothing(home):

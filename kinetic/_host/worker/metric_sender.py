@@ -139,10 +139,10 @@ class Sender:
         while self._rows:
             row = self._rows[0]
             if row.waits:
+                if not _is_ready(row):
+                    return
                 values = {}
                 try:
-                    if not _is_ready(row):
-                        return
                     step = row.step if type(row.step) is int else int(row.step.item())
                 except Exception as error:  # noqa: BLE001 - deleted, or what JAX raised
                     self._tell_of_array("step", error)
@@ -242,9 +242,15 @@ class StepTimes:
 
 
 def _is_ready(row: Row) -> bool:
-    return all(
-        value.is_ready() for value in (row.step, *row.values.values()) if hasattr(value, "is_ready")
-    )
+    """Whether no array of the row has to be waited for; those that are lost raise when they are
+    fetched."""
+    for value in (row.step, *row.values.values()):
+        if hasattr(value, "is_ready"):
+            with contextlib.suppress(Exception):
+                # JAX dereferences null if an array that delete() was called on is asked.
+                if not (value.is_deleted() or value.is_ready()):
+                    return False
+    return True
 
 
 def _group_rows(rows: list[Row], epoch_s: float) -> Iterator[Frame]:

@@ -1,7 +1,7 @@
-"""Checkpoints of `model.fit`: a callback of Keras.
+"""Callbacks of Keras: checkpoints and metrics of `model.fit`.
 
-In: a model that is trained. Out: the same model, optimizer and epoch after a restart. The only
-module that imports Keras.
+In: a model that is trained. Out: the same model, optimizer and epoch after a restart; curves. The
+only module that imports Keras.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from kinetic._core.duration import Duration
 from kinetic._in_job.checkpoint.checkpointer import Checkpointer
+from kinetic._in_job.metrics import log
 from kinetic.errors import PreflightError
 
 try:
@@ -20,6 +21,46 @@ except ImportError as missing:
         "kinetic.keras needs Keras, which is not installed here: pip install keras, or pip install "
         "kinetic-sdk[jax]."
     ) from missing
+
+
+class KerasMetrics(library.callbacks.Callback):  # type: ignore[misc]
+    """Logs what `model.fit` reports, as `kinetic.log` does: at each batch what is trained on, at the
+    end of each epoch what is validated.
+
+    A step is a batch, counted by the optimizer: training that goes on from a checkpoint goes on
+    with its curves. Numbers are those that Keras's progress bar shows: means of the epoch so far.
+
+    Args:
+        each_batch: also log batches; False logs the ends of epochs only.
+    """
+
+    async_safe = True
+
+    def __init__(self, *, each_batch: bool = True) -> None:
+        super().__init__()
+        self._each_batch = each_batch
+        self._begin = self._done = 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Note with which step the epoch begins."""
+        self._begin, self._done = int(self.model.optimizer.iterations), 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Log a batch."""
+        self._done = max(self._done, batch)
+        if self._each_batch and logs:
+            log(step=self._begin + batch, **logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Log what comes once per epoch."""
+        of_batches = "loss", *self.model.metrics_names
+        kept = {
+            name: value
+            for name, value in (logs or {}).items()
+            if not (self._each_batch and name in of_batches)
+        }
+        if kept:
+            log(step=self._begin + self._done, **kept)
 
 
 class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
