@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kinetic._client.handle import JobHandle
     from kinetic._client.plan_view import PlanView
     from kinetic._client.remote import RemoteCallable
-    from kinetic._core.place import Place
     from kinetic._store.base import Store
 
 _PLACES = ("project", "zone", "cluster", "namespace")
@@ -122,26 +121,9 @@ def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]
 
 def make_context(flags: Mapping[str, str | None]) -> AppContext:
     """Return the context that settings and flags describe."""
-    from kinetic._config import settings as configuration
-    from kinetic._store.open import open_store
+    from kinetic._client.access import open_access
 
-    settings = configuration.load(flags=flags)
-    store = open_store(settings.store)
-
-    backends: dict[tuple[Place, str], Backend] = {}
-
-    def backend_of(ref: JobRef) -> Backend:
-        from kinetic._backends import registry
-
-        key = (ref.place, ref.store_uri)
-        if key not in backends:
-            backends[key] = registry.backend_of(ref)
-        return backends[key]
-
-    def handle_of(ref: JobRef) -> JobHandle[Any]:
-        from kinetic._client.handle import JobHandle
-
-        return JobHandle(ref, backend_of(ref), store)
+    access = open_access(flags)
 
     def remote(
         function: Callable[[], None], options: Mapping[str, Any]
@@ -152,9 +134,9 @@ def make_context(flags: Mapping[str, str | None]) -> AppContext:
         return decorator.run(**arguments)(function)
 
     return AppContext(
-        store,
-        backend_of,
-        handle_of,
+        access.store,
+        access.backend_of,
+        access.handle_of,
         submit=lambda function, options: remote(function, options).run_async(),
         plan=lambda function, options: remote(function, options).plan(),
     )

@@ -12,6 +12,7 @@ from batch_fakes import Scripted
 from doubles.memory_store import MemoryStore
 from laptop_fakes import NOW, FakeBackend, ref
 
+from kinetic._client.activity_watch import ActivityWatch
 from kinetic._client.board.reader import JobBoard
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
@@ -21,7 +22,6 @@ from kinetic._core.place import Place
 from kinetic._core.state import JobStanding, JobStatus
 from kinetic._store import index
 from kinetic._store.local import LocalStore
-from kinetic.cli.commands.top import ActivityWatch
 from kinetic.cli.context import AppContext
 from kinetic.errors import BackendUnavailable
 

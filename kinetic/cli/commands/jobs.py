@@ -274,7 +274,7 @@ def _describe_cost(cost: Cost, so_far_usd: float, *, is_over: bool) -> str:
 
 def _members(app: AppContext, ref: JobRef) -> list[HostLine]:
     """What the hosts of a running job are doing; [] if unknown."""
-    from kinetic.cli.commands.top import ActivityWatch
+    from kinetic._client.activity_watch import ActivityWatch
 
     with ActivityWatch(app, {ref.job_id}) as watch:
         found = watch.poll_to_end(_MEMBERS_S)

@@ -1,0 +1,163 @@
+"""What the hosts of running jobs are doing, looked at again and again.
+
+In: access to jobs, ids. Out: `HostLine`s of all hosts, newest job first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kinetic._client.board import activity
+from kinetic._client.board.activity import HostLine, Rates
+from kinetic._core.ref import JobRef
+from kinetic._core.state import UNKNOWN, JobStatus
+from kinetic._store import index
+from kinetic.errors import KineticError
+
+if TYPE_CHECKING:
+    from kinetic._backends.base import Backend
+    from kinetic._client import asking
+    from kinetic._client.board.reader import JobBoard
+    from kinetic._rpc.client import ControlClient
+    from kinetic._store.base import Store
+
+_ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING, UNKNOWN)
+_SNAPSHOT_TIMEOUT_S = 1.0
+ANSWER_S, _PAUSE_S = 12.0, 0.25
+"""How long leaders are waited for that look for questions every ten seconds."""
+
+
+class SeesJobs(Protocol):
+    """The part of an access to jobs that is needed here."""
+
+    @property
+    def store(self) -> Store:
+        """Holds the records."""
+        ...
+
+    @property
+    def board(self) -> JobBoard:
+        """Where the jobs stand."""
+        ...
+
+    def backend_of(self, ref: JobRef, /) -> Backend:
+        """Return the backend that took a job."""
+        ...
+
+    def now(self) -> float:
+        """Return the time, in seconds since the epoch."""
+        ...
+
+    def find(self, text: str, /) -> JobRef:
+        """Return the job with this id."""
+        ...
+
+
+class ActivityWatch:
+    """Polls the jobs that have not ended; a job that has ended is not read again."""
+
+    def __init__(self, app: SeesJobs, chosen: set[str]) -> None:
+        self._app = app
+        self._chosen = chosen
+        self._refs: dict[str, JobRef] = {}
+        self._ended: set[str] = set()
+        self._clients: dict[str, tuple[object, ControlClient]] = {}
+        self._rates = Rates()
+        self._asked: dict[str, asking.ActivityPoll] = {}
+        self._unanswered: set[str] = set()
+
+    def __enter__(self) -> ActivityWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _address, client in self._clients.values():
+            client.close()
+
+    def poll_to_end(self, patience_s: float = ANSWER_S) -> list[HostLine]:
+        """Return what `poll` does, once the leaders that are asked in the store have answered, or
+        have had the time to."""
+        give_up_at = time.monotonic() + patience_s
+        while True:
+            found = self.poll()
+            if not self._unanswered or time.monotonic() > give_up_at:
+                return found
+            time.sleep(_PAUSE_S)
+
+    def poll(self) -> list[HostLine]:
+        """Return the hosts of all active jobs, newest job first."""
+        self._unanswered.clear()
+        found: list[HostLine] = []
+        active = self._active()
+        standings = self._app.board.look(active)
+        for ref in active:
+            state = standings[ref.job_id].state
+            if state not in _ACTIVE:
+                self._ended.add(ref.job_id)
+                self._disconnect(ref.job_id)
+                continue
+            seen = self._snapshot(ref, may_run=state != JobStatus.PENDING)
+            attempt = None if seen else self._app.board.gang(ref).current
+            found += activity.lines(ref, state, seen, self._rates, self._app.now(), attempt=attempt)
+        return found
+
+    def _active(self) -> list[JobRef]:
+        ids = set(index.ids(self._app.store)) - self._ended
+        wanted = ids & self._chosen if self._chosen else ids
+        if not wanted <= self._refs.keys():
+            self._refs |= {ref.job_id: ref for ref in self._find(wanted)}
+            self._ended |= wanted - self._refs.keys()  # removed since, or damaged
+        active = [self._refs[job_id] for job_id in wanted - self._ended]
+        return sorted(active, key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
+
+    def _find(self, wanted: set[str]) -> Iterator[JobRef]:
+        if not self._chosen:
+            yield from self._app.board.refs()
+        for job_id in wanted & self._chosen:
+            with contextlib.suppress(KineticError):
+                yield self._app.find(job_id)
+
+    def _snapshot(self, ref: JobRef, *, may_run: bool) -> dict[str, Any] | None:
+        from kinetic._backends.base import Controls
+
+        if ref.place.is_cluster:
+            return self._ask_leader(ref) if may_run else None
+        try:
+            backend = self._app.backend_of(ref)
+            address = backend.control(ref) if isinstance(backend, Controls) else None
+            return (
+                None
+                if address is None
+                else self._client(ref.job_id, address).snapshot(_SNAPSHOT_TIMEOUT_S)
+            )
+        except (KineticError, ValueError):  # it is ending, or its supervisor does not answer
+            return None
+
+    def _ask_leader(self, ref: JobRef) -> dict[str, Any] | None:
+        """What the leader of a job on a cluster has answered."""
+        from kinetic._client import asking
+
+        asked = self._asked.setdefault(ref.job_id, asking.ActivityPoll(self._app.store, ref))
+        with contextlib.suppress(KineticError):
+            if (found := asked.look()) is not None:
+                return found
+        self._unanswered.add(ref.job_id)
+        return None
+
+    def _client(self, job_id: str, address: Any) -> ControlClient:
+        entry = self._clients.get(job_id)
+        if entry is not None and entry[0] == address:
+            return entry[1]
+        self._disconnect(job_id)  # another attempt has another address
+        from kinetic._rpc.client import ControlClient
+
+        client = ControlClient(address, give_up_s=0.0)
+        self._clients[job_id] = (address, client)
+        return client
+
+    def _disconnect(self, job_id: str) -> None:
+        entry = self._clients.pop(job_id, None)
+        if entry is not None:
+            entry[1].close()
