@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kinetic._client.remote import RemoteCallable as RemoteCallable
     from kinetic._compile.report import CompileReport as CompileReport
     from kinetic._compile.slice import CompileSlice as CompileSlice
+    from kinetic._dashboard.start import dashboard as dashboard
     from kinetic._datasets.data import Data as Data
     from kinetic._in_job.checkpoint.checkpointer import Checkpointer as Checkpointer
     from kinetic._in_job.elastic import reform as reform
@@ -54,6 +55,7 @@ _HOME_OF = {
     "attach_batch": "_client.batch.handle",
     "attempt": "_in_job.slices",
     "compile_for": "_client.compiling",
+    "dashboard": "_dashboard.start",
     "list_jobs": "jobs",
     "log": "_in_job.metrics",
     "make_mesh": "_in_job.mesh",
@@ -86,6 +88,7 @@ __all__ = [
     "attach_batch",
     "attempt",
     "compile_for",
+    "dashboard",
     "errors",
     "list_jobs",
     "log",

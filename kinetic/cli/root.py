@@ -34,6 +34,10 @@ _COMMANDS = {
         "kinetic.cli.commands.output:logs",
         "Print what the hosts of a job printed; short for `jobs logs`.",
     ),
+    "dashboard": Lazy(
+        "kinetic.cli.commands.dashboard:dashboard",
+        "Show all jobs in a browser.",
+    ),
     "checkpoint": Lazy(
         "kinetic.cli.commands.checkpoint:checkpoint",
         "Look at checkpoints, and size the memory for them.",

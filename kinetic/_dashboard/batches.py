@@ -1,0 +1,114 @@
+"""Batches: how many inputs, and where each stands.
+
+In: a store, the list of jobs. Out: what the list of batches and the grid of one show. An input
+stands where its latest job does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from kinetic._client.batch.ledger import InputState
+from kinetic._client.batch.manifest import Manifest
+from kinetic._client.board import text
+from kinetic.errors import KineticError, NotFound
+
+if TYPE_CHECKING:
+    from kinetic._dashboard.board_watch import JobList, JobRow
+    from kinetic._store.base import Store
+
+_MOST_BATCHES = 200
+
+
+class BatchCell(NamedTuple):
+    """One input: its state, its latest job, and how many jobs it has had."""
+
+    number: int
+    state: str
+    row: JobRow | None
+    tries: int
+    reason: str
+
+
+class BatchGrid(NamedTuple):
+    """One batch.
+
+    Attributes:
+        group_id: its id.
+        name: as shown.
+        created_at: of its first job, in seconds since the epoch; 0.0 before it has one.
+        cells: its inputs.
+        stopped: why nothing more is submitted; "" if that is not so.
+    """
+
+    group_id: str
+    name: str
+    created_at: float
+    cells: tuple[BatchCell, ...]
+    stopped: str = ""
+
+    def counts(self) -> dict[str, int]:
+        """Return how many inputs are in each state, most of them first."""
+        return dict(Counter(cell.state for cell in self.cells).most_common())
+
+
+def list_batches(store: Store, found: JobList) -> list[BatchGrid]:
+    """Return the newest batches that have jobs; of each, only inputs that have jobs are counted."""
+    by_group: dict[str, list[JobRow]] = {}
+    for row in found.rows:
+        if row.ref.group_id:
+            by_group.setdefault(row.ref.group_id, []).append(row)
+    return [
+        BatchGrid(group_id, _name_of(store, group_id), rows[-1].ref.created_at, _cells(rows))
+        for group_id, rows in list(by_group.items())[:_MOST_BATCHES]
+    ]
+
+
+def read_batch(store: Store, group_id: str, found: JobList) -> BatchGrid:
+    """Return one batch with all its inputs.
+
+    Raises:
+        NotFound: there is no such batch.
+    """
+    rows = [row for row in found.rows if row.ref.group_id == group_id]
+    try:
+        manifest = Manifest.open(store, group_id)
+    except NotFound:
+        if not rows:
+            raise
+        return BatchGrid(group_id, group_id, rows[-1].ref.created_at, _cells(rows))
+    cells = {cell.number: cell for cell in _cells(rows)}
+    told = manifest.snapshot({index: cell.tries for index, cell in cells.items()})
+    for index in range(manifest.batch.total):
+        if index in told.refused:
+            state, why = InputState.REFUSED, text.printable(told.refused[index])
+        elif index in told.skipped or (told.ended and index not in told.jobs):
+            state, why = InputState.SKIPPED, ""
+        else:
+            state, why = InputState.WAITING, ""
+        cells.setdefault(index, BatchCell(index, str(state), None, 0, why))
+    first = rows[-1].ref.created_at if rows else 0.0
+    ordered = tuple(cells[index] for index in sorted(cells))
+    return BatchGrid(group_id, manifest.batch.name or group_id, first, ordered, told.stopped)
+
+
+def _name_of(store: Store, group_id: str) -> str:
+    try:
+        return Manifest.open(store, group_id).batch.name or group_id
+    except KineticError:  # removed, or damaged: its jobs are there all the same
+        return group_id
+
+
+def _cells(rows: Iterable[JobRow]) -> tuple[BatchCell, ...]:
+    """The inputs that have jobs; rows come newest first, so an input's first one is its latest."""
+    found: dict[int, BatchCell] = {}
+    for row in rows:
+        index = row.ref.group_index or 0
+        latest = found.get(index)
+        if latest is None:
+            found[index] = BatchCell(index, row.state, row, 1, row.standing.reason)
+        else:
+            found[index] = latest._replace(tries=latest.tries + 1)
+    return tuple(found[index] for index in sorted(found))

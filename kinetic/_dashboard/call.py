@@ -1,0 +1,88 @@
+"""What a job was asked to do: its options, its data, its source.
+
+In: a store, a job. Out: rows for its page. Values of variables are not shown: they may be secrets.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kinetic._client.board import text
+from kinetic._core import layout
+from kinetic._core.plan import Plan
+from kinetic.errors import NotFound
+
+if TYPE_CHECKING:
+    from kinetic._core.ref import JobRef
+    from kinetic._store.base import Store
+
+_MOST_FILES = 5000
+_NAMES_ONLY = ("env", "topology")
+
+
+def describe_call(store: Store, ref: JobRef) -> dict[str, Any]:
+    """Return facts about the call, and the options that differ from their defaults.
+
+    Raises:
+        KineticError: the plan cannot be read.
+    """
+    plan = Plan.read(store.get(layout.plan(ref.job_id)))
+    options = [
+        (name, _show(value))
+        for name, value in plan.options.to_json().items()
+        if name not in _NAMES_ONLY
+    ]
+    limits = [(name, _show(value)) for name, value in vars(plan.limits).items() if value]
+    return {"facts": _facts(plan), "options": options, "limits": limits, "tree": plan.tree}
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_show, value))
+    return text.printable(value)
+
+
+def _facts(plan: Plan) -> list[tuple[str, str]]:
+    slices = plan.options.most_slices
+    shape = f"{plan.topology.name}, {plan.topology.shape_text}, {plan.topology.chips} chips"
+    rows = {
+        "Function": plan.name,
+        "Slice": f"{slices} x {shape}" if slices > 1 else shape,
+        "Hosts": f"{plan.hosts} with {text.count(plan.devices_per_host, 'device')} each",
+        "Place": " · ".join(filter(None, (plan.place.backend, plan.place.cluster))),
+        "Payload": f"{text.size(plan.payload.size_bytes)}, sha256 {plan.payload.digest[:12]}",
+        "Data": ", ".join(
+            each.source + (f" at {each.mount}" if each.mount else "") for each in plan.data
+        ),
+        "Variables": ", ".join([*plan.options.env, *plan.captured]),
+        "Secrets": ", ".join(plan.secrets),
+        "JAX": ", ".join(f"{name}={value}" for name, value in plan.jax_options.items()),
+        "Labels": ", ".join(f"{name}={value}" for name, value in plan.labels.items()),
+        "Output folder": plan.output_dir or "",
+        "Versions": f"Python {plan.versions.python}, kinetic {plan.versions.kinetic}",
+        "Sent from": plan.client_root,
+    }
+    return [(name, text.printable(value)) for name, value in rows.items() if value]
+
+
+def list_source(store: Store, ref: JobRef) -> tuple[list[tuple[str, str]], int]:
+    """Return the files of the source tree with their sizes, the first of them, and how many more
+    there are.
+
+    Raises:
+        NotFound: nothing was sent.
+        KineticError: the tree cannot be read.
+    """
+    from kinetic._source import manifest
+    from kinetic._source.download import open_tree
+
+    tree = Plan.read(store.get(layout.plan(ref.job_id))).tree
+    if tree is None:
+        raise NotFound("No source was sent with this job.")
+    with open_tree(store, tree) as stored:
+        files = [
+            (text.printable(each.path), text.size(each.size_bytes))
+            for each in stored.entries
+            if isinstance(each, manifest.File)
+        ]
+    return files[:_MOST_FILES], max(len(files) - _MOST_FILES, 0)

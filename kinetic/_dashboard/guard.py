@@ -1,0 +1,114 @@
+"""Who may see the pages: the only door, before any of them.
+
+In: requests. Out: refusals, or requests whose address lacks the token.
+
+The token is a part of every address instead of a cookie. A browser sends cookies of a loopback
+address to the servers of all its ports, and to whoever makes it ask; an address that nobody else
+knows can be neither forged nor asked for from another site.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.responses import PlainTextResponse
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_SAFE_METHODS = frozenset({"GET", "HEAD"})
+_NOTEBOOKS = (
+    "http://127.0.0.1:* http://localhost:* https://127.0.0.1:* https://localhost:* vscode-webview:"
+)
+REFUSAL = (
+    "This is not the address of a dashboard. Use the one that `kinetic dashboard` printed; it has "
+    "a token in it, and is good for as long as that command runs.\n"
+)
+
+
+class Guard:
+    """Lets in who knows the token, asks by a name of this machine, and acts from a page of ours.
+
+    Args:
+        app: gets the requests that are let in, with the token taken off their paths.
+        token: the first part of the path of every address.
+        is_framed: whether notebooks of this machine may show the pages in a frame.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, *, is_framed: bool = False) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._headers = _security_headers(_NOTEBOOKS if is_framed else "'none'")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *self._headers]
+            await send(message)
+
+        rest = self._path_within(scope)
+        if rest is None or not is_allowed(scope["method"], _headers_of(scope)):
+            response = PlainTextResponse(REFUSAL, status_code=403)
+            await response(scope, receive, send_guarded)
+            return
+        inside = {**scope, "path": rest, "raw_path": rest.encode(), "root_path": ""}
+        await self._app(inside, receive, send_guarded)
+
+    def _path_within(self, scope: Scope) -> str | None:
+        """The path behind the token; None if it is another token, or none."""
+        token, slash, rest = scope["path"].removeprefix("/").partition("/")
+        is_known = hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token)
+        return f"/{rest}" if is_known and slash else None
+
+
+def is_allowed(method: str, headers: Mapping[str, list[str]]) -> bool:
+    """Whether a request comes to this machine by its own name and, if it changes something, from
+    one of our pages.
+
+    A name that resolves to this machine only for the attacker's page (DNS rebinding) is in `Host`.
+    """
+    hosts = headers.get("host", [])
+    if len(hosts) != 1 or _name_of(hosts[0]) not in _LOOPBACK:
+        return False
+    return method in _SAFE_METHODS or headers.get("origin") == [f"http://{hosts[0]}"]
+
+
+def _name_of(host: str) -> str:
+    """The name in "name:port"; "" if it is nothing of that kind."""
+    try:
+        parts = urlsplit(f"//{host}")
+        is_plain = parts.netloc == host and parts.username is None and parts.port != 0
+        return parts.hostname or "" if is_plain else ""
+    except ValueError:
+        return ""
+
+
+def _headers_of(scope: Scope) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return found
+
+
+def _security_headers(frames: str) -> list[tuple[bytes, bytes]]:
+    policy = (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        f"connect-src 'self'; base-uri 'self'; form-action 'none'; frame-ancestors {frames}"
+    )
+    headers = {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+        "cache-control": "no-store",
+    }
+    return [(name.encode(), value.encode()) for name, value in headers.items()]

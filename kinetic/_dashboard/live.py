@@ -1,0 +1,151 @@
+"""What changes while a page is looked at: one stream of events for each page.
+
+In: looks at jobs. Out: messages as server-sent events: pieces of HTML by the id of their element,
+lines of output, and what is in the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from kinetic._dashboard.output import OutputReader
+from kinetic._dashboard.scene import JobCamera, JobScene
+from kinetic.errors import KineticError, NotFound
+
+if TYPE_CHECKING:
+    from kinetic._client.access import JobAccess
+    from kinetic._core.ref import JobRef
+
+Message = dict[str, Any]
+
+EVERY_S = 0.1
+"""Between two looks at what a page shows: half of it is the usual delay."""
+_SILENT_S = 5.0
+"""Without an answer for this long, a page says so."""
+_ALIVE_S = 15.0
+"""A stream without news says at least this often that it is there."""
+_REMOTE_S = 1.0
+_ENDED_S = 2.0
+_GONE = "gone"
+
+
+async def send_messages(
+    look: Callable[[], Message | None],
+    close: Callable[[], object],
+    is_disconnected: Callable[[], Awaitable[bool]],
+) -> AsyncIterator[bytes]:
+    """Yield what each look finds, as events, until the browser has left or `look` says that
+    nothing more will come (`end`). `look` runs in a thread, one at a time; one that does not come
+    back is told of."""
+    told_at, since = time.monotonic(), time.monotonic()
+    task: asyncio.Task[Message | None] | None = None
+    try:
+        while not await is_disconnected():
+            if task is None:
+                since = time.monotonic()
+                task = asyncio.create_task(asyncio.to_thread(look))
+            done, _ = await asyncio.wait({task}, timeout=_SILENT_S)
+            message: Message | None = None
+            if not done:
+                waited_s = time.monotonic() - since
+                message = {"trouble": f"The store has not answered for {waited_s:.0f} s."}
+            else:
+                message, task = task.result(), None
+            if message is not None:
+                told_at = time.monotonic()
+                yield f"data: {json.dumps(message)}\n\n".encode()
+                if message.get("end"):
+                    return
+            elif time.monotonic() - told_at > _ALIVE_S:
+                told_at = time.monotonic()
+                yield b": there\n\n"
+            if done:
+                await asyncio.sleep(EVERY_S)
+    finally:
+        if task is not None:
+            await asyncio.wait({task})
+        close()
+
+
+class JobStream:
+    """The page of one job, from its first look on.
+
+    Args:
+        access: to jobs.
+        ref: the job.
+        render: fills in a template.
+        host: whose output is read.
+    """
+
+    def __init__(
+        self,
+        access: JobAccess,
+        ref: JobRef,
+        render: Callable[..., str],
+        *,
+        host: int = 0,
+    ) -> None:
+        self._camera = JobCamera(access, ref)
+        self._render = render
+        self._reader = OutputReader(access.handle_of(ref), min(host, ref.hosts - 1))
+        self._is_near = access.store.as_folder() is not None
+        self._sent: dict[str, str] = {}
+        self._open_line = ""
+        self._trouble = ""
+        self._next_at = 0.0
+
+    def close(self) -> None:
+        """Let go of the job."""
+        self._camera.close()
+
+    def look_once(self) -> dict[str, Any]:
+        """Return what the page shows at first.
+
+        Raises:
+            KineticError: the job cannot be seen.
+        """
+        scene = self._camera.look()
+        return {"scene": scene, "pieces": self._pieces(scene)}
+
+    def look(self) -> Message | None:
+        """Return what has changed; None if nothing has, or it is not yet time to look again."""
+        if time.monotonic() < self._next_at:
+            return None
+        message: Message = {}
+        try:
+            scene = self._camera.look()
+            html = self._pieces(scene)
+            changed = {n: piece for n, piece in html.items() if self._sent.get(n) != piece}
+            if changed:
+                message["html"] = changed
+                self._sent = html
+            lines, open_line = self._reader.read()
+            if lines or open_line != self._open_line:
+                message |= {"lines": [line.to_json() for line in lines], "open": open_line}
+                self._open_line = open_line
+            pause_s = _ENDED_S if scene.has_ended else 0.0 if self._is_near else _REMOTE_S
+            self._next_at = time.monotonic() + (0.0 if lines else pause_s)
+            trouble = ""
+        except NotFound as error:
+            return {"trouble": str(error), _GONE: True, "end": True}
+        except (KineticError, OSError) as error:
+            trouble = str(error)
+            self._next_at = time.monotonic() + _ENDED_S
+        if trouble != self._trouble:
+            self._trouble = message["trouble"] = trouble
+        return message or None
+
+    def _pieces(self, scene: JobScene) -> dict[str, str]:
+        """The parts of the page that change, by the ids of their elements."""
+        found = {
+            name: self._render(f"_{name}.html", scene=scene, ref=scene.ref)
+            for name in ("head", "attempts", "attention")
+        }
+        for box in scene.slices:
+            name = f"slice-{box.number}"
+            found[name] = self._render("_slice.html", box=box, scene=scene)
+        return found

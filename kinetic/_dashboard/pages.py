@@ -1,0 +1,336 @@
+"""The pages and what their script asks for: routes, and templates filled in.
+
+In: access to jobs, requests. Out: an application of Starlette.
+
+Templates escape whatever they are given. What changes while a page is looked at comes as pieces of
+HTML in one stream of events for each page (`live`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from kinetic._client import killing
+from kinetic._client.board import text
+from kinetic._core.gang import blame
+from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
+from kinetic._dashboard import capacity, live, output
+from kinetic._dashboard.batches import list_batches, read_batch
+from kinetic._dashboard.board_watch import BoardWatch, JobList
+from kinetic._dashboard.call import describe_call, list_source
+from kinetic.errors import KineticError, NotFound, UsageError
+from kinetic.version import __version__
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from kinetic._client.access import JobAccess
+
+_STATES = [*(str(each).lower() for each in JobStatus if each is not JobStatus.NOT_FOUND), "unknown"]
+_WINDOW = 100
+_FIRST_WINDOW = 40
+"""Rows in the page itself; its script fetches those that come into view."""
+_TYPES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
+_NOTHING_FOUND = 404
+
+Act = Callable[["Request", JobRef], dict[str, Any]]
+
+
+def make_app(access: JobAccess) -> Starlette:
+    """Return the application; `guard.Guard` decides who reaches it."""
+    pages = Pages(access)
+    static = resources.files("kinetic._dashboard") / "static"
+    files = {name: (static / name).read_bytes() for name in _TYPES}
+
+    async def give_file(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in files:
+            return Response(status_code=_NOTHING_FOUND)
+        return Response(files[name], media_type=_TYPES[name])
+
+    actions: dict[str, Act] = {"cancel": pages.cancel, "kill": pages.kill, "stacks": pages.stacks}
+    job = "/jobs/{job_id}"
+    return Starlette(
+        routes=[
+            Route("/", pages.show_jobs),
+            Route("/rows", pages.show_rows),
+            Route("/live", pages.stream_jobs),
+            Route(job, pages.show_job),
+            Route(f"{job}/live", pages.stream_job),
+            Route(f"{job}/search", pages.search_output),
+            Route(f"{job}/output", pages.download_output),
+            Route(f"{job}/call", pages.show_call),
+            Route(f"{job}/source", pages.show_source),
+            *(
+                Route(f"{job}/{name}", pages.act(act), methods=["POST"])
+                for name, act in actions.items()
+            ),
+            Route("/batches", pages.show_batches),
+            Route("/batches/{group_id}", pages.show_batch),
+            Route("/batches/{group_id}/live", pages.stream_batch),
+            Route("/capacity", pages.show_capacity),
+            Route("/capacity/table", pages.show_capacity_table),
+            Route("/static/{name}", give_file),
+        ],
+        exception_handlers={KineticError: pages.explain},
+    )
+
+
+class Pages:
+    """What each address answers."""
+
+    def __init__(self, access: JobAccess) -> None:
+        self._access = access
+        self._watch = BoardWatch(access)
+        self._templates = Environment(
+            loader=PackageLoader("kinetic._dashboard"),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.globals |= {"version": __version__, "states": _STATES}
+        self._templates.filters |= {
+            "size": text.size,
+            "name_of": text.printable,
+            "count": text.count,
+        }
+
+    def render(self, template: str, **values: Any) -> str:
+        """Return a template, filled in."""
+        return self._templates.get_template(template).render(**values)
+
+    # -- the list of jobs --------------------------------------------------------------------------
+
+    def show_jobs(self, request: Request) -> Response:
+        """All jobs: the first rows, and room for the others."""
+        found = self._watch.look(patience_s=1.0)
+        rows = found.select(*_filter_of(request))
+        return self._page(
+            request,
+            "jobs.html",
+            rows=rows[:_FIRST_WINDOW],
+            total=len(rows),
+            **self._head_of(found),
+        )
+
+    def show_rows(self, request: Request) -> Response:
+        """The rows of a part of the list, and how many there are."""
+        rows = self._watch.look().select(*_filter_of(request))
+        first = _number(request, "from", 0)
+        window = rows[first : first + min(_number(request, "n", _WINDOW), 4 * _WINDOW)]
+        html = self.render("_rows.html", rows=window, first=first)
+        return JSONResponse({"total": len(rows), "first": first, "html": html})
+
+    async def stream_jobs(self, request: Request) -> Response:
+        """Tell when the list has changed."""
+        seen = JobList(version=-1)
+
+        def look() -> live.Message | None:
+            nonlocal seen
+            found = self._watch.look()
+            if (found.version, found.trouble) == (seen.version, seen.trouble):
+                return None
+            seen = found
+            counts = self.render("_counts.html", **self._head_of(found))
+            return {"html": {"counts": counts}, "changed": True, "trouble": found.trouble}
+
+        return _stream(request, look)
+
+    def _head_of(self, found: JobList) -> dict[str, Any]:
+        return {"counts": found.counts(), "all": len(found.rows), "trouble": found.trouble}
+
+    # -- one job -----------------------------------------------------------------------------------
+
+    def show_job(self, request: Request) -> Response:
+        """One job."""
+        ref = self._find(request)
+        camera = live.JobStream(self._access, ref, self.render)
+        try:
+            return self._page(request, "job.html", ref=ref, **camera.look_once())
+        finally:
+            camera.close()
+
+    async def stream_job(self, request: Request) -> Response:
+        """What changes on the page of a job, and what one of its hosts prints."""
+        ref = await run_in_threadpool(self._find, request)
+        host = _number(request, "host", 0)
+        stream = live.JobStream(self._access, ref, self.render, host=host)
+        return _stream(request, stream.look, close=stream.close)
+
+    def search_output(self, request: Request) -> Response:
+        """Lines that have the words, of one host or of all."""
+        ref = self._find(request)
+        words = request.query_params.get("q", "")
+        host = request.query_params.get("host", "0")
+        if not words:
+            return JSONResponse({"lines": [], "cut": False, "size": ""})
+        chosen = None if host == "all" else self._check_host(ref, _number(request, "host", 0))
+        found = output.search(self._access.handle_of(ref), chosen, words)
+        return JSONResponse(
+            {
+                "lines": [line.to_json() for line in found.lines],
+                "cut": found.is_cut,
+                "size": text.size(found.size_bytes),
+            }
+        )
+
+    def download_output(self, request: Request) -> Response:
+        """All that a host printed, as printed, as a file."""
+        from kinetic._backends.base import LogRequest
+
+        ref = self._find(request)
+        host = self._check_host(ref, _number(request, "host", 0))
+        chunks = self._access.handle_of(ref).chunks(LogRequest(hosts=(host,), follow=False))
+        name = f"{ref.job_id}-host-{host}.log"
+        return StreamingResponse(
+            (chunk.data for chunk in chunks if chunk is not None),
+            media_type="application/octet-stream",
+            headers={"content-disposition": f'attachment; filename="{name}"'},
+        )
+
+    def show_call(self, request: Request) -> Response:
+        """What was called, with which options."""
+        ref = self._find(request)
+        return HTMLResponse(self.render("_call.html", **describe_call(self._access.store, ref)))
+
+    def show_source(self, request: Request) -> Response:
+        """The files that were sent along."""
+        files, more = list_source(self._access.store, self._find(request))
+        return HTMLResponse(self.render("_source.html", files=files, more=more))
+
+    # -- what is done ------------------------------------------------------------------------------
+
+    def act(self, act: Act) -> Callable[[Request], Awaitable[Response]]:
+        """Return the answer to a button."""
+
+        async def answer(request: Request) -> Response:
+            ref = await run_in_threadpool(self._find, request)
+            return JSONResponse(await run_in_threadpool(act, request, ref))
+
+        return answer
+
+    def cancel(self, request: Request, ref: JobRef) -> dict[str, Any]:
+        """Ask the job to stop."""
+        if self._access.board.verdict(ref) is not None:
+            return {"said": f"{ref.job_id} has already ended."}
+        self._access.handle_of(ref).cancel(cleanup_timeout=0)
+        return {"said": f"{ref.job_id} is being cancelled."}
+
+    def kill(self, request: Request, ref: JobRef) -> dict[str, Any]:
+        """Kill a host, or all hosts of a slice."""
+        chosen = {
+            name: _number(request, name, 0) for name in ("slice", "host") if name in _given(request)
+        }
+        killed = self._access.handle_of(ref).kill_hosts(chosen.get("slice"), chosen.get("host"))
+        return {"said": f"KILL was sent to {killing.name_machines(ref, killed)} of {ref.job_id}."}
+
+    def stacks(self, request: Request, ref: JobRef) -> dict[str, Any]:
+        """Where the code of all hosts stands, equal stacks once."""
+        found = self._access.handle_of(ref).stacks()
+        return {"text": text.printable_lines(blame.format_groups(found))}
+
+    # -- batches, capacity -------------------------------------------------------------------------
+
+    def show_batches(self, request: Request) -> Response:
+        """All batches."""
+        found = self._watch.look(patience_s=1.0)
+        batches = list_batches(self._access.store, found)
+        return self._page(request, "batches.html", batches=batches, trouble=found.trouble)
+
+    def show_batch(self, request: Request) -> Response:
+        """The inputs of one batch, as a grid."""
+        batch = read_batch(
+            self._access.store, self._group_of(request), self._watch.look(patience_s=1)
+        )
+        return self._page(request, "batch.html", batch=batch)
+
+    async def stream_batch(self, request: Request) -> Response:
+        """What changes on the page of a batch."""
+        group_id, seen = self._group_of(request), JobList(version=-1)
+
+        def look() -> live.Message | None:
+            nonlocal seen
+            found = self._watch.look()
+            if found.version == seen.version:
+                return None
+            seen = found
+            batch = read_batch(self._access.store, group_id, found)
+            return {
+                "html": {"grid": self.render("_grid.html", batch=batch)},
+                "trouble": found.trouble,
+            }
+
+        return _stream(request, look)
+
+    def show_capacity(self, request: Request) -> Response:
+        """What there is to run jobs on; its table comes later: a cluster may take a while."""
+        return self._page(request, "capacity.html")
+
+    def show_capacity_table(self, request: Request) -> Response:
+        """What there is to run jobs on."""
+        return HTMLResponse(self.render("_capacity.html", table=capacity.read_capacity()))
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def explain(self, request: Request, error: Exception) -> Response:
+        """Answer with what went wrong: as a page, or to the page's script."""
+        status = _NOTHING_FOUND if isinstance(error, NotFound) else 503
+        status = 400 if isinstance(error, UsageError) else status
+        if request.headers.get("accept", "").startswith("text/html"):
+            page = self.render("trouble.html", base=_base_of(request), error=str(error))
+            return HTMLResponse(page, status_code=status)
+        return JSONResponse({"error": text.printable_lines(str(error))}, status_code=status)
+
+    def _page(self, request: Request, template: str, **values: Any) -> Response:
+        return HTMLResponse(self.render(template, base=_base_of(request), **values))
+
+    def _find(self, request: Request) -> JobRef:
+        return self._access.find(request.path_params["job_id"])
+
+    def _group_of(self, request: Request) -> str:
+        return str(request.path_params["group_id"])
+
+    def _check_host(self, ref: JobRef, host: int) -> int:
+        if not 0 <= host < ref.hosts:
+            raise UsageError(f"{ref.job_id} has hosts 0 to {ref.hosts - 1}; there is no {host}.")
+        return host
+
+
+def _stream(
+    request: Request,
+    look: Callable[[], live.Message | None],
+    close: Callable[[], object] = lambda: None,
+) -> Response:
+    return StreamingResponse(
+        live.send_messages(look, close, request.is_disconnected), media_type="text/event-stream"
+    )
+
+
+def _base_of(request: Request) -> str:
+    """The way from this page up to the first one: addresses in pages are relative to that."""
+    return "../" * request.url.path.strip("/").count("/") or "./"
+
+
+def _given(request: Request) -> Any:
+    return request.query_params
+
+
+def _filter_of(request: Request) -> tuple[str, str]:
+    return request.query_params.get("state", ""), request.query_params.get("q", "")
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    """A number from the address, as far as it can be one."""
+    try:
+        return max(int(request.query_params.get(name, default)), 0)
+    except ValueError:
+        return default

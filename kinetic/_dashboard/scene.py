@@ -1,0 +1,292 @@
+"""One job at one moment, as its page draws it: slices, hosts, attempts.
+
+In: access to jobs, a job. Out: `JobScene`s. What hosts do comes from the job's leader, once a
+second; everything else from the board, each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from kinetic._client.activity_watch import ActivityWatch
+from kinetic._client.board import activity, shape, text
+from kinetic._client.board.activity import HostLine
+from kinetic._core.exits import HostState
+from kinetic._core.state import JobStanding, JobStatus
+from kinetic.errors import KineticError, NotFound
+
+if TYPE_CHECKING:
+    from kinetic._client.access import JobAccess
+    from kinetic._core.gang.picture import AttemptPicture, HostPicture
+    from kinetic._core.ref import JobRef
+
+ACTIVITY_EVERY_S = 1.0
+"""Hosts say once a second what they do."""
+_AWAY = "away"
+_LOST = "lost"
+_DETAILED_HOSTS = 64
+"""Of larger gangs, each host is a square."""
+_MOST_CHIPS = 8
+
+
+class HostCell(NamedTuple):
+    """One host.
+
+    Attributes:
+        host: its index in the job.
+        member: its index in the attempt, by which its output is found; None if it takes no part.
+        state: one word, as it is shown and coloured.
+        facts: what else is known, in the order in which it is read.
+        last_line: the last line that it printed.
+    """
+
+    host: int
+    member: int | None
+    state: str
+    facts: tuple[str, ...] = ()
+    last_line: str = ""
+
+
+class SliceBox(NamedTuple):
+    """One slice.
+
+    Attributes:
+        number: from 0.
+        title: its name and shape.
+        note: "lost" or "awaited" when it takes no part; else counts of its hosts' states.
+        hosts: its hosts.
+        chips: of each host, as many as are drawn.
+        is_detailed: whether each host is drawn with words.
+    """
+
+    number: int
+    title: str
+    note: str
+    hosts: tuple[HostCell, ...]
+    chips: int
+    is_detailed: bool
+
+
+class AttemptBar(NamedTuple):
+    """One attempt on the time line; offsets are thousandths of the whole line.
+
+    Attributes:
+        attempt: what is known of it.
+        begin, ready, end: where it began, where its function started, where it ended.
+        state: its colour.
+        length: how long it took, "" while it runs.
+    """
+
+    attempt: AttemptPicture
+    begin: int
+    ready: int
+    end: int
+    state: str
+    length: str
+
+
+class JobScene(NamedTuple):
+    """One job.
+
+    Attributes:
+        ref: the job.
+        standing: where it stands.
+        slices: all of them.
+        bars: its attempts, the last ones if there are many.
+        left_out: how many earlier attempts there are.
+        blamed: hosts that failed first.
+        reason: why the job failed, whole.
+    """
+
+    ref: JobRef
+    standing: JobStanding
+    slices: tuple[SliceBox, ...] = ()
+    bars: tuple[AttemptBar, ...] = ()
+    left_out: int = 0
+    blamed: tuple[int, ...] = ()
+    reason: str = ""
+
+    @property
+    def state(self) -> str:
+        """The job's state, in small letters."""
+        return self.standing.state.lower()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will happen."""
+        ended = [str(each).lower() for each in JobStatus if each.ended]
+        return self.state in ended
+
+    @property
+    def started_at(self) -> float | None:
+        """When its function started in the last attempt."""
+        return self.bars[-1].attempt.ready_at if self.bars else None
+
+    def needs_attention(self) -> list[HostCell]:
+        """Return the hosts that stand still, are silent, or have failed."""
+        odd = ("stalled", "silent", "failed", _LOST)
+        return [cell for box in self.slices for cell in box.hosts if cell.state in odd]
+
+
+_BARS = 20
+
+
+class JobCamera:
+    """Looks at one job, for one page."""
+
+    def __init__(self, access: JobAccess, ref: JobRef) -> None:
+        self._access = access
+        self._ref = ref
+        self._watch = ActivityWatch(access, {ref.job_id})
+        self._lines: list[HostLine] = []
+        self._ask_at = 0.0
+
+    def look(self) -> JobScene:
+        """Return the job as of now.
+
+        Raises:
+            NotFound: its records were removed.
+            KineticError: the store or the backend does not answer.
+        """
+        board, ref = self._access.board, self._ref
+        standing = board.look_at(ref)
+        if standing.error is not None:
+            raise standing.error
+        if standing.state == JobStatus.NOT_FOUND:
+            raise NotFound(f"The records of {ref.job_id} were removed.")
+        outcome = standing.outcome or (board.verdict(ref) if standing.ended_at else None)
+        attempts = board.gang(ref, outcome).attempts
+        lines = self._look_at_hosts(runs=outcome is None)
+        bars = draw_bars(attempts[-_BARS:], ref.created_at, standing.ended_at or self._access.now())
+        return JobScene(
+            ref,
+            standing,
+            draw_slices(ref, attempts[-1], lines),
+            bars,
+            len(attempts) - len(bars),
+            outcome.blamed if outcome is not None and not outcome.ok else (),
+            outcome.reason if outcome is not None else standing.reason,
+        )
+
+    def close(self) -> None:
+        """End the connection to the leader."""
+        self._watch.__exit__()
+
+    def _look_at_hosts(self, *, runs: bool) -> Sequence[HostLine]:
+        if not runs:
+            self._lines = []
+        elif time.monotonic() >= self._ask_at:
+            self._ask_at = time.monotonic() + ACTIVITY_EVERY_S
+            with contextlib.suppress(KineticError):
+                self._lines = [line for line in self._watch.poll() if line.host is not None]
+        return self._lines
+
+
+def draw_slices(
+    ref: JobRef, attempt: AttemptPicture, lines: Sequence[HostLine]
+) -> tuple[SliceBox, ...]:
+    """Return the slices of a job in its last attempt. Pure."""
+    topology = shape.topology_of(ref)
+    each = min(topology.hosts, ref.hosts) if topology is not None else ref.hosts
+    taking_part = attempt.slices or tuple(range(max(ref.hosts // max(each, 1), 1)))
+    by_member = {line.host: line for line in lines}
+    title = "" if topology is None else f"{topology.name} · {topology.shape_text}"
+    found = []
+    for index in range(max(ref.hosts // max(each, 1), 1)):
+        first = taking_part.index(index) * each if index in taking_part else None
+        is_lost = index in attempt.lost
+        cells = tuple(
+            _draw_host(index * each + n, None if first is None else first + n, attempt, by_member)
+            for n in range(each)
+        )
+        if is_lost:
+            cells = tuple(cell._replace(state=_LOST) for cell in cells)
+        found.append(
+            SliceBox(
+                index,
+                f"slice {index} · {title}" if ref.hosts > each else title,
+                _note(index, attempt, cells),
+                cells,
+                min(topology.chips_per_host, _MOST_CHIPS) if topology is not None else 0,
+                ref.hosts <= _DETAILED_HOSTS,
+            )
+        )
+    return tuple(found)
+
+
+def _note(index: int, attempt: AttemptPicture, cells: Sequence[HostCell]) -> str:
+    from kinetic._client.board.drawing import summary
+
+    if index in attempt.awaited:
+        return "awaited: it is being started again"
+    if index in attempt.lost:
+        return "lost"
+    return summary([cell.state for cell in cells])
+
+
+def _draw_host(
+    host: int, member: int | None, attempt: AttemptPicture, lines: dict[int | None, HostLine]
+) -> HostCell:
+    if member is None or member >= len(attempt.members):
+        return HostCell(host, None, _AWAY)
+    known, line = attempt.members[member], lines.get(member)
+    facts: list[str] = []
+    if line is None:
+        return HostCell(host, member, str(known.state), tuple(filter(None, [_ending(known)])))
+    if line.cpu_percent is not None:
+        facts.append(f"{line.cpu_percent:.0f} % CPU")
+    if line.rss_bytes:
+        facts.append(text.size(line.rss_bytes))
+    if line.still_s >= activity.STILL_S:
+        facts.append(f"still for {text.age(line.still_s)}")
+    facts.append(_ending(known))
+    return HostCell(
+        host, member, _state(known, line), tuple(filter(None, facts)), line.last_line.strip()
+    )
+
+
+def _state(known: HostPicture, line: HostLine) -> str:
+    """The state of a host of which both the events and the leader tell: ends and stalls are
+    events'; what it is doing, the leader's."""
+    if known.state in (HostState.RETURNED, HostState.FAILED, HostState.STOPPED):
+        return str(known.state)
+    if line.still_s >= activity.STILL_S and line.state == "running":
+        return str(HostState.STALLED)
+    return str(known.state) if known.state is HostState.STALLED else line.state
+
+
+def _ending(known: HostPicture) -> str:
+    return ": ".join(filter(None, (str(known.exit or ""), known.detail)))
+
+
+def draw_bars(
+    attempts: Sequence[AttemptPicture], created_at: float, until: float
+) -> tuple[AttemptBar, ...]:
+    """Return the attempts on a line from the first one's beginning to now, or to the job's end.
+    Pure."""
+    begins = [each.began_at for each in attempts if each.began_at is not None]
+    first = min(begins[0] if begins else created_at, until)
+    span = max(until - first, 1e-3)
+
+    def place(at: float | None, default: float) -> int:
+        return round(1000 * min(max(((default if at is None else at) - first) / span, 0), 1))
+
+    bars = []
+    for number, attempt in enumerate(attempts):
+        following = attempts[number + 1].began_at if number + 1 < len(attempts) else None
+        end = attempt.ended_at or following
+        begin = place(attempt.began_at, until)
+        bars.append(
+            AttemptBar(
+                attempt,
+                begin,
+                max(place(attempt.ready_at, end or until), begin),
+                max(place(end, until), begin + 4),
+                "running" if end is None else str(attempt.verdict or "stopped"),
+                text.duration(end - attempt.began_at) if end and attempt.began_at else "",
+            )
+        )
+    return tuple(bars)

@@ -1,0 +1,162 @@
+"""The server of the dashboard, on the loopback address: by `kinetic dashboard`, or behind a
+notebook's cell.
+
+In: access to jobs, a port. Out: an address with a token in it.
+
+The address that a browser is started with is good for one use: other users of a machine see the
+words of a command. It leads to the one with the token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from starlette.responses import PlainTextResponse, RedirectResponse
+
+from kinetic._dashboard.guard import Guard, is_allowed
+from kinetic._dashboard.pages import make_app
+from kinetic.errors import UsageError
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from kinetic._client.access import JobAccess
+
+_ADDRESS = "127.0.0.1"
+_GRACE_S = 1
+_FRAME_PX = 640
+_USED = "This address was good for one use. Use the one that `kinetic dashboard` printed.\n"
+
+
+class DashboardServer:
+    """Serves the pages of a store's jobs.
+
+    Args:
+        access: to the jobs.
+        port: of the loopback address; 0 takes any free one.
+        is_framed: whether notebooks may show the pages.
+
+    Raises:
+        UsageError: the port is taken.
+    """
+
+    def __init__(self, access: JobAccess, port: int = 0, *, is_framed: bool = False) -> None:
+        self._socket = _listen(port)
+        self._token, self._ticket = os.urandom(16).hex(), os.urandom(16).hex()
+        self._guard = Guard(make_app(access), self._token, is_framed=is_framed)
+        config = uvicorn.Config(
+            self._serve,
+            interface="asgi3",
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"<DashboardServer {self.url}>"
+
+    def _repr_html_(self) -> str:
+        url = html.escape(self.url, quote=True)
+        return (
+            f'<iframe src="{url}" title="Jobs of kinetic" width="100%" height="{_FRAME_PX}" '
+            f'style="border:1px solid rgba(139,141,152,.4);border-radius:8px"></iframe>'
+            f'<div style="font-size:12px;opacity:.75"><a href="{url}" target="_blank">Open in a '
+            "tab of its own</a></div>"
+        )
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._socket.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        """The address of the first page."""
+        return f"http://{_ADDRESS}:{self.port}/{self._token}/"
+
+    @property
+    def first_url(self) -> str:
+        """An address that leads there once."""
+        return f"http://{_ADDRESS}:{self.port}/open/{self._ticket}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it serves in a thread."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def run(self) -> None:
+        """Serve until Ctrl-C."""
+        self._server.run(sockets=[self._socket])
+
+    def start(self) -> None:
+        """Serve in a thread, which ends with this process."""
+        self._thread = threading.Thread(target=self.run, name="kinetic-dashboard", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving. Idempotent."""
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(4 * _GRACE_S)
+        self._socket.close()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path.startswith("/open/"):
+            await self._open(path, scope, receive, send)
+        else:
+            await self._guard(scope, receive, send)
+
+    async def _open(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        import hmac
+
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        known = hmac.compare_digest(path.removeprefix("/open/").encode(), self._ticket.encode())
+        response: Any = PlainTextResponse(_USED, status_code=403)
+        if known and self._ticket and scope["method"] == "GET" and is_allowed("GET", headers):
+            self._ticket = ""
+            response = RedirectResponse(f"/{self._token}/", status_code=303)
+        response.headers["referrer-policy"] = "no-referrer"
+        response.headers["cache-control"] = "no-store"
+        await response(scope, receive, send)
+
+
+def _listen(port: int) -> socket.socket:
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((_ADDRESS, port))
+    except (OSError, OverflowError) as error:
+        found.close()
+        raise UsageError(
+            f"The dashboard cannot listen on port {port} of {_ADDRESS}: {error}. Name another one "
+            "by --port, or leave it out to take any free one."
+        ) from error
+    return found
+
+
+def open_browser(url: str) -> bool:
+    """Show an address in a browser with windows of its own; return whether there is one. A browser
+    in this terminal would be in the way."""
+    import webbrowser
+
+    with contextlib.suppress(webbrowser.Error):
+        found = webbrowser.get()
+        return type(found) is not webbrowser.GenericBrowser and found.open(url)
+    return False

@@ -1,0 +1,277 @@
+// The script of all pages. Text from jobs is only ever set as text; pieces of HTML come from the server, which escapes.
+"use strict";
+const $ = (id) => document.getElementById(id);
+const MOST_LINES = 5000;
+
+// -- times ------------------------------------------------------------------------------------------------------------
+
+function duration(s) {
+  s = Math.max(0, s);
+  if (s < 10) return s.toFixed(1) + "s";
+  s = Math.floor(s);
+  if (s < 120) return s + "s";
+  if (s < 7200) return Math.floor(s / 60) + "m" + String(s % 60).padStart(2, "0") + "s";
+  if (s < 172800) return Math.floor(s / 3600) + "h" + String(Math.floor(s / 60) % 60).padStart(2, "0") + "m";
+  return Math.floor(s / 86400) + "d";
+}
+function setText(element, text) { if (element.textContent !== text) element.textContent = text; }
+function tick() {
+  const now = Date.now() / 1000;
+  for (const each of document.querySelectorAll("time[data-since]"))
+    setText(each, duration((each.dataset.until ? +each.dataset.until : Math.floor(now)) - (each.dataset.until ? +each.dataset.since : Math.floor(+each.dataset.since))));
+  for (const each of document.querySelectorAll("time[data-at]:empty")) {
+    const at = new Date(+each.dataset.at * 1000);
+    each.textContent = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+    each.title = at.toISOString();
+  }
+}
+
+// -- what the server says ---------------------------------------------------------------------------------------------
+
+let stream = null, hasEnded = false;
+const listeners = [];
+function say(words) {
+  const said = $("said");
+  said.textContent = words;
+  said.hidden = false;
+  clearTimeout(say.timer);
+  say.timer = setTimeout(() => { said.hidden = true; }, 6000);
+}
+function showTrouble(words) {
+  $("trouble").hidden = !words;
+  setText($("trouble"), words || "");
+}
+function showLink(state, words) {
+  $("link").className = "link " + state;
+  setText($("link"), words);
+}
+function replace(id, html) {
+  const element = $(id);
+  if (!element) return location.reload();
+  const focused = element.contains(document.activeElement) ? document.activeElement.id : "";
+  element.innerHTML = html;
+  if (focused && $(focused)) $(focused).focus({ preventScroll: true });
+}
+function receive(message) {
+  for (const [id, html] of Object.entries(message.html || {})) replace(id, html);
+  if ("trouble" in message) showTrouble(message.trouble);
+  for (const listen of listeners) listen(message);
+  tick();
+  if (message.end) { hasEnded = true; disconnect(); showLink("lost", "gone"); }
+}
+function address() {
+  const live = document.body.dataset.live, host = $("output") ? chosenHost() : 0;
+  return host ? `${live}?host=${host}` : live;
+}
+function connect() {
+  if (stream || hasEnded || !document.body.dataset.live || document.hidden) return;
+  const mine = stream = new EventSource(new URL(address(), document.baseURI));
+  mine.onopen = () => { if (stream === mine) { showLink("live", "live"); for (const listen of listeners) listen({ opened: true }); } };
+  mine.onmessage = (event) => { if (stream === mine) receive(JSON.parse(event.data)); };
+  mine.onerror = () => {
+    if (stream !== mine) return;
+    showLink("lost", "not connected");
+    if (mine.readyState === EventSource.CLOSED) { stream = null; setTimeout(connect, 2000); }
+  };
+}
+function disconnect() {
+  if (stream) stream.close();
+  stream = null;
+}
+function reconnect() { disconnect(); connect(); }
+// A browser opens six connections to one address: only pages that are seen hold one.
+document.addEventListener("visibilitychange", () => document.hidden ? disconnect() : connect());
+
+async function ask(url, options) {
+  const response = await fetch(new URL(url, document.baseURI), options);
+  const isJson = (response.headers.get("content-type") || "").includes("json");
+  const body = isJson ? await response.json() : await response.text();
+  if (!response.ok) throw new Error(body.error || "The dashboard has ended. Start it again with `kinetic dashboard`.");
+  return body;
+}
+
+// -- buttons ----------------------------------------------------------------------------------------------------------
+
+function confirmed(words, yes) {
+  const dialog = $("ask");
+  setText($("ask-words"), words);
+  setText($("ask-yes"), yes);
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue === "yes"), { once: true }));
+}
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-act]");
+  if (button) {
+    const { act, ask: words, yes } = button.dataset;
+    if (!await confirmed(words, yes)) return;
+    try { say((await ask(act, { method: "POST" })).said); } catch (error) { say(error.message); }
+  }
+  const host = event.target.closest("[data-host]");
+  if (host && $("host")) { $("host").value = host.dataset.host; chooseHost(); $("output").scrollIntoView({ block: "nearest" }); }
+});
+async function load(element) {
+  const into = element.querySelector(".loaded");
+  into.textContent = "…";
+  try {
+    const found = await ask(element.dataset.load, { method: element.dataset.post ? "POST" : "GET" });
+    if (typeof found === "string") into.innerHTML = found; else into.textContent = found.text;
+  } catch (error) { into.textContent = error.message; }
+  tick();
+}
+for (const each of document.querySelectorAll("details[data-load]")) each.addEventListener("toggle", () => { if (each.open) load(each); });
+for (const each of document.querySelectorAll(".now[data-load]")) load(each);
+
+// -- the list of jobs: only the rows in view are there ---------------------------------------------------------------------
+
+function listJobs() {
+  const rows = $("rows"), filter = $("filter"), given = new URLSearchParams(location.search);
+  let state = given.get("state") || "", total = +$("jobs").dataset.total, busy = false, again = false, shown = "";
+  filter.value = given.get("q") || "";
+  const height = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--row"));
+  function lay() {
+    rows.classList.add("windowed");
+    rows.style.height = total * height() + "px";
+    for (const row of rows.children) row.style.transform = `translateY(${+row.dataset.n * height()}px)`;
+    setText($("total"), filter.value || state ? `${total.toLocaleString()} shown` : "");
+    $("none").hidden = total > 0;
+    for (const chip of document.querySelectorAll("[data-state]")) chip.setAttribute("aria-pressed", chip.dataset.state === state);
+  }
+  async function show() {
+    if (busy) { again = true; return; }
+    busy = true;
+    const above = Math.max(0, -rows.getBoundingClientRect().top), n = Math.ceil(innerHeight / height()) + 20;
+    const from = Math.max(0, Math.floor(above / height()) - 10);
+    try {
+      const found = await ask("rows?" + new URLSearchParams({ from, n, state, q: filter.value }));
+      total = found.total;
+      const was = document.activeElement && rows.contains(document.activeElement) ? document.activeElement.id : "";
+      if (found.html !== shown) { rows.innerHTML = shown = found.html; rows.dataset.from = from; }
+      if (was && $(was)) $(was).focus({ preventScroll: true });
+      lay();
+      tick();
+    } catch (error) { showTrouble(error.message); }
+    busy = false;
+    if (again) { again = false; show(); }
+  }
+  function refilter() {
+    const query = new URLSearchParams();
+    if (state) query.set("state", state);
+    if (filter.value) query.set("q", filter.value);
+    history.replaceState(null, "", location.pathname + (query.size ? "?" + query : ""));
+    scrollTo({ top: 0 });
+    show();
+  }
+  listeners.push((message) => { if (message.changed) { lay(); show(); } });
+  addEventListener("scroll", show, { passive: true });
+  addEventListener("resize", show);
+  filter.addEventListener("input", refilter);
+  document.addEventListener("click", (event) => {
+    const chip = event.target.closest("[data-state]");
+    if (chip) { state = chip.dataset.state === state ? "" : chip.dataset.state; refilter(); }
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.target.matches("input") || event.ctrlKey || event.metaKey || event.altKey) return;
+    const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[event.key];
+    if (!step || (event.key.startsWith("Arrow") && !rows.contains(document.activeElement))) return;
+    const now = rows.contains(document.activeElement) ? +document.activeElement.dataset.n + step : +(rows.dataset.from || 0) + 0;
+    const next = [...rows.children].find((row) => +row.dataset.n === now) || rows.children[0];
+    if (next) { event.preventDefault(); next.focus({ preventScroll: true }); next.scrollIntoView({ block: "nearest" }); }
+  });
+  lay();
+}
+
+// -- the output of a host ----------------------------------------------------------------------------------------------
+
+function chosenHost() { return $("host") ? Math.max(0, Math.min(+$("host").value || 0, +$("host").max)) : 0; }
+function chooseHost() {
+  $("download").href = `jobs/${$("output").dataset.job}/output?host=${chosenHost()}`;
+  markHost();
+  reconnect();
+  if ($("search").value) searchOutput();
+}
+function markHost() {
+  for (const each of document.querySelectorAll("[data-host]")) each.setAttribute("aria-pressed", +each.dataset.host === chosenHost());
+}
+function makeLine([host, attempt, at, isError, words], named, mark) {
+  const line = document.createElement("div");
+  if (isError) line.className = "err";
+  if (named) {
+    const who = document.createElement("span");
+    who.className = "who";
+    who.textContent = `[host ${host}] `;
+    line.append(who);
+  }
+  if (at) line.title = `${new Date(at * 1000).toLocaleString()} · attempt ${attempt}`;
+  const where = mark ? words.toLowerCase().indexOf(mark.toLowerCase()) : -1;
+  if (where < 0) { line.append(words); return line; }
+  const hit = document.createElement("mark");
+  hit.textContent = words.slice(where, where + mark.length);
+  line.append(words.slice(0, where), hit, words.slice(where + mark.length));
+  return line;
+}
+function showOutput() {
+  const lines = $("lines"), newest = $("newest");
+  let open = null, attempt = 0, follows = true;
+  const atEnd = () => lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
+  lines.addEventListener("scroll", () => { follows = atEnd(); newest.hidden = follows || lines.hidden; }, { passive: true });
+  newest.addEventListener("click", () => { lines.scrollTop = lines.scrollHeight; });
+  listeners.push((message) => {
+    if (message.opened) { lines.replaceChildren(); open = null; attempt = 0; follows = true; markHost(); }
+    if (message.html) markHost();
+    if (!message.lines) return;
+    const added = document.createDocumentFragment();
+    for (const each of message.lines) {
+      if (attempt && each[1] !== attempt) {
+        const mark = makeLine([0, 0, 0, 0, `attempt ${each[1]}`]);
+        mark.className = "mark";
+        added.append(mark);
+      }
+      attempt = each[1];
+      added.append(makeLine(each));
+    }
+    if (open) open.remove();
+    open = message.open ? makeLine([0, 0, 0, 0, message.open]) : null;
+    if (open) added.append(open);
+    lines.append(added);
+    while (lines.childElementCount > MOST_LINES) lines.firstChild.remove();
+    if (follows) lines.scrollTop = lines.scrollHeight;
+  });
+  let timer = 0;
+  const soon = () => { clearTimeout(timer); timer = setTimeout(searchOutput, 200); };
+  $("search").addEventListener("input", soon);
+  if ($("everywhere")) $("everywhere").addEventListener("change", soon);
+  if ($("host")) $("host").addEventListener("change", chooseHost);
+}
+async function searchOutput() {
+  const words = $("search").value, found = $("found"), mine = searchOutput.last = {};
+  found.hidden = !words;
+  $("lines").hidden = !!words;
+  setText($("hits"), words ? "Searching…" : "");
+  if (!words) { $("lines").scrollTop = $("lines").scrollHeight; return; }
+  const all = $("everywhere") && $("everywhere").checked;
+  try {
+    const result = await ask(`jobs/${$("output").dataset.job}/search?` + new URLSearchParams({ q: words, host: all ? "all" : chosenHost() }));
+    if (searchOutput.last !== mine) return;
+    found.replaceChildren(...result.lines.map((line) => makeLine(line, all, words)));
+    const n = result.lines.length;
+    setText($("hits"), `${n}${result.cut ? " or more" : ""} ${n === 1 ? "line" : "lines"} in ${result.size}`);
+  } catch (error) { if (searchOutput.last === mine) setText($("hits"), error.message); }
+}
+
+// -- keys -------------------------------------------------------------------------------------------------------------
+
+document.addEventListener("keydown", (event) => {
+  if (event.target.matches("input") ) {
+    if (event.key === "Escape") { event.target.value = ""; event.target.dispatchEvent(new Event("input")); event.target.blur(); }
+    return;
+  }
+  const box = $("filter") || $("search");
+  if (event.key === "/" && box && !event.ctrlKey && !event.metaKey) { event.preventDefault(); box.focus(); }
+});
+
+if ($("jobs")) listJobs();
+if ($("output")) showOutput();
+tick();
+setInterval(tick, 1000);
+connect();

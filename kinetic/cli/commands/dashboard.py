@@ -1,0 +1,49 @@
+"""`kinetic dashboard`: all jobs, in a browser.
+
+In: a port. Out: an address, until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import click
+
+from kinetic.cli import output
+from kinetic.cli.context import AppContext, pass_app
+
+_HELP = """Show all jobs in a browser: their states, hosts and output as they change, and buttons to
+cancel them.
+
+The pages are served to this machine only, at an address with a token in it, until Ctrl-C.
+
+\b
+Examples:
+  kinetic dashboard
+  kinetic dashboard --port 8080 --no-open
+"""
+
+
+@click.command("dashboard", help=_HELP, short_help="Show all jobs in a browser.")
+@click.option(
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port of the loopback address. [default: any free one]",
+)
+@click.option("--no-open", is_flag=True, help="Print the address, and open no browser.")
+@pass_app
+def dashboard(app: AppContext, /, *, port: int, no_open: bool) -> None:
+    """Serve the pages."""
+    from kinetic._dashboard.start import check_packages
+
+    check_packages()
+    from kinetic._client.access import JobAccess
+    from kinetic._dashboard.server import DashboardServer, open_browser
+
+    access = JobAccess(app.store, app.backend_of, app.handle_of, app.now)
+    server = DashboardServer(access, port)
+    output.line(server.url)
+    output.notice("The dashboard is served to this machine until Ctrl-C.")
+    if not no_open and not open_browser(server.first_url):
+        output.notice("There is no browser to open here: open the address yourself.")
+    server.run()
