@@ -55,7 +55,7 @@ class Guard:
             await send(message)
 
         rest = self._path_within(scope)
-        if rest is None or not is_allowed(scope["method"], _headers_of(scope)):
+        if rest is None or not is_allowed(scope["method"], headers_of(scope)):
             response = PlainTextResponse(REFUSAL, status_code=403)
             await response(scope, receive, send_guarded)
             return
@@ -91,7 +91,8 @@ def _name_of(host: str) -> str:
         return ""
 
 
-def _headers_of(scope: Scope) -> dict[str, list[str]]:
+def headers_of(scope: Scope) -> dict[str, list[str]]:
+    """Return the values of each header, by its name in small letters."""
     found: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
         found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))

@@ -10,6 +10,7 @@ words of a command. It leads to the one with the token.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import html
 import os
 import socket
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from starlette.responses import PlainTextResponse, RedirectResponse
 
-from kinetic._dashboard.guard import Guard, is_allowed
+from kinetic._dashboard.guard import Guard, headers_of, is_allowed
 from kinetic._dashboard.pages import make_app
 from kinetic.errors import UsageError
 
@@ -122,11 +123,7 @@ class DashboardServer:
             await self._guard(scope, receive, send)
 
     async def _open(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        import hmac
-
-        headers: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        headers = headers_of(scope)
         known = hmac.compare_digest(path.removeprefix("/open/").encode(), self._ticket.encode())
         response: Any = PlainTextResponse(_USED, status_code=403)
         if known and self._ticket and scope["method"] == "GET" and is_allowed("GET", headers):
