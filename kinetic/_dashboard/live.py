@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from kinetic._dashboard.charts import ChartReader
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.scene import JobCamera, JobScene
 from kinetic.errors import KineticError, NotFound
@@ -91,7 +92,9 @@ class JobStream:
     ) -> None:
         self._camera = JobCamera(access, ref)
         self._render = render
-        self._reader = OutputReader(access.handle_of(ref), min(host, ref.hosts - 1))
+        host = min(host, ref.hosts - 1)
+        self._reader = OutputReader(access.handle_of(ref), host)
+        self._charts = ChartReader(access.store, ref, host)
         self._is_near = access.store.as_folder() is not None
         self._sent: dict[str, str] = {}
         self._open_line = ""
@@ -145,6 +148,10 @@ class JobStream:
             name: self._render(f"_{name}.html", scene=scene, ref=scene.ref)
             for name in ("head", "attempts", "attention")
         }
+        charts = self._charts.look()
+        found["charts"] = self._render(
+            "_charts.html", charts=charts, left_out=self._charts.left_out, ref=scene.ref
+        )
         for box in scene.slices:
             name = f"slice-{box.number}"
             found[name] = self._render("_slice.html", box=box, scene=scene)

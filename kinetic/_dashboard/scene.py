@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic._client.activity_watch import ActivityWatch
 from kinetic._client.board import activity, shape, text
 from kinetic._client.board.activity import HostLine
+from kinetic._core.accelerators.prices import in_usd
 from kinetic._core.exits import HostState
 from kinetic._core.state import JobStanding, JobStatus
+from kinetic._dashboard.charts import StepWatch
 from kinetic.errors import KineticError, NotFound
 
 if TYPE_CHECKING:
     from kinetic._client.access import JobAccess
-    from kinetic._core.gang.picture import AttemptPicture, HostPicture
+    from kinetic._core.gang.picture import AttemptPicture, GangPicture, HostPicture
+    from kinetic._core.plan import Cost
     from kinetic._core.ref import JobRef
 
 ACTIVITY_EVERY_S = 1.0
@@ -99,6 +102,7 @@ class JobScene(NamedTuple):
         left_out: how many earlier attempts there are.
         blamed: hosts that failed first.
         reason: why the job failed, whole.
+        cost: what it has cost, for people; "" if that is not known.
     """
 
     ref: JobRef
@@ -108,6 +112,7 @@ class JobScene(NamedTuple):
     left_out: int = 0
     blamed: tuple[int, ...] = ()
     reason: str = ""
+    cost: str = ""
 
     @property
     def state(self) -> str:
@@ -141,7 +146,10 @@ class JobCamera:
         self._access = access
         self._ref = ref
         self._watch = ActivityWatch(access, {ref.job_id})
+        self._step_watch = StepWatch(access.store, ref)
         self._lines: list[HostLine] = []
+        self._steps: Mapping[int, int] = {}
+        self._cost = ""
         self._ask_at = 0.0
 
     def look(self) -> JobScene:
@@ -158,48 +166,67 @@ class JobCamera:
         if standing.state == JobStatus.NOT_FOUND:
             raise NotFound(f"The records of {ref.job_id} were removed.")
         outcome = standing.outcome or (board.verdict(ref) if standing.ended_at else None)
-        attempts = board.gang(ref, outcome).attempts
-        lines = self._look_at_hosts(runs=outcome is None)
+        gang = board.gang(ref, outcome)
+        attempts = gang.attempts
+        self._look_at_hosts(gang, runs=outcome is None)
         bars = draw_bars(attempts[-_BARS:], ref.created_at, standing.ended_at or self._access.now())
         return JobScene(
             ref,
             standing,
-            draw_slices(ref, attempts[-1], lines),
+            draw_slices(ref, attempts[-1], self._lines, self._steps),
             bars,
             len(attempts) - len(bars),
             outcome.blamed if outcome is not None and not outcome.ok else (),
             outcome.reason if outcome is not None else standing.reason,
+            self._cost,
         )
 
     def close(self) -> None:
         """End the connection to the leader."""
         self._watch.__exit__()
 
-    def _look_at_hosts(self, *, runs: bool) -> Sequence[HostLine]:
+    def _look_at_hosts(self, gang: GangPicture, *, runs: bool) -> None:
+        """Ask what they are doing, if it is time to."""
         if not runs:
             self._lines = []
-        elif time.monotonic() >= self._ask_at:
-            self._ask_at = time.monotonic() + ACTIVITY_EVERY_S
-            with contextlib.suppress(KineticError):
+        if time.monotonic() < self._ask_at:
+            return
+        self._ask_at = time.monotonic() + ACTIVITY_EVERY_S
+        with contextlib.suppress(KineticError):
+            if runs:
                 self._lines = [line for line in self._watch.poll() if line.host is not None]
-        return self._lines
+            if self._ref.hosts <= _DETAILED_HOSTS:
+                self._steps = self._step_watch.look()
+            self._cost = describe_cost(self._access.board.cost(self._ref, gang), is_over=not runs)
+
+
+def describe_cost(cost: tuple[Cost, float] | None, *, is_over: bool) -> str:
+    """Return what a job has cost, for people. Pure."""
+    if cost is None:
+        return ""
+    rate = f"{in_usd(cost[0].usd_per_hour)} an hour, {cost[0].origin}"
+    if cost[0].is_simulated:
+        return f"nothing: it is simulated (a real one: {rate})"
+    return f"about {in_usd(cost[1])}{'' if is_over else ' so far'} ({rate})"
 
 
 def draw_slices(
-    ref: JobRef, attempt: AttemptPicture, lines: Sequence[HostLine]
+    ref: JobRef, attempt: AttemptPicture, lines: Sequence[HostLine], steps: Mapping[int, int]
 ) -> tuple[SliceBox, ...]:
     """Return the slices of a job in its last attempt. Pure."""
     topology = shape.topology_of(ref)
     each = min(topology.hosts, ref.hosts) if topology is not None else ref.hosts
     taking_part = attempt.slices or tuple(range(max(ref.hosts // max(each, 1), 1)))
-    by_member = {line.host: line for line in lines}
+    by_member = {line.host: line for line in lines if line.host is not None}
     title = "" if topology is None else f"{topology.name} · {topology.shape_text}"
     found = []
     for index in range(max(ref.hosts // max(each, 1), 1)):
         first = taking_part.index(index) * each if index in taking_part else None
         is_lost = index in attempt.lost
         cells = tuple(
-            _draw_host(index * each + n, None if first is None else first + n, attempt, by_member)
+            _draw_host(
+                index * each + n, None if first is None else first + n, attempt, by_member, steps
+            )
             for n in range(each)
         )
         if is_lost:
@@ -228,14 +255,18 @@ def _note(index: int, attempt: AttemptPicture, cells: Sequence[HostCell]) -> str
 
 
 def _draw_host(
-    host: int, member: int | None, attempt: AttemptPicture, lines: dict[int | None, HostLine]
+    host: int,
+    member: int | None,
+    attempt: AttemptPicture,
+    lines: Mapping[int, HostLine],
+    steps: Mapping[int, int],
 ) -> HostCell:
     if member is None or member >= len(attempt.members):
         return HostCell(host, None, _AWAY)
     known, line = attempt.members[member], lines.get(member)
-    facts: list[str] = []
+    facts = [f"step {steps[member]}"] if member in steps else []
     if line is None:
-        return HostCell(host, member, str(known.state), tuple(filter(None, [_ending(known)])))
+        return HostCell(host, member, str(known.state), (*facts, *filter(None, [_ending(known)])))
     if line.cpu_percent is not None:
         facts.append(f"{line.cpu_percent:.0f} % CPU")
     if line.rss_bytes:

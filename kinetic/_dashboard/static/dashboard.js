@@ -259,6 +259,29 @@ async function searchOutput() {
   } catch (error) { if (searchOutput.last === mine) setText($("hits"), error.message); }
 }
 
+// -- charts -----------------------------------------------------------------------------------------------------------
+
+document.addEventListener("pointermove", (event) => {
+  const svg = event.target.closest ? event.target.closest("svg[data-points]") : null;
+  for (const needle of document.querySelectorAll(".needle")) if (needle.parentNode !== svg) {
+    needle.closest(".chart").querySelector(".at").textContent = "";
+    needle.remove();
+  }
+  if (!svg) return;
+  const points = JSON.parse(svg.dataset.points), box = svg.getBoundingClientRect();
+  if (!points.length) return;
+  const x = (event.clientX - box.left) / box.width * 320;
+  const nearest = points.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a);
+  let needle = svg.querySelector(".needle");
+  if (!needle) {
+    needle = document.createElementNS("http://www.w3.org/2000/svg", "line");
+    needle.setAttribute("class", "needle");
+    svg.append(needle);
+  }
+  for (const [name, value] of [["x1", nearest[0]], ["x2", nearest[0]], ["y1", 0], ["y2", 96]]) needle.setAttribute(name, value);
+  setText(svg.closest(".chart").querySelector(".at"), nearest[2]);
+});
+
 // -- keys -------------------------------------------------------------------------------------------------------------
 
 document.addEventListener("keydown", (event) => {

@@ -1,0 +1,161 @@
+"""Metrics as charts, and on which step each host is.
+
+In: what hosts have logged. Out: charts as points of an SVG, steps by host.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from kinetic._backends import attempt_logs
+from kinetic._backends.base import LogRequest
+from kinetic._client.board import text
+from kinetic._client.metrics import MetricsReader
+from kinetic._core.log_format import Position
+from kinetic._core.metric_format import NO_STEP, FrameDecoder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kinetic._core.metric_series import Series
+    from kinetic._core.ref import JobRef
+    from kinetic._store.base import Store
+
+WIDTH, HEIGHT = 320, 96
+MOST_CHARTS = 24
+_POINTS = 320
+_SHARE = 20
+"""Drawing may take a twentieth of a processor."""
+_SOONEST_S = 0.5
+_TAIL = 20
+"""So many line ends before the end of a log, which is not text, is surely one of its last rows."""
+_SIZES = "_bytes"
+
+
+class Chart(NamedTuple):
+    """One metric of one host.
+
+    Attributes:
+        name: of the metric.
+        last: its last value, for people.
+        low, high: the ends of the vertical axis, for people.
+        first, until: the ends of the horizontal axis, for people.
+        lines: parts without a gap, each as the points of a polyline.
+        dots: points between gaps, where they are.
+        points: JSON of what a pointer shows: position and words.
+    """
+
+    name: str
+    last: str
+    low: str
+    high: str
+    first: str
+    until: str
+    lines: tuple[str, ...]
+    dots: tuple[tuple[float, float], ...]
+    points: str
+
+
+def draw_chart(series: Series) -> Chart:
+    """Return the chart of a series that has values. Pure."""
+    few = series.decimate(_POINTS)
+    xs = [float(x) for x in (few.steps if few.has_steps else few.times)]
+    finite = [value for value in few.values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    room = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
+    x_span, y_span = (xs[-1] - xs[0]) or 1.0, (high - low) + 2 * room
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        at = (x - xs[0]) / x_span * WIDTH, (high + room - y) / y_span * HEIGHT
+        return round(at[0], 1), round(at[1], 1)
+
+    parts: list[list[tuple[float, float]]] = [[]]
+    points: list[tuple[float, float, str]] = []
+    for x, y in zip(xs, few.values, strict=True):
+        if not math.isfinite(y):
+            parts.append([])
+            continue
+        parts[-1].append(place(x, y))
+        where = f"step {x:.0f}" if few.has_steps else text.duration(x - xs[0])
+        points.append((*place(x, y), f"{where}: {_number(series.name, y)}"))
+    first = f"step {xs[0]:.0f}" if few.has_steps else ""
+    until = f"step {xs[-1]:.0f}" if few.has_steps else text.duration(xs[-1] - xs[0])
+    return Chart(
+        series.name,
+        _number(series.name, series.values[-1]),
+        _number(series.name, low),
+        _number(series.name, high),
+        first,
+        until,
+        tuple(" ".join(f"{x},{y}" for x, y in part) for part in parts if len(part) > 1),
+        tuple(part[0] for part in parts if len(part) == 1),
+        json.dumps(points),
+    )
+
+
+def _number(name: str, value: float) -> str:
+    """A value for people: memory in its unit, the rest with four digits."""
+    if name.endswith(_SIZES) and math.isfinite(value):
+        return text.size(value)
+    return f"{value:.4g}"
+
+
+class ChartReader:
+    """The charts of one host of a job, while it logs."""
+
+    def __init__(self, store: Store, ref: JobRef, host: int) -> None:
+        self._reader = MetricsReader(store, ref, hosts=(host,))
+        self._next_at = 0.0
+        self._charts: tuple[Chart, ...] = ()
+        self.left_out = 0
+
+    def look(self) -> tuple[Chart, ...]:
+        """Return the charts, drawn anew if there are new values and it is time to.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        if time.monotonic() < self._next_at:
+            return self._charts
+        began_s = time.thread_time()
+        if self._reader.look():
+            found = [each for each in self._reader.recording.series() if len(each)]
+            self._charts = tuple(draw_chart(each) for each in found[:MOST_CHARTS])
+            self.left_out = max(len(found) - MOST_CHARTS, 0)
+        took_s = (time.thread_time() - began_s) * _SHARE
+        self._next_at = time.monotonic() + max(_SOONEST_S, took_s)
+        return self._charts
+
+
+class StepWatch:
+    """On which step each host of a job is, by what it logs; only the end of each log is read."""
+
+    def __init__(self, store: Store, ref: JobRef) -> None:
+        self._store = store
+        self._ref = ref
+        self._after: dict[int, Position] = {}
+        self._decoders: dict[tuple[int, int], FrameDecoder] = {}
+        self._steps: dict[int, int] = {}
+
+    def look(self) -> Mapping[int, int]:
+        """Return the last step that each host has logged, by host.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        request = LogRequest(hosts=None, follow=False, tail=_TAIL, metrics=True)
+        if self._after:
+            request = replace(request, tail=None, after=dict(self._after))
+        for chunk in attempt_logs.read(self._store, self._ref, request, has_ended=lambda: True):
+            if chunk is None:
+                continue
+            self._after[chunk.host] = chunk.end
+            decoder = self._decoders.setdefault((chunk.end.attempt, chunk.host), FrameDecoder())
+            for frame in decoder.feed(chunk.data):
+                if frame.steps and frame.steps[-1] != NO_STEP:
+                    self._steps[chunk.host] = frame.steps[-1]
+        return self._steps
