@@ -1,0 +1,185 @@
+"""A browser, pages of a dashboard in it, and stores full of jobs that nobody runs.
+
+In: paths, events. Out: `Page`s, `Showcase`s. Called by the tests of the dashboard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gangs import wait_until
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+
+from kinetic._backends.base import LogRequest, Status
+from kinetic._client.access import JobAccess
+from kinetic._client.handle import JobHandle
+from kinetic._core import layout
+from kinetic._core.events import GangEvent
+from kinetic._core.exits import Exit
+from kinetic._core.log_format import LogChunk, Position
+from kinetic._core.outcome import HostReport, Outcome, Verdict
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
+from kinetic._dashboard.server import DashboardServer
+from kinetic._store import index
+from kinetic._store.local import LocalStore
+
+PROGRAMS = ("chromium", "chromedriver")
+WIDE, PHONE = (1280, 900), (390, 800)
+
+
+def missing_programs() -> list[str]:
+    """What is not installed of what a browser needs."""
+    return [name for name in PROGRAMS if shutil.which(name) is None]
+
+
+def open_browser(folder: Path) -> webdriver.Chrome:
+    """Start a browser whose files lie in the folder."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    switches = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage")
+    for switch in (*switches, "no-first-run", f"user-data-dir={folder}"):
+        options.add_argument(f"--{switch}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    # It outlives the test that comes first, and must not look like something that this one left.
+    env = {k: v for k, v in os.environ.items() if k != "TMPDIR" and "KINETIC" not in k}
+    service = webdriver.ChromeService(shutil.which("chromedriver"), env=env | {"HOME": str(folder)})
+    return webdriver.Chrome(options=options, service=service)
+
+
+class Page:
+    """A page of a dashboard in the browser."""
+
+    def __init__(self, browser: webdriver.Chrome, url: str) -> None:
+        self.browser = browser
+        self.url = url
+        self.resize(WIDE)
+
+    def resize(self, size: tuple[int, int], *, dark: bool = False) -> None:
+        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1}
+        self.browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride", {**metrics, "mobile": size == PHONE}
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def open(self, path: str = "") -> Page:
+        self.browser.get(self.url + path)
+        return self
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def text(self, selector: str = "body") -> str:
+        """What is to be read there, at once: elements may be replaced meanwhile."""
+        script = "return document.querySelector(arguments[0])?.innerText ?? ''"
+        return str(self.run(script, selector))
+
+    def count(self, selector: str) -> int:
+        return int(self.run("return document.querySelectorAll(arguments[0]).length", selector))
+
+    def find(self, selector: str) -> WebElement:
+        return self.browser.find_element(By.CSS_SELECTOR, selector)
+
+    def click(self, selector: str) -> None:
+        """Click as soon as it is there; pieces of the page are replaced now and then."""
+        wait_until(lambda: self.count(selector), f"there is no {selector}")
+        self.run("document.querySelector(arguments[0]).click()", selector)
+
+    def wait_for(self, words: str, selector: str = "body") -> None:
+        try:
+            wait_until(lambda: words in " ".join(self.text(selector).split()), "")
+        except AssertionError:
+            shown = self.text(selector) or self.text()
+            raise AssertionError(f"{words!r} is not in {selector}: {shown}") from None
+
+    def complaints(self) -> list[str]:
+        """What the browser has to say against the page: refused scripts, errors."""
+        log = self.browser.get_log("browser")
+        return [each["message"] for each in log if each["level"] == "SEVERE"]
+
+
+class StillBackend:
+    """Jobs that nobody runs: each is where its store says, or runs; output is what a test says."""
+
+    name = "still"
+
+    def __init__(self) -> None:
+        self.output: dict[str, list[bytes]] = {}
+        self.cancelled: list[str] = []
+        self.phase = JobStatus.RUNNING
+
+    def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
+        return {ref.job_id: Status(self.phase) for ref in refs}
+
+    def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
+        at = 0
+        for data in self.output.get(ref.job_id, []):
+            at += len(data)
+            chunk = LogChunk(0, 1, 10**18, data, Position(1, at))
+            if request.hosts in (None, (0,)) and chunk.end > request.after.get(0, Position(0)):
+                yield chunk
+
+    def cancel(self, ref: JobRef) -> None:
+        self.cancelled.append(ref.job_id)
+
+
+class Showcase:
+    """A store with jobs that nobody runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = LocalStore(root)
+        self.backend = StillBackend()
+        self.access = JobAccess(self.store, lambda _: self.backend, self._open)  # type: ignore[arg-type]
+
+    def _open(self, ref: JobRef) -> JobHandle[Any]:
+        return JobHandle(ref, self.backend, self.store)  # type: ignore[arg-type]
+
+    def add(
+        self,
+        number: int,
+        *,
+        verdict: Verdict | None = None,
+        events: Sequence[GangEvent] = (),
+        reason: str = "",
+        **changes: Any,
+    ) -> JobRef:
+        """Add a job; it runs unless there is a verdict."""
+        created_at = time.time() - 100_000 + number
+        ref = JobRef(
+            f"job-{number:08x}", Place("still"), "cpu", "f", "train", created_at, self.store.uri
+        )
+        ref = replace(ref, **changes)
+        index.add(self.store, ref)
+        if verdict is not None:
+            exit = Exit.RETURNED if verdict is Verdict.SUCCEEDED else Exit.RAISED
+            reports = (HostReport(0, exit, reason, started_at=created_at + 1),)
+            ended_at = created_at + 60
+            outcome = Outcome(verdict, reports, reason=reason, ended_at=ended_at)
+            index.write_outcome(self.store, ref.job_id, outcome)
+        if events:
+            lines = [json.dumps(each.to_json()) for each in events]
+            self.store.put(layout.events(ref.job_id), "\n".join(lines).encode() + b"\n")
+        return ref
+
+
+@contextlib.contextmanager
+def serve(access: JobAccess) -> Iterator[DashboardServer]:
+    """A dashboard of these jobs."""
+    server = DashboardServer(access)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.close()

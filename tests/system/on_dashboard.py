@@ -1,0 +1,43 @@
+"""What hosts run while their pages are looked at.
+
+In: paths. Out: output, values. Hosts import this module and not those of the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import kinetic
+
+
+def train(path):
+    """Print steps until the file is there."""
+    step = 0
+    while not os.path.exists(path):
+        print(f"step {step} loss {1 / (1 + step):.4f}", flush=True)
+        step += 1
+        time.sleep(0.1)
+    print("done <b>bold</b> \x1b[31mred\x1b[0m", flush=True)
+    return step
+
+
+def run_on(path):
+    """Print steps until the file is there, whichever slices are left."""
+    while not os.path.exists(path):
+        print(f"on slice {kinetic.slice_index()} of {kinetic.num_slices()}", flush=True)
+        time.sleep(0.1)
+        if kinetic.should_reform():
+            kinetic.reform()
+
+
+def stand_still(path):
+    """Compute on the first slice; on the second, say a word and stand still."""
+    if kinetic.slice_index() == 1:
+        print("needle in host one", flush=True)
+        print("\x1b]0;title\x07warned\x1b[2J", file=sys.stderr, flush=True)
+    while not os.path.exists(path):
+        if kinetic.slice_index() == 0:
+            print("busy", flush=True)
+        time.sleep(0.3 if kinetic.slice_index() == 0 else 0.02)

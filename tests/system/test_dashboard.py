@@ -1,0 +1,276 @@
+"""The dashboard in a real browser: jobs are watched, searched, cancelled and killed by its pages.
+
+In: jobs that run here, and stores of jobs that nobody runs; Chromium. Out: what the pages show.
+Without a browser the tests are skipped: `apt-get install chromium chromium-driver`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from dashboard_cases import PHONE, WIDE, Page, Showcase, missing_programs, open_browser, serve
+from gangs import wait_until
+from on_dashboard import run_on, stand_still, train
+from selenium.webdriver.common.keys import Keys
+
+import kinetic
+from kinetic._client.access import open_access
+from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.outcome import Verdict
+from kinetic._store import index
+from kinetic.errors import StoreError
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
+HOSTILE = "</script><img src=x onerror=\"document.title='hacked'\"><b>bold</b>"
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """One browser for all tests of this process."""
+    if missing := missing_programs():
+        pytest.skip(f"needs a browser: there is no {' and no '.join(missing)} on the PATH")
+    with tempfile.TemporaryDirectory(prefix="kn-browser-", dir="/tmp") as folder:
+        found = open_browser(Path(folder))
+        yield found
+        found.quit()
+
+
+@pytest.fixture
+def page(browser, home):
+    """The pages of the jobs that run here."""
+    home.mkdir(parents=True, mode=0o700)
+    with serve(open_access({})) as server:
+        yield Page(browser, server.url)
+        browser.get("about:blank")
+
+
+@pytest.fixture
+def show(tmp_path):
+    """A store of jobs that nobody runs."""
+    return Showcase(tmp_path / "store")
+
+
+@pytest.fixture
+def shown(browser, show):
+    """Its pages."""
+    with serve(show.access) as server:
+        yield Page(browser, server.url)
+        browser.get("about:blank")
+
+
+# -- jobs that run ---------------------------------------------------------------------------------
+
+
+def test_a_training_is_watched_live_to_its_end(page, tmp_path):
+    page.open().wait_for("There are no jobs yet")
+    handle = kinetic.run("cpu", name="a training")(train).run_async(str(tmp_path / "end"))
+    page.wait_for("a training", "#rows")
+    page.wait_for("running", "#rows")
+    page.click(f"#row-{handle.job_id}")
+    page.wait_for("step 3", "#lines")
+    assert page.count("#cancel") == 1
+    (tmp_path / "end").touch()
+    page.wait_for("succeeded", "#head")
+    page.wait_for("done <b>bold</b> red", "#lines")
+    assert page.count("#cancel") == 0
+    assert "succeeded after" in page.text("#attempts")
+    assert page.complaints() == []
+
+
+def test_a_lost_slice_is_seen_and_what_is_done_is_asked_first(
+    page, tmp_path, monkeypatch, record_property
+):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    remote = kinetic.run("cpu", slices=(1, 2), on_slice_loss="shrink", name="elastic")(run_on)
+    handle = remote.run_async(str(tmp_path / "end"))
+    page.open(f"jobs/{handle.job_id}").wait_for("on slice 0 of 2", "#lines")
+    page.click('[data-act$="kill?slice=1"]')
+    page.wait_for("Kill all hosts of slice 1", "#ask")
+    page.click("#ask [value=no]")
+    page.click('[data-act$="kill?slice=1"]')
+    page.click("#ask [value=yes]")
+    began = time.monotonic()
+    page.wait_for("lost slice 1", "#attempts")
+    record_property("lost_slice_seen_after_s", round(time.monotonic() - began, 2))
+    page.wait_for("KILL was sent to host 1", "#said")
+    page.wait_for("on slice 0 of 1", "#lines")
+    page.wait_for("1 host: away", "#slice-1")
+    assert len([each for each in handle.events() if each["kind"] == "slice_lost"]) == 1
+
+    page.click("#cancel")
+    page.wait_for("What it has not saved is lost", "#ask")
+    assert not handle.status().ended
+    page.click("#ask [value=yes]")
+    page.wait_for("cancelled", "#head")
+    assert handle.status() == "CANCELLED"
+    assert page.complaints() == []
+
+
+def test_a_host_that_stands_still_is_found_and_its_output_searched(page, tmp_path):
+    remote = kinetic.run("cpu", slices=2, name="<i>still</i>")(stand_still)
+    handle = remote.run_async(str(tmp_path / "end"))
+    page.open(f"jobs/{handle.job_id}").wait_for("busy", "#lines")
+    assert "<i>still</i>" in page.text("h1")
+    page.find("#search").send_keys("needle")
+    page.wait_for("0 lines in", "#hits")
+    page.click("#everywhere")
+    page.wait_for("1 line in", "#hits")
+    assert page.text("#found") == "[host 1] needle in host one"
+    assert page.text("#found mark") == "needle"
+    page.find("#search").send_keys(Keys.ESCAPE)
+    page.click("#host-1")
+    page.wait_for("warned", "#lines")
+    assert page.text("#lines").splitlines() == ["needle in host one", "warned"]
+    page.click("details[data-load$=stacks] summary")
+    page.wait_for("stand_still", "details[data-load$=stacks] .loaded")
+    page.click("details[data-load$=call] summary")
+    page.wait_for("2 x cpu", "details[data-load$=call] .loaded")
+    page.click("details[data-load$=source] summary")
+    page.wait_for("on_dashboard.py", "details[data-load$=source] .loaded")
+    (tmp_path / "end").touch()
+    page.wait_for("succeeded", "#head")
+    assert page.complaints() == []
+
+
+# -- many jobs, many hosts -------------------------------------------------------------------------
+
+
+def test_ten_thousand_jobs_scroll(show, shown):
+    for number in range(10_000):
+        show.add(number, verdict=Verdict.FAILED if number == 77 else Verdict.SUCCEEDED)
+    show.add(10_000, display_name="the newest")
+    shown.open().wait_for("the newest", "#rows")
+    shown.wait_for("9,999 succeeded", "#counts")
+    shown.run("scrollTo(0, document.body.scrollHeight)")
+    wait_until(lambda: shown.count("#row-job-00000000"), "the oldest job is not there")
+    assert shown.count("#rows > .row") < 100
+    shown.click('#counts [data-state="failed"]')
+    shown.wait_for("1 shown", "#total")
+    assert shown.count("#rows > .row") == 1
+    shown.click('#counts [data-state="failed"]')
+    shown.find("#filter").send_keys("newest")
+    shown.wait_for("1 shown", "#total")
+    shown.find("#filter").send_keys(Keys.ESCAPE)
+    shown.wait_for("train", "#rows")
+    body = shown.find("body")
+    for _ in range(3):
+        body.send_keys("j")
+        body = shown.browser.switch_to.active_element
+    assert body.get_attribute("data-n") == "2"
+    body.send_keys(Keys.ENTER)
+    shown.wait_for("job-0000270e", "#head")
+
+
+def test_a_thousand_hosts_are_drawn_and_the_stalled_one_is_found(show, shown):
+    ref = show.add(
+        1,
+        hosts=1024,
+        accelerator="tpu-v4-4096",
+        events=[
+            *(GangEvent(EventKind.JOINED, host=host, time=1.0) for host in range(1024)),
+            GangEvent(EventKind.READY, time=2.0),
+            GangEvent(EventKind.STALLED, hosts=(517,), time=3.0),
+        ],
+    )
+    shown.open(f"jobs/{ref.job_id}").wait_for("1,023 running, 1 stalled", "#slice-0")
+    assert shown.count(".square.s-running") == 1023
+    shown.wait_for("host 517 stalled", "#attention")
+    shown.click('#attention [data-host="517"]')
+    wait_until(lambda: shown.count('#host-517[aria-pressed="true"]'), "it was not chosen")
+    assert shown.find("#host").get_attribute("value") == "517"
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+
+def test_hostile_text_stays_text(show, shown):
+    done = show.add(
+        1, verdict=Verdict.FAILED, display_name=HOSTILE, reason=f"RuntimeError: {HOSTILE}"
+    )
+    running = show.add(2, display_name=HOSTILE, group_id="grp-1", group_index=0)
+    show.backend.output[running.job_id] = [
+        f"{HOSTILE}\n".encode(),
+        b"\x1b[2J\x1b]8;;http://evil\x07link\x1b]8;;\x07 \x9b\x00\xff\n",
+        *[b"x" * (1 << 20)] * 10,
+        b"\nbar 1\rbar 2\rbar 3",
+    ]
+    shown.open().wait_for(HOSTILE, "#rows")
+    for path in (f"jobs/{done.job_id}", "batches", "batches/grp-1"):
+        shown.open(path).wait_for(HOSTILE if path != "batches/grp-1" else "grp-1", "main")
+    shown.open(f"jobs/{running.job_id}").wait_for("bar 3", "#lines")
+    shown.wait_for("more characters", "#lines")
+    lines = shown.text("#lines").splitlines()
+    assert lines[0] == HOSTILE
+    assert lines[1] == "link \\x9b\\x00\ufffd".replace("\\x9b", "\ufffd")
+    assert lines[2].endswith("… 10,481,760 more characters")
+    assert lines[3:] == ["bar 3"]
+    assert "hacked" not in shown.browser.title
+    assert shown.count("#lines img, #rows img, #head img") == 0
+    assert shown.complaints() == []
+
+
+def test_a_job_that_is_removed_while_it_is_looked_at(show, shown):
+    ref = show.add(1)
+    other = show.add(2, display_name="another")
+    shown.open().wait_for("train", "#rows")
+    shown.click(f"#row-{ref.job_id}")
+    shown.wait_for("running", "#head")
+    show.backend.phase = show.backend.phase.NOT_FOUND
+    index.remove(show.store, ref.job_id)
+    shown.wait_for("were removed", "#trouble")
+    shown.wait_for("gone", "#link")
+    shown.open().wait_for("another", "#rows")
+    wait_until(lambda: shown.count("#rows > .row") == 1, "the removed job is still listed")
+    shown.open(f"jobs/{ref.job_id}").wait_for("This cannot be shown")
+    assert other.job_id in shown.open().run("return document.body.innerHTML")
+
+
+def test_a_store_that_does_not_answer_is_told_of_and_no_job_vanishes(show, shown, monkeypatch):
+    show.add(1)
+    shown.open().wait_for("train", "#rows")
+    shown.wait_for("live", "#link")
+    answer, held = index.ids, threading.Event()
+
+    def refuse(store):
+        raise StoreError("The store is on a disk that was unplugged.")
+
+    monkeypatch.setattr(index, "ids", refuse)
+    show.add(2)  # or the folder would not be listed again
+    shown.wait_for("was unplugged", "#trouble")
+    shown.wait_for("train", "#rows")
+
+    def hang(store):
+        held.wait()
+        return answer(store)
+
+    monkeypatch.setattr(index, "ids", hang)
+    shown.wait_for("has not answered for", "#trouble")
+    shown.wait_for("train", "#rows")
+    held.set()
+    wait_until(lambda: shown.count("#rows > .row") == 2, "the new job is not listed")
+    wait_until(lambda: not shown.text("#trouble"), "the trouble is over, and still told of")
+
+
+# -- how it looks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
+def test_pages_fit_and_follow_the_colours_of_the_system(show, shown, size):
+    ref = show.add(1, hosts=16, accelerator="tpu-v6e-64", display_name="w" * 300, group_id="grp-1")
+    show.backend.output[ref.job_id] = [b"y" * 5000 + b"\n"]
+    grounds = []
+    for dark in (False, True):
+        shown.resize(size, dark=dark)
+        for path in ("", f"jobs/{ref.job_id}", "batches", "batches/grp-1", "capacity"):
+            shown.open(path).wait_for("kinetic")
+            too_wide = shown.run(
+                "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert too_wide <= 0, path
+        ground = "return getComputedStyle(document.body).backgroundColor"
+        grounds.append(shown.run(ground))
+    assert grounds == ["rgb(250, 250, 249)", "rgb(19, 20, 23)"]
