@@ -27,7 +27,7 @@ SEARCH_BYTES = 256 << 20
 HITS = 500
 _KEPT_CHARS = 4 * LINE_CHARS
 _ESCAPE = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]"
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-OQ-WYZ\\`-~]"
 )
 
 
@@ -73,7 +73,8 @@ class LineFolder:
             yield self._end_line(chunk)
         self._extend(rest)
         if "\r" in self._begun[:-1]:  # A progress bar: only its latest state counts.
-            self._begun = _latest(self._begun)
+            returned = "\r" if self._begun.endswith("\r") else ""
+            self._begun, self._dropped = _latest(self._begun) + returned, 0
 
     def rest(self) -> str:
         """Return the line that has not ended yet, as shown."""

@@ -36,7 +36,7 @@ _USED = "This address was good for one use. Use the one that `kinetic dashboard`
 
 
 class DashboardServer:
-    """Serves the pages of a store's jobs.
+    """Serves the pages of a store's jobs. `port` is where it listens.
 
     Args:
         access: to the jobs.
@@ -49,6 +49,7 @@ class DashboardServer:
 
     def __init__(self, access: JobAccess, port: int = 0, *, is_framed: bool = False) -> None:
         self._socket = _listen(port)
+        self.port = int(self._socket.getsockname()[1])
         self._token, self._ticket = os.urandom(16).hex(), os.urandom(16).hex()
         self._guard = Guard(make_app(access), self._token, is_framed=is_framed)
         config = uvicorn.Config(
@@ -78,11 +79,6 @@ class DashboardServer:
             f'<div style="font-size:12px;opacity:.75"><a href="{url}" target="_blank">Open in a '
             "tab of its own</a></div>"
         )
-
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        return int(self._socket.getsockname()[1])
 
     @property
     def url(self) -> str:
@@ -139,6 +135,7 @@ def _listen(port: int) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((_ADDRESS, port))
+        found.listen()  # Who asks before the server is there waits, and is not refused.
     except (OSError, OverflowError) as error:
         found.close()
         raise UsageError(

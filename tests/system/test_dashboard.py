@@ -111,7 +111,7 @@ def test_a_lost_slice_is_seen_and_what_is_done_is_asked_first(
 
 
 def test_a_host_that_stands_still_is_found_and_its_output_searched(page, tmp_path):
-    remote = kinetic.run("cpu", slices=2, name="<i>still</i>")(stand_still)
+    remote = kinetic.run("cpu", slices=2, name="<i>still</i>", env={"KEY": "a-value"})(stand_still)
     handle = remote.run_async(str(tmp_path / "end"))
     page.open(f"jobs/{handle.job_id}").wait_for("busy", "#lines")
     assert "<i>still</i>" in page.text("h1")
@@ -129,6 +129,8 @@ def test_a_host_that_stands_still_is_found_and_its_output_searched(page, tmp_pat
     page.wait_for("stand_still", "details[data-load$=stacks] .loaded")
     page.click("details[data-load$=call] summary")
     page.wait_for("2 x cpu", "details[data-load$=call] .loaded")
+    assert "KEY" in page.text("details[data-load$=call]")
+    assert "a-value" not in page.text("details[data-load$=call]")
     page.click("details[data-load$=source] summary")
     page.wait_for("on_dashboard.py", "details[data-load$=source] .loaded")
     (tmp_path / "end").touch()

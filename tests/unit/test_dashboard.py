@@ -1,0 +1,518 @@
+"""The dashboard without a browser: who gets in, what is read, what lines are made of."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import threading
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from cli_fakes import FakeBackend, chunk
+
+import kinetic
+from kinetic._client.access import JobAccess
+from kinetic._client.handle import JobHandle
+from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.exits import Exit
+from kinetic._core.gang.picture import picture_of
+from kinetic._core.log_format import STDERR, LogChunk, Position
+from kinetic._core.metric_series import Series
+from kinetic._core.outcome import HostReport, Outcome, Verdict
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
+from kinetic._dashboard import output, scene, start
+from kinetic._dashboard.board_watch import BoardWatch
+from kinetic._dashboard.charts import draw_chart
+from kinetic._dashboard.guard import is_allowed
+from kinetic._dashboard.output import LineFolder, OutputReader
+from kinetic._dashboard.server import DashboardServer
+from kinetic._store import index
+from kinetic._store.local import LocalStore
+from kinetic.errors import PreflightError, StoreError, UsageError
+
+NOW = 1_700_000_000.0
+
+
+class World:
+    """A store of jobs that only stand still."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = LocalStore(root)
+        self.backend: Any = FakeBackend()
+        self.access = JobAccess(self.store, lambda _: self.backend, self.handle, lambda: NOW)
+
+    def handle(self, ref: JobRef) -> JobHandle[Any]:
+        return JobHandle(ref, self.backend, self.store)
+
+    def add(self, number: int = 1, **changes: Any) -> JobRef:
+        ref = JobRef(
+            f"job-{number:08x}",
+            Place("fake"),
+            "tpu-v6e-8",
+            "f",
+            "train",
+            NOW - 1000 + number,
+            self.store.uri,
+            hosts=2,
+        )
+        ref = replace(ref, **changes)
+        index.add(self.store, ref)
+        return ref
+
+    def end(self, ref: JobRef, verdict: Verdict = Verdict.SUCCEEDED, reason: str = "") -> None:
+        exit = Exit.RETURNED if verdict is Verdict.SUCCEEDED else Exit.RAISED
+        reports = (HostReport(0, exit, started_at=NOW - 900),)
+        outcome = Outcome(verdict, reports=reports, reason=reason, ended_at=NOW - 800)
+        index.write_outcome(self.store, ref.job_id, outcome)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "store")
+
+
+@pytest.fixture
+def server(world: World) -> Iterator[DashboardServer]:
+    found = DashboardServer(world.access)
+    found.start()
+    yield found
+    found.close()
+
+
+def ask(
+    server: DashboardServer, path: str, method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], str]:
+    """One request, with exactly these headers besides Host."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=100)
+    given = {"Host": f"127.0.0.1:{server.port}"} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
+    connection.putrequest(method, path, skip_host=True)
+    for name, value in given.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    body = answer.read().decode()
+    connection.close()
+    return answer.status, {k.lower(): v for k, v in answer.getheaders()}, body
+
+
+def path_of(server: DashboardServer) -> str:
+    return server.url.partition(str(server.port))[2]
+
+
+# -- who gets in -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "", "/jobs/job-00000001", "/{}x/", "/{}", "/%00/", "/static/dashboard.js", "//{}/"],
+)
+def test_nothing_is_shown_without_the_token(server: DashboardServer, world: World, path: str):
+    world.add(display_name="secret-name")
+    token = path_of(server).strip("/")
+    status, _, body = ask(server, path.format(token) or "/")
+    assert (status, "secret-name" in body, "kinetic dashboard" in body) == (403, False, True)
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1", "a@127.0.0.1"]
+)
+def test_another_name_for_this_machine_is_refused(server: DashboardServer, host: str):
+    """DNS rebinding: the attacker's own page asks us, by the attacker's name."""
+    assert ask(server, path_of(server), Host=host)[0] in (400, 403)
+    assert ask(server, path_of(server))[0] == 200
+
+
+def test_names_of_the_loopback_address_are_let_in(server: DashboardServer):
+    for name in ("localhost", "127.0.0.1", "[::1]"):
+        assert ask(server, path_of(server), Host=f"{name}:{server.port}")[0] == 200
+        # A port that was forwarded (ssh -L) is another one.
+        assert ask(server, path_of(server), Host=f"{name}:1")[0] == 200
+
+
+def test_two_names_are_refused():
+    assert not is_allowed("GET", {"host": ["127.0.0.1", "127.0.0.1"]})
+    assert not is_allowed("GET", {})
+
+
+@pytest.mark.parametrize("origin", ["", "null", "http://evil.example", "http://127.0.0.1:1"])
+def test_nothing_is_done_for_a_page_of_another_origin(
+    server: DashboardServer, world: World, origin: str
+):
+    ref = world.add()
+    path = f"{path_of(server)}jobs/{ref.job_id}/cancel"
+    headers = {"Origin": origin} if origin else {}
+    assert ask(server, path, "POST", **headers)[0] == 403
+    assert world.backend.cancelled == []
+    own = f"http://127.0.0.1:{server.port}"
+    status, _, body = ask(server, path, "POST", Origin=own, Content_Length="0")
+    assert (status, json.loads(body)["said"]) == (200, f"{ref.job_id} is being cancelled.")
+    assert world.backend.cancelled == [ref.job_id]
+    assert ask(server, path, "GET")[0] == 405  # no link and no image presses a button
+    assert world.backend.cancelled == [ref.job_id]
+
+
+def test_pages_run_no_scripts_but_ours_and_are_framed_by_nobody(world: World):
+    for is_framed, frames in ((False, "frame-ancestors 'none'"), (True, "vscode-webview:")):
+        server = DashboardServer(world.access, is_framed=is_framed)
+        server.start()
+        headers = ask(server, path_of(server))[1]
+        refused = ask(server, "/")[1]
+        server.close()
+        policy = headers["content-security-policy"]
+        assert policy == refused["content-security-policy"]
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+        assert policy.endswith(frames)
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-store"
+
+
+def test_pages_name_no_other_address(server: DashboardServer, world: World):
+    ref = world.add()
+    for path in ("", f"jobs/{ref.job_id}", "batches", "capacity", "static/dashboard.css"):
+        status, _, body = ask(server, path_of(server) + path)
+        assert status == 200
+        assert "http:" not in body.replace("http://www.w3.org/2000/svg", "")
+        assert "https:" not in body
+        assert path_of(server).strip("/") not in body  # relative addresses only
+
+
+def test_the_first_address_leads_in_once(server: DashboardServer):
+    """Others on this machine see the words of the command that opens a browser."""
+    path = server.first_url.partition(str(server.port))[2]
+    assert ask(server, path, Host="evil.example")[0] == 403
+    assert ask(server, "/open/" + "0" * 32)[0] == 403
+    status, headers, _ = ask(server, path)
+    assert (status, headers["location"]) == (303, path_of(server))
+    assert ask(server, path)[0] == 403
+    assert ask(server, "/open/")[0] == 403
+
+
+def test_each_server_has_a_token_of_its_own(world: World):
+    servers = [DashboardServer(world.access) for _ in range(2)]
+    for each in servers:
+        each.close()
+    assert len({each.url.split("/")[3] for each in servers}) == 2
+    assert all(len(each.url.split("/")[3]) == 32 for each in servers)
+
+
+def test_a_port_that_is_taken(server: DashboardServer, world: World):
+    with pytest.raises(UsageError, match=f"cannot listen on port {server.port}.*--port"):
+        DashboardServer(world.access, server.port)
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(start, "_PACKAGES", ("jinja2", "no_such_package"))
+    with pytest.raises(PreflightError, match=r"needs no_such_package.*kinetic-sdk\[dashboard\]"):
+        kinetic.dashboard()
+
+
+def test_a_notebook_gets_one_server_in_a_frame():
+    first = kinetic.dashboard()
+    try:
+        assert kinetic.dashboard() is first
+        assert f'<iframe src="{first.url}"' in first._repr_html_()
+    finally:
+        first.close()
+    second = kinetic.dashboard()
+    second.close()
+    assert second is not first
+
+
+# -- what is answered ------------------------------------------------------------------------------
+
+
+def test_what_does_not_exist_says_so(server: DashboardServer, world: World):
+    base = path_of(server)
+    status, _, body = ask(server, f"{base}jobs/job-0000000f", Accept="text/html")
+    assert status == 404
+    assert "This cannot be shown" in body
+    assert ask(server, f"{base}jobs/<script>", Accept="text/html")[0] == 400
+    assert ask(server, f"{base}batches/grp-0")[0] == 404
+    assert ask(server, f"{base}static/../pages.py")[0] == 404
+    ref = world.add()
+    assert ask(server, f"{base}jobs/{ref.job_id}/output?host=7")[0] == 400
+    assert ask(server, f"{base}jobs/{ref.job_id}/search?q=a&host=-1&from=x")[0] == 200
+    assert ask(server, f"{base}rows?from=a&n=-5")[0] == 200
+
+
+def test_output_is_searched_and_downloaded(server: DashboardServer, world: World):
+    ref = world.add()
+    world.backend.output[ref.job_id] = [chunk(b"a needle\nhay\n"), chunk(b"NEEDLE too", host=1)]
+    base = f"{path_of(server)}jobs/{ref.job_id}"
+    found = json.loads(ask(server, f"{base}/search?q=needle&host=all")[2])
+    assert [(line[0], line[4]) for line in found["lines"]] == [(0, "a needle"), (1, "NEEDLE too")]
+    assert (found["cut"], found["size"]) == (False, "23 B")
+    _, headers, body = ask(server, f"{base}/output?host=0")
+    assert body == "a needle\nhay\n"
+    assert headers["content-disposition"] == f'attachment; filename="{ref.job_id}-host-0.log"'
+    assert headers["content-type"] == "application/octet-stream"
+
+
+# -- all jobs --------------------------------------------------------------------------------------
+
+
+def look_again(watch: BoardWatch) -> Any:
+    watch._next_at = 0.0
+    return watch.look()
+
+
+def test_jobs_come_change_and_go(world: World):
+    watch = BoardWatch(world.access)
+    assert watch.look().rows == ()
+    first, second = world.add(1), world.add(2, display_name="other", group_id="grp-7")
+    found = look_again(watch)
+    assert [(row.ref.job_id, row.state) for row in found.rows] == [
+        (second.job_id, "running"),
+        (first.job_id, "running"),
+    ]
+    assert look_again(watch).version == found.version
+    world.end(first)
+    ended = look_again(watch)
+    assert ended.version == found.version + 1
+    assert ended.counts() == {"succeeded": 1, "running": 1}
+    assert [row.ref for row in ended.select("", "GRP-7 oth")] == [second]
+    assert ended.select("succeeded", "other") == []
+    index.remove(world.store, first.job_id)
+    assert [row.ref for row in look_again(watch).rows] == [second]
+
+
+def test_what_has_ended_is_read_once(world: World):
+    for number in range(30):
+        world.end(world.add(number))
+    watch = BoardWatch(world.access)
+    look_again(watch)
+    running = world.add(99)
+    look_again(watch)
+    world.backend.asked.clear()
+    look_again(watch)
+    assert world.backend.asked == [[running.job_id]]
+
+
+def test_trouble_hides_no_job(world: World, monkeypatch: pytest.MonkeyPatch):
+    world.add()
+    watch = BoardWatch(world.access)
+    look_again(watch)
+
+    def refuse(*_: object) -> None:
+        raise StoreError("unplugged")
+
+    monkeypatch.setattr(world.access.board, "look", refuse)
+    found = look_again(watch)
+    assert (found.trouble, len(found.rows)) == ("unplugged", 1)
+    monkeypatch.undo()
+    assert look_again(watch).trouble == ""
+
+
+def test_who_comes_while_another_one_looks_does_not_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    world.add()
+    watch = BoardWatch(world.access)
+    seen = look_again(watch)
+    held, looks = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> dict[str, object]:
+        looks.set()
+        held.wait()
+        return {}
+
+    monkeypatch.setattr(world.access.board, "look", hang)
+    thread = threading.Thread(target=look_again, args=[watch])
+    thread.start()
+    looks.wait()
+    assert watch.look().rows == seen.rows
+    watch._began_at -= 60
+    assert "has not answered for" in watch.look().trouble
+    held.set()
+    thread.join()
+
+
+# -- one job ---------------------------------------------------------------------------------------
+
+ELASTIC = JobRef("job-1", Place("fake"), "tpu-v6e-8", "f", "f", 0.0, "/s", hosts=6)
+
+
+def test_slices_that_take_no_part_are_drawn_as_such():
+    events = [
+        GangEvent(EventKind.FORMED, slices=(0, 1, 2), hosts=tuple(range(6)), time=1.0),
+        GangEvent(EventKind.READY, time=2.0),
+        GangEvent(EventKind.SLICE_LOST, slices=(1,), time=3.0),
+    ]
+    (one,) = picture_of(events, 6).attempts
+    boxes = scene.draw_slices(ELASTIC, one, [], {5: 12})
+    assert [box.note for box in boxes] == ["2 hosts: running", "lost", "2 hosts: running"]
+    assert [cell.state for cell in boxes[1].hosts] == ["lost", "lost"]
+    assert boxes[2].hosts[1].facts == ("step 12",)
+    events += [
+        GangEvent(EventKind.ENDED, verdict=Verdict.FAILED, time=4.0),
+        GangEvent(EventKind.FORMED, slices=(0, 2), hosts=(0, 1, 4, 5), attempt=2, time=5.0),
+        GangEvent(EventKind.READY, attempt=2, time=6.0),
+        GangEvent(EventKind.AWAITED, slices=(1,), attempt=2, time=7.0),
+    ]
+    attempts = picture_of(events, 6).attempts
+    boxes = scene.draw_slices(ELASTIC, attempts[1], [], {})
+    assert boxes[1].note == "awaited: it is being started again"
+    # Output is found by the place in the attempt, and hosts keep the number that they have.
+    cells = [(cell.host, cell.member, cell.state) for box in boxes for cell in box.hosts]
+    assert cells == [
+        (0, 0, "running"),
+        (1, 1, "running"),
+        (2, None, "away"),
+        (3, None, "away"),
+        (4, 2, "running"),
+        (5, 3, "running"),
+    ]
+    bars = scene.draw_bars(attempts, 0.0, 11.0)
+    assert [(bar.begin, bar.ready, bar.end, bar.state) for bar in bars] == [
+        (0, 100, 300, "failed"),
+        (400, 500, 1000, "running"),
+    ]
+
+
+def test_times_out_of_order_are_drawn_within_the_line():
+    (attempt,) = picture_of([GangEvent(EventKind.READY, time=5.0)], 1).attempts
+    (bar,) = scene.draw_bars([attempt], 0.0, 1.0)  # a clock that was set back
+    assert 0 <= bar.begin <= bar.ready <= bar.end <= 1004
+
+
+# -- lines -----------------------------------------------------------------------------------------
+
+
+def fold(*pieces: bytes) -> tuple[list[str], str]:
+    folder, at = LineFolder(), 0
+    lines: list[str] = []
+    for piece in pieces:
+        at += len(piece)
+        given = LogChunk(0, 1, 10**18, piece, Position(1, at))
+        lines += [line.text for line in folder.fold(given)]
+    return lines, folder.rest()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines", "rest"),
+    [
+        ([b"a\nb", b"c\n"], ["a", "bc"], ""),
+        (["é\n".encode()[:1], "é\n".encode()[1:]], ["é"], ""),
+        ([b"\x1b[3", b"1mred\x1b[0m\n"], ["red"], ""),
+        ([b"\x1b]0;title\x07x\x1b]8;;http://e\x1b\\link\n"], ["xlink"], ""),
+        ([b"\x1bP1$r\x1b\\\x1b(Bq\x1bM\n"], ["q"], ""),
+        ([b"\x1b[31", b""], [], "\\x1b[31"),
+        ([b"10%\r", b"20%\r", b"30%"], [], "30%"),
+        ([b"10%\r20%\r\n"], ["20%"], ""),
+        ([b"a\r\nb\r\n"], ["a", "b"], ""),
+        ([b"\x00\x07\xff\n"], ["\\x00\\x07\ufffd"], ""),
+        (["\u202eevil\n".encode()], ["\\u202eevil"], ""),
+    ],
+)
+def test_lines_are_what_a_terminal_would_show_without_its_powers(
+    pieces: list[bytes], lines: list[str], rest: str
+):
+    assert fold(*pieces) == (lines, rest)
+
+
+def test_long_lines_are_cut_and_little_of_them_is_kept():
+    folder = LineFolder()
+    for number in range(100):
+        given = LogChunk(0, 1, 0, b"x" * 100_000, Position(1, number))
+        assert list(folder.fold(given)) == []
+        assert len(folder._begun) <= output._KEPT_CHARS
+    (line,) = folder.fold(LogChunk(0, 1, 0, b"\n", Position(1, 101)))
+    assert (
+        line.text == "x" * output.LINE_CHARS + f" … {10**7 - output.LINE_CHARS:,} more characters"
+    )
+
+
+def test_the_last_line_of_an_attempt_is_not_glued_to_the_next_one():
+    folder = LineFolder()
+    assert list(folder.fold(LogChunk(0, 1, 0, b"killed he", Position(1, 9)))) == []
+    found = list(folder.fold(LogChunk(0, STDERR, 0, b"again\n", Position(2, 6))))
+    assert [(line.attempt, line.is_error, line.text) for line in found] == [
+        (1, False, "killed he"),
+        (2, True, "again"),
+    ]
+
+
+def test_output_is_read_on_in_parts(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(output, "READ_BYTES", 10)
+    ref = world.add()
+    world.backend.output[ref.job_id] = [chunk(b"line one\n"), chunk(b"line two\n"), chunk(b"op")]
+    reader = OutputReader(world.handle(ref), 0)
+    texts = [[line.text for line in lines] for lines, _ in (reader.read(), reader.read())]
+    assert texts == [["line one", "line two"], []]
+    assert reader.read() == ([], "op")
+    world.backend.output[ref.job_id].append(chunk(b"en\n"))
+    lines, rest = reader.read()
+    assert ([line.text for line in lines], rest) == (["open"], "")
+
+
+def test_a_search_ends(world: World, monkeypatch: pytest.MonkeyPatch):
+    ref = world.add()
+    world.backend.output[ref.job_id] = [chunk(b"hit\n" * 300) for _ in range(4)]
+    found = output.search(world.handle(ref), 0, "HIT")
+    assert (len(found.lines), found.is_cut) == (output.HITS, True)
+    monkeypatch.setattr(output, "SEARCH_BYTES", 100)
+    assert output.search(world.handle(ref), 0, "absent").is_cut
+
+
+# -- charts ----------------------------------------------------------------------------------------
+
+
+def series(values: list[float], name: str = "loss", steps: list[int] | None = None) -> Series:
+    count = len(values)
+    numbers = array("q", range(count) if steps is None else steps)
+    times = array("d", [NOW + n for n in range(count)])
+    return Series(name, 0, numbers, times, array("d", values), array("q", [1] * count))
+
+
+def test_gaps_are_left_where_a_value_is_no_number():
+    chart = draw_chart(series([1.0, 2.0, math.nan, 3.0, math.inf, 2.0, 1.0]))
+    assert len(chart.lines) == 2
+    assert len(chart.dots) == 1
+    assert (chart.low, chart.high, chart.last) == ("1", "3", "1")
+    assert (chart.first, chart.until) == ("step 0", "step 6")
+    points = json.loads(chart.points)  # JSON has neither NaN nor infinity
+    assert [words for _, _, words in points][:2] == ["step 0: 1", "step 1: 2"]
+    assert all(0 <= x <= 320 and 0 <= y <= 96 for x, y, _ in points)
+
+
+@pytest.mark.parametrize("values", [[math.nan], [5.0], [5.0, 5.0], [0.0, 0.0], [1e300, -1e300]])
+def test_any_values_can_be_drawn(values: list[float]):
+    chart = draw_chart(series(values))
+    assert all(math.isfinite(number) for point in json.loads(chart.points) for number in point[:2])
+
+
+def test_figures_of_a_host_are_drawn_over_time_in_their_unit():
+    chart = draw_chart(series([1 << 30, 2 << 30], "host/memory_bytes", [-1, -1]))
+    assert (chart.low, chart.high, chart.first, chart.until) == ("1.0 GiB", "2.0 GiB", "", "1.0s")
+
+
+def test_a_million_points_become_a_few():
+    chart = draw_chart(series([float(n % 1000) for n in range(100_000)]))
+    assert len(json.loads(chart.points)) < 700
+    assert chart.high == "999"
+
+
+# -- nothing is promised that is not there ---------------------------------------------------------
+
+
+def test_states_that_are_coloured_are_all_that_there_are():
+    style = (Path(kinetic.__file__).parent / "_dashboard/static/dashboard.css").read_text()
+    from kinetic._client.batch.ledger import InputState
+    from kinetic._core.exits import HostState
+    from kinetic._core.gang.messages import Activity
+
+    states = [*JobStatus, *HostState, *Activity, *InputState]
+    missing = {str(each).lower() for each in states if f".s-{str(each).lower()}" not in style}
+    assert missing == {"planned"}  # nothing that was planned only has a page
