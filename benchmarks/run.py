@@ -21,6 +21,7 @@ ORDER = (
     "checkpoints.py",
     "recovery.py",
     "compiling.py",
+    "dashboard.py",
 )
 
 

@@ -35,26 +35,28 @@ from kinetic._dashboard.server import DashboardServer
 from kinetic._store import index
 from kinetic._store.local import LocalStore
 
-PROGRAMS = ("chromium", "chromedriver")
+BROWSERS, DRIVER = ("chromium", "google-chrome", "chromium-browser"), "chromedriver"
 WIDE, PHONE = (1280, 900), (390, 800)
 
 
 def missing_programs() -> list[str]:
     """What is not installed of what a browser needs."""
-    return [name for name in PROGRAMS if shutil.which(name) is None]
+    return [
+        names[0] for names in (BROWSERS, (DRIVER,)) if not any(shutil.which(name) for name in names)
+    ]
 
 
 def open_browser(folder: Path) -> webdriver.Chrome:
     """Start a browser whose files lie in the folder."""
     options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
+    options.binary_location = next(filter(None, map(shutil.which, BROWSERS)))
     switches = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage")
     for switch in (*switches, "no-first-run", f"user-data-dir={folder}"):
         options.add_argument(f"--{switch}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     # It outlives the test that comes first, and must not look like something that this one left.
     env = {k: v for k, v in os.environ.items() if k != "TMPDIR" and "KINETIC" not in k}
-    service = webdriver.ChromeService(shutil.which("chromedriver"), env=env | {"HOME": str(folder)})
+    service = webdriver.ChromeService(shutil.which(DRIVER), env=env | {"HOME": str(folder)})
     return webdriver.Chrome(options=options, service=service)
 
 

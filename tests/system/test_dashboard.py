@@ -201,8 +201,9 @@ def test_hostile_text_stays_text(show, shown):
         b"\nbar 1\rbar 2\rbar 3",
     ]
     shown.open().wait_for(HOSTILE, "#rows")
-    for path in (f"jobs/{done.job_id}", "batches", "batches/grp-1"):
-        shown.open(path).wait_for(HOSTILE if path != "batches/grp-1" else "grp-1", "main")
+    shown.open(f"jobs/{done.job_id}").wait_for(HOSTILE, ".reason")
+    shown.open("batches").wait_for("grp-1", "main")
+    shown.open("batches/grp-1").wait_for("1 running", "main")
     shown.open(f"jobs/{running.job_id}").wait_for("bar 3", "#lines")
     shown.wait_for("more characters", "#lines")
     lines = shown.text("#lines").splitlines()

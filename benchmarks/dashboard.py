@@ -1,0 +1,192 @@
+"""The dashboard: first paint, from a host to the page, and what it takes while 100 jobs run. Needs
+Chromium and its driver."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import measure
+
+import kinetic
+
+JOBS, LINES, WATCHED_S = 100, 100, 20.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAINT = "return performance.getEntriesByName('first-contentful-paint').map((e) => e.startTime)"
+_WATCH_LINES = """
+window.seen = [];
+new MutationObserver((changes) => {
+  for (const change of changes)
+    for (const node of change.addedNodes)
+      if (!window.seen.some((each) => each[1] === node.textContent))
+        window.seen.push([Date.now() / 1000, node.textContent]);
+}).observe(document.getElementById("lines"), {childList: true});
+"""
+_WATCH_ROWS = """
+window.states = {};
+new MutationObserver(() => { for (const row of document.querySelectorAll("#rows > .row"))
+  if (row.innerText.includes("succeeded")) window.states[row.id] ??= Date.now() / 1000;
+}).observe(document.getElementById("rows"), {childList: true, subtree: true});
+"""
+
+
+def ticker(lines: int) -> None:
+    """Print the time, again and again."""
+    time.sleep(5)  # until the page is there
+    for _ in range(lines):
+        print(repr(time.time()), flush=True)
+        time.sleep(0.05)
+
+
+@contextmanager
+def serve() -> Iterator[tuple[int, str]]:
+    """The command, as a process: its id, and its address."""
+    words = [sys.executable, "-m", "kinetic", "dashboard", "--no-open"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as child:
+        assert child.stdout is not None
+        try:
+            yield child.pid, child.stdout.readline().strip()
+        finally:
+            child.terminate()
+
+
+@contextmanager
+def browse() -> Iterator[Any]:
+    """A browser without a window."""
+    from selenium import webdriver
+
+    with tempfile.TemporaryDirectory(prefix="kn-bench-browser-") as folder:
+        options = webdriver.ChromeOptions()
+        options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
+        for switch in ("headless=new", "no-sandbox", "disable-gpu", f"user-data-dir={folder}"):
+            options.add_argument(f"--{switch}")
+        service = webdriver.ChromeService(shutil.which("chromedriver"))
+        browser = webdriver.Chrome(options=options, service=service)
+        try:
+            yield browser
+        finally:
+            browser.quit()
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def memory_mb(pid: int) -> float:
+    """Its resident memory."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmRSS"))) / 1000
+
+
+def until(look: Any) -> Any:
+    """Return the first true answer."""
+    while not (found := look()):
+        time.sleep(0.05)
+    return found
+
+
+def first_paints(browser: Any, url: str) -> list[float]:
+    """From the request to the first paint, in seconds."""
+    found = []
+    for _ in range(8):
+        browser.get("about:blank")
+        browser.get(url)
+        found.append(until(lambda: browser.execute_script(_PAINT))[0] / 1e3)
+    return found[1:]
+
+
+def line_delays(browser: Any, url: str) -> list[float]:
+    """From a host's print to the page."""
+    handle = kinetic.run(accelerator="cpu")(ticker).run_async(LINES)
+    browser.get(f"{url}jobs/{handle.job_id}")
+    browser.execute_script(_WATCH_LINES)
+    seen = until(lambda: len(s := browser.execute_script("return window.seen")) >= LINES and s)
+    return sorted(at - float(words) for at, words in seen)
+
+
+def end_delays(browser: Any, url: str) -> list[float]:
+    """From the moment that a verdict names as the end, to the list of jobs."""
+    browser.get(url)
+    browser.execute_script(_WATCH_ROWS)
+    found = []
+    for _ in range(10):
+        handle = kinetic.run(accelerator="cpu")(time.sleep).run_async(1)
+        ended_at = handle.wait().ended_at
+        at = until(
+            lambda row=f"row-{handle.job_id}": browser.execute_script(
+                f"return window.states['{row}']"
+            )
+        )
+        found.append(at - ended_at)
+    return sorted(found)
+
+
+def main() -> None:
+    if shutil.which("chromedriver") is None:
+        print("\nthe dashboard: skipped, there is no chromedriver on the PATH")
+        return
+    with measure.home(), browse() as browser, serve() as (pid, url):
+        kinetic.run(accelerator="cpu")(int)()
+        paint_s = statistics.median(first_paints(browser, url))
+        with tempfile.NamedTemporaryFile(suffix=".html", mode="w") as page:
+            page.write("<!doctype html><title>bare</title><p>bare</p>")
+            page.flush()
+            floor_s = statistics.median(first_paints(browser, f"file://{page.name}"))
+        measure.heading("the dashboard (floor: a page of one word, from a file)")
+        measure.row("first paint of the list", paint_s, floor_s)
+
+        seen = line_delays(browser, url)
+        print(
+            f"\nfrom a host's print to the page, {len(seen)} lines: median "
+            f"{statistics.median(seen) * 1e3:.0f} ms, 95th percentile "
+            f"{seen[int(len(seen) * 0.95)] * 1e3:.0f} ms (goal <= 300 ms)"
+        )
+        ends = end_delays(browser, url)
+        print(
+            f"from a job's end to the list: median {statistics.median(ends) * 1e3:.0f} ms, longest "
+            f"{ends[-1] * 1e3:.0f} ms"
+        )
+
+        handles = [kinetic.run(accelerator="cpu")(time.sleep).run_async(3600) for _ in range(JOBS)]
+        try:
+            browser.get(url)
+            until(
+                lambda: (
+                    f"{JOBS}\nrunning" in browser.find_element("id", "counts").text
+                    or f"{JOBS} running" in browser.find_element("id", "counts").text
+                )
+            )
+            began_s, began = cpu_s(pid), time.monotonic()
+            time.sleep(WATCHED_S)
+            share = (cpu_s(pid) - began_s) / (time.monotonic() - began)
+            print(
+                f"with {JOBS} running jobs in view: {share:.1%} of a processor, "
+                f"{memory_mb(pid):.0f} MB (goal <= 5 %, 150 MB)"
+            )
+            browser.get(f"{url}jobs/{handles[0].job_id}")
+            began_s, began = cpu_s(pid), time.monotonic()
+            time.sleep(WATCHED_S)
+            share = (cpu_s(pid) - began_s) / (time.monotonic() - began)
+            print(f"with one of them in view: {share:.1%} of a processor, {memory_mb(pid):.0f} MB")
+        finally:
+            for handle in handles:
+                handle.cancel(cleanup_timeout=0)
+            for handle in handles:
+                handle.wait()
+
+
+if __name__ == "__main__":
+    main()
