@@ -63,6 +63,21 @@ def backend(case, store):
     return make(store)
 
 
+@pytest.fixture
+def spoken(backend, store):
+    """A job that was followed from its start to its end, and the chunks that came."""
+    ref = submitted(backend, store, speak)
+    return ref, read(backend, ref)
+
+
+@pytest.fixture
+def talking(backend, store):
+    """A job that runs, and has printed something. No test ends it."""
+    ref, _ = running(backend, store)
+    yield ref
+    ended(backend, ref)
+
+
 def needs(backend, protocol):
     if not isinstance(backend, protocol):
         pytest.skip(f"{backend.name} has no {protocol.__name__}")
@@ -117,10 +132,8 @@ def test_a_job_that_was_submitted_is_known_at_once_to_another_backend_object(bac
 
 
 @pytest.mark.promise(4)
-def test_many_jobs_are_asked_for_at_once(backend, store):
-    over = submitted(backend, store, speak)
-    read(backend, over)
-    going_on, _ = running(backend, store)
+def test_many_jobs_are_asked_for_at_once(backend, store, spoken, talking):
+    over, going_on = spoken[0], talking
     unknown = JobRef("job-00000000", Place(backend.name, "gke"), "cpu", "f", "f", 0.0, store.uri)
     found = backend.status([over, unknown, going_on])
     assert {job_id: status.phase for job_id, status in found.items()} == {
@@ -130,7 +143,6 @@ def test_many_jobs_are_asked_for_at_once(backend, store):
     }
     assert all(isinstance(status.reason, str) for status in found.values())
     assert not backend.status([])
-    ended(backend, going_on)
 
 
 def fail_once():
@@ -163,18 +175,16 @@ def test_rendering_is_pure_and_plain(backend, store):
 
 
 @pytest.mark.promise(5)
-def test_output_comes_in_order_and_following_ends(backend, store):
-    ref = submitted(backend, store, speak)
-    chunks = read(backend, ref)
+def test_output_comes_in_order_and_following_ends(backend, spoken):
+    ref, chunks = spoken
     assert text(chunks) == b"one\nthree\n"
     assert text(chunks, STDERR) == b"two\n"
     assert phase_of(backend, ref) is JobStatus.SUCCEEDED
 
 
 @pytest.mark.promise(5)
-def test_output_goes_on_after_any_chunk(backend, store):
-    ref = submitted(backend, store, speak)
-    whole = read(backend, ref)
+def test_output_goes_on_after_any_chunk(backend, spoken):
+    ref, whole = spoken
     for number, chunk in enumerate(whole):
         for follow in (False, True):
             rest = read(backend, ref, follow=follow, after={0: chunk.end})
@@ -183,9 +193,9 @@ def test_output_goes_on_after_any_chunk(backend, store):
 
 
 @pytest.mark.promise(5)
-def test_a_tail_begins_where_its_first_chunk_says(backend, store):
-    ref = submitted(backend, store, speak)
-    lines = b"".join(chunk.data for chunk in read(backend, ref)).splitlines(keepends=True)
+def test_a_tail_begins_where_its_first_chunk_says(backend, spoken):
+    ref, whole = spoken
+    lines = b"".join(chunk.data for chunk in whole).splitlines(keepends=True)
     begins, *rest = read(backend, ref, tail=2)
     assert begins.data == b""
     for chunks in (rest, read(backend, ref, after={0: begins.end})):
@@ -193,9 +203,8 @@ def test_a_tail_begins_where_its_first_chunk_says(backend, store):
 
 
 @pytest.mark.promise(5)
-def test_an_ended_job_can_be_read_again(backend, store):
-    ref = submitted(backend, store, speak)
-    first = read(backend, ref)
+def test_an_ended_job_can_be_read_again(backend, spoken):
+    ref, first = spoken
     assert text(read(backend, ref, follow=False)) == text(read(backend, ref)) == text(first)
     assert text(read(backend, ref, tail=1)) == b"three\n"
 
@@ -263,9 +272,8 @@ def test_a_signal_of_the_end_comes_with_the_end(backend, store):
 
 
 @pytest.mark.promise(7)
-def test_cleaning_up_leaves_the_records(backend, store):
-    ref = submitted(backend, store, speak)
-    read(backend, ref)
+def test_cleaning_up_leaves_the_records(backend, store, spoken):
+    ref, _ = spoken
     before = {key for key in store.list(layout.job(ref.job_id)) if "/local/" not in key}
     for _ in range(2):
         backend.cleanup(ref)
@@ -339,9 +347,9 @@ def test_there_is_always_room_for_one(backend, store):
 
 
 @pytest.mark.promise(4)
-def test_a_store_that_does_not_answer_is_no_verdict(backend, store, monkeypatch):
+def test_a_store_that_does_not_answer_is_no_verdict(backend, store, talking, monkeypatch):
     """A moment without the store must not be taken for the end of a job that runs."""
-    ref, _ = running(backend, store)
+    ref = talking
     while phase_of(backend, ref) is JobStatus.PENDING:  # What is told of it may be behind.
         time.sleep(0.01)
 
@@ -353,7 +361,6 @@ def test_a_store_that_does_not_answer_is_no_verdict(backend, store, monkeypatch)
         with pytest.raises(StoreError, match="out of reach"):
             backend.status([ref])
     assert phase_of(backend, ref) is JobStatus.RUNNING
-    ended(backend, ref)
 
 
 @pytest.mark.promise("BuildsImages")
@@ -369,16 +376,16 @@ def test_a_job_that_names_its_image_runs_that_one(backend, store):
 
 
 @pytest.mark.promise("Explains")
-def test_a_job_that_runs_or_has_ended_waits_for_nothing(backend, store):
+def test_a_job_that_runs_or_has_ended_waits_for_nothing(backend, spoken, talking):
     needs(backend, Explains)
-    ref, _ = running(backend, store)
     until = time.monotonic() + 200.0
-    while backend.why_waiting(ref) is not None:  # What is told of it may be a moment behind.
+    # What is told of it may be a moment behind.
+    while backend.why_waiting(talking) is not None:
         assert time.monotonic() < until, "a job that runs waits for something"
         time.sleep(0.01)
-    ended(backend, ref)
-    assert backend.why_waiting(ref) is None
-    assert backend.why_lost(ref, 0) == ""
+    over, _ = spoken
+    assert backend.why_waiting(over) is None
+    assert backend.why_lost(over, 0) == ""
 
 
 @pytest.mark.promise("Kills")

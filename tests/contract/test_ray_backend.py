@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import test_backend
-from backend_cases import folder, planned, speak, submitted, wait_for_ever
+from backend_cases import folder, planned, read, speak, submitted, wait_for_ever
 from test_backend import *  # noqa: F403 - the suite
 
 from kinetic._backends.base import phase_of
@@ -20,6 +20,7 @@ from kinetic._backends.ray.submission import HostSettings
 from kinetic._core.state import JobStatus
 from kinetic._ray.jobs_api import JobsApi
 from kinetic._source import runtime
+from kinetic._store.local import LocalStore
 from kinetic.errors import PreflightError
 
 del test_every_promise_has_a_test  # noqa: F821 - it is about the suite
@@ -36,9 +37,30 @@ def on_ray(cluster, cache, store):
 
 
 @pytest.fixture
-def case(ray_cluster, tmp_path_factory):
+def case(common_ray, tmp_path_factory):
     cache = tmp_path_factory.getbasetemp() / "ray-archive"
-    return functools.partial(on_ray, ray_cluster, cache), folder
+    return functools.partial(on_ray, common_ray, cache), folder
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """One for all tests, as the job below."""
+    return LocalStore(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def made():
+    """What tests of this module have made for each other."""
+    return {}
+
+
+@pytest.fixture
+def spoken(backend, store, made):
+    """One job for all tests that only read it: each takes seconds here."""
+    if "spoken" not in made:
+        ref = submitted(backend, store, speak)
+        made["spoken"] = ref, read(backend, ref)
+    return made["spoken"]
 
 
 def test_the_suite_is_all_of_it():
@@ -54,7 +76,7 @@ def test_a_shape_that_no_node_has_is_refused_with_what_there_is(backend, store):
     backend.preflight(planned(store, speak, "tpu-v6e-16"))
 
 
-def test_an_interpreter_without_ray_is_said(ray_cluster, case, store):
+def test_an_interpreter_without_ray_is_said(common_ray, case, store):
     make, _ = case
     backend = make(store)
     backend._settings = HostSettings("", store.uri, "/no/such/python", simulated=True)
@@ -66,7 +88,7 @@ def test_an_interpreter_without_ray_is_said(ray_cluster, case, store):
     assert "/no/such/python" in status.reason
 
 
-def test_what_ray_shows_has_no_secrets(ray_cluster, backend, store):
+def test_what_ray_shows_has_no_secrets(common_ray, backend, store):
     plan_ref = submitted(backend, store, wait_for_ever)
     shown = str(backend._api._ask("GET", f"/api/jobs/{plan_ref.job_id}"))
     assert "TOKEN" not in shown

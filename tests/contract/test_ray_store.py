@@ -37,11 +37,11 @@ globals().update(
 
 
 @pytest.fixture
-def store(ray_cluster) -> Iterator[RayStore]:
-    api = connect(ray_cluster.address)
+def store(ray_store_turn) -> Iterator[RayStore]:
+    api = connect(ray_store_turn.address)
     runs = f"{sys.executable} -m {MODULE}"
     ensure_keeper(api, runs, {"env_vars": {"PYTHONPATH": str(ROOT)}})
-    opened = RayStore(f"ray+{ray_cluster.address}", api=api)
+    opened = RayStore(f"ray+{ray_store_turn.address}", api=api)
     for top in {key.partition("/")[0] for key in opened.list("")}:
         opened.delete(top)
     yield opened

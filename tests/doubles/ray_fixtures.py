@@ -1,8 +1,8 @@
 """Fixtures of pytest: a Ray cluster, started once for all tests of a run, or one that is really
 there.
 
-In: nothing; of the environment, what `make test-ray` is told. Out: a running cluster, which one
-test at a time has for itself. Called by pytest for every test folder.
+In: nothing; of the environment, what `make test-ray` is told. Out: a running cluster, which a test
+has for itself or shares with others. Called by pytest for every test folder.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ TIMEOUT_S = 900
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test-ray` runs, and keep it together where pytest-xdist can."""
     for item in items:
-        if {"ray_cluster", "any_ray"} & set(getattr(item, "fixturenames", ())):
+        if {"ray_cluster", "common_ray", "any_ray"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("ray")
             item.add_marker(pytest.mark.xdist_group("ray"))
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
@@ -48,6 +49,21 @@ def _shared_ray(_run_folder: Path) -> RayCluster:
     return share_cluster(_run_folder, owner)
 
 
+@contextmanager
+def _take_turn(lock: Path, how: int) -> Iterator[None]:
+    with lock.open("w") as turn:
+        fcntl.flock(turn, how)
+        yield
+
+
+def _open_cluster(request: pytest.FixtureRequest, patch: pytest.MonkeyPatch) -> RayCluster:
+    if REAL:
+        pytest.skip("needs what only the cluster of the tests does at a word, such as lost nodes")
+    cluster: RayCluster = request.getfixturevalue("_shared_ray")
+    patch.setenv("RAY_AUTH_TOKEN", cluster.token)
+    return cluster
+
+
 @pytest.fixture
 def ray_cluster(
     request: pytest.FixtureRequest, _run_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -55,13 +71,9 @@ def ray_cluster(
     """A cluster of a head and the four nodes of a slice of v6e-16. No other test uses it at the
     same time; nodes that a test has killed are replaced after it. The environment has its token,
     not its address."""
-    if REAL:
-        pytest.skip("needs what only the cluster of the tests does at a word, such as lost nodes")
-    cluster: RayCluster = request.getfixturevalue("_shared_ray")
-    with (_run_folder / "in-use").open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+    cluster = _open_cluster(request, monkeypatch)
+    with _take_turn(_run_folder / "in-use", fcntl.LOCK_EX):
         before = set(cluster.nodes())
-        monkeypatch.setenv("RAY_AUTH_TOKEN", cluster.token)
         yield cluster
         for index in cluster.nodes().keys() - before:
             cluster.remove_node(index)
@@ -69,8 +81,26 @@ def ray_cluster(
 
 
 @pytest.fixture
+def common_ray(
+    request: pytest.FixtureRequest, _run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RayCluster]:
+    """The same cluster, for a test that lets others use it at the same time: it ends no node, takes
+    no slice, and looks at what is its own. Each node has one processor, and there are five."""
+    cluster = _open_cluster(request, monkeypatch)
+    with _take_turn(_run_folder / "in-use", fcntl.LOCK_SH):
+        yield cluster
+
+
+@pytest.fixture
+def ray_store_turn(common_ray: RayCluster, _run_folder: Path) -> Iterator[RayCluster]:
+    """The store on the head of the cluster, for one test at a time."""
+    with _take_turn(_run_folder / "store-in-use", fcntl.LOCK_EX):
+        yield common_ray
+
+
+@pytest.fixture
 def any_ray(request: pytest.FixtureRequest) -> RayCluster | GivenCluster:
-    """The cluster that `make test-ray` names; else that of the tests."""
+    """The cluster that `make test-ray` names; else that of the tests, which others use as well."""
     if REAL:
         return GivenCluster(REAL)
-    return request.getfixturevalue("ray_cluster")  # type: ignore[no-any-return]
+    return request.getfixturevalue("common_ray")  # type: ignore[no-any-return]

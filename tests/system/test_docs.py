@@ -235,10 +235,10 @@ def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
 
 @pytest.mark.settles_within(90)  # agents that nobody leads look for their leader
 def test_the_page_about_ray_does_what_it_says(
-    ray_cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_store_turn: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With nothing but the port of the dashboard: no store is named."""
-    monkeypatch.setenv("KINETIC_ADDRESS", ray_cluster.address)
+    monkeypatch.setenv("KINETIC_ADDRESS", ray_store_turn.address)
     monkeypatch.setenv("KINETIC_POD_PYTHON", sys.executable)
     monkeypatch.setenv("KINETIC_POD_SIMULATED", "1")
     run_page(ON_RAY, tmp_path)

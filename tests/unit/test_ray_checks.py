@@ -73,9 +73,9 @@ def run_json(capsys, *argv):
     return json.loads(capsys.readouterr().out)
 
 
-def test_doctor_and_accelerators_ask_the_cluster(ray_cluster, monkeypatch, capsys):
+def test_doctor_and_accelerators_ask_the_cluster(common_ray, monkeypatch, capsys):
     monkeypatch.setenv("KINETIC_BACKEND", "ray")
-    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
+    monkeypatch.setenv("RAY_ADDRESS", common_ray.address)
     listed = run_json(capsys, "accelerators", "--live")
     assert {"tpu-v6e-16", "cpu:1"} <= {row["name"] for row in listed}
     assert call(["accelerators", "--live", "v6e"]) == 0
@@ -83,8 +83,8 @@ def test_doctor_and_accelerators_ask_the_cluster(ray_cluster, monkeypatch, capsy
     examined = run_json(capsys, "doctor")
     found = {each["check"]: each for each in examined["findings"]}
     assert "16 TPU" in found["ray resources"]["detail"]
-    assert ray_cluster.address in found["ray"]["detail"]
-    assert ray_cluster.token not in json.dumps(examined)
+    assert common_ray.address in found["ray"]["detail"]
+    assert common_ray.token not in json.dumps(examined)
 
 
 def test_doctor_says_that_nothing_answers(monkeypatch, capsys):

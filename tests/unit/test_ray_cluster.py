@@ -10,14 +10,14 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def test_it_is_a_cluster_with_a_slice(ray_cluster):
+def test_it_is_a_cluster_with_a_slice(common_ray):
     asked = urllib.request.Request(
-        f"{ray_cluster.address}/api/version",
-        headers={"authorization": f"Bearer {ray_cluster.token}"},
+        f"{common_ray.address}/api/version",
+        headers={"authorization": f"Bearer {common_ray.token}"},
     )
     with urllib.request.urlopen(asked, timeout=60) as answer:
         assert json.load(answer)["ray_version"]
-    assert list(ray_cluster.nodes().values()) == [True] * 4
+    assert list(common_ray.nodes().values()) == [True] * 4
 
 
 def test_a_killed_node_is_gone_until_it_is_mended(ray_cluster):

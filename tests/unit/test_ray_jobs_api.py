@@ -36,7 +36,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 # --- a real one
 
 
-def test_it_says_what_runs_there(ray_cluster, api):
+def test_it_says_what_runs_there(common_ray, api):
     assert int(api.version().ray.split(".")[0]) >= 2
     nodes = [node for node in api.nodes() if node.is_alive]
     assert [node.is_head for node in nodes].count(True) == 1
@@ -69,8 +69,8 @@ def test_packages_are_sent_once(api):
     assert api.send_package(name, b"content") is False
 
 
-def test_files_of_the_logs_come_byte_by_byte(api, ray_cluster):
-    (logs,) = (ray_cluster.folder / "ray").glob("session_2*/logs")
+def test_files_of_the_logs_come_byte_by_byte(api, common_ray):
+    (logs,) = (common_ray.folder / "ray").glob("session_2*/logs")
     folder = logs / "kinetic-test" / "a [b]"
     folder.mkdir(parents=True)
     content = os.urandom(200_000)
@@ -86,7 +86,7 @@ def test_files_of_the_logs_come_byte_by_byte(api, ray_cluster):
 
 
 @pytest.mark.parametrize("token", ["", "not-the-token-0123456789abcdef0123"])
-def test_without_the_token_nobody_is_let_in(ray_cluster, api, token):
+def test_without_the_token_nobody_is_let_in(common_ray, api, token):
     stranger = JobsApi(api.address, token)
     with pytest.raises(PreflightError, match="RAY_AUTH_TOKEN") as raised:
         stranger.list()
