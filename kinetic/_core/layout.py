@@ -15,7 +15,6 @@ In: ids and indices. Out: keys with "/" between parts.
     jobs/<job_id>/outcome.json            the verdict: written last, once
     jobs/<job_id>/cancelled.json          a request to end the job, where a cluster stops it
     jobs/<job_id>/waiting.json            what a job waits for, where its leader reserves machines
-    jobs/<job_id>/secrets.json            the user's secrets, until such a leader has taken them
     jobs/<job_id>/events.jsonl            what happened when, in all attempts
     jobs/<job_id>/pathways/               scratch of Pathways, which runs a single controller's
                                           computations
@@ -134,11 +133,6 @@ def cancellation(job_id: str) -> str:
 def wait_note(job_id: str) -> str:
     """What the leader of a job that does not run yet waits for."""
     return f"{job(job_id)}/waiting.json"
-
-
-def secrets(job_id: str) -> str:
-    """The values of the user's secrets, from the submission until the leader has taken them."""
-    return f"{job(job_id)}/secrets.json"
 
 
 def events(job_id: str) -> str:

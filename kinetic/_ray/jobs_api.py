@@ -35,6 +35,12 @@ _READING_S = 3600
 """How long a file may take."""
 
 
+def secrets_package(job_id: str) -> str:
+    """Return the name of the package that has a job's secrets until its driver has taken them: the
+    dashboard takes packages, and says whether they are there; it shows none."""
+    return f"kinetic-secrets-{job_id}.zip"
+
+
 @dataclass(frozen=True)
 class JobsApiLimits:
     """How long calls wait, in seconds, and how often they are tried if that can do no harm."""
@@ -247,6 +253,11 @@ class JobsApi:
     def put_package(self, name: str, data: bytes) -> None:
         """Send gcs://name, which takes the place of one that is there."""
         self._send("PUT", f"/api/packages/gcs/{quote(name, safe='')}", data)
+
+    def lend_package(self, name: str, data: bytes) -> None:
+        """Send gcs://name, which Ray deletes after ten minutes unless somebody else has."""
+        self.put_package(name, data)
+        self.has_package(name)
 
     def send_package(self, name: str, data: bytes) -> bool:
         """Send gcs://name unless it is there; return whether it was sent. Names are to tell the

@@ -90,9 +90,8 @@ def planned(store, func, accelerator="cpu", **options):
     )
 
 
-def submitted(backend, store, func, **more):
-    plan = planned(store, func, **more)
-    ref = JobRef(
+def ref_of(plan, backend, store):
+    return JobRef(
         plan.job_id,
         Place(backend.name, "gke"),
         plan.topology.name,
@@ -102,6 +101,11 @@ def submitted(backend, store, func, **more):
         store.uri,
         hosts=plan.hosts,
     )
+
+
+def submitted(backend, store, func, **more):
+    plan = planned(store, func, **more)
+    ref = ref_of(plan, backend, store)
     store.put(layout.ref(plan.job_id), json.dumps(ref.to_json()).encode())
     store.put(layout.plan(plan.job_id), json.dumps(plan.to_json()).encode())
     backend.submit(ref, backend.render(plan), {})

@@ -6,22 +6,28 @@ In: a cluster of raylets on this machine. Out: promises kept.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
+import os
 import sys
+import time
+from dataclasses import replace
 
 import pytest
 import test_backend
-from backend_cases import folder, planned, read, speak, submitted, wait_for_ever
+from backend_cases import folder, planned, read, ref_of, speak, submitted
 from test_backend import *  # noqa: F403 - the suite
 
-from kinetic._backends.base import phase_of
+from kinetic._backends.base import LogRequest, phase_of
 from kinetic._backends.ray.backend import RayBackend
 from kinetic._backends.ray.submission import HostSettings
+from kinetic._core import layout
 from kinetic._core.state import JobStatus
-from kinetic._ray.jobs_api import JobsApi
+from kinetic._ray.jobs_api import JobsApi, secrets_package
 from kinetic._source import runtime
 from kinetic._store.local import LocalStore
-from kinetic.errors import PreflightError
+from kinetic.errors import NotFound, PreflightError
 
 del test_every_promise_has_a_test  # noqa: F821 - it is about the suite
 
@@ -76,23 +82,69 @@ def test_a_shape_that_no_node_has_is_refused_with_what_there_is(backend, store):
     backend.preflight(planned(store, speak, "tpu-v6e-16"))
 
 
-def test_an_interpreter_without_ray_is_said(common_ray, case, store):
+SECRET = {"KEY": "value-that-nobody-sees"}
+
+
+def read_dashboard(api):
+    """All that it shows: files below the head's logs, jobs, actors, packages."""
+    (head,) = (node.node_id for node in api.nodes() if node.is_head)
+    for path in api.list_logs(head, "**/*"):
+        with contextlib.suppress(NotFound):  # It is gone by now.
+            yield b"" if path.endswith("/") else b"".join(api.read_log(head, path))
+    for path in ("jobs/", "v0/actors?detail=1", "v0/tasks?detail=1", "v0/runtime_envs?detail=1"):
+        yield api._send("GET", f"/api/{path}").data
+
+
+def submit_with_secret(backend, store, func):
+    plan = replace(planned(store, func), secrets=tuple(SECRET))
+    ref = ref_of(plan, backend, store)
+    store.put(layout.plan(plan.job_id), json.dumps(plan.to_json()).encode())
+    backend.submit(ref, backend.render(plan), SECRET)
+    return ref
+
+
+def is_shown(backend, store):
+    value = SECRET["KEY"].encode()
+    seen = [*read_dashboard(backend._api), *(store.get(key) for key in store.list(""))]
+    assert len(seen) > 10
+    return any(value in each for each in seen)
+
+
+def test_an_interpreter_without_ray_is_said_and_secrets_that_nobody_takes_are_not_shown(
+    case, store
+):
     make, _ = case
     backend = make(store)
     backend._settings = HostSettings("", store.uri, "/no/such/python", simulated=True)
-    ref = submitted(backend, store, speak)
+    ref = submit_with_secret(backend, store, speak)
     while not (status := backend.status([ref])[ref.job_id]).phase.ended:
         pass
     assert status.phase is JobStatus.FAILED
     assert "no Python that has Ray was found" in status.reason
     assert "/no/such/python" in status.reason
+    package = secrets_package(ref.job_id)
+    assert backend._api.has_package(package), "the test looks for something else"
+    assert backend._api._send("GET", f"/api/packages/gcs/{package}").data == b""
+    assert not is_shown(backend, store)
 
 
-def test_what_ray_shows_has_no_secrets(common_ray, backend, store):
-    plan_ref = submitted(backend, store, wait_for_ever)
-    shown = str(backend._api._ask("GET", f"/api/jobs/{plan_ref.job_id}"))
+def tell_length():
+    print(len(os.environ["KEY"]), flush=True)
+    time.sleep(1000)
+
+
+def test_secrets_reach_the_function_and_nobody_else(backend, store):
+    ref = submit_with_secret(backend, store, tell_length)
+    follower = backend.logs(ref, LogRequest())
+    while (chunk := next(follower)) is None:
+        pass
+    follower.close()
+    assert int(chunk.data) == len(SECRET["KEY"])
+    assert not backend._api.has_package(secrets_package(ref.job_id))
+    assert not is_shown(backend, store)
+    shown = str(backend._api._ask("GET", f"/api/jobs/{ref.job_id}"))
     assert "TOKEN" not in shown
     assert "TLS" not in shown
-    backend.cancel(plan_ref)
-    while not phase_of(backend, plan_ref).ended:
+    backend.cancel(ref)
+    while not phase_of(backend, ref).ended:
         pass

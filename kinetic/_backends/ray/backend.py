@@ -25,7 +25,7 @@ from kinetic._core.plan import Blob, Plan
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._ray import keepers
-from kinetic._ray.jobs_api import JobsApi, RayJob
+from kinetic._ray.jobs_api import JobsApi, RayJob, secrets_package
 from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError
 
@@ -90,8 +90,8 @@ class RayBackend:
         return [submission.render(plan, replace(self._settings, archive=blob.digest))]
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
-        """Send kinetic unless the cluster has it, leave the secrets in the store, and create the
-        entry: nothing can start without it."""
+        """Send kinetic unless the cluster has it, and secrets, and create the entry: nothing can
+        start without it."""
         (document,) = documents
         plan = Plan.read(self._store.get(layout.plan(ref.job_id)))
         lines: list[str] = []
@@ -99,7 +99,8 @@ class RayBackend:
             lines = self._store.get(layout.blob(plan.requirements.digest)).decode().splitlines()
         self._send_kinetic()
         if secrets:
-            self._store.put(layout.secrets(ref.job_id), json.dumps(dict(secrets)).encode())
+            package = json.dumps(dict(secrets)).encode()
+            self._api.lend_package(secrets_package(ref.job_id), package)
         self._api.submit(submission.read(document, lines))
 
     # -- what becomes of jobs ----------------------------------------------------------------------
@@ -179,7 +180,6 @@ class RayBackend:
         Its entry stays, as those of Ray's other jobs do: what is deleted while Ray still watches
         the end of its driver, Ray enters again, as failed.
         """
-        self._store.delete(layout.secrets(ref.job_id))
         if self._store.has(layout.outcome(ref.job_id)) and self._has_ended_within(_LEAVING_S, ref):
             return
         self._api.stop(ref.job_id)

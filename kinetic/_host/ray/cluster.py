@@ -208,6 +208,16 @@ def locate_store(uri: str) -> str:
     return f"ray+http://{worker.global_worker.node.address_info['webui_url']}"
 
 
+def take_package(name: str) -> bytes | None:
+    """Return gcs://name, which is gone afterwards; None if there is none."""
+    from ray.experimental import internal_kv
+
+    key = f"gcs://{name}".encode()
+    found = internal_kv._internal_kv_get(key)
+    internal_kv._internal_kv_del(key)
+    return None if found is None else bytes(found)
+
+
 def disconnect() -> None:
     """Leave the cluster."""
     ray.shutdown()

@@ -27,9 +27,10 @@ from kinetic._host.agent import identity
 from kinetic._host.ray import cluster
 from kinetic._host.ray.cluster import HostPlace, Needs
 from kinetic._host.ray.hosts import RayHosts
+from kinetic._ray.jobs_api import secrets_package
 from kinetic._rpc import certificate
 from kinetic._store.base import Store
-from kinetic.errors import KineticError, NotFound
+from kinetic.errors import KineticError, SubmitError
 
 _JOIN_S = "30"
 """How long the program of a host tries to reach this one, which serves before it is started."""
@@ -70,7 +71,7 @@ class _Driver:
 
     def make_hosts(self, plan: Plan, store: Store) -> RayHosts:
         """Return the hosts of the job; nothing of them is there yet."""
-        self._secrets = _take_secrets(store, plan.job_id)
+        self._secrets = _take_secrets(plan)
         self._gang["KINETIC_HOSTS"] = str(plan.hosts)
         most, limit_s = plan.options.most_slices, plan.limits.start_timeout_s
         elastic = plan.elastic_gang
@@ -117,15 +118,22 @@ def needs_of(plan: Plan) -> Needs:
     return Needs(plan.topology, memory_bytes=bytes_of(memory or ""), **most)
 
 
-def _take_secrets(store: Store, job_id: str) -> dict[str, str]:
-    """Return the values of the user's secrets; they are in the store only until this moment."""
-    key = layout.secrets(job_id)
-    try:
-        found = record.parse(store.get(key))
-    except NotFound:
+def _take_secrets(plan: Plan) -> dict[str, str]:
+    """Return the values of the user's secrets; the cluster has them only until this moment.
+
+    Raises:
+        SubmitError: it has them no more.
+    """
+    if not plan.secrets:
         return {}
-    store.delete(key)
-    return {str(name): str(value) for name, value in found.items()}
+    package = cluster.take_package(secrets_package(plan.job_id))
+    if package is None:
+        raise SubmitError(
+            f"the values of secrets={sorted(plan.secrets)} are not in the cluster any more: Ray "
+            "keeps them for ten minutes, and the driver did not start within that time. Call the "
+            "function again."
+        )
+    return {str(name): str(value) for name, value in record.parse(package).items()}
 
 
 @contextlib.contextmanager
