@@ -18,7 +18,7 @@ from kinetic._core import layout
 from kinetic._core.log_format import FAILURE, STDERR, STDOUT, LogChunk, Position
 from kinetic._core.ref import JobRef
 from kinetic._store import attempts
-from kinetic._store.base import Store
+from kinetic._store.base import Store, pause_of
 from kinetic._store.log_segments import GROWS_BYTES, StoredLog, open_stored_log
 from kinetic._store.many import at_once
 from kinetic.errors import BackendUnavailable
@@ -271,8 +271,10 @@ def _poll(store: Store) -> Iterator[Pause]:
 
     def pause(new_bytes: int) -> Iterator[None]:
         nonlocal looked_at, flows_until
+        took_s = time.monotonic() - looked_at
         flows_until = looked_at + FLOWS_S if new_bytes else flows_until
-        next_at = looked_at + (soon_s if looked_at < flows_until else late_s)
+        usual_s = soon_s if looked_at < flows_until else late_s
+        next_at = looked_at + pause_of(store, took_s, usual_s)
         while new_bytes < GROWS_BYTES and time.monotonic() < next_at:
             yield None
             time.sleep(poll_s)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+LEAST_PAUSE_S = 0.05
 FRESH_S = 86400.0
 """What was written or renewed within this time need not be renewed again, which saves a call."""
 
@@ -138,6 +139,21 @@ class Watchable(Protocol):
         """Return the same store, which calls this with the number of further bytes sent, many times
         and from any thread."""
         ...
+
+
+@runtime_checkable
+class Unmetered(Protocol):
+    """A store whose calls cost nothing but its time: as many are welcome as it keeps up with."""
+
+    is_unmetered: bool
+
+
+def pause_of(store: Store, took_s: float, usual_s: float) -> float:
+    """Return how long to wait between calls that are made again and again, the last of which took
+    so long: as usual, or shorter where calls cost nothing. A store that is slow is left alone."""
+    if isinstance(store, Unmetered) and store.is_unmetered:
+        return min(max(LEAST_PAUSE_S, 2 * took_s), usual_s)
+    return usual_s
 
 
 @runtime_checkable

@@ -3,9 +3,10 @@
 In: offsets; the growing files of one host. Out: segments (see `_core.log_format`).
 
 An agent writes files in any case, on its own disk where the store is no folder. From there a thread
-sends what was appended: at once after a quiet moment, otherwise about every second. To keep a job
-of days at thousands of objects instead of millions, the newest segment is rewritten with more
-output until it is large or old. A killed agent loses at most the output since it last sent.
+sends what was appended: at once after a quiet moment, otherwise about every second, or as often as
+a store keeps up with whose calls cost nothing. To keep a job of days at thousands of objects
+instead of millions, the newest segment is rewritten with more output until it is large or old. A
+killed agent loses at most the output since it last sent.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kinetic._core.log_format import RECORD, STDERR, Record, Segment, decode_records
-from kinetic._store.base import Store
+from kinetic._store.base import Store, pause_of
 from kinetic._store.many import get_many
 from kinetic.errors import CorruptRecord, NotFound, StoreError
 
@@ -336,9 +337,11 @@ class SegmentWriter:
         while not self._closing.is_set():
             self._is_new.wait()
             self._is_new.clear()
+            began_at = self._clock()
             if not self._send():
                 self._is_new.set()
-            self._closing.wait(PAUSE_S if self._sent < FEW else LONGEST_PAUSE_S)
+            usual_s = PAUSE_S if self._sent < FEW else LONGEST_PAUSE_S
+            self._closing.wait(pause_of(self._store, self._clock() - began_at, usual_s))
 
     def _send(self, *, to_end: bool = False) -> bool:
         """Send what was appended; return whether the store accepted it. The rest is retried."""

@@ -62,6 +62,7 @@ class RayStore:
     """
 
     calls_at_once = _AT_ONCE
+    is_unmetered = True
 
     def __init__(
         self,

@@ -18,6 +18,8 @@ from kinetic._ray.address import connect
 from kinetic._ray.jobs_api import RayJob, RayNode
 from kinetic._ray.keepers import MODULE, ensure_keeper
 from kinetic._store import ray_mail
+from kinetic._store.base import pause_of
+from kinetic._store.local import LocalStore
 from kinetic._store.open import open_store
 from kinetic._store.ray import PART_BYTES, RayStore
 from kinetic.errors import StoreError, StoreFull
@@ -73,6 +75,13 @@ def test_large_content_goes_in_parts(store, tmp_path):
     assert store.put("large", content, if_absent=True) is False
     store.fetch("large", tmp_path / "there")
     assert (tmp_path / "there").read_bytes() == content
+
+
+def test_it_is_looked_into_as_often_as_it_keeps_up_with(tmp_path):
+    """Elsewhere each look may be paid for."""
+    store = RayStore("ray+http://head:8265", api=Silent())
+    assert [pause_of(store, took_s, 0.5) for took_s in (0.0, 0.1, 9.0)] == [0.05, 0.2, 0.5]
+    assert pause_of(LocalStore(tmp_path), 0.1, 0.5) == 0.5
 
 
 def test_one_keeper_is_enough(store):

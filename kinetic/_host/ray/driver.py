@@ -84,6 +84,7 @@ class _Driver:
             limit_s=math.inf if elastic is not None else limit_s,
             tell=_WaitingNote(store, plan.job_id).tell,
         )
+        self.hosts.reserve_all()
         return self.hosts
 
     def _variables_of(self, seat: int, place: HostPlace) -> dict[str, str]:

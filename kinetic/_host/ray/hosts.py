@@ -66,6 +66,7 @@ class RayHosts(RemoteHosts):
         """Seats whose programs run, as far as Ray says."""
         self._has_begun = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._serves = threading.Event()
         self._cleaning: list[threading.Thread] = []
 
     def give(self, places: Mapping[int, HostAssignment]) -> None:
@@ -75,12 +76,17 @@ class RayHosts(RemoteHosts):
 
     # -- processes ---------------------------------------------------------------------------------
 
+    def reserve_all(self) -> None:
+        """Begin to reserve, while the leader gets ready. Programs start once it serves: they need
+        somebody to join."""
+        for which in range(self._slices):
+            self._start(which)
+
     def reap(self) -> None:
-        """Begin to reserve, once the leader serves: hosts need somebody to join."""
+        """The leader serves."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            for which in range(self._slices):
-                self._start(which)
+            self._serves.set()
 
     def all_gone(self) -> bool:
         """Whether the programs of all that can be reached have ended."""
@@ -149,6 +155,7 @@ class RayHosts(RemoteHosts):
         self._tell("")
 
     def _soon(self, act: Callable[..., None], *values: object) -> None:
+        self._serves.wait()
         with contextlib.suppress(RuntimeError):  # The leader serves no more.
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(act, *values)
