@@ -15,6 +15,7 @@ from dataclasses import field
 from typing import Any
 
 import ray
+from ray._private.accelerators.tpu import infer_tpu_pod_type_from_topology
 from ray.exceptions import RayError
 from ray.util import tpu
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -29,6 +30,7 @@ _POLL_S = 1.0
 _HEAD_S = 20.0
 """How long one try to reserve the first machine of a TPU slice waits."""
 _LEAST_CPUS = 1.0
+_POD_TYPE = "ray.io/tpu-pod-type"
 
 
 class NoLongerWanted(Exception):
@@ -170,6 +172,8 @@ def _reserve_slice(topology: Topology, each: Mapping[str, float]) -> Any:
     Raises:
         TimeoutError: none is free now.
     """
+    # Where a slice is one machine, Ray would take one out of a larger slice as well.
+    own = [] if topology.multi_host else [{_POD_TYPE: _pod_type_of(topology)}]
     return tpu.SlicePlacementGroup(
         topology=topology.shape_text,
         accelerator_version=topology.family,
@@ -177,7 +181,14 @@ def _reserve_slice(topology: Topology, each: Mapping[str, float]) -> Any:
         chips_per_vm=topology.chips_per_host,
         strategy="STRICT_SPREAD" if topology.multi_host else "STRICT_PACK",
         head_reservation_timeout_s=_HEAD_S,
+        bundle_label_selector=own or None,
     )
+
+
+def _pod_type_of(topology: Topology) -> str:
+    """The label of a slice's machines, as Ray itself infers it for slices of several."""
+    generation = tpu.get_tpu_version_from_type(topology.family)
+    return str(infer_tpu_pod_type_from_topology(topology.shape_text, f"TPU-{generation.upper()}"))
 
 
 def connect() -> str:
@@ -239,18 +250,25 @@ def describe_death(error: BaseException) -> str:
 def describe_lack(needs: Needs, slices: int) -> str:
     """Say what the cluster lacks at this moment for slices that wait, and what it has."""
     each = needs.for_host()
-    total = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    able = [node for node in total if all(node.get(n, 0) >= v for n, v in each.items())]
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    fitting = [node["Resources"] for node in alive if _is_of_shape(node, needs.topology)]
+    able = [node for node in fitting if all(node.get(n, 0) >= v for n, v in each.items())]
     hosts = slices * needs.topology.hosts
     asked = ", ".join(f"{value:g} {name}" for name, value in each.items())
     told = f"{hosts} node{'s' if hosts > 1 else ''} with {asked} each"
     free = ray.available_resources()
-    have = _add_up(total)
+    have = _add_up(node["Resources"] for node in alive)
     rest = ", ".join(
         f"{free.get(name, 0):g} of {have[name]:g} {name} free" for name in each if name in have
     )
-    nodes = f"{len(able)} of {len(total)} nodes could take a host"
+    nodes = f"{len(able)} of {len(alive)} nodes could take a host"
     return f"it waits for {told}; the cluster has {rest or 'none of that'}, and {nodes}"
+
+
+def _is_of_shape(node: Mapping[str, Any], topology: Topology) -> bool:
+    """Whether a machine is not one of a TPU slice of another shape."""
+    own = _pod_type_of(topology) if topology.kind == "tpu" else ""
+    return not own or node["Labels"].get(_POD_TYPE, own) == own
 
 
 def _add_up(nodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
