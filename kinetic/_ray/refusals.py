@@ -37,7 +37,7 @@ def explain_silence(address: str, error: Exception) -> KineticError:
     if isinstance(cause, urllib3.exceptions.NameResolutionError):
         return BackendUnavailable(
             f"No machine is known by the name of {address} ({text}). Check the address of the Ray "
-            "cluster (RAY_ADDRESS, or the profile), and a VPN if it needs one."
+            "cluster (KINETIC_ADDRESS, the profile, or RAY_ADDRESS), and a VPN if it needs one."
         )
     if isinstance(cause, urllib3.exceptions.ProxyError):
         return BackendUnavailable(
