@@ -61,7 +61,8 @@ class SliceShape:
 
     def node(self, name: str, worker: int) -> dict[str, Any]:
         """What the node of one worker of a slice is started with."""
-        resources = {"TPU": self.chips}
+        generation = self.accelerator.partition("-")[0].upper()
+        resources = {"TPU": self.chips, f"accelerator_type:TPU-{generation}": 1}
         if worker == 0:
             resources[f"TPU-{self.accelerator}-head"] = 1
         labels = {

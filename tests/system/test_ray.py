@@ -7,10 +7,13 @@ In: functions, run on raylets that stand for the hosts of TPU slices. Out: what 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from doubles.ray_cluster import SliceShape
 from elastic_jobs import Watched
@@ -19,11 +22,14 @@ from gangs import is_titled, kill, train, wait_until
 import kinetic
 from kinetic import errors
 from kinetic._ray.jobs_api import JobsApi
+from kinetic._store import attempts
+from kinetic._store.local import LocalStore
 from kinetic._system import processes
 
 pytestmark = pytest.mark.settles_within(90)  # Agents that nobody leads look for their leader.
 LIMIT_S = 400
-V6E_8 = SliceShape("v6e-8", "2x4", hosts=2)
+TESTS = Path(__file__).resolve().parents[1]
+V6E_4 = SliceShape("v6e-4", "2x2", hosts=1)
 
 
 @pytest.fixture
@@ -75,89 +81,177 @@ def held(on_ray, tmp_path):
     return handle
 
 
-def test_a_slice_of_four_trains_and_its_output_comes_back(on_ray, capfd):
-    def shout():
-        print("loud and clear", flush=True)
-        return train()
-
-    assert kinetic.run("tpu-v6e-16")(shout)() == (4, 16, True)
-    assert "loud and clear\n" in capfd.readouterr().out
+def wait_for(folder, *names):
+    wait_until(lambda: all((folder / name).exists() for name in names), f"there is no {names}")
 
 
-def test_ray_itself_tells_how_a_job_ended(on_ray):
+def live(folder):
+    """Twice until a host is lost; then train, and fail on host 2."""
+    attempt, index = kinetic.attempt(), os.environ["KINETIC_HOST_INDEX"]
+    print(f"attempt {attempt}", flush=True)
+    Path(folder, f"{attempt}-{index}").touch()
+    if attempt < 3:
+        time.sleep(1000)
+    found = train()
+    if index == "2":
+        raise LookupError(f"on purpose, after {found}")
+    time.sleep(1000)
+
+
+def test_a_gang_of_four_loses_a_process_and_an_actor_trains_and_fails(on_ray, tmp_path, capfd):
+    """Each loss ends the attempt of all; the last exception comes back as it is."""
+    handle = kinetic.run("tpu-v6e-16", retries=2)(live).run_async(str(tmp_path))
+    job = handle.job_id
+    wait_for(tmp_path, *(f"1-{host}" for host in range(4)))
+    kill(find_pid(f"kinetic-worker {job} host 2"))
+    wait_for(tmp_path, *(f"2-{host}" for host in range(4)))
+    kill(parent_of(find_pid(f"kinetic-host {job} seat 1")))
+    with pytest.raises(LookupError, match=r"on purpose, after \(4, 16, True\)") as caught:
+        handle.result(timeout=LIMIT_S)
+    assert "host 2 of 4" in "\n".join(caught.value.__notes__)
+    store = LocalStore(Path(os.environ["KINETIC_STORE"]))
+    first, second = (attempts.verdict(store, job, number).reason for number in (1, 2))
+    assert "host 2 of 4" in first
+    assert "host 1 of 4" in second
+    assert "its actor on 127.0.0.1 died" in second
+    assert "attempt 1\n" in "".join(handle.logs())
+
+
+def test_a_job_waits_for_a_slice_that_another_one_has_which_loses_its_node(
+    on_ray, held, monkeypatch
+):
+    """... and says so. A raylet that is gone is told at once, not when Ray has noticed."""
+    monkeypatch.setenv("KINETIC_START_TIMEOUT_S", "8")
+    waiting = kinetic.run("tpu-v6e-16")(hold).run_async("/nowhere")
+    with pytest.raises(errors.JobFailed, match="did not join within 8 s") as late:
+        waiting.result(timeout=LIMIT_S)
+    assert "It waits for 4 nodes with 1 CPU, 4 TPU each" in str(late.value)
+    on_ray.kill_node(3)
+    with pytest.raises(errors.HostLost, match="host 2 of 4"):
+        kinetic.attach(held.job_id).result(timeout=LIMIT_S)
+
+
+SUBMIT_AND_DIE = """
+import os, signal, kinetic
+print(kinetic.run("cpu")(int).run_async("7").job_id, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_job_whose_caller_was_killed_goes_on_and_ray_itself_tells_how_it_ended(on_ray):
     """Its dashboard showed each job as FAILED whose entry was deleted as soon as it had ended."""
-    handle = kinetic.run("cpu")(lambda: 7).run_async()
-    assert handle.result(timeout=LIMIT_S) == 7
-    told = JobsApi(on_ray.address, on_ray.token).find(handle.job_id)
+    caller = [sys.executable, "-c", SUBMIT_AND_DIE]
+    job_id = subprocess.run(caller, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+    assert kinetic.attach(job_id).result(timeout=LIMIT_S) == 7
+    told = JobsApi(on_ray.address, on_ray.token).find(job_id)
     assert told is not None
     assert told.status == "SUCCEEDED"
 
 
-def test_the_exception_of_a_host_comes_back(on_ray):
-    @kinetic.run("tpu-v6e-16")
-    def fail():
-        if os.environ["KINETIC_HOST_INDEX"] == "2":
-            raise LookupError("on purpose")
-        time.sleep(1000)
-
-    with pytest.raises(LookupError, match="on purpose") as caught:
-        fail()
-    assert "host 2 of 4" in "\n".join(caught.value.__notes__)
-
-
-@pytest.mark.parametrize("what", ["worker", "actor", "raylet", "driver"])
-def test_the_loss_of_a_process_ends_the_gang(on_ray, held, what):
-    job = held.job_id
-    if what == "raylet":
-        on_ray.kill_node(3)
-    elif what == "actor":
-        kill(parent_of(find_pid(f"kinetic-host {job} seat 2")))
-    elif what == "worker":
-        kill(find_pid(f"kinetic-worker {job} host 2"))
-    else:
-        kill(find_pid(f"kinetic-host {job} head"))
-    with pytest.raises(errors.HostLost) as lost:
-        held.result(timeout=LIMIT_S)
-    where = "the head, which led the job" if what == "driver" else "host 2 of 4"
-    assert where in str(lost.value)
+@pytest.mark.parametrize("how", ["driver is killed", "somebody cancels"])
+def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how):
+    handle = kinetic.run("cpu")(hold).run_async(str(tmp_path))
+    wait_for(tmp_path, "0")
+    if how == "somebody cancels":
+        attached = kinetic.attach(handle.job_id)
+        assert "hold" in attached.stacks()[0], "it is asked in the store"
+        attached.cancel()
+        with pytest.raises(errors.JobCancelled):
+            attached.result(timeout=LIMIT_S)
+        return
+    kill(find_pid(f"kinetic-host {handle.job_id} head"))
+    with pytest.raises(errors.HostLost, match="the head, which led the job"):
+        handle.result(timeout=LIMIT_S)
 
 
-def test_a_job_waits_for_a_slice_that_another_one_has(on_ray, held, monkeypatch):
-    """... and says so; the other one is detached, and cancelled by whoever attaches to it."""
-    monkeypatch.setenv("KINETIC_START_TIMEOUT_S", "25")
-    waiting = kinetic.run("tpu-v6e-16")(hold).run_async("/nowhere")
-    with pytest.raises(errors.JobFailed, match="did not join within 25 s") as late:
-        waiting.result(timeout=LIMIT_S)
-    assert "It waits for 4 nodes with 1 CPU, 4 TPU each" in str(late.value)
-    attached = kinetic.attach(held.job_id)
-    attached.cancel()
-    with pytest.raises(errors.JobCancelled):
-        attached.result(timeout=LIMIT_S)
+def add_up(folder, times):
+    total = sum(int(file.read_text()) for file in Path(folder).iterdir())
+    Path(os.environ["KINETIC_OUTPUT_DIR"], "total").write_text(str(total))
+    return total * times
 
 
-def count_until_over(folder):
-    """Stay until somebody says that it is over; make room for a slice that is back."""
-    own = Path(folder, f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}")
-    own.touch()
-    while not Path(folder, "over").exists():
-        if kinetic.should_reform():
-            kinetic.reform()
-        time.sleep(0.05)
-    return kinetic.attempt(), int(os.environ["KINETIC_HOSTS"]), kinetic.num_slices()
+def test_a_batch_over_declared_data(on_ray, tmp_path):
+    (tmp_path / "data").mkdir()
+    for number in (1, 2):
+        (tmp_path / "data" / str(number)).write_text(str(number))
+    data = kinetic.Data(tmp_path / "data")
+    call = kinetic.run("cpu", output_dir=str(tmp_path / "out"))(add_up)
+    batch = call.run_async_map([(data, 1), (data, 10)])
+    assert batch.results(progress=False) == [3, 30]
+    assert [file.read_text() for file in (tmp_path / "out").rglob("total")]
 
 
-def test_an_elastic_job_survives_a_node_and_grows_again(on_ray, home, tmp_path):
-    _, lost = (on_ray.add_slice(f"small-{n}", V6E_8)[1] for n in range(2))
-    elastic = kinetic.run("tpu-v6e-8", slices=(1, 2), on_slice_loss="shrink", start_wait="300s")(
-        count_until_over
+STEPS = 60
+
+
+def batch_of(step):
+    return np.random.default_rng(step).standard_normal((8, 4), np.float32)
+
+
+def train_alone():
+    """The losses of a training that nothing happens to, on this machine."""
+    weights, losses = np.zeros(4, np.float32), []
+    for step in range(STEPS):
+        x = batch_of(step)
+        error = x @ weights - np.sin(x.sum(1))
+        losses.append(float((error**2).mean()))
+        weights = weights - np.float32(0.1) * 2 * (error @ x) / len(x)
+    return losses
+
+
+def train_in_turns(folder):
+    """The same on any number of slices, each of which takes its share of a batch."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    hosts, rank, losses = jax.process_count(), jax.process_index(), {}
+    with kinetic.Checkpointer(f"{folder}/saved", every=1, local_every=None) as checkpoints:
+        state, first = checkpoints.restore({"weights": jax.numpy.zeros(4)})
+        Path(folder, f"{kinetic.attempt()}-{hosts}-{rank}").touch()
+        for step in range(first, STEPS):
+            x = np.split(batch_of(step), hosts)[rank]
+            error = x @ np.asarray(state["weights"]) - np.sin(x.sum(1))
+            mine = np.append(error @ x, (error**2).sum()).astype(np.float32)
+            total = multihost_utils.process_allgather(mine).reshape(hosts, -1).sum(0) / 8
+            state["weights"] = state["weights"] - 0.1 * 2 * total[:-1]
+            losses[step] = float(total[-1])
+            print(f"loss {step} {losses[step]:.6f}", flush=True)
+            while step == STEPS // 3 and kinetic.attempt() == 1:
+                time.sleep(0.1)  # until the node of a host is lost
+            while step == 2 * STEPS // 3 and hosts == 1 and not kinetic.should_reform():
+                time.sleep(0.1)  # until the slice is back
+            checkpoints.save(step, state)
+    return kinetic.attempt(), kinetic.num_slices()
+
+
+def test_an_elastic_training_survives_a_node_and_grows_again_with_equal_losses(
+    on_ray, home, tmp_path
+):
+    nodes = [on_ray.add_slice(f"small-{n}", V6E_4)[0] for n in range(2)]
+    elastic = kinetic.run("tpu-v6e-4", slices=(1, 2), on_slice_loss="shrink", start_wait="300s")(
+        train_in_turns
     )
     job = Watched(home, elastic.run_async(str(tmp_path)))
-    wait_until((tmp_path / "1-0").exists, "no first attempt")
-    assert job.slices() == [(0, 1)]
-    on_ray.kill_node(lost)
-    wait_until((tmp_path / "2-0").exists, "no attempt on the slice that is left")
+    wait_for(tmp_path, "1-2-0", "1-2-1")
+    wait_until(lambda: f"loss {STEPS // 3} " in "".join(job.handle.logs()), "it does not train")
+    on_ray.kill_node(nodes[1])
+    wait_for(tmp_path, "2-1-0")
     on_ray.mend()
-    wait_until((tmp_path / "3-0").exists, "it does not grow")
-    (tmp_path / "over").touch()
-    assert job.handle.result(timeout=LIMIT_S) == (3, 4, 2)
+    wait_for(tmp_path, "3-2-0", "3-2-1")
+    assert job.handle.result(timeout=LIMIT_S) == (3, 2)
     assert [len(slices) for slices in job.slices()] == [2, 1, 2]
+    told = re.findall(r"loss (\d+) (\S+)", "".join(job.handle.logs()))
+    losses = {int(step): float(value) for step, value in told}
+    assert [losses[step] for step in range(STEPS)] == pytest.approx(train_alone(), rel=1e-3)
+
+
+def test_a_program_that_brings_its_own_distribution_runs_once(on_ray):
+    """Ray Train's own trainer, on the slice that kinetic leaves to it."""
+    trainer = [str(TESTS / "doubles/jax_trainer.py"), "4", "4x4", "5"]
+    command = [sys.executable, "-m", "kinetic", "run", "--backend", "ray", "--once", *trainer]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    assert "Training complete!" in said.stdout
+    told = re.findall(r"step (\d+) on 4 loss (\S+)", said.stdout + said.stderr)
+    losses = {int(step): float(value) for step, value in told}
+    assert [losses[step] for step in range(5)] == pytest.approx(train_alone()[:5], rel=1e-3)
