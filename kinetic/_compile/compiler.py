@@ -17,12 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinetic._compile import costs, hlo, topologies
+from kinetic._compile import costs, hlo, shortage, topologies
 from kinetic._compile.program import Argument, LoweredProgram
 from kinetic._compile.report import CompileReport, CompileVerdict, MemoryUse, Replica
 from kinetic._compile.routes import DeviceLayout, name_axes_between
 from kinetic._compile.topologies import CompileTarget
-from kinetic._core.accelerators.chips import GIB
 from kinetic._store import files
 from kinetic._system import processes
 
@@ -30,7 +29,6 @@ REPORT, PROGRAM, TARGET, MODULE = "report.json", "program.json", "target.json", 
 _DUMP, _OPTIMIZED = "dump", "*.after_optimizations.txt"
 _BUFFERS = 12
 _LEAST_REPLICA = 1 << 20
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": GIB, "T": GIB << 10}
 
 
 def main() -> None:
@@ -134,25 +132,13 @@ def _report_error(said: str, about: dict[str, Any]) -> CompileReport:
     """What the compiler refused, and by how much a program is too large, where it says so."""
     if "RESOURCE_EXHAUSTED" not in said:
         return CompileReport(**about, verdict=CompileVerdict.REFUSED, detail=said)
-    memory = MemoryUse(needed=_find_size(said, _NEEDED), available=_find_size(said, _AVAILABLE))
-    return CompileReport(**about, verdict=CompileVerdict.TOO_LARGE, detail=said, memory=memory)
-
-
-_NEEDED = (
-    r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm",
-    r"memory required for [^()]*\(([\d.]+)([KMGT]?)\)",
-    r"requires ([\d.]+)([KMGT]?)",
-)
-_AVAILABLE = (
-    r"Used [\d.]+[KMGT]? of ([\d.]+)([KMGT]?) hbm",
-    r"available HBM \(([\d.]+)([KMGT]?)\)",
-    r"([\d.]+)([KMGT]?) (?:is )?available",
-)
-
-
-def _find_size(said: str, patterns: tuple[str, ...]) -> int:
-    found = next(filter(None, (re.search(pattern, said) for pattern in patterns)), None)
-    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    return CompileReport(
+        **about,
+        verdict=CompileVerdict.TOO_LARGE,
+        detail=said,
+        memory=shortage.read_shortage(said),
+        buffers=shortage.read_allocations(said)[:_BUFFERS],
+    )
 
 
 def _lay_out(program: LoweredProgram, devices: list[Any]) -> DeviceLayout:

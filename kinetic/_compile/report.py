@@ -5,6 +5,7 @@ In: figures. Out: `CompileReport`, as a value, as JSON, as text and for notebook
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any
@@ -16,6 +17,8 @@ from kinetic._core.values import dataclass
 _PADDING_WORTH = 0.1
 """Arrays are named for their padding when it is more than this part of them."""
 _ROWS = 6
+_LINES = 8
+"""Of what the compiler says."""
 
 
 class CompileVerdict(StrEnum):
@@ -240,6 +243,8 @@ def draw(report: CompileReport, width: int | None) -> str:
     lines = [_first_line(report), *_explain(report)]
     if report.memory.total:
         lines += ["", *_draw_memory(report)]
+    if report.verdict is CompileVerdict.TOO_LARGE:
+        lines += _draw_arrays(report)
     if report.verdict is CompileVerdict.FITS and not report.detail:
         lines += _draw_arrays(report)
         lines += _draw_collectives(report)
@@ -273,8 +278,15 @@ def _first_line(report: CompileReport) -> str:
 
 
 def _explain(report: CompileReport) -> Iterator[str]:
-    if report.detail:
-        yield from (f"  {line}" for line in report.detail.strip().splitlines())
+    """What the compiler said; of a long text the first paragraph: what it lists below is shown as
+    figures, and what it dumps of itself helps nobody."""
+    lines = report.detail.strip().splitlines()
+    shown = lines
+    if report.verdict is not CompileVerdict.NOT_COMPILED and len(lines) > _LINES:
+        shown = list(itertools.takewhile(str.strip, lines))[:_LINES]
+    yield from (f"  {line}" for line in shown)
+    if len(lines) > len(shown):
+        yield f"  … {len(lines) - len(shown)} more lines in the report's `detail`"
 
 
 def _draw_memory(report: CompileReport) -> Iterator[str]:

@@ -1,0 +1,86 @@
+"""What the compiler says of a program that is too large, read and shortened."""
+
+from __future__ import annotations
+
+from kinetic._compile import shortage
+from kinetic._compile.report import CompileReport, CompileVerdict
+
+GIB = 1 << 30
+EARLY = (
+    "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+    "required for HLO temporaries (123.25G) exceeds available HBM (31.24G). HLO module: jit_step."
+)
+LATE = """RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 19.50G of 15.50G hbm.
+
+Total hbm usage >= 20.00G:
+    reserved        512.00M
+    program          19.50G
+    arguments            0B
+
+Output size 0B; shares 0B with arguments.
+
+Program hbm requirement 19.50G:
+    global           276.0K
+    HLO temp         19.50G (33.1% utilization: Unpadded (6.40G) Padded (19.32G))
+
+  Largest program allocations in hbm:
+
+  1. Size: 14.00G
+     Operator: op_type="iota" op_name="jit(step)/one_hot/iota" source_file="/t/a.py" source_line=7
+     Shape: s32[29360128,10]{1,0:T(8,128)}
+     Unpadded size: 1.50G
+     Extra memory due to padding: 12.50G (9.3x expansion)
+     XLA label: iota.2 = s32[29360128,10]{1,0:T(8,128)} iota(), iota_dimension=1
+     Allocation type: HLO temp
+     ==========================
+
+  2. Size: 512.00M
+     Shape: f32[128,1024,1024]{2,1,0:T(8,128)}
+     Unpadded size: 512.00M
+     XLA label: fusion.9
+     Allocation type: HLO temp
+     ==========================
+"""
+
+
+def test_both_texts_say_how_much_is_needed_and_there() -> None:
+    early, late = shortage.read_shortage(EARLY), shortage.read_shortage(LATE)
+    assert (early.needed, early.available) == (int(123.25 * GIB), int(31.24 * GIB))
+    assert (late.needed, late.available) == (int(19.5 * GIB), int(15.5 * GIB))
+
+
+def test_the_largest_allocations_are_arrays_with_their_lines() -> None:
+    assert shortage.read_allocations(EARLY) == ()
+    first, second = shortage.read_allocations(LATE)
+    assert (first.array, first.what, first.source) == ("s32[29360128,10]", "iota", "/t/a.py:7")
+    assert (first.bytes, first.data_bytes) == (14 * GIB, int(1.5 * GIB))
+    assert (second.array, second.bytes, second.source) == ("f32[128,1024,1024]", GIB // 2, "")
+
+
+def make_report(verdict: CompileVerdict, detail: str) -> CompileReport:
+    return CompileReport(
+        name="step",
+        accelerator="tpu-v5e-1",
+        family="v5litepod",
+        verdict=verdict,
+        detail=detail,
+        memory=shortage.read_shortage(detail),
+        buffers=shortage.read_allocations(detail),
+    )
+
+
+def test_a_long_text_is_shown_as_its_first_paragraph_and_its_arrays() -> None:
+    shown = make_report(CompileVerdict.TOO_LARGE, LATE).text()
+    assert "Used 19.50G of 15.50G hbm." in shown
+    assert "more lines in the report's `detail`" in shown
+    assert "XLA label" not in shown
+    assert "14.00 GiB  s32[29360128,10]    iota  /t/a.py:7" in shown
+    assert "89% of s32[29360128,10] (iota) is padding to the chip's tiles" in shown
+    assert "Memory of each device: 19.50 GiB of 15.50 GiB (126%)" in shown
+
+
+def test_short_texts_and_the_last_words_of_a_crash_are_shown_whole() -> None:
+    assert EARLY in make_report(CompileVerdict.TOO_LARGE, EARLY).text()
+    words = "\n".join(f"line {number}" for number in range(20))
+    assert "line 19" in make_report(CompileVerdict.NOT_COMPILED, words).text()
+    assert "line 19" not in make_report(CompileVerdict.REFUSED, words).text()
