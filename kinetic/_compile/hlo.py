@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
@@ -145,8 +145,15 @@ class Module(NamedTuple):
             if outside == at:
                 break
             at = outside
-        own = (text for file, text in places if not _is_of_library(file))
-        return next(own, places[0][1] if places else "")
+        return name_frame(places)
+
+
+def name_frame(places: Iterable[tuple[str, str]]) -> str:
+    """Return the text of the innermost frame that is not a library's, of files and texts from the
+    inside out; else the innermost; "" of none."""
+    known = list(places)
+    own = (text for file, text in known if not _is_of_library(file))
+    return next(own, known[0][1] if known else "")
 
 
 def _is_of_library(file: str) -> bool:

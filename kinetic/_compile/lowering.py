@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kinetic._compile import topologies
+from kinetic._compile.origins import read_origins
 from kinetic._compile.program import Argument, LoweredProgram
 from kinetic._compile.topologies import CompileTarget
 from kinetic.errors import UsageError
@@ -178,7 +179,8 @@ def describe(computation: Any, target: CompileTarget | None, source: str = "") -
     from jax._src.interpreters import mlir, pxla
 
     about = computation.compile_args
-    module = mlir.module_to_bytecode(computation.stablehlo())
+    lowered = computation.stablehlo()
+    module = mlir.module_to_bytecode(lowered)
     inputs_open, outputs_open = pxla.get_prop_to_input_output(
         about["in_shardings"], about["out_shardings"], len(about["ordered_effects"])
     )
@@ -187,7 +189,8 @@ def describe(computation: Any, target: CompileTarget | None, source: str = "") -
     program = LoweredProgram(
         name=_plain_name(computation._name),
         positions=topologies.find_positions(target, tuple(devices)),
-        digest=_digest(computation.stablehlo()),
+        digest=_digest(lowered),
+        origins=read_origins(lowered.operation.get_asm(enable_debug_info=True)),
         source=source,
         axes=() if mesh is None else tuple(mesh.shape.items()),
         arguments=tuple(_describe_arguments(about)),

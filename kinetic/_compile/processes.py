@@ -28,9 +28,12 @@ from typing import NamedTuple
 
 from kinetic._compile import compiler
 from kinetic._compile.lowering import Lowered
+from kinetic._compile.origins import rename_origins
 from kinetic._compile.program import LoweredProgram
 from kinetic._compile.report import CompileReport, CompileVerdict
 from kinetic._compile.topologies import CompileTarget
+from kinetic._core.documents import Record
+from kinetic._core.values import dataclass
 from kinetic._store import files
 from kinetic._system import machine
 from kinetic._system.processes import signal_name
@@ -53,6 +56,14 @@ class _Running(NamedTuple):
     ends: int
     folder: Path
     until: float
+
+
+@dataclass(frozen=True)
+class _Kept(Record, called="The kept report"):
+    """A report, and the lines that its program was from."""
+
+    report: CompileReport
+    origins: tuple[str, ...] = ()
 
 
 class Compilers:
@@ -157,7 +168,7 @@ class Compilers:
     def _place(self, program: LoweredProgram) -> Path | None:
         if self._cache is None:
             return None
-        fixed = replace(program, source="")
+        fixed = replace(program, source="", origins=())
         about = [fixed.to_json(), self._target.to_json(), __version__, compiler.name_versions()]
         digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
         return self._cache / f"{digest.hexdigest()[:40]}.json"
@@ -165,15 +176,18 @@ class Compilers:
     def _read_cache(self, program: LoweredProgram) -> CompileReport | None:
         place = self._place(program)
         with contextlib.suppress(OSError, CorruptRecord):
-            known = None if place is None else CompileReport.read(place.read_bytes())
-            return None if known is None else replace(known, source=program.source)
+            kept = None if place is None else _Kept.read(place.read_bytes())
+            if kept is not None:
+                known = rename_origins(kept.report, kept.origins, program.origins)
+                return replace(known, source=program.source)
         return None
 
     def _write_cache(self, program: LoweredProgram, report: CompileReport) -> None:
         place = self._place(program)
         if place is not None:
             place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            files.save(place, [json.dumps(report.to_json()).encode()])
+            kept = _Kept(report, program.origins)
+            files.save(place, [json.dumps(kept.to_json()).encode()])
 
 
 def count_at_once() -> int:

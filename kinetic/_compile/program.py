@@ -44,6 +44,7 @@ class LoweredProgram(Record, called="The description of a program"):
         tuples: whether its arguments are one tuple.
         options: of the compiler, that the program's author set.
         digest: SHA-256 of the module's text, without the lines that it is from.
+        origins: of each of its operations, the line that it is from.
         refused: why it is not for the compiler; "" if it is.
         weight: larger programs first: bytes of arguments and results, as wholes.
     """
@@ -52,6 +53,7 @@ class LoweredProgram(Record, called="The description of a program"):
     positions: tuple[int, ...]
     digest: str
     source: str = ""
+    origins: tuple[str, ...] = ()
     axes: tuple[tuple[str, int], ...] = ()
     arguments: tuple[Argument, ...] = ()
     inputs_open: tuple[bool, ...] = ()

@@ -320,6 +320,35 @@ def test_what_was_compiled_is_kept_for_the_next_time(lowered: Lowered, tmp_path:
     assert again == {0: report}
 
 
+SAME_IN_EACH_FILE = """
+import jax
+import jax.numpy as jnp
+
+def act(x):
+    return jnp.sort(x @ x, axis=1) @ x
+"""
+
+
+@needs_libtpu
+def test_a_kept_report_names_the_lines_of_the_file_that_is_compiled_now(tmp_path: Path) -> None:
+    import jax
+
+    target, square = CompileTarget(resolve("tpu-v6e-4")), jax.ShapeDtypeStruct((2048, 2048), "f4")
+    named = []
+    for number, text in enumerate((SAME_IN_EACH_FILE, f"# moved{SAME_IN_EACH_FILE}")):
+        file = tmp_path / f"{number}.py"
+        file.write_text(f"{chr(10) * number}{text}")
+        space: dict[str, Any] = {}
+        exec(compile(file.read_text(), file, "exec"), space)
+        given = lowering.lower(target, space["act"], (square,), {})
+        module = given.module if not number else b"never looked at"
+        report = compile_all([Lowered(given.program, module)], cache=tmp_path / "cache")[0]
+        assert report.fits, report.detail
+        named.append({buffer.source for buffer in report.buffers if buffer.source})
+    assert named[0] == {f"{tmp_path}/0.py:6 (act)"}
+    assert named[1] == {f"{tmp_path}/1.py:7 (act)"}
+
+
 @needs_libtpu
 def test_one_that_fails_is_told_beside_one_that_does_not(lowered: Lowered) -> None:
     broken = Lowered(lowered.program, b"no module")
