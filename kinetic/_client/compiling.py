@@ -1,10 +1,17 @@
-"""`kinetic.compile_for`: the real compiler of a slice that nobody has to rent.
+"""`kinetic.compile_for`: the real compiler of a slice that nobody has to rent; and what is said
+while it is waited for.
 
-In: the name of an accelerator. Out: `CompileSlice`.
+In: the name of an accelerator. Out: `CompileSlice`; lines on stderr.
 """
 
 from __future__ import annotations
 
+import shutil
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+from kinetic._compile.processes import Waiting
 from kinetic._compile.slice import CompileSlice
 from kinetic._compile.topologies import make_target
 from kinetic._config import settings
@@ -14,6 +21,7 @@ from kinetic._core.tracebacks import own_frames_hidden
 
 FOLDER = "compiled"
 """Below the cache folder: reports of what was compiled."""
+_QUIET_S = 30.0
 
 
 def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m") -> CompileSlice:
@@ -37,4 +45,43 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
     with own_frames_hidden:
         target = make_target(resolve(accelerator), slices)
         limit_s = patience_s(timeout)
-    return CompileSlice(target, settings.load().cache_dir / FOLDER, timeout_s=limit_s)
+    return CompileSlice(
+        target, settings.load().cache_dir / FOLDER, timeout_s=limit_s, watch=CompileProgress()
+    )
+
+
+class CompileProgress:
+    """Says on stderr what is compiled, and for how long now: in one line that is redrawn on a
+    terminal; elsewhere in a line after half a minute, after a whole one, after two, after four."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._redraws = False
+        with suppress(OSError, ValueError, AttributeError):
+            self._redraws = self._stream.isatty()
+        self._is_drawn = False
+        self._due_s = _QUIET_S
+
+    def __call__(self, waiting: Waiting | None) -> None:
+        """Show what is waited for; None: take it away, others have something to say."""
+        if waiting is None:
+            self._write("\r\033[K" if self._is_drawn else "")
+            self._is_drawn, self._due_s = False, _QUIET_S
+        elif self._redraws:
+            self._is_drawn = True
+            columns = shutil.get_terminal_size().columns
+            self._write(f"\r{name_waiting(waiting)[: columns - 1]}\033[K")
+        elif waiting.elapsed_s >= self._due_s:
+            self._due_s *= 2
+            self._write(f"{name_waiting(waiting)}\n")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError, AttributeError):
+            self._stream.write(text)
+            self._stream.flush()
+
+
+def name_waiting(waiting: Waiting) -> str:
+    """Return the line: what is compiled, and since when."""
+    rest = f", {waiting.left} more to come" if waiting.left else ""
+    return f"kinetic: compiling {', '.join(waiting.names)}{rest}: {waiting.elapsed_s:.0f} s"

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -45,13 +45,34 @@ TIMEOUT_S = 600.0
 _BYTES_EACH = 3 << 30
 """What a compiler of a large program was seen to take."""
 _LAST_WORDS = 1500
+_SECOND = 1.0
 _START = "import sys; sys.path.append({!r}); from kinetic._compile import compiler; compiler.main()"
+
+
+class Waiting(NamedTuple):
+    """What is waited for.
+
+    Attributes:
+        names: of the programs that are compiled now.
+        left: how many wait for their turn.
+        elapsed_s: since the first of these was begun.
+    """
+
+    names: tuple[str, ...]
+    left: int
+    elapsed_s: float
+
+
+Watch = Callable[[Waiting | None], None]
+"""Is called every second with what is waited for, and with None before anything else is said."""
 
 
 class _Running(NamedTuple):
     """A compiler at work on one of the programs. Its pipe `ends` when it has."""
 
     number: int
+    name: str
+    begun: float
     process: subprocess.Popen[bytes]
     ends: int
     folder: Path
@@ -76,12 +97,14 @@ class Compilers:
         *,
         timeout_s: float = TIMEOUT_S,
         at_once: int | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """`cache`: the folder that keeps reports; None: none is kept."""
         self._target = target
         self._cache = cache
         self._timeout_s = timeout_s
         self._at_once = at_once or count_at_once()
+        self._watch = watch or (lambda _: None)
 
     def compile(self, programs: Sequence[Lowered]) -> Iterator[tuple[int, CompileReport]]:
         """Yield the index of each program and its report, as they are ready. To leave the loop, or
@@ -97,10 +120,12 @@ class Compilers:
             while waiting or running:
                 while waiting and len(running) < self._at_once:
                     running.append(self._start(waiting[-1], programs[waiting.pop()]))
-                for ended in self._wait(running):
+                for ended in self._wait(running, len(waiting)):
                     running.remove(ended)
+                    self._watch(None)
                     yield ended.number, self._collect(ended, programs[ended.number].program)
         finally:
+            self._watch(None)
             for each in running:
                 _end(each)
 
@@ -125,15 +150,23 @@ class Compilers:
                 pass_fds=(held,),
             )
         os.close(held)
-        until = time.monotonic() + self._timeout_s
-        return _Running(index, process, ends, folder, until)
+        begun = time.monotonic()
+        until = begun + self._timeout_s
+        return _Running(index, lowered.program.name, begun, process, ends, folder, until)
 
-    def _wait(self, running: Sequence[_Running]) -> list[_Running]:
+    def _wait(self, running: Sequence[_Running], left: int) -> list[_Running]:
         """Those that have ended, and those whose time is up."""
-        patience_s = max(0.0, min(each.until for each in running) - time.monotonic())
-        ready = select.select([each.ends for each in running], [], [], patience_s)[0]
-        now = time.monotonic()
-        return [each for each in running if each.ends in ready or each.until <= now]
+        ended: list[_Running] = []
+        while not ended:
+            now = time.monotonic()
+            patience_s = min(_SECOND, max(0.0, min(each.until for each in running) - now))
+            ready = select.select([each.ends for each in running], [], [], patience_s)[0]
+            now = time.monotonic()
+            ended = [each for each in running if each.ends in ready or each.until <= now]
+            if not ended:
+                names = tuple(each.name for each in running)
+                self._watch(Waiting(names, left, now - min(each.begun for each in running)))
+        return ended
 
     def _collect(self, ended: _Running, program: LoweredProgram) -> CompileReport:
         is_late = ended.until <= time.monotonic() and ended.process.poll() is None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from kinetic._compile import lowering, topologies
-from kinetic._compile.processes import TIMEOUT_S, Compilers
+from kinetic._compile.processes import TIMEOUT_S, Compilers, Watch
 from kinetic._compile.report import CompileReport
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators import catalog
@@ -32,11 +32,17 @@ class CompileSlice:
     """
 
     def __init__(
-        self, target: CompileTarget, cache: Path | None = None, *, timeout_s: float = TIMEOUT_S
+        self,
+        target: CompileTarget,
+        cache: Path | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        watch: Watch | None = None,
     ) -> None:
         self._target = target
         self._cache = cache
         self._timeout_s = timeout_s
+        self._watch = watch
         self._tokens: list[Token[CompileTarget | None]] = []
 
     def __repr__(self) -> str:
@@ -75,7 +81,9 @@ class CompileSlice:
         _check_callable("compile", function, "and its arguments")
         with self:
             lowered = lowering.lower(self._target, function, args, kwargs)
-        compilers = Compilers(self._target, self._cache, timeout_s=self._timeout_s)
+        compilers = Compilers(
+            self._target, self._cache, timeout_s=self._timeout_s, watch=self._watch
+        )
         return next(report for _, report in compilers.compile([lowered]))
 
     def find_fit(self, build: Callable[[], Built]) -> list[CompileReport]:
@@ -90,7 +98,7 @@ class CompileSlice:
         _check_callable("find_fit", build, "that returns a function and its arguments")
         reports = []
         for target in _find_sizes(self._target):
-            tried = CompileSlice(target, self._cache, timeout_s=self._timeout_s)
+            tried = CompileSlice(target, self._cache, timeout_s=self._timeout_s, watch=self._watch)
             with tried:
                 function, *args = build()
                 reports.append(tried.compile(function, *args))

@@ -18,7 +18,7 @@ import pytest
 import kinetic
 from kinetic._compile import compiler, lowering, topologies
 from kinetic._compile.lowering import Lowered
-from kinetic._compile.processes import Compilers
+from kinetic._compile.processes import Compilers, Waiting
 from kinetic._compile.program import Argument, LoweredProgram
 from kinetic._compile.report import CompileReport, CompileVerdict
 from kinetic._compile.topologies import CompileTarget
@@ -314,8 +314,11 @@ def compile_all(programs: list[Lowered], **how: Any) -> dict[int, CompileReport]
 
 @needs_libtpu
 def test_what_was_compiled_is_kept_for_the_next_time(lowered: Lowered, tmp_path: Path) -> None:
-    report = compile_all([lowered], cache=tmp_path)[0]
+    seen: list[Waiting | None] = []
+    report = compile_all([lowered], cache=tmp_path, watch=seen.append)[0]
     assert report.fits
+    assert {each.names for each in seen if each is not None} == {("<lambda>",)}
+    assert seen[-1] is None  # so that nobody's line is in the way of the report
     again = compile_all([Lowered(lowered.program, b"never looked at")], cache=tmp_path)
     assert again == {0: report}
 

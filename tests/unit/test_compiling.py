@@ -1,0 +1,46 @@
+"""What is said while a compiler is waited for."""
+
+from __future__ import annotations
+
+import io
+
+from kinetic._client.compiling import CompileProgress
+from kinetic._compile.processes import Waiting
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def show(stream: io.StringIO, *seconds: float) -> CompileProgress:
+    progress = CompileProgress(stream)
+    for elapsed_s in seconds:
+        progress(Waiting(("step", "evaluate"), 3, elapsed_s))
+    return progress
+
+
+def test_a_pipe_gets_a_line_when_the_time_has_doubled() -> None:
+    pipe = io.StringIO()
+    show(pipe, *range(1, 130))(None)
+    assert pipe.getvalue().splitlines() == [
+        f"kinetic: compiling step, evaluate, 3 more to come: {elapsed_s} s"
+        for elapsed_s in (30, 60, 120)
+    ]
+
+
+def test_a_terminal_has_one_line_that_is_taken_away_at_the_end() -> None:
+    terminal = Terminal()
+    progress = show(terminal, 1.0, 2.0)
+    line = "kinetic: compiling step, evaluate, 3 more to come"
+    assert terminal.getvalue() == f"\r{line}: 1 s\033[K\r{line}: 2 s\033[K"
+    progress(None)
+    assert terminal.getvalue().endswith("\r\033[K")
+
+
+def test_nothing_is_said_of_what_was_quick_and_a_closed_stream_is_no_error() -> None:
+    pipe = io.StringIO()
+    show(pipe, 1.0, 29.0)(None)
+    assert pipe.getvalue() == ""
+    pipe.close()
+    show(pipe, 31.0)(None)
