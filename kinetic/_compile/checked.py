@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from kinetic._compile import hlo
 from kinetic._compile.lowering import Lowered
 from kinetic._compile.processes import Compilers
 from kinetic._compile.program import LoweredProgram
@@ -22,6 +23,7 @@ from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 
 SKIPPED = "skipped.json"
+_WORTH_ALL = (CompileVerdict.TOO_LARGE, CompileVerdict.REFUSED)
 MOST_COMPILED = 24
 """The largest programs of a run: a training has two or three that matter."""
 
@@ -68,11 +70,14 @@ class CheckReport(Record, called="The report of the check"):
         return all(report.fits for report in self.reports)
 
     def text(self, width: int | None = None) -> str:
-        """Return it for people: the largest program in full, and those that do not fit; the others
-        in a line each."""
+        """Return it for people: the largest program of the caller's own in full, and those that do
+        not fit; the others in a line each."""
+        own = (n for n, each in enumerate(self.reports) if not hlo.is_of_library(each.source))
+        first = next(own, 0)
         shown = [
             report.text(width)
-            if not number or report.verdict in (CompileVerdict.TOO_LARGE, CompileVerdict.REFUSED)
+            if number == first
+            or report.verdict in (CompileVerdict.TOO_LARGE, CompileVerdict.REFUSED)
             else summarize(report)
             for number, report in enumerate(self.reports)
         ]

@@ -21,7 +21,6 @@ _OPCODE = re.compile(r"([a-z][\w\-]*)\(")
 _NAMES = re.compile(r"%([\w.\-]+)")
 _ROW = re.compile(r"(\w+)=(\d+)")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
-_OWN = "/kinetic/_compile/"
 _BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16, "tf32": 32, "c64": 64, "c128": 128}
 
 
@@ -152,12 +151,13 @@ def name_frame(places: Iterable[tuple[str, str]]) -> str:
     """Return the text of the innermost frame that is not a library's, of files and texts from the
     inside out; else the innermost; "" of none."""
     known = list(places)
-    own = (text for file, text in known if not _is_of_library(file))
+    own = (text for file, text in known if not is_of_library(file))
     return next(own, known[0][1] if known else "")
 
 
-def _is_of_library(file: str) -> bool:
-    return any(part in file for part in (*_LIBRARIES, _OWN))
+def is_of_library(file: str) -> bool:
+    """Return whether a file is Python's or an installed package's, or nobody's."""
+    return not file or any(part in file for part in _LIBRARIES)
 
 
 def read(text: str) -> Module:

@@ -13,10 +13,12 @@ that are not public, all of them in this file and in `compiler`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic._compile import topologies
@@ -165,6 +167,7 @@ def replace_entrance(instead: Callable[..., Any]) -> Callable[[], None]:
     """The same for good; return what undoes it."""
     from jax._src import pjit
 
+    _hide_frames()
     original = getattr(pjit, _ENTRANCE)
 
     def enter(*args: Any, **given: Any) -> Any:
@@ -172,6 +175,17 @@ def replace_entrance(instead: Callable[..., Any]) -> Callable[[], None]:
 
     setattr(pjit, _ENTRANCE, enter)
     return lambda: setattr(pjit, _ENTRANCE, original)
+
+
+@functools.cache
+def _hide_frames() -> None:
+    """Have JAX leave out kinetic's frames where it leaves out its own: in tracebacks of users'
+    errors, and in the lines that operations are from."""
+    from jax._src import source_info_util, traceback_util
+
+    own = f"{Path(__file__).parents[1]}/"
+    traceback_util.register_exclusion(own)
+    source_info_util.register_exclusion(own)
 
 
 def describe(computation: Any, target: CompileTarget | None, source: str = "") -> Lowered:

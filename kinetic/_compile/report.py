@@ -233,7 +233,7 @@ class CompileReport(Record, called="The report of the compiler"):
 
 def gib(size_bytes: float) -> str:
     """Return a size as chips' memory is measured: "31.25 GiB", "0.8 MiB"."""
-    if size_bytes >= GIB / 10:
+    if abs(size_bytes) >= GIB / 10:
         return f"{size_bytes / GIB:.2f} GiB"
     return f"{size_bytes / (1 << 20):.2f} MiB"
 
@@ -361,7 +361,9 @@ def _draw_time(report: CompileReport) -> Iterator[str]:
 def _time(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.2f} ms"
+    return f"{seconds * 1e6:.1f} µs" if seconds >= 1e-6 else f"{seconds * 1e9:.1f} ns"
 
 
 def _align(rows: Sequence[Sequence[str]]) -> Iterator[str]:

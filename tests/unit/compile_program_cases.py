@@ -68,6 +68,26 @@ def test_callbacks_to_the_host_are_refused_with_the_reason(tmp_path: Path) -> No
     assert "calls back into Python on the host" in str(report)
 
 
+def test_a_kernel_that_only_the_real_chip_can_run_is_kept(tmp_path: Path) -> None:
+    import jax
+    from jax.experimental import pallas as pl
+
+    def double(x: Any, out: Any) -> None:
+        out[...] = x[...] * 2
+
+    @jax.jit
+    def kernel(x: Any) -> Any:
+        return pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    with pytest.raises(ValueError, match="interpret mode") as failed:
+        record(tmp_path, lambda: kernel(np.ones((8, 128), dtype=np.float32)))
+    files = [str(entry.path) for entry in failed.traceback]
+    assert not [file for file in files if "/kinetic/" in file and "/tests/" not in file]
+    (found,) = read_programs(tmp_path)
+    assert (found.program.name, found.program.refused) == ("kernel", "")
+    assert b"tpu_custom_call" in found.module
+
+
 def test_a_folder_without_programs_is_an_empty_report(tmp_path: Path) -> None:
     target = CompileTarget(resolve("tpu-v6e-1"))
     check = ProgramCheck(tmp_path / "none", target, Compilers(target))

@@ -8,7 +8,7 @@ import pytest
 
 from kinetic._compile import costs, hlo
 from kinetic._compile.hlo import Array
-from kinetic._compile.report import CompileReport, CompileVerdict
+from kinetic._compile.report import CompileReport, CompileVerdict, MemoryUse
 from kinetic._compile.routes import DeviceLayout, name_axes_between
 
 TEXTS = Path(__file__).parent / "hlo"
@@ -122,9 +122,11 @@ def test_a_report_reads_back_and_says_what_bounds_a_run() -> None:
         family="v6e",
         verdict=CompileVerdict.FITS,
         devices=16,
+        memory=MemoryUse(arguments=1 << 30, outputs=1 << 30, aliased=1 << 30),
         flops=918e9,
         hbm_bytes=1638e5,
     )
+    assert "… in the place of arguments  -1.00 GiB" in report.text()
     assert CompileReport.from_json(report.to_json()) == report
     assert (report.bound, report.step_s) == ("matrix units", pytest.approx(1e-3))
     assert report.usd_per_1000_runs is None

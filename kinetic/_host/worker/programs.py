@@ -27,8 +27,9 @@ MOST = 200
 """Programs kept for one attempt: a script that compiles more of this size compiles in a loop."""
 _LITTLE_BYTES = 1 << 18
 _FEW_EQUATIONS = 12
-"""Programs below both are single operations, such as those that make parameters: every chip has
-room for them."""
+_KERNEL = "pallas_call"
+"""Programs below both, without a kernel, are single operations, such as those that make parameters:
+every chip has room for them."""
 _CALLBACKS = (
     "it calls back into Python on the host (jax.debug.print, io_callback, pure_callback), and that "
     "part cannot be compiled without a host"
@@ -58,17 +59,19 @@ class Recorder:
         self._save_skipped()
 
     def lower(self, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
-        """Lower as JAX wants it, and once more for the real chip."""
-        made = original(*args, **given)
-        if not given.get("lowering_platforms"):
-            with contextlib.suppress(Exception):
-                self._record(original, args, given)
-        return made
+        """Lower as JAX wants it, and once more for the real chip: also where the simulated one has
+        no way, such as for a kernel of Pallas."""
+        try:
+            return original(*args, **given)
+        finally:
+            if not given.get("lowering_platforms"):
+                with contextlib.suppress(Exception):
+                    self._record(original, args, given)
 
     def _record(self, original: Callable[..., Any], args: Any, given: Any) -> None:
         jaxpr = args[0]
         weight = sum(map(lowering.size_of, (*jaxpr.in_avals, *jaxpr.out_avals)))
-        if weight < _LITTLE_BYTES and len(jaxpr.jaxpr.eqns) < _FEW_EQUATIONS:
+        if weight < _LITTLE_BYTES and _is_simple(jaxpr.jaxpr):
             self._count("small")
         elif len(self._known) >= MOST:
             self._count("beyond")
@@ -110,6 +113,11 @@ class Recorder:
     def _save_skipped(self) -> None:
         text = json.dumps(self._skipped.to_json())
         files.save(self._folder / SKIPPED, [text.encode()])
+
+
+def _is_simple(jaxpr: Any) -> bool:
+    """Whether it has few operations, and no kernel that somebody wrote for the chip."""
+    return len(jaxpr.eqns) < _FEW_EQUATIONS and _KERNEL not in str(jaxpr)
 
 
 def _refuse(name: str, source: str, weight: int, why: str) -> Lowered:
