@@ -24,10 +24,10 @@ _FREE = frozenset(
     (
         *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
         *("partition-id", "replica-id", "while", "conditional", "call", "opt-barrier", "domain"),
-        *("send", "send-done", "recv", "recv-done"),
+        *("send", "send-done", "recv", "recv-done", "async-start", "async-update"),
     )
 )
-"""They move nothing in memory themselves."""
+"""They move nothing in memory themselves: where they call a computation, its instructions do."""
 _MOVES = _FREE | {"copy"}
 """They make no array that is not there already."""
 _KINDS = (
@@ -204,6 +204,9 @@ def _find_executed(module: Module, runs: Mapping[str, float]) -> Iterator[tuple[
 def _bytes_of(module: Module, where: Computation, each: Instruction) -> float:
     inner = module.computations.get(each.attribute("calls"), {}) if each.opcode == "fusion" else {}
     taken = [_bytes_read(where, name, inner, number) for number, name in enumerate(each.operands)]
+    if each.opcode in _TAKE_PARTS:
+        part = 0 if "update" in each.opcode else sum(made.padded_bytes for made in each.arrays)
+        taken[0] = min(taken[0], part)
     return sum(taken) + _bytes_written(where, each, inner)
 
 
@@ -263,7 +266,7 @@ def _is_given(each: Instruction, in_entry: bool) -> bool:
     """Whether it has memory of its own."""
     if each.opcode == "parameter":
         return in_entry
-    return each.opcode not in _MOVES and not each.opcode.endswith(("-start", "-done"))
+    return each.opcode not in _MOVES and not each.opcode.endswith(("-start", "-update", "-done"))
 
 
 def _note_buffer(

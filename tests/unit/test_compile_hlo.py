@@ -43,6 +43,44 @@ def test_a_slice_of_an_array_costs_the_slice(module: hlo.Module) -> None:
     assert 0 <= counted - 5 * (taken + multiplied + gathered) <= small
 
 
+ASYNC = """HloModule m
+
+%part (whole: s8[67108864]) -> s8[4194304] {
+  %whole = s8[67108864]{0} parameter(0)
+  ROOT %slice.1 = s8[4194304]{0:S(1)} slice(%whole), slice={[37748736:41943040]}
+}
+
+%put (old: s8[67108864], new: s8[4194304], at: s32[]) -> s8[67108864] {
+  %old = s8[67108864]{0} parameter(0)
+  %new = s8[4194304]{0} parameter(1)
+  %at = s32[] parameter(2)
+  ROOT %update.1 = s8[67108864]{0} dynamic-update-slice(%old, %new, %at)
+}
+
+ENTRY %main (p: s8[67108864], q: s8[4194304], i: s32[]) -> s8[67108864] {
+  %p = s8[67108864]{0} parameter(0)
+  %q = s8[4194304]{0} parameter(1)
+  %i = s32[] parameter(2)
+  %get = ((s8[67108864]{0}), s8[4194304]{0:S(1)}, s32[]{:S(2)}) async-start(%p), calls=%part
+  %got = s8[4194304]{0:S(1)} async-done(%get)
+  %set = ((s8[67108864]{0}, s8[4194304]{0}, s32[]), s8[67108864]{0}, u32[]) async-start(%p, %q, %i), calls=%put
+  %midway = ((s8[67108864]{0}, s8[4194304]{0}, s32[]), s8[67108864]{0}, u32[]) async-update(%set)
+  ROOT %done = s8[67108864]{0} async-done(%midway)
+}
+"""  # noqa: E501
+
+
+def test_parts_that_are_moved_meanwhile_cost_the_parts() -> None:
+    read = hlo.read(ASYNC)
+    part = 4 << 20
+    read_and_put = part + (part + part)  # to the scratchpad; from memory to memory
+    assert costs.count_bytes(read, costs.count_runs(read)) == pytest.approx(read_and_put, rel=1e-5)
+    assert {each.what for each in costs.find_buffers(read, costs.count_runs(read), 9)} <= {
+        "argument ",
+        "dynamic-update-slice",
+    }
+
+
 def test_collectives_are_named_by_the_axis_and_the_network(module: hlo.Module) -> None:
     found = costs.find_collectives(module, costs.count_runs(module), ON_2_BY_2)
     gather, reduce = found
