@@ -16,7 +16,7 @@ from kinetic._compile import hlo
 from kinetic._compile.lowering import Lowered
 from kinetic._compile.processes import Compilers
 from kinetic._compile.program import LoweredProgram
-from kinetic._compile.report import CompileReport, CompileVerdict, summarize
+from kinetic._compile.report import CompileReport, CompileVerdict, describe_refusal, summarize
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
@@ -136,7 +136,11 @@ class ProgramCheck:
         self._reports: dict[int, CompileReport] = {}
         for number, each in enumerate(chosen):
             if why := self._find_refusal(each.program):
-                yield self._note(number, self._refuse(each.program, why))
+                program, target = each.program, self._target
+                refused = describe_refusal(
+                    program.name, program.source, target.topology, target.slices, detail=f"{why}."
+                )
+                yield self._note(number, refused)
         open_ = [number for number in range(len(chosen)) if number not in self._reports]
         for at, report in self._compilers.compile([chosen[number] for number in open_]):
             yield self._note(open_[at], report)
@@ -162,17 +166,6 @@ class ProgramCheck:
         if not program.refused and max(program.positions, default=0) >= real:
             return f"it uses {max(program.positions) + 1} devices, and the slices have {real}"
         return program.refused
-
-    def _refuse(self, program: LoweredProgram, why: str) -> CompileReport:
-        return CompileReport(
-            name=program.name,
-            source=program.source,
-            accelerator=self._target.topology.name,
-            family=self._target.topology.family,
-            slices=self._target.slices,
-            verdict=CompileVerdict.NOT_COMPILED,
-            detail=f"{why}.",
-        )
 
 
 def _rename_files(report: CompileReport, tree: str, root: str) -> CompileReport:

@@ -30,7 +30,7 @@ from kinetic._compile import compiler
 from kinetic._compile.lowering import Lowered
 from kinetic._compile.origins import rename_origins
 from kinetic._compile.program import LoweredProgram
-from kinetic._compile.report import CompileReport, CompileVerdict
+from kinetic._compile.report import CompileReport, describe_refusal
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
@@ -185,15 +185,15 @@ class Compilers:
         return report
 
     def _report_end(self, program: LoweredProgram, reason: str, said: str) -> CompileReport:
-        return CompileReport(
-            name=program.name,
-            source=program.source,
-            accelerator=self._target.topology.name,
-            family=self._target.topology.family,
-            slices=self._target.slices,
-            devices=len(program.positions),
-            verdict=CompileVerdict.NOT_COMPILED,
-            detail=f"{reason} Its last words:\n{said}" if said else reason,
+        detail = f"{reason} Its last words:\n{said}" if said else reason
+        target, devices = self._target, len(program.positions)
+        return describe_refusal(
+            program.name,
+            program.source,
+            target.topology,
+            target.slices,
+            detail=detail,
+            devices=devices,
         )
 
     # -- what was compiled before ------------------------------------------------------------------

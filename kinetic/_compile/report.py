@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from kinetic._core.accelerators.chips import CHIPS, GIB, ChipFacts
+from kinetic._core.accelerators.topology import Topology
 from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
 
@@ -231,11 +232,28 @@ class CompileReport(Record, called="The report of the compiler"):
         }
 
 
+def describe_refusal(
+    name: str, source: str, topology: Topology, slices: int, *, detail: str, devices: int = 1
+) -> CompileReport:
+    """Return the report of a program that was not compiled, and why."""
+    return CompileReport(
+        name=name,
+        source=source,
+        accelerator=topology.name,
+        family=topology.family,
+        slices=slices,
+        devices=devices,
+        verdict=CompileVerdict.NOT_COMPILED,
+        detail=detail,
+    )
+
+
 def gib(size_bytes: float) -> str:
-    """Return a size as chips' memory is measured: "31.25 GiB", "0.8 MiB"."""
-    if abs(size_bytes) >= GIB / 10:
-        return f"{size_bytes / GIB:.2f} GiB"
-    return f"{size_bytes / (1 << 20):.2f} MiB"
+    """Return a size as chips' memory is measured: "31.25 GiB", "0.80 MiB", "1.50 KiB"."""
+    for unit, whole in (("GiB", GIB), ("MiB", 1 << 20)):
+        if abs(size_bytes) >= whole / 10:
+            return f"{size_bytes / whole:.2f} {unit}"
+    return f"{size_bytes / (1 << 10):.2f} KiB"
 
 
 def draw(report: CompileReport, width: int | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from kinetic._compile import lowering, topologies
 from kinetic._compile.processes import TIMEOUT_S, Compilers, Watch
-from kinetic._compile.report import CompileReport
+from kinetic._compile.report import CompileReport, describe_refusal, first_sentence
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators import catalog
 from kinetic._core.accelerators.families import TPUS
@@ -92,18 +92,32 @@ class CompileSlice:
 
         Args:
             build: is called for each size, where `kinetic.make_mesh` makes its mesh, and returns
-                the function and its arguments for `compile`. What it raises for a size, such as for
-                a mesh that does not suit it, goes through.
+                the function and its arguments for `compile`. A `ValueError`, such as of a mesh or a
+                batch that cannot be split over a size, leaves that size out: its report says why.
+
+        Raises:
+            ValueError: it was raised for every size.
         """
         _check_callable("find_fit", build, "that returns a function and its arguments")
-        reports = []
+        reports = list[CompileReport]()
+        unsuited = list[ValueError]()
         for target in _find_sizes(self._target):
             tried = CompileSlice(target, self._cache, timeout_s=self._timeout_s, watch=self._watch)
-            with tried:
-                function, *args = build()
-                reports.append(tried.compile(function, *args))
+            try:
+                with tried:
+                    function, *args = build()
+                    reports.append(tried.compile(function, *args))
+            except ValueError as error:
+                unsuited.append(error)
+                name = getattr(build, "__name__", "build")
+                why = first_sentence(str(error))
+                reports.append(
+                    describe_refusal(name, "", target.topology, target.slices, detail=why)
+                )
             if reports[-1].fits:
                 break
+        if len(unsuited) == len(reports):
+            raise unsuited[-1]
         return reports
 
 

@@ -26,6 +26,10 @@ _COMMANDS = {
         "kinetic.cli.commands.run:run",
         "Run a script, a module or a command on an accelerator slice.",
     ),
+    "compile": Lazy(
+        "kinetic.cli.commands.compiling:compile_",
+        "Ask the compiler of a TPU slice whether a function fits.",
+    ),
     "jobs": Lazy(
         "kinetic.cli.commands.jobs:jobs",
         "List jobs, read their logs and results, stop and remove them.",

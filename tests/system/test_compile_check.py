@@ -3,6 +3,7 @@ and an installed libtpu changes nothing else."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,36 @@ def test_a_script_is_checked_from_the_command_line(tmp_path: Path) -> None:
     assert "1 fits, 1 not compiled" in ended.stderr or "1 not compiled, 1 fits" in ended.stderr
     assert "calls back into Python on the host" in ended.stderr
     assert f"double ({tmp_path}/train.py:2)" in ended.stderr
+
+
+STEP = """
+import jax, jax.numpy as jnp, kinetic
+from jax.sharding import NamedSharding, PartitionSpec
+def step(x):
+    return x * 2
+def build():
+    split = NamedSharding(kinetic.make_mesh(), PartitionSpec("fsdp"))
+    whole = jax.ShapeDtypeStruct((ROWS, 1 << 20), "f4", sharding=split)
+    return jax.jit(step, donate_argnums=0), whole
+"""
+
+
+@needs_libtpu
+def test_the_smallest_slice_is_found_from_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "steps.py").write_text(STEP.replace("ROWS", str(1 << 14)))  # 64 GiB
+    command = "from kinetic.cli.main import main; main()"
+    words = ["compile", "-a", "tpu-v6e-16", "--fit", "--json", "steps.py:build"]
+    ended = subprocess.run(
+        [sys.executable, "-c", command, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    tried = json.loads(ended.stdout)
+    assert [(each["accelerator"], each["verdict"]) for each in tried] == [
+        ("tpu-v6e-1", "too large"),
+        ("tpu-v6e-4", "fits"),
+    ]
+    assert tried[-1]["memory"]["aliased"] == 16 << 30

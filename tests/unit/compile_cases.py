@@ -204,6 +204,33 @@ def test_the_smallest_slice_that_holds_it_is_found() -> None:
 
 
 @needs_libtpu
+def test_sizes_that_the_mesh_does_not_suit_are_left_out_with_the_reason() -> None:
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    def build() -> tuple[Any, ...]:
+        mesh = kinetic.make_mesh(ici={"fsdp": -1, "tensor": 4})
+        split = NamedSharding(mesh, PartitionSpec("tensor"))
+        return lambda x: x + 1, jax.ShapeDtypeStruct((8, 128), jnp.float32, sharding=split)
+
+    one, four = slice_to_compile_for("tpu-v6e-16").find_fit(build)
+    assert (one.accelerator, one.verdict) == ("tpu-v6e-1", CompileVerdict.NOT_COMPILED)
+    assert "tensor" in one.detail
+    assert (four.accelerator, four.fits) == ("tpu-v6e-4", True)
+
+
+@needs_libtpu
+def test_a_function_that_suits_no_size_is_told_by_its_own_error() -> None:
+    def build() -> tuple[Any, ...]:
+        raise ValueError("no such file")
+
+    target = slice_to_compile_for("tpu-v5p-8")
+    with pytest.raises(ValueError, match="no such file"):
+        target.find_fit(build)
+
+
+@needs_libtpu
 def test_modules_of_flax_and_equinox_are_taken_as_they_are() -> None:
     import equinox
     import jax

@@ -1,0 +1,148 @@
+"""`kinetic compile`: a function, compiled for a TPU slice that is not here.
+
+In: a file or module with a function that builds what to compile, a slice. Out: the report of the
+slice's own compiler, as text or JSON; exit code 1 if it does not fit.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kinetic.cli import exit_codes, output
+from kinetic.cli.lazy import complete_with
+from kinetic.cli.options import DURATION, json_option
+from kinetic.errors import UsageError
+
+if TYPE_CHECKING:
+    from kinetic._compile.report import CompileReport
+
+_HELP = """Compile a function for a TPU slice, by the slice's own compiler, without a TPU.
+
+BUILD is FILE.py:FUNCTION or MODULE:FUNCTION: a function without arguments that returns the function
+to compile and its arguments, arrays or their shapes. It is called where `kinetic.make_mesh` makes
+meshes of the slice's devices. Prints whether it fits, its memory, what is sent between chips, and
+the least time of a run. Exits with 1 if it does not fit or compile.
+
+\b
+Examples:
+  kinetic compile -a tpu-v6e-16 train.py:build
+  kinetic compile -a tpu-v6e-256 --slices 2 --json mypackage.train:build
+  kinetic compile -a tpu-v6e-16 --fit train.py:build    the smallest v6e slice that holds it
+"""
+
+
+@click.command(
+    "compile",
+    help=_HELP,
+    short_help="Ask the compiler of a TPU slice whether a function fits.",
+)
+@click.option(
+    "-a",
+    "--accelerator",
+    required=True,
+    metavar="NAME",
+    shell_complete=complete_with("accelerators"),
+    help="The TPU slice.",
+)
+@click.option("--slices", type=click.IntRange(min=1), default=1, help="How many of them.")
+@click.option(
+    "--fit",
+    is_flag=True,
+    help="Try the sizes of this family, smallest first, until one fits.",
+)
+@click.option("--timeout", type=DURATION, default="10m", help="The longest that one may take.")
+@json_option
+@click.argument("build", metavar="BUILD")
+def compile_(
+    *, build: str, accelerator: str, slices: int, fit: bool, timeout: float, as_json: bool
+) -> int:
+    """Print what the compiler says."""
+    from kinetic._client.compiling import compile_for
+
+    target = compile_for(accelerator, slices=slices, timeout=timeout)
+    function = find_function(build)
+    if fit:
+        reports = target.find_fit(function)
+    else:
+        with target:
+            compiled, *arguments = _call(function)
+            reports = [target.compile(compiled, *arguments)]
+    _print_reports(reports, is_search=fit, as_json=as_json)
+    return exit_codes.OK if reports[-1].fits else exit_codes.FAILED
+
+
+def find_function(named: str) -> Callable[[], Any]:
+    """Import the function that FILE.py:FUNCTION or MODULE:FUNCTION names.
+
+    Raises:
+        UsageError: there is none.
+    """
+    place, colon, name = named.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise UsageError(f"{named!r} is not FILE.py:FUNCTION or MODULE:FUNCTION.")
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    found = getattr(module, name, None)
+    if not callable(found):
+        own = [each for each, value in vars(module).items() if _is_own(module, value)]
+        there = f" There are: {', '.join(own)}." if own else ""
+        raise UsageError(f"{place} has no function {name}.{there}")
+    function: Callable[[], Any] = found
+    return function
+
+
+def _is_own(module: Any, value: object) -> bool:
+    return callable(value) and getattr(value, "__module__", "") == module.__name__
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise UsageError(f"There is no file {path}.")
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_module(name: str) -> Any:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise UsageError(f"There is no module {name}. A file is named with its .py.") from error
+
+
+def _call(function: Callable[[], Any]) -> tuple[Any, ...]:
+    made = function()
+    if not isinstance(made, tuple) or not made:
+        raise UsageError(
+            f"{function.__name__}() must return the function to compile and its arguments, as "
+            f"`return step, params, batch`; it returned {type(made).__name__}."
+        )
+    return made
+
+
+def _print_reports(reports: list[CompileReport], *, is_search: bool, as_json: bool) -> None:
+    if as_json:
+        documents = [report.summary() for report in reports]
+        output.json_document(documents if is_search else documents[0])
+        return
+    from kinetic._compile.report import summarize
+
+    for report in reports[:-1]:
+        output.line(f"{report.accelerator}: {summarize(report)}")
+    if len(reports) > 1:
+        output.line()
+    output.line(reports[-1].text(output.width()))

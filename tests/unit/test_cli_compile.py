@@ -1,0 +1,41 @@
+"""`kinetic compile`: what it compiles is found, or a sentence says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kinetic.cli.commands.compiling import find_function
+from kinetic.errors import UsageError
+
+FILE = "from os import getcwd\nLAYERS = 3\ndef build():\n    return print, LAYERS\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "steps_of_a_test.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["/nowhere"])
+    return tmp_path
+
+
+@pytest.mark.parametrize("named", ["steps_of_a_test.py:build", "steps_of_a_test:build"])
+def test_a_function_is_found_by_its_file_or_its_module(named: str) -> None:
+    assert find_function(named)() == (print, 3)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("steps_of_a_test.py", "is not FILE.py:FUNCTION or MODULE:FUNCTION"),
+        ("steps_of_a_test.py:", "is not FILE.py:FUNCTION or MODULE:FUNCTION"),
+        ("steps_of_a_test.py:built", "has no function built. There are: build."),
+        ("steps_of_a_test.py:LAYERS", "has no function LAYERS. There are: build."),
+        ("absent.py:build", "There is no file absent.py"),
+        ("absent:build", "There is no module absent. A file is named with its .py"),
+    ],
+)
+def test_what_is_not_there_is_said(named: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        find_function(named)
