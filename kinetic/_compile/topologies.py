@@ -23,6 +23,9 @@ from kinetic.errors import PreflightError, UsageError
 
 _CALLED = {"v5litepod": "v5e"}
 """What libtpu calls a family, where it is not our name."""
+_CONFIGURED = {"v4": "megacore"}
+"""How libtpu is told to see the chips of a family: as on the machines that have them, where the two
+cores of a v4 are one device. Those of v5p are so anyway, and those of v3 and tpu7x are two."""
 _HOSTS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
 """How the chips of a machine are laid out."""
 _QUIET = {
@@ -101,14 +104,19 @@ def describe(target: CompileTarget) -> tuple[Any, ...]:
     Raises:
         UsageError: libtpu knows no such slice.
     """
-    return _describe(target.name, target.topology.chips_per_host, target.slices)
+    topology = target.topology
+    chip_config = _CONFIGURED.get(topology.family)
+    return _describe(target.name, topology.chips_per_host, target.slices, chip_config)
 
 
 @functools.cache  # libtpu makes new devices each time, and those of two calls do not mix
-def _describe(name: str, chips_per_host: int, slices: int) -> tuple[Any, ...]:
+def _describe(
+    name: str, chips_per_host: int, slices: int, chip_config: str | None
+) -> tuple[Any, ...]:
     check_installed()
     from jax.experimental import topologies
 
+    configured = {} if chip_config is None else {"chip_config_name": chip_config}
     try:
         with _speaking_of_no_machine():
             found = topologies.get_topology_desc(
@@ -116,6 +124,7 @@ def _describe(name: str, chips_per_host: int, slices: int) -> tuple[Any, ...]:
                 topology_name=name,
                 chips_per_host_bounds=_HOSTS[chips_per_host],
                 num_slices=slices,
+                **configured,
             )
     except Exception as error:
         raise UsageError(

@@ -134,6 +134,22 @@ def test_the_mesh_is_that_of_the_real_slices() -> None:
 
 
 @needs_libtpu
+@pytest.mark.parametrize(
+    ("name", "devices", "kind"),
+    [
+        ("tpu-v3-4", 8, "TPU v3"),
+        ("tpu-v4-8", 8, "TPU v4"),
+        ("tpu-v5e-8", 8, "TPU v5 lite"),
+        ("tpu-v5p-8", 8, "TPU v5"),
+        ("tpu7x-4", 8, "TPU7x"),
+    ],
+)
+def test_a_chip_is_as_many_devices_as_on_its_machines(name: str, devices: int, kind: str) -> None:
+    found = slice_to_compile_for(name).devices
+    assert (len(found), {device.device_kind for device in found}) == (devices, {kind})
+
+
+@needs_libtpu
 def test_axes_need_not_be_those_of_the_torus() -> None:
     with slice_to_compile_for("tpu-v6e-256"):  # 16 x 16
         mesh = kinetic.make_mesh(ici={"fsdp": -1, "tensor": 4})

@@ -46,9 +46,7 @@ def _page(name: str) -> str:
 
 CHIPS: dict[str, ChipFacts] = {
     "v3": ChipFacts(32 * GIB, 123e12, 900 * _GBPS, 328 * _GBPS, 0.0, devices=2, source=_page("v3")),
-    "v4": ChipFacts(
-        32 * GIB, 275e12, 1200 * _GBPS, 300 * _GBPS, 0.0, devices=2, source=_page("v4")
-    ),
+    "v4": ChipFacts(32 * GIB, 275e12, 1200 * _GBPS, 300 * _GBPS, 0.0, source=_page("v4")),
     "v5litepod": ChipFacts(
         16 * GIB, 197e12, 819 * _GBPS, 200 * _GBPS, 25 * _GBPS / 8, source=_page("v5e")
     ),
