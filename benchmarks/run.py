@@ -14,6 +14,7 @@ ORDER = (
     "submit_tree.py",
     "store_calls.py",
     "logs.py",
+    "metrics.py",
     "cluster.py",
     "ray_jobs.py",
     "deaths.py",

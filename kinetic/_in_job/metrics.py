@@ -117,6 +117,12 @@ def mark_step(step: int) -> None:
         known.sender.add(Row(_monotonic(), step, {}, False))
 
 
+def send_now() -> None:
+    """Send what was logged, without waiting: a step that is saved will not be logged again."""
+    if _log is not None and _log.sender is not None:
+        _log.sender.wake()
+
+
 def _begin() -> _Log:
     global _log
     _log = _Log()

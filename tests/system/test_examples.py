@@ -156,6 +156,16 @@ def test_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_metrics(tmp_path: Path) -> None:
+    picture = tmp_path / "loss.png"
+    assert run("metrics.py", str(picture)).stdout.splitlines() == [
+        "60 steps from 0 to 59, loss from 5.116 to 0.030, logged by attempts [1]",
+        "60 steps from 0 to 59, loss from 5.116 to 0.000, logged by attempts [1, 2]",
+        "before the host was lost, attempt 1 came to step 25",
+    ]
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
 def test_sweep() -> None:
     lines = run("sweep.py").stdout.splitlines()
     assert lines[0] == "rates of 4 rates"

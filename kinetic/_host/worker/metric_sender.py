@@ -107,12 +107,16 @@ class Sender:
                 self._rows.clear()
             self._write_rows(self._steps.take(is_last=True))
 
+    def wake(self) -> None:
+        """Let the thread send now."""
+        with contextlib.suppress(RuntimeError):  # It is awake.
+            self._wake.release()
+
     def close(self) -> None:
         """Let the thread end; what was not sent is dropped."""
         self._is_closed = True
         self._rows.clear()
-        with contextlib.suppress(RuntimeError):  # It was closed before.
-            self._wake.release()
+        self.wake()
 
     def _run(self) -> None:
         while not self._is_closed:

@@ -24,8 +24,8 @@ except ImportError as missing:
 
 
 class KerasMetrics(library.callbacks.Callback):  # type: ignore[misc]
-    """Logs what `model.fit` reports, as `kinetic.log` does: at each batch what is trained on, at the
-    end of each epoch what is validated.
+    """Logs what `model.fit` reports, as `kinetic.log` does: each batch, and at the end of an epoch
+    what is validated.
 
     A step is a batch, counted by the optimizer: training that goes on from a checkpoint goes on
     with its curves. Numbers are those that Keras's progress bar shows: means of the epoch so far.

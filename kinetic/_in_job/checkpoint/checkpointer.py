@@ -39,7 +39,7 @@ from kinetic._in_job.checkpoint.persistent import Persistent
 from kinetic._in_job.checkpoint.restoring import Restored, Restoring
 from kinetic._in_job.checkpoint.sync_points import SyncPoints, SyncRequest
 from kinetic._in_job.checkpoint.tree import Leaf, TreeState
-from kinetic._in_job.metrics import mark_step
+from kinetic._in_job.metrics import mark_step, send_now
 from kinetic._system import memory_folder
 from kinetic.errors import (
     CheckpointError,
@@ -257,6 +257,7 @@ class Checkpointer:
         }
         opened.persistent.check()
         if any(to.values()):
+            send_now()
             position = None if data is None else positions.take_position(data)
             due = Due(next(self._numbers), step, tree.take_apart(state_of()), position)
             if self._pattern is not None:  # Better now than when a host has been lost.
