@@ -162,7 +162,8 @@ def read(
             if request.follow:
                 with _poll(store) if watch is None else watch(attempt, there) as pause:
                     yield from _follow(readers, is_over, pause, store.calls_at_once)
-            for each in [readers] if request.follow else [[reader] for reader in readers]:
+            by_turns = request.follow or request.metrics
+            for each in [readers] if by_turns else [[reader] for reader in readers]:
                 yield from drain(each, store.calls_at_once)
         finally:
             for reader in readers:

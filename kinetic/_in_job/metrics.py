@@ -20,7 +20,8 @@ from typing import Any, SupportsFloat, SupportsIndex
 from kinetic._core.metric_format import VARIABLE
 from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._host.worker import metric_sender, streams, worlds
-from kinetic._host.worker.metric_sender import Row, Sender
+from kinetic._host.worker.metric_sender import MetricRow, Sender
+from kinetic._in_job import slices
 from kinetic.errors import UsageError, UsageTypeError, a_type
 
 LONGEST_NAME_BYTES = 200
@@ -36,8 +37,8 @@ class _Log:
     """What this process knows of what it logs."""
 
     def __init__(self) -> None:
-        pipe = os.environ.get(VARIABLE)
-        self.sender = None if pipe is None else Sender(Path(pipe))
+        pipe = slices.read_variable(VARIABLE)
+        self.sender = Sender(Path(pipe)) if pipe else None
         self.names: set[str] = set()
         self.is_told = False
 
@@ -106,7 +107,7 @@ def log(*, step: SupportsIndex, **values: SupportsFloat) -> None:
         return known.tell_outside()
     if not has_room:
         values = {name: value for name, value in values.items() if name in known.names}
-    known.sender.add(Row(now, step, values, waits))
+    known.sender.add(MetricRow(now, step, values, waits))
     return None
 
 
@@ -114,7 +115,7 @@ def mark_step(step: int) -> None:
     """Note that a step is done, for the time that steps take; nothing outside of a job."""
     known = _log or _begin()
     if known.sender is not None:
-        known.sender.add(Row(_monotonic(), step, {}, False))
+        known.sender.add(MetricRow(_monotonic(), step, {}, False))
 
 
 def send_now() -> None:

@@ -83,6 +83,27 @@ def speak():
         time.sleep(0.01)
 
 
+def log_on_and_on():
+    for step in range(10**9):
+        kinetic.log(step=step, loss=step / 2)
+        time.sleep(0.01)
+
+
+def test_what_a_killed_host_had_logged_is_there(bucket):
+    bucket.before = lambda *_: time.sleep(CALL_S)
+    handle = run("cpu")(log_on_and_on).run_async()
+    wait_until(lambda: len(handle.metrics().get("loss", ())) > 100, "nothing is sent")
+    sent = handle.metrics()["loss"]
+    kill(handle.processes()["agents"][0])
+    with pytest.raises(errors.KineticError):
+        handle.result(timeout=PATIENCE_S, stream_logs=False)
+    kept = handle.metrics()["loss"]
+    assert list(kept.steps) == list(range(len(kept)))
+    assert len(kept) >= len(sent)
+    prefix = f"{layout.metrics(handle.job_id, 1, 0)}.d/"
+    assert any(prefix in name for name in bucket.buckets.names("bucket"))
+
+
 def test_what_a_killed_host_had_printed_is_there(bucket):
     bucket.before = lambda *_: time.sleep(CALL_S)
     handle = run("cpu")(speak).run_async()

@@ -21,7 +21,7 @@ import kinetic
 from kinetic._core.metric_format import NO_STEP, VARIABLE, FrameDecoder
 from kinetic._core.metric_series import FigureCadence
 from kinetic._host.worker import metric_sender
-from kinetic._host.worker.metric_sender import Row, Sender, StepTimes
+from kinetic._host.worker.metric_sender import MetricRow, Sender, StepTimes
 from kinetic._in_job import metrics
 from kinetic._system import pipes
 from kinetic.errors import UsageError, UsageTypeError
@@ -323,7 +323,7 @@ def test_devices_tell_their_memory(agent, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)
     names = "host/device_memory_bytes", "host/device_memory_limit_bytes"
     (row,) = metric_sender._sample_devices(5.0)
-    assert row == Row(5.0, NO_STEP, dict(zip(names, (7, 10), strict=True)), waits=False)
+    assert row == MetricRow(5.0, NO_STEP, dict(zip(names, (7, 10), strict=True)), waits=False)
     bridge.backends_are_initialized = lambda: False
     assert metric_sender._sample_devices(5.0) == []
 
@@ -345,7 +345,7 @@ def times_of(*rows: tuple[float, int, str], last: bool = True) -> list[tuple[int
     """Steps with the mean time of those before, for rows of (time, step, name)."""
     steps, told = StepTimes(), []
     for time_s, step, name in rows:
-        steps.note(Row(time_s, step, {name: 1.0} if name else {}, waits=False))
+        steps.note(MetricRow(time_s, step, {name: 1.0} if name else {}, waits=False))
         told += steps.take()
     told += steps.take(is_last=last)
     return [(row.step, row.values["step_time_s"]) for row in told]
@@ -384,7 +384,7 @@ def test_what_a_thread_raises_is_said_and_does_not_end_it(agent, monkeypatch, ca
     broken = [RuntimeError("no such thing")]
     note = StepTimes.note
 
-    def fail_once(self: StepTimes, row: Row) -> None:
+    def fail_once(self: StepTimes, row: MetricRow) -> None:
         if broken:
             raise broken.pop()
         note(self, row)
@@ -401,7 +401,7 @@ def test_what_a_thread_raises_is_said_and_does_not_end_it(agent, monkeypatch, ca
 def test_a_sender_that_is_closed_ends_its_thread(tmp_path):
     before = len(sys._current_frames())
     sender = Sender(tmp_path / "nothing")
-    sender.add(Row(0.0, 0, {"loss": 1.0}, waits=False))
+    sender.add(MetricRow(0.0, 0, {"loss": 1.0}, waits=False))
     while len(sys._current_frames()) == before:
         time.sleep(0.01)
     sender.close()

@@ -55,6 +55,7 @@ class MetricTee:
         self._lock = threading.Lock()
         self._rest = b""
         self._figures = FigureCadence(time.monotonic())
+        self._epoch_s = time.time() - time.monotonic()  # A clock that is set must not move them.
         self._last: tuple[float, float] | None = None
         self._is_closed = False
 
@@ -87,7 +88,7 @@ class MetricTee:
                 used_s = max(beat.cpu_s - self._last[1], 0.0)
                 values.append(array("d", [used_s / (now - self._last[0])]))
             names = (MEMORY, PROCESSORS)[: len(values)]
-            times, steps = array("d", [time.time()]), array("q", [NO_STEP])
+            times, steps = array("d", [self._epoch_s + now]), array("q", [NO_STEP])
             self._write(Frame(names, times, steps, values).encode())
             self._last = now, beat.cpu_s
         return beat

@@ -25,8 +25,8 @@ from kinetic._system import processes
 PIPE_BYTES = 1 << 20
 STACKS_S = 1.0
 """How long a worker may take to write its stacks."""
-_BYSTANDER = r"(?m)^Current thread 0x[0-9a-f]+[^\n]*most recent call first\):\n\s*?\n(?=\S)"
-"""The thread that took the signal, if it runs only kinetic's code: of no use to users."""
+_BYSTANDER = r"(?m)^(?:Current t|T)hread 0x[0-9a-f]+[^\n]*most recent call first\):\n\s*?\n(?=\S)"
+"""Threads that run only kinetic's code, as the one that took the signal: of no use to users."""
 _OWN_FRAME = (
     r'File "(<frozen runpy>|.*/kinetic/(?:_host|_system|runner)/[\w/]+\.py|'
     r'.*/(site|dist)-packages/debugpy/.*)", line'

@@ -40,7 +40,7 @@ RETURNED_S, RAISED_S = 10.0, 0.5
 they may never be."""
 
 
-class Row(NamedTuple):
+class MetricRow(NamedTuple):
     """What one call has logged.
 
     Attributes:
@@ -62,7 +62,7 @@ class Sender:
     def __init__(self, pipe: Path) -> None:
         self._pipe = pipe
         self._epoch_s = time.time() - time.monotonic()  # A clock that is set must not move rows.
-        self._rows: deque[Row] = deque()
+        self._rows: deque[MetricRow] = deque()
         self._sending = _thread.allocate_lock()
         self._wake = _thread.allocate_lock()
         self._wake.acquire()
@@ -71,7 +71,7 @@ class Sender:
         self._devices = FigureCadence(time.monotonic())
         self._told: set[str] = set()
 
-    def add(self, row: Row) -> None:
+    def add(self, row: MetricRow) -> None:
         """Take a row."""
         if len(self._rows) >= MOST_ROWS and not self._hold():
             self.say(f"{MOST_ROWS} rows wait to be sent; further ones are dropped until some are.")
@@ -139,7 +139,7 @@ class Sender:
         except Exception as error:  # noqa: BLE001
             self.say(f"values could not be kept: {type(error).__name__}: {error}")
 
-    def _take_ready(self) -> Iterator[Row]:
+    def _take_ready(self) -> Iterator[MetricRow]:
         while self._rows:
             row = self._rows[0]
             if row.waits:
@@ -171,7 +171,7 @@ class Sender:
         )
         self.say(f"a value of {name!r} is lost: {why}.", key=f"lost {name}")
 
-    def _write_rows(self, rows: list[Row]) -> None:
+    def _write_rows(self, rows: list[MetricRow]) -> None:
         # Opened each time: the function may close all descriptors that it does not know.
         if not rows or (fd := pipes.connect(self._pipe)) is None:
             return
@@ -219,7 +219,7 @@ class StepTimes:
         self._last: tuple[int, float] | None = None
         self._is_named = False
 
-    def note(self, row: Row) -> None:
+    def note(self, row: MetricRow) -> None:
         """Take a row that was logged."""
         kind = tuple(row.values)
         self._is_named |= STEP_TIME in row.values
@@ -233,7 +233,7 @@ class StepTimes:
         elif row.step > self._first[1]:
             self._last = row.step, row.time_s
 
-    def take(self, *, is_last: bool = False) -> list[Row]:
+    def take(self, *, is_last: bool = False) -> list[MetricRow]:
         """Return a row with the mean time of the steps since the last one, if it is time for
         one."""
         if self._first is None or self._last is None or self._is_named:
@@ -242,10 +242,10 @@ class StepTimes:
         if step <= begin or not (is_last or time_s - began_s >= STEP_TIME_EVERY_S):
             return []
         self._first = kind, step, time_s
-        return [Row(time_s, step, {STEP_TIME: (time_s - began_s) / (step - begin)}, False)]
+        return [MetricRow(time_s, step, {STEP_TIME: (time_s - began_s) / (step - begin)}, False)]
 
 
-def _is_ready(row: Row) -> bool:
+def _is_ready(row: MetricRow) -> bool:
     """Whether no array of the row has to be waited for; those that are lost raise when they are
     fetched."""
     for value in (row.step, *row.values.values()):
@@ -257,7 +257,7 @@ def _is_ready(row: Row) -> bool:
     return True
 
 
-def _group_rows(rows: list[Row], epoch_s: float) -> Iterator[Frame]:
+def _group_rows(rows: list[MetricRow], epoch_s: float) -> Iterator[Frame]:
     """Yield rows that follow each other and name the same as one frame."""
     frame: Frame | None = None
     for row in rows:
@@ -274,7 +274,7 @@ def _group_rows(rows: list[Row], epoch_s: float) -> Iterator[Frame]:
         yield frame
 
 
-def _sample_devices(now: float) -> list[Row]:
+def _sample_devices(now: float) -> list[MetricRow]:
     """How full the memory of the fullest device is, where JAX runs and tells."""
     bridge: Any = sys.modules.get("jax._src.xla_bridge")
     with contextlib.suppress(Exception):
@@ -288,5 +288,5 @@ def _sample_devices(now: float) -> list[Row]:
         ]
         if used:
             most, limit = max(used)
-            return [Row(now, NO_STEP, {DEVICE_MEMORY: most, DEVICE_LIMIT: limit}, False)]
+            return [MetricRow(now, NO_STEP, {DEVICE_MEMORY: most, DEVICE_LIMIT: limit}, False)]
     return []

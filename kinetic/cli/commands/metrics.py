@@ -71,7 +71,7 @@ class _Choice(NamedTuple):
     repeats: bool
 
 
-class _Watched(NamedTuple):
+class _ShownJob(NamedTuple):
     ref: JobRef
     reader: MetricsReader
 
@@ -162,7 +162,7 @@ def metrics(
     return None
 
 
-def _open(app: AppContext, job_id: str, choice: _Choice) -> _Watched:
+def _open(app: AppContext, job_id: str, choice: _Choice) -> _ShownJob:
     from kinetic._client.metrics import MetricsReader
     from kinetic._store import attempts
 
@@ -174,16 +174,16 @@ def _open(app: AppContext, job_id: str, choice: _Choice) -> _Watched:
     if choice.attempt is not None:
         attempts.check(app.store, ref.job_id, choice.attempt)
     reader = MetricsReader(app.store, ref, hosts=choice.hosts, attempt=choice.attempt)
-    return _Watched(ref, reader)
+    return _ShownJob(ref, reader)
 
 
 # -- tables and curves -----------------------------------------------------------------------------
 
 
-def _print_table(watched: Sequence[_Watched], choice: _Choice, *, chart: bool) -> None:
+def _print_table(watched: Sequence[_ShownJob], choice: _Choice, *, chart: bool) -> None:
     rows = _rows(watched, choice)
     if not rows:
-        return output.notice(_nothing(watched, choice))
+        return output.notice(_explain_absence(watched, choice))
     columns = _columns(watched, choice)
     output.table(columns, [_cells(row, columns) for row in rows], right=_RIGHT, cut="METRIC")
     if chart:
@@ -195,7 +195,7 @@ def _print_table(watched: Sequence[_Watched], choice: _Choice, *, chart: bool) -
     return None
 
 
-def _nothing(watched: Sequence[_Watched], choice: _Choice) -> str:
+def _explain_absence(watched: Sequence[_ShownJob], choice: _Choice) -> str:
     known = dict.fromkeys(name for each in watched for name in each.reader.recording.names)
     if choice.names and known:
         return f"No such metric was logged; there are: {', '.join(known)}."
@@ -204,14 +204,14 @@ def _nothing(watched: Sequence[_Watched], choice: _Choice) -> str:
     return f"{who} logged nothing{of}. A function logs with kinetic.log(step=step, loss=loss)."
 
 
-def _columns(watched: Sequence[_Watched], choice: _Choice) -> tuple[str, ...]:
+def _columns(watched: Sequence[_ShownJob], choice: _Choice) -> tuple[str, ...]:
     left_out = {"JOB"} if len(watched) == 1 else set()
     if choice.hosts == (0,):
         left_out.add("HOST")
     return tuple(column for column in _COLUMNS if column not in left_out)
 
 
-def _rows(watched: Sequence[_Watched], choice: _Choice) -> list[tuple[JobRef, Series]]:
+def _rows(watched: Sequence[_ShownJob], choice: _Choice) -> list[tuple[JobRef, Series]]:
     return [(each.ref, series) for each in watched for series in each.series(choice) if len(series)]
 
 
@@ -241,7 +241,7 @@ def _first_names(rows: Sequence[tuple[JobRef, Series]]) -> tuple[str, ...]:
     return (next((name for name in names if not name.startswith(OF_HOSTS)), names[0]),)
 
 
-def _draw(name: str, watched: Sequence[_Watched], choice: _Choice, width: int) -> str:
+def _draw(name: str, watched: Sequence[_ShownJob], choice: _Choice, width: int) -> str:
     from kinetic._client import curves
 
     drawn = _curves(name, watched, choice)
@@ -254,7 +254,7 @@ def _draw(name: str, watched: Sequence[_Watched], choice: _Choice, width: int) -
     )
 
 
-def _curves(name: str, watched: Sequence[_Watched], choice: _Choice) -> list[Curve]:
+def _curves(name: str, watched: Sequence[_ShownJob], choice: _Choice) -> list[Curve]:
     """One for each job and host."""
     from kinetic._client.curves import Curve
 
@@ -272,19 +272,19 @@ def _label(ref: JobRef, series: Series, of_jobs: bool, of_hosts: bool) -> str:
     return ", ".join(filter(None, (job, host))) or text.printable(series.name)
 
 
-def _draw_picture(path: str, watched: Sequence[_Watched], choice: _Choice) -> None:
+def _draw_picture(path: str, watched: Sequence[_ShownJob], choice: _Choice) -> None:
     from kinetic._client import curves
 
     rows = _rows(watched, choice)
     logged = dict.fromkeys(each.name for _, each in rows if not each.name.startswith(OF_HOSTS))
     names = choice.names or tuple(logged) or tuple(dict.fromkeys(each.name for _, each in rows))
     if not rows:
-        raise UsageError(_nothing(watched, choice))
+        raise UsageError(_explain_absence(watched, choice))
     curves.draw_picture(path, [(name, _curves(name, watched, choice)) for name in names])
     output.notice(f"kinetic: {path} has {text.count(len(names), 'chart')}.")
 
 
-def _write_events(folder: str, watched: Sequence[_Watched], choice: _Choice) -> None:
+def _write_events(folder: str, watched: Sequence[_ShownJob], choice: _Choice) -> None:
     from kinetic._client import curves
 
     runs: dict[str, list[Series]] = {}
@@ -292,7 +292,7 @@ def _write_events(folder: str, watched: Sequence[_Watched], choice: _Choice) -> 
         run = ref.job_id if choice.hosts == (0,) else f"{ref.job_id}/host-{series.host}"
         runs.setdefault(run, []).append(series)
     if not runs:
-        raise UsageError(_nothing(watched, choice))
+        raise UsageError(_explain_absence(watched, choice))
     count = curves.write_events(folder, list(runs.items()))
     output.notice(
         f"kinetic: {folder} has {text.count(count, 'value')}; `tensorboard --logdir {folder}` "
@@ -303,7 +303,7 @@ def _write_events(folder: str, watched: Sequence[_Watched], choice: _Choice) -> 
 # -- for programs ----------------------------------------------------------------------------------
 
 
-def _document(each: _Watched, choice: _Choice) -> dict[str, Any]:
+def _document(each: _ShownJob, choice: _Choice) -> dict[str, Any]:
     return {
         "job_id": each.ref.job_id,
         "metrics": [
@@ -327,7 +327,7 @@ def _json_number(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _print_csv(watched: Sequence[_Watched], choice: _Choice) -> None:
+def _print_csv(watched: Sequence[_ShownJob], choice: _Choice) -> None:
     output.line(_CSV)
     for each in watched:
         for series in each.series(choice):
@@ -351,7 +351,7 @@ def _csv_line(ref: JobRef, series: Series, index: int) -> str:
 
 def _print_rows(
     app: AppContext,
-    watched: Sequence[_Watched],
+    watched: Sequence[_ShownJob],
     choice: _Choice,
     *,
     as_json: bool,
@@ -389,8 +389,8 @@ def _print_rows(
 
 
 def _new_series(
-    app: AppContext, watched: Sequence[_Watched], choice: _Choice
-) -> Iterator[tuple[_Watched, Series]]:
+    app: AppContext, watched: Sequence[_ShownJob], choice: _Choice
+) -> Iterator[tuple[_ShownJob, Series]]:
     """Yield what each job logs, once, in the order in which it arrives."""
     from kinetic._core.metric_series import Recording
 
@@ -406,8 +406,8 @@ def _new_series(
 
 
 def _chunks(
-    app: AppContext, watched: Sequence[_Watched]
-) -> Iterator[tuple[_Watched, LogChunk | None]]:
+    app: AppContext, watched: Sequence[_ShownJob]
+) -> Iterator[tuple[_ShownJob, LogChunk | None]]:
     """Yield what each job logs, by turns; None at least every 0.1 s."""
     streams = [
         (each, app.handle_of(each.ref).chunks(replace(each.reader.request, follow=True)))
@@ -429,7 +429,7 @@ def _chunks(
 _END: Any = object()
 
 
-def _draw_until_the_end(app: AppContext, watched: Sequence[_Watched], choice: _Choice) -> None:
+def _draw_until_the_end(app: AppContext, watched: Sequence[_ShownJob], choice: _Choice) -> None:
     """Draw the table and the curves again and again, until q is pressed."""
     columns, drawn_at = _columns(watched, choice), 0.0
     with output.Screen() as screen:
