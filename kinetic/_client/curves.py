@@ -24,6 +24,8 @@ _COLORS = ("bright_blue", "bright_red", "bright_green", "bright_magenta", "brigh
 _MOST_IN_A_PICTURE = 24
 _AXIS_COLUMNS = 13
 """Of plotille's vertical axis, beside the curves."""
+_ARROW_COLUMNS = 10
+"""Of the end of its horizontal one."""
 
 
 class Curve(NamedTuple):
@@ -47,7 +49,8 @@ def draw_text(name: str, curves: Sequence[Curve], *, width: int, height: int, co
     import plotille
 
     figure = plotille.Figure()
-    figure.width, figure.height = max(width - _AXIS_COLUMNS, 20), max(height, 4)
+    figure.width = max(width - _AXIS_COLUMNS - _ARROW_COLUMNS, 20)
+    figure.height = max(height, 4)
     figure.origin, figure.with_colors = False, color
     figure.x_label = "step" if curves and curves[0].series.has_steps else "s"
     for kind in (int, float):

@@ -98,6 +98,7 @@ def test_a_chart_has_the_range_of_each_metric_that_was_asked_for(app, capsys):
     assert " 3 |" in chart
     assert " 1 |" in chart
     assert "(step)" in chart
+    assert max(map(len, chart.splitlines())) <= 80
     assert "\x1b" not in chart
     names = ["-n", "host/memory_bytes", "-n", "train/acc"]
     assert call(["jobs", "metrics", "--chart", *names, ONE], app) == 0

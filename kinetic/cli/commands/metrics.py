@@ -44,7 +44,7 @@ Examples:
   kinetic jobs metrics --follow --name loss job-1a2b
   kinetic jobs metrics --name loss --plot loss.png job-1a2b job-3c4d
   kinetic jobs metrics --csv --all-hosts job-1a2b > metrics.csv
-  kinetic jobs metrics --tensorboard runs job-1a2b && tensorboard --logdir runs
+  kinetic jobs metrics --tensorboard runs job-1a2b
 """
 _COLUMNS = ("METRIC", "JOB", "HOST", "VALUES", "STEP", "LAST", "LEAST", "GREATEST")
 _RIGHT = ("VALUES", "STEP", "LAST", "LEAST", "GREATEST")
