@@ -207,7 +207,9 @@ class Screen:
         clean = [tuple(map(text.printable, row)) for row in rows]
         above = Text(f"{head}\n", no_wrap=True, overflow="ellipsis")
         self._live.update(
-            Group(above, _grid(columns, clean, right, {cut}, ""), Text.from_ansi(foot, style="dim")),
+            Group(
+                above, _grid(columns, clean, right, {cut}, ""), Text.from_ansi(foot, style="dim")
+            ),
             refresh=True,
         )
 
