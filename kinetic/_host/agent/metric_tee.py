@@ -30,7 +30,7 @@ LONGEST_REST_BYTES = 1 << 20
 
 def pipe_of(who: Identity) -> Path:
     """Return the pipe that a host's function logs into."""
-    return Path(who.scratch) / f"metrics-{who.seat}"
+    return Path(who.scratch) / f"metrics-pipe-{who.seat}"
 
 
 class MetricTee:
@@ -51,6 +51,9 @@ class MetricTee:
         self._key = layout.metrics(who.job_id, who.attempt, who.host)
         path = beside.with_name(beside.name.replace("log", "metrics"))
         self._files = path, path.with_name(f"{path.name}.idx")
+        if store.as_folder() is None:
+            for left in self._files:  # By an attempt before: it is in the store.
+                left.unlink(missing_ok=True)
         self._log: HostLog | None = None
         self._lock = threading.Lock()
         self._rest = b""
