@@ -2,8 +2,9 @@
 
 In: access to jobs. Out: `JobList`s, each with a version.
 
-Jobs that have ended are read once. A look may take a twentieth of a processor: the more it costs,
-the longer the next one waits. While nobody asks, nothing is looked at.
+Jobs that have ended are read once. Once all have been read, looks may take a twentieth of a
+processor: the more one costs, the longer the next one waits. While nobody asks, nothing is looked
+at.
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ class BoardWatch:
         if self._rows != before or trouble != self._list.trouble:
             rows = tuple(self._rows[job_id] for job_id in self._order)
             self._list = JobList(self._list.version + 1, rows, trouble)
-        took_s = (time.thread_time() - began_s) * _SHARE
+        is_reading = any(not self._rows[ref.job_id].standing.state for ref in self._open)
+        took_s = (time.thread_time() - began_s) * (1 if is_reading else _SHARE)
         is_near = self._access.store.as_folder() is not None
         self._next_at = time.monotonic() + max(took_s, SOONEST_S if is_near else REMOTE_S)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kinetic._client.activity_watch import ActivityWatch
 from kinetic._client.board import activity, shape, text
 from kinetic._client.board.activity import HostLine
+from kinetic._core import layout
 from kinetic._core.accelerators.prices import in_usd
 from kinetic._core.exits import HostState
 from kinetic._core.state import JobStanding, JobStatus
@@ -151,15 +152,18 @@ class JobCamera:
         self._steps: Mapping[int, int] = {}
         self._cost = ""
         self._ask_at = 0.0
+        self._last: JobScene | None = None
 
     def look(self) -> JobScene:
-        """Return the job as of now.
+        """Return the job as of now. One that has ended is read once.
 
         Raises:
             NotFound: its records were removed.
             KineticError: the store or the backend does not answer.
         """
         board, ref = self._access.board, self._ref
+        if self._last is not None and self._access.store.has(layout.ref(ref.job_id)):
+            return self._last
         standing = board.look_at(ref)
         if standing.error is not None:
             raise standing.error
@@ -170,7 +174,7 @@ class JobCamera:
         attempts = gang.attempts
         self._look_at_hosts(gang, runs=outcome is None)
         bars = draw_bars(attempts[-_BARS:], ref.created_at, standing.ended_at or self._access.now())
-        return JobScene(
+        found = JobScene(
             ref,
             standing,
             draw_slices(ref, attempts[-1], self._lines, self._steps),
@@ -180,6 +184,8 @@ class JobCamera:
             outcome.reason if outcome is not None else standing.reason,
             self._cost,
         )
+        self._last = found if outcome is not None else None
+        return found
 
     def close(self) -> None:
         """End the connection to the leader."""
@@ -189,7 +195,7 @@ class JobCamera:
         """Ask what they are doing, if it is time to."""
         if not runs:
             self._lines = []
-        if time.monotonic() < self._ask_at:
+        if runs and time.monotonic() < self._ask_at:
             return
         self._ask_at = time.monotonic() + ACTIVITY_EVERY_S
         with contextlib.suppress(KineticError):

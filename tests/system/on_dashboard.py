@@ -41,3 +41,23 @@ def stand_still(path):
         if kinetic.slice_index() == 0:
             print("busy", flush=True)
         time.sleep(0.3 if kinetic.slice_index() == 0 else 0.02)
+
+
+def pretrain(path):
+    """Train, log, and make room for a slice that is back."""
+    import math
+    import random
+
+    step = 0
+    while not os.path.exists(path):
+        loss = 2.1 * math.exp(-step / 90) + 1.4 + random.gauss(0, 0.02)
+        rate = 3e-4 * min(1.0, step / 40)
+        kinetic.log(step=step, loss=loss, learning_rate=rate, grad_norm=0.8 + random.random() / 5)
+        if step % 10 == 0:
+            print(f"step {step:4d}  loss {loss:.3f}  lr {rate:.2e}", flush=True)
+        if step % 70 == 69:
+            print("warning: the loader waited 0.4 s for a shard", file=sys.stderr, flush=True)
+        step += 1
+        time.sleep(0.05)
+        if kinetic.should_reform():
+            kinetic.reform()
