@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from kinetic._dashboard.charts import ChartReader
@@ -27,33 +28,39 @@ EVERY_S = 0.1
 """Between two looks at what a page shows: half of it is the usual delay."""
 _SILENT_S = 5.0
 """Without an answer for this long, a page says so."""
+_NOTICE_S = 0.5
+"""A page that is closed, or a server that ends, is noticed after this time at most."""
 _ALIVE_S = 15.0
 """A stream without news says at least this often that it is there."""
 _REMOTE_S = 1.0
 _ENDED_S = 2.0
 _GONE = "gone"
+_LOOKS = ThreadPoolExecutor(64, thread_name_prefix="kinetic-dashboard-look")
+"""Not the loop's own, whose end waits for all: a store that hangs must not keep Ctrl-C waiting."""
 
 
 async def send_messages(
     look: Callable[[], Message | None],
     close: Callable[[], object],
-    is_disconnected: Callable[[], Awaitable[bool]],
+    is_over: Callable[[], Awaitable[bool]],
 ) -> AsyncIterator[bytes]:
-    """Yield what each look finds, as events, until the browser has left or `look` says that
-    nothing more will come (`end`). `look` runs in a thread, one at a time; one that does not come
-    back is told of."""
+    """Yield what each look finds, as events, until the browser has left, the server ends, or `look`
+    says that nothing more will come (`end`). `look` runs in a thread, one at a time; one that does
+    not come back is told of."""
     told_at, since = time.monotonic(), time.monotonic()
-    task: asyncio.Task[Message | None] | None = None
+    loop = asyncio.get_running_loop()
+    task: asyncio.Future[Message | None] | None = None
     try:
-        while not await is_disconnected():
+        while not await is_over():
             if task is None:
                 since = time.monotonic()
-                task = asyncio.create_task(asyncio.to_thread(look))
-            done, _ = await asyncio.wait({task}, timeout=_SILENT_S)
+                task = loop.run_in_executor(_LOOKS, look)
+            done, _ = await asyncio.wait({task}, timeout=_NOTICE_S)
             message: Message | None = None
             if not done:
                 waited_s = time.monotonic() - since
-                message = {"trouble": f"The store has not answered for {waited_s:.0f} s."}
+                if waited_s > _SILENT_S:
+                    message = {"trouble": f"The store has not answered for {waited_s:.0f} s."}
             else:
                 message, task = task.result(), None
             if message is not None:
@@ -67,9 +74,10 @@ async def send_messages(
             if done:
                 await asyncio.sleep(EVERY_S)
     finally:
-        if task is not None:
-            await asyncio.wait({task})
-        close()
+        if task is None:
+            close()
+        else:  # It may take long, and nobody waits for it any more.
+            task.add_done_callback(lambda _: close())
 
 
 class JobStream:

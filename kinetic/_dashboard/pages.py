@@ -45,9 +45,10 @@ _NOTHING_FOUND = 404
 Act = Callable[["Request", JobRef], dict[str, Any]]
 
 
-def make_app(access: JobAccess) -> Starlette:
-    """Return the application; `guard.Guard` decides who reaches it."""
-    pages = Pages(access)
+def make_app(access: JobAccess, is_ending: Callable[[], bool]) -> Starlette:
+    """Return the application; `guard.Guard` decides who reaches it. Streams end once it
+    `is_ending`."""
+    pages = Pages(access, is_ending)
     static = resources.files("kinetic._dashboard") / "static"
     files = {name: (static / name).read_bytes() for name in _TYPES}
 
@@ -88,8 +89,9 @@ def make_app(access: JobAccess) -> Starlette:
 class Pages:
     """What each address answers."""
 
-    def __init__(self, access: JobAccess) -> None:
+    def __init__(self, access: JobAccess, is_ending: Callable[[], bool]) -> None:
         self._access = access
+        self._is_ending = is_ending
         self._watch = BoardWatch(access)
         self._templates = Environment(
             loader=PackageLoader("kinetic._dashboard"),
@@ -143,7 +145,7 @@ class Pages:
             counts = self.render("_counts.html", **self._head_of(found))
             return {"html": {"counts": counts}, "changed": True, "trouble": found.trouble}
 
-        return _stream(request, look)
+        return self._stream(request, look)
 
     def _head_of(self, found: JobList) -> dict[str, Any]:
         return {"counts": found.counts(), "all": len(found.rows), "trouble": found.trouble}
@@ -164,7 +166,7 @@ class Pages:
         ref = await run_in_threadpool(self._find, request)
         host = _number(request, "host", 0)
         stream = live.JobStream(self._access, ref, self.render, host=host)
-        return _stream(request, stream.look, close=stream.close)
+        return self._stream(request, stream.look, close=stream.close)
 
     def search_output(self, request: Request) -> Response:
         """Lines that have the words, of one host or of all."""
@@ -269,7 +271,7 @@ class Pages:
                 "trouble": found.trouble,
             }
 
-        return _stream(request, look)
+        return self._stream(request, look)
 
     def show_capacity(self, request: Request) -> Response:
         """What there is to run jobs on; its table comes later: a cluster may take a while."""
@@ -290,6 +292,18 @@ class Pages:
             return HTMLResponse(page, status_code=status)
         return JSONResponse({"error": text.printable_lines(str(error))}, status_code=status)
 
+    def _stream(
+        self,
+        request: Request,
+        look: Callable[[], live.Message | None],
+        close: Callable[[], object] = lambda: None,
+    ) -> Response:
+        async def is_over() -> bool:
+            return self._is_ending() or await request.is_disconnected()
+
+        messages = live.send_messages(look, close, is_over)
+        return StreamingResponse(messages, media_type="text/event-stream")
+
     def _page(self, request: Request, template: str, **values: Any) -> Response:
         return HTMLResponse(self.render(template, base=_base_of(request), **values))
 
@@ -303,16 +317,6 @@ class Pages:
         if not 0 <= host < ref.hosts:
             raise UsageError(f"{ref.job_id} has hosts 0 to {ref.hosts - 1}; there is no {host}.")
         return host
-
-
-def _stream(
-    request: Request,
-    look: Callable[[], live.Message | None],
-    close: Callable[[], object] = lambda: None,
-) -> Response:
-    return StreamingResponse(
-        live.send_messages(look, close, request.is_disconnected), media_type="text/event-stream"
-    )
 
 
 def _base_of(request: Request) -> str:

@@ -73,6 +73,11 @@ class SliceBox(NamedTuple):
     chips: int
     is_detailed: bool
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether there is anything of it to lose."""
+        return any(cell.member is not None for cell in self.hosts) and self.note != _LOST
+
 
 class AttemptBar(NamedTuple):
     """One attempt on the time line; offsets are thousandths of the whole line.
@@ -256,7 +261,7 @@ def _note(index: int, attempt: AttemptPicture, cells: Sequence[HostCell]) -> str
     if index in attempt.awaited:
         return "awaited: it is being started again"
     if index in attempt.lost:
-        return "lost"
+        return _LOST
     return summary([cell.state for cell in cells])
 
 

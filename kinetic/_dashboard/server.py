@@ -51,7 +51,9 @@ class DashboardServer:
         self._socket = _listen(port)
         self.port = int(self._socket.getsockname()[1])
         self._token, self._ticket = os.urandom(16).hex(), os.urandom(16).hex()
-        self._guard = Guard(make_app(access), self._token, is_framed=is_framed)
+        self._guard = Guard(
+            make_app(access, lambda: self._server.should_exit), self._token, is_framed=is_framed
+        )
         config = uvicorn.Config(
             self._serve,
             interface="asgi3",

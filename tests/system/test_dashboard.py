@@ -6,9 +6,13 @@ Without a browser the tests are skipped: `apt-get install chromium chromium-driv
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -25,6 +29,7 @@ from kinetic._store import index
 from kinetic.errors import StoreError
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
+KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 HOSTILE = '</script><img src=x onerror="window.hacked=1"><b>bold</b>'
 
 
@@ -136,6 +141,24 @@ def test_a_host_that_stands_still_is_found_and_its_output_searched(page, tmp_pat
     (tmp_path / "end").touch()
     page.wait_for("succeeded", "#head")
     assert page.complaints() == []
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_the_command_serves_until_it_is_interrupted(home):
+    words = [*KINETIC, "dashboard", "--no-open"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
+        url = command.stdout.readline().strip()
+        with urllib.request.urlopen(url) as page:
+            assert "There are no jobs yet" in page.read().decode()
+        with urllib.request.urlopen(f"{url}live") as stream:  # a page that stays open
+            assert stream.readline().startswith(b"data: ")
+            command.send_signal(signal.SIGINT)
+            assert command.wait() == 0
+        assert command.stderr.read() == "The dashboard is served to this machine until Ctrl-C.\n"
 
 
 # -- many jobs, many hosts -------------------------------------------------------------------------

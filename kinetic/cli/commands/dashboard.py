@@ -5,6 +5,8 @@ In: a port. Out: an address, until Ctrl-C.
 
 from __future__ import annotations
 
+import contextlib
+
 import click
 
 from kinetic.cli import output
@@ -46,4 +48,5 @@ def dashboard(app: AppContext, /, *, port: int, no_open: bool) -> None:
     output.notice("The dashboard is served to this machine until Ctrl-C.")
     if not no_open and not open_browser(server.first_url):
         output.notice("There is no browser to open here: open the address yourself.")
-    server.run()
+    with contextlib.suppress(KeyboardInterrupt):  # the usual way to leave
+        server.run()
