@@ -78,7 +78,7 @@ class LineFolder:
 
     def rest(self) -> str:
         """Return the line that has not ended yet, as shown."""
-        return shown(self._begun, self._dropped)
+        return show_line(self._begun, self._dropped)
 
     def _extend(self, piece: str) -> None:
         room = _KEPT_CHARS - len(self._begun)
@@ -86,7 +86,7 @@ class LineFolder:
         self._begun += piece[:room]
 
     def _end_line(self, chunk: LogChunk) -> OutputLine:
-        words = shown(self._begun, self._dropped)
+        words = show_line(self._begun, self._dropped)
         self._begun, self._dropped = "", 0
         return OutputLine(
             chunk.host, chunk.end.attempt, chunk.time_ns, chunk.stream != STDOUT, words
@@ -98,7 +98,7 @@ def _latest(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-def shown(line: str, dropped: int = 0) -> str:
+def show_line(line: str, dropped: int = 0) -> str:
     """Return a line without escape sequences, other control characters written out, and its end
     cut off where it is long."""
     whole = text.printable_lines(_ESCAPE.sub("", _latest(line)))

@@ -230,7 +230,9 @@ class Pages:
     def kill(self, request: Request, ref: JobRef) -> dict[str, Any]:
         """Kill a host, or all hosts of a slice."""
         chosen = {
-            name: _number(request, name, 0) for name in ("slice", "host") if name in _given(request)
+            name: _number(request, name, 0)
+            for name in ("slice", "host")
+            if name in request.query_params
         }
         killed = self._access.handle_of(ref).kill_hosts(chosen.get("slice"), chosen.get("host"))
         return {"said": f"KILL was sent to {killing.name_machines(ref, killed)} of {ref.job_id}."}
@@ -322,10 +324,6 @@ class Pages:
 def _base_of(request: Request) -> str:
     """The way from this page up to the first one: addresses in pages are relative to that."""
     return "../" * request.url.path.strip("/").count("/") or "./"
-
-
-def _given(request: Request) -> Any:
-    return request.query_params
 
 
 def _filter_of(request: Request) -> tuple[str, str]:

@@ -277,14 +277,16 @@ def _draw_host(
     known, line = attempt.members[member], lines.get(member)
     facts = [f"step {steps[member]}"] if member in steps else []
     if line is None:
-        return HostCell(host, member, str(known.state), (*facts, *filter(None, [_ending(known)])))
+        return HostCell(
+            host, member, str(known.state), (*facts, *filter(None, [_describe_end(known)]))
+        )
     if line.cpu_percent is not None:
         facts.append(f"{line.cpu_percent:.0f} % CPU")
     if line.rss_bytes:
         facts.append(text.size(line.rss_bytes))
     if line.still_s >= activity.STILL_S:
         facts.append(f"still for {text.age(line.still_s)}")
-    facts.append(_ending(known))
+    facts.append(_describe_end(known))
     return HostCell(
         host, member, _state(known, line), tuple(filter(None, facts)), line.last_line.strip()
     )
@@ -300,7 +302,7 @@ def _state(known: HostPicture, line: HostLine) -> str:
     return str(known.state) if known.state is HostState.STALLED else line.state
 
 
-def _ending(known: HostPicture) -> str:
+def _describe_end(known: HostPicture) -> str:
     return ": ".join(filter(None, (str(known.exit or ""), known.detail)))
 
 
