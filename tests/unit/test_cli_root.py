@@ -373,6 +373,7 @@ def test_a_list_loads_what_reads_jobs_and_nothing_that_runs_them() -> None:
         "kinetic.version",
     }
     assert {name for name in ours if name.startswith("kinetic._client.")} == {
+        "kinetic._client.access",
         "kinetic._client.board",
         "kinetic._client.board.reader",
         "kinetic._client.board.text",
