@@ -188,9 +188,9 @@ class Showcase:
 
 
 @contextlib.contextmanager
-def serve(access: JobAccess) -> Iterator[DashboardServer]:
+def serve(access: JobAccess, *, is_framed: bool = False) -> Iterator[DashboardServer]:
     """A dashboard of these jobs."""
-    server = DashboardServer(access)
+    server = DashboardServer(access, is_framed=is_framed)
     server.start()
     try:
         yield server

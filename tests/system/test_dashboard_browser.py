@@ -6,6 +6,7 @@ Without a browser the tests are skipped: `apt-get install chromium chromium-driv
 
 from __future__ import annotations
 
+import http.server
 import signal
 import subprocess
 import sys
@@ -280,6 +281,49 @@ def test_a_store_that_does_not_answer_is_told_of_and_no_job_vanishes(show, shown
     held.set()
     wait_until(lambda: shown.count("#rows > .row") == 2, "the new job is not listed")
     wait_until(lambda: not shown.text("#trouble"), "the trouble is over, and still told of")
+
+
+# -- in a frame ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def notebook():
+    """A page of another port of this machine, which shows whatever HTML it is given."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(Handler.html.encode())
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Handler, f"http://localhost:{server.server_address[1]}/"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("is_framed", [True, False])
+def test_a_notebook_shows_the_pages_in_a_frame_and_no_other_site_does(
+    browser, show, notebook, is_framed
+):
+    show.add(1, display_name="in a frame")
+    handler, address = notebook
+    with serve(show.access, is_framed=is_framed) as server:
+        handler.html = server._repr_html_()
+        page = Page(browser, address).open()
+        browser.switch_to.frame(page.find("iframe"))
+        if is_framed:
+            page.wait_for("in a frame", "#rows")
+            page.wait_for("live", "#link")
+        else:
+            wait_until(lambda: "frame-ancestors" in "".join(page.complaints()), "it was framed")
+            assert page.count("#rows") == 0
+        browser.switch_to.default_content()
+        browser.get("about:blank")
 
 
 # -- how it looks ----------------------------------------------------------------------------------
