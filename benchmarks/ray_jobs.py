@@ -1,5 +1,6 @@
-"""Jobs on a Ray cluster: a call that does nothing beside a bare submission, and how soon a line
-that a job prints is seen here, beside `ray job logs -f`.
+"""Jobs on a Ray cluster: a call that does nothing beside a bare submission; how soon a line that a
+job prints is seen here, beside `ray job logs -f`; the first collective on four hosts, and the first
+step after a node is lost, beside Ray Train's `JaxTrainer` doing the same.
 
 In: nothing. Out: tables on stdout.
 
@@ -12,11 +13,12 @@ goes through the port of the dashboard.
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import measure
@@ -25,8 +27,18 @@ import kinetic
 from kinetic._backends.base import LogRequest
 from kinetic._ray.address import connect
 from kinetic._ray.jobs_api import JobsApi, Submission
+from kinetic.jobs import JobHandle
 
 sys.path.insert(0, str(measure.ROOT / "tests"))
+
+from doubles.ray_cluster import (
+    V6E_16,
+    RayCluster,
+    SliceShape,
+    end_cluster,
+    start_cluster,
+    why_impossible,
+)
 
 RUNS = 3
 LINES = 100
@@ -34,14 +46,24 @@ PAUSE_S = 0.05
 POLL_S = 0.05
 
 
-@contextmanager
-def cluster() -> Iterator[JobsApi]:
-    """A head with one node, and an environment in which jobs go there."""
-    from doubles.ray_cluster import end_cluster, start_cluster
+TRAINER = measure.ROOT / "tests/doubles/jax_trainer.py"
+RAYS_OWN = {
+    "RAY_health_check_timeout_ms": "10000",
+    "RAY_health_check_period_ms": "3000",
+    "RAY_health_check_failure_threshold": "5",
+}
+"""What Ray has where nobody sets it: it decides when Ray notices that a node is lost."""
 
-    running = start_cluster(slices={})
+
+@contextmanager
+def cluster(
+    slices: Mapping[str, SliceShape], variables: Mapping[str, str] | None = None
+) -> Iterator[tuple[RayCluster, JobsApi]]:
+    """A head with the nodes of some slices, and an environment in which jobs go there."""
+    running = start_cluster(slices=slices, variables=variables)
     try:
-        running.add_node()
+        if not slices:
+            running.add_node()
         os.environ.update(
             KINETIC_BACKEND="ray",
             KINETIC_ADDRESS=running.address,
@@ -50,7 +72,9 @@ def cluster() -> Iterator[JobsApi]:
             RAY_AUTH_MODE="token",
             RAY_AUTH_TOKEN=running.token,
         )
-        yield connect(running.address)
+        api = connect(running.address)
+        yield running, api
+        api.close()
     finally:
         end_cluster(running.folder, running.pid)
 
@@ -120,16 +144,106 @@ def _follow_bare(api: JobsApi) -> list[float]:
     return found
 
 
-def main() -> None:
-    from doubles.ray_cluster import why_impossible
+def collect() -> float:
+    """When all hosts have met for the first time."""
+    import jax
+    from jax.experimental import multihost_utils
 
+    multihost_utils.process_allgather(jax.numpy.ones(4))
+    return time.time()
+
+
+def first_collective(api: JobsApi) -> None:
+    """From the call to the first collective of four hosts."""
+    call = kinetic.run(accelerator="tpu-v6e-16")(collect)
+    call()
+    ours, theirs = [], []
+    for _ in range(RUNS):
+        begun = time.time()
+        ours.append(call() - begun)
+        begun = time.time()
+        theirs.append(_find_step(api, _train(api, "4", "4x4", 1)) - begun)
+    measure.heading(f"from call to first collective on 4 hosts ({RUNS} runs; floor: JaxTrainer)")
+    measure.row("kinetic.run", statistics.median(ours), statistics.median(theirs), "<= 0.5")
+
+
+def _train(api: JobsApi, workers: str, topology: str, steps: int, pause_s: float = 0.0) -> str:
+    name = f"trainer-{os.urandom(4).hex()}"
+    given = f"{workers} {topology} {steps} {pause_s}"
+    api.submit(Submission(name, f"{sys.executable} {TRAINER} {given}"))
+    return name
+
+
+def _find_step(api: JobsApi, name: str, after: float = 0.0) -> float:
+    """When the trainer has made its first step after this time, as it says itself."""
+    while True:
+        told = api.logs(name)
+        times = [float(found) for found in re.findall(r"step \d+ on \d+ loss \S+ at (\S+)", told)]
+        if later := [each for each in times if each > after]:
+            return min(later)
+        job = api.find(name)
+        if job is None or job.has_ended:
+            raise RuntimeError(f"no step after {after}: {told[-2000:]}")
+        time.sleep(0.2)
+
+
+def step_on(pause_s: float) -> None:
+    """Steps of all hosts together, for as long as nobody ends them."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    while True:
+        multihost_utils.process_allgather(jax.numpy.ones(4))
+        print(f"step at {time.time()}", flush=True)
+        time.sleep(pause_s)
+
+
+def loss(running: RayCluster, api: JobsApi) -> None:
+    """From the loss of one of two slices to the next step on the other one."""
+    call = kinetic.run("tpu-v6e-4", slices=(1, 2), on_slice_loss="shrink", start_wait="300s")
+    handle = call(step_on).run_async(PAUSE_S)
+    ours = _lose_node(running, lambda after: _find_own_step(handle, after))
+    handle.cancel()
+    running.mend()
+    trainer = _train(api, "1,2", "2x2", 100_000, PAUSE_S)
+    theirs = _lose_node(running, lambda after: _find_step(api, trainer, after))
+    api.stop(trainer)
+    measure.heading("from the loss of a node to the next step (floor: JaxTrainer, Ray's settings)")
+    measure.row("slices=(1, 2)", ours, theirs, "<= 0.2")
+
+
+def _lose_node(running: RayCluster, find_step: Callable[[float], float]) -> float:
+    find_step(0.0)
+    lost_at = time.time()
+    running.kill_node(2)
+    # Steps that were under way end within moments.
+    return find_step(lost_at + 1.0) - lost_at
+
+
+def _find_own_step(handle: JobHandle[None], after: float) -> float:
+    while True:
+        told = "".join(handle.logs())
+        times = [float(found) for found in re.findall(r"(?m)^step at (\S+)$", told)]
+        if later := [each for each in times if each > after]:
+            return min(later)
+        if handle.done():
+            raise RuntimeError(f"no step after {after}: {told[-2000:]}")
+        time.sleep(0.2)
+
+
+def main() -> None:
     if problem := why_impossible():
         print(f"\nNo Ray cluster: {problem}")
         return
-    with measure.home(), cluster() as api:
-        calls(api)
-        latency(api)
-        api.close()
+    with measure.home():
+        with cluster({}) as (_, api):
+            calls(api)
+            latency(api)
+        with cluster({"slice-0": V6E_16}) as (_, api):
+            first_collective(api)
+        small = SliceShape("v6e-4", "2x2", hosts=1)
+        with cluster({"small-0": small, "small-1": small}, RAYS_OWN) as (running, api):
+            loss(running, api)
 
 
 if __name__ == "__main__":

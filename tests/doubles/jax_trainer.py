@@ -8,8 +8,14 @@ many steps, of data that it makes itself. Out: a line for each step, with its lo
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
+
+os.environ |= {
+    "RAY_DEDUP_LOGS": "0",  # Else lines are left out that differ in numbers only.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # A busy machine needs more than a minute.
+}
 
 import ray
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
@@ -32,7 +38,8 @@ def train_loop_per_worker(config):
         mine = np.append(error @ x, (error**2).sum()).astype(np.float32)
         total = multihost_utils.process_allgather(mine).reshape(hosts, -1).sum(0) / 8
         weights = weights - 0.1 * 2 * total[:-1]
-        print(f"step {step} on {hosts} loss {total[-1]:.6f} at {time.time()}", flush=True)
+        if rank == 0:
+            print(f"step {step} on {hosts} loss {total[-1]:.6f} at {time.time()}", flush=True)
         time.sleep(config["pause_s"])
 
 
@@ -46,7 +53,7 @@ def main(workers: str, topology: str, steps: str, pause_s: str = "0") -> None:
             num_workers=numbers[0] if len(numbers) == 1 else numbers,
             topology=topology,
             accelerator_type="TPU-V6E",
-            resources_per_worker={"TPU": 4},
+            resources_per_worker={"TPU": 4, "CPU": 0.5},  # beside whoever has started this
             placement_strategy="SPREAD",
         ),
         run_config=RunConfig(

@@ -248,7 +248,8 @@ def test_an_elastic_training_survives_a_node_and_grows_again_with_equal_losses(
 def test_a_program_that_brings_its_own_distribution_runs_once(on_ray):
     """Ray Train's own trainer, on the slice that kinetic leaves to it."""
     trainer = [str(TESTS / "doubles/jax_trainer.py"), "4", "4x4", "5"]
-    command = [sys.executable, "-m", "kinetic", "run", "--backend", "ray", "--once", *trainer]
+    run = ["kinetic", "run", "--backend", "ray", "--once", "--cpu", "0.5"]
+    command = [sys.executable, "-m", *run, *trainer]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
     assert "Training complete!" in said.stdout
