@@ -294,6 +294,9 @@ def _environ(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
         "RAY_prestart_worker_first_driver": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_metrics_report_interval_ms": "60000",
+        # Ray runs workers, and jobs with all that they start, 15 steps below others: beside other
+        # tests they would hardly run.
+        "RAY_worker_niceness": "0",
         # A busy machine is slow, not dead: it may take a minute to answer. Where nobody listens any
         # more, each try fails at once; Ray's own settings make that 15 s and more.
         "RAY_health_check_timeout_ms": "60000",
