@@ -17,6 +17,7 @@ import functools
 import hashlib
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,11 +51,15 @@ def lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lower
     import jax
 
     source = name_source(function)
+    function, args = _open_keras(function, args, kwargs)
     args, kwargs = jax.tree.map(_shape_of, (args, kwargs))
-    names: tuple[str, ...] = ()
-    if not hasattr(function, "lower") or type(function).__module__.startswith("equinox."):
+    names = list[tuple[str, Any]]()
+    maker = type(function).__module__.partition(".")[0]
+    if not hasattr(function, "lower") or maker == "equinox":
         names = _name_arrays(function, args, kwargs)
         function, args, kwargs = _wrap(function, args, kwargs)
+    elif maker == "flax":  # it gives JAX the leaves of its modules by number
+        names = _name_arrays(function, args, kwargs)
     with _lowering_for_tpus(names) as seen:
         function.lower(*args, **kwargs)
     if not seen:
@@ -85,8 +90,51 @@ def _wrap(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     return jax.jit(call, donate_argnums=_find_donated(call, shapes)), shapes, {}
 
 
-def _name_arrays(function: Any, args: Any, kwargs: Any) -> tuple[str, ...]:
-    """The arrays of a call as `jax.jit` would name them: `params['w']`."""
+def _open_keras(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """If there are models, layers or optimizers of Keras among the arguments: a function that is
+    given their variables first, and returns what becomes of them; and these variables."""
+    import jax
+
+    leaves = jax.tree.leaves((args, kwargs))
+    stateful = [leaf for leaf in leaves if _is_of_keras(leaf) and hasattr(leaf, "variables")]
+    if not stateful:
+        return function, args
+    variables = list({id(each): each for leaf in stateful for each in leaf.variables}.values())
+    scope_class = sys.modules["keras"].StatelessScope
+
+    @functools.wraps(function)
+    def call(state: dict[str, Any], /, *own: Any, **named: Any) -> Any:
+        mapping = [(variables[key.number], value) for key, value in state.items()]
+        with scope_class(state_mapping=mapping) as scope:
+            made = function(*own, **named)
+        return made, [scope.get_current_value(each) for each in variables]
+
+    with contextlib.suppress(TypeError, ValueError):  # it has no signature
+        first = inspect.Parameter("state", inspect.Parameter.POSITIONAL_ONLY)
+        given = inspect.signature(function)
+        own = [each.replace(kind=first.kind) if each.kind is _EITHER else each
+               for each in given.parameters.values()]  # fmt: skip
+        call.__signature__ = given.replace(parameters=[first, *own])  # type: ignore[attr-defined]
+    state = {_VariableKey(number, each.path): each for number, each in enumerate(variables)}
+    return call, (state, *args)
+
+
+class _VariableKey(NamedTuple):
+    """Tells the variables of a state apart, in their order, and reads as their path."""
+
+    number: int
+    path: str
+
+    def __repr__(self) -> str:
+        return repr(self.path)
+
+
+def _is_of_keras(leaf: Any) -> bool:
+    return any(each.__module__.partition(".")[0] == "keras" for each in type(leaf).__mro__)
+
+
+def _name_arrays(function: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+    """The arrays of a call with their names, as `jax.jit` would name them: `params['w']`."""
     import jax
 
     own: list[str] = []
@@ -95,12 +143,12 @@ def _name_arrays(function: Any, args: Any, kwargs: Any) -> tuple[str, ...]:
         own = [each.name for each in given if each.kind in (each.POSITIONAL_ONLY, _EITHER)]
     own += [f"args[{index}]" for index in range(len(own), len(args))]
     named = {**dict(zip(own, args, strict=False)), **dict(sorted(kwargs.items()))}
-    return tuple(
-        f"{name}{jax.tree_util.keystr(path)}"
+    return [
+        (f"{name}{jax.tree_util.keystr(path)}", leaf)
         for name, tree in named.items()
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         if isinstance(leaf, jax.ShapeDtypeStruct)
-    )
+    ]
 
 
 def _find_donated(call: Any, shapes: Sequence[Any]) -> tuple[int, ...]:
@@ -130,26 +178,36 @@ def _shape_of(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     if isinstance(leaf, np.ndarray):
         return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+    if _is_of_keras(leaf) and hasattr(leaf, "dtype") and hasattr(leaf, "shape"):  # a variable
+        value = getattr(leaf, "_value", None)  # None where it is not initialized
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if value is None else _shape_of(value)
     return leaf
 
 
 @contextlib.contextmanager
-def _lowering_for_tpus(names: tuple[str, ...]) -> Iterator[list[Any]]:
+def _lowering_for_tpus(names: Sequence[tuple[str, Any]]) -> Iterator[list[Any]]:
     """Lower whatever is lowered in the block for TPUs, with these names of its arguments if there
     are any; yields what was."""
     seen: list[Any] = []
 
     def lower_for_tpus(original: Callable[..., Any], jaxpr: Any, *args: Any, **given: Any) -> Any:
-        told = _rename_arguments(jaxpr, names) if names else jaxpr
-        seen.append(original(told, *args, **(given | {"lowering_platforms": TPU})))
+        seen.append(
+            original(
+                _rename_arguments(jaxpr, names), *args, **(given | {"lowering_platforms": TPU})
+            )
+        )
         return seen[-1]
 
     with replacing_entrance(lower_for_tpus):
         yield seen
 
 
-def _rename_arguments(closed: Any, names: tuple[str, ...]) -> Any:
-    debug_info = closed.jaxpr.debug_info._replace(arg_names=names)
+def _rename_arguments(closed: Any, names: Sequence[tuple[str, Any]]) -> Any:
+    """With these names, if they are those of its arguments."""
+    shapes = [each.shape for _, each in names]
+    if not names or shapes != [getattr(each, "shape", None) for each in closed.in_avals]:
+        return closed
+    debug_info = closed.jaxpr.debug_info._replace(arg_names=tuple(name for name, _ in names))
     return closed.replace(jaxpr=closed.jaxpr.replace(debug_info=debug_info))
 
 

@@ -7,6 +7,8 @@ import importlib
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -288,6 +290,75 @@ def test_the_arrays_of_a_plain_function_have_its_names() -> None:
     assert names == ["params['w']", "args[2]", "bias", "last"]
     assert lowered.program.arguments[-1].shape == (1, 512)
     assert b"params['w']" in lowered.module
+
+
+def lower_on_four(function: Any, *args: Any) -> LoweredProgram:
+    target = CompileTarget(resolve("tpu-v6e-4"))
+    return lowering.lower(target, function, args, {}).program
+
+
+@needs_libtpu
+def test_the_arrays_of_flax_modules_have_the_names_of_their_attributes() -> None:
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    def make() -> nnx.Module:
+        rngs = nnx.Rngs(0)
+        return nnx.Sequential(nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 2, rngs=rngs))
+
+    shape = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+    program = lower_on_four(nnx.jit(lambda model, x: model(x)), nnx.eval_shape(make), shape)
+    assert {each.name: each.shape for each in program.arguments} == {
+        "model.layers[0].bias.value": (16,),
+        "model.layers[0].kernel.value": (8, 16),
+        "model.layers[1].bias.value": (2,),
+        "model.layers[1].kernel.value": (16, 2),
+        "x": (4, 8),
+    }
+
+
+KERAS = """
+import os
+os.environ["KERAS_BACKEND"] = "jax"
+import jax, keras, kinetic
+from kinetic._compile import lowering
+
+target = kinetic.compile_for("tpu-v6e-4").target
+with keras.StatelessScope(initialize_variables=False):
+    model = keras.Sequential([keras.layers.Dense(16), keras.layers.BatchNormalization()], name="m")
+    model.build((None, 8))
+assert all(variable._value is None for variable in model.variables)
+
+def evaluate(model, x):
+    return model(x, training=True)
+
+x = jax.ShapeDtypeStruct((4, 8), "float32")
+program = lowering.lower(target, evaluate, (model, x), {}).program
+found = {each.name: each.shape for each in program.arguments}
+assert found["state['m/dense/kernel']"] == (8, 16) and found["x"] == (4, 8), found
+assert len(found) == 7 and program.name == "evaluate", found
+assert program.weight >= 2 * 4 * (8 * 16 + 5 * 16), "what is updated is returned"
+
+whole = keras.Sequential([keras.layers.Dense(16)])
+whole.build((None, 8))
+whole.compile(optimizer="sgd", loss="mse")
+whole.optimizer.build(whole.trainable_variables)
+state = (whole.trainable_variables, whole.non_trainable_variables, whole.optimizer.variables,
+         whole.metrics_variables)
+batch = (x, jax.ShapeDtypeStruct((4, 16), "float32"))
+program = lowering.lower(target, whole.train_step, (state, batch), {}).program
+assert {"state[0][0]", "data[1]"} <= {each.name for each in program.arguments}
+"""
+
+
+@needs_libtpu
+def test_models_of_keras_are_given_by_their_variables_and_not_made() -> None:
+    """In an interpreter of its own: Keras has one backend for a process."""
+    ended = subprocess.run(
+        [sys.executable, "-c", KERAS], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("what", [3, None])
