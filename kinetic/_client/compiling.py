@@ -66,8 +66,11 @@ class CompileProgress:
         """Show what is waited for; None: take it away, others have something to say."""
         if waiting is None:
             self._write("\r\033[K" if self._is_drawn else "")
-            self._is_drawn, self._due_s = False, _QUIET_S
-        elif self._redraws:
+            self._is_drawn = False
+            return
+        if waiting.elapsed_s < _QUIET_S:
+            self._due_s = _QUIET_S
+        if self._redraws:
             self._is_drawn = True
             columns = shutil.get_terminal_size().columns
             self._write(f"\r{name_waiting(waiting)[: columns - 1]}\033[K")

@@ -33,7 +33,10 @@ INTERRUPTED = 130
 
 TABLE: tuple[tuple[int, str], ...] = (
     (OK, "Success."),
-    (FAILED, "The job failed or was cancelled; or `doctor` found a problem."),
+    (
+        FAILED,
+        "The job failed or was cancelled; `doctor` found a problem; `compile`: it does not fit.",
+    ),
     (USAGE, "The command line is wrong. Nothing was created."),
     (NOT_FOUND, "The job or batch does not exist, or what was asked of it was removed."),
     (REFUSED, "The job was refused or could not be submitted."),

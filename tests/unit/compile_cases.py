@@ -387,6 +387,35 @@ def test_a_pallas_kernel_compiles_for_the_chip() -> None:
 
 
 @needs_libtpu
+def test_a_small_transformer_has_the_memory_and_the_operations_that_a_hand_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import jax
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    transformers = importlib.import_module("transformers")
+    layers, width, hidden, heads, vocabulary, length = 3, 256, 512, 4, 1024, 256
+    tiny = transformers.Size(layers, width, hidden, heads, heads, vocabulary, head=64)
+    monkeypatch.setitem(transformers.SIZES, "tiny", tiny)
+    monkeypatch.setattr(transformers, "LENGTH", length)
+    with slice_to_compile_for("tpu-v6e-8") as target:
+        mesh = kinetic.make_mesh(ici={"fsdp": 2, "tensor": 4})
+        with jax.set_mesh(mesh):
+            step, *arguments = transformers.build("tiny", mesh)
+            report = target.compile(step, *arguments)
+    assert report.fits, report.detail
+    matrices = layers * (4 * width * width + 3 * width * hidden) + vocabulary * width
+    norms = layers * 2 * width  # on every device
+    state = 3 * 2 * (matrices // 8 + norms)  # bfloat16, and as much for both moments
+    tokens = (length + 1) * 4  # a sequence for each device along "fsdp"
+    assert state <= report.memory.arguments - tokens <= state + (64 << 10)  # padding to tiles
+    assert state <= report.memory.aliased <= state + (64 << 10)
+    forward = 2 * length * (matrices + layers * 2 * length * heads * 64)
+    again = 2 * length * (matrices - vocabulary * width + layers * 2 * length * heads * 64)
+    assert report.flops == pytest.approx((3 * forward + again) / 4, rel=0.1)
+
+
+@needs_libtpu
 def test_a_step_of_70_billion_parameters_is_lowered_from_shapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

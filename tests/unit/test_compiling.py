@@ -29,6 +29,19 @@ def test_a_pipe_gets_a_line_when_the_time_has_doubled() -> None:
     ]
 
 
+def test_a_report_in_between_begins_no_new_count() -> None:
+    pipe = io.StringIO()
+    progress = show(pipe, 31.0)
+    progress(None)
+    for elapsed_s in (33.0, 59.0, 61.0, 1.0, 31.0):
+        progress(Waiting(("step",), 0, elapsed_s))
+    assert [line.rsplit(": ")[-1] for line in pipe.getvalue().splitlines()] == [
+        "31 s",
+        "61 s",
+        "31 s",
+    ]
+
+
 def test_a_terminal_has_one_line_that_is_taken_away_at_the_end() -> None:
     terminal = Terminal()
     progress = show(terminal, 1.0, 2.0)
