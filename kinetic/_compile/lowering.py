@@ -31,6 +31,15 @@ from kinetic.errors import UsageError
 TPU = ("tpu",)
 _ENTRANCE = "_pjit_lower"
 """Through it go all programs of a process, whatever wrapped them."""
+_PALLAS_CHIPS = {
+    "v3": ("v3", 1),
+    "v4": ("v4", 2),
+    "v5litepod": ("v5e", 1),
+    "v5p": ("v5p", 2),
+    "v6e": ("v6e", 1),
+    "tpu7x": ("7x", 1),
+}
+"""What Pallas calls the chips of a family, and how many cores of one are a device."""
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -48,6 +57,11 @@ def lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lower
     Raises:
         UsageError: the function cannot be lowered for a TPU, and why.
     """
+    with answering_for_chip(target.topology.family):
+        return _lower(target, function, args, kwargs)
+
+
+def _lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lowered:
     import jax
 
     source = name_source(function)
@@ -209,6 +223,25 @@ def _rename_arguments(closed: Any, names: Sequence[tuple[str, Any]]) -> Any:
         return closed
     debug_info = closed.jaxpr.debug_info._replace(arg_names=tuple(name for name, _ in names))
     return closed.replace(jaxpr=closed.jaxpr.replace(debug_info=debug_info))
+
+
+@contextlib.contextmanager
+def answering_for_chip(family: str) -> Iterator[None]:
+    """Have Pallas, which asks the device that is here what its chip can do, be answered for a chip
+    of this family in the block."""
+    if not any(name.startswith("jax._src.pallas") for name in sys.modules):
+        yield
+        return
+    from jax._src.pallas.mosaic import tpu_info
+
+    version, cores = _PALLAS_CHIPS[family]
+    chip = tpu_info.ChipVersion(version)
+    tpu_info.registry["cpu"] = lambda: tpu_info.get_tpu_info_for_chip(chip, cores)
+    try:
+        yield
+    finally:
+        tpu_info.registry.pop("cpu", None)
+        tpu_info.get_tpu_info.cache_clear()
 
 
 @contextlib.contextmanager

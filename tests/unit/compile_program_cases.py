@@ -88,6 +88,28 @@ def test_a_kernel_that_only_the_real_chip_can_run_is_kept(tmp_path: Path) -> Non
     assert b"tpu_custom_call" in found.module
 
 
+def test_kernels_are_lowered_for_the_chip_of_the_slice_not_for_this_processor() -> None:
+    import jax
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    cores = []
+
+    def double(x: Any, out: Any) -> None:
+        out[...] = x[...] * 2
+
+    def kernel(x: Any) -> Any:
+        cores.append(pltpu.get_tpu_info().num_cores)
+        return pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    numbers = jax.ShapeDtypeStruct((8, 128), np.int32)
+    for name in ("tpu-v5p-8", "tpu-v6e-4"):
+        lowering.lower(CompileTarget(resolve(name)), kernel, (numbers,), {})
+    assert (cores[0], cores[-1]) == (2, 1)
+    with pytest.raises(ValueError, match="Unsupported TPU device kind"):
+        pltpu.get_tpu_info()
+
+
 def test_a_folder_without_programs_is_an_empty_report(tmp_path: Path) -> None:
     target = CompileTarget(resolve("tpu-v6e-1"))
     check = ProgramCheck(tmp_path / "none", target, Compilers(target))

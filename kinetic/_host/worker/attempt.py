@@ -241,7 +241,7 @@ def _keep_programs(start: Start) -> None:
     if start.programs:
         from kinetic._host.worker import programs  # few jobs are checked
 
-        programs.record(Path(start.programs), start.tree)
+        programs.record(Path(start.programs), start.tree, start.env["KINETIC_ACCELERATOR"])
 
 
 def _set_jax_options(start: Start) -> None:

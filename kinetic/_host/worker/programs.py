@@ -20,6 +20,7 @@ from kinetic._compile import lowering
 from kinetic._compile.checked import SKIPPED, Skipped, name_files
 from kinetic._compile.lowering import TPU, Lowered
 from kinetic._compile.program import LoweredProgram
+from kinetic._core.accelerators.resolve import resolve
 from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
 from kinetic._store import files
 
@@ -36,10 +37,11 @@ _CALLBACKS = (
 )
 
 
-def record(folder: Path, tree: str) -> None:
-    """Keep from now on what JAX compiles in this process, whose source lies in this tree."""
+def record(folder: Path, tree: str, accelerator: str) -> None:
+    """Keep from now on what JAX compiles in this process, whose source lies in this tree, for this
+    slice."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    recorder = Recorder(folder, tree)
+    recorder = Recorder(folder, tree, resolve(accelerator).family)
     if "jax._src.pjit" in sys.modules:
         lowering.replace_entrance(recorder.lower)
     else:
@@ -51,8 +53,9 @@ class Recorder:
     """Writes each program down, once. A fault of its own costs the program's record, never the
     function's run."""
 
-    def __init__(self, folder: Path, tree: str = "") -> None:
+    def __init__(self, folder: Path, tree: str = "", family: str = "v6e") -> None:
         self._folder = folder
+        self._family = family
         self._known: set[str] = set()
         self._skipped = Skipped(tree)
         self._lock = threading.Lock()
@@ -84,7 +87,8 @@ class Recorder:
         debug = args[0].jaxpr.debug_info
         name, source = lowering.find_name(debug), lowering.find_source(debug)
         try:
-            computation = original(*args, **(given | {"lowering_platforms": TPU}))
+            with lowering.answering_for_chip(self._family):
+                computation = original(*args, **(given | {"lowering_platforms": TPU}))
             if computation.compile_args["host_callbacks"]:
                 return _refuse(name, source, weight, _CALLBACKS)
             return lowering.describe(computation, None, source)
