@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kinetic._client.board import console
-from kinetic._client.compiling import FOLDER, CompileProgress
+from kinetic._client.compiling import FOLDER, CompileProgress, find_price
 from kinetic._compile import topologies
 from kinetic._compile.checked import CheckReport, ProgramCheck
 from kinetic._compile.processes import Compilers
@@ -46,7 +46,13 @@ def check_programs(
         )
     topologies.check_installed()
     target = topologies.make_target(plan.topology, plan.options.most_slices)
-    compilers = Compilers(target, settings.load().cache_dir / FOLDER, watch=CompileProgress())
+    chosen = settings.load()
+    compilers = Compilers(
+        target,
+        chosen.cache_dir / FOLDER,
+        watch=CompileProgress(),
+        price=find_price(chosen, plan.topology),
+    )
     folder = root / layout.programs(ref.job_id, attempt)
     check = ProgramCheck(folder, target, compilers, client_root=plan.client_root)
     if check.count:

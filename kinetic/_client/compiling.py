@@ -6,6 +6,7 @@ In: the name of an accelerator. Out: `CompileSlice`; lines on stderr.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from contextlib import suppress
@@ -15,7 +16,10 @@ from kinetic._compile.processes import Waiting
 from kinetic._compile.slice import CompileSlice
 from kinetic._compile.topologies import make_target
 from kinetic._config import settings
+from kinetic._config.settings import Settings
+from kinetic._core.accelerators.prices import Price, price_of
 from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.accelerators.topology import Topology
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.tracebacks import own_frames_hidden
 
@@ -45,9 +49,19 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
     with own_frames_hidden:
         target = make_target(resolve(accelerator), slices)
         limit_s = patience_s(timeout)
+    chosen = settings.load()
     return CompileSlice(
-        target, settings.load().cache_dir / FOLDER, timeout_s=limit_s, watch=CompileProgress()
+        target,
+        chosen.cache_dir / FOLDER,
+        timeout_s=limit_s,
+        watch=CompileProgress(),
+        find_price=functools.partial(find_price, chosen),
     )
+
+
+def find_price(chosen: Settings, topology: Topology) -> Price | None:
+    """Return what a slice costs by these settings; None where that is not known."""
+    return price_of(topology, chosen.zone or "", chosen.prices)
 
 
 class CompileProgress:

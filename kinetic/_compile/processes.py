@@ -32,6 +32,7 @@ from kinetic._compile.origins import rename_origins
 from kinetic._compile.program import LoweredProgram
 from kinetic._compile.report import CompileReport, describe_refusal
 from kinetic._compile.topologies import CompileTarget
+from kinetic._core.accelerators.prices import Price
 from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
 from kinetic._store import files
@@ -98,13 +99,15 @@ class Compilers:
         timeout_s: float = TIMEOUT_S,
         at_once: int | None = None,
         watch: Watch | None = None,
+        price: Price | None = None,
     ) -> None:
-        """`cache`: the folder that keeps reports; None: none is kept."""
+        """`cache`: the folder that keeps reports; None: none is kept. `price`: of one slice."""
         self._target = target
         self._cache = cache
         self._timeout_s = timeout_s
         self._at_once = at_once or count_at_once()
         self._watch = watch or (lambda _: None)
+        self._price = price
 
     def compile(self, programs: Sequence[Lowered]) -> Iterator[tuple[int, CompileReport]]:
         """Yield the index of each program and its report, as they are ready. To leave the loop, or
@@ -112,7 +115,7 @@ class Compilers:
         waiting, running = list[int](), list[_Running]()
         for index, lowered in enumerate(programs):
             if (known := self._read_cache(lowered.program)) is not None:
-                yield index, known
+                yield index, self._add_price(known)
             else:
                 waiting.append(index)
         waiting.reverse()
@@ -123,7 +126,10 @@ class Compilers:
                 for ended in self._wait(running, len(waiting)):
                     running.remove(ended)
                     self._watch(None)
-                    yield ended.number, self._collect(ended, programs[ended.number].program)
+                    yield (
+                        ended.number,
+                        self._add_price(self._collect(ended, programs[ended.number].program)),
+                    )
         finally:
             self._watch(None)
             for each in running:
@@ -195,6 +201,12 @@ class Compilers:
             detail=detail,
             devices=devices,
         )
+
+    def _add_price(self, report: CompileReport) -> CompileReport:
+        if self._price is None:
+            return report
+        whole, origin = self._price.usd_per_hour * self._target.slices, self._price.origin
+        return replace(report, usd_per_hour=whole, price_origin=origin)
 
     # -- what was compiled before ------------------------------------------------------------------
 

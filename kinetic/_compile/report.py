@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from kinetic._core.accelerators.chips import CHIPS, GIB, ChipFacts
+from kinetic._core.accelerators.prices import in_usd
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
@@ -139,6 +140,8 @@ class CompileReport(Record, called="The report of the compiler"):
         hbm_bytes: of memory that are read and written at least in each run, on each device.
         took_s: how long the compiler took.
         versions: of JAX and libtpu.
+        usd_per_hour: what all slices together cost; None where that is not known.
+        price_origin: where this price is from.
     """
 
     name: str
@@ -157,6 +160,8 @@ class CompileReport(Record, called="The report of the compiler"):
     hbm_bytes: float = 0.0
     took_s: float = 0.0
     versions: str = ""
+    usd_per_hour: float | None = None
+    price_origin: str = ""
 
     @property
     def fits(self) -> bool:
@@ -199,10 +204,8 @@ class CompileReport(Record, called="The report of the compiler"):
 
     @property
     def usd_per_1000_runs(self) -> float | None:
-        """At list price, at the lower bound; None where the price is not known."""
-        price = self.chip.usd_per_hour
-        chips = self.devices / self.chip.devices
-        return None if price is None else self.step_s / 3.6 * price * chips
+        """Of the slices as wholes, at the lower bound; None where the price is not known."""
+        return None if self.usd_per_hour is None else self.step_s / 3.6 * self.usd_per_hour
 
     @property
     def hbm_bytes_there(self) -> int:
@@ -373,7 +376,10 @@ def _draw_time(report: CompileReport) -> Iterator[str]:
         ]
     )
     cost = report.usd_per_1000_runs
-    yield "  list price not known" if cost is None else f"  {cost:.2f} USD for 1,000 runs"
+    if cost is None:
+        yield "  price not known"
+    else:
+        yield f"  {in_usd(cost)} for 1,000 runs ({report.price_origin})"
 
 
 def _time(seconds: float) -> str:

@@ -17,6 +17,8 @@ from kinetic._compile.report import CompileReport, describe_refusal, first_sente
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators import catalog
 from kinetic._core.accelerators.families import TPUS
+from kinetic._core.accelerators.prices import Price, price_of
+from kinetic._core.accelerators.topology import Topology
 from kinetic.errors import UsageError, UsageTypeError
 
 Built = tuple[Any, ...]
@@ -38,11 +40,13 @@ class CompileSlice:
         *,
         timeout_s: float = TIMEOUT_S,
         watch: Watch | None = None,
+        find_price: Callable[[Topology], Price | None] = price_of,
     ) -> None:
         self._target = target
         self._cache = cache
         self._timeout_s = timeout_s
         self._watch = watch
+        self._find_price = find_price
         self._tokens: list[Token[CompileTarget | None]] = []
 
     def __repr__(self) -> str:
@@ -82,7 +86,11 @@ class CompileSlice:
         with self:
             lowered = lowering.lower(self._target, function, args, kwargs)
         compilers = Compilers(
-            self._target, self._cache, timeout_s=self._timeout_s, watch=self._watch
+            self._target,
+            self._cache,
+            timeout_s=self._timeout_s,
+            watch=self._watch,
+            price=self._find_price(self._target.topology),
         )
         return next(report for _, report in compilers.compile([lowered]))
 
@@ -102,7 +110,13 @@ class CompileSlice:
         reports = list[CompileReport]()
         unsuited = list[ValueError]()
         for target in _find_sizes(self._target):
-            tried = CompileSlice(target, self._cache, timeout_s=self._timeout_s, watch=self._watch)
+            tried = CompileSlice(
+                target,
+                self._cache,
+                timeout_s=self._timeout_s,
+                watch=self._watch,
+                find_price=self._find_price,
+            )
             try:
                 with tried:
                     function, *args = build()

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from kinetic._compile.report import CompileReport, CompileVerdict
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators.chips import CHIPS
 from kinetic._core.accelerators.families import TPUS
+from kinetic._core.accelerators.prices import Price
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._system import processes
 from kinetic.errors import PreflightError, UnknownAccelerator, UsageError, UsageTypeError
@@ -462,8 +464,10 @@ def test_what_was_compiled_is_kept_for_the_next_time(lowered: Lowered, tmp_path:
     assert report.fits
     assert {each.names for each in seen if each is not None} == {("<lambda>",)}
     assert seen[-1] is None  # so that nobody's line is in the way of the report
-    again = compile_all([Lowered(lowered.program, b"never looked at")], cache=tmp_path)
-    assert again == {0: report}
+    assert report.usd_per_hour is None
+    price = Price(5.0, "your price")
+    again = compile_all([Lowered(lowered.program, b"never looked at")], cache=tmp_path, price=price)
+    assert again == {0: replace(report, usd_per_hour=5.0, price_origin="your price")}
 
 
 SAME_IN_EACH_FILE = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,10 @@ def test_a_report_reads_back_and_says_what_bounds_a_run() -> None:
     assert CompileReport.from_json(report.to_json()) == report
     assert (report.bound, report.step_s) == ("matrix units", pytest.approx(1e-3))
     assert report.usd_per_1000_runs is None
+    assert "price not known" in report.text()
+    priced = replace(report, usd_per_hour=36.0, price_origin="your price")
+    assert priced.usd_per_1000_runs == pytest.approx(0.01)
+    assert "$0.01 for 1,000 runs (your price)" in priced.text()
     assert "at least 1.00 ms, bound by matrix units" in report.text()
     assert max(map(len, report.text(40).splitlines())) <= 40
     assert report._repr_html_().startswith("<pre>step: FITS on tpu-v6e-16")

@@ -26,7 +26,6 @@ class ChipFacts(NamedTuple):
         ici_bytes_s: what it can send to other chips of its slice, in one direction.
         dcn_bytes_s: its share of its machine's network to other slices; 0 where nobody says.
         devices: how many devices JAX sees of it where it compiles for one.
-        usd_per_hour: list price; None: not known here.
         source: where these figures are from.
     """
 
@@ -36,7 +35,6 @@ class ChipFacts(NamedTuple):
     ici_bytes_s: float
     dcn_bytes_s: float
     devices: int = 1
-    usd_per_hour: float | None = None
     source: str = ""
 
 
