@@ -173,8 +173,9 @@ def _settled(playground: Path, limit_s: float) -> tuple[dict[int, str], float]:
 
 
 def marked_processes(playground: Path) -> dict[int, str]:
-    """Processes that carry the playground's path in their environment or command line, without this
-    one and what starts processes for it: its zygote, the double of a cluster."""
+    """Processes that carry the playground's path in their environment, or in the command line if
+    nobody else has started them, who may look at a file there. Without this one and what starts
+    processes for it: its zygote, the double of a cluster."""
     mark = os.fsencode(playground)
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir() if Path("/proc/self/environ").exists() else ():
@@ -182,9 +183,9 @@ def marked_processes(playground: Path) -> dict[int, str]:
             continue
         try:
             command = (entry / "cmdline").read_bytes()
-            if (mark in command or mark in (entry / "environ").read_bytes()) and not _is_own(
-                entry, command
-            ):
+            inherits = mark in (entry / "environ").read_bytes()
+            is_ours = inherits or (mark in command and _parent(entry) in (1, os.getpid(), *found))
+            if is_ours and not _is_own(entry, command):
                 found[int(entry.name)] = (
                     command.replace(b"\0", b" ").decode(errors="replace").strip()
                 )
