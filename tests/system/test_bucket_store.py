@@ -14,6 +14,8 @@ import time
 import pytest
 from doubles.gcs import Double, serving
 from gangs import PATIENCE_S, kill, wait_until
+from on_logging_hosts import FIRST_STEPS, log_until_killed
+from places import titled
 
 import kinetic
 from kinetic import errors
@@ -83,23 +85,20 @@ def speak():
         time.sleep(0.01)
 
 
-def log_on_and_on():
-    for step in range(10**9):
-        kinetic.log(step=step, loss=step / 2)
-        time.sleep(0.01)
-
-
-def test_what_a_killed_host_had_logged_is_there(bucket):
+def test_what_a_killed_host_had_logged_is_there(bucket, tmp_path):
     bucket.before = lambda *_: time.sleep(CALL_S)
-    handle = run("cpu")(log_on_and_on).run_async()
-    wait_until(lambda: len(handle.metrics().get("loss", ())) > 100, "nothing is sent")
-    sent = handle.metrics()["loss"]
-    kill(handle.processes()["agents"][0])
-    with pytest.raises(errors.KineticError):
-        handle.result(timeout=PATIENCE_S, stream_logs=False)
-    kept = handle.metrics()["loss"]
-    assert list(kept.steps) == list(range(len(kept)))
-    assert len(kept) >= len(sent)
+    handle = run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(tmp_path))
+    wait_until(lambda: len(handle.metrics(host=1).get("loss", ())) > 100, "nothing is sent")
+    sent = handle.metrics(host=1)["loss"]
+    kill(titled("worker", handle, 1))
+    assert handle.result(timeout=PATIENCE_S, stream_logs=False) == 2
+    first = handle.metrics(host=1, attempt=1)["loss"]
+    assert list(first.steps) == list(range(len(first)))
+    assert len(first) >= len(sent)
+    for host in (0, 1):
+        loss = handle.metrics(host=host)["loss"]
+        assert list(loss.steps) == list(range(FIRST_STEPS))
+        assert list(loss.attempts) == [1] * 20 + [2] * 20
     prefix = f"{layout.metrics(handle.job_id, 1, 0)}.d/"
     assert any(prefix in name for name in bucket.buckets.names("bucket"))
 
