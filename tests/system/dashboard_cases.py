@@ -17,6 +17,7 @@ from typing import Any
 
 from gangs import wait_until
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
@@ -103,6 +104,10 @@ class Page:
         """Click as soon as it is there; pieces of the page are replaced now and then."""
         wait_until(lambda: self.count(selector), f"there is no {selector}")
         self.run("document.querySelector(arguments[0]).click()", selector)
+
+    def press(self, key: str) -> None:
+        """Press a key, wherever the focus is."""
+        ActionChains(self.browser).send_keys(key).perform()
 
     def wait_for(self, words: str, selector: str = "body") -> None:
         try:
