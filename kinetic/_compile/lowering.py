@@ -117,7 +117,7 @@ def _open_keras(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     scope_class = sys.modules["keras"].StatelessScope
 
     @functools.wraps(function)
-    def call(state: dict[str, Any], /, *own: Any, **named: Any) -> Any:
+    def call(state: dict[_VariableKey, Any], /, *own: Any, **named: Any) -> Any:
         mapping = [(variables[key.number], value) for key, value in state.items()]
         with scope_class(state_mapping=mapping) as scope:
             made = function(*own, **named)
