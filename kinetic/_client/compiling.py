@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-from kinetic._compile.processes import Waiting
+from kinetic._compile.processes import Compiling
 from kinetic._compile.slice import CompileSlice
 from kinetic._compile.topologies import make_target
 from kinetic._config import settings
@@ -76,7 +76,7 @@ class CompileProgress:
         self._is_drawn = False
         self._due_s = _QUIET_S
 
-    def __call__(self, waiting: Waiting | None) -> None:
+    def __call__(self, waiting: Compiling | None) -> None:
         """Show what is waited for; None: take it away, others have something to say."""
         if waiting is None:
             self._write("\r\033[K" if self._is_drawn else "")
@@ -98,7 +98,7 @@ class CompileProgress:
             self._stream.flush()
 
 
-def name_waiting(waiting: Waiting) -> str:
+def name_waiting(waiting: Compiling) -> str:
     """Return the line: what is compiled, and since when."""
     rest = f", {waiting.left} more to come" if waiting.left else ""
     return f"kinetic: compiling {', '.join(waiting.names)}{rest}: {waiting.elapsed_s:.0f} s"

@@ -50,7 +50,7 @@ _SECOND = 1.0
 _START = "import sys; sys.path.append({!r}); from kinetic._compile import compiler; compiler.main()"
 
 
-class Waiting(NamedTuple):
+class Compiling(NamedTuple):
     """What is waited for.
 
     Attributes:
@@ -64,7 +64,7 @@ class Waiting(NamedTuple):
     elapsed_s: float
 
 
-Watch = Callable[[Waiting | None], None]
+Watch = Callable[[Compiling | None], None]
 """Is called every second with what is waited for, and with None before anything else is said."""
 
 
@@ -171,7 +171,7 @@ class Compilers:
             ended = [each for each in running if each.ends in ready or each.until <= now]
             if not ended:
                 names = tuple(each.name for each in running)
-                self._watch(Waiting(names, left, now - min(each.begun for each in running)))
+                self._watch(Compiling(names, left, now - min(each.begun for each in running)))
         return ended
 
     def _collect(self, ended: _Running, program: LoweredProgram) -> CompileReport:

@@ -35,7 +35,7 @@ TABLE: tuple[tuple[int, str], ...] = (
     (OK, "Success."),
     (
         FAILED,
-        "The job failed or was cancelled; `doctor` found a problem; `compile`: it does not fit.",
+        "The job failed or was cancelled; `doctor` or `compile` found a problem.",
     ),
     (USAGE, "The command line is wrong. Nothing was created."),
     (NOT_FOUND, "The job or batch does not exist, or what was asked of it was removed."),

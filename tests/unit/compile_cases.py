@@ -21,7 +21,7 @@ import pytest
 import kinetic
 from kinetic._compile import compiler, lowering, topologies
 from kinetic._compile.lowering import Lowered
-from kinetic._compile.processes import Compilers, Waiting
+from kinetic._compile.processes import Compilers, Compiling
 from kinetic._compile.program import Argument, LoweredProgram
 from kinetic._compile.report import CompileReport, CompileVerdict
 from kinetic._compile.topologies import CompileTarget
@@ -459,7 +459,7 @@ def compile_all(programs: list[Lowered], **how: Any) -> dict[int, CompileReport]
 
 @needs_libtpu
 def test_what_was_compiled_is_kept_for_the_next_time(lowered: Lowered, tmp_path: Path) -> None:
-    seen: list[Waiting | None] = []
+    seen: list[Compiling | None] = []
     report = compile_all([lowered], cache=tmp_path, watch=seen.append)[0]
     assert report.fits
     assert {each.names for each in seen if each is not None} == {("<lambda>",)}

@@ -229,7 +229,7 @@ def test_names_are_completed(home: Path) -> None:
     assert offered("accelerators", "gpu-l4")[0] == "gpu-l4"
     assert offered("--profile", "") == ["dev", "ops"]
     assert offered("profile", "use", "o") == ["ops"]
-    assert offered("comp") == ["completion"]
+    assert offered("comp") == ["compile", "completion"]
     # a misspelt command must not spill its error into the line
     assert offered("stauts", "") == offered("")
     assert "--all-hosts" in offered("run", "--a")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from kinetic._client.compiling import CompileProgress
-from kinetic._compile.processes import Waiting
+from kinetic._compile.processes import Compiling
 
 
 class Terminal(io.StringIO):
@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
 def show(stream: io.StringIO, *seconds: float) -> CompileProgress:
     progress = CompileProgress(stream)
     for elapsed_s in seconds:
-        progress(Waiting(("step", "evaluate"), 3, elapsed_s))
+        progress(Compiling(("step", "evaluate"), 3, elapsed_s))
     return progress
 
 
@@ -34,7 +34,7 @@ def test_a_report_in_between_begins_no_new_count() -> None:
     progress = show(pipe, 31.0)
     progress(None)
     for elapsed_s in (33.0, 59.0, 61.0, 1.0, 31.0):
-        progress(Waiting(("step",), 0, elapsed_s))
+        progress(Compiling(("step",), 0, elapsed_s))
     assert [line.rsplit(": ")[-1] for line in pipe.getvalue().splitlines()] == [
         "31 s",
         "61 s",
