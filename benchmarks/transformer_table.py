@@ -34,7 +34,7 @@ SLICES = (
 )
 TENSOR = 4
 COLUMNS = (
-    *("Model", "Slices", "", "Parameters and optimizer", "Temporaries"),
+    *("Model", "Slices", "Fits?", "Parameters and optimizer", "Temporaries"),
     *("All, of", "Sent over ICI", "DCN", "A step takes at least", "Bound by"),
 )
 

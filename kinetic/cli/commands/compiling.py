@@ -28,8 +28,8 @@ _HELP = """Compile a function for a TPU slice, by the slice's own compiler, with
 BUILD is FILE.py:FUNCTION or MODULE:FUNCTION: a function without arguments that returns the function
 to compile and its arguments, arrays or their shapes. It is called where `kinetic.make_mesh` makes
 meshes of the slice's devices. Prints whether it fits, its memory, what is sent between chips, and
-the least time of a run. Exits with 1 if it does not fit or compile. With --fit it tries the sizes of
-the family, smallest first, until one fits.
+the least time of a run. Exits with 1 if it does not fit or compile. With --fit it tries the sizes
+of the family, smallest first, until one fits.
 
 \b
 Examples:
