@@ -218,7 +218,8 @@ class Hosts(ABC):
 
     def on_leave(self, seat: int) -> None:
         """A host that waited is gone."""
-        self._die(seat, "its connection broke while it waited for its place.")
+        if seat not in self._dead:
+            self._die(seat, "its connection broke while it waited for its place.")
 
     def on_told(self, seat: int) -> None:
         """A host knows that nothing follows."""

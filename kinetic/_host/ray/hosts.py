@@ -117,6 +117,12 @@ class RayHosts(RemoteHosts):
         for thread in self._cleaning:
             thread.join()
 
+    def on_enter(self, seat: int) -> None:
+        """One whose slice has been freed may still come in before its actor ends: it is dead."""
+        start = self._starts.get(seat // self._each)
+        if start is not None and start.runs:
+            super().on_enter(seat)
+
     # -- one slice ---------------------------------------------------------------------------------
 
     def _seats(self, which: int) -> range:

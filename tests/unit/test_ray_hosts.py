@@ -1,0 +1,56 @@
+"""Which hosts of a job on Ray count as there, while slices are freed and reserved again.
+
+In: a slice that is freed, hosts that come in and leave meanwhile. Out: what the leader is told.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+hosts = pytest.importorskip("kinetic._host.ray.hosts", exc_type=ImportError)
+
+
+class Told:
+    def __init__(self):
+        self.deaths = []
+
+    def on_change(self):
+        pass
+
+    def on_death(self, seat, why):
+        self.deaths.append(seat)
+
+
+def make_hosts():
+    made = hosts.RayHosts(4, 1, None, None, starts_each=False, limit_s=1.0)
+    made.listen(told := Told())
+    return made, told
+
+
+def begin(made):
+    """As if the slice were reserved, and its programs ran."""
+    made._starts[0] = SimpleNamespace(runs=True, reservation=SimpleNamespace(release=lambda: None))
+    for seat in range(4):
+        made.on_enter(seat)
+
+
+def test_hosts_of_a_slice_that_was_freed_are_no_further_losses():
+    made, told = make_hosts()
+    begin(made)
+    made.note_gone(1, is_taken_away=False)  # its actor died, and the leader ends the whole slice
+    made.end(range(4))
+    for seat in (2, 0, 3):
+        made.on_enter(seat)  # its function was ended, and it has not been killed yet
+        made.on_leave(seat)
+    assert told.deaths == []
+    assert made.dead == {0, 1, 2, 3}
+
+
+def test_a_host_that_waits_and_leaves_is_lost_once():
+    made, told = make_hosts()
+    begin(made)
+    made.on_leave(2)
+    made.on_leave(2)
+    assert told.deaths == [2]
