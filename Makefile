@@ -3,7 +3,7 @@
 #
 #   make demo     a 4-host slice on this machine: Keras, data parallel, on 16 devices
 #   make demo-ray the same on four nodes of a real Ray cluster on this machine
-#   make test     all tests, four at a time                      (make test ARGS="-k gang -x")
+#   make test     all tests, five at a time                      (make test ARGS="-k gang -x")
 #   make test-repeat N=10   all tests N times, every second time beside two busy processes; lists what ever failed
 #   make test-cluster KUBECONFIG=…  the tests of clusters on the one of its current context (see CONTRIBUTING.md)
 #   make test-ray the tests of the Ray backend, on a cluster of their own or on RAY_ADDRESS=http://…
@@ -68,7 +68,7 @@ demo-ray: $(VENV)/.stamp-test
 	@PYTHONPATH=tests $(BIN)/python -m doubles.ray_demo examples/keras_data_parallel.py
 
 # Most tests wait for something most of the time: more of them at once than there are processors.
-TEST_ARGS = $(or $(ARGS),-n 4 --dist worksteal)
+TEST_ARGS = $(or $(ARGS),-n 5 --dist worksteal)
 test: $(VENV)/.stamp-test
 	@$(BIN)/python -m pytest $(TEST_ARGS)
 

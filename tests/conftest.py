@@ -166,10 +166,18 @@ def _settled(playground: Path, limit_s: float) -> tuple[dict[int, str], float]:
     watches real processes."""
     begun, counted_s = time.monotonic(), 0.0
     while (left := marked_processes(playground)) and counted_s < limit_s:
-        looked_at = time.monotonic()
-        time.sleep(POLL_S)
-        counted_s += min(time.monotonic() - looked_at, 2 * POLL_S)
+        while any(map(_runs, left)) and counted_s < limit_s:
+            looked_at = time.monotonic()
+            time.sleep(POLL_S)
+            counted_s += min(time.monotonic() - looked_at, 2 * POLL_S)
     return left, time.monotonic() - begun
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process has not ended; one that is not reaped yet has no command line."""
+    with contextlib.suppress(OSError):
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    return False
 
 
 def marked_processes(playground: Path) -> dict[int, str]:

@@ -34,6 +34,8 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip can hold."""
 _MODE = 0o100644 << 16
 _LEFT_OUT = ("__pycache__", ".")
+_BESIDE_THE_CALLER = "_dashboard/"
+"""Pages that no host shows."""
 _SCHEMA = 1
 
 
@@ -86,6 +88,8 @@ def _pack(package: Path) -> Archive:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as target:
         for rel in sorted(_names(package)):
+            if rel.startswith(_BESIDE_THE_CALLER):
+                continue
             about = zipfile.ZipInfo(f"kinetic/{rel}", _EPOCH)
             about.create_system, about.external_attr = 3, _MODE
             about.compress_type = zipfile.ZIP_DEFLATED

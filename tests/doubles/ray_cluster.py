@@ -205,6 +205,16 @@ def share_cluster(folder: Path, owner: int) -> RayCluster:
         return cluster
 
 
+def end_shared_cluster(folder: Path) -> None:
+    """End the cluster of this run of tests, if it was started."""
+    known = folder / "cluster"
+    if known.exists():
+        place = Path(known.read_text())
+        known.unlink()
+        with contextlib.suppress(OSError, RuntimeError):
+            end_cluster(place, RayCluster(place).pid)
+
+
 def start_cluster(
     owner: int | None = None,
     *,

@@ -15,7 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from doubles.ray_cluster import GivenCluster, RayCluster, share_cluster, why_impossible
+from doubles.ray_cluster import (
+    GivenCluster,
+    RayCluster,
+    end_shared_cluster,
+    share_cluster,
+    why_impossible,
+)
 
 REAL = os.environ.get("KINETIC_TEST_RAY_ADDRESS", "")
 """The address of the cluster that `make test-ray` names."""
@@ -24,21 +30,41 @@ TIMEOUT_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test-ray` runs, and keep it together where pytest-xdist can."""
+    """Mark what `make test-ray` runs, and run it first, one after the other: a cluster takes a
+    quarter of a processor while it is there, and tests that wait for their turn keep others out."""
     for item in items:
         if {"ray_cluster", "common_ray", "any_ray"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("ray")
             item.add_marker(pytest.mark.xdist_group("ray"))
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """End the cluster after the last of its tests, whichever process runs it."""
+    yield
+    if item.get_closest_marker("ray") is not None and not REAL:
+        folder = _folder_of_run(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+        with (folder / "done").open("a+") as done:
+            fcntl.flock(done, fcntl.LOCK_EX)
+            done.write(f"{item.nodeid}\n")
+            done.seek(0)
+            known = {each.nodeid for each in item.session.items if each.get_closest_marker("ray")}
+            if known == set(done.read().splitlines()):
+                end_shared_cluster(folder)
+
+
+def _folder_of_run(base: Path) -> Path:
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ray"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def _run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of this run of tests have."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ray"
-    folder.mkdir(exist_ok=True)
-    return folder
+    return _folder_of_run(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")
