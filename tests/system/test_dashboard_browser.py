@@ -99,6 +99,7 @@ def test_a_lost_slice_is_seen_and_what_is_done_is_asked_first(page, tmp_path, mo
     page.wait_for("Kill all hosts of slice 1", "#ask")
     page.click("#ask [value=no]")
     page.click('[data-act$="kill?slice=1"]')
+    page.wait_for("Kill all hosts of slice 1", "#ask")
     page.click("#ask [value=yes]")
     began = time.monotonic()
     page.wait_for("lost slice 1", "#attempts")
