@@ -20,6 +20,7 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of
 from kinetic._store import attempts, index
 from kinetic._store.base import Store
+from kinetic._store.open import open_store
 from kinetic.errors import CorruptRecord, KineticError, NotFound, StoreError
 
 _log = logging.getLogger("kinetic.following")
@@ -68,9 +69,13 @@ def judge_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcome
     if not store.has(layout.ref(ref.job_id)):
         return None
     outcome = _orphan_verdict(store, ref, told, now)
+    # A folder that is removed at this moment must not come back with the verdict.
+    kept = store if store.as_folder() is None else open_store(store.uri, existing=True)
     try:
-        first = index.write_outcome(store, ref.job_id, outcome, if_absent=True)
+        first = index.write_outcome(kept, ref.job_id, outcome, if_absent=True)
     except StoreError as error:
+        if not store.has(layout.ref(ref.job_id)):
+            return None
         _log.warning("the verdict of %s could not be kept: %s", ref.job_id, error)
         return outcome
     if not store.has(layout.ref(ref.job_id)):

@@ -1,0 +1,31 @@
+"""A verdict on a job whose leader is gone, and whose store is removed at that moment.
+
+In: a store in a folder that goes between the look and the write. Out: no verdict, and no folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+from laptop_fakes import put_ref, ref
+
+from kinetic._backends.base import Status
+from kinetic._client.board import verdicts
+from kinetic._core.state import JobStatus
+from kinetic._store import index
+from kinetic._store.local import LocalStore
+
+
+def test_a_store_that_is_removed_does_not_come_back_with_a_verdict(tmp_path, monkeypatch):
+    root = tmp_path / "home"
+    store = LocalStore(root)
+    job = put_ref(store, ref())
+    write = index.write_outcome
+
+    def remove_first(*given, **named):
+        shutil.rmtree(root)
+        return write(*given, **named)
+
+    monkeypatch.setattr(index, "write_outcome", remove_first)
+    assert verdicts.judge_orphan(store, job, Status(JobStatus.FAILED), 1.0) is None
+    assert not root.exists()
