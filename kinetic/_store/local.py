@@ -12,6 +12,7 @@ must not exist yet.
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import stat
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+from typing import Self
 
 from kinetic._core import layout
 from kinetic._store import files, privacy
@@ -70,6 +72,12 @@ class LocalStore:
     def uri(self) -> str:
         """Root of the store, from which `open_store` opens it again."""
         return self._text
+
+    def as_existing(self) -> Self:
+        """Return the same store, which makes neither its folder nor that of a job."""
+        same = copy.copy(self)
+        same._existing = True
+        return same
 
     def as_folder(self) -> Path:
         """Return the folder itself, whether it exists or not."""

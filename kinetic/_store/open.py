@@ -37,6 +37,11 @@ def open_store(uri: str | Path, *, existing: bool = False) -> Store:
     return _SCHEMES[scheme](text, rest)
 
 
+def as_existing(store: Store) -> Store:
+    """Return the store as `open_store` opens an existing one."""
+    return store.as_existing() if isinstance(store, LocalStore) else store
+
+
 def _open_folder(folder: Path, *, existing: bool = False) -> LocalStore:
     store = LocalStore(folder, existing=existing)
     store.check()

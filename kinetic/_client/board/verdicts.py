@@ -20,7 +20,7 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of
 from kinetic._store import attempts, index
 from kinetic._store.base import Store
-from kinetic._store.open import open_store
+from kinetic._store.open import as_existing
 from kinetic.errors import CorruptRecord, KineticError, NotFound, StoreError
 
 _log = logging.getLogger("kinetic.following")
@@ -70,7 +70,7 @@ def judge_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcome
         return None
     outcome = _orphan_verdict(store, ref, told, now)
     # A folder that is removed at this moment must not come back with the verdict.
-    kept = store if store.as_folder() is None else open_store(store.uri, existing=True)
+    kept = as_existing(store)
     try:
         first = index.write_outcome(kept, ref.job_id, outcome, if_absent=True)
     except StoreError as error:
