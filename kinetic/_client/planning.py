@@ -300,8 +300,7 @@ def _limit_cost(budget_usd: float | None, cost: Cost | None) -> tuple[float | No
     """For how long all slices may run for this money, and what users are told of that."""
     if budget_usd is None or cost is None or cost.is_simulated or cost.usd_per_hour == 0:
         return None, ""
-    rate = f"{prices.in_usd(cost.usd_per_hour)} an hour, {cost.origin}"
-    text = f"budget of {prices.in_usd(budget_usd)} ({rate})"
+    text = f"budget of {prices.in_usd(budget_usd)} ({cost.rate})"
     return budget_usd / cost.usd_per_hour * 3600, text
 
 

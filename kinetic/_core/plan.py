@@ -141,6 +141,13 @@ class Cost:
     origin: str
     is_simulated: bool = False
 
+    @property
+    def rate(self) -> str:
+        """As users are told: "$43.20 an hour, list price, us-central1"."""
+        from kinetic._core.accelerators.prices import in_usd  # not needed on hosts
+
+        return f"{in_usd(self.usd_per_hour)} an hour, {self.origin}"
+
     def for_seconds(self, seconds: float) -> float:
         """Return what this time costs, in US dollars."""
         return 0.0 if self.is_simulated else self.usd_per_hour / 3600 * seconds

@@ -15,7 +15,6 @@ from kinetic._client.activity_watch import ActivityWatch
 from kinetic._client.board import activity, shape, text
 from kinetic._client.board.activity import HostLine
 from kinetic._core import layout
-from kinetic._core.accelerators.prices import in_usd
 from kinetic._core.exits import HostState
 from kinetic._core.state import JobStanding, JobStatus
 from kinetic._dashboard.charts import StepWatch
@@ -24,7 +23,6 @@ from kinetic.errors import KineticError, NotFound
 if TYPE_CHECKING:
     from kinetic._client.access import JobAccess
     from kinetic._core.gang.picture import AttemptPicture, GangPicture, HostPicture
-    from kinetic._core.plan import Cost
     from kinetic._core.ref import JobRef
 
 ACTIVITY_EVERY_S = 1.0
@@ -208,17 +206,8 @@ class JobCamera:
                 self._lines = [line for line in self._watch.poll() if line.host is not None]
             if self._ref.hosts <= _DETAILED_HOSTS:
                 self._steps = self._step_watch.look()
-            self._cost = describe_cost(self._access.board.cost(self._ref, gang), is_over=not runs)
-
-
-def describe_cost(cost: tuple[Cost, float] | None, *, is_over: bool) -> str:
-    """Return what a job has cost, for people. Pure."""
-    if cost is None:
-        return ""
-    rate = f"{in_usd(cost[0].usd_per_hour)} an hour, {cost[0].origin}"
-    if cost[0].is_simulated:
-        return f"nothing: it is simulated (a real one: {rate})"
-    return f"about {in_usd(cost[1])}{'' if is_over else ' so far'} ({rate})"
+            if cost := self._access.board.cost(self._ref, gang):
+                self._cost = text.describe_cost(*cost, is_over=not runs)
 
 
 def draw_slices(

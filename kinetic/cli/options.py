@@ -166,6 +166,35 @@ def _with_last(
     return lambda command: option(argument(command))
 
 
+def host_options(*, all_hosts: str, attempt: str) -> Callable[[F], F]:
+    """Add --host, --all-hosts and --attempt, with these helps for the last two."""
+    options = (
+        click.option(
+            "--host",
+            "hosts",
+            metavar="N",
+            type=click.IntRange(min=0),
+            multiple=True,
+            help="This host instead of the leader (host 0). Repeatable.",
+        ),
+        click.option("--all-hosts", is_flag=True, help=all_hosts),
+        click.option(
+            "--attempt",
+            metavar="N",
+            type=click.IntRange(min=1),
+            shell_complete=complete_with("attempts"),
+            help=attempt,
+        ),
+    )
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 def json_option(command: F) -> F:
     """Add --json."""
     return click.option(

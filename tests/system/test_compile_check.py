@@ -46,6 +46,11 @@ def train(steps: int) -> float:
     return float(mean)
 
 
+def run_kinetic(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from kinetic.cli.main import main; main()", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
 @needs_libtpu
 def test_a_run_is_checked_by_the_compiler_of_the_real_slice(
     capfd: pytest.CaptureFixture[str],
@@ -103,15 +108,7 @@ def test_a_script_is_checked_from_the_command_line(tmp_path: Path) -> None:
         "print('made', jax.jit(double)(x).shape)\n"
         "jax.jit(shout)(x)\n"
     )
-    command = "from kinetic.cli.main import main; main()"
-    words = ["run", "--compile-check", "-a", "tpu-v6e-1", "train.py"]
-    ended = subprocess.run(
-        [sys.executable, "-c", command, *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = run_kinetic(tmp_path, "run", "--compile-check", "-a", "tpu-v6e-1", "train.py")
     assert (ended.returncode, ended.stdout.count("made (512, 512)")) == (0, 1), ended.stderr
     assert "2 programs compiled for tpu-v6e-1" in ended.stderr
     assert "1 fits, 1 not compiled" in ended.stderr or "1 not compiled, 1 fits" in ended.stderr
@@ -134,14 +131,8 @@ def build():
 @needs_libtpu
 def test_the_smallest_slice_is_found_from_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text(STEP.replace("ROWS", str(1 << 14)))  # 64 GiB
-    command = "from kinetic.cli.main import main; main()"
-    words = ["compile", "-a", "tpu-v6e-16", "--fit", "--json", "steps.py:build"]
-    ended = subprocess.run(
-        [sys.executable, "-c", command, *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+    ended = run_kinetic(
+        tmp_path, "compile", "-a", "tpu-v6e-16", "--fit", "--json", "steps.py:build"
     )
     assert ended.returncode == 0, ended.stderr
     tried = json.loads(ended.stdout)

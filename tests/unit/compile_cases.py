@@ -1,18 +1,11 @@
-"""The real compiler, on this machine: what it says is what JAX would say, and what goes wrong in it
-goes wrong there alone."""
+"""The real compiler, on this machine: what it says is what JAX would say."""
 
 from __future__ import annotations
 
 import importlib
 import math
-import os
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +13,12 @@ import pytest
 
 import kinetic
 from kinetic._compile import compiler, lowering, topologies
-from kinetic._compile.lowering import Lowered
-from kinetic._compile.processes import Compilers, Compiling
 from kinetic._compile.program import Argument, LoweredProgram
 from kinetic._compile.report import CompileReport, CompileVerdict
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators.chips import CHIPS
 from kinetic._core.accelerators.families import TPUS
-from kinetic._core.accelerators.prices import Price
 from kinetic._core.accelerators.resolve import resolve
-from kinetic._system import processes
 from kinetic.errors import PreflightError, UnknownAccelerator, UsageError, UsageTypeError
 
 needs_libtpu = pytest.mark.skipif(
@@ -439,142 +428,3 @@ def test_a_step_of_70_billion_parameters_is_lowered_from_shapes(
     tokens = 128 * 2049 * 4
     assert sum(sizes) == 3 * 2 * parameters + 4 + tokens  # with two moments and a counter
     assert program.axes == (("data", 2), ("fsdp", 64), ("tensor", 4))
-
-
-# -- what goes wrong -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def lowered() -> Lowered:
-    import jax
-    import jax.numpy as jnp
-
-    shape = jax.ShapeDtypeStruct((128, 128), jnp.float32)
-    return lowering.lower(CompileTarget(resolve("tpu-v6e-4")), lambda x: x @ x, (shape,), {})
-
-
-def compile_all(programs: list[Lowered], **how: Any) -> dict[int, CompileReport]:
-    return dict(Compilers(CompileTarget(resolve("tpu-v6e-4")), **how).compile(programs))
-
-
-@needs_libtpu
-def test_what_was_compiled_is_kept_for_the_next_time(lowered: Lowered, tmp_path: Path) -> None:
-    seen: list[Compiling | None] = []
-    report = compile_all([lowered], cache=tmp_path, watch=seen.append)[0]
-    assert report.fits
-    assert {each.names for each in seen if each is not None} == {("<lambda>",)}
-    assert seen[-1] is None  # so that nobody's line is in the way of the report
-    assert report.usd_per_hour is None
-    price = Price(5.0, "your price")
-    again = compile_all([Lowered(lowered.program, b"never looked at")], cache=tmp_path, price=price)
-    assert again == {0: replace(report, usd_per_hour=5.0, price_origin="your price")}
-
-
-SAME_IN_EACH_FILE = """
-import jax
-import jax.numpy as jnp
-
-def act(x):
-    return jnp.sort(x @ x, axis=1) @ x
-"""
-
-
-@needs_libtpu
-def test_a_kept_report_names_the_lines_of_the_file_that_is_compiled_now(tmp_path: Path) -> None:
-    import jax
-
-    target, square = CompileTarget(resolve("tpu-v6e-4")), jax.ShapeDtypeStruct((2048, 2048), "f4")
-    named = []
-    for number, text in enumerate((SAME_IN_EACH_FILE, f"# moved{SAME_IN_EACH_FILE}")):
-        file = tmp_path / f"{number}.py"
-        file.write_text(f"{chr(10) * number}{text}")
-        space: dict[str, Any] = {}
-        exec(compile(file.read_text(), file, "exec"), space)
-        given = lowering.lower(target, space["act"], (square,), {})
-        module = given.module if not number else b"never looked at"
-        report = compile_all([Lowered(given.program, module)], cache=tmp_path / "cache")[0]
-        assert report.fits, report.detail
-        named.append({buffer.source for buffer in report.buffers if buffer.source})
-    assert named[0] == {f"{tmp_path}/0.py:6 (act)"}
-    assert named[1] == {f"{tmp_path}/1.py:7 (act)"}
-
-
-@needs_libtpu
-def test_one_that_fails_is_told_beside_one_that_does_not(lowered: Lowered) -> None:
-    broken = Lowered(lowered.program, b"no module")
-    reports = compile_all([broken, lowered], at_once=2)
-    assert [reports[number].verdict for number in (0, 1)] == [
-        CompileVerdict.REFUSED,
-        CompileVerdict.FITS,
-    ]
-
-
-@needs_libtpu
-def test_a_compiler_that_does_not_end_is_ended(lowered: Lowered) -> None:
-    report = compile_all([lowered], timeout_s=0.0)[0]
-    assert report.verdict is CompileVerdict.NOT_COMPILED
-    assert "did not finish within 0 s" in report.detail
-
-
-def await_compiler(begun: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not begun():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def kill_compiler(signum: int) -> None:
-    """Send a signal to the compiler that this process has started, once it is there."""
-
-    def find() -> list[int]:
-        return [
-            child
-            for child in processes.children(os.getpid())
-            if b"kinetic-compile-" in processes.command_line(child)
-        ]
-
-    await_compiler(lambda: bool(find()))
-    os.kill(find()[0], signum)
-
-
-@needs_libtpu
-@pytest.mark.parametrize(
-    ("signum", "said"),
-    [
-        (signal.SIGKILL, "most likely because memory ran out"),
-        (signal.SIGSEGV, "The compiler crashed (SIGSEGV)"),
-    ],
-)
-def test_a_compiler_that_dies_is_told_with_its_reason(
-    lowered: Lowered, signum: int, said: str
-) -> None:
-    killer = threading.Thread(target=kill_compiler, args=(signum,))
-    killer.start()
-    report = compile_all([lowered])[0]
-    killer.join()
-    assert report.verdict is CompileVerdict.NOT_COMPILED
-    assert said in report.detail
-
-
-@needs_libtpu
-def test_leaving_the_loop_ends_the_compilers(lowered: Lowered) -> None:
-    broken = Lowered(lowered.program, b"no module")
-    compilers = Compilers(CompileTarget(resolve("tpu-v6e-4")), at_once=2)
-    reports = compilers.compile([broken, lowered])
-    next(reports)
-    reports.close()
-    left = [processes.command_line(child) for child in processes.children(os.getpid())]
-    assert not [line for line in left if b"kinetic-compile-" in line]
-
-
-@needs_libtpu
-def test_a_topology_that_libtpu_refuses_is_said() -> None:
-    target = CompileTarget(resolve("tpu-v3-4"))
-    wrong = CompileTarget.from_json(
-        target.to_json() | {"topology": target.topology.to_json() | {"shape": [3, 5]}}
-    )
-    program = LoweredProgram("step", (0,), "")
-    with pytest.raises(UsageError, match="libtpu does not know 1 x v3:3x5"):
-        topologies.describe(wrong)
-    report = dict(Compilers(wrong).compile([Lowered(program, b"")]))[0]
-    assert "libtpu does not know" in report.detail

@@ -1,9 +1,7 @@
-"""Batches as another process sees them, what people see of them, and their options."""
+"""Batches as another process sees them, and their options."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import json
 import pickle
@@ -11,7 +9,7 @@ import re
 import threading
 
 import pytest
-from batch_cases import NUMBERS, PATIENCE_S, attached, begin, until
+from batch_cases import PATIENCE_S, attached, begin, until
 from batch_fakes import Scripted
 from doubles.memory_store import MemoryStore
 
@@ -24,8 +22,6 @@ from kinetic._client.batch.executor import BatchExecutor
 from kinetic._client.batch.ledger import BatchRules, InputState, Ledger
 from kinetic._client.batch.manifest import Manifest, new_batch
 from kinetic._client.batch.poller import BatchUpdates
-from kinetic._client.batch.progress import BAR_WIDTH
-from kinetic._client.waiter import JobWaiter
 from kinetic._core import layout
 from kinetic._store import lease
 from kinetic._store.lease import Owner
@@ -279,126 +275,6 @@ def test_ids_are_not_those_of_other_jobs(store):
     ids = list(itertools.chain(*batch.jobs))
     assert len(set(ids)) == 300
     assert Manifest.begin(store, batch).batch == Manifest.open(store, batch.group_id).batch
-
-
-# -- what people see -------------------------------------------------------------------------------
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_a_terminal_sees_a_bar_unless_told_otherwise(store, monkeypatch):
-    for progress in (True, False):
-        monkeypatch.setattr("sys.stderr", stream := Terminal())
-        batch = begin(Scripted(LocalStore(store.path(f"s{next(NUMBERS)}")), [["raise"]]), 3)
-        batch.wait(timeout=PATIENCE_S, progress=progress)
-        text = stream.getvalue()
-        assert bool(text) is progress
-        if progress:
-            assert text.endswith(
-                f"\rkinetic: [{'#' * BAR_WIDTH}] {batch.group_id} 3/3, 1 failed\033[K\n"
-            )
-
-
-def test_a_pipe_gets_one_line_for_each_end(store, monkeypatch):
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    batch = begin(Scripted(store, [["raise"]]), 3, BatchRules(max_concurrent=1))
-    batch.wait(timeout=PATIENCE_S)
-    batch.results(return_exceptions=True)
-    assert len(stream.getvalue().splitlines()) == 3
-    assert "input 0 failed" in stream.getvalue()
-    assert "\r" not in stream.getvalue()
-
-
-def test_what_is_left_out_takes_no_lines_of_a_pipe(store, monkeypatch):
-    monkeypatch.setattr("sys.stderr", stream := io.StringIO())
-    end, begun = Ledger._end, threading.Event()
-
-    def end_slowly(*given):
-        end(*given)
-        begun.set()
-        threading.Event().wait(1e-4)
-
-    monkeypatch.setattr(Ledger, "_end", end_slowly)
-    batch = begin(Scripted(store, [["raise"]]), 300, BatchRules(max_concurrent=1, fail_fast=True))
-    watch = batch._executor.watch_jobs
-
-    @contextlib.contextmanager
-    def watch_until_it_fails():
-        with watch():
-            if threading.current_thread() is threading.main_thread():
-                assert begun.wait(PATIENCE_S)  # The 300 are being entered.
-            yield
-
-    monkeypatch.setattr(batch._executor, "watch_jobs", watch_until_it_fails)
-    batch.wait(timeout=PATIENCE_S)
-    assert (
-        stream.getvalue()
-        == f"kinetic: {batch.group_id} 300/300, 1 failed, 299 left out; input 0 failed\n"
-    )
-
-
-def test_a_broken_stream_does_not_end_the_wait(store, monkeypatch):
-    stream = Terminal()
-    stream.write = lambda text: (_ for _ in ()).throw(BrokenPipeError())
-    monkeypatch.setattr("sys.stderr", stream)
-    assert begin(Scripted(store), 2).results(timeout=PATIENCE_S) == [(0, 1), (1, 1)]
-
-
-def test_ctrl_c_says_how_to_come_back(store, monkeypatch, capsys):
-    source = Scripted(store, [["hang"], ["hang"]])
-    batch = begin(source, 2, BatchRules(max_concurrent=1))
-    look = batch._executor.look
-
-    def interrupt(*given):
-        if threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt
-        look(*given)
-
-    monkeypatch.setattr(batch._executor, "look", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        batch.results()
-    told = capsys.readouterr().err
-    assert f'kinetic.attach_batch("{batch.group_id}").results()' in told
-    assert f'kinetic.attach_batch("{batch.group_id}").cancel()' in told
-    assert "another Ctrl-C" in told
-    monkeypatch.setattr(batch._executor, "look", look)
-    batch.cancel()
-    batch.wait(timeout=PATIENCE_S)
-
-
-def test_ctrl_c_while_all_is_submitted_at_once(store, capsys):
-    source = Scripted(store, [["hang"], [KeyboardInterrupt()]])
-    with pytest.raises(KeyboardInterrupt):
-        launch.launch(source, store, 3, BatchRules(max_concurrent=None), name="", notes={})
-    (group_id,) = {key.split("/")[1] for key in store.list(layout.GROUPS)}
-    assert f'kinetic.attach_batch("{group_id}").cancel()' in capsys.readouterr().err
-    with registry.substitute_backend("local", lambda _, store: source):
-        batch = handles._attach(store, group_id)
-        batch.cancel()
-        found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [type(e) for e in found] == [errors.JobCancelled, errors.SubmitError, errors.SubmitError]
-
-
-def test_an_input_that_would_end_the_submitting_thread_ends_only_itself(store):
-    source = Scripted(store, [["ok"], [SystemExit(3)]])
-    found = begin(source, 3).results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [type(e) for e in found] == [tuple, errors.SubmitError, tuple]
-    assert "SystemExit: 3" in str(found[1])
-
-
-def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):
-    source = Scripted(store, [["hang"]])
-    monkeypatch.setattr(
-        JobWaiter, "wait", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a bug"))
-    )
-    batch = begin(source, 1)
-    with pytest.raises(ZeroDivisionError, match="a bug"):
-        batch.wait(timeout=PATIENCE_S)
-    batch._executor.stop("done")
 
 
 # -- options ---------------------------------------------------------------------------------------

@@ -163,6 +163,14 @@ def test_what_cannot_be_shown_is_said(app, capsys, options, code, words):
     assert words in capsys.readouterr().err
 
 
+def test_names_that_are_there_include_what_follows_from_others(app, capsys, tmp_path):
+    write(app.store, tmp_path, frame([2, 4], step_time_s=[0.5, 0.25]).encode(), host=1)
+    assert call(["jobs", "metrics", "--all-hosts", "--name", "lost", ONE], app) == 0
+    assert "step_time_s, steps_per_s" in capsys.readouterr().err
+    assert call(["jobs", "metrics", "--all-hosts", "--name", "steps_per_s", ONE], app) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-1] == "4"
+
+
 def test_a_job_that_logged_nothing_says_how_to(app, capsys):
     assert call(["jobs", "metrics", TWO], app) == 0
     told = capsys.readouterr()

@@ -12,9 +12,12 @@ import pytest
 HERE = Path(__file__).parent
 
 
+CASES = ("compile_cases.py", "compile_fault_cases.py", "compile_program_cases.py")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("cases", ["compile_cases.py", "compile_program_cases.py"])
+@pytest.mark.parametrize("cases", CASES)
 def test_the_cases_pass_where_jax_may_start(cases: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / cases)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,12 +1,10 @@
-"""The dashboard without a browser: who gets in, what is read, what lines are made of."""
+"""The dashboard without a browser: who gets in, and what is read."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import math
 import threading
-from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,17 +22,14 @@ from kinetic._client.handle import JobHandle
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.gang.picture import picture_of
-from kinetic._core.log_format import STDERR, LogChunk, Position
-from kinetic._core.metric_series import Series
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._dashboard import output, scene, start
 from kinetic._dashboard.board_watch import BoardWatch
-from kinetic._dashboard.charts import draw_chart
 from kinetic._dashboard.guard import is_allowed
-from kinetic._dashboard.output import LineFolder, OutputReader
+from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.server import DashboardServer
 from kinetic._store import index
 from kinetic._store.local import LocalStore
@@ -387,61 +382,7 @@ def test_times_out_of_order_are_drawn_within_the_line():
     assert 0 <= bar.begin <= bar.ready <= bar.end <= 1004
 
 
-# -- lines -----------------------------------------------------------------------------------------
-
-
-def fold(*pieces: bytes) -> tuple[list[str], str]:
-    folder, at = LineFolder(), 0
-    lines: list[str] = []
-    for piece in pieces:
-        at += len(piece)
-        given = LogChunk(0, 1, 10**18, piece, Position(1, at))
-        lines += [line.text for line in folder.fold(given)]
-    return lines, folder.rest()
-
-
-@pytest.mark.parametrize(
-    ("pieces", "lines", "rest"),
-    [
-        ([b"a\nb", b"c\n"], ["a", "bc"], ""),
-        (["é\n".encode()[:1], "é\n".encode()[1:]], ["é"], ""),
-        ([b"\x1b[3", b"1mred\x1b[0m\n"], ["red"], ""),
-        ([b"\x1b]0;title\x07x\x1b]8;;http://e\x1b\\link\n"], ["xlink"], ""),
-        ([b"\x1bP1$r\x1b\\\x1b(Bq\x1bM\n"], ["q"], ""),
-        ([b"\x1b[31", b""], [], "\\x1b[31"),
-        ([b"10%\r", b"20%\r", b"30%"], [], "30%"),
-        ([b"10%\r20%\r\n"], ["20%"], ""),
-        ([b"a\r\nb\r\n"], ["a", "b"], ""),
-        ([b"\x00\x07\xff\n"], ["\\x00\\x07\ufffd"], ""),
-        (["\u202eevil\n".encode()], ["\\u202eevil"], ""),
-    ],
-)
-def test_lines_are_what_a_terminal_would_show_without_its_powers(
-    pieces: list[bytes], lines: list[str], rest: str
-):
-    assert fold(*pieces) == (lines, rest)
-
-
-def test_long_lines_are_cut_and_little_of_them_is_kept():
-    folder = LineFolder()
-    for number in range(100):
-        given = LogChunk(0, 1, 0, b"x" * 100_000, Position(1, number))
-        assert list(folder.fold(given)) == []
-        assert len(folder._begun) <= output._KEPT_CHARS
-    (line,) = folder.fold(LogChunk(0, 1, 0, b"\n", Position(1, 101)))
-    assert (
-        line.text == "x" * output.LINE_CHARS + f" … {10**7 - output.LINE_CHARS:,} more characters"
-    )
-
-
-def test_the_last_line_of_an_attempt_is_not_glued_to_the_next_one():
-    folder = LineFolder()
-    assert list(folder.fold(LogChunk(0, 1, 0, b"killed he", Position(1, 9)))) == []
-    found = list(folder.fold(LogChunk(0, STDERR, 0, b"again\n", Position(2, 6))))
-    assert [(line.attempt, line.is_error, line.text) for line in found] == [
-        (1, False, "killed he"),
-        (2, True, "again"),
-    ]
+# -- output ---------------------------------------------------------------------------------------
 
 
 def test_output_is_read_on_in_parts(world: World, monkeypatch: pytest.MonkeyPatch):
@@ -464,44 +405,6 @@ def test_a_search_ends(world: World, monkeypatch: pytest.MonkeyPatch):
     assert (len(found.lines), found.is_cut) == (output.HITS, True)
     monkeypatch.setattr(output, "SEARCH_BYTES", 100)
     assert output.search(world.handle(ref), 0, "absent").is_cut
-
-
-# -- charts ----------------------------------------------------------------------------------------
-
-
-def series(values: list[float], name: str = "loss", steps: list[int] | None = None) -> Series:
-    count = len(values)
-    numbers = array("q", range(count) if steps is None else steps)
-    times = array("d", [NOW + n for n in range(count)])
-    return Series(name, 0, numbers, times, array("d", values), array("q", [1] * count))
-
-
-def test_gaps_are_left_where_a_value_is_no_number():
-    chart = draw_chart(series([1.0, 2.0, math.nan, 3.0, math.inf, 2.0, 1.0]))
-    assert len(chart.lines) == 2
-    assert len(chart.dots) == 1
-    assert (chart.low, chart.high, chart.last) == ("1", "3", "1")
-    assert (chart.first, chart.until) == ("step 0", "step 6")
-    points = json.loads(chart.points)  # JSON has neither NaN nor infinity
-    assert [words for _, _, words in points][:2] == ["step 0: 1", "step 1: 2"]
-    assert all(0 <= x <= 320 and 0 <= y <= 96 for x, y, _ in points)
-
-
-@pytest.mark.parametrize("values", [[math.nan], [5.0], [5.0, 5.0], [0.0, 0.0], [1e300, -1e300]])
-def test_any_values_can_be_drawn(values: list[float]):
-    chart = draw_chart(series(values))
-    assert all(math.isfinite(number) for point in json.loads(chart.points) for number in point[:2])
-
-
-def test_figures_of_a_host_are_drawn_over_time_in_their_unit():
-    chart = draw_chart(series([1 << 30, 2 << 30], "host/memory_bytes", [-1, -1]))
-    assert (chart.low, chart.high, chart.first, chart.until) == ("1.0 GiB", "2.0 GiB", "", "1.0s")
-
-
-def test_a_million_points_become_a_few():
-    chart = draw_chart(series([float(n % 1000) for n in range(100_000)]))
-    assert len(json.loads(chart.points)) < 700
-    assert chart.high == "999"
 
 
 # -- nothing is promised that is not there ---------------------------------------------------------

@@ -6,6 +6,10 @@ In: numbers and rows. Out: strings.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kinetic._core.plan import Cost
 
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"))
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -45,6 +49,15 @@ def size(size_bytes: float) -> str:
     while size_bytes >= 1024 and power < len(_SIZES) - 1:
         size_bytes, power = size_bytes / 1024, power + 1
     return f"{size_bytes:.1f} {_SIZES[power]}" if power else f"{size_bytes:.0f} B"
+
+
+def describe_cost(cost: Cost, so_far_usd: float, *, is_over: bool) -> str:
+    """Return what a job has cost: "about $1.20 so far ($43.20 an hour, list price, us-east5)"."""
+    if cost.is_simulated:
+        return f"nothing: it is simulated (a real one: {cost.rate})"
+    from kinetic._core.accelerators.prices import in_usd  # lists do without
+
+    return f"about {in_usd(so_far_usd)}{'' if is_over else ' so far'} ({cost.rate})"
 
 
 def count(number: int, noun: str) -> str:

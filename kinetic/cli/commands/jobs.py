@@ -247,7 +247,7 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
         )
     facts = _facts(app, ref, found, outcome)
     if cost is not None and not cost[0].is_simulated:
-        facts.append(("Cost", _describe_cost(*cost, is_over=outcome is not None)))
+        facts.append(("Cost", text.describe_cost(*cost, is_over=outcome is not None)))
     if outcome is None and (awaited := attempts[-1].awaited):
         facts.append(("Waiting for", f"slice {', '.join(map(str, awaited))}"))
     output.line(text.align_pairs(facts))
@@ -263,13 +263,6 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
 def _cost_document(cost: Cost, so_far_usd: float) -> dict[str, Any]:
     named = ("usd_per_hour", "origin", "is_simulated")
     return {"so_far_usd": round(so_far_usd, 6)} | {name: getattr(cost, name) for name in named}
-
-
-def _describe_cost(cost: Cost, so_far_usd: float, *, is_over: bool) -> str:
-    from kinetic._core.accelerators.prices import in_usd  # lists do without
-
-    rate = f"{in_usd(cost.usd_per_hour)} an hour, {cost.origin}"
-    return f"about {in_usd(so_far_usd)}{'' if is_over else ' so far'} ({rate})"
 
 
 def _members(app: AppContext, ref: JobRef) -> list[HostLine]:

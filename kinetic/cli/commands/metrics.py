@@ -21,8 +21,7 @@ from kinetic._client.board import text
 from kinetic._core.metric_series import OF_HOSTS
 from kinetic.cli import output
 from kinetic.cli.context import AppContext, pass_app
-from kinetic.cli.lazy import complete_with
-from kinetic.cli.options import jobs_argument
+from kinetic.cli.options import host_options, jobs_argument
 from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,21 +89,10 @@ class _ShownJob(NamedTuple):
     multiple=True,
     help="Only this metric. Repeatable.",
 )
-@click.option(
-    "--host",
-    "hosts",
-    metavar="N",
-    type=click.IntRange(min=0),
-    multiple=True,
-    help="This host instead of the leader (host 0). Repeatable.",
-)
-@click.option("--all-hosts", is_flag=True, help="All hosts, each with curves of its own.")
-@click.option(
-    "--attempt",
-    metavar="N",
-    type=click.IntRange(min=1),
-    shell_complete=complete_with("attempts"),
-    help="Only what the N-th attempt has logged. [default: all, each step as it was trained last]",
+@host_options(
+    all_hosts="All hosts, each with curves of its own.",
+    attempt="Only what the N-th attempt has logged. [default: all, each step as it was trained "
+    "last]",
 )
 @click.option("--repeats", is_flag=True, help="Also steps that were trained again, each time.")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the jobs end.")
@@ -196,7 +184,8 @@ def _print_table(watched: Sequence[_ShownJob], choice: _Choice, *, chart: bool) 
 
 
 def _explain_absence(watched: Sequence[_ShownJob], choice: _Choice) -> str:
-    known = dict.fromkeys(name for each in watched for name in each.reader.recording.names)
+    everything = (series for each in watched for series in each.reader.recording.series())
+    known = dict.fromkeys(series.name for series in everything)
     if choice.names and known:
         return f"No such metric was logged; there are: {', '.join(known)}."
     who = "The job has" if len(watched) == 1 else "The jobs have"

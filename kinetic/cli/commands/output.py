@@ -13,8 +13,13 @@ from kinetic._client.board.line_prefix import Prefixer
 from kinetic._core.state import SUBMITTING
 from kinetic.cli import exit_codes, output
 from kinetic.cli.context import AppContext, pass_app
-from kinetic.cli.lazy import complete_with
-from kinetic.cli.options import DURATION, ignore_option, job_argument, json_option
+from kinetic.cli.options import (
+    DURATION,
+    host_options,
+    ignore_option,
+    job_argument,
+    json_option,
+)
 from kinetic.errors import UsageError, a_type
 
 if TYPE_CHECKING:
@@ -64,21 +69,9 @@ Examples:
     type=click.IntRange(min=0),
     help="Start with the last N lines of each host.",
 )
-@click.option(
-    "--host",
-    "hosts",
-    metavar="N",
-    type=click.IntRange(min=0),
-    multiple=True,
-    help="This host instead of the leader (host 0). Repeatable.",
-)
-@click.option("--all-hosts", is_flag=True, help='All hosts; each line starts with "[host N] ".')
-@click.option(
-    "--attempt",
-    metavar="N",
-    type=click.IntRange(min=1),
-    shell_complete=complete_with("attempts"),
-    help="Only the N-th attempt of a job that had several, from 1. [default: all, in order]",
+@host_options(
+    all_hosts='All hosts; each line starts with "[host N] ".',
+    attempt="Only the N-th attempt of a job that had several, from 1. [default: all, in order]",
 )
 @click.option(
     "--timestamps",
