@@ -39,6 +39,8 @@ class MetricTee:
     Attributes:
         fd: to read from.
         has_open_line: False: nobody waits for the rest of a frame.
+        trouble: why nothing can be logged, "" if it can: the host's folder takes no named pipes.
+            The function runs all the same, and the host's own figures are kept.
     """
 
     has_open_line = False
@@ -46,7 +48,12 @@ class MetricTee:
     def __init__(self, who: Identity, store: Store, beside: Path) -> None:
         """`beside`: the file of the host's output, next to which its own are made."""
         self._pipe = pipe_of(who)
-        self.fd = pipes.listen(self._pipe)
+        self.trouble, self._writer = "", -1
+        try:
+            self.fd = pipes.listen(self._pipe)
+        except OSError as error:
+            self.trouble = f"{self._pipe}: {error.strerror}"
+            self.fd, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._store = store
         self._key = layout.metrics(who.job_id, who.attempt, who.host)
         path = beside.with_name(beside.name.replace("log", "metrics"))
@@ -99,6 +106,8 @@ class MetricTee:
     def close(self) -> None:
         """Send the rest, and remove the pipe."""
         os.close(self.fd)
+        if self.trouble:
+            os.close(self._writer)
         self._pipe.unlink(missing_ok=True)
         with self._lock:
             self._is_closed = True

@@ -95,7 +95,12 @@ class Reporter:
     # -- the log -----------------------------------------------------------------------------------
 
     def announce_attempt(self) -> None:
-        """Log where another attempt begins, and why."""
+        """Log where another attempt begins, and why; and what this host cannot do in it."""
+        if self._metrics.trouble:
+            self._log.say(
+                "kinetic: what this host logs with kinetic.log is lost, because named pipes cannot "
+                f"be made here ({self._metrics.trouble})."
+            )
         if self._place is None:
             return
         if self._is_elastic:
