@@ -273,7 +273,8 @@ class JobsApi:
         """Yield a file in parts.
 
         Raises:
-            NotFound: there is none. The dashboard notes a traceback then: list it first.
+            NotFound: there is none; now and then nothing is yielded instead. The dashboard notes a
+                traceback then: list it first.
         """
         return self._read_parts(_log_path("file", node_id, path, timeout=str(_READING_S)))
 

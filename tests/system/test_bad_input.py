@@ -7,7 +7,6 @@ afterwards.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -28,6 +27,16 @@ def project(home):
     folder.mkdir(parents=True)
     (folder / "pyproject.toml").write_text("[project]\nname = 'p'\n")
     return folder
+
+
+WITHOUT_OVERRIDE = (sys.executable, "-I", "-S", "-c", """
+import ctypes, os, sys
+for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+os.execv(sys.argv[1], sys.argv[1:])
+""")  # fmt: skip
+"""Before a command: lets root be stopped by permissions as everybody is. Not a preexec_fn, for
+which gRPC, if this process has it, starts threads in the child that fail there."""
 
 
 def is_told(
@@ -157,16 +166,9 @@ def test_a_file_that_cannot_be_read_is_named_and_stays_behind(project, home):
 
         print(there())
     """
-    done = run(project, program, preexec_fn=without_override)
+    done = run(project, program, before=WITHOUT_OVERRIDE)
     assert done.stdout == "['program.py', 'pyproject.toml']\n", done.stderr
     assert "locked.txt" in done.stderr
-
-
-def without_override() -> None:
-    """Let root be stopped by permissions as everybody is, in what this process executes next."""
-    libc = ctypes.CDLL(None)
-    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
 def test_unknown_ids_are_answered_with_near_ones(home, capfd):
@@ -274,7 +276,7 @@ def test_a_home_that_cannot_be_is_refused_and_left_alone(project, make):
     make(place)
     before = tree(place.parent)
     environ = os.environ | {"KINETIC_HOME": str(place)}
-    done = run(project, SMALL.format(accelerator="cpu"), env=environ, preexec_fn=without_override)
+    done = run(project, SMALL.format(accelerator="cpu"), env=environ, before=WITHOUT_OVERRIDE)
     is_told(done, errors.StoreError, str(place), "KINETIC_HOME")
     for command in (
         ["jobs", "list"],
@@ -282,15 +284,8 @@ def test_a_home_that_cannot_be_is_refused_and_left_alone(project, make):
         ["doctor"],
         ["jobs", "prune", "--yes"],
     ):
-        line = [sys.executable, "-m", "kinetic", *command]
-        told = subprocess.run(
-            line,
-            env=environ,
-            capture_output=True,
-            text=True,
-            preexec_fn=without_override,
-            timeout=PATIENCE_S,
-        )
+        line = [*WITHOUT_OVERRIDE, sys.executable, "-m", "kinetic", *command]
+        told = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
         assert told.returncode in (0, 1, 3, 5), told
         assert "Traceback" not in told.stderr
     assert tree(place.parent) == before

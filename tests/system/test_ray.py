@@ -113,7 +113,8 @@ def test_a_gang_of_four_loses_a_process_and_an_actor_trains_and_fails(on_ray, tm
     first, second = (attempts.verdict(store, job, number).reason for number in (1, 2))
     assert "host 2 of 4" in first
     assert "host 1 of 4" in second
-    assert "its actor on 127.0.0.1 died" in second
+    # Ray and the agent below the actor tell of its death at about the same time.
+    assert "its actor on 127.0.0.1 died" in second or "Its program was killed." in second
     assert "attempt 1\n" in "".join(handle.logs())
 
 

@@ -44,6 +44,15 @@ def test_a_terminal_sees_a_bar_unless_told_otherwise(store, monkeypatch):
             )
 
 
+def test_an_end_that_is_told_twice_counts_once(store):
+    """As happens to one whose job is dropped, and added again, while it is being told."""
+    batch = begin(Scripted(store, [["raise"]]), 1)
+    batch.wait(timeout=PATIENCE_S)
+    (handle,) = batch._executor.handles
+    batch._executor._enter(handle, handle.outcome())
+    assert batch._executor.ledger.finished == [0]
+
+
 def test_a_pipe_gets_one_line_for_each_end(store, monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)

@@ -260,6 +260,8 @@ class BatchExecutor:
             index = job.ref.group_index
             if index is None or self.ledger.tasks[index].ref != job.ref:
                 return  # Another try runs by now.
+            if self.ledger.tasks[index].state is not InputState.LIVE:
+                return  # Told twice: it was dropped and added again while it was being told.
             if isinstance(end, Outcome):
                 again = end.verdict is not Verdict.CANCELLED
                 self.ledger.mark_ended(index, ok=end.ok, again=again)
