@@ -181,10 +181,11 @@ def test_ten_thousand_jobs_scroll(show, shown):
     shown.wait_for("1 shown", "#total")
     assert shown.count("#rows > .row") == 1
     shown.click('#counts [data-state="failed"]')
+    wait_until(lambda: not shown.text("#total"), "not all are shown again")
     shown.find("#filter").send_keys("newest")
     shown.wait_for("1 shown", "#total")
     shown.find("#filter").send_keys(Keys.ESCAPE)
-    shown.wait_for("train", "#rows")
+    wait_until(lambda: not shown.text("#total"), "not all are shown again")
     # Rows are replaced whenever something has changed: the one with the focus keeps it.
     focused = "return document.activeElement.dataset.n"
     for number in ("0", "1", "2"):
