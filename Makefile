@@ -17,7 +17,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-ray test test-repeat test-cluster test-ray check docs bench clean
+.PHONY: help demo demo-ray test test-repeat test-cluster test-ray check check-style check-types check-types-of-macos docs bench clean
 
 VENV := .venv
 COMMA := ,
@@ -87,13 +87,19 @@ test-ray: $(VENV)/.stamp-test
 AS_ON_A_MAC := --platform darwin --cache-dir .mypy_cache/darwin --follow-imports silent \
 	--exclude '^kinetic/(_host|_backends/local|runner)/'
 
-check: $(VENV)/.stamp-test
+check: check-style check-types check-types-of-macos
+
+check-style: $(VENV)/.stamp-test
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/mypy $(AS_ON_A_MAC)
 	@$(BIN)/lint-imports
 	@$(BIN)/python tests/lines.py
+
+check-types: $(VENV)/.stamp-test
+	@$(BIN)/mypy
+
+check-types-of-macos: $(VENV)/.stamp-test
+	@$(BIN)/mypy $(AS_ON_A_MAC)
 
 # Not with --quiet: it hides warnings from --strict as well. The variable silences an announcement of the theme.
 docs: $(VENV)/.stamp-docs
