@@ -27,10 +27,9 @@ from kinetic._host.ray.actor import ActorPlace, HostActor
 from kinetic.errors import SubmitError
 
 _POLL_S = 1.0
-_HEAD_S = 20.0
-"""How long one try to reserve the first machine of a TPU slice waits."""
 _LEAST_CPUS = 1.0
-_POD_TYPE = "ray.io/tpu-pod-type"
+_POD_TYPE, _WORKER_ID = "ray.io/tpu-pod-type", "ray.io/tpu-worker-id"
+_SLICE_NAME = "ray.io/tpu-slice-name"
 
 
 class NoLongerWanted(Exception):
@@ -84,7 +83,7 @@ class Reservation:
 
     def __init__(self, needs: Needs) -> None:
         self._needs = needs
-        self._slice: Any = None
+        self._head: PlacementGroup | None = None
         self._group: PlacementGroup | None = None
         self._actors: list[Any] = []
 
@@ -95,25 +94,33 @@ class Reservation:
             NoLongerWanted: they were not free in time (by the monotonic clock), or nobody waits for
                 them any more.
         """
+        topology, each = self._needs.topology, self._needs.for_host()
+        bundles = [dict(each) for _ in range(topology.hosts)]
+        strategy = "STRICT_SPREAD" if topology.multi_host else "STRICT_PACK"
         try:
-            self._group = self._ask(until, is_wanted)
-            while not self._group.wait(_POLL_S):
-                _check(until, is_wanted)
+            labels = None
+            if topology.kind == "tpu":
+                labels = [self._choose_slice(until, is_wanted)] * topology.hosts
+            self._group = placement_group(bundles, strategy=strategy, bundle_label_selector=labels)
+            _await(self._group, until, is_wanted)
         except BaseException:
             self.release()
             raise
 
-    def _ask(self, until: float, is_wanted: Callable[[], bool]) -> PlacementGroup:
-        topology, each = self._needs.topology, self._needs.for_host()
-        if topology.kind == "tpu":
-            while self._slice is None:
-                _check(until, is_wanted)
-                with contextlib.suppress(TimeoutError):
-                    self._slice = _reserve_slice(topology, each)
-            group: PlacementGroup = self._slice.placement_group
-            return group
-        strategy = "STRICT_SPREAD" if topology.multi_host else "STRICT_PACK"
-        return placement_group([dict(each) for _ in range(topology.hosts)], strategy=strategy)
+    def _choose_slice(self, until: float, is_wanted: Callable[[], bool]) -> dict[str, str]:
+        """Return labels that only the machines of one free TPU slice have. It is ours by the
+        resource that only its first machine has, as with Ray's own trainer; that starts two workers
+        to learn its name, which takes seconds."""
+        pod_type = _pod_type_of(self._needs.topology)
+        if not self._needs.topology.multi_host:  # Not one machine of a larger slice.
+            return {_POD_TYPE: pod_type}
+        first = {_POD_TYPE: pod_type, _WORKER_ID: "0"}
+        head = [{f"TPU-{pod_type}-head": 1.0}]
+        self._head = placement_group(head, bundle_label_selector=[first])
+        _await(self._head, until, is_wanted)
+        (node,) = _find_nodes(self._head, 1)
+        (labels,) = (each["Labels"] for each in ray.nodes() if each["NodeID"] == node)
+        return {_SLICE_NAME: labels[_SLICE_NAME]}
 
     def start_actors(self, *, until: float, is_wanted: Callable[[], bool]) -> list[HostPlace]:
         """Start the actors of all hosts; return them in the order of their machines in the slice.
@@ -140,16 +147,12 @@ class Reservation:
         while ray.wait(told, num_returns=len(told), timeout=_POLL_S)[1]:
             _check(until, is_wanted)
         abouts: list[ActorPlace] = ray.get(told)
-        nodes = self._find_nodes()
+        nodes = _find_nodes(self._group, len(self._actors))
         found = [
             HostPlace(actor, node, _address_of(node), about)
             for actor, node, about in zip(self._actors, nodes, abouts, strict=True)
         ]
         return sorted(found, key=lambda place: place.about.worker)
-
-    def _find_nodes(self) -> list[str]:
-        table = ray.util.placement_group_table(self._group)
-        return [table["bundles_to_node_id"][index] for index in range(len(self._actors))]
 
     def release(self) -> None:
         """End all actors with what they have started, and free the machines. Idempotent."""
@@ -157,32 +160,20 @@ class Reservation:
         for actor in actors:
             with contextlib.suppress(RayError):
                 ray.kill(actor)
-        with contextlib.suppress(RayError, ValueError):
-            if self._slice is not None:
-                self._slice.shutdown()
-            elif self._group is not None:
-                remove_placement_group(self._group)
-        self._slice = self._group = None
+        for group in filter(None, (self._group, self._head)):
+            with contextlib.suppress(RayError, ValueError):
+                remove_placement_group(group)
+        self._group = self._head = None
 
 
-def _reserve_slice(topology: Topology, each: Mapping[str, float]) -> Any:
-    """Reserve a TPU slice by the resource that only its first machine has, as Ray's own trainer
-    does.
+def _await(group: PlacementGroup, until: float, is_wanted: Callable[[], bool]) -> None:
+    while not group.wait(_POLL_S):
+        _check(until, is_wanted)
 
-    Raises:
-        TimeoutError: none is free now.
-    """
-    # Where a slice is one machine, Ray would take one out of a larger slice as well.
-    own = [] if topology.multi_host else [{_POD_TYPE: _pod_type_of(topology)}]
-    return tpu.SlicePlacementGroup(
-        topology=topology.shape_text,
-        accelerator_version=topology.family,
-        resources_per_bundle=dict(each),
-        chips_per_vm=topology.chips_per_host,
-        strategy="STRICT_SPREAD" if topology.multi_host else "STRICT_PACK",
-        head_reservation_timeout_s=_HEAD_S,
-        bundle_label_selector=own or None,
-    )
+
+def _find_nodes(group: PlacementGroup | None, count: int) -> list[str]:
+    table = ray.util.placement_group_table(group)
+    return [table["bundles_to_node_id"][index] for index in range(count)]
 
 
 def _pod_type_of(topology: Topology) -> str:
