@@ -1,0 +1,48 @@
+"""Reads of a Ray store: what the dashboard lists, and what it sends or does not send.
+
+In: answers of a dashboard, as a real one gives them. Out: contents, or that there is none.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kinetic._store.ray import RayStore
+from kinetic.errors import NotFound
+
+
+class Dashboard:
+    """Sends these parts of a file, and lists it as often as told."""
+
+    def __init__(self, parts, listed):
+        self._parts = parts
+        self._listed = iter(listed)
+
+    def nodes(self):
+        return [SimpleNamespace(is_head=True, is_alive=True, node_id="head")]
+
+    def list_logs(self, node_id, pattern):
+        return [pattern] if next(self._listed) else []
+
+    def read_log(self, node_id, path):
+        yield from self._parts
+
+
+def read(parts, listed):
+    return RayStore("ray+http://127.0.0.1:1", api=Dashboard(parts, listed)).get("jobs/a")
+
+
+def test_what_is_there_is_listed_once():
+    assert read([b"one ", b"two"], [True]) == b"one two"
+
+
+def test_an_empty_file_is_empty():
+    assert read([], [True, True]) == b""
+
+
+@pytest.mark.parametrize("listed", [[False], [True, False]], ids=["never", "deleted meanwhile"])
+def test_what_is_not_there_is_not_found(listed):
+    with pytest.raises(NotFound, match="jobs/a"):
+        read([], listed)
