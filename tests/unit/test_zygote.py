@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import socket
 import subprocess
 import sys
 
@@ -22,3 +24,18 @@ def test_a_first_small_job_does_not_wait_for_what_it_can_do_without():
     without = {"grpc", "asyncio", "cloudpickle", "jax", "numpy", "tempfile", "secrets", "click"}
     without |= {"kinetic._host.agent.loop", "kinetic._host.leader"}
     assert not without & set(done.stdout.split())
+
+
+def test_a_zygote_ends_with_its_caller_amid_its_imports(tmp_path):
+    (tmp_path / "endless.py").write_text("print('begun', flush=True)\nwhile True: pass")
+    ours, theirs = socket.socketpair()
+    with subprocess.Popen(
+        [sys.executable, "-m", "kinetic._host.local", str(theirs.fileno()), "endless"],
+        pass_fds=[theirs.fileno()],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+    ) as zygote:
+        theirs.close()
+        assert zygote.stdout.readline() == b"begun\n"
+        ours.close()
+        assert zygote.wait(timeout=100) == 0

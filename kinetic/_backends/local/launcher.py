@@ -139,7 +139,8 @@ class Zygote:
 
     def try_out(self, limit_s: float) -> str:
         """Let it import everything and end without a request; return what went wrong, or ""."""
-        self._socket.close()
+        self.import_ahead(["sys"])  # Without a request it would not end its imports.
+        self._socket.shutdown(socket.SHUT_WR)
         try:
             code = self._process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:

@@ -9,6 +9,7 @@ caller. It starts no thread and no JAX backend, so that what it forks can do bot
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -17,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 
 from kinetic._host import agents
 from kinetic._host.local import supervisor
@@ -48,10 +50,30 @@ def main() -> None:
     caller = socket.socket(fileno=int(fd))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors need not be reaped.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    jaxworld.preload(tuple(modules))
+    with _end_with(caller):
+        jaxworld.preload(tuple(modules))
     if not jaxworld.is_fork_safe():
         sys.exit(f"importing {', '.join(modules)} started threads: a fork would not be safe")
     serve(caller, hurried=0 if modules else HURRIED)
+
+
+@contextlib.contextmanager
+def _end_with(caller: socket.socket) -> Iterator[None]:
+    """End as soon as the caller does, not only when the imports in this block are over."""
+
+    def end_without_caller(*_: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not caller.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                os._exit(0)
+
+    flags = fcntl.fcntl(caller, fcntl.F_GETFL)
+    before = signal.signal(signal.SIGIO, end_without_caller)
+    fcntl.fcntl(caller, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(caller, fcntl.F_SETFL, flags | os.O_ASYNC)
+    end_without_caller()  # It may have ended before.
+    yield
+    fcntl.fcntl(caller, fcntl.F_SETFL, flags)
+    signal.signal(signal.SIGIO, before)
 
 
 def serve(caller: socket.socket, *, hurried: int) -> None:
