@@ -31,6 +31,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 LOCKED := $(shell command -v flock >/dev/null 2>&1 && echo flock $(VENV)/.lock)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
+# What is imported is compiled then: to compile all modules takes as long as to install them.
 # $(call install,what for,requirements,stamp): install, unless a make beside this one did so while we waited for the lock, or the
 # stamp of a target that needs all this and more is there.
 define install
@@ -38,7 +39,7 @@ define install
 	if [ $@ -nt pyproject.toml ]; then exit 0; fi; \
 	if [ $(or $(3),$@) -nt pyproject.toml ]; then touch $@; exit 0; fi; \
 	echo "setting up $(VENV) for $(1) (once; takes minutes where packages must be downloaded)"; \
-	$(PIP) install $(2); touch $@'
+	$(PIP) install --no-compile $(2); touch $@'
 endef
 
 help:

@@ -42,8 +42,13 @@ def test_hello() -> None:
     ]
 
 
-def test_two_hosts_psum() -> None:
+def test_two_hosts_psum_on_a_slice_that_is_announced_once_and_on_stderr() -> None:
     done = run("two_hosts_psum.py")
+    announced = re.findall(
+        r"^kinetic: .*tpu-v6e-8 \(2 hosts x 4 chips\)", done.stderr, re.MULTILINE
+    )
+    assert len(announced) == 1
+    assert "kinetic:" not in done.stdout
     assert "host 0 of 2: 4 of 8 devices" in done.stdout
     assert "host 1 of 2" not in done.stdout, "only the leader's output arrives by itself"
     assert done.stdout.splitlines()[-1] == "psum over 8 devices on 2 hosts: 28"
@@ -89,15 +94,6 @@ def test_preemption() -> None:
         f"attempt 2 begins with step {int(saved[1]) + 1}",
         "mean 0.1049; it should be 0.1049",
     ]
-
-
-def test_a_simulated_slice_is_announced_once_and_on_stderr() -> None:
-    done = run("two_hosts_psum.py")
-    assert (
-        len(re.findall(r"^kinetic: .*tpu-v6e-8 \(2 hosts x 4 chips\)", done.stderr, re.MULTILINE))
-        == 1
-    )
-    assert "kinetic:" not in done.stdout
 
 
 def test_keras_data_parallel(home: Path) -> None:

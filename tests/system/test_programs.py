@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from doubles.gcs import serving
-from gangs import PATIENCE_S, children, is_titled, kill, train, wait_until
+from gangs import PATIENCE_S, children, is_titled, kill, wait_until
 
 import kinetic
 from kinetic import errors
@@ -72,10 +72,6 @@ def test_the_original_exception_comes_back():
     with pytest.raises(ValueError, match="on purpose") as caught:
         fail()
     assert "host 1 of 2" in "\n".join(caught.value.__notes__)
-
-
-def test_keras_trains_on_four_hosts():
-    assert run("tpu-v6e-16")(train)() == (4, 16, True)
 
 
 @pytest.fixture

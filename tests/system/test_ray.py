@@ -118,6 +118,7 @@ def test_a_gang_of_four_loses_a_process_and_an_actor_trains_and_fails(on_ray, tm
     assert "attempt 1\n" in "".join(handle.logs())
 
 
+@pytest.mark.long
 def test_a_job_waits_for_a_slice_that_another_one_has_which_loses_its_node(
     on_ray, held, monkeypatch
 ):
@@ -246,6 +247,7 @@ def test_an_elastic_training_survives_a_node_and_grows_again_with_equal_losses(
     assert [losses[step] for step in range(STEPS)] == pytest.approx(train_alone(), rel=1e-3)
 
 
+@pytest.mark.long
 def test_a_program_that_brings_its_own_distribution_runs_once(on_ray):
     """Ray Train's own trainer, on the slice that kinetic leaves to it."""
     trainer = [str(TESTS / "doubles/jax_trainer.py"), "4", "4x4", "5"]
