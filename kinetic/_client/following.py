@@ -78,13 +78,15 @@ def follow(
     now: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[Event]:
-    """Yield a job's output, and in the end its verdict.
+    """Yield a job's output, and in the end its verdict. Ends are awaited by `waiter` where nobody
+    reads the output; here the wait is over when all of it was read.
 
     Promises: (1) exactly one `Finished`, and nothing after it; (2) a verdict even if the job's
     supervisor was killed; (3) an event at least every tenth of a second, so that the caller can
     look at its clock; (4) a stream that breaks is resumed where it broke: nothing is lost or
     repeated. A backend that does not answer is asked again for as long as the job runs, a remote
-    store for half a minute.
+    store for half a minute. A request without `follow` yields the output so far and no `Finished`,
+    and asks a backend, too, for half a minute only.
 
     Raises:
         StoreError: the store does not answer.
@@ -93,7 +95,8 @@ def follow(
         UnsupportedVersion: another version of kinetic runs the job: its output cannot be read.
     """
     _check(store, ref, request)
-    reading, start = _OutputReading(backend, ref, request), _StartReasons(backend, ref)
+    reading = _OutputReading(backend, ref, request)
+    start = _StartReasons(backend if request.follow else None, ref)
     board = JobBoard(store, lambda _: backend, now)
     outcome: Outcome | None = None
     while True:
@@ -101,7 +104,7 @@ def follow(
         try:
             for chunk in reading.stream():
                 yield start.news(now()) if chunk is None else chunk
-            if outcome is not None:
+            if outcome is not None or not request.follow:
                 break
             outcome = board.outcome(ref)
             if outcome is not None and request.hosts == ():
@@ -113,17 +116,18 @@ def follow(
             if not _may_pass(store, error):
                 raise
             pause_s = reading.count_failure(error, now())
-            if isinstance(error, BackendUnavailable):
+            if isinstance(error, BackendUnavailable) and request.follow:
                 outcome = outcome or _peek_verdict(board, store, ref)
             if outcome is not None and reading.is_hopeless:
                 _log.warning("the rest of the output of %s cannot be read: %s", ref.job_id, error)
                 break
-            if isinstance(error, StoreError) and reading.is_hopeless:
+            if reading.is_hopeless and (isinstance(error, StoreError) or not request.follow):
                 raise
         for slept_s in _slices(pause_s):
             yield Tick()
             pause(slept_s)
-    yield Finished(outcome)
+    if outcome is not None:
+        yield Finished(outcome)
 
 
 def chunks(
@@ -143,25 +147,11 @@ def chunks(
         BackendUnavailable, StoreError: the output could not be read for half a minute.
         UsageError, UnsupportedVersion: as for `follow`.
     """
-    if request.follow:
-        for event in follow(backend, store, ref, request, now=now, pause=pause):
-            if isinstance(event, Waiting) and tell is not None:
-                tell(event.line_for(ref))
+    for event in follow(backend, store, ref, request, now=now, pause=pause):
+        if isinstance(event, Waiting) and tell is not None:
+            tell(event.line_for(ref))
+        if not isinstance(event, Finished):
             yield event if isinstance(event, LogChunk) else None
-        return
-    _check(store, ref, request)
-    reading = _OutputReading(backend, ref, request)
-    while True:
-        try:
-            yield from reading.stream()
-            return
-        except (BackendUnavailable, StoreError) as error:
-            pause_s = reading.count_failure(error, now())
-            if reading.is_hopeless or not _may_pass(store, error):
-                raise
-        for slept_s in _slices(pause_s):
-            yield None
-            pause(slept_s)
 
 
 def _check(store: Store, ref: JobRef, request: LogRequest) -> None:
@@ -234,8 +224,8 @@ class _OutputReading:
 class _StartReasons:
     """Why a job does not run yet, each time that this changes."""
 
-    def __init__(self, backend: Backend, ref: JobRef) -> None:
-        self._backend = backend if isinstance(backend, Explains) else None
+    def __init__(self, backend: Backend | None, ref: JobRef) -> None:
+        self._backend: Explains | None = backend if isinstance(backend, Explains) else None
         self._ref = ref
         self._look_at = -math.inf
         self._told = ""

@@ -32,6 +32,7 @@ class BatchUpdate:
 
 class BatchUpdates:
     """Reads the manifest: often while inputs are being submitted, otherwise less and less often.
+    It keeps its own time: `JobWaiter` waits for jobs, and these are not there yet.
 
     Attributes:
         unavailable: ids of jobs whose records are missing, by input.
