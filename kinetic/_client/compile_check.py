@@ -1,7 +1,7 @@
 """`compile_check`: after a run on a simulated slice, the compiler of the real one looks at its
 programs.
 
-In: the reference of a job, its store. Out: `CheckReport`; what it did meanwhile, as lines.
+In: the reference of a job, its board. Out: `CheckReport`; what it did meanwhile, as lines.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kinetic._client.board import console
+from kinetic._client.board.reader import JobBoard
 from kinetic._client.compiling import FOLDER, CompileProgress, find_price
 from kinetic._compile import topologies
 from kinetic._compile.checked import CheckReport, ProgramCheck
@@ -16,19 +17,17 @@ from kinetic._compile.processes import Compilers
 from kinetic._compile.report import summarize
 from kinetic._config import settings
 from kinetic._core import layout
-from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
-from kinetic._store.base import Store
 from kinetic.errors import KineticError, UsageError
 
 
 def check_programs(
-    store: Store, ref: JobRef, attempt: int, tell: Callable[[str], None]
+    board: JobBoard, ref: JobRef, attempt: int, tell: Callable[[str], None]
 ) -> CheckReport:
     """Compile the programs of an attempt for the slice that was simulated.
 
     Args:
-        store: with the job's records.
+        board: with the job's records.
         ref: the job.
         attempt: whose programs.
         tell: is called with each line about what is going on.
@@ -37,9 +36,9 @@ def check_programs(
         UsageError: the job kept no programs.
         PreflightError: there is no compiler here.
     """
-    plan = Plan.read(store.get(layout.plan(ref.job_id)))
-    root = store.as_folder()
-    if root is None or not plan.options.compile_check:
+    ref.check_version()
+    plan, root = board.plan(ref), board.store.as_folder()
+    if root is None or plan is None or not plan.options.compile_check:
         raise UsageError(
             f"{ref.job_id} kept no programs: run it with compile_check=True, on a slice that is "
             "simulated on this machine."

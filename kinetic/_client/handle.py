@@ -230,7 +230,7 @@ class JobHandle(JobView, Generic[R_co]):
         try:
             if not outcome.ok:
                 raise self._error(outcome, seen=bool(stream_logs))
-            value = collecting.value(self._store, self.ref, outcome)
+            value = collecting.value(self._board, self.ref, outcome)
             if cleanup:
                 self._collected = (value,)
             return cast("R_co", value)
@@ -256,7 +256,7 @@ class JobHandle(JobView, Generic[R_co]):
         outcome = self.wait(timeout)
         if not outcome.ok:
             raise self._error(outcome, seen=False)
-        return collecting.values(self._store, self.ref, outcome)
+        return collecting.values(self._board, self.ref, outcome)
 
     def error(self, *, seen: bool = False) -> BaseException | None:
         """Return what `result` raises for this job, or None if it succeeded or is running.
@@ -280,7 +280,7 @@ class JobHandle(JobView, Generic[R_co]):
         from kinetic._client.compile_check import check_programs
 
         tell = functools.partial(console.notice, once=False)
-        return check_programs(self._store, self.ref, self.wait().attempt, tell)
+        return check_programs(self._board, self.ref, self.wait().attempt, tell)
 
     # -- as a future -------------------------------------------------------------------------------
 
@@ -415,7 +415,7 @@ class JobHandle(JobView, Generic[R_co]):
 
     def _error(self, outcome: Outcome, *, seen: bool) -> BaseException:
         return collecting.error(
-            self._store,
+            self._board,
             self.ref,
             self._board.explain(self.ref, outcome),
             lambda host: "" if seen and host == 0 else self._last_lines(host, outcome.attempt),

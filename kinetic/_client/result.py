@@ -1,6 +1,6 @@
 """What a verdict means for the caller: the leader's value, or the exception to raise.
 
-In: a store, a reference, the outcome. Out: a value, an exception.
+In: a board, a reference, the outcome. Out: a value, an exception.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kinetic._client.board.reader import JobBoard
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.failure import Evidence, exception_of
 from kinetic._core.outcome import Outcome
-from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
-from kinetic._store.base import Store
 from kinetic.errors import (
     CorruptRecord,
-    KineticError,
     NotFound,
     ResultUnavailable,
     UsageError,
@@ -33,7 +31,7 @@ T = TypeVar("T")
 _log = logging.getLogger("kinetic.collecting")
 
 
-def values(store: Store, ref: JobRef, outcome: Outcome) -> list[Any]:
+def values(board: JobBoard, ref: JobRef, outcome: Outcome) -> list[Any]:
     """Return what the hosts returned, by index.
 
     Raises:
@@ -47,10 +45,10 @@ def values(store: Store, ref: JobRef, outcome: Outcome) -> list[Any]:
             "it with all_hosts=True: @kinetic.run(..., all_hosts=True), or "
             f"{ref.func_name}.with_options(all_hosts=True)."
         )
-    return [value(store, ref, outcome, report.host) for report in outcome.reports]
+    return [value(board, ref, outcome, report.host) for report in outcome.reports]
 
 
-def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
+def value(board: JobBoard, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
     """Return what a host returned, the leader by default. Unpickles only what that host wrote.
 
     Raises:
@@ -62,7 +60,7 @@ def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
 
     ref.check_version()
     try:
-        data = store.get(layout.result(ref.job_id, outcome.attempt, host))
+        data = board.store.get(layout.result(ref.job_id, outcome.attempt, host))
     except NotFound as error:
         raise ResultUnavailable(
             f"{ref.job_id} succeeded, but its value was removed from the store.", job_id=ref.job_id
@@ -76,7 +74,7 @@ def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
             "Run the job again."
         )
     try:
-        return _load_in_project(store, ref, lambda: results.unpack_value(data))
+        return _load_in_project(board, ref, lambda: results.unpack_value(data))
     except ResultUnavailable as error:
         raise ResultUnavailable(
             f"{ref.display_name} ({ref.job_id}): {error}", job_id=ref.job_id
@@ -84,13 +82,13 @@ def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
 
 
 def error(
-    store: Store, ref: JobRef, outcome: Outcome, last_lines: Callable[[int], str]
+    board: JobBoard, ref: JobRef, outcome: Outcome, last_lines: Callable[[int], str]
 ) -> BaseException:
     """Return what to raise for a failed job: the function's own exception, if it can be rebuilt
     here.
 
     Args:
-        store: where the job's records are.
+        board: where the job's records are.
         ref: the job.
         outcome: its verdict.
         last_lines: returns the last lines that a host printed.
@@ -102,7 +100,7 @@ def error(
         ref.job_id,
         ref.display_name,
         outcome,
-        original=_read_original(store, ref, first.error.key)
+        original=_read_original(board, ref, first.error.key)
         if first.error is not None and first.error.key
         else None,
         tail=last_lines(first.host),
@@ -111,18 +109,18 @@ def error(
     return exception_of(evidence)
 
 
-def _read_original(store: Store, ref: JobRef, key: str) -> BaseException | None:
+def _read_original(board: JobBoard, ref: JobRef, key: str) -> BaseException | None:
     from kinetic._pickling import results
 
     try:
-        data = store.get(key)
-        return _load_in_project(store, ref, lambda: results.unpack_exception(data))
+        data = board.store.get(key)
+        return _load_in_project(board, ref, lambda: results.unpack_exception(data))
     except Exception as problem:  # noqa: BLE001 - unpickling runs the user's code; the error's text is still available
         _log.info("the exception of %s cannot be rebuilt here: %s", ref.job_id, problem)
         return None
 
 
-def _load_in_project(store: Store, ref: JobRef, load: Callable[[], T]) -> T:
+def _load_in_project(board: JobBoard, ref: JobRef, load: Callable[[], T]) -> T:
     """Load. If a module is missing, because this is not the program that made the call, look for it
     in the call's project."""
     try:
@@ -130,7 +128,7 @@ def _load_in_project(store: Store, ref: JobRef, load: Callable[[], T]) -> T:
     except (ResultUnavailable, UserCodeFailed) as error:
         if not isinstance(error.__cause__, ModuleNotFoundError):
             raise
-        folders = _project_folders(store, ref)
+        folders = _project_folders(board, ref)
         if not folders:
             raise
         sys.path += folders
@@ -141,14 +139,11 @@ def _load_in_project(store: Store, ref: JobRef, load: Callable[[], T]) -> T:
                 sys.path.remove(folder)
 
 
-def _project_folders(store: Store, ref: JobRef) -> list[str]:
+def _project_folders(board: JobBoard, ref: JobRef) -> list[str]:
     """Return the project's folders that the caller imported from, if they are on this
     machine."""
-    try:
-        plan = Plan.read(store.get(layout.plan(ref.job_id)))
-    except KineticError:
-        return []
-    if not plan.client_root:
+    plan = board.plan(ref)
+    if plan is None or not plan.client_root:
         return []
     folders = dict.fromkeys(
         Path(plan.client_root, place)

@@ -10,7 +10,7 @@ import pytest
 from batch_cases import begin, until
 from batch_fakes import Scripted
 from doubles.memory_store import MemoryStore
-from laptop_fakes import NOW, FakeBackend, ref
+from laptop_fakes import NOW, FakeBackend, plan, ref
 
 from kinetic._client.activity_watch import ActivityWatch
 from kinetic._client.board.reader import JobBoard
@@ -69,6 +69,17 @@ def test_verdicts_of_many_jobs_are_one_look():
     assert sum(outcome is None for outcome in found.values()) == JOBS // 10
     assert store.calls == {"get": JOBS}
     assert [len(asked) for asked in backend.asked] == [JOBS // 10]
+
+
+def test_the_plan_of_a_job_is_read_once_by_a_board_and_again_only_while_there_is_none():
+    store, job = MemoryStore(), ref("job-00000001", hosts=1)
+    board = JobBoard(store, lambda _: FakeBackend(store), lambda: NOW)
+    assert board.plan(job) is None
+    made = plan(job_id=job.job_id)
+    store.put(layout.plan(job.job_id), json.dumps(made.to_json()).encode())
+    store.forget_calls()
+    assert [board.plan(job), board.plan(job)] == [made, made]
+    assert store.calls == {"get": 1}
 
 
 def test_a_backend_that_does_not_answer_hides_no_other_job():

@@ -27,5 +27,5 @@ def test_a_store_that_is_removed_does_not_come_back_with_a_verdict(tmp_path, mon
         return write(*given, **named)
 
     monkeypatch.setattr(index, "write_outcome", remove_first)
-    assert verdicts.judge_orphan(store, job, Status(JobStatus.FAILED), 1.0) is None
+    assert verdicts.judge_orphan(store, job, lambda _: None, Status(JobStatus.FAILED), 1.0) is None
     assert not root.exists()

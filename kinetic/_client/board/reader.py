@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kinetic._core.gang.picture import GangPicture
     from kinetic._core.outcome import Outcome
     from kinetic._core.place import Place
-    from kinetic._core.plan import Cost
+    from kinetic._core.plan import Cost, Plan
 
 S = TypeVar("S")
 _PAGE_SIZE = 100
@@ -51,14 +51,15 @@ class JobBoard:
     def __init__(
         self, store: Store, backend_of: Callable[[JobRef], Backend], now: Callable[[], float]
     ) -> None:
-        self._store = store
+        self.store = store
         self._backend_of = backend_of
         self._now = now
         self._listed: Mapping[str, Mapping[str, object]] = {}
+        self._plans: dict[str, Plan] = {}
 
     def refs(self) -> list[JobRef]:
         """Return all jobs, newest first."""
-        found, self._listed = index.list_jobs(self._store)
+        found, self._listed = index.list_jobs(self.store)
         return found
 
     def look(self, refs: Sequence[JobRef], *, settles: bool = False) -> dict[str, JobStanding]:
@@ -73,7 +74,7 @@ class JobBoard:
         read = at_once(
             lambda ref: _try(lambda: self._read(ref, settles=settles)),
             left,
-            self._store.calls_at_once,
+            self.store.calls_at_once,
         )
         found |= {ref.job_id: each for ref, each in zip(left, read, strict=True) if each}
         alike: dict[tuple[Place, str], list[JobRef]] = {}
@@ -133,13 +134,13 @@ class JobBoard:
         """Return the verdict in the store, if there is one. The backend is not asked."""
         from kinetic._client.board import verdicts
 
-        return verdicts.read_verdict(self._store, ref, self._now())
+        return verdicts.read_verdict(self.store, ref, self._now())
 
     def explain(self, ref: JobRef, outcome: Outcome) -> Outcome:
         """Return a verdict with what the backend knows of the host that was lost first."""
         from kinetic._client.board import verdicts
 
-        return verdicts.explain(self._backend_of(ref), self._store, ref, outcome, self._now())
+        return verdicts.explain(self._backend_of(ref), self.store, ref, outcome, self._now())
 
     def events(self, ref: JobRef) -> list[GangEvent]:
         """Return what happened to a job's gang when, oldest first. Damaged lines, and events that
@@ -147,7 +148,7 @@ class JobBoard:
         from kinetic._core import events
 
         try:
-            return events.parse(self._store.get(layout.events(ref.job_id)))
+            return events.parse(self.store.get(layout.events(ref.job_id)))
         except NotFound:
             return []
 
@@ -161,16 +162,20 @@ class JobBoard:
             history = self.events(ref)
         return picture_of(history, ref.hosts, outcome)
 
+    def plan(self, ref: JobRef) -> Plan | None:
+        """Return what a job was asked to do, read once; None if it cannot be read."""
+        from kinetic._core.plan import Plan
+
+        with contextlib.suppress(KineticError):
+            if ref.job_id not in self._plans:
+                self._plans[ref.job_id] = Plan.read(self.store.get(layout.plan(ref.job_id)))
+        return self._plans.get(ref.job_id)
+
     def cost(self, ref: JobRef, gang: GangPicture) -> tuple[Cost, float] | None:
         """Return what the slices of a job cost, and what they have cost so far, in US dollars; None
         if that is not known. Nothing is known of what they cost before and after the function."""
-        from kinetic._core.plan import Plan
-
-        try:
-            plan = Plan.read(self._store.get(layout.plan(ref.job_id)))
-        except (KineticError, LookupError):
-            return None
-        if plan.cost is None:
+        plan = self.plan(ref)
+        if plan is None or plan.cost is None:
             return None
         paid_s = gang.paid_s(plan.options.most_slices, self._now())
         return plan.cost, plan.cost.for_seconds(paid_s)
@@ -181,7 +186,7 @@ class JobBoard:
         """Return the same with the times at which the functions of running jobs started in their
         current attempts."""
         running = [ref for ref, each in found if each.ended_at is None]
-        gangs = at_once(self.gang, running, self._store.calls_at_once)
+        gangs = at_once(self.gang, running, self.store.calls_at_once)
         starts = (gang.current.ready_at for gang in gangs)
         return [
             (ref, each if each.ended_at is not None else each._replace(started_at=next(starts)))
@@ -200,7 +205,7 @@ class JobBoard:
     def _read(self, ref: JobRef, *, settles: bool) -> JobStanding | None:
         if not settles:
             try:
-                data = self._store.get(layout.outcome(ref.job_id))
+                data = self.store.get(layout.outcome(ref.job_id))
                 return standing_of_verdict(record.parse(data), ref.created_at)
             except NotFound:
                 return None
@@ -215,7 +220,7 @@ class JobBoard:
             return JobStanding(told.phase, told.reason)
         from kinetic._client.board import verdicts
 
-        store, now, status = self._store, self._now(), told.phase
+        store, now, status = self.store, self._now(), told.phase
         if is_unknown := status is JobStatus.NOT_FOUND:
             status = verdicts.status_of_unknown(store, ref, now)
         if status is JobStatus.PENDING:
@@ -225,7 +230,7 @@ class JobBoard:
             if outcome is None and is_unknown and not settles:
                 return JobStanding(status, told.reason)
             if outcome is None:
-                outcome = verdicts.judge_orphan(store, ref, told, now)
+                outcome = verdicts.judge_orphan(store, ref, self.plan, told, now)
                 if outcome is not None and settles:
                     outcome = self.explain(ref, outcome)
                     verdicts.release(self._backend_of(ref), ref)

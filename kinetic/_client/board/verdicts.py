@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -63,12 +64,17 @@ def status_of_unknown(store: Store, ref: JobRef, now: float) -> JobStatus:
     return status
 
 
-def judge_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcome | None:
+PlanOf = Callable[[JobRef], Plan | None]
+
+
+def judge_orphan(
+    store: Store, ref: JobRef, plan_of: PlanOf, told: Status, now: float
+) -> Outcome | None:
     """Judge a job whose supervisor was killed, and store the verdict unless another process was
     first. None if the job was removed since its backend was asked: nothing is written then."""
     if not store.has(layout.ref(ref.job_id)):
         return None
-    outcome = _orphan_verdict(store, ref, told, now)
+    outcome = _orphan_verdict(store, ref, plan_of, told, now)
     # A folder that is removed at this moment must not come back with the verdict.
     kept = as_existing(store)
     try:
@@ -94,7 +100,9 @@ def _last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
     return attempts.reports(store, ref.job_id, attempt, ref.hosts), attempt
 
 
-def _orphan_verdict(store: Store, ref: JobRef, told: Status, now: float) -> Outcome:
+def _orphan_verdict(
+    store: Store, ref: JobRef, plan_of: PlanOf, told: Status, now: float
+) -> Outcome:
     gone = told.phase is JobStatus.NOT_FOUND
     if not gone and not ref.place.is_supervised:
         reports, attempt = _last_attempt(store, ref)
@@ -116,18 +124,13 @@ def _orphan_verdict(store: Store, ref: JobRef, told: Status, now: float) -> Outc
     outcome = replace(_judge(store, ref, now, reason), supervisor_lost=True)
     first = outcome.first
     if first is not None and program_code(first) is not ProgramCode.CODE_FAILED:
-        # Had the supervisor lived, another attempt would have followed the loss of a host.
-        outcome = replace(outcome, blamed=()) if _is_elastic(store, ref) else outcome
+        plan = plan_of(ref)
+        if plan is not None and plan.elastic_gang is not None:
+            # Had the supervisor lived, another attempt would have followed the loss of a host.
+            outcome = replace(outcome, blamed=())
     if not gone and all(r.exit.kind.hearsay for r in outcome.reports):
         outcome = replace(outcome, reason=_as_agents_saw_it(outcome) or reason)
     return outcome
-
-
-def _is_elastic(store: Store, ref: JobRef) -> bool:
-    try:
-        return Plan.read(store.get(layout.plan(ref.job_id))).elastic_gang is not None
-    except KineticError:
-        return False
 
 
 def _as_agents_saw_it(outcome: Outcome) -> str:

@@ -15,7 +15,7 @@ from kinetic.cli import output
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import ignore_option, job_argument, json_option
-from kinetic.errors import KineticError, NotFound, UsageError
+from kinetic.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -310,13 +310,8 @@ def _slices(app: AppContext, ref: JobRef) -> int | tuple[int, int]:
     """How many slices one process was to have; the hosts of other jobs tell theirs."""
     if not ref.place.has_single_controller:
         return 1
-    from kinetic._core import layout
-    from kinetic._core.plan import Plan
-
-    try:
-        return Plan.read(app.store.get(layout.plan(ref.job_id))).options.slices
-    except (KineticError, LookupError):
-        return 1
+    plan = app.board.plan(ref)
+    return 1 if plan is None else plan.options.slices
 
 
 def _describe_start(started_at: float | None, ended_at: float | None, now: float) -> str:
