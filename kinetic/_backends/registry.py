@@ -60,7 +60,6 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
     topology, slices = options.topology, options.most_slices
     single = options.controller == "single"
     several = topology.multi_host or slices > 1 or single
-    joins_slices = topology.kind == "tpu" and slices > 1 and not single
     name = (
         options.backend
         or checks.backend("backend", settings.backend)
@@ -81,23 +80,15 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
         image=options.container_image or "",
         image_repo=settings.base_image_repo or "",
         queue=settings.queue or "",
-        priority=settings.priority or "",
-        reservation=settings.reservation or "",
-        local_storage="" if single else settings.local_storage or "",
-        network_devices=settings.network_devices or "" if joins_slices else "",
         service_account=settings.service_account if "service_account" in settings.sources else "",
-        controller="single" if single else "",
-        leader="head" if options.elastic and not single and name != "local" else "",
     )
     if _makers.get(name) is _ray:
         from kinetic._backends.ray import access
 
-        # Its hosts come and go one by one, so a driver that is none of them leads.
-        place = replace(place, address=access.find_address(settings), leader="head")
-        return BackendSelection(place)
+        return BackendSelection(replace(place, address=access.find_address(settings)))
     if name in _makers and (name in _WITHOUT_CLUSTER or settings.cluster_settings):
         return BackendSelection(place)
-    stand_in = replace(place, backend="local", stands_in_for=name, leader="")
+    stand_in = replace(place, backend="local", stands_in_for=name)
     simulates = simulation.can_simulate(system)
     notice = _standing_in(topology, slices, single=single) if simulates else ""
     return BackendSelection(stand_in, notice)

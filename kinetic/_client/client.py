@@ -99,7 +99,7 @@ class Client:
             else ()
         )
         self.backend.warm_up(
-            needs_jax=needs_jax(options, self.place),
+            needs_jax=needs_jax(options),
             variables=[*options.env, *options.secrets, *captured],
             libraries=libraries.list_libraries(func),
         )

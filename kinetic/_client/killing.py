@@ -35,7 +35,7 @@ def choose_hosts(ref: JobRef, slice: int | None, host: int | None) -> tuple[int,
     if slice is None:
         return (_check_index(ref, "host", host, ref.hosts),)
     each = shape.machines_of_a_slice(ref)
-    if ref.place.has_single_controller:
+    if ref.has_single_controller:
         first = ref.hosts + _check_index(ref, "slice", slice, _MANY) * each
     else:
         first = _check_index(ref, "slice", slice, ref.hosts // each) * each

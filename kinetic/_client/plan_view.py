@@ -56,7 +56,7 @@ class PlanView:
             f"Plan of {plan.name}",
             facts,
             "",
-            plan.topology.as_one_host() if plan.place.has_single_controller else plan.topology,
+            plan.topology.as_one_host() if plan.has_single_controller else plan.topology,
             (HostState.PLANNED,) * plan.hosts,
             tuple(self._rows()),
         )
@@ -117,7 +117,7 @@ class PlanView:
         return "" if listed is None else f"kinetic {version}, list sha256 {listed.digest[:12]}"
 
     def _unit(self) -> str:
-        single = self.plan.place.has_single_controller
+        single = self.plan.has_single_controller
         return "single controller x devices" if single else "hosts x devices"
 
     def _shape(self) -> str:

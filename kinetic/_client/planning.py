@@ -263,7 +263,7 @@ def _draft(
         job_id=job_id,
         name=options.name or spec.name,
         place=place,
-        options=options.strip_for_hosts(),
+        options=complete_options(options.strip_for_hosts(), settings),
         payload=Blob("", 0),
         versions=Versions(f"{sys.version_info.major}.{sys.version_info.minor}", "", __version__),
         created_at=now,
@@ -274,6 +274,19 @@ def _draft(
         jax_options=jax_options.changed_options(settings.cache_dir, without=options.env),
         is_verbose=settings.log_level == "DEBUG",
         cost=cost,
+    )
+
+
+def complete_options(options: Options, settings: Settings) -> Options:
+    """Fill in what settings say of hosts, where it applies to the job."""
+    single = options.controller == "single"
+    joins_slices = options.topology.kind == "tpu" and options.most_slices > 1 and not single
+    return dataclasses.replace(
+        options,
+        priority=settings.priority,
+        reservation=settings.reservation,
+        local_storage=None if single else settings.local_storage,
+        network_devices=settings.network_devices if joins_slices else None,
     )
 
 

@@ -140,6 +140,8 @@ def ref_of(plan: Plan, store_uri: str) -> JobRef:
         group_kind=plan.labels.get("group_kind"),
         group_index=int(plan.labels["group_index"]) if "group_index" in plan.labels else None,
         debug=plan.options.debug,
+        has_single_controller=plan.has_single_controller,
+        has_head=plan.has_head,
         output_dir=plan.output_dir or _default_output_dir(store_uri, plan.job_id),
     )
 

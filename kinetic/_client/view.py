@@ -74,7 +74,7 @@ class JobView:
             if name in JobRef.__dataclass_fields__:
                 return getattr(self.ref, name)
             if name in ATTRIBUTES:
-                return self.ref.attributes()[name]
+                return self.ref.attributes().get(name, "")
             if name in _OF_FUTURES:
                 raise AttributeError(
                     f"{self.job_id} is no future of concurrent.futures, whose wait() and "

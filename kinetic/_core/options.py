@@ -212,7 +212,6 @@ class Options(documents.Record, called="The options of the job"):
         "devices of all hosts and slices of a TPU, through Pathways on a cluster.",
         "multi",
         flag=Flag(("--controller",), "single|multi", offers="controllers"),
-        becomes="place",
     )
     queue: str | None = option(
         checks.cluster_name,
@@ -225,13 +224,11 @@ class Options(documents.Record, called="The options of the job"):
         checks.cluster_name,
         "The cluster's priority class: of its queue if queue= is given, else of its pods.",
         flag=Flag(("--priority",)),
-        becomes="place",
     )
     reservation: str | None = option(
         checks.cluster_name,
         "A reservation of the cluster's machines to run on.",
         flag=Flag(("--reservation",)),
-        becomes="place",
     )
     local_storage: str | None = option(
         checks.local_storage,
@@ -239,14 +236,12 @@ class Options(documents.Record, called="The options of the job"):
         'reserved, such as "60Gi"; or "multi-tier", the volume of GKE\'s multi-tier checkpointing, '
         "which outlives pods.",
         flag=Flag(("--local-storage",), "SIZE|multi-tier"),
-        becomes="place",
     )
     network_devices: str | None = option(
         checks.network_devices,
         "How many network devices of its machine each pod of a multi-slice TPU job claims "
         '(GKE\'s DRANET): a number, or "all".',
         flag=Flag(("--network-devices",), "N|all"),
-        becomes="place",
     )
     service_account: str | None = option(
         checks.cluster_name,

@@ -38,13 +38,7 @@ class Place(documents.Record, called="The place of the job"):
         image: what the hosts run.
         image_repo: the repository of prebuilt images.
         queue: the queue that admits the job.
-        priority: the priority class, which says which jobs come first.
-        reservation: the reserved machines that the job takes.
-        local_storage: the size of each host's folder in memory, such as 60Gi; or `MULTI_TIER`.
-        network_devices: how many network devices each pod claims, or `ALL_DEVICES`.
         service_account: of the pods, if somebody named it: then they have its token.
-        controller: "single" where one process has the devices of all slices; else "".
-        leader: "head" where a program that runs no function leads the gang; else "".
     """
 
     backend: str
@@ -57,23 +51,7 @@ class Place(documents.Record, called="The place of the job"):
     image: str = ""
     image_repo: str = ""
     queue: str = ""
-    priority: str = ""
-    reservation: str = ""
-    local_storage: str = ""
-    network_devices: str = ""
     service_account: str = ""
-    controller: str = ""
-    leader: str = ""
-
-    @property
-    def has_single_controller(self) -> bool:
-        """Whether one process has the devices of all slices: through Pathways on a cluster."""
-        return self.controller == "single"
-
-    @property
-    def has_head(self) -> bool:
-        """Whether a program that runs no function leads the gang, so that any host may be lost."""
-        return self.leader == "head"
 
     @property
     def requested(self) -> str:

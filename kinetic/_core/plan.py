@@ -162,15 +162,10 @@ class Versions:
     kinetic: str
 
 
-def hosts_of(options: Options, place: Place) -> int:
-    """Return how many processes run the function: one on every host, or a single one for all."""
-    return 1 if place.has_single_controller else options.most_slices * options.topology.hosts
-
-
-def needs_jax(options: Options, place: Place) -> bool:
+def needs_jax(options: Options) -> bool:
     """Whether JAX joins what runs the function: several hosts, or the devices of all of them."""
-    has_world = place.has_single_controller or hosts_of(options, place) > 1
-    return has_world and options.joins_jax in (True, "lazy")
+    has_hosts = options.most_slices * options.topology.hosts > 1
+    return (has_hosts or options.controller == "single") and options.joins_jax in (True, "lazy")
 
 
 @dataclass(frozen=True)
@@ -246,8 +241,21 @@ class Plan(Record, called="The plan of the job"):
 
     @property
     def hosts(self) -> int:
-        """Hosts of the whole gang, over all slices: those that run the function."""
-        return hosts_of(self.options, self.place)
+        """Hosts of the whole gang, over all slices: those that run the function, or a single one
+        for all."""
+        return 1 if self.has_single_controller else self.options.most_slices * self.topology.hosts
+
+    @property
+    def has_single_controller(self) -> bool:
+        """Whether one process has the devices of all slices: through Pathways on a cluster."""
+        return self.options.controller == "single"
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a program that runs no function leads the gang, so that any host may be lost. On
+        Ray it always does: hosts come and go one by one there."""
+        is_replaced = self.elastic_gang is not None and not self.place.is_supervised
+        return is_replaced or self.place.backend == "ray"
 
     @property
     def devices_per_host(self) -> int:
@@ -257,7 +265,7 @@ class Plan(Record, called="The plan of the job"):
     @property
     def platform(self) -> str:
         """What JAX calls the devices: cpu, gpu, tpu, or proxy where Pathways has them."""
-        return PROXY if self.place.has_single_controller else self.topology.kind
+        return PROXY if self.has_single_controller else self.topology.kind
 
     @property
     def most_attempts(self) -> int:
@@ -268,12 +276,12 @@ class Plan(Record, called="The plan of the job"):
     @property
     def elastic_gang(self) -> Elastic | None:
         """What an elastic job does when hosts of a slice are lost; None for any other job."""
-        return None if self.place.has_single_controller else self.options.elastic
+        return None if self.has_single_controller else self.options.elastic
 
     @property
     def elastic_controller(self) -> Elastic | None:
         """What the one process of an elastic job does when a slice is lost; None for any other."""
-        return self.options.elastic if self.place.has_single_controller else None
+        return self.options.elastic if self.has_single_controller else None
 
     def cluster_mounts(self) -> dict[int, str]:
         """Return the folders that the cluster mounts in each pod: of the data of these numbers, or,

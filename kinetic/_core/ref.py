@@ -22,8 +22,10 @@ _OF_THE_PLACE = {
     "zone": "zone",
     "namespace": "namespace",
     "image_uri": "image",
+    "address": "address",
 }
 """The names of a place's fields among the attributes of a job."""
+_IF_SET = ("address", "has_single_controller", "has_head")
 NEWEST = "-"
 """Stands for the newest job wherever an id is expected."""
 _BUCKET = "gs://"
@@ -47,6 +49,7 @@ class JobRef(documents.Record, called="The reference of the job"):
         k8s_name: the job's name in a cluster; "" locally.
         group_id, group_kind, group_index: of the batch that the job belongs to; None outside one.
         debug: whether the job waits for a debugger.
+        has_single_controller, has_head: as of its plan.
         output_dir: where the function leaves files; "" in references of older versions.
         schema_version: of the layout of the job's records.
     """
@@ -64,6 +67,8 @@ class JobRef(documents.Record, called="The reference of the job"):
     group_kind: str | None = None
     group_index: int | None = None
     debug: bool = False
+    has_single_controller: bool = False
+    has_head: bool = False
     output_dir: str = ""
     schema_version: int = SCHEMA_VERSION
 
@@ -75,9 +80,9 @@ class JobRef(documents.Record, called="The reference of the job"):
     def attributes(self) -> dict[str, Any]:
         """Return everything known of the job as a flat dict with the names that scripts use,
         without None. `from_json` accepts it."""
-        flat = {name: value for name, value in vars(self).items() if name != "place"}
-        flat |= {name: getattr(self.place, field) for name, field in _OF_THE_PLACE.items()}
-        flat["bucket_name"] = _bucket(self.store_uri)
+        flat = vars(self) | {name: getattr(self.place, of) for name, of in _OF_THE_PLACE.items()}
+        flat |= {"bucket_name": _bucket(self.store_uri), "place": None}
+        flat |= {name: flat[name] or None for name in _IF_SET}
         return {name: value for name, value in flat.items() if value is not None}
 
     def check_version(self) -> None:

@@ -27,7 +27,7 @@ def test_one_process_has_the_devices_of_all_hosts():
     handle = kinetic.run(accelerator="tpu-v6e-16", controller="single")(world).run_async()
     assert handle.result() == (1, 16, 16)
     assert handle.hosts == 1
-    assert kinetic.attach(handle.job_id).ref.place.has_single_controller
+    assert kinetic.attach(handle.job_id).ref.has_single_controller
 
 
 def test_and_of_all_slices():

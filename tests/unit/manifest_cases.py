@@ -32,7 +32,8 @@ PLACE = Place("gke", cluster="tpus", project="lab", namespace="team-a")
 
 def planned(accelerator="cpu", *, place=PLACE, **more):
     kept = ("slices", "retries", "debug", "env", "cpu", "memory", "shm", "privileged")
-    kept += ("pathways_flags",)
+    kept += ("pathways_flags", "controller", "priority", "reservation")
+    kept += ("local_storage", "network_devices")
     options = {name: more.pop(name) for name in kept if name in more}
     return Plan(
         job_id="job-00c0ffee",

@@ -19,7 +19,7 @@ from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic.errors import BackendUnavailable, PreflightError
 
-PLAN = planned("tpu-v6e-16", slices=2, place=Place("pathways", network_devices="2"))
+PLAN = planned("tpu-v6e-16", slices=2, place=Place("pathways"), network_devices="2")
 REF = JobRef(PLAN.job_id, PLAN.place, "tpu-v6e-16", "f", "f", 0.0, "memory://claims", hosts=8)
 CLAIMS = "resourceclaimtemplates"
 

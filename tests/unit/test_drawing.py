@@ -215,14 +215,12 @@ def test_it_fits_into_a_narrow_output(accelerator):
 
 def test_a_single_controller_has_all_chips():
     def squares(controller):
-        place = dataclasses.replace(ref().place, controller=controller)
-        job = dataclasses.replace(ref(), place=place, accelerator="tpu-v6e-8", hosts=1)
+        of_job = {"accelerator": "tpu-v6e-8", "hosts": 1, "has_single_controller": controller}
+        job = dataclasses.replace(ref(), **of_job)
         return drawing.html(drawing.of_job(job, "running", (), None, NOW)).count("9px;height:9px")
 
-    assert (squares(""), squares("single")) == (4, 8)
-    planned = plan()
-    single = dataclasses.replace(planned.place, controller="single")
-    view = PlanView(dataclasses.replace(planned, place=single), ())
+    assert (squares(False), squares(True)) == (4, 8)
+    view = PlanView(plan(options={"controller": "single"}), ())
     assert "1 x 16 (single controller x devices; tpu 4x4)" in repr(view)
     assert view._repr_html_().count("9px;height:9px") == 16
 
@@ -232,6 +230,6 @@ def test_a_single_controller_has_all_chips():
     [(1, ""), (3, "3 slices of "), ((2, 3), "2 to 3 slices of "), ((2, 2), "2 slices of ")],
 )
 def test_a_single_controller_names_its_slices(slices, told):
-    place = dataclasses.replace(ref().place, controller="single")
-    job = dataclasses.replace(ref(), place=place, accelerator="tpu-v6e-8", hosts=1)
+    of_job = {"accelerator": "tpu-v6e-8", "hosts": 1, "has_single_controller": True}
+    job = dataclasses.replace(ref(), **of_job)
     assert shape.describe_shape(job, slices) == f"{told}tpu-v6e-8 (single controller)"

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from doubles.memory_store import MemoryStore
-from manifest_cases import PLACE, planned
+from manifest_cases import planned
 
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent, parse
@@ -19,7 +19,7 @@ from kinetic._core.gang.picture import picture_of
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._host import pod, verdicts
 
-PLAN = planned("cpu:2", slices=(1, 2), place=replace(PLACE, leader="head"))
+PLAN = planned("cpu:2", slices=(1, 2))
 
 
 def plan_with(**options):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 from cli_fakes import Capture, World
@@ -19,7 +20,8 @@ def of(hosts: int, accelerator: str, place: Place = Place("local", "gke")) -> Jo
     return JobRef("job-00000001", place, accelerator, "f", "f", 0.0, "/store", hosts=hosts)
 
 
-SINGLE = Place("local", "pathways", controller="single")
+def of_single(accelerator: str) -> JobRef:
+    return replace(of(1, accelerator), has_single_controller=True)
 
 
 @pytest.mark.parametrize(
@@ -32,9 +34,9 @@ SINGLE = Place("local", "pathways", controller="single")
         (of(3, "gpu-h100x2"), 2, None, (2,)),
         (of(1, "cpu"), 0, 0, (0,)),
         (of(2, "xpu-of-tomorrow"), 0, 1, (1,)),
-        (of(1, "tpu-v6e-16", SINGLE), 1, None, (5, 6, 7, 8)),
-        (of(1, "tpu-v6e-16", SINGLE), 0, 3, (4,)),
-        (of(1, "tpu-v6e-16", SINGLE), None, 0, (0,)),
+        (of_single("tpu-v6e-16"), 1, None, (5, 6, 7, 8)),
+        (of_single("tpu-v6e-16"), 0, 3, (4,)),
+        (of_single("tpu-v6e-16"), None, 0, (0,)),
     ],
 )
 def test_a_host_is_counted_within_its_slice(ref, slice_, host, hosts):
@@ -51,14 +53,14 @@ def test_a_host_is_counted_within_its_slice(ref, slice_, host, hosts):
         (of(8, "tpu-v6e-16"), None, 8, r"no host 8: .* has hosts 0 to 7\."),
         (of(8, "tpu-v6e-16"), None, True, "no host True"),
         (of(1, "cpu"), 1, None, r"no slice 1: job-00000001 has only slice 0\."),
-        (of(1, "tpu-v6e-16", SINGLE), -1, None, r"no slice -1\."),
+        (of_single("tpu-v6e-16"), -1, None, r"no slice -1\."),
         (
-            of(1, "tpu-v6e-16", SINGLE),
+            of_single("tpu-v6e-16"),
             1,
             4,
             r"no host 4 of slice 1: .* has hosts 0 to 3 of slice 1\.",
         ),
-        (of(1, "tpu-v6e-16", SINGLE), None, 1, r"no host 1: .* has only host 0\."),
+        (of_single("tpu-v6e-16"), None, 1, r"no host 1: .* has only host 0\."),
     ],
 )
 def test_what_there_is_not_is_refused(ref, slice_, host, says):
@@ -69,12 +71,9 @@ def test_what_there_is_not_is_refused(ref, slice_, host, says):
 def test_machines_of_a_single_controller_are_named_by_their_slice():
     assert killing.name_machines(of(8, "tpu-v6e-16"), (4, 5, 6, 7)) == "hosts 4-7"
     assert killing.name_machines(of(8, "tpu-v6e-16"), (4,), of_all=True) == "host 4 of 8"
-    assert (
-        killing.name_machines(of(1, "tpu-v6e-16", SINGLE), (5, 6, 7, 8))
-        == "machines 0-3 of slice 1"
-    )
-    assert killing.name_machines(of(1, "tpu-v6e-16", SINGLE), (4,)) == "machine 3 of slice 0"
-    assert killing.name_machines(of(1, "tpu-v6e-16", SINGLE), (0,)) == "host 0"
+    assert killing.name_machines(of_single("tpu-v6e-16"), (5, 6, 7, 8)) == "machines 0-3 of slice 1"
+    assert killing.name_machines(of_single("tpu-v6e-16"), (4,)) == "machine 3 of slice 0"
+    assert killing.name_machines(of_single("tpu-v6e-16"), (0,)) == "host 0"
 
 
 @pytest.mark.parametrize("name", ["KILL", "sigkill", "9", 9, signal.SIGKILL.value, " Kill "])

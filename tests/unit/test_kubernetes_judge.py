@@ -58,8 +58,8 @@ def job(
     def answer(name: str) -> Any:
         return lambda *_: answers[name] if name in answers else pytest.fail(f"asks {name}")
 
-    place = Place("pathways", leader="head" if head else "")
-    ref = JobRef("job-1", place, "x", "f", "f", 0.0, "memory://", hosts=2)
+    place = Place("pathways")
+    ref = JobRef("job-1", place, "x", "f", "f", 0.0, "memory://", hosts=2, has_head=head)
     return states.JobFacts(
         ref,
         workload,

@@ -47,7 +47,7 @@ def fused(source, *, is_dir=True, mount="", writable=False):
     return Dataset(source, is_dir, mount=mount, fuse=True, writable=writable)
 
 
-ELASTIC = replace(PLACE, backend="pathways", leader="head")
+ELASTIC = replace(PLACE, backend="pathways")
 CASES = {
     "cpu": (planned("cpu"), SETTINGS),
     "cpu-2-4-slices": (planned("cpu:2", slices=4), SETTINGS),
@@ -70,11 +70,11 @@ CASES = {
     "spot": (planned("tpu-v6e-16:spot", retries=3), SETTINGS),
     "one-host-retries": (planned("gpu-l4", retries=2), SETTINGS),
     "queue-and-priority": (
-        planned("tpu-v6e-16", place=replace(PLACE, queue="team-a", priority="high")),
+        planned("tpu-v6e-16", place=replace(PLACE, queue="team-a"), priority="high"),
         SETTINGS,
     ),
     "priority-and-reservation": (
-        planned("tpu-v6e-1", place=replace(PLACE, priority="high", reservation="next-week")),
+        planned("tpu-v6e-1", priority="high", reservation="next-week"),
         SETTINGS,
     ),
     "debug": (planned("tpu-v6e-8", debug=True, limits=Limits(grace_s=45.5)), SETTINGS),
@@ -93,20 +93,20 @@ CASES = {
         SETTINGS,
     ),
     "local-storage": (
-        planned("tpu-v6e-16", place=replace(PLACE, local_storage="60Gi")),
+        planned("tpu-v6e-16", local_storage="60Gi"),
         SETTINGS,
     ),
     "multi-tier": (
         planned(
             "tpu-v6e-16",
             slices=2,
-            place=replace(PLACE, local_storage=MULTI_TIER),
+            local_storage=MULTI_TIER,
             env={"KINETIC_LOCAL_DIR": "/ramdisk"},
         ),
         SETTINGS,
     ),
     "network-devices": (
-        planned("tpu-v6e-16", slices=2, place=replace(PLACE, network_devices="2")),
+        planned("tpu-v6e-16", slices=2, network_devices="2"),
         SETTINGS,
     ),
     "training": (
@@ -114,7 +114,7 @@ CASES = {
         SETTINGS,
     ),
     "simulated": (
-        planned("tpu-v6e-16:spot", place=replace(PLACE, reservation="next-week")),
+        planned("tpu-v6e-16:spot", reservation="next-week"),
         PodSettings(
             image="none",
             store_uri="/store",
@@ -175,13 +175,14 @@ VARIABLES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,20}", fullmatch=True).filter(
     lambda name: not re.match("TPU_|MEGASCALE_|JAX_", name)
 )
 PLANS = st.builds(
-    lambda accelerator, spot, slices, retries, debug, place, secrets: planned(
+    lambda accelerator, spot, slices, retries, debug, place, secrets, options: planned(
         accelerator + (":spot" if spot and accelerator[:3] != "cpu" else ""),
         slices=slices,
         retries=retries,
         debug=debug,
         place=place,
         secrets=tuple(secrets),
+        **options,
     ),
     st.sampled_from(NAMES),
     st.booleans(),
@@ -193,11 +194,15 @@ PLANS = st.builds(
         backend=st.just("gke"),
         namespace=st.sampled_from(["", "team-a"]),
         queue=st.sampled_from(["", "team-a"]),
-        priority=st.sampled_from(["", "high"]),
-        reservation=st.sampled_from(["", "next-week"]),
-        local_storage=st.sampled_from(["", "60Gi", MULTI_TIER]),
     ),
     st.sets(VARIABLES, max_size=3),
+    st.fixed_dictionaries(
+        {
+            "priority": st.sampled_from([None, "high"]),
+            "reservation": st.sampled_from([None, "next-week"]),
+            "local_storage": st.sampled_from([None, "60Gi", MULTI_TIER]),
+        }
+    ),
 )
 
 

@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from manifest_cases import PLACE, SETTINGS, env_of, planned, pod_of
+from manifest_cases import SETTINGS, env_of, planned, pod_of
 
 from kinetic._backends.kubernetes import manifests
 from kinetic._backends.kubernetes.manifests import render
@@ -38,7 +38,7 @@ def test_every_host_has_a_folder_in_memory(accelerator):
 
 def test_memory_of_a_size_is_reserved():
     for accelerator in ("cpu", "tpu-v6e-16"):
-        plan = planned(accelerator, place=replace(PLACE, local_storage="60Gi"))
+        plan = planned(accelerator, local_storage="60Gi")
         volume, _, resources = local_volume(plan)
         assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "60Gi"}
         assert resources["requests"]["memory"] == "60Gi"
@@ -83,7 +83,6 @@ def test_the_head_of_an_elastic_job_takes_nothing_of_what_the_function_needs():
     plan = planned(
         "tpu-v6e-1",
         slices=(1, 2),
-        place=replace(PLACE, leader="head"),
         cpu="8",
         memory="32Gi",
         privileged=True,
@@ -98,7 +97,7 @@ def test_the_head_of_an_elastic_job_takes_nothing_of_what_the_function_needs():
 
 
 def test_what_a_pod_requests_counts_its_folders_in_memory():
-    both = planned("tpu-v6e-16", memory="100Gi", place=replace(PLACE, local_storage="60Gi"))
+    both = planned("tpu-v6e-16", memory="100Gi", local_storage="60Gi")
     container = pod_of(render(both, SETTINGS)[0])["spec"]["containers"][0]
     assert container["resources"]["requests"] == {"google.com/tpu": "4", "memory": "100Gi"}
 
@@ -116,7 +115,7 @@ def test_the_folder_is_where_the_function_wants_it():
 
 
 def test_multi_tier_checkpointing_keeps_the_folder_on_the_node():
-    plan = planned("tpu-v6e-16", place=replace(PLACE, local_storage=MULTI_TIER))
+    plan = planned("tpu-v6e-16", local_storage=MULTI_TIER)
     volume, _, resources = local_volume(plan)
     assert volume["csi"] == {"driver": MULTI_TIER_DRIVER}
     assert "memory" not in json.dumps(resources)
@@ -136,7 +135,7 @@ def test_multi_tier_checkpointing_keeps_the_folder_on_the_node():
 def test_a_host_says_its_place_in_jax_in_a_folder_that_nobody_else_manages(
     storage, simulated, is_ours
 ):
-    plan = planned("tpu-v6e-16", place=replace(PLACE, local_storage=storage))
+    plan = planned("tpu-v6e-16", local_storage=storage)
     settings = replace(SETTINGS, simulated=simulated)
     who = identity.from_environ(env_of(render(plan, settings)[0], pod=3))
     home = local_folder.prepare(who, plan)
@@ -154,7 +153,7 @@ def test_a_host_says_its_place_in_jax_in_a_folder_that_nobody_else_manages(
     ],
 )
 def test_pods_of_several_slices_claim_network_devices(asked, amount):
-    plan = planned("tpu-v6e-16", slices=2, place=replace(PLACE, network_devices=asked))
+    plan = planned("tpu-v6e-16", slices=2, network_devices=asked)
     workload, _, template = render(plan, SETTINGS)
     (request,) = template["spec"]["spec"]["devices"]["requests"]
     assert request["exactly"] == {"deviceClassName": "netdev.google.com"} | amount

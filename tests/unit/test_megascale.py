@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from manifest_cases import PLACE, planned
+from manifest_cases import planned
 
 from kinetic._core.gang.messages import HostAssignment
 from kinetic._host.agent import start_message
@@ -40,7 +40,7 @@ HOST = Identity(
 
 
 def told(who, accelerator="tpu-v6e-8", slices=(1, 3)):
-    plan = planned(accelerator, slices=slices, place=replace(PLACE, leader="head"))
+    plan = planned(accelerator, slices=slices)
     names = {"root": Path("host"), "output_dir": "", "tree": Path("tree"), "sys_path": ()}
     space = SimpleNamespace(**names, editable=())
     world = start_message.World("10.0.0.7:4321", who.hosts, who.host, 0, "tpu", False)

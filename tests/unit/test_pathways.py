@@ -32,18 +32,20 @@ from kinetic._host.worker.joining import World
 from kinetic.errors import PreflightError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kubernetes" / "pathways"
-SINGLE = replace(PLACE, backend="pathways", controller="single")
+SINGLE = {"place": replace(PLACE, backend="pathways"), "controller": "single"}
 NOWHERE = replace(
     SETTINGS, image="none", store_uri="/store", python="/opt/bin/python", bootstrap=""
 )
 CASES = {
-    "tpu-v6e-16": (planned("tpu-v6e-16", place=SINGLE), SETTINGS),
+    "tpu-v6e-16": (planned("tpu-v6e-16", **SINGLE), SETTINGS),
     "2-slices": (
         planned(
             "tpu-v6e-16:spot",
             slices=2,
             retries=3,
-            place=replace(SINGLE, queue="team-a", priority="high", reservation="next-week"),
+            **SINGLE | {"place": replace(PLACE, backend="pathways", queue="team-a")},
+            priority="high",
+            reservation="next-week",
             secrets=("HF_TOKEN",),
         ),
         replace(SETTINGS, head_pool="cpu-np", pathways_version="20260701-jax_0.10.2"),
@@ -53,16 +55,17 @@ CASES = {
             "tpu-v5litepod-8",
             debug=True,
             limits=Limits(grace_s=45.5),
-            place=replace(SINGLE, priority="high"),
+            **SINGLE,
+            priority="high",
         ),
         SETTINGS,
     ),
-    "elastic": (planned("tpu-v6e-16", slices=(1, 3), place=SINGLE), SETTINGS),
+    "elastic": (planned("tpu-v6e-16", slices=(1, 3), **SINGLE), SETTINGS),
     "flags": (
         planned(
             "tpu-v6e-16",
             slices=2,
-            place=SINGLE,
+            **SINGLE,
             cpu="4",
             memory="64Gi",
             pathways_flags={
@@ -74,7 +77,7 @@ CASES = {
         SETTINGS,
     ),
     "simulated": (
-        planned("tpu-v6e-16:spot", place=SINGLE),
+        planned("tpu-v6e-16:spot", **SINGLE),
         replace(NOWHERE, simulated=True, service_account=""),
     ),
 }
@@ -267,7 +270,7 @@ def test_every_known_field_is_there(path):
 
 @pytest.mark.parametrize(("slices", "to_lose"), [((1, 3), 2), ((2, 3), 1), ((3, 3), 1), (3, 0)])
 def test_the_proxy_is_told_how_many_slices_may_be_away(slices, to_lose):
-    workload, _ = render(planned("tpu-v6e-16", slices=slices, place=SINGLE), SETTINGS)
+    workload, _ = render(planned("tpu-v6e-16", slices=slices, **SINGLE), SETTINGS)
     args = found_in(workload["spec"])["head"]["proxy"]["args"]
     told = [arg for arg in args if "elastic" in arg]
     assert told == ([f"--num_elastic_slices={to_lose}"] if to_lose else [])
@@ -416,8 +419,8 @@ def test_what_is_said_of_pods_names_them_as_users_know_them():
 
 
 def test_hosts_whose_pods_are_gone_are_known_by_their_names():
-    def failed(place, accelerator, pod, **options):
-        workload, _ = render(planned(accelerator, place=place, **options), SETTINGS)
+    def failed(accelerator, pod, **options):
+        workload, _ = render(planned(accelerator, **options), SETTINGS)
         said = f"Container kinetic for pod team-a/{pod}-x2x4z failed with exit code 42 matching"
         event = {"type": "Warning", "reason": "PodFailurePolicy", "message": said}
         condition = {"type": "Failed", "status": "True", "message": "jobset failed"}
@@ -425,10 +428,10 @@ def test_hosts_whose_pods_are_gone_are_known_by_their_names():
         return diagnose(Observed(gone, events=[event])).hosts
 
     own = "kinetic-job-00c0ffee"
-    assert failed(PLACE, "tpu-v6e-16", f"{own}-host-1-2", slices=2) == (6,)
-    assert failed(PLACE, "cpu:2", f"{own}-host-3-0", slices=4) == (3,)
-    assert failed(PLACE, "cpu", f"{own}-0") == (0,)
-    assert failed(SINGLE, "tpu-v6e-16", f"{own}-pathways-head-0-0") == (0,)
+    assert failed("tpu-v6e-16", f"{own}-host-1-2", slices=2) == (6,)
+    assert failed("cpu:2", f"{own}-host-3-0", slices=4) == (3,)
+    assert failed("cpu", f"{own}-0") == (0,)
+    assert failed("tpu-v6e-16", f"{own}-pathways-head-0-0", **SINGLE) == (0,)
 
 
 # -- on the host -----------------------------------------------------------------------------------

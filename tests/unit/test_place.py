@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from laptop_fakes import FakeBackend, ref
+from laptop_fakes import FakeBackend, plan, ref
 
 import kinetic
 from kinetic import errors
 from kinetic._backends import registry
+from kinetic._client import planning
 from kinetic._client.handle import JobHandle
 from kinetic._client.options import check_options
 from kinetic._config import settings as configuration
@@ -29,9 +31,6 @@ CLUSTER = Place(
     image="gcr.io/lab/image:1",
     image_repo="gcr.io/lab",
     queue="team-a-queue",
-    priority="high",
-    reservation="next-week",
-    local_storage="60Gi",
     service_account="trainer",
 )
 OPTIONS = {
@@ -88,6 +87,9 @@ def test_options_of_a_cluster_arrive_in_the_plan_the_reference_and_the_handle(ho
     kept = Plan.from_json(json.loads(store.get(layout.plan(handle.job_id))))
     assert [place for place, _ in made] == [CLUSTER, CLUSTER]
     assert kept.place == handle.ref.place == again.ref.place == CLUSTER
+    asked = kept.options
+    assert (asked.priority, asked.reservation) == ("high", "next-week")
+    assert asked.local_storage == "60Gi"
     assert (again.cluster_name, again.zone, again.project) == ("tpus", "us-central2-b", "lab")
     assert (again.namespace, again.image_uri) == ("team-a", "gcr.io/lab/image:1")
     assert (again.backend, again.requested_backend) == ("gke", "gke")
@@ -151,6 +153,9 @@ def test_a_reference_is_small_and_a_handle_has_all_attributes():
     }
     assert JobRef.from_json(json.loads(json.dumps(kept.to_json()))) == kept
     assert JobRef.from_json(json.loads(json.dumps(kept.attributes()))) == kept
+    led = replace(kept, place=Place("ray", address="http://head:8265"), has_head=True)
+    for one in (led, replace(kept, has_single_controller=True)):
+        assert JobRef.from_json(one.to_json()) == JobRef.from_json(one.attributes()) == one
     handle = JobHandle(kept, store=LocalStore("/s"))
     assert handle.bucket_name == "bucket"
     assert {name for name in ATTRIBUTES if not hasattr(handle, name)} == set()
@@ -191,12 +196,12 @@ def test_several_hosts_are_a_job_set_whatever_they_are(accelerator, slices, back
 def test_what_pods_get_by_settings_goes_to_jobs_that_can_use_it():
     cluster = {"KINETIC_CLUSTER": "c", "KINETIC_LOCAL_STORAGE": "60GB"}
     environ = cluster | {"KINETIC_NETWORK_DEVICES": "2"}
-    two = chosen(environ, slices=2).place
+    two = planned(environ, slices=2).options
     assert (two.local_storage, two.network_devices) == ("60G", "2")
-    assert chosen(environ).place.network_devices == ""
-    assert chosen(environ, accelerator="gpu-l4", slices=2).place.network_devices == ""
-    single = chosen(environ, slices=2, controller="single").place
-    assert (single.local_storage, single.network_devices) == ("", "")
+    assert planned(environ).options.network_devices is None
+    assert planned(environ, accelerator="gpu-l4", slices=2).options.network_devices is None
+    single = planned(environ, slices=2, controller="single").options
+    assert (single.local_storage, single.network_devices) == (None, None)
 
 
 def test_only_a_service_account_that_somebody_names_is_in_the_place():
@@ -226,42 +231,46 @@ def chosen(environ=None, **options):
     return registry.select(check_options(None, {"accelerator": "tpu-v6e-8"} | options), settings)
 
 
-def test_a_single_controller_is_part_of_the_place():
+def planned(environ=None, **options):
+    settings = configuration.load({"KINETIC_HOME": "/home/me"} | (environ or {}), profile={})
+    made = check_options(None, {"accelerator": "tpu-v6e-8"} | options)
+    place = registry.select(made, settings).place
+    return replace(plan(), place=place, options=planning.complete_options(made, settings))
+
+
+def test_a_single_controller_is_a_backend_of_its_own():
     single = chosen(controller="single")
     assert (single.place.backend, single.place.requested) == ("local", "pathways")
-    assert single.place.has_single_controller
     assert single.notice.endswith("simulating tpu-v6e-8 (one process with 8 chips) here")
     two = chosen(controller="single", slices=2)
     assert two.notice.endswith("2 slices of tpu-v6e-8 (one process with 16 chips) here")
-    assert "controller" not in chosen().place.to_json()
     on_cluster = chosen({"KINETIC_CLUSTER": "c"}, controller="single", accelerator="tpu-v6e-4")
     assert on_cluster.place.backend == "pathways"
 
 
 def test_its_slices_may_come_and_go_here_and_on_a_cluster():
     for environ, backend in (({}, "local"), ({"KINETIC_CLUSTER": "c"}, "pathways")):
-        place = chosen(environ, controller="single", slices=(1, 2)).place
-        assert (place.backend, place.has_head) == (backend, False)
+        made = planned(environ, controller="single", slices=(1, 2))
+        assert (made.place.backend, made.has_head) == (backend, False)
 
 
 @pytest.mark.parametrize(
-    ("environ", "options", "leader"),
+    ("environ", "options", "has_head"),
     [
-        ({}, {}, ""),
-        ({"KINETIC_CLUSTER": "c"}, {}, "head"),
-        ({"KINETIC_CLUSTER": "c"}, {"backend": "local"}, ""),
+        ({}, {}, False),
+        ({"KINETIC_CLUSTER": "c"}, {}, True),
+        ({"KINETIC_CLUSTER": "c"}, {"backend": "local"}, False),
     ],
 )
-def test_elastic_jobs_have_a_head_where_hosts_are_programs(environ, options, leader):
-    elastic = chosen(environ, slices=(1, 2), **options)
-    assert (elastic.place.leader, elastic.place.has_head) == (leader, bool(leader))
-    assert not chosen(environ, slices=2, **options).place.has_head
+def test_elastic_jobs_have_a_head_where_hosts_are_programs(environ, options, has_head):
+    assert planned(environ, slices=(1, 2), **options).has_head == has_head
+    assert not planned(environ, slices=2, **options).has_head
 
 
 def test_jobs_on_ray_are_led_by_a_driver():
     there = chosen({"KINETIC_ADDRESS": "http://head:8265"}, accelerator="cpu").place
     assert (there.backend, there.address) == ("ray", "http://head:8265")
-    assert there.has_head
+    assert planned({"KINETIC_ADDRESS": "http://head:8265"}, accelerator="cpu").has_head
     assert there.is_cluster
     assert not there.has_pods
 

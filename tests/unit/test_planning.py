@@ -211,8 +211,11 @@ def test_pods_install_kinetic_and_what_the_project_asks_for(project):
     spec = spec_of(sys.modules["work"].train, debug=True)
     settings = dataclasses.replace(configuration.load(), store="gs://bucket")
 
-    def planned(**place):
-        return planning.make(spec, settings, Place("pathways", cluster="c", **place))
+    def planned(controller="multi", **place):
+        made = dataclasses.replace(
+            spec, options=dataclasses.replace(spec.options, controller=controller)
+        )
+        return planning.make(made, settings, Place("pathways", cluster="c", **place))
 
     made = planned()
     contents = made.installed

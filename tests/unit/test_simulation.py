@@ -6,16 +6,15 @@ import pytest
 from laptop_fakes import plan
 
 from kinetic._backends.local import simulation
-from kinetic._core.place import Place
 
 
 @pytest.mark.parametrize(
     ("accelerator", "controller", "options", "modules"),
     [
-        ("cpu", "", {}, []),
-        ("tpu-v6e-16", "", {}, ["numpy", "jax"]),
-        ("tpu-v6e-16", "", {"joins_jax": False}, []),
-        ("tpu-v6e-16", "", {"env": {"XLA_FLAGS": ""}}, []),
+        ("cpu", "multi", {}, []),
+        ("tpu-v6e-16", "multi", {}, ["numpy", "jax"]),
+        ("tpu-v6e-16", "multi", {"joins_jax": False}, []),
+        ("tpu-v6e-16", "multi", {"env": {"XLA_FLAGS": ""}}, []),
         ("tpu-v6e-16", "single", {}, ["numpy", "jax"]),
         ("tpu-v6e-16", "single", {"joins_jax": False}, []),
     ],
@@ -23,6 +22,6 @@ from kinetic._core.place import Place
 def test_jax_is_imported_once_where_it_joins_hosts_or_has_the_devices_of_all(
     accelerator, controller, options, modules
 ):
-    place = Place("local", controller=controller)
-    document = simulation.document(plan(accelerator=accelerator, options=options, place=place))
+    chosen = options | {"controller": controller}
+    document = simulation.document(plan(accelerator=accelerator, options=chosen))
     assert document["preload"] == modules

@@ -105,11 +105,11 @@ class KubernetesBackend:
             )
         if not certificate.is_available():
             raise PreflightError(certificate.MISSING)
-        if plan.place.has_single_controller:
+        if plan.has_single_controller:
             pathways.check(self._pods)
         asked = addons.list_asked(
-            plan.place.local_storage,
-            plan.place.network_devices,
+            plan.options.local_storage,
+            plan.options.network_devices,
             simulated=self._pods.simulated,
             buckets=bool(plan.cluster_mounts()),
             queue=plan.place.queue,
@@ -350,7 +350,7 @@ class KubernetesBackend:
 def _pods_of(plan: Plan) -> int:
     """How many pods a job has: one on each machine, and that of a single controller or a head."""
     machines = plan.options.most_slices * plan.topology.hosts
-    return machines + (plan.place.has_single_controller or plan.place.has_head)
+    return machines + (plan.has_single_controller or plan.has_head)
 
 
 def _with_values(

@@ -63,9 +63,9 @@ _GANG_RULES = [_CODE_FAILED, *({"action": "FailJob"} | taken for taken in _TAKEN
 def render(plan: Plan, settings: PodSettings) -> list[Document]:
     """Return the workload of a plan, its Secret, whose values are still empty, and what else it
     owns."""
-    if plan.place.has_single_controller:
+    if plan.has_single_controller:
         return [_pathways_jobset(plan, settings), _secret(plan)]
-    if plan.place.has_head:
+    if plan.has_head:
         workload = _elastic_jobset(plan, settings)
     else:
         workload = _jobset(plan, settings) if plan.hosts > 1 else _job(plan, settings)
@@ -141,7 +141,7 @@ def _metadata(plan: Plan, more: Mapping[str, str] | None = None) -> Document:
 
 def _admission(plan: Plan) -> dict[str, str]:
     """Labels for Kueue, which holds the workload back until all of its pods fit."""
-    queue, priority = plan.place.queue, plan.place.priority
+    queue, priority = plan.place.queue, plan.options.priority
     if not queue:
         return {}
     return {QUEUE_LABEL: queue} | ({PRIORITY_LABEL: priority} if priority else {})
@@ -297,7 +297,7 @@ def _secret(plan: Plan) -> Document:
 
 
 def _claim_templates(plan: Plan, settings: PodSettings) -> list[Document]:
-    if not plan.place.network_devices or settings.simulated:
+    if not plan.options.network_devices or settings.simulated:
         return []
     return [
         {

@@ -92,9 +92,9 @@ def workload_name(plan: Plan) -> str:
 
 def leading_job(plan: Plan) -> str:
     """Return the name of the replicated Job whose first pod leads."""
-    if plan.place.has_head:
+    if plan.has_head:
         return HEAD
-    return PATHWAYS_HEAD if plan.place.has_single_controller else HOSTS
+    return PATHWAYS_HEAD if plan.has_single_controller else HOSTS
 
 
 def secret_key(variable: str) -> str:
@@ -117,7 +117,7 @@ def template(
 ) -> Document:
     """Return the template of the pods of a plan's hosts, or of its head, which runs no function."""
     buckets = () if is_head else volumes.buckets(plan)
-    on_chips = not (plan.place.has_single_controller or is_head)
+    on_chips = not (plan.has_single_controller or is_head)
     own: Document = {DEFAULT_CONTAINER: CONTAINER}
     if buckets:
         own["gke-gcsfuse/volumes"] = "true"
@@ -178,7 +178,7 @@ def _place_pod(plan: Plan, settings: PodSettings, *, on_chips: bool) -> Document
         "enableServiceLinks": False,  # The function does not need them in its environment.
         "serviceAccountName": plan.place.service_account or settings.service_account,
         **({} if plan.place.service_account else {"automountServiceAccountToken": False}),
-        "priorityClassName": "" if plan.place.queue else plan.place.priority,
+        "priorityClassName": "" if plan.place.queue else plan.options.priority or "",
         **({} if settings.simulated else machines if on_chips else head),
     }
 
@@ -216,7 +216,7 @@ def _container(
 
 def _shares_template(plan: Plan, *, in_jobset: bool) -> bool:
     """Whether the leader is one of several pods of a template."""
-    return in_jobset and not (plan.place.has_head or plan.place.has_single_controller)
+    return in_jobset and not (plan.has_head or plan.has_single_controller)
 
 
 def _security(plan: Plan, *, is_head: bool) -> Document:
@@ -248,7 +248,7 @@ def _drop_empty(document: Document) -> Document:
 
 def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool) -> list[Document]:
     workload = workload_name(plan)
-    single = plan.place.has_single_controller
+    single = plan.has_single_controller
     leader = f"{workload}-{leading_job(plan)}-0-0.{workload}" if in_jobset else "127.0.0.1"
     literals = {
         "KINETIC_JOB_ID": plan.job_id,
@@ -259,7 +259,7 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool) -
         "KINETIC_JOIN_TIMEOUT_S": f"{plan.limits.start_timeout_s:g}",
         "KINETIC_TEE": "1",
     }
-    if plan.place.has_head:
+    if plan.has_head:
         literals["KINETIC_ROLE"] = "head" if is_head else "seat"
     if settings.simulated:
         literals["KINETIC_SIMULATED"] = "1"
@@ -283,7 +283,7 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool) -
     gang = SECRETS
     if _shares_template(plan, in_jobset=in_jobset):
         literals[volumes.KEY_DIR] = volumes.KEY_FOLDER
-    elif is_head or not plan.place.has_head:
+    elif is_head or not plan.has_head:
         gang = SECRETS | KEY
     own = literals.keys() | fields.keys() | KEY.keys() | {volumes.KEY_DIR}
     kept = {name: secret_key(name) for name in plan.secrets if name not in own} | gang
@@ -312,8 +312,8 @@ def _selector(plan: Plan) -> Document:
         selector = {GPU_LABEL: topology.gke_accelerator}
     if topology.spot:
         selector[SPOT_LABEL] = "true"
-    if plan.place.reservation:
-        selector[RESERVATION_LABEL] = plan.place.reservation
+    if plan.options.reservation:
+        selector[RESERVATION_LABEL] = plan.options.reservation
     return selector
 
 
@@ -331,7 +331,7 @@ def _tolerations(plan: Plan) -> list[Document]:
 def _resources(plan: Plan, settings: PodSettings) -> Document:
     """All chips of a machine, its network devices, and what the function's part of it needs."""
     asked = {"cpu": plan.options.cpu or "", "memory": plan.options.memory or ""}
-    if settings.simulated or plan.place.has_single_controller:
+    if settings.simulated or plan.has_single_controller:
         return _drop_empty({"requests": _drop_empty(asked)})
     resource = _resource(plan)
     chips = {resource: str(plan.topology.chips_per_host)} if resource else {}
@@ -344,7 +344,7 @@ def _resources(plan: Plan, settings: PodSettings) -> Document:
 
 def _claims(plan: Plan, settings: PodSettings) -> list[str]:
     """The names of what each pod claims."""
-    return [volumes.NETWORK] if plan.place.network_devices and not settings.simulated else []
+    return [volumes.NETWORK] if plan.options.network_devices and not settings.simulated else []
 
 
 def _resource(plan: Plan) -> str:

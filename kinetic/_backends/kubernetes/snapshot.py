@@ -201,7 +201,7 @@ def kinds_of(refs: Sequence[JobRef]) -> list[Resource]:
 
 def resource_of(ref: JobRef) -> Resource:
     """Return the kind of the job's workload."""
-    return JOBS if ref.hosts == 1 and not ref.place.has_single_controller else JOBSETS
+    return JOBS if ref.hosts == 1 and not ref.has_single_controller else JOBSETS
 
 
 def _owners(thing: Document) -> list[str]:

@@ -250,7 +250,7 @@ def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
     if said.phase is JobStatus.FAILED and _is_led(job.pods):
         return Status(JobStatus.RUNNING, ENDING, hosts), None
     waits = said.phase is JobStatus.PENDING
-    if waits and job.ref.place.has_head and job.has_begun():
+    if waits and job.ref.has_head and job.has_begun():
         # It does without a slice, or waits for one.
         return Status(JobStatus.RUNNING, said.reason, hosts), None
     finding = job.explain(waits)
@@ -283,7 +283,7 @@ def _judge_running(job: JobFacts, workload: Document, said: Status) -> Status:
     """A job that has lost its leader has failed, though the cluster says so only when its other
     pods have ended, or their node was removed."""
     lost = pod_failures.why_leaderless(workload, job.pods)
-    if lost is None or job.ref.place.has_head:  # A head is replaced, and goes on.
+    if lost is None or job.ref.has_head:  # A head is replaced, and goes on.
         return said
     if job.goes_on() or job.has(layout.cancellation(job.ref.job_id)):
         return Status(JobStatus.RUNNING, lost.sentence, said.hosts)

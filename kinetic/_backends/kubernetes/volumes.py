@@ -84,7 +84,7 @@ def cache(folder: str) -> list[Mounted]:
 
 def local_folder(plan: Plan) -> str:
     """Return where a host's folder in memory is mounted; "" if it has none."""
-    if plan.place.has_single_controller:
+    if plan.has_single_controller:
         return ""
     return plan.options.env.get(LOCAL_DIR) or LOCAL_FOLDER
 
@@ -97,7 +97,7 @@ def local(plan: Plan, *, simulated: bool) -> list[Mounted]:
         plan: of the job.
         simulated: whether nodes need not have what the plan asks for.
     """
-    folder, storage = local_folder(plan), "" if simulated else plan.place.local_storage
+    folder, storage = local_folder(plan), "" if simulated else plan.options.local_storage
     if not folder:
         return []
     volume: Document
@@ -110,7 +110,7 @@ def local(plan: Plan, *, simulated: bool) -> list[Mounted]:
 
 def folder_memory(plan: Plan) -> str:
     """Return the memory that a pod requests for its folder; "" for none."""
-    storage = plan.place.local_storage
+    storage = plan.options.local_storage or ""
     return "" if storage == MULTI_TIER else storage
 
 
@@ -132,7 +132,7 @@ def half_of(size: str | None) -> str:
 
 def claim_template(plan: Plan) -> Document:
     """Return the spec of the template from which each pod gets its claim of network devices."""
-    asked = plan.place.network_devices
+    asked = plan.options.network_devices or ALL_DEVICES
     amount: Document = (
         {"allocationMode": "All"}
         if asked == ALL_DEVICES

@@ -277,7 +277,7 @@ class LocalBackend:
 
     def _lose(self, ref: JobRef, machines: Sequence[int]) -> Sequence[int]:
         """Lose the slices that have these machines; return those that there are."""
-        if not machines or not ref.place.has_single_controller:
+        if not machines or not ref.has_single_controller:
             return ()
         from kinetic._core.plan import Plan
 

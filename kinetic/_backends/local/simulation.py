@@ -44,9 +44,7 @@ def document(plan: Plan) -> dict[str, Any]:
         "slices": plan.options.most_slices,
         "hosts": plan.hosts,
         "devices_per_host": plan.devices_per_host,
-        "preload": list(
-            preload_modules(needs_jax=needs_jax(plan.options, plan.place), variables=variables)
-        ),
+        "preload": list(preload_modules(needs_jax=needs_jax(plan.options), variables=variables)),
         "memory_estimate_bytes": memory_estimate_bytes(plan),
         "env": dict(plan.options.env),
         "secrets": list(plan.secrets),
@@ -74,7 +72,7 @@ def memory_estimate_bytes(plan: Plan) -> int:
 
 
 def _host_bytes(plan: Plan) -> int:
-    if plan.place.has_single_controller:
+    if plan.has_single_controller:
         return JAX_HOST_BYTES + plan.devices_per_host * DEVICE_BYTES
     return JAX_HOST_BYTES if plan.topology.kind != "cpu" or plan.hosts > 1 else PLAIN_HOST_BYTES
 

@@ -62,7 +62,7 @@ class RayBackend:
 
     def preflight(self, plan: Plan) -> None:
         """Refuse what the cluster cannot run: a few calls, before anything is sent."""
-        if plan.place.has_single_controller:
+        if plan.has_single_controller:
             raise PreflightError(
                 'controller="single" needs Pathways, which Ray does not have: use '
                 'backend="pathways", or leave controller= away.'

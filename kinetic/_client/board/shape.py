@@ -19,7 +19,7 @@ def topology_of(ref: JobRef) -> Topology | None:
     that is unknown here."""
     try:
         found = resolve(ref.accelerator)
-        return found.as_one_host() if ref.place.has_single_controller else found
+        return found.as_one_host() if ref.has_single_controller else found
     except UsageError:
         return None
 
@@ -45,7 +45,7 @@ def slice_of(ref: JobRef, host: int, slices: Sequence[int] = ()) -> int | None:
 def describe_shape(ref: JobRef, slices: int | tuple[int, int] = 1) -> str:
     """Return "2 slices of tpu-v6e-8 (4 hosts)", or "2 to 3 slices of tpu-v6e-8 (single
     controller)": of one process, `slices` is what was asked for."""
-    if ref.place.has_single_controller:
+    if ref.has_single_controller:
         least, most = (slices, slices) if isinstance(slices, int) else slices
         several = f"{most}" if least == most else f"{least} to {most}"
         return f"{f'{several} slices of ' if most > 1 else ''}{ref.accelerator} (single controller)"

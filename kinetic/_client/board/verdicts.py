@@ -112,7 +112,7 @@ def _orphan_verdict(
             told=[host.as_report() for host in told.hosts if host.phase is not JobStatus.RUNNING],
             reason=told.reason,
             led=store.has(layout.events(ref.job_id)),
-            head=ref.place.has_head,
+            head=ref.has_head,
             now=now,
             attempt=attempt,
         )
@@ -163,7 +163,7 @@ def explain(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: 
         return outcome
     if not isinstance(backend, Explains):
         return outcome
-    if ref.place.has_head and not unready:
+    if ref.has_head and not unready:
         return outcome  # The head has told of each loss; hosts have other numbers in each attempt.
     try:
         why = backend.why_unready(ref) if unready else backend.why_lost(ref, first.host)

@@ -33,7 +33,7 @@ def make_policy(
         away_s = plan.limits.slice_away_s
         return AttemptPolicy(elastic, away_s, attempt, failures, retries=retries, repeats=repeats)
     return AttemptPolicy.make_fixed(
-        1 if plan.place.has_single_controller else plan.options.most_slices,
+        1 if plan.has_single_controller else plan.options.most_slices,
         start_timeout_s=plan.limits.start_timeout_s,
         attempt=attempt,
         retries=retries,

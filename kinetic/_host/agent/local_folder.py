@@ -27,7 +27,7 @@ def prepare(identity: Identity, plan: Plan) -> Home | None:
     """
     if identity.is_pod:
         folder = identity.base_env.get(VARIABLE, "")
-        is_managed = plan.place.local_storage == MULTI_TIER and not identity.simulated
+        is_managed = plan.options.local_storage == MULTI_TIER and not identity.simulated
         return Home(folder, folder, identity.seat, 1) if folder and not is_managed else None
     if not identity.simulated:
         return None

@@ -308,7 +308,7 @@ def _facts(
 
 def _slices(app: AppContext, ref: JobRef) -> int | tuple[int, int]:
     """How many slices one process was to have; the hosts of other jobs tell theirs."""
-    if not ref.place.has_single_controller:
+    if not ref.has_single_controller:
         return 1
     plan = app.board.plan(ref)
     return 1 if plan is None else plan.options.slices
