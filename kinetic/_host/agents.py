@@ -90,20 +90,20 @@ class Agents:
     def _make_fork_server(
         self, identities: Sequence[Identity], alive: int, write_end: int
     ) -> ForkServer:
-        seats = {identity.seat: identity for identity in identities}
+        indices = {identity.index: identity for identity in identities}
 
         def run(request: dict[str, Any], _: Sequence[int]) -> int:
             if "serve" in request:
                 os.close(alive)
                 return service.serve(**request["serve"])
-            who = replace(seats[request["seat"]], start=request["start"])
+            who = replace(indices[request["index"]], start=request["start"])
             if place := request["place"]:
                 who = who.take_place(from_document(HostAssignment, place, "The place of a host"))
             return self._be_agent(who, alive)
 
         return ForkServer(run, f"kinetic-forks {self._plan.job_id}", without=[write_end])
 
-    def fork_again(self, seat: int, place: HostAssignment | None = None, *, start: int = 1) -> None:
+    def fork_again(self, index: int, place: HostAssignment | None = None, start: int = 1) -> None:
         """Start a host again that has ended: for this place, or to wait for one.
 
         Raises:
@@ -111,8 +111,8 @@ class Agents:
         """
         if self._fork_server is None:
             raise OSError("the agents of this job are forked once")
-        request = {"seat": seat, "start": start, "place": place and to_document(place)}
-        self.pids[self._fork_server.fork(request)] = seat
+        request = {"index": index, "start": start, "place": place and to_document(place)}
+        self.pids[self._fork_server.fork(request)] = index
 
     def serve_world(self, processes: int) -> str:
         """Have a process of its own serve JAX's coordination for the next attempt, and end the one
@@ -143,9 +143,9 @@ class Agents:
             self._service, self._world_fault = None, f"{_SERVICE} was stopped (SIGSTOP)"
         return self._world_fault
 
-    def end(self, seats: Collection[int]) -> None:
+    def end(self, indices: Collection[int]) -> None:
         """Kill these agents with all that is below them, and forget them."""
-        for pid in [pid for pid, host in self.pids.items() if host in seats]:
+        for pid in [pid for pid, host in self.pids.items() if host in indices]:
             del self.pids[pid]
             for each in (pid, *processes.descendants(pid)):
                 processes.kill(each, signal.SIGKILL)
@@ -164,7 +164,7 @@ class Agents:
         try:
             return self._run_agent(identity, alive)
         except Exception as error:
-            words = f"host {identity.seat}: {type(error).__name__}: {error}\n"
+            words = f"host {identity.index}: {type(error).__name__}: {error}\n"
             os.write(self._last_words, words.encode())
             raise
 
@@ -286,7 +286,7 @@ def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
     if (folder := store.as_folder()) is not None:
         key = layout.log(who.job_id, who.attempt, who.host)
         return folder / key, folder / layout.log_index(key)
-    own = Path(who.scratch) / f"log-{who.seat}", Path(who.scratch) / f"log-{who.seat}.idx"
+    own = Path(who.scratch) / f"log-{who.index}", Path(who.scratch) / f"log-{who.index}.idx"
     for left in own:  # By an attempt before: it is in the store.
         left.unlink(missing_ok=True)
     return own

@@ -1,10 +1,10 @@
 """The agents of a job as its leader sees them: who is there, which start of each counts, what can
 be done to them.
 
-In: seats, which are the hosts' indices among all hosts of the job; what agents ask and how they
-end. Out: deaths; places in the next attempt. Three kinds: agents that the leader's process forks
-(`ForkedHosts`), those of programs of which one leads (`JoinedHosts`), and those of programs that
-somebody else starts again, one by one (`RemoteHosts`).
+In: hosts, by index among all hosts of the job; what agents ask and how they end. Out: deaths;
+places in the next attempt. Three kinds: agents that the leader's process forks (`ForkedHosts`),
+those of programs of which one leads (`JoinedHosts`), and those of programs that somebody else
+starts again, one by one (`RemoteHosts`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NeedsNewPrograms(Exception):
 class HostsListener(Protocol):
     """Who is told what becomes of hosts."""
 
-    def on_death(self, seat: int, why: str) -> None:
+    def on_death(self, index: int, why: str) -> None:
         """The agent of a host has ended."""
         ...
 
@@ -68,13 +68,13 @@ class Hosts(ABC):
     def __init__(self, *, stay: bool, alone: bool = False) -> None:
         self.stay, self.alone = stay, alone
         self._dead: set[int] = set()
-        """Seats whose agents have ended, and were not started again."""
+        """Hosts whose agents have ended, and were not started again."""
         self._told: set[int] = set()
-        """Seats that know that nothing follows."""
+        """Hosts that know that nothing follows."""
         self._joined: set[int] = set()
-        """Seats that have joined the current attempt."""
+        """Hosts that have joined the current attempt."""
         self._places: Mapping[int, HostAssignment] = {}
-        """In the current attempt, by seat."""
+        """In the current attempt, by index."""
         self._listener: HostsListener
 
     @functools.cached_property
@@ -92,22 +92,22 @@ class Hosts(ABC):
 
     @property
     def dead(self) -> frozenset[int]:
-        """Seats whose agents have ended, and were not started again."""
+        """Hosts whose agents have ended, and were not started again."""
         return frozenset(self._dead)
 
-    def are_ready(self, seats: Collection[int]) -> bool:
+    def are_ready(self, indices: Collection[int]) -> bool:
         """Whether all of these can take part in the next attempt."""
         return not self.stay or (
-            self.waiting_room.is_complete(seats) and self._dead.isdisjoint(seats)
+            self.waiting_room.is_complete(indices) and self._dead.isdisjoint(indices)
         )
 
-    def count_kept(self, seats: Collection[int]) -> int:
+    def count_kept(self, indices: Collection[int]) -> int:
         """How many of these wait with the worker that they had."""
-        return self.waiting_room.count_kept(seats) if self.stay else 0
+        return self.waiting_room.count_kept(indices) if self.stay else 0
 
-    def may_write(self, seat: int) -> bool:
+    def may_write(self, index: int) -> bool:
         """Whether this host's agent may still write to the log of the last attempt."""
-        return self.stay and seat not in self._dead and not self.waiting_room.waits(seat)
+        return self.stay and index not in self._dead and not self.waiting_room.waits(index)
 
     @abstractmethod
     def all_gone(self) -> bool:
@@ -127,12 +127,12 @@ class Hosts(ABC):
             self.waiting_room.give({})
 
     @abstractmethod
-    def end(self, seats: Collection[int]) -> None:
+    def end(self, indices: Collection[int]) -> None:
         """End what is left on the hosts of a lost slice; what their agents have asked for counts no
         more."""
 
     @abstractmethod
-    def restart(self, seats: Collection[int]) -> None:
+    def restart(self, indices: Collection[int]) -> None:
         """Have the hosts of a lost slice started again.
 
         Raises:
@@ -177,58 +177,58 @@ class Hosts(ABC):
         """Continue agents that were stopped (SIGSTOP): they must hear that their gang stops."""
 
     @abstractmethod
-    def kill(self, seats: Collection[int] | None = None) -> None:
+    def kill(self, indices: Collection[int] | None = None) -> None:
         """Kill what does not end by itself; by default on all hosts."""
 
     # -- what is known from the gang ---------------------------------------------------------------
 
-    def note_event(self, event: GangEvent, seat: int) -> None:
+    def note_event(self, event: GangEvent, index: int) -> None:
         """Something has happened to a host."""
         if event.kind is EventKind.JOINED:
-            self._joined.add(seat)
+            self._joined.add(index)
         said = event.kind is EventKind.REPORT and event.exit in (Exit.AGENT_LOST, Exit.EVICTED)
         if self.announced and (said or event.kind is EventKind.LOST):
-            self.note_gone(seat, is_taken_away=event.exit is Exit.EVICTED)
+            self.note_gone(index, is_taken_away=event.exit is Exit.EVICTED)
 
     @abstractmethod
-    def note_gone(self, seat: int, *, is_taken_away: bool) -> None:
+    def note_gone(self, index: int, *, is_taken_away: bool) -> None:
         """The gang says that its agent has ended, or is about to."""
 
-    def note_late(self, seats: Collection[int]) -> None:
+    def note_late(self, indices: Collection[int]) -> None:
         """These should wait for their places by now: who does not is taken for gone."""
-        for seat in seats:
-            if not self.are_ready([seat]):
-                self.note_gone(seat, is_taken_away=False)
+        for index in indices:
+            if not self.are_ready([index]):
+                self.note_gone(index, is_taken_away=False)
 
     # -- from the waiting room ---------------------------------------------------------------------
 
-    def on_enter(self, seat: int) -> None:
+    def on_enter(self, index: int) -> None:
         """A host waits for its place."""
         self._listener.on_change()
 
-    def on_start(self, seat: int) -> None:
+    def on_start(self, index: int) -> None:
         """A host was started again: what was there before is dead, if nobody knew it yet."""
-        if seat in self._dead:
+        if index in self._dead:
             return
-        place = self._places.get(seat)
-        if place is not None and seat not in self._joined:
-            self.waiting_room.give_again(seat, place)
+        place = self._places.get(index)
+        if place is not None and index not in self._joined:
+            self.waiting_room.give_again(index, place)
         else:
-            self._die(seat, "its agent ended, and was started again.")
+            self._die(index, "its agent ended, and was started again.")
 
-    def on_leave(self, seat: int) -> None:
+    def on_leave(self, index: int) -> None:
         """A host that waited is gone."""
-        if seat not in self._dead:
-            self._die(seat, "its connection broke while it waited for its place.")
+        if index not in self._dead:
+            self._die(index, "its connection broke while it waited for its place.")
 
-    def on_told(self, seat: int) -> None:
+    def on_told(self, index: int) -> None:
         """A host knows that nothing follows."""
-        self._told.add(seat)
+        self._told.add(index)
         self._listener.on_change()
 
-    def _die(self, seat: int, why: str) -> None:
-        self._dead.add(seat)
-        self._listener.on_death(seat, why)
+    def _die(self, index: int, why: str) -> None:
+        self._dead.add(index)
+        self._listener.on_death(index, why)
 
 
 class ForkedHosts(Hosts):
@@ -241,13 +241,13 @@ class ForkedHosts(Hosts):
         self._agents = agents
         self._attempt = attempt
 
-    def are_ready(self, seats: Collection[int]) -> bool:
+    def are_ready(self, indices: Collection[int]) -> bool:
         """Those that do not stay: when the last ones are gone, whose ends are not theirs."""
-        return super().are_ready(seats) if self.stay else not self._agents.pids
+        return super().are_ready(indices) if self.stay else not self._agents.pids
 
-    def may_write(self, seat: int) -> bool:
+    def may_write(self, index: int) -> bool:
         """Not once it has been reaped."""
-        return seat in self._agents.pids.values() and super().may_write(seat)
+        return index in self._agents.pids.values() and super().may_write(index)
 
     def all_gone(self) -> bool:
         """Whether all have been reaped."""
@@ -259,23 +259,23 @@ class ForkedHosts(Hosts):
             super().give(places)
             self.wake()
             return
-        for seat, place in places.items():
+        for index, place in places.items():
             self._attempt = place.attempt
-            self._agents.fork_again(seat, place)
+            self._agents.fork_again(index, place)
 
-    def end(self, seats: Collection[int]) -> None:
+    def end(self, indices: Collection[int]) -> None:
         """Kill them, and count their next start."""
-        self._agents.end(seats)
-        for seat in seats if self.stay else ():
-            self.waiting_room.expect_next(seat)
+        self._agents.end(indices)
+        for index in indices if self.stay else ():
+            self.waiting_room.expect_next(index)
 
-    def restart(self, seats: Collection[int]) -> None:
+    def restart(self, indices: Collection[int]) -> None:
         """Fork all of them anew; those that do not stay, when they have their places."""
-        self.end(seats)
-        for seat in seats:
+        self.end(indices)
+        for index in indices:
             if self.stay:
-                self._agents.fork_again(seat, start=self.waiting_room.start_of(seat))
-            self._dead.discard(seat)
+                self._agents.fork_again(index, start=self.waiting_room.start_of(index))
+            self._dead.discard(index)
 
     def serve_world(self, processes: int) -> str:
         """In a child of this process."""
@@ -291,25 +291,25 @@ class ForkedHosts(Hosts):
 
     def reap(self) -> None:
         """From their wait statuses."""
-        for seat, status in self._agents.dead():
+        for index, status in self._agents.dead():
             delivered = read_delivered_code(status) is not None
             report = None
             if self.alone and delivered:
-                report = self._agents.report_left_by(seat, self._attempt)
+                report = self._agents.report_left_by(index, self._attempt)
             if report is not None:
                 self._listener.on_report(report)
             elif self.stay or self.alone or not delivered:
-                self._die(seat, self._cause_of_death(seat, status, delivered=delivered))
+                self._die(index, self._cause_of_death(index, status, delivered=delivered))
         if self.stay or self.alone:  # Others end with their gang.
             self._agents.end_orphans()
         self._listener.on_change()
 
-    def _cause_of_death(self, seat: int, status: int, *, delivered: bool) -> str:
+    def _cause_of_death(self, index: int, status: int, *, delivered: bool) -> str:
         if delivered and not self.alone:
             return "Its agent process ended early."
-        return self._agents.cause_of_death(seat, status)
+        return self._agents.cause_of_death(index, status)
 
-    def note_gone(self, seat: int, *, is_taken_away: bool) -> None:
+    def note_gone(self, index: int, *, is_taken_away: bool) -> None:
         """Its wait status tells it."""
 
     def take_away(self) -> None:
@@ -320,9 +320,9 @@ class ForkedHosts(Hosts):
         """Send SIGCONT."""
         self._agents.signal(signal.SIGCONT)
 
-    def kill(self, seats: Collection[int] | None = None) -> None:
+    def kill(self, indices: Collection[int] | None = None) -> None:
         """Send SIGKILL."""
-        self._agents.signal(signal.SIGKILL, seats)
+        self._agents.signal(signal.SIGKILL, indices)
 
 
 class JoinedHosts(ForkedHosts):
@@ -343,19 +343,19 @@ class JoinedHosts(ForkedHosts):
         waiting = self._others - self._told - self._dead if self.stay else ()
         return super().all_gone() and not waiting
 
-    def end(self, seats: Collection[int]) -> None:
+    def end(self, indices: Collection[int]) -> None:
         """Others end with their gang."""
-        super().end([seat for seat in seats if seat not in self._others])
+        super().end([index for index in indices if index not in self._others])
 
-    def restart(self, seats: Collection[int]) -> None:
+    def restart(self, indices: Collection[int]) -> None:
         """Fork the own agent anew."""
         if self._is_incomplete or not self._others.isdisjoint(self._dead):
             raise NeedsNewPrograms
-        super().restart([seat for seat in seats if seat not in self._others])
+        super().restart([index for index in indices if index not in self._others])
 
-    def note_gone(self, seat: int, *, is_taken_away: bool) -> None:
+    def note_gone(self, index: int, *, is_taken_away: bool) -> None:
         """Nobody starts it again alone."""
-        self._is_incomplete |= is_taken_away or seat in self._others
+        self._is_incomplete |= is_taken_away or index in self._others
 
 
 class RemoteHosts(Hosts):
@@ -372,10 +372,10 @@ class RemoteHosts(Hosts):
         """Whether all have been told, or are dead."""
         return (self._told | self._dead).issuperset(range(self._hosts))
 
-    def end(self, seats: Collection[int]) -> None:
+    def end(self, indices: Collection[int]) -> None:
         """Their gang tells them to end their workers; the agents stay."""
 
-    def restart(self, seats: Collection[int]) -> None:
+    def restart(self, indices: Collection[int]) -> None:
         """The cluster starts those that are dead."""
 
     def reap(self) -> None:
@@ -387,14 +387,14 @@ class RemoteHosts(Hosts):
     def wake(self) -> None:
         """Their own programs end agents that were stopped."""
 
-    def kill(self, seats: Collection[int] | None = None) -> None:
+    def kill(self, indices: Collection[int] | None = None) -> None:
         """They end when their leader is gone."""
 
-    def note_gone(self, seat: int, *, is_taken_away: bool) -> None:
+    def note_gone(self, index: int, *, is_taken_away: bool) -> None:
         """It comes back as another start."""
-        self._dead.add(seat)
+        self._dead.add(index)
 
-    def on_enter(self, seat: int) -> None:
+    def on_enter(self, index: int) -> None:
         """Whoever waits is there."""
-        self._dead.discard(seat)
-        super().on_enter(seat)
+        self._dead.discard(index)
+        super().on_enter(index)

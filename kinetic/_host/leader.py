@@ -41,7 +41,7 @@ from kinetic._host import verdicts
 from kinetic._host.agent.identity import alone_s
 from kinetic._host.agents import import_gang_modules
 from kinetic._host.hosts import Hosts, NeedsNewPrograms
-from kinetic._host.story import Story, seats_of
+from kinetic._host.story import Story, indices_of
 from kinetic._host.verdicts import Attempt
 from kinetic._store.base import Store
 
@@ -190,9 +190,9 @@ class Leader:
         agents that never joined or fell silent, nor, when the records were removed, for those that
         would connect: the socket is gone with the records."""
         self._removed |= self._hosts.stay and not self._has_records()
-        seats, reports = self._seats_of(self._policy.slices), self._gang.reports
-        silent = [seats[r.host] for r in reports if r.exit in _SILENT or self._removed]
-        self._hosts.close(seats if ended.outcome.ok else silent)
+        indices, reports = self._indices_of(self._policy.slices), self._gang.reports
+        silent = [indices[r.host] for r in reports if r.exit in _SILENT or self._removed]
+        self._hosts.close(indices if ended.outcome.ok else silent)
         self._hosts.kill(silent)
         self._hosts.reap()
 
@@ -217,9 +217,9 @@ class Leader:
                 return ended
             decision = await self._next(desk)
             if isinstance(decision, Form):
-                seats = self._seats_of(decision.slices)
-                kept = 0 if self._policy.begins_anew else self._hosts.count_kept(seats)
-                self._story.tell_of_next(decision, before, kept, len(seats))
+                indices = self._indices_of(decision.slices)
+                kept = 0 if self._policy.begins_anew else self._hosts.count_kept(indices)
+                self._story.tell_of_next(decision, before, kept, len(indices))
             self._story.flush()
             if isinstance(decision, Form):
                 self._begin(ended)
@@ -277,7 +277,7 @@ class Leader:
             decision = self._look()
             if self._needs_programs or isinstance(decision, Form | GiveUp):
                 return None if self._needs_programs else decision
-            if not self._hosts.may_write(self._seats(self._policy.slices[0])[0]):
+            if not self._hosts.may_write(self._indices(self._policy.slices[0])[0]):
                 self._story.flush()
             await desk.pause()
         return None
@@ -286,11 +286,11 @@ class Leader:
         """See who is there, and do what is due."""
         policy = self._policy
         for which in policy.missing:
-            if not policy.stays_away(which) and self._hosts.are_ready(self._seats(which)):
+            if not policy.stays_away(which) and self._hosts.are_ready(self._indices(which)):
                 self._story.tell_of_return(which)
                 policy.note_ready(which)
         now = time.monotonic()
-        self._hosts.note_late(self._seats_of(policy.find_late(now)))
+        self._hosts.note_late(self._indices_of(policy.find_late(now)))
         decision = policy.decide(now)
         for failure in self._tell_news():
             self._end(failure.slices)
@@ -343,7 +343,7 @@ class Leader:
 
     def _find_dead(self) -> tuple[int, ...]:
         """Slices that took part, and of which hosts are dead."""
-        dead = {seat // self._each for seat in self._hosts.dead}
+        dead = {index // self._each for index in self._hosts.dead}
         return tuple(sorted(dead & {*self._policy.slices}))
 
     def _count_time(self) -> None:
@@ -352,12 +352,12 @@ class Leader:
 
     def _end(self, slices: Iterable[int]) -> None:
         for which in slices:
-            self._hosts.end(self._seats(which))
+            self._hosts.end(self._indices(which))
 
     def _restart(self, slices: Iterable[int]) -> None:
         for which in slices:
             try:
-                self._hosts.restart(self._seats(which))
+                self._hosts.restart(self._indices(which))
             except NeedsNewPrograms:
                 self._needs_programs = True
                 return
@@ -385,16 +385,16 @@ class Leader:
         self._on_agents(self._policy.attempt)
 
     def _give_places(self, failed_before: str = "") -> None:
-        policy, seats = self._policy, self._seats_of(self._policy.slices)
+        policy, indices = self._policy, self._indices_of(self._policy.slices)
         place = replace(
             first_assignment(self._plan, policy),
-            hosts=len(seats),
+            hosts=len(indices),
             lost_at=self._story.lost_at,
             begins_anew=policy.begins_anew,
             failed_before=failed_before if policy.is_fixed else "",
-            service=self._hosts.serve_world(len(seats)),
+            service=self._hosts.serve_world(len(indices)),
         )
-        self._hosts.give({seat: replace(place, host=rank) for rank, seat in enumerate(seats)})
+        self._hosts.give({index: replace(place, host=rank) for rank, index in enumerate(indices)})
 
     def _make_gang(self, *, are_there: bool = True) -> Gang:
         """`are_there`: all hosts, which were forked or have waited for their places; one that is
@@ -445,15 +445,15 @@ class Leader:
         self._gang.report(report, time.monotonic())
         self._sweep()
 
-    def on_death(self, seat: int, why: str) -> None:
+    def on_death(self, index: int, why: str) -> None:
         """The agent of a host has ended."""
-        which, slices = seat // self._each, self._policy.slices
+        which, slices = index // self._each, self._policy.slices
         if self._over:
             return
         if self._policy.forming or which not in slices:
-            self._lose(which, f"host {seat % self._each} of slice {which}: {why}")
+            self._lose(which, f"host {index % self._each} of slice {which}: {why}")
         elif not self._gang.finished:
-            rank = slices.index(which) * self._each + seat % self._each
+            rank = slices.index(which) * self._each + index % self._each
             self._gang.mark_lost(rank, why, time.monotonic())
             self._sweep()
         self._wake()
@@ -472,7 +472,7 @@ class Leader:
             self._hosts.wake()
         self._story.write(event)
         if event.host is not None:
-            self._hosts.note_event(event, self._seats_of(self._policy.slices)[event.host])
+            self._hosts.note_event(event, self._indices_of(self._policy.slices)[event.host])
         if event.kind is EventKind.FAILURE and event.exit is Exit.EVICTED:
             self._soon(self._cancel_if_asked)
         if event.kind is EventKind.READY:
@@ -493,8 +493,8 @@ class Leader:
         self._told_losses, self._told_faults = len(policy.failures), len(policy.faults)
         return losses
 
-    def _seats(self, which: int) -> range:
+    def _indices(self, which: int) -> range:
         return range(which * self._each, (which + 1) * self._each)
 
-    def _seats_of(self, slices: Sequence[int]) -> tuple[int, ...]:
-        return seats_of(slices, self._each)
+    def _indices_of(self, slices: Sequence[int]) -> tuple[int, ...]:
+        return indices_of(slices, self._each)

@@ -70,7 +70,7 @@ def main(environ: Mapping[str, str] | None = None, make_hosts: MakeHosts = _make
     except (KineticError, OSError) as error:
         sys.stderr.write(f"kinetic.runner: {error}\n")
         return ProgramCode.UNUSABLE
-    name = "head" if who.role == "head" else f"{who.role or 'host'} {who.host}"
+    name = "head" if who.role == "head" else f"host {who.host}"
     processes.set_title(f"kinetic-host {who.job_id} {name}")
     if who.is_pod:  # The first process of a pod does not get SIGTERM without a handler.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
@@ -80,7 +80,7 @@ def main(environ: Mapping[str, str] | None = None, make_hosts: MakeHosts = _make
         processes.adopt_orphans()
     if who.leads:
         return _Leading(who, plan, store, make_hosts).run()
-    return (_Seated if who.is_led_from_afar else _Joining)(who, plan, store).run()
+    return (_Joined if who.is_led_from_afar else _Joining)(who, plan, store).run()
 
 
 class _HostProgram(ABC):
@@ -126,7 +126,7 @@ class _HostProgram(ABC):
     def _assign(self, policy: AttemptPolicy) -> Identity:
         """This host, with its place in the attempt that a policy begins with."""
         place = replace(first_assignment(self._plan, policy), host=self._who.host)
-        return replace(self._who, assignment=place, assigned_seat=self._who.host)
+        return replace(self._who, assignment=place, assigned_index=self._who.host)
 
     def _fork_agent(self, policy: AttemptPolicy) -> Agents:
         """Fork the agent of this host, for the attempt that a policy begins with."""
@@ -252,7 +252,7 @@ class _Joining(_HostProgram):
         return ProgramCode.UNDELIVERED
 
 
-class _Seated(_HostProgram):
+class _Joined(_HostProgram):
     """A host that a head leads: it stays while agents come and go."""
 
     def _take_part(self) -> int:

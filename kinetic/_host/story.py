@@ -65,7 +65,7 @@ class Story:
     def tell_of_form(self) -> None:
         """An attempt begins on some of the slices."""
         slices = self._policy.slices
-        self._tell(EventKind.FORMED, slices, hosts=seats_of(slices, self._each))
+        self._tell(EventKind.FORMED, slices, hosts=indices_of(slices, self._each))
 
     def tell_of_return(self, which: int) -> None:
         """All hosts of a slice are ready; it may have been lost before."""
@@ -103,7 +103,7 @@ class Story:
     def tell_of_waiting(self) -> None:
         """Say for which slices the next attempt waits, unless it goes on without them."""
         policy, rules = self._policy, self._policy.rules
-        away = self._find_away()
+        away = tuple(one for one in policy.missing if policy.state_of(one) is SliceState.AWAY)
         is_over = len(policy.failures) > rules.max_failures
         if is_over or not away or (rules.shrinks and rules.most - len(away) >= rules.least):
             return
@@ -149,10 +149,6 @@ class Story:
         if self._is_elastic:
             self.write(GangEvent(kind, detail=detail, hosts=hosts, slices=slices))
 
-    def _find_away(self) -> tuple[int, ...]:
-        policy = self._policy
-        return tuple(each for each in policy.missing if policy.state_of(each) is SliceState.AWAY)
-
     # -- the log -----------------------------------------------------------------------------------
 
     def _say(self, text: str) -> None:
@@ -162,18 +158,17 @@ class Story:
         """Add to the log of the last attempt, which is the one that people read now."""
         if not self._lines:
             return
-        where, text = (self._job_id, self.attempt, 0), "\n".join(self._lines)
+        key, text = layout.log(self._job_id, self.attempt, 0), "\n".join(self._lines)
         self._lines.clear()
         if (folder := self._store.as_folder()) is None:
             with contextlib.suppress(KineticError):  # The events tell it as well.
-                log_segments.add_lines(self._store, layout.log(*where), text, time.time_ns())
+                log_segments.add_lines(self._store, key, text, time.time_ns())
             return
-        key = layout.log(*where)
-        log = open_log(self._store, key, (folder / key, folder / layout.log_index(key)))
-        log.say(text)
-        log.close()
+        files = folder / key, folder / layout.log_index(key)
+        with contextlib.closing(open_log(self._store, key, files)) as log:
+            log.say(text)
 
 
-def seats_of(slices: Sequence[int], each: int) -> tuple[int, ...]:
+def indices_of(slices: Sequence[int], each: int) -> tuple[int, ...]:
     """Return the indices of these slices' hosts among all hosts of a job."""
-    return tuple(seat for which in slices for seat in range(which * each, (which + 1) * each))
+    return tuple(index for which in slices for index in range(which * each, (which + 1) * each))

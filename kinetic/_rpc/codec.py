@@ -103,12 +103,12 @@ class PlaceRequest:
     """An agent asks for its place in the next attempt.
 
     Attributes:
-        seat: the host's index among all hosts of the job.
+        index: the host's index among all hosts of the job.
         start: which start of the host asks, from 1.
         kept: its worker has run an attempt before.
     """
 
-    seat: int
+    index: int
     start: int
     kept: bool
 

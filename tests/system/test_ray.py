@@ -105,7 +105,7 @@ def test_a_gang_of_four_loses_a_process_and_an_actor_trains_and_fails(on_ray, tm
     wait_for(tmp_path, *(f"1-{host}" for host in range(4)))
     kill(find_pid(f"kinetic-worker {job} host 2"))
     wait_for(tmp_path, *(f"2-{host}" for host in range(4)))
-    kill(parent_of(find_pid(f"kinetic-host {job} seat 1")))
+    kill(parent_of(find_pid(f"kinetic-host {job} host 1")))
     with pytest.raises(LookupError, match=r"on purpose, after \(4, 16, True\)") as caught:
         handle.result(timeout=LIMIT_S)
     assert "host 2 of 4" in "\n".join(caught.value.__notes__)

@@ -40,8 +40,8 @@ class FakeAgents:
         self.fault = ""
         self.started = []
 
-    def end(self, seats):
-        self.pids = {pid: seat for pid, seat in self.pids.items() if seat not in seats}
+    def end(self, indices):
+        self.pids = {pid: index for pid, index in self.pids.items() if index not in indices}
 
     def serve_world(self, processes):
         return ""
@@ -52,9 +52,9 @@ class FakeAgents:
     def signal(self, signum, hosts=None):
         pass
 
-    def fork_again(self, seat, place=None, *, start=1):
-        self.started.append((seat, start))
-        self.pids[200 + start] = seat
+    def fork_again(self, index, place=None, *, start=1):
+        self.started.append((index, start))
+        self.pids[200 + start] = index
 
 
 class Forked:
@@ -66,8 +66,8 @@ class Forked:
 
     def started(self):
         """The host that was started again, and its start."""
-        ((seat, start),) = self.agents.started
-        return seat, start
+        ((index, start),) = self.agents.started
+        return index, start
 
 
 class Distant:
@@ -90,9 +90,9 @@ def leading(crew):
     return Leader(plan, MemoryStore(), crew, make_policy(plan), has_records=lambda: True)
 
 
-def die(leader, seat):
+def die(leader, index):
     """The coordinator sees that the agent of a host is dead."""
-    leader._on_event(GangEvent(EventKind.LOST, seat))
+    leader._on_event(GangEvent(EventKind.LOST, index))
 
 
 def test_what_the_agent_of_a_lost_slice_has_asked_for_counts_no_more():

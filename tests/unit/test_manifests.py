@@ -257,7 +257,7 @@ def test_the_head_of_an_elastic_job_leads_and_has_no_chips():
     plan, settings = CASES["tpu-v6e-16-elastic"]
     workload, _ = render(plan, settings)
     head = identity.from_environ(env_of(workload, of="head"))
-    seats = [
+    indices = [
         identity.from_environ(env_of(workload, slice_, pod))
         for slice_ in range(2)
         for pod in range(4)
@@ -267,10 +267,10 @@ def test_the_head_of_an_elastic_job_leads_and_has_no_chips():
         "10.0.0.1:7777",
         "kinetic-job-00c0ffee/tls.key",
     )
-    assert [who.host for who in seats] == list(range(8)), "slices come before the head"
-    assert {(who.leads, who.key) for who in seats} == {(False, "")}
+    assert [who.host for who in indices] == list(range(8)), "slices come before the head"
+    assert {(who.leads, who.key) for who in indices} == {(False, "")}
     leader = "kinetic-job-00c0ffee-head-0-0.kinetic-job-00c0ffee:7777"
-    assert {who.target for who in seats} == {leader}
+    assert {who.target for who in indices} == {leader}
     assert workload["spec"]["coordinator"]["replicatedJob"] == "head"
     spec = pod_of(workload, "head")["spec"]
     assert "nodeSelector" not in spec
@@ -279,7 +279,7 @@ def test_the_head_of_an_elastic_job_leads_and_has_no_chips():
     assert (shape.hosts, shape.leader) == (9, 8)
 
 
-def test_seats_of_an_elastic_job_and_workers_of_pathways_have_no_key():
+def test_hosts_of_an_elastic_job_and_workers_of_pathways_have_no_key():
     workload, _ = render(*CASES["tpu-v6e-16-elastic"])
     assert not [name for name in env_of(workload) if "TLS_KEY" in name]
     assert "volumes" not in pod_of(workload, "host")["spec"] or not [

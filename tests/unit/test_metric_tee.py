@@ -24,7 +24,7 @@ def refuse(*_):
 def make_tee(tmp_path):
     store = LocalStore(tmp_path / "store")
     store.put(layout.plan("job-00000001"), b"{}")
-    who = SimpleNamespace(scratch=str(tmp_path), seat=0, job_id="job-00000001", attempt=1, host=0)
+    who = SimpleNamespace(scratch=str(tmp_path), index=0, job_id="job-00000001", attempt=1, host=0)
     return MetricTee(who, store, store.path(layout.log(who.job_id, 1, 0)))
 
 

@@ -19,8 +19,8 @@ class Told:
     def on_change(self):
         pass
 
-    def on_death(self, seat, why):
-        self.deaths.append(seat)
+    def on_death(self, index, why):
+        self.deaths.append(index)
 
 
 def make_hosts():
@@ -32,8 +32,8 @@ def make_hosts():
 def begin(made):
     """As if the slice were reserved, and its programs ran."""
     made._starts[0] = SimpleNamespace(runs=True, reservation=SimpleNamespace(release=lambda: None))
-    for seat in range(4):
-        made.on_enter(seat)
+    for index in range(4):
+        made.on_enter(index)
 
 
 def test_hosts_of_a_slice_that_was_freed_are_no_further_losses():
@@ -41,9 +41,9 @@ def test_hosts_of_a_slice_that_was_freed_are_no_further_losses():
     begin(made)
     made.note_gone(1, is_taken_away=False)  # its actor died, and the leader ends the whole slice
     made.end(range(4))
-    for seat in (2, 0, 3):
-        made.on_enter(seat)  # its function was ended, and it has not been killed yet
-        made.on_leave(seat)
+    for index in (2, 0, 3):
+        made.on_enter(index)  # its function was ended, and it has not been killed yet
+        made.on_leave(index)
     assert told.deaths == []
     assert made.dead == {0, 1, 2, 3}
 

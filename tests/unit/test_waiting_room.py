@@ -17,17 +17,17 @@ class Told:
     def __init__(self):
         self.events = []
 
-    def on_enter(self, seat):
-        self.events.append(("enter", seat))
+    def on_enter(self, index):
+        self.events.append(("enter", index))
 
-    def on_start(self, seat):
-        self.events.append(("start", seat))
+    def on_start(self, index):
+        self.events.append(("start", index))
 
-    def on_leave(self, seat):
-        self.events.append(("leave", seat))
+    def on_leave(self, index):
+        self.events.append(("leave", index))
 
-    def on_told(self, seat):
-        self.events.append(("told", seat))
+    def on_told(self, index):
+        self.events.append(("told", index))
 
 
 async def started(*waiting):
@@ -51,7 +51,7 @@ def test_those_who_wait_are_given_their_places():
         room.close()
         assert await tasks[2] is None
         assert await room.ask(0, 1) is None, "nothing follows any more"
-        entered = [("enter", seat) for seat in range(3)]
+        entered = [("enter", index) for index in range(3)]
         assert told.events == [*entered, ("told", 2), ("enter", 0), ("told", 0)]
 
     asyncio.run(story())

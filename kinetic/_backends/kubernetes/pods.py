@@ -260,7 +260,7 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool) -
         "KINETIC_TEE": "1",
     }
     if plan.has_head:
-        literals["KINETIC_ROLE"] = "head" if is_head else "seat"
+        literals["KINETIC_ROLE"] = "head" if is_head else "host"
     if settings.simulated:
         literals["KINETIC_SIMULATED"] = "1"
     if plan.options.debug:

@@ -45,8 +45,8 @@ class AttemptLoop:
         self._store = store
         self._logs = logs
         self._alive_fd = alive_fd
-        self._folder = Path(identity.scratch) / f"host-{identity.assigned_seat}"
-        label = f"{identity.job_id} host {identity.assigned_seat}"
+        self._folder = Path(identity.scratch) / f"host-{identity.assigned_index}"
+        label = f"{identity.job_id} host {identity.assigned_index}"
         self._title = f"kinetic-worker {label}"
         self._fork_server = ForkServer(
             worker_process.serve, f"kinetic-forks {label}", without=[alive_fd]
@@ -146,7 +146,7 @@ class AttemptLoop:
             try:
                 place = place_of(
                     replace(who.endpoint, attempt=0),
-                    who.assigned_seat,
+                    who.assigned_index,
                     who.start,
                     kept=kept,
                     unreachable_after_s=self._patience_s,

@@ -41,7 +41,7 @@ class Identity:
         address: how the other hosts reach this one (an IP address or a name).
         scratch: folder for the source tree and temporary files; removed at the end.
         key: PEM of the certificate's private key; "" in all programs but the leader's.
-        role: "head" leads an elastic job and runs no function, "seat" is a host that it leads;
+        role: "head" leads an elastic job and runs no function, "host" is a host that it leads;
             "" where host 0 leads, or the gang's supervisor.
         is_program: whether the agent's parent is this host's program, not the gang's supervisor.
         simulated: whether the chips are virtual devices of the processor.
@@ -54,7 +54,7 @@ class Identity:
         secrets: values of the plan's secrets.
         heartbeat_s: between two heartbeats.
         assignment: the place of the host in this attempt, where there may be another one.
-        assigned_seat: its index among all hosts of the job then, the same in all attempts.
+        assigned_index: its index among all hosts of the job then, the same in all attempts.
         stays: whether its agent waits for its place in the next attempt.
         start: which start of the host this is, from 1: a lost one is started again.
         debug_port: where the debugger of a debug job listens; 0 for any free port.
@@ -86,7 +86,7 @@ class Identity:
     secrets: Mapping[str, str] = field(default_factory=dict)
     heartbeat_s: float = 1.0
     assignment: HostAssignment | None = None
-    assigned_seat: int = 0
+    assigned_index: int = 0
     stays: bool = False
     start: int = 1
     debug_port: int = 0
@@ -102,13 +102,13 @@ class Identity:
     @property
     def is_led_from_afar(self) -> bool:
         """Whether a program on another machine leads, and stays when this host is lost to it."""
-        return self.role == "seat"
+        return self.role == "host"
 
     @property
-    def seat(self) -> int:
+    def index(self) -> int:
         """What tells this host's files from those of the others on the machine: its index among all
         hosts of the job."""
-        return self.host if self.assignment is None else self.assigned_seat
+        return self.host if self.assignment is None else self.assigned_index
 
     def take_place(self, place: HostAssignment) -> Identity:
         """Return who this host is in an attempt."""

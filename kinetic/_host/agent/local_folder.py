@@ -28,17 +28,17 @@ def prepare(identity: Identity, plan: Plan) -> Home | None:
     if identity.is_pod:
         folder = identity.base_env.get(VARIABLE, "")
         is_managed = plan.options.local_storage == MULTI_TIER and not identity.simulated
-        return Home(folder, folder, identity.seat, 1) if folder and not is_managed else None
+        return Home(folder, folder, identity.index, 1) if folder and not is_managed else None
     if not identity.simulated:
         return None
     hosts = plan.hosts
-    name = f"host-{identity.seat}"
+    name = f"host-{identity.index}"
     if given := plan.options.env.get(VARIABLE):
         own, place = Path(given, name), Path(given)
         own.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return Home(str(own), str(place), identity.seat, hosts)
+        return Home(str(own), str(place), identity.index, hosts)
     made = memory_folder.make(plan.job_id, name)
     shared = memory_folder.make(plan.job_id, "local") if hosts > 1 else made
     if made is None or shared is None:
         return None
-    return Home(str(made), str(shared), identity.seat, hosts)
+    return Home(str(made), str(shared), identity.index, hosts)

@@ -113,7 +113,7 @@ class Agent:
     def run(self) -> int:
         """Run to the end; return the exit code of the agent process, see `ProgramCode`."""
         self._reserve = processes.reserve_disk(
-            Path(self._who.scratch) / f"reserve-{self._who.seat}", RESERVE_BYTES
+            Path(self._who.scratch) / f"reserve-{self._who.index}", RESERVE_BYTES
         )
         self._memory = memory.Watch(self._worker.pid)
         key = layout.log(self._who.job_id, self._who.attempt, self._who.host)
@@ -488,7 +488,7 @@ class Agent:
         if self._machine.kept:
             return
         self._mountpoints.release(self._plan.data)
-        workspace.remove(Path(self._who.scratch) / f"host-{self._who.seat}")
+        workspace.remove(Path(self._who.scratch) / f"host-{self._who.index}")
 
     def release(self) -> None:
         """Free what outlives the attempt in an agent that goes on."""

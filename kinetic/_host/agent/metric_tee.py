@@ -30,7 +30,7 @@ LONGEST_REST_BYTES = 1 << 20
 
 def pipe_of(who: Identity) -> Path:
     """Return the pipe that a host's function logs into."""
-    return Path(who.scratch) / f"metrics-pipe-{who.seat}"
+    return Path(who.scratch) / f"metrics-pipe-{who.index}"
 
 
 class MetricTee:

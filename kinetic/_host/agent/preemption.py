@@ -37,7 +37,7 @@ class Preemption:
     """
 
     def __init__(self, identity: Identity, environ: Mapping[str, str]) -> None:
-        self.folder = Path(identity.scratch) / f"host-{identity.seat}"
+        self.folder = Path(identity.scratch) / f"host-{identity.index}"
         self._in_gang = identity.hosts > 1
         self._has_service = environ.get(_SERVICE.upper(), "0").lower() not in ("", "0", "false")
         self._until = 0.0

@@ -53,7 +53,7 @@ def start_message(
         file=str(space.root / WORLD_FILE),
         limit_s=plan.limits.start_timeout_s,
         served=bool(service),
-        compiled="" if plan.elastic_gang is None else f"{who.scratch}/compiled-{who.seat}",
+        compiled="" if plan.elastic_gang is None else f"{who.scratch}/compiled-{who.index}",
     )
     return {
         "attempt": who.attempt,

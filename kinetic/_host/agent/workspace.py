@@ -90,7 +90,7 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     Raises:
         SetupFailed: the stored content is damaged or missing, or this host's disk is full.
     """
-    root = Path(identity.scratch) / f"host-{identity.seat}"
+    root = Path(identity.scratch) / f"host-{identity.index}"
     tree = root / "tree"
     cwd = tree / (plan.cwd_rel if plan.cwd_rel is not None else plan.entry_rel)
     try:

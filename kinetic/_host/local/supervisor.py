@@ -259,7 +259,7 @@ class Supervisor:
             scratch=str(self._scratch),
             simulated=True,
             assignment=place,
-            assigned_seat=host,
+            assigned_index=host,
             stays=_stays(plan),
             base_env=request.base_env,
             secrets=request.secrets,

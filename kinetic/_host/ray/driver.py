@@ -87,11 +87,11 @@ class _Driver:
         self.hosts.reserve_all()
         return self.hosts
 
-    def _variables_of(self, seat: int, place: HostPlace) -> dict[str, str]:
+    def _variables_of(self, index: int, place: HostPlace) -> dict[str, str]:
         own = {
-            "KINETIC_ROLE": "seat",
-            "KINETIC_HOST_INDEX": str(seat),
-            "KINETIC_POD_INDEX": str(seat),
+            "KINETIC_ROLE": "host",
+            "KINETIC_HOST_INDEX": str(index),
+            "KINETIC_POD_INDEX": str(index),
             "KINETIC_HOST_ADDRESS": place.address,
             "KINETIC_DEBUG_PORT": _DEBUG_PORT,
         }

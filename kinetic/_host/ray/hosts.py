@@ -63,7 +63,7 @@ class RayHosts(RemoteHosts):
         self._starts_each, self._limit_s, self._tell = starts_each, limit_s, tell
         self._starts: dict[int, _SliceStart] = {}
         self._running: set[int] = set()
-        """Seats whose programs run, as far as Ray says."""
+        """Hosts whose programs run, as far as Ray says."""
         self._has_begun = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._serves = threading.Event()
@@ -92,23 +92,24 @@ class RayHosts(RemoteHosts):
         """Whether the programs of all that can be reached have ended."""
         return self._running <= self._dead
 
-    def end(self, seats: Collection[int]) -> None:
+    def end(self, indices: Collection[int]) -> None:
         """Free the machines of a slice of which one host is gone: Ray may still take a machine that
         is lost for one that is alive, and the slice for whole."""
-        for which in {seat // self._each for seat in seats}:
-            if not self._dead.isdisjoint(self._seats(which)):
+        for which in {index // self._each for index in indices}:
+            if not self._dead.isdisjoint(self._indices(which)):
                 self._release(which)
 
-    def restart(self, seats: Collection[int]) -> None:
+    def restart(self, indices: Collection[int]) -> None:
         """Reserve a slice again, unless it is there."""
-        for which in {seat // self._each for seat in seats}:
+        for which in {index // self._each for index in indices}:
             if which not in self._starts:
                 self._start(which)
 
-    def kill(self, seats: Collection[int] | None = None) -> None:
+    def kill(self, indices: Collection[int] | None = None) -> None:
         """Free the machines of their slices, with all that runs there."""
-        wanted = range(self._slices) if seats is None else {seat // self._each for seat in seats}
-        for which in wanted:
+        if indices is None:
+            indices = range(self._slices * self._each)
+        for which in {index // self._each for index in indices}:
             self._release(which)
 
     def release_all(self) -> None:
@@ -117,20 +118,20 @@ class RayHosts(RemoteHosts):
         for thread in self._cleaning:
             thread.join()
 
-    def on_enter(self, seat: int) -> None:
+    def on_enter(self, index: int) -> None:
         """One whose slice has been freed may still come in before its actor ends: it is dead."""
-        start = self._starts.get(seat // self._each)
+        start = self._starts.get(index // self._each)
         if start is not None and start.runs:
-            super().on_enter(seat)
+            super().on_enter(index)
 
     # -- one slice ---------------------------------------------------------------------------------
 
-    def _seats(self, which: int) -> range:
+    def _indices(self, which: int) -> range:
         return range(which * self._each, (which + 1) * self._each)
 
     def _start(self, which: int) -> None:
         start = self._starts[which] = _SliceStart(which, Reservation(self._needs))
-        self._dead.update(self._seats(which))  # Until they wait for their places.
+        self._dead.update(self._indices(which))  # Until they wait for their places.
         bring_up = functools.partial(self._bring_up, start)
         threading.Thread(target=bring_up, name=f"kinetic-slice-{which}", daemon=True).start()
 
@@ -179,31 +180,31 @@ class RayHosts(RemoteHosts):
 
     def _run_programs(self, start: _SliceStart) -> None:
         start.runs = True
-        for seat, place in zip(self._seats(start.which), start.places, strict=True):
-            self._running.add(seat)
-            running = cluster.run_program(place, self._variables(seat, place))
+        for index, place in zip(self._indices(start.which), start.places, strict=True):
+            self._running.add(index)
+            running = cluster.run_program(place, self._variables(index, place))
             running.add_done_callback(
-                functools.partial(self._soon, self._on_end, start, seat, place)
+                functools.partial(self._soon, self._on_end, start, index, place)
             )
 
     def _on_end(
-        self, start: _SliceStart, seat: int, place: HostPlace, ended: Future[tuple[int, str]]
+        self, start: _SliceStart, index: int, place: HostPlace, ended: Future[tuple[int, str]]
     ) -> None:
         """A program has ended, or its actor has died."""
         if self._starts.get(start.which) is not start:
             return
-        self._running.discard(seat)
+        self._running.discard(index)
         if (error := ended.exception()) is not None:
             why = f"its actor on {place.address} died: {cluster.describe_death(error)}"
-            self._die(seat, why)
+            self._die(index, why)
             return
         code, words = ended.result()
         if code == ProgramCode.UNUSABLE:
             said = words.strip().splitlines()
             where = f"On node {place.address} (Ray's {place.node[:12]}) it could not begin"
-            self._refuse(seat, f"{where}: {said[-1] if said else 'no reason known'}")
+            self._refuse(index, f"{where}: {said[-1] if said else 'no reason known'}")
         elif code not in (ProgramCode.DELIVERED, ProgramCode.CODE_FAILED):
-            self._die(seat, f"its program on {place.address} ended with exit code {code}.")
+            self._die(index, f"its program on {place.address} ended with exit code {code}.")
         self._listener.on_change()
 
     def _on_lost(self, start: _SliceStart, why: str) -> None:
@@ -212,20 +213,20 @@ class RayHosts(RemoteHosts):
             return
         self._release(start.which)
         if why:
-            self._refuse(self._seats(start.which)[0], why)
+            self._refuse(self._indices(start.which)[0], why)
         self._listener.on_change()
 
-    def _refuse(self, seat: int, why: str) -> None:
+    def _refuse(self, index: int, why: str) -> None:
         """A host cannot begin. Before the first attempt, it need not be tried again."""
         if self._has_begun:
-            self._die(seat, why)
+            self._die(index, why)
         else:
-            self._listener.on_report(HostReport(seat, Exit.SETUP_FAILED, why))
+            self._listener.on_report(HostReport(index, Exit.SETUP_FAILED, why))
 
     def _release(self, which: int) -> None:
         start = self._starts.pop(which, None)
-        self._dead.update(self._seats(which))
-        self._running.difference_update(self._seats(which))
+        self._dead.update(self._indices(which))
+        self._running.difference_update(self._indices(which))
         if start is not None:
             start.is_wanted = False
             cleaning = threading.Thread(target=start.reservation.release, daemon=True)

@@ -124,7 +124,7 @@ def attach(world: World, *, automatic: bool, owner: int) -> None:
             joined.
         owner: the process that may do so; this one may be a fork of it.
     """
-    _WorldSeat(world, automatic and world.processes > 1, owner).take()
+    _WorldPlace(world, automatic and world.processes > 1, owner).take()
 
 
 def attach_program(text: str, owner: int) -> None:
@@ -194,7 +194,7 @@ def uses_proxies(environ: Iterable[str]) -> bool:
     )
 
 
-class _WorldSeat:
+class _WorldPlace:
     """This process's place in the world, and its wrappers in JAX."""
 
     def __init__(self, world: World, automatic: bool, owner: int) -> None:
