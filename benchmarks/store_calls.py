@@ -43,8 +43,10 @@ from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._core.spec import JobSpec
 from kinetic._host.agent import workspace
-from kinetic._host.agent.identity import Identity
+from kinetic._host.identity import Identity
 from kinetic._source import bundle
+from kinetic._source.download import unpack
+from kinetic._source.upload import upload
 from kinetic._store import index
 from kinetic._store.base import Store
 from kinetic._store.many import at_once
@@ -78,14 +80,14 @@ def main(delay_ms: float = DELAY_MS) -> None:
 
         def send(made: bundle.Bundle) -> Callable[[], str]:
             def act() -> str:
-                sent = bundle.upload(made, store)
+                sent = upload(made, store)
                 return f"{sent.size_bytes + sent.lists_bytes:,} bytes"
 
             return act
 
         def start(made: bundle.Bundle, name: str) -> Callable[[], str]:
             def act() -> str:
-                return f"{len(bundle.unpack(store, made.tree, place / name)):,} files and folders"
+                return f"{len(unpack(store, made.tree, place / name)):,} files and folders"
 
             return act
 
@@ -111,7 +113,7 @@ def main(delay_ms: float = DELAY_MS) -> None:
         row("start of a host", start(made, "first"), "<= 10 calls")
         row("one file changed", send(edit(0)), "<= 6 calls")
         for number in range(1, EDITS):
-            bundle.upload(edit(number), store)
+            upload(edit(number), store)
         made = edit(EDITS)
         row(f"one file changed, the {EDITS}th time", send(made), "<= 6 calls")
         row("start of a host after that", start(made, "last"), "<= 10 calls")

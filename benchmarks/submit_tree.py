@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kinetic._source import bundle
+from kinetic._source.download import unpack
+from kinetic._source.upload import Sent, upload
 from kinetic._store.local import LocalStore
 
 ROUNDS = 7
@@ -54,10 +56,10 @@ def main(files: int = 2000, file_kb: int = 50) -> None:
         def build() -> bundle.Bundle:
             return bundle.build(root, cache_dir=place / "cache")
 
-        def send() -> bundle.Sent:
-            return bundle.upload(build(), store)
+        def send() -> Sent:
+            return upload(build(), store)
 
-        def on_the_wire(sent: bundle.Sent) -> int:
+        def on_the_wire(sent: Sent) -> int:
             """Bytes of files, and of the lists that name them."""
             return sent.size_bytes + sent.lists_bytes
 
@@ -95,7 +97,7 @@ def main(files: int = 2000, file_kb: int = 50) -> None:
         rows.insert(0, ("tar cf (the yardstick), in turns", tar_ms, None))
         made = build()
         unpack_ms, untar_ms = best_in_turns_ms(
-            lambda: bundle.unpack(store, made.tree, place / f"dest{next(dest)}"), untar
+            lambda: unpack(store, made.tree, place / f"dest{next(dest)}"), untar
         )
         rows += [("unpack on a host", unpack_ms, None), ("tar xf", untar_ms, None)]
 

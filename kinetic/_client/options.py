@@ -9,14 +9,17 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kinetic._core import options as table
-from kinetic._core.options import TABLE, Keywords, Options
+from kinetic._core import option_rules
+from kinetic._core.options import FIELD_OF, TABLE, Keywords, Options
+from kinetic.errors import UsageTypeError
 
 if TYPE_CHECKING:
     import os
 
+    from kinetic._core.accelerators.topology import Topology
     from kinetic._datasets.data import Data
 
 
@@ -40,15 +43,57 @@ class OptionChanges(Keywords, total=False):
 
 
 def check_options(before: Options | None, given: Mapping[str, Any]) -> Options:
-    """Return the options, updated with those that are given; see
-    `_core.options.check_options`."""
+    """Return the options, updated with those that are given.
+
+    Args:
+        before: the options of a decorated function; None for a function that is being decorated.
+        given: options as users write them.
+
+    Raises:
+        UsageError: an option cannot work.
+        UsageTypeError: ... because its value has the wrong type, or there is no such option.
+    """
+    unknown = next((name for name in given if name not in TABLE), None)
+    if unknown is not None:
+        raise UsageTypeError(_no_such_option(unknown))
     if given.get("volumes") is not None:
         from kinetic._datasets import call_data
 
         given = {**given, "volumes": call_data.volumes(given["volumes"])}
     elif "volumes" in given:
         given = {**given, "volumes": {}}
-    return table.check_options(before, given)
+    topology = _topology(None if before is None else before.topology, given)
+    values = {
+        FIELD_OF[name]: TABLE[name].check(name, value)
+        for name, value in given.items()
+        if name in FIELD_OF and name != "accelerator"
+    }
+    options = (
+        Options(topology, **values)
+        if before is None
+        else replace(before, topology=topology, **values)
+    )
+    option_rules.check_together(options)
+    return options
+
+
+def _topology(before: Topology | None, given: Mapping[str, Any]) -> Topology:
+    from kinetic._core.accelerators.resolve import SPOT, resolve  # not needed on hosts
+
+    spot = before is not None and before.spot
+    if "spot" in given:
+        spot = TABLE["spot"].check("spot", given["spot"])
+    if "accelerator" in given:
+        return resolve(given["accelerator"], spot=spot)
+    name = TABLE["accelerator"].default if before is None else before.name.removesuffix(SPOT)
+    return resolve(name, spot=spot)
+
+
+def _no_such_option(name: str) -> str:
+    import difflib  # Only an error needs it.
+
+    near = difflib.get_close_matches(name, TABLE, n=1)
+    return f"@kinetic.run has no option {name!r}" + (f"; did you mean {near[0]}=?" if near else ".")
 
 
 def document_options(function: Callable[..., Any]) -> None:

@@ -163,9 +163,9 @@ def _send_content(planned: Planned, store: Store) -> Planned:
     source, data = planned.bundle, planned.data
     now: dict[Tree, Tree] = {}
     if source is not None:
-        from kinetic._source import bundle
+        from kinetic._source.upload import upload
 
-        sent = bundle.upload(source, store)
+        sent = upload(source, store)
         _log.info("sent %d of %d files, %d bytes", sent.files, source.tree.files, sent.size_bytes)
         if sent.changed is not None:
             now[source.tree] = sent.changed.tree

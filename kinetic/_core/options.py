@@ -13,12 +13,11 @@ from dataclasses import Field, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from kinetic._core import checks, documents, option_rules
+from kinetic._core import checks, documents
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.checks import Controller, Joins, OnSliceLoss, Survivors
 from kinetic._core.option_rows import Flag, Option, Takes, option
 from kinetic._core.values import dataclass
-from kinetic.errors import UsageTypeError
 
 if TYPE_CHECKING:
     from kinetic._core.checks import NetworkDevices
@@ -381,55 +380,8 @@ def _row(of: Field[Any]) -> Option:
     return row._replace(name=row.name or of.name)
 
 
-_FIELD_OF = {_row(f).name: f.name for f in fields(Options)}
+FIELD_OF = {_row(f).name: f.name for f in fields(Options)}
+"""The fields of `Options`, by the public names of the options."""
 _SPOT = Option("spot", checks.switch, "Use preemptible machines.", False)
 TABLE = {row.name: row for row in (*map(_row, fields(Options)), _SPOT)}
 """All options by their public names. `spot` has no field: it is part of the topology."""
-
-
-def check_options(before: Options | None, given: Mapping[str, Any]) -> Options:
-    """Return the options, updated with those that are given.
-
-    Args:
-        before: the options of a decorated function; None for a function that is being decorated.
-        given: options as users write them.
-
-    Raises:
-        UsageError: an option cannot work.
-        UsageTypeError: ... because its value has the wrong type, or there is no such option.
-    """
-    unknown = next((name for name in given if name not in TABLE), None)
-    if unknown is not None:
-        raise UsageTypeError(_no_such_option(unknown))
-    topology = _topology(None if before is None else before.topology, given)
-    values = {
-        _FIELD_OF[name]: TABLE[name].check(name, value)
-        for name, value in given.items()
-        if name in _FIELD_OF and name != "accelerator"
-    }
-    options = (
-        Options(topology, **values)
-        if before is None
-        else replace(before, topology=topology, **values)
-    )
-    option_rules.check_together(options)
-    return options
-
-
-def _topology(before: Topology | None, given: Mapping[str, Any]) -> Topology:
-    from kinetic._core.accelerators.resolve import SPOT, resolve  # not needed on hosts
-
-    spot = before is not None and before.spot
-    if "spot" in given:
-        spot = _SPOT.check("spot", given["spot"])
-    if "accelerator" in given:
-        return resolve(given["accelerator"], spot=spot)
-    name = TABLE["accelerator"].default if before is None else before.name.removesuffix(SPOT)
-    return resolve(name, spot=spot)
-
-
-def _no_such_option(name: str) -> str:
-    import difflib  # Only an error needs it.
-
-    near = difflib.get_close_matches(name, TABLE, n=1)
-    return f"@kinetic.run has no option {name!r}" + (f"; did you mean {near[0]}=?" if near else ".")

@@ -15,8 +15,8 @@ from typing import Any, cast
 from kinetic._core.plan import Dataset, Tree
 from kinetic._core.values import dataclass
 from kinetic._datasets.data import Data
-from kinetic._source.bundle import Bundle, upload
-from kinetic._source.upload import Changes
+from kinetic._source.bundle import Bundle
+from kinetic._source.upload import Changes, upload
 from kinetic._store.base import Store
 from kinetic.errors import SourceChanged, UsageError, UsageTypeError
 

@@ -26,9 +26,9 @@ from kinetic._core.exits import ProgramCode
 from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.plan import Plan
 from kinetic._host import service
-from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.fork_server import ForkServer
+from kinetic._host.identity import Identity
 from kinetic._host.service import Service
 from kinetic._store.base import Store
 from kinetic._system import processes

@@ -38,9 +38,9 @@ from kinetic._core.gang.policy import (
 from kinetic._core.outcome import HostReport, Outcome
 from kinetic._core.plan import Plan
 from kinetic._host import verdicts
-from kinetic._host.agent.identity import alone_s
 from kinetic._host.agents import import_gang_modules
 from kinetic._host.hosts import Hosts, NeedsNewPrograms
+from kinetic._host.identity import alone_s
 from kinetic._host.story import Story, indices_of
 from kinetic._host.verdicts import Attempt
 from kinetic._store.base import Store

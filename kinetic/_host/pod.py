@@ -22,7 +22,7 @@ from kinetic._core.gang.policy import AttemptPolicy, Failure, too_many
 from kinetic._core.outcome import Outcome, Verdict, judge_leaderless, program_code
 from kinetic._core.plan import Plan
 from kinetic._host import verdicts
-from kinetic._host.agent.identity import Identity
+from kinetic._host.identity import Identity
 from kinetic._host.verdicts import Attempt
 from kinetic._store import attempts
 from kinetic._store.base import Store

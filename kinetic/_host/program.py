@@ -26,12 +26,12 @@ from kinetic._core.gang.formation import first_assignment, make_policy
 from kinetic._core.gang.policy import AttemptPolicy
 from kinetic._core.outcome import HostReport, Outcome, Verdict, program_code
 from kinetic._core.plan import Plan
-from kinetic._host import pod, verdicts
-from kinetic._host.agent import datasets, identity
-from kinetic._host.agent.identity import Identity
+from kinetic._host import identity, pod, verdicts
+from kinetic._host.agent import datasets
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agents import Agents, cause_of_death, import_gang_modules, read_delivered_code
 from kinetic._host.hosts import Hosts, JoinedHosts, RemoteHosts
+from kinetic._host.identity import Identity
 from kinetic._host.leader import Leader
 from kinetic._host.verdicts import Attempt
 from kinetic._store import attempts

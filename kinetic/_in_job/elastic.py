@@ -14,8 +14,7 @@ from typing import NoReturn
 
 from kinetic._core.exits import Leaving
 from kinetic._core.outcome import name_hosts
-from kinetic._in_job import slices
-from kinetic._in_job.checkpoint import peers
+from kinetic._in_job import peers, slices
 from kinetic.errors import UsageError
 
 _LIMIT_S = 60.0

@@ -19,9 +19,7 @@ from kinetic._core.plan import Blob, Tree
 from kinetic._core.values import dataclass
 from kinetic._source import beside, cache, hashing, manifest, standalone, walk
 from kinetic._source.beside import Beside
-from kinetic._source.download import unpack
 from kinetic._source.gitconfig import NO_FILES, GitFiles
-from kinetic._source.upload import Sent, upload
 from kinetic.errors import UsageError
 
 NOTHING = Beside()
@@ -29,8 +27,6 @@ _LARGEST = 5
 _NAMED = 10
 _WarningsOf = Callable[[walk.Scan], tuple[str, ...]]
 """Makes the warnings about what a walk found."""
-
-__all__ = ["Bundle", "Sent", "build", "build_data", "build_unmarked", "unpack", "upload"]
 
 
 @dataclass(frozen=True)

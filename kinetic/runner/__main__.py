@@ -1,6 +1,6 @@
 """`python -m kinetic.runner`: one host, as a backend starts it where hosts are programs.
 
-In: `KINETIC_*` variables (see _host.agent.identity). Out: a `ProgramCode`.
+In: `KINETIC_*` variables (see _host.identity). Out: a `ProgramCode`.
 """
 
 from __future__ import annotations

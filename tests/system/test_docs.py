@@ -294,7 +294,7 @@ def test_every_setting_has_its_row() -> None:
     page = (DOCS / "reference/settings.md").read_text()
     variables = {row.variable for row in settings._ROWS.values()}
     read_on_hosts = set(
-        re.findall(r'"(KINETIC_\w+)"', (ROOT / "kinetic/_host/agent/identity.py").read_text())
+        re.findall(r'"(KINETIC_\w+)"', (ROOT / "kinetic/_host/identity.py").read_text())
     )
     set_for_functions = set(
         re.findall(

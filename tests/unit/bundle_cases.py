@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kinetic._core import layout
 from kinetic._source import bundle, manifest, packs
+from kinetic._source.upload import upload
 from kinetic._store.local import LocalStore
 
 FOREVER = settings(
@@ -57,7 +58,7 @@ def shape(root: Path) -> dict[str, tuple]:
 
 def sent(root: Path, place: Path, **given) -> tuple[bundle.Bundle, LocalStore]:
     made, store = build(root, **given), LocalStore(place / "store")
-    bundle.upload(made, store)
+    upload(made, store)
     return made, store
 
 

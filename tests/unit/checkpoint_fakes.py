@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from kinetic._in_job.checkpoint.peers import Alone
+from kinetic._in_job.peers import Alone
 
 PATIENCE_S = 100.0
 

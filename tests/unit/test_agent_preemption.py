@@ -11,8 +11,8 @@ import kinetic
 from kinetic._core.exits import Exit
 from kinetic._core.gang.messages import HostView
 from kinetic._core.preemption import VARIABLE
-from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.preemption import Preemption
+from kinetic._host.identity import Identity
 from kinetic._in_job.preemption import Preempted, grace_left_s
 
 STOPPED = HostView(stop=True, stop_exit=Exit.STOPPED, stop_reason="host 1: it was asked to end")

@@ -26,6 +26,8 @@ from forks import Forks
 from kinetic._core import layout
 from kinetic._core.plan import Tree
 from kinetic._source import bundle, packs
+from kinetic._source.download import unpack
+from kinetic._source.upload import upload
 from kinetic._store import index
 from kinetic._store.gc_lock import content_age_s, lock_for_submission
 from kinetic._store.gcs import GcsStore
@@ -55,7 +57,7 @@ def submit(place: Path, job_id: str, cache: str = "cache") -> Tree:
     store = GcsStore("gs://bucket")
     made = bundle.build(place / "root", cache_dir=place / cache)
     with lock_for_submission(store):
-        bundle.upload(made, store)
+        upload(made, store)
         plan = {"tree": {"manifest": {"digest": made.tree.manifest.digest}}}
         store.put(layout.plan(job_id), json.dumps(plan).encode())
     store.put(layout.ref(job_id), b"{}")
@@ -63,7 +65,7 @@ def submit(place: Path, job_id: str, cache: str = "cache") -> Tree:
 
 
 def arrives(place: Path, tree: Tree, dest: str) -> None:
-    bundle.unpack(GcsStore("gs://bucket"), tree, place / dest)
+    unpack(GcsStore("gs://bucket"), tree, place / dest)
     assert (place / dest / "large").stat().st_size == packs.SMALL_BYTES + 1
 
 

@@ -18,6 +18,7 @@ from kinetic._core import layout
 from kinetic._core.plan import Tree
 from kinetic._datasets import cached_copy
 from kinetic._source import bundle, download, packs
+from kinetic._source.upload import upload
 from kinetic._store.local import LocalStore
 from kinetic.errors import CorruptRecord, StoreFull
 
@@ -43,7 +44,7 @@ def tree(tmp_path: Path, store: LocalStore) -> Tree:
 
 def sent(folder: Path, store: LocalStore) -> Tree:
     found = bundle.build_data(folder, cache_dir=folder.parent / "cache")
-    bundle.upload(found, store)
+    upload(found, store)
     return found.tree
 
 

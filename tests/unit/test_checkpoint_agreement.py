@@ -23,8 +23,8 @@ from doubles.memory_store import MemoryStore
 from kinetic._core import checkpoint_size
 from kinetic._in_job.checkpoint import opening, persistent, positions
 from kinetic._in_job.checkpoint.cadence import cadence
-from kinetic._in_job.checkpoint.peers import Alone
 from kinetic._in_job.checkpoint.sync_points import SyncPoints, SyncRequest
+from kinetic._in_job.peers import Alone
 from kinetic._store import lease
 from kinetic._store.lease import InFolder, InStore, Lease, Owner
 from kinetic.errors import (

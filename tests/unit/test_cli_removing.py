@@ -13,6 +13,8 @@ from cli_fakes import DAY, NOW, Capture, World
 
 from kinetic._core import layout
 from kinetic._datasets import cached_copy
+from kinetic._source.download import unpack
+from kinetic._source.upload import upload
 from kinetic._store.base import Entry
 from kinetic._store.gc_lock import lock_for_submission
 from kinetic._store.local import LocalStore
@@ -170,7 +172,7 @@ def ship(world: World, folder: Path, *, age: float) -> str:
 
     before = contents(world)
     built = bundle.build(folder, cache_dir=folder.parent / "cache")
-    bundle.upload(built, world.store)
+    upload(built, world.store)
     for key in contents(world) - before:
         os.utime(world.store.path(key), (NOW - age, NOW - age))
     return built.tree.manifest.digest
@@ -213,7 +215,7 @@ def test_old_content_of_a_young_tree_stays_with_its_record(world: World, tmp_pat
         swept = pruning.sweep(world.store, older_than=older_than)
         keys = [content.key for content in swept.contents]
         assert keys == ([layout.tree(old)] if older_than < NOW else [])
-        bundle.unpack(world.store, made.tree, tmp_path / f"dest{older_than}")
+        unpack(world.store, made.tree, tmp_path / f"dest{older_than}")
         world.plan("job-00000001", world.blob("a"), young)
         world.job("job-00000001")
 

@@ -15,6 +15,7 @@ import kinetic
 from kinetic._datasets import data as declared
 from kinetic._datasets.data import Data
 from kinetic._source import bundle, download
+from kinetic._source.upload import Sent, upload
 from kinetic._store.local import LocalStore
 from kinetic.errors import UsageError, UsageTypeError
 
@@ -227,7 +228,7 @@ def test_a_file_is_a_tree_of_one(folder, cache, tmp_path):
     store = LocalStore(tmp_path / "store")
     found = bundle.build_data(folder / "a.txt", cache_dir=cache)
     assert paths_in(found) == ["a.txt"]
-    bundle.upload(found, store)
+    upload(found, store)
     download.unpack(store, found.tree, tmp_path / "there")
     assert (tmp_path / "there" / "a.txt").read_text() == "a"
 
@@ -255,10 +256,10 @@ def test_unchanged_data_is_not_read_again_and_sends_nothing(folder, cache, tmp_p
         os.utime(path, (long_ago, long_ago))
     later = lambda: 10**18 * 5  # noqa: E731 - a clock, long after the files were changed
     first = bundle.build_data(folder, cache_dir=cache, clock_ns=later)
-    assert bundle.upload(first, store).files == 2
+    assert upload(first, store).files == 2
     monkeypatch.setattr(bundle.hashing, "contents", lambda *a: pytest.fail("it was read again"))
     again = bundle.build_data(folder, cache_dir=cache, clock_ns=later)
-    assert bundle.upload(again, store) == bundle.Sent(0, 0)
+    assert upload(again, store) == Sent(0, 0)
 
 
 def test_data_that_cannot_be_read_is_refused(folder, cache, monkeypatch):

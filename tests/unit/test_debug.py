@@ -26,8 +26,8 @@ from kinetic._core.debug_address import Debugger, DebuggerState, launch_configur
 from kinetic._core.gang.messages import Activity
 from kinetic._core.place import Place
 from kinetic._core.plan import Limits
-from kinetic._host.agent.identity import Identity, from_environ
 from kinetic._host.channel import WorkerEvent
+from kinetic._host.identity import Identity, from_environ
 from kinetic._host.worker import debugger
 from kinetic._store.local import LocalStore
 from kinetic._system.connection import SocketConnection

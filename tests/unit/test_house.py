@@ -21,7 +21,7 @@ IN_PROGRAMS = {"kinetic/_host/worker/joining.py", "kinetic/_host/worker/startup/
 alone."""
 MAY_READ_ENVIRON = {
     "kinetic/_config/settings.py",
-    "kinetic/_host/agent/identity.py",
+    "kinetic/_host/identity.py",
     "kinetic/_host/bootstrap.py",  # a pod's command, before anything of kinetic is there
     "kinetic/_host/worker/jaxworld.py",
     "kinetic/_ray/address.py",  # the token, as Google's library finds its credentials

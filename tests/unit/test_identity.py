@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic._host.agent.identity import from_environ
+from kinetic._host.identity import from_environ
 from kinetic.errors import UsageError
 
 TOLD = {

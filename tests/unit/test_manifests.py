@@ -38,7 +38,8 @@ from kinetic._core.place import MULTI_TIER, Place
 from kinetic._core.plan import Dataset, Limits, Plan
 from kinetic._datasets import call_data
 from kinetic._datasets.data import Data
-from kinetic._host.agent import datasets, identity
+from kinetic._host import identity
+from kinetic._host.agent import datasets
 from kinetic._host.agent.datasets import Datasets
 from kinetic.errors import SetupFailed
 

@@ -15,7 +15,8 @@ from kinetic._backends.kubernetes import manifests
 from kinetic._backends.kubernetes.manifests import render
 from kinetic._backends.kubernetes.volumes import LOCAL_FOLDER, MULTI_TIER_DRIVER
 from kinetic._core.place import ALL_DEVICES, MULTI_TIER
-from kinetic._host.agent import identity, local_folder
+from kinetic._host import identity
+from kinetic._host.agent import local_folder
 
 
 def local_volume(plan, settings=SETTINGS):

@@ -10,7 +10,7 @@ from manifest_cases import planned
 
 from kinetic._core.gang.messages import HostAssignment
 from kinetic._host.agent import start_message
-from kinetic._host.agent.identity import Identity
+from kinetic._host.identity import Identity
 
 INJECTED = {
     "MEGASCALE_COORDINATOR_ADDRESS": "kinetic-head-0-0",

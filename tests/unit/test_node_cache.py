@@ -21,6 +21,7 @@ pytest.importorskip("google.cloud.storage")
 from doubles.gcs import serving
 
 from kinetic._source import bundle
+from kinetic._source.upload import upload
 from kinetic._store.gcs import GcsStore
 
 POD = """
@@ -29,7 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from kinetic._core.plan import Blob, Dataset, Tree
 from kinetic._host.agent import datasets
-from kinetic._host.agent.identity import Identity
+from kinetic._host.identity import Identity
 from kinetic._store.gcs import GcsStore
 
 given = json.loads(sys.argv[1])
@@ -108,7 +109,7 @@ def test_data_that_was_sent_is_unpacked_once(tmp_path, double, cache):
     (tmp_path / "sent").mkdir()
     (tmp_path / "sent/file").write_text("content")
     made = bundle.build_data(tmp_path / "sent", cache_dir=tmp_path / "notes")
-    bundle.upload(made, GcsStore("gs://bucket/store"))
+    upload(made, GcsStore("gs://bucket/store"))
     blob = (made.tree.manifest.digest, made.tree.manifest.size_bytes)
     tree = (blob, made.tree.files, made.tree.size_bytes)
     source = str(tmp_path / "sent")

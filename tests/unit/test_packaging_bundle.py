@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from kinetic._source import bundle, hashing, walk
 from kinetic._source import upload as departure
+from kinetic._source.download import unpack
+from kinetic._source.upload import Sent, upload
 from kinetic.errors import UsageError
 
 
@@ -36,7 +38,7 @@ def test_what_is_unpacked_is_what_was_packed(tmp_path_factory, tree):
     (place / "root").mkdir()
     plant(place / "root", tree)
     made, store = sent(place / "root", place, default_excludes=False)
-    bundle.unpack(store, made.tree, place / "dest")
+    unpack(store, made.tree, place / "dest")
     assert shape(place / "dest") == shape(place / "root")
 
 
@@ -57,7 +59,7 @@ def test_names_that_are_no_text_survive(root, place):
     name = os.fsdecode(b"caf\xe9 \xff")
     write(root, {name: "x"})
     made, store = sent(root, place)
-    bundle.unpack(store, made.tree, place / "dest")
+    unpack(store, made.tree, place / "dest")
     assert os.listdir(place / "dest") == [name]
     assert build(root).tree == made.tree
 
@@ -68,7 +70,7 @@ def test_special_bits_are_never_restored(root, place):
     (root / "folder").mkdir(mode=0o700)
     (root / "folder").chmod(0o1555)
     made, store = sent(root, place)
-    bundle.unpack(store, made.tree, place / "dest")
+    unpack(store, made.tree, place / "dest")
     assert stat.S_IMODE((place / "dest/tool").stat().st_mode) == 0o755
     assert stat.S_IMODE((place / "dest/folder").stat().st_mode) == 0o755, "its owner can remove it"
 
@@ -106,7 +108,7 @@ def test_links_inside_stay_links_and_others_are_followed(root, place):
     (root / "one.py").symlink_to(place / "outside/lib/o.py")
     (root / "hidden").symlink_to("ignored/big")
     made, store = sent(root, place)
-    bundle.unpack(store, made.tree, place / "dest")
+    unpack(store, made.tree, place / "dest")
     found = shape(place / "dest")
     assert {path: what[1] for path, what in found.items() if what[0] == "link"} == {
         "inner": "src/a.py",
@@ -265,10 +267,10 @@ def test_only_what_changed_is_read_and_sent(root, place, reads):
     write(root, {"a": "3"})
     made = build(root)
     assert reads == ["a"]
-    upload = bundle.upload(made, store)
-    assert (upload.files, upload.size_bytes) == (1, 1)
-    assert upload.lists_bytes < 1000, "the list of its folder, no other"
-    assert bundle.upload(made, store) == bundle.Sent(0, 0)
+    told = upload(made, store)
+    assert (told.files, told.size_bytes) == (1, 1)
+    assert told.lists_bytes < 1000, "the list of its folder, no other"
+    assert upload(made, store) == Sent(0, 0)
 
 
 def test_fresh_files_are_not_trusted(root, reads):
@@ -398,5 +400,5 @@ def test_a_large_file_is_read_in_parts(root, place, monkeypatch):
     monkeypatch.setattr(departure, "_WHOLE_BYTES", 10)
     write(root, {"big": os.urandom(3_000_000), "bigger": os.urandom(5_000_000)})
     made, store = sent(root, place)
-    bundle.unpack(store, made.tree, place / "dest")
+    unpack(store, made.tree, place / "dest")
     assert shape(place / "dest") == shape(root)

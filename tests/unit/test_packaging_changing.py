@@ -26,7 +26,9 @@ from kinetic._core.plan import Blob, Plan
 from kinetic._core.spec import JobSpec
 from kinetic._datasets import call_data
 from kinetic._datasets.data import Data
-from kinetic._source import bundle, hashing, manifest, packs, upload, walk
+from kinetic._source import bundle, hashing, manifest, packs, walk
+from kinetic._source.download import unpack
+from kinetic._source.upload import Sent, upload
 from kinetic._store.local import LocalStore
 from kinetic.errors import SourceChanged, UsageError
 
@@ -46,7 +48,7 @@ def store(root) -> LocalStore:
 def size(request, monkeypatch) -> None:
     """Files are sent in packs, or in parts that are never all in memory."""
     if request.param == "large":
-        monkeypatch.setattr(upload, "_WHOLE_BYTES", 0)
+        monkeypatch.setattr("kinetic._source.upload._WHOLE_BYTES", 0)
         monkeypatch.setattr(packs, "SMALL_BYTES", 0)
 
 
@@ -55,7 +57,7 @@ def build(root: Path) -> bundle.Bundle:
 
 
 def content(store: LocalStore, tree, dest: Path) -> dict[str, bytes]:
-    bundle.unpack(store, tree, dest)
+    unpack(store, tree, dest)
     return {
         str(path.relative_to(dest)): path.read_bytes() for path in dest.rglob("*") if path.is_file()
     }
@@ -82,7 +84,7 @@ def test_of_a_file_that_grows_what_was_packed_is_sent(root, store, size):
     made = build(root)
     with open(root / "log", "a") as log:
         log.write("two\n")
-    assert bundle.upload(made, store).changed is None
+    assert upload(made, store).changed is None
     assert content(store, made.tree, root.parent / "dest") == {"log": b"one\n"}
     sound(store)
 
@@ -102,13 +104,13 @@ def test_of_a_file_that_has_changed_what_it_is_now_is_sent(root, store, size, ch
     (root / "b").write_text("b")
     made = build(root)
     change(root / "a")
-    sent = bundle.upload(made, store)
+    sent = upload(made, store)
     assert content(store, sent.changed.tree, root.parent / "dest") == {
         "a": (root / "a").read_bytes(),
         "b": b"b",
     }
     assert sent.files == 2
-    assert bundle.upload(sent.changed, store) == bundle.Sent(0, 0)
+    assert upload(sent.changed, store) == Sent(0, 0)
     sound(store)
 
 
@@ -135,7 +137,7 @@ def test_a_file_that_is_none_any_more_is_left_out_with_the_links_to_it(root, sto
     (root / "link").symlink_to("sub/a")
     made = build(root)
     change(root / "sub/a")
-    sent = bundle.upload(made, store)
+    sent = upload(made, store)
     assert content(store, sent.changed.tree, root.parent / "dest") == {"b": b"b"}
     assert not os.path.lexists(root.parent / "dest/link")
     assert os.listdir(root.parent / "dest/sub") == []
@@ -147,7 +149,7 @@ def test_a_content_is_taken_from_any_file_that_still_has_it(root, store):
     made = build(root)
     (root / "a").write_text("changed")
     (root / "c").unlink()
-    sent = bundle.upload(made, store)
+    sent = upload(made, store)
     assert content(store, sent.changed.tree, root.parent / "dest") == {
         "a": b"changed",
         "b": b"same",
@@ -157,15 +159,15 @@ def test_a_content_is_taken_from_any_file_that_still_has_it(root, store):
 
 def test_what_the_store_has_is_not_read(root, store):
     (root / "a").write_text("a" * 1000)
-    bundle.upload(build(root), store)
+    upload(build(root), store)
     (root / "b").write_text("b")
     made = build(root)
     (root / "a").unlink()
-    assert bundle.upload(made, store).changed is None
+    assert upload(made, store).changed is None
 
 
 def test_a_large_file_that_changes_while_it_is_copied_is_taken_aside(root, monkeypatch):
-    monkeypatch.setattr(upload, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr("kinetic._source.upload._WHOLE_BYTES", 0)
     monkeypatch.setattr(packs, "SMALL_BYTES", 0)
     (root / "a").write_text("1")
 
@@ -177,7 +179,7 @@ def test_a_large_file_that_changes_while_it_is_copied_is_taken_aside(root, monke
             return super().put(key, data, if_absent=if_absent)
 
     store = Slow(root.parent / "store")
-    sent = bundle.upload(build(root), store)
+    sent = upload(build(root), store)
     assert content(store, sent.changed.tree, root.parent / "dest") == {"a": b"changed"}
     sound(store)
 
@@ -191,7 +193,7 @@ def test_a_file_that_never_stands_still_is_taken_as_it_was_read_and_read_again_n
         restless.setattr(hashing, "stamp_of", lambda info: (next(moments),))
         made = build(root)
     assert next(moments) == 6, "three tries"
-    bundle.upload(made, store)
+    upload(made, store)
     assert content(store, made.tree, root.parent / "dest") == {"log": b"x"}
     assert hashing.read(str(root / "log")).stamp
 
@@ -237,7 +239,7 @@ def test_what_goes_away_while_the_tree_is_walked_is_as_if_it_had_never_been(
     made = build(root)
     assert made.warnings == ()
     assert [entry.path for entry in manifest.unfold(made.manifests)] == ["b", "gone"]
-    assert bundle.upload(made, store).changed is None
+    assert upload(made, store).changed is None
 
 
 WRITER = """
@@ -284,7 +286,7 @@ def test_a_writer_that_never_rests_makes_nothing_fail(root, store, size, how):
             writer.stdout.readline()
             for number in range(12):
                 made = build(root)
-                sent = bundle.upload(made, store)
+                sent = upload(made, store)
                 found = content(store, (sent.changed or made).tree, root.parent / f"dest{number}")
                 assert found["still.py"] == b"still"
             assert writer.poll() is None

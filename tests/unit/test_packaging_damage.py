@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from kinetic._core import layout
 from kinetic._core.plan import Blob, Tree
 from kinetic._source import bundle, cache, manifest, packs
+from kinetic._source.download import unpack
+from kinetic._source.upload import upload
 from kinetic._store.local import LocalStore
 from kinetic.errors import CorruptRecord, StoreError
 
@@ -34,7 +36,7 @@ def root(place) -> Path:
 def noticed(store: LocalStore, made: bundle.Bundle, dest: Path) -> bool:
     """Whether a host finds something wrong, and sees to it that the next submission sends it."""
     try:
-        bundle.unpack(store, made.tree, dest)
+        unpack(store, made.tree, dest)
     except CorruptRecord as error:
         told = str(error).lower()
     else:
@@ -64,8 +66,8 @@ def test_any_byte_changed_in_the_store_is_noticed_and_mended(tmp_path_factory, d
             assert shape(place / "dest") == shape(place / "root")
             only_there = key.startswith((layout.PACK_INDEXES, layout.TREES))
             assert only_there or inflates_alike(before, bytes(content), at)
-        bundle.upload(made, store)
-        bundle.unpack(store, made.tree, place / "dest2")
+        upload(made, store)
+        unpack(store, made.tree, place / "dest2")
         assert shape(place / "dest2") == shape(place / "root")
 
 
@@ -104,9 +106,9 @@ def test_what_is_missing_is_noticed_and_mended(root, place, small, monkeypatch):
         for key in find():
             store.delete(key)
         with pytest.raises(CorruptRecord, match="missing"):
-            bundle.unpack(store, made.tree, place / f"dest{number}")
-        bundle.upload(made, store)
-        bundle.unpack(store, made.tree, place / f"again{number}")
+            unpack(store, made.tree, place / f"dest{number}")
+        upload(made, store)
+        unpack(store, made.tree, place / f"again{number}")
         assert shape(place / f"again{number}") == shape(root)
 
 
@@ -121,9 +123,9 @@ def test_a_loop_of_symlinks_is_missing_content(root, place, small, monkeypatch):
         store.path(key).symlink_to(store.path(key))
         assert not store.has(key)
         with pytest.raises(CorruptRecord, match="submit the job again"):
-            bundle.unpack(store, made.tree, place / f"dest{number}")
-        bundle.upload(made, store)
-        bundle.unpack(store, made.tree, place / f"again{number}")
+            unpack(store, made.tree, place / f"dest{number}")
+        upload(made, store)
+        unpack(store, made.tree, place / f"again{number}")
         assert shape(place / f"again{number}") == shape(root)
 
 
@@ -133,7 +135,7 @@ def test_a_file_in_place_of_all_packs(root, place):
     shutil.rmtree(store.path(layout.PACKS))
     store.path(layout.PACKS).touch()
     with pytest.raises(CorruptRecord, match="A pack of the source tree is missing"):
-        bundle.unpack(store, made.tree, place / "dest")
+        unpack(store, made.tree, place / "dest")
 
 
 def test_a_pack_that_claims_more_than_memory_holds_is_damaged(root, place):
@@ -142,7 +144,7 @@ def test_a_pack_that_claims_more_than_memory_holds_is_damaged(root, place):
     for key in keys_of(store, made.tree.manifest.digest):
         store.put(key, store.get(key)[:8] + b"\xff" * 4)
     with pytest.raises(CorruptRecord, match="cut off"):
-        bundle.unpack(store, made.tree, place / "dest")
+        unpack(store, made.tree, place / "dest")
 
 
 @pytest.mark.parametrize("path", ["deep/er", "wide/7", "", "deep/er/a", "large"])
@@ -163,13 +165,13 @@ def test_what_is_wrong_below_is_told_by_its_place_and_mended(root, place, path, 
         content[0 if index is None else index.spans[digest[path]].offset] ^= 1
         store.put(key, bytes(content))
     with pytest.raises(CorruptRecord, match=path or "The list of the source tree"):
-        bundle.unpack(store, made.tree, place / "dest")
+        unpack(store, made.tree, place / "dest")
     for number, each in enumerate([made, second]):
         assert not store.has(layout.tree(each.tree.manifest.digest))
         write(root, {"other/b": "2" if each is made else "3"})
-        bundle.upload(each, store)
+        upload(each, store)
         whole(store)
-        bundle.unpack(store, each.tree, place / f"again{number}")
+        unpack(store, each.tree, place / f"again{number}")
         assert shape(place / f"again{number}") == shape(root)
 
 
@@ -177,12 +179,12 @@ def test_it_unpacks_into_an_empty_folder_only(root, place):
     write(root, {"a": "1"})
     made, store = sent(root, place)
     (place / "dest").mkdir()
-    bundle.unpack(store, made.tree, place / "dest")
+    unpack(store, made.tree, place / "dest")
     with pytest.raises(StoreError, match="not empty"):
-        bundle.unpack(store, made.tree, place / "dest")
+        unpack(store, made.tree, place / "dest")
     write(place, {"file": ""})
     with pytest.raises(StoreError, match="could not be unpacked"):
-        bundle.unpack(store, made.tree, place / "file")
+        unpack(store, made.tree, place / "file")
 
 
 DIGEST = hashlib.sha256(b"x").hexdigest()
@@ -272,7 +274,7 @@ def test_hostile_manifests_write_nothing(place, rows):
     lists: dict[str, bytes] = {}
     root, files = keep(rows, lists)
     with pytest.raises(CorruptRecord):
-        bundle.unpack(packed(place, root, lists), Tree(root, files, files), place / "deep/dest")
+        unpack(packed(place, root, lists), Tree(root, files, files), place / "deep/dest")
     assert not (place / "deep").exists()
 
 
@@ -283,7 +285,7 @@ def test_harmless_manifests_written_by_hand_are_unpacked(place):
         [["s", [FILE, ["l", "l", "d/a"]]], ["s", [["d", "d", 0o755, [FILE, ["l", "l", "../a"]]]]]],
         lists,
     )
-    bundle.unpack(packed(place, root, lists), Tree(root, files, files), place / "dest")
+    unpack(packed(place, root, lists), Tree(root, files, files), place / "dest")
     assert sorted(shape(place / "dest")) == ["a", "d", "d/a", "d/l", "l"]
 
 
@@ -301,7 +303,7 @@ def test_lists_that_unfold_without_end_are_refused(place, monkeypatch):
                 lists,
             )[0]
         with pytest.raises(CorruptRecord, match="more than 1,000"):
-            bundle.unpack(packed(place, below, lists), Tree(below, 0, 0), place / "dest")
+            unpack(packed(place, below, lists), Tree(below, 0, 0), place / "dest")
 
 
 @given(
@@ -319,7 +321,7 @@ def test_a_tree_of_another_size_is_refused(root, place):
     write(root, {"a": "1"})
     made, store = sent(root, place)
     with pytest.raises(CorruptRecord, match="not the one of this plan"):
-        bundle.unpack(store, Tree(made.tree.manifest, 2, 1), place / "dest")
+        unpack(store, Tree(made.tree.manifest, 2, 1), place / "dest")
 
 
 def test_stamps_are_trusted_when_both_times_are_old():

@@ -14,7 +14,9 @@ import pytest
 from kinetic._source import beside, bundle, editable, walk
 from kinetic._source.beside import Beside
 from kinetic._source.dependencies import find, for_hosts
+from kinetic._source.download import unpack
 from kinetic._source.editable import ImportFolder
+from kinetic._source.upload import upload
 from kinetic._store.local import LocalStore
 from tests.unit.bundle_cases import later, listed, write
 
@@ -196,8 +198,8 @@ def test_a_package_still_knows_its_version(place):
         "lib/src/lib-1.dist-info/METADATA",
     ]
     store = LocalStore(place / "store")
-    assert bundle.upload(made, store).changed is None
-    bundle.unpack(store, made.tree, place / "host")
+    assert upload(made, store).changed is None
+    unpack(store, made.tree, place / "host")
     (found,) = metadata.distributions(path=[str(place / "host/lib/src")])
     assert (found.name, found.version) == ("lib", "1")
     dist(site, "lib", lib, "Summary: changed\n")

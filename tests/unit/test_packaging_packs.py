@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from kinetic._core import layout
 from kinetic._source import bundle, manifest, packs
+from kinetic._source.download import unpack
+from kinetic._source.upload import Sent, upload
 from kinetic.errors import CorruptRecord
 
 FEW = settings(
@@ -151,14 +153,14 @@ def plant(root: Path, files: int = 60) -> None:
         (root / f"d{number % 7}/{number}.py").write_bytes(os.urandom(1000))
 
 
-def send(place: Path, store: MemoryStore, *, cache: str = "cache") -> bundle.Sent:
+def send(place: Path, store: MemoryStore, *, cache: str = "cache") -> Sent:
     store.forget_calls()
-    return bundle.upload(bundle.build(place / "root", cache_dir=place / cache), store)
+    return upload(bundle.build(place / "root", cache_dir=place / cache), store)
 
 
 def arrives(place: Path, store: MemoryStore, dest: str = "dest") -> None:
     store.forget_calls()
-    bundle.unpack(store, bundle.build(place / "root", cache_dir=place / "cache").tree, place / dest)
+    unpack(store, bundle.build(place / "root", cache_dir=place / "cache").tree, place / dest)
     assert files(place / dest) == files(place / "root")
 
 
@@ -170,7 +172,7 @@ def test_calls_do_not_grow_with_the_number_of_files(place, store):
     plant(place / "root")
     assert send(place, store).files == 60
     assert store.calls == {"renew": 1, "list": 1, "put": 3}
-    assert send(place, store) == bundle.Sent(0, 0)
+    assert send(place, store) == Sent(0, 0)
     assert store.calls == {"renew": 1}
     arrives(place, store)
     assert store.calls == {"get": 2}
@@ -261,7 +263,7 @@ def test_the_cache_may_lie_in_the_tree(place, store):
         lambda root, cache_dir: bundle.build_data(root, cache_dir=cache_dir),
     ):
         made = [build(place / "root", cache_dir=place / "root/cache")]
-        bundle.upload(made[0], store)
+        upload(made[0], store)
         made.append(build(place / "root", cache_dir=place / "root/cache"))
         assert made[0].tree == made[1].tree
         assert made[0].tree.files == 3

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic._core import layout
-from kinetic._source import bundle, manifest, packs
+from kinetic._source import manifest, packs
+from kinetic._source.download import unpack
+from kinetic._source.upload import upload
 from kinetic._store.local import LocalStore
 from kinetic.errors import CorruptRecord, StoreFull
 
@@ -46,14 +48,14 @@ def test_what_vouches_for_others_comes_after_them(root, place, monkeypatch):
 
     store = Full(place / "store")
     with pytest.raises(StoreFull):
-        bundle.upload(made, store)
+        upload(made, store)
     assert not store.has(layout.tree(made.tree.manifest.digest))
-    assert bundle.upload(made, store).files == 0, "all that was missing is the record"
+    assert upload(made, store).files == 0, "all that was missing is the record"
     assert kinds == ["trees"]
     store = Full(place / "another")
     kinds.clear()
     with pytest.raises(StoreFull):
-        bundle.upload(made, store)
+        upload(made, store)
     assert [key.partition("/")[0] for key in store.list("")] == ["blobs", "pack-indexes", "packs"]
 
 
@@ -63,24 +65,24 @@ def test_any_store_will_do(root, place):
     write(root, {"large": os.urandom(300_000), "executable": os.urandom(300_000)})
     (root / "executable").chmod(0o755)
     made = build(root)
-    assert bundle.upload(made, store).files == 102
-    bundle.unpack(store, made.tree, place / "dest")
+    assert upload(made, store).files == 102
+    unpack(store, made.tree, place / "dest")
     assert shape(place / "dest") == shape(root)
     for key in (layout.blob(made.digests()["large"]), *store.list(layout.PACKS)):
         content = store.get(key)
         store.put(key, content[:-1])
         with pytest.raises(CorruptRecord, match="not what was sent"):
-            bundle.unpack(store, made.tree, place / f"dest-{key[-5:]}")
+            unpack(store, made.tree, place / f"dest-{key[-5:]}")
         assert not store.has(layout.tree(made.tree.manifest.digest))
         assert not store.has(key)
-        bundle.upload(made, store)
-    bundle.unpack(store, made.tree, place / "dest2")
+        upload(made, store)
+    unpack(store, made.tree, place / "dest2")
 
 
 def _pack_and_send(root: Path, place: Path, barrier, answers) -> None:
     barrier.wait(200)
     made = build(root)
-    answers.put((made.tree, bundle.upload(made, LocalStore(place / "store"))))
+    answers.put((made.tree, upload(made, LocalStore(place / "store"))))
 
 
 def test_several_processes_send_the_same_tree_at_once(root, place):
@@ -98,7 +100,7 @@ def test_several_processes_send_the_same_tree_at_once(root, place):
         process.join(200)
     assert len({tree for tree, _ in found}) == 1
     assert sum(each.files for _, each in found) == 80, "each content was written by one of them"
-    bundle.unpack(LocalStore(place / "store"), found[0][0], place / "dest")
+    unpack(LocalStore(place / "store"), found[0][0], place / "dest")
     assert shape(place / "dest") == shape(root)
     assert build(root).tree == found[0][0]
 
@@ -137,12 +139,12 @@ def test_a_record_never_precedes_what_it_names(
             plant(place / name, each)
             made = build(place / name, default_excludes=False)
             try:
-                bundle.upload(made, store)
+                upload(made, store)
             except StoreFull:
                 whole(store)
-                bundle.upload(made, store)
+                upload(made, store)
             whole(store)
-            bundle.unpack(store, made.tree, place / f"{name}-dest")
+            unpack(store, made.tree, place / f"{name}-dest")
             assert shape(place / f"{name}-dest") == shape(place / name)
 
 
@@ -152,13 +154,13 @@ def test_of_an_unchanged_folder_nothing_is_sent(root, place):
     before = set(store.list(layout.PACK_INDEXES))
     write(root, {"d1/e2/f": "changed"})
     made = build(root)
-    upload = bundle.upload(made, store)
+    told = upload(made, store)
     (new,) = set(store.list(layout.PACK_INDEXES)) - before
     lists = manifest.split(made.manifests)
     sent_too = packs.parse(store.get(new)).spans.keys()
     assert len(sent_too) == 4, "a file, and the lists of e2, d1 and the root"
     assert len(sent_too & lists.keys()) == 3
-    assert (upload.files, upload.size_bytes) == (1, 7)
+    assert (told.files, told.size_bytes) == (1, 7)
 
 
 def test_of_a_wide_folder_a_part_is_sent(root, place):
@@ -166,13 +168,13 @@ def test_of_a_wide_folder_a_part_is_sent(root, place):
     _, store = sent(root, place)
     write(root, {"f77": "changed"})
     made = build(root)
-    assert bundle.upload(made, store).lists_bytes < len(made.manifests) / 10
+    assert upload(made, store).lists_bytes < len(made.manifests) / 10
 
 
 def test_deep_trees_travel(root, place):
     write(root, {"d/" * 600 + "a": "1", "d/" * 300 + "b": "2"})
     made, store = sent(root, place)
-    bundle.unpack(store, made.tree, place / "dest")
+    unpack(store, made.tree, place / "dest")
     assert shape(place / "dest") == shape(root)
     assert len(listed(made)) == 602
 
@@ -187,8 +189,8 @@ def test_a_file_becomes_a_folder_and_a_file_again(root, place, name):
         write(root, files)
         (root / "empty").mkdir()
         made = build(root, clock_ns=later)
-        bundle.upload(made, store)
-        bundle.unpack(store, made.tree, place / f"dest{number}")
+        upload(made, store)
+        unpack(store, made.tree, place / f"dest{number}")
         assert shape(place / f"dest{number}") == shape(root)
         digests.append(made.tree.manifest.digest)
     assert digests[0] == digests[2] != digests[1]

@@ -26,7 +26,7 @@ from kinetic._core.accelerators.families import PATHWAYS_MACHINES
 from kinetic._core.options import MAX_FAILURES
 from kinetic._core.plan import Limits
 from kinetic._core.state import JobStatus
-from kinetic._host.agent import identity
+from kinetic._host import identity
 from kinetic._host.worker import jaxworld
 from kinetic._host.worker.joining import World
 from kinetic.errors import PreflightError

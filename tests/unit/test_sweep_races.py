@@ -12,6 +12,8 @@ from pathlib import Path
 
 from kinetic._core import layout
 from kinetic._source import bundle, packs
+from kinetic._source.download import unpack
+from kinetic._source.upload import upload
 from kinetic._store.gc_lock import lock_for_submission
 from kinetic._store.local import LocalStore
 from kinetic.cli import pruning
@@ -40,13 +42,13 @@ def submit(place: Path, number: int, answers) -> None:
         made, job = bundle.build(root, cache_dir=place / f"cache{number}"), f"job-{number}-{turn}"
         store.put(layout.ref(job), b"{}")
         with lock_for_submission(store):
-            bundle.upload(made, store)
+            upload(made, store)
             store.put(
                 layout.plan(job),
                 json.dumps({"tree": {"manifest": {"digest": made.tree.manifest.digest}}}).encode(),
             )
         try:
-            bundle.unpack(store, made.tree, dest)
+            unpack(store, made.tree, dest)
         except CorruptRecord as error:
             told.append(str(error))
         shutil.rmtree(dest, ignore_errors=True)

@@ -24,7 +24,7 @@ import pathwaysutils
 from pathwaysutils.elastic import elastic
 
 from kinetic._core.options import Elastic
-from kinetic._host.start import ElasticSlices
+from kinetic._host.worker.start import ElasticSlices
 from kinetic._host.worker import jaxworld, virtual_slices
 from kinetic._host.worker.joining import World
 from kinetic._system import pipes

@@ -11,7 +11,7 @@ import pytest
 from laptop_fakes import plan
 
 from kinetic._host.agent import workspace
-from kinetic._host.agent.identity import Identity
+from kinetic._host.identity import Identity
 from kinetic._store.local import LocalStore
 from kinetic.errors import SetupFailed
 

@@ -22,11 +22,11 @@ from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.gang.patience import Patience, patience_with
 from kinetic._core.plan import Plan
 from kinetic._host.agent import worker_process, workspace
-from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.loop import Agent
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.agent.workspace import RetainedWorkspace
 from kinetic._host.fork_server import ForkServer
+from kinetic._host.identity import Identity
 from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import CoordinatorLost, KineticError

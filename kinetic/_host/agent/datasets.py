@@ -15,7 +15,7 @@ from kinetic._core.plan import BUCKETS, HUB, Dataset, Plan
 from kinetic._core.values import dataclass
 from kinetic._datasets import cached_copy
 from kinetic._host.agent import node_cache
-from kinetic._host.agent.identity import Identity
+from kinetic._host.identity import Identity
 from kinetic._host.worker.mounts import Mount
 from kinetic._store import files
 from kinetic._store.base import Store

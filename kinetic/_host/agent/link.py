@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from kinetic._core.gang.messages import Heartbeat, HostView
 from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
-from kinetic._host.agent.identity import Identity
+from kinetic._host.identity import Identity
 from kinetic.errors import CoordinatorLost, KineticError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kinetic._core.place import MULTI_TIER
 from kinetic._core.plan import Plan
-from kinetic._host.agent.identity import Identity
+from kinetic._host.identity import Identity
 from kinetic._host.worker.home import Home
 from kinetic._system import memory_folder
 

@@ -27,7 +27,6 @@ from kinetic._core.outcome import HostReport, program_code
 from kinetic._core.plan import Plan
 from kinetic._host.agent import datasets, memory, ports, workspace
 from kinetic._host.agent.exit_report import Moment, ending_of
-from kinetic._host.agent.identity import Identity, alone_s
 from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, open_tees
 from kinetic._host.agent.metric_tee import MetricTee
@@ -39,6 +38,7 @@ from kinetic._host.agent.start_message import WORLD_FILE, start_message
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.agent.workspace import REFORM_FILE, RetainedWorkspace
 from kinetic._host.channel import Message, WorkerEvent
+from kinetic._host.identity import Identity, alone_s
 from kinetic._host.worker import joining
 from kinetic._store.base import Store
 from kinetic._system import processes

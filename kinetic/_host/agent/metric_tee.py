@@ -19,8 +19,8 @@ from kinetic._core.gang.messages import Heartbeat
 from kinetic._core.log_format import STDOUT
 from kinetic._core.metric_format import NO_STEP, Frame, find_end
 from kinetic._core.metric_series import MEMORY, PROCESSORS, FigureCadence
-from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.log_writer import DRAIN_BYTES, READ_BYTES, HostLog, open_log
+from kinetic._host.identity import Identity
 from kinetic._store.base import Store
 from kinetic._system import pipes
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from kinetic._host.agent.identity import Identity
+from kinetic._host.identity import Identity
 from kinetic.errors import StoreFull
 
 _NAME_DIGITS = 24

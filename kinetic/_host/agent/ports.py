@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 
-from kinetic._host.agent.identity import Identity
+from kinetic._host.identity import Identity
 
 
 def reserve(who: Identity) -> tuple[list[socket.socket], str]:

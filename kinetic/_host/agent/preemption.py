@@ -17,7 +17,7 @@ from kinetic._core.exits import Exit
 from kinetic._core.gang.messages import HostView
 from kinetic._core.preemption import LOOKS, NOTICE, SEEN
 from kinetic._host.agent.exit_report import TAKEN_AWAY
-from kinetic._host.agent.identity import Identity
+from kinetic._host.identity import Identity
 
 _SERVICE = "jax_enable_preemption_service"
 _SAVED = HostView(

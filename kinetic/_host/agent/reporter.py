@@ -23,11 +23,11 @@ from kinetic._core.outcome import HostReport
 from kinetic._core.plan import Plan
 from kinetic._host.agent import workspace
 from kinetic._host.agent.exit_report import last_words
-from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.log_writer import HostLog, Tee
 from kinetic._host.agent.metric_tee import MetricTee
 from kinetic._host.agent.workspace import Workspace
 from kinetic._host.channel import Message
+from kinetic._host.identity import Identity
 from kinetic._host.worker.report import LAST_MESSAGE
 from kinetic._store import files
 from kinetic._store.base import Store

@@ -13,12 +13,12 @@ from typing import Any
 from kinetic._core import kinship, metric_format, preemption
 from kinetic._core.plan import Plan
 from kinetic._host.agent import searchpath
-from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.metric_tee import pipe_of
 from kinetic._host.agent.workspace import REFORM_FILE, Workspace
-from kinetic._host.start import ElasticSlices
+from kinetic._host.identity import Identity
 from kinetic._host.worker import jaxworld
 from kinetic._host.worker.joining import World
+from kinetic._host.worker.start import ElasticSlices
 
 WORLD_FILE = "world"
 """In the host's folder: which process has joined the world; see `joining`."""

@@ -20,8 +20,8 @@ from kinetic._core.preemption import LOOKS, NOTICE, SEEN
 from kinetic._core.values import dataclass
 from kinetic._host.agent import datasets, local_folder
 from kinetic._host.agent.datasets import Datasets
-from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.mountpoints import Mountpoints
+from kinetic._host.identity import Identity
 from kinetic._host.worker.home import Home
 from kinetic._source import download, ignore, manifest
 from kinetic._store import files

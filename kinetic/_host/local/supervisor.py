@@ -21,8 +21,8 @@ from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
-from kinetic._host.agent.identity import Identity
 from kinetic._host.agents import Agents, import_gang_modules
+from kinetic._host.identity import Identity
 from kinetic._store.local import LocalStore
 from kinetic._system import locks, memory_folder, processes
 from kinetic.errors import KineticError

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from kinetic._core.values import dataclass
-from kinetic._host.agent import identity
+from kinetic._host import identity
 from kinetic._system import processes
 
 _PROGRAM = ("-m", "kinetic.runner")

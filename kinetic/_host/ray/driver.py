@@ -22,8 +22,7 @@ from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import ProgramCode
 from kinetic._core.plan import Plan
 from kinetic._core.quantities import amount_of, bytes_of
-from kinetic._host import program
-from kinetic._host.agent import identity
+from kinetic._host import identity, program
 from kinetic._host.ray import cluster
 from kinetic._host.ray.cluster import HostPlace, Needs
 from kinetic._host.ray.hosts import RayHosts

@@ -21,9 +21,9 @@ from typing import Any
 from kinetic import _shadows
 from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message, WorkerEvent
-from kinetic._host.start import Start
 from kinetic._host.worker import call as calling
 from kinetic._host.worker import forks, home, jaxworld, report, script, signals, streams
+from kinetic._host.worker.start import Start
 from kinetic._host.worker.staying import Call, RetainedCall, Unblocker
 from kinetic._store import files
 from kinetic._system import processes

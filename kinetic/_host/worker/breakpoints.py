@@ -17,7 +17,7 @@ from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
     from kinetic._host.channel import Channel
-    from kinetic._host.start import Start
+    from kinetic._host.worker.start import Start
 
 ADVICE = (
     "a job has no terminal for a debugger. With @kinetic.run(..., debug=True) you can attach one; "

@@ -12,8 +12,8 @@ from typing import Any
 
 from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message
-from kinetic._host.start import Start
 from kinetic._host.worker import forks, interpreter, report, signals, worlds
+from kinetic._host.worker.start import Start
 from kinetic._host.worker.staying import Call, Unblocker
 from kinetic._system import processes
 

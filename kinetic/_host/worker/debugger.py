@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kinetic._core.plan import Plan
-    from kinetic._host.agent.identity import Identity
     from kinetic._host.channel import Channel, Message
+    from kinetic._host.identity import Identity
     from kinetic._store.base import Store
 
 _log = logging.getLogger("kinetic.runner")

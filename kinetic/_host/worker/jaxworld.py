@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core.plan import PROXY
-from kinetic._host.start import ElasticSlices
 from kinetic._host.worker import coordination, joining
 from kinetic._host.worker.joining import World
+from kinetic._host.worker.start import ElasticSlices
 from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
 from kinetic._system import machine, processes
 

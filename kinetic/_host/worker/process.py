@@ -17,7 +17,6 @@ from typing import NoReturn
 
 from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, WorkerEvent
-from kinetic._host.start import Start
 from kinetic._host.worker import (
     attempt,
     forks,
@@ -28,6 +27,7 @@ from kinetic._host.worker import (
     staying,
     streams,
 )
+from kinetic._host.worker.start import Start
 from kinetic._host.worker.staying import RetainedCall, Unblocker
 from kinetic._system import processes
 

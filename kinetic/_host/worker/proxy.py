@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from kinetic._host.start import ElasticSlices
 from kinetic._host.worker import joining, virtual_slices
 from kinetic._host.worker.joining import JoinError, World
+from kinetic._host.worker.start import ElasticSlices
 from kinetic._host.worker.virtual_slices import VirtualSlices
 
 MISSING = "The image, or the project's requirements, must have pathwaysutils."

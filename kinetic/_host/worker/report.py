@@ -21,9 +21,9 @@ from typing import Any
 
 from kinetic._core.exits import Exit, Leaving
 from kinetic._host.channel import Message, WorkerEvent
-from kinetic._host.start import Start
 from kinetic._host.worker import jaxworld, signals, streams
 from kinetic._host.worker.signals import Terminated
+from kinetic._host.worker.start import Start
 from kinetic.errors import PicklingError
 
 LAST_MESSAGE = "end.json"

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kinetic._host.start import Start
+from kinetic._host.worker.start import Start
 
 _INSTALLED = ("/site-packages", "/dist-packages")
 

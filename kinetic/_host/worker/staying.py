@@ -23,8 +23,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kinetic._host.start import Start
 from kinetic._host.worker import coordination, joining, worlds
+from kinetic._host.worker.start import Start
 from kinetic._system import sockets
 
 ATTEMPT_BYTES = 4

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinetic._in_job.checkpoint.local_tier import LocalTier
-from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.pieces import (
     Box,
     CompleteStep,
@@ -23,6 +22,7 @@ from kinetic._in_job.checkpoint.pieces import (
     transfers,
 )
 from kinetic._in_job.checkpoint.tree import Leaf, TreeState, box, boxes_of
+from kinetic._in_job.peers import Peers
 from kinetic.errors import CheckpointError
 
 _ROOM_BYTES = 1 << 24

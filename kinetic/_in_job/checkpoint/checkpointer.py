@@ -20,13 +20,12 @@ from typing import Any, Literal, TypeVar
 from kinetic._core.duration import Duration
 from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._host.worker import streams
-from kinetic._in_job import elastic, preemption, slices
+from kinetic._in_job import elastic, peers, preemption, slices
 from kinetic._in_job.checkpoint import (
     arguments,
     foreign,
     local_saves,
     opening,
-    peers,
     persistent,
     positions,
     tree,

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from kinetic._in_job.checkpoint import opening
 from kinetic._in_job.checkpoint.local_tier import LocalSaveFailed, LocalTier, size_of
-from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.pieces import Local
 from kinetic._in_job.checkpoint.tree import TreeState
+from kinetic._in_job.peers import Peers
 from kinetic.errors import CheckpointError
 
 _log = logging.getLogger(__name__)

@@ -23,11 +23,11 @@ from kinetic._in_job.checkpoint import digests, foreign, room
 from kinetic._in_job.checkpoint.foreign import Guest
 from kinetic._in_job.checkpoint.keeping import Keep
 from kinetic._in_job.checkpoint.local_tier import LocalTier, size_of
-from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.persistent import Persistent
 from kinetic._in_job.checkpoint.pieces import Local
 from kinetic._in_job.checkpoint.room import Room
 from kinetic._in_job.checkpoint.tree import TreeState
+from kinetic._in_job.peers import Peers
 from kinetic._store import lease
 from kinetic._store.lease import Lease, Owner
 from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch, KineticError

@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple
 from kinetic._in_job.checkpoint import foreign, opening, pieces, tree
 from kinetic._in_job.checkpoint.assembly import LocalRestore
 from kinetic._in_job.checkpoint.opening import Opened
-from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.persistent import Persistent, StepReading, StepUnreadable
 from kinetic._in_job.checkpoint.pieces import CompleteStep, Region
 from kinetic._in_job.checkpoint.tree import Leaf, TreeState
 from kinetic._in_job.checkpoint.verifying import Verification
+from kinetic._in_job.peers import Peers
 from kinetic.errors import CheckpointError
 
 _WAYS = (

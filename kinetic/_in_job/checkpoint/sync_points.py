@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
-from kinetic._in_job.checkpoint.peers import Peers
+from kinetic._in_job.peers import Peers
 
 _log = logging.getLogger(__name__)
 _ASKED_EVERY_S = 10.0

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kinetic._in_job.checkpoint.digests import digest_of
-from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.pieces import Box, Region, overlap, slices_of
 from kinetic._in_job.checkpoint.tree import Leaf, TreeState, parts_here
+from kinetic._in_job.peers import Peers
 
 Digests = dict[Region, set[str]]
 """Of the saving hosts; where they have differed, the region cannot be checked."""
