@@ -1,5 +1,4 @@
-"""The JobSet of a single controller: Pathways' programs as they must be, our pods in it, and how a
-worker reaches its devices.
+"""The JobSet of a single controller: Pathways' programs as they must be, and our pods in it.
 
 In: plans. Out: documents. KINETIC_REGENERATE_GOLDEN=1 writes the golden files anew.
 """
@@ -11,11 +10,9 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import kubernetes_validate
 import pytest
-from forks import Forks
 from manifest_cases import FIELDS, PLACE, REGENERATE, SETTINGS, misfits, planned
 
 from kinetic._backends.kubernetes import observed, pathways, states
@@ -27,8 +24,6 @@ from kinetic._core.options import MAX_FAILURES
 from kinetic._core.plan import Limits
 from kinetic._core.state import JobStatus
 from kinetic._host import identity
-from kinetic._host.worker import jaxworld
-from kinetic._host.worker.joining import World
 from kinetic.errors import PreflightError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kubernetes" / "pathways"
@@ -432,77 +427,3 @@ def test_hosts_whose_pods_are_gone_are_known_by_their_names():
     assert failed("cpu:2", f"{own}-host-3-0", slices=4) == (3,)
     assert failed("cpu", f"{own}-0") == (0,)
     assert failed("tpu-v6e-16", f"{own}-pathways-head-0-0", **SINGLE) == (0,)
-
-
-# -- on the host -----------------------------------------------------------------------------------
-
-IMPORTS = """
-import json
-from jax.extend.backend import ifrt_proxy
-from jax._src import xla_bridge
-from kinetic._host.worker import jaxworld
-from kinetic._host.worker.joining import World
-"""
-WORKER = """
-world = World(**json.loads(sys.argv[1]))
-jaxworld.enter(world, json.loads(sys.argv[2]))
-import jax
-
-print(len(jax.devices()), jax.process_count(), jax.config.jax_enable_compilation_cache)
-"""
-STAND_IN = """
-def get_client(target, options):
-    print(target, options.connection_timeout_in_seconds, flush=True)
-    {instead}
-    return xla_bridge.make_cpu_client()
-
-ifrt_proxy.get_client = get_client
-"""
-"""Pathways' servers are not public, so devices of the processor answer for the proxy."""
-WORLD = World("127.0.0.1:1", 1, 0, 8, "proxy", simulated=False, limit_s=60.0)
-
-
-@pytest.fixture(scope="module")
-def forks():
-    base = {"JAX_BACKEND_TARGET": "grpc://localhost:29000"}
-    env = jaxworld.environ(WORLD, base, {"JAX_NUM_CPU_DEVICES": "8"}, automatic=False)
-    with Forks(IMPORTS, **env) as running:
-        yield running
-
-
-@pytest.fixture
-def run_worker(forks, tmp_path):
-    """What a worker prints to each of its streams."""
-
-    def run(world=WORLD, joins="lazy", *, instead="", before=""):
-        program = before + STAND_IN.format(instead=instead) + WORKER
-        forks.start(program, tmp_path, json.dumps(world.to_json()), json.dumps(joins))
-        forks.wait()
-        return SimpleNamespace(**{s: (tmp_path / s).read_text() for s in ("out", "err")})
-
-    return run
-
-
-def test_a_worker_has_the_devices_behind_the_proxy(run_worker):
-    done = run_worker()
-    assert done.out == "grpc://localhost:29000 60\n8 1 False\n", done.err
-
-
-def test_a_worker_waits_until_all_devices_are_there(run_worker):
-    done = run_worker(replace(WORLD, devices=16))
-    assert "Pathways has 8 devices, and the job asked for 16" in done.err
-    done = run_worker(instead="raise RuntimeError('UNAVAILABLE: no proxy')")
-    assert "JoinError: Pathways cannot be reached: " in done.err
-    assert "no proxy" in done.err
-
-
-def test_a_program_of_its_own_is_not_connected_twice(run_worker):
-    done = run_worker(joins="program", instead="raise RuntimeError('connected')")
-    assert "connected" not in done.out
-    assert "proxy" in done.err, "and what runs here has not been told of Pathways"
-
-
-def test_a_worker_without_pathways_says_what_is_missing(run_worker):
-    before = "sys.modules['pathwaysutils'] = None\n"
-    done = run_worker(before=before)
-    assert "must have pathwaysutils" in done.err
