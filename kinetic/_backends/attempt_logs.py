@@ -91,10 +91,6 @@ class LogReader:
                         is_shown = True
                         yield self._chunk(STDERR if stream == FAILURE else stream, time_ns, data)
 
-    def read_rest(self) -> Iterator[LogChunk]:
-        """Yield everything that is left, once nothing more is written."""
-        return drain([self], threads=1)
-
     def close(self) -> None:
         """Close files."""
         self._log.close()
@@ -241,7 +237,7 @@ def _follow(
 
 
 def drain(readers: Sequence[LogReader], threads: int) -> Iterator[LogChunk]:
-    """Yield everything that is left."""
+    """Yield everything that is left, once nothing more is written."""
     looks = [partial(reader.read, to_end=True) for reader in readers]
     is_left = True
     while is_left:

@@ -1,8 +1,7 @@
 """Preemption, as the function sees it: a machine of the job is taken away, and there is time to
 save.
 
-In: what the agent of the host leaves in a folder. Out: whether a host is taken away, how much time
-is left.
+In: what the agent of the host leaves in a folder. Out: whether a host is taken away.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from pathlib import Path
 
 from kinetic._core.preemption import LOOKS, NOTICE, SEEN, VARIABLE
@@ -43,16 +41,6 @@ def preempted() -> bool:
         return False
     _mark(folder, SEEN)
     return True
-
-
-def grace_left_s() -> float | None:
-    """Return how long the function may still run, in seconds, at least 0.0; None while no host is
-    taken away."""
-    folder = os.environ.get(VARIABLE)
-    with contextlib.suppress(OSError, ValueError):
-        if folder is not None:
-            return max(float(Path(folder, NOTICE).read_text()) - time.monotonic(), 0.0)
-    return None
 
 
 def forget() -> None:

@@ -189,11 +189,6 @@ class JobsApi:
         found = self._ask_state("/api/v0/nodes", {"detail": "1", "limit": str(_NODES)})
         return [_read_node(row) for row in found["result"]]
 
-    def autoscaler_status(self) -> str:
-        """Return what the autoscaler says of the cluster, for people; "" if there is none."""
-        found = self._ask("GET", "/api/cluster_status?format=1")
-        return str((found.get("data") or {}).get("clusterStatus") or "")
-
     def can_grow(self) -> bool:
         """Whether an autoscaler may add nodes. Where there is none, each node is of a type of its
         own that is named for it."""
@@ -276,14 +271,8 @@ class JobsApi:
             NotFound: there is none; now and then nothing is yielded instead. The dashboard notes a
                 traceback then: list it first.
         """
-        return self._read_parts(_log_path("file", node_id, path, timeout=str(_READING_S)))
-
-    def follow_log(self, node_id: str, path: str, *, interval_s: float = 0.1) -> Iterator[bytes]:
-        """Yield a file, and what is appended to it, as it comes; until closed."""
-        return self._read_parts(_log_path("stream", node_id, path, interval=str(interval_s)))
-
-    def _read_parts(self, asked: str) -> Iterator[bytes]:
-        response = self._send("GET", asked, preload=False)
+        query = {"node_id": node_id, "filename": path, "lines": "-1", "timeout": str(_READING_S)}
+        response = self._send("GET", f"/api/v0/logs/file?{urlencode(query)}", preload=False)
         try:
             while data := response.read1(1 << 16):
                 yield data
@@ -399,11 +388,6 @@ def _repetition(limits: JobsApiLimits) -> Any:
         backoff_factor=limits.pause_s,
         raise_on_status=False,
     )
-
-
-def _log_path(kind: str, node_id: str, path: str, **more: str) -> str:
-    query = {"node_id": node_id, "filename": path, "lines": "-1", **more}
-    return f"/api/v0/logs/{kind}?{urlencode(query)}"
 
 
 def _read_job(row: Mapping[str, Any]) -> RayJob:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic._core.accelerators.catalog import architecture, catalog_rows, counts, names, shape_for
+from kinetic._core.accelerators.catalog import catalog_rows, counts, names, shape_for
 from kinetic._core.accelerators.families import (
     CPU_DEVICES_MAX,
     DEFAULTS,
@@ -290,11 +290,6 @@ def test_spot_as_argument_is_the_same_as_the_suffix():
     assert resolve("v6e-8", spot=True) == resolve("v6e-8:spot") == resolve("v6e-8:spot", spot=True)
     assert resolve("v6e-8:spot").spot
     assert not resolve("v6e-8").spot
-
-
-def test_arm_machines_are_told_apart():
-    assert architecture(resolve("gb200")) == "arm64"
-    assert {architecture(row) for row in catalog_rows() if row.family != "gb200"} == {"amd64"}
 
 
 @pytest.mark.parametrize(("written", "says", "nearest"), REFUSED)

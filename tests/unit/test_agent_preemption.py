@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from kinetic._core.gang.messages import HostView
 from kinetic._core.preemption import VARIABLE
 from kinetic._host.agent.preemption import Preemption
 from kinetic._host.identity import Identity
-from kinetic._in_job.preemption import Preempted, grace_left_s
+from kinetic._in_job.preemption import Preempted
 
 STOPPED = HostView(stop=True, stop_exit=Exit.STOPPED, stop_reason="host 1: it was asked to end")
 CANCELLED = HostView(stop=True, stop_exit=Exit.CANCELLED)
@@ -36,17 +35,15 @@ def agent_of(folder: Path, hosts: int = 2, **environ: str) -> Preemption:
 def test_outside_a_job_nothing_is_taken_away(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     assert not kinetic.preempted()
-    assert grace_left_s() is None
 
 
 def test_the_function_sees_it_and_has_its_grace(folder):
     agent = agent_of(folder)
     assert not kinetic.preempted()
-    assert grace_left_s() is None
     assert agent.begin(500.0)
     assert not agent.begin(5.0, ours=True), "it is told once"
     assert kinetic.preempted()
-    assert 400.0 < grace_left_s() <= 500.0
+    assert 400.0 < agent.left_s <= 500.0
 
 
 def test_who_looks_is_not_interrupted(folder):
@@ -112,16 +109,6 @@ def test_a_host_that_has_no_folder_yet_is_told_nothing(tmp_path):
     assert agent.begin(5.0, ours=True)
     assert agent.left_s <= 5.0
     assert not agent.looks
-
-
-def test_a_notice_that_cannot_be_read_is_none(folder):
-    (folder / "preempted").write_text("soon")
-    assert grace_left_s() is None
-
-
-def test_the_grace_is_never_negative(folder):
-    (folder / "preempted").write_text(str(time.monotonic() - 9))
-    assert grace_left_s() == 0.0
 
 
 def test_a_program_that_ends_for_it_exits_as_after_sigterm():

@@ -37,7 +37,7 @@ def made(image="bundled", **changes):
     )
 
 
-URI = images.of(made()).uri
+URI = images.of(made())
 
 
 class Caller:
@@ -327,13 +327,13 @@ ONE_HOST = Options(resolve("cpu"))
 
 def test_a_dry_run_names_the_image_and_asks_nobody(google, caller):
     about = made(options=ONE_HOST)
-    assert Pods(caller).image(about) == images.of(about).uri
+    assert Pods(caller).image(about) == images.of(about)
     assert google.asked == []
 
 
 def test_pods_run_the_image_that_was_chosen(google, caller):
     pods, about = Pods(caller), made("", options=ONE_HOST)
     assert pods.image(about) == "python:3.12-slim"
-    uri = images.of(made(options=ONE_HOST)).uri
+    uri = images.of(made(options=ONE_HOST))
     google.images.add(path_of(uri))
     assert pods.image(pods.backend.choose_image(about, INSTALLED, caller.told.append)) == uri

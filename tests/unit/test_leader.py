@@ -17,7 +17,7 @@ import pytest
 from doubles.memory_store import MemoryStore
 from manifest_cases import planned
 
-from kinetic._backends.attempt_logs import LogReader
+from kinetic._backends.attempt_logs import LogReader, drain
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
@@ -201,7 +201,7 @@ def test_the_story_is_in_the_log_also_where_the_store_is_no_folder(hosts):
     leader._fail(Loss((1,), "its machine is gone"))
     leader._story.flush()
     reader = LogReader(ObjectLog(leader._store, layout.log(leader._plan.job_id, 1, 0)), 0)
-    told = b"".join(chunk.data for chunk in reader.read_rest()).decode()
+    told = b"".join(chunk.data for chunk in drain([reader], threads=1)).decode()
     assert told.startswith("kinetic: slice 1 lost (failure 1 of at most 10): its machine is gone")
     assert "kinetic: waiting for slice 1 to return" in told
 

@@ -12,7 +12,7 @@ import pytest
 from doubles.memory_store import MemoryStore
 
 from kinetic._backends import attempt_logs
-from kinetic._backends.attempt_logs import LogReader
+from kinetic._backends.attempt_logs import LogReader, drain
 from kinetic._backends.base import LogRequest
 from kinetic._core import layout
 from kinetic._core.log_format import FAILURE, STDERR, STDOUT, LogChunk, Position
@@ -41,7 +41,7 @@ class Host:
 
     def local(self, **given) -> list[LogChunk]:
         reader = LogReader(FileLog(*self.files), 0, **given)
-        return [*reader.read(), *reader.read_rest()]
+        return [*reader.read(), *drain([reader], threads=1)]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def reader_of(store: MemoryStore, *, clock=time.monotonic, **given) -> LogReader
 
 
 def everything(reader: LogReader) -> list[LogChunk]:
-    return list(reader.read_rest())
+    return list(drain([reader], threads=1))
 
 
 def speak(host: Host, rounds: int, *, seed: int = 0) -> None:
@@ -280,7 +280,7 @@ def test_readers_see_a_log_whose_segments_grow_as_it_is(old_host, store, clock, 
     old_host.log.close()
     old_host.writer.close()
     for reader, got in zip(readers, seen, strict=True):
-        got.extend(reader.read_rest())
+        got.extend(drain([reader], threads=1))
         assert got == old_host.local()
         assert [c.end for c in got] == sorted({c.end for c in got})
 

@@ -43,7 +43,6 @@ def test_it_says_what_runs_there(common_ray, api):
     hosts = [node for node in nodes if node.labels.get("ray.io/tpu-slice-name") == "slice-0"]
     assert [node.resources["TPU"] for node in hosts] == [4.0] * 4
     assert "v6e-16" in {node.labels["ray.io/tpu-pod-type"] for node in hosts}
-    assert "Resources" in api.autoscaler_status()
 
 
 def test_a_job_runs_and_ends(api):
@@ -80,9 +79,6 @@ def test_files_of_the_logs_come_byte_by_byte(api, common_ray):
     assert api.list_logs(head, "kinetic-test/*/*") == ["kinetic-test/a [b]/file"]
     with suppress(NotFound):  # Ray says that there is none, or, seldom, sends nothing.
         assert list(api.read_log(head, "kinetic-test/none")) == []
-    follow = api.follow_log(head, "kinetic-test/a [b]/file")
-    assert content.startswith(next(follow))
-    follow.close()
 
 
 @pytest.mark.parametrize("token", ["", "not-the-token-0123456789abcdef0123"])

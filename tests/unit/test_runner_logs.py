@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic._backends.attempt_logs import LogReader
+from kinetic._backends.attempt_logs import LogReader, drain
 from kinetic._core.log_format import FAILURE, RECORD, STDERR, STDOUT
 from kinetic._host.agent import log_writer
 from kinetic._host.agent.log_writer import HostLog, Tee, open_tees
@@ -33,7 +33,7 @@ def read_all(files, *, failures=True, start=0, **tail):
     chunks = []
     while got := list(reader.read()):
         chunks += got
-    chunks += reader.read_rest()
+    chunks += drain([reader], threads=1)
     reader.close()
     return chunks
 

@@ -128,7 +128,7 @@ class KubernetesBackend:
         """Return the workload, the Secret without its values, and what else the workload owns."""
         self._check_hosts(plan)
         told = images.variables(plan) if self._pods.bootstrap else {}
-        image = self._pods.image or images.of(plan).uri
+        image = self._pods.image or images.of(plan)
         pods = replace(self._pods, image=image, variables={**self._pods.variables, **told})
         return manifests.render(plan, pods)
 

@@ -82,7 +82,7 @@ class BundledImages:
         once, even if its build fails."""
         if not self._is_open(plan) or plan.options.debug:
             return
-        uri = images.of(_mark_bundled(plan)).uri
+        uri = images.of(_mark_bundled(plan))
         with self._locks[uri]:
             if uri in self._seen_to or uri in self._there or uri not in self._absent:
                 return
@@ -103,7 +103,7 @@ class BundledImages:
         )
 
     def _is_there(self, plan: Plan) -> bool:
-        uri = images.of(_mark_bundled(plan)).uri
+        uri = images.of(_mark_bundled(plan))
         with self._locks[uri]:
             if uri in self._there:
                 return True
@@ -149,7 +149,7 @@ class BundledImages:
 
     def _ensure(self, plan: Plan, installed: Mapping[str, bytes], tell: Tell) -> bool:
         """Make sure that the image exists; return whether that took a build."""
-        uri = images.of(plan).uri
+        uri = images.of(plan)
         with self._locks[uri]:
             if uri in self._there:
                 return False

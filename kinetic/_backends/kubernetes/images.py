@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from kinetic._backends.base import Document
 from kinetic._core.place import Place
 from kinetic._core.plan import Plan
-from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
 BUILD_TIMEOUT_S = 1200
@@ -28,20 +27,7 @@ _TEMPLATE = 1
 """The version of what is built; a change gives other tags."""
 
 
-@dataclass(frozen=True)
-class Image:
-    """The image of pods.
-
-    Attributes:
-        uri: its name.
-        is_built: whether kinetic builds it if it does not exist (see `bundled`).
-    """
-
-    uri: str
-    is_built: bool = False
-
-
-def of(plan: Plan) -> Image:
+def of(plan: Plan) -> str:
     """Return the image of a plan's pods.
 
     Raises:
@@ -49,15 +35,15 @@ def of(plan: Plan) -> Image:
     """
     place = plan.place
     if place.image == "bundled":
-        return Image(f"{_registry(plan)}/base:{tag(plan)}", is_built=True)
+        return f"{_registry(plan)}/base:{tag(plan)}"
     if place.image == "prebuilt":
         if not place.image_repo:
             raise UsageError(
                 'container_image="prebuilt" needs the repository in which `kinetic build-image` '
                 "has put the images: set base_image_repo=, or KINETIC_BASE_IMAGE_REPO."
             )
-        return Image(prebuilt_image(place.image_repo, plan.topology.kind, plan.versions.kinetic))
-    return Image(place.image or slim_image(plan.versions.python))
+        return prebuilt_image(place.image_repo, plan.topology.kind, plan.versions.kinetic)
+    return place.image or slim_image(plan.versions.python)
 
 
 def slim_image(python: str) -> str:

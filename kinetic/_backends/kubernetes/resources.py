@@ -53,7 +53,6 @@ EVENTS = Resource("", "v1", "events")
 SECRETS = Resource("", "v1", "secrets")
 SERVICES = Resource("", "v1", "services")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts")
-NAMESPACES = Resource("", "v1", "namespaces", namespaced=False)
 NODES = Resource("", "v1", "nodes", namespaced=False)
 QUEUE_WORKLOADS = tuple(
     Resource("kueue.x-k8s.io", version, "workloads") for version in ("v1beta2", "v1beta1")

@@ -114,11 +114,6 @@ def preferred_families(kind: str) -> tuple[Family, ...]:
     return tuple(by_name[name] for name in PREFERENCE.get(kind, ()))
 
 
-def architecture(topology: Topology) -> str:
-    """Return the processor architecture of the slice's machines, as container images name it."""
-    return next((gpu.arch for gpu in GPUS if gpu.name == topology.family), "amd64")
-
-
 def catalog_rows() -> tuple[Topology, ...]:
     """Return every named slice in the order of the tables; of the larger 3-D slices only
     those of common sizes."""

@@ -63,14 +63,12 @@ class GpuFamily(NamedTuple):
         label: GKE accelerator label.
         machines: (GPUs, machine type), fewest first; the bare family name means the first.
         aliases: other names of the family.
-        arch: processor architecture of the machine, as container images name it.
     """
 
     name: str
     label: str
     machines: tuple[tuple[int, str], ...]
     aliases: tuple[str, ...] = ()
-    arch: str = "amd64"
     kind: str = "gpu"
 
 
@@ -210,7 +208,7 @@ GPUS = (
     ),
     GpuFamily("h200", "nvidia-h200-141gb", ((8, "a3-ultragpu-8g"),), aliases=("h200-141gb",)),
     GpuFamily("b200", "nvidia-b200", ((8, "a4-highgpu-8g"),)),
-    GpuFamily("gb200", "nvidia-gb200", ((4, "a4x-highgpu-4g"),), arch="arm64"),
+    GpuFamily("gb200", "nvidia-gb200", ((4, "a4x-highgpu-4g"),)),
 )
 
 FAMILIES: tuple[Family, ...] = TPUS + GPUS
