@@ -168,15 +168,11 @@ def read(
             return
 
 
-def make_end_check(store: Store, ref: JobRef, status: AskStatus) -> Callable[[], bool]:
-    """Return what tells whether a job on a cluster has ended: by its verdict or else by the
-    cluster, which is asked less often.
-
-    Args:
-        store: of the job.
-        ref: the job.
-        status: asks the cluster; it may raise `BackendUnavailable`.
-    """
+def read_of_cluster(
+    store: Store, ref: JobRef, request: LogRequest, status: AskStatus
+) -> Iterator[LogChunk | None]:
+    """Read the output of a job on a cluster; see `read`. Whether it has ended is told by its
+    verdict or else by the cluster, which is asked less often, by `status`."""
     ask_at, failed = 0.0, False
 
     def has_ended() -> bool:
@@ -196,7 +192,7 @@ def make_end_check(store: Store, ref: JobRef, status: AskStatus) -> Callable[[],
         failed = False
         return ended
 
-    return has_ended
+    return read(store, ref, request, has_ended)
 
 
 def _is_repeated(store: Store, ref: JobRef, attempt: int) -> bool:

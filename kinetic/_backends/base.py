@@ -58,6 +58,13 @@ class Status:
     reason: str = ""
     hosts: tuple[HostStatus, ...] = ()
 
+    @property
+    def why_waiting(self) -> str | None:
+        """As in `Explains`: "" for a job that is about to be created, None for one that runs."""
+        if self.phase is JobStatus.NOT_FOUND:
+            return ""
+        return (self.reason or None) if self.phase is JobStatus.PENDING else None
+
 
 @dataclass(frozen=True)
 class LogRequest:

@@ -230,10 +230,6 @@ def _describe_error(first: HostReport) -> str:
     )
 
 
-def _host(evidence: Evidence, host: int) -> str:
-    return f"host {host} of {len(evidence.outcome.reports)}"
-
-
 def _hosts_alike(evidence: Evidence, first: HostReport) -> list[int]:
     """The hosts to blame that failed in the same way as the first one."""
     return sorted(

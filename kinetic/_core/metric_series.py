@@ -36,16 +36,7 @@ _FIRST_S, _LATER_S = 1.0, 10.0
 
 @dataclass(frozen=True, repr=False)
 class Series:
-    """One metric of one host.
-
-    Attributes:
-        name: of the metric.
-        host: which host.
-        steps: of the values, in order; -1 for what belongs to no step, as figures of the host.
-        times: when they were logged, in seconds since the epoch.
-        values: the numbers.
-        attempts: which attempt logged each of them.
-    """
+    """One metric of one host, in columns of the same length: what `Metric` is to users."""
 
     name: str
     host: int

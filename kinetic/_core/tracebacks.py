@@ -5,8 +5,6 @@ In: a block of code. Out: the traceback of an error that leaves it.
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from kinetic.errors import KineticError
 
 
@@ -17,12 +15,7 @@ class _OwnFramesHidden:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, KineticError):
             error.__traceback__ = None
 

@@ -5,13 +5,14 @@ In: words of the command line. Out: numbers with units, names with values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from kinetic._core.ref import NEWEST
+from kinetic._core.ref import NEWEST, JobRef
 from kinetic.cli.lazy import complete_with
+from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
     _FloatType = click.ParamType[float]
@@ -210,3 +211,12 @@ def ignore_option(*names: str, is_flag: bool = False) -> Callable[[F], F]:
 def yes_option(command: F) -> F:
     """Add --yes."""
     return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(command)
+
+
+def check_hosts(ref: JobRef, hosts: Sequence[int]) -> tuple[int, ...]:
+    """Return each of the hosts once; refuse one that the job does not have."""
+    beyond = next((host for host in hosts if host >= ref.hosts), None)
+    if beyond is not None:
+        hosts_of_job = "only host 0" if ref.hosts == 1 else f"hosts 0 to {ref.hosts - 1}"
+        raise UsageError(f"There is no host {beyond}: {ref.job_id} has {hosts_of_job}.")
+    return tuple(dict.fromkeys(hosts))

@@ -268,10 +268,7 @@ class KubernetesBackend:
 
     def why_waiting(self, ref: JobRef) -> str | None:
         """From its pods, nodes and queues."""
-        status = self.status([ref])[ref.job_id]
-        if status.phase is JobStatus.NOT_FOUND:
-            return ""  # It is about to be created.
-        return (status.reason or None) if status.phase is JobStatus.PENDING else None
+        return self.status([ref])[ref.job_id].why_waiting
 
     def why_lost(self, ref: JobRef, host: int) -> str:
         """From its pods, as far as they still exist, or from what was seen of them."""
@@ -327,8 +324,7 @@ class KubernetesBackend:
         positions, holds open lines back and forgets what a node rotates, so reading could not be
         resumed exactly; and each host would keep a connection to the server busy.
         """
-        has_ended = attempt_logs.make_end_check(self._store, ref, self.status)
-        return attempt_logs.read(self._store, ref, request, has_ended)
+        return attempt_logs.read_of_cluster(self._store, ref, request, self.status)
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ preflight, rows of accelerators. Everything but `gather` is pure.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
@@ -88,13 +89,9 @@ def gather(api: Api, *, service_account: str = "", asked: Asked = NOTHING_ASKED)
         jobsets, queues = controllers.jobsets(api), controllers.queues(api, asked.queue)
         has_account = _has_account(api, service_account)
         multi_tier, networks = _examine_addons(api, asked)
-    except KineticError as error:
-        return Facts(api.server, api.namespace, error, service_account=service_account)
-    found: Sequence[Document] | None
-    try:
-        found = api.list(NODES).items
-    except Forbidden:
-        found = None
+        nodes: Sequence[Document] | None = None
+        with contextlib.suppress(Forbidden):
+            nodes = api.list(NODES).items
     except KineticError as error:
         return Facts(api.server, api.namespace, error, service_account=service_account)
     return Facts(
@@ -104,7 +101,7 @@ def gather(api: Api, *, service_account: str = "", asked: Asked = NOTHING_ASKED)
         rights=dict(zip(rights, answers, strict=True)),
         jobsets=jobsets,
         queues=queues,
-        nodes=found,
+        nodes=nodes,
         service_account=service_account,
         has_account=has_account,
         multi_tier=multi_tier,

@@ -243,8 +243,7 @@ class LocalBackend:
 
     def control(self, ref: JobRef) -> Endpoint | None:
         """The coordinator of a running job."""
-        told = self._supervisor(ref)
-        if not told or not self._is_supervised(ref):
+        if not (told := self._is_supervised(ref) and self._supervisor(ref)):
             return None
         from kinetic._core.endpoint import Endpoint
 
@@ -260,8 +259,7 @@ class LocalBackend:
 
     def processes(self, ref: JobRef) -> GangProcesses | None:
         """What the supervisor has recorded, while it is alive."""
-        told = self._supervisor(ref)
-        if not told or not self._is_supervised(ref):
+        if not (told := self._is_supervised(ref) and self._supervisor(ref)):
             return None
         return GangProcesses(told["pid"], {int(host): pid for host, pid in told["agents"].items()})
 

@@ -179,12 +179,12 @@ def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mappin
         SubmitError: no zygote could be started, or the supervisor could not begin.
     """
     with _lock:
-        zygote = _zygote_for(modules, environ)
+        before = _zygote_for(modules, environ)
         try:
-            return zygote.launch(request)
+            return before.launch(request)
         except _ZygoteDied:
-            _forget(zygote)
-        before, zygote = zygote, _zygote_for(modules, environ)
+            _forget(before)
+        zygote = _zygote_for(modules, environ)
         zygote.imports |= before.imports  # One of them may have killed it: none is imported again.
         try:
             return zygote.launch(request)

@@ -23,7 +23,6 @@ from kinetic._core import layout, record
 from kinetic._core.log_format import LogChunk
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.ref import JobRef
-from kinetic._core.state import JobStatus
 from kinetic._ray import keepers
 from kinetic._ray.jobs_api import JobsApi, RayJob, secrets_package
 from kinetic._store.base import Store
@@ -141,10 +140,7 @@ class RayBackend:
 
     def why_waiting(self, ref: JobRef) -> str | None:
         """What its leader says."""
-        status = self.status([ref])[ref.job_id]
-        if status.phase is JobStatus.NOT_FOUND:
-            return ""  # It is about to be created.
-        return (status.reason or None) if status.phase is JobStatus.PENDING else None
+        return self.status([ref])[ref.job_id].why_waiting
 
     def why_lost(self, ref: JobRef, host: int) -> str:
         """Its leader has told all that is known."""
@@ -163,8 +159,7 @@ class RayBackend:
         Not Ray's own log of the driver: it comes a second late, has no positions, and is gone with
         the cluster.
         """
-        has_ended = attempt_logs.make_end_check(self._store, ref, self.status)
-        return attempt_logs.read(self._store, ref, request, has_ended)
+        return attempt_logs.read_of_cluster(self._store, ref, request, self.status)
 
     # -- the end -----------------------------------------------------------------------------------
 

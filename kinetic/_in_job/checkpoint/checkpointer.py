@@ -14,7 +14,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from kinetic._core.duration import Duration
@@ -50,7 +49,6 @@ from kinetic.errors import (
 
 S = TypeVar("S")
 _log = logging.getLogger(__name__)
-_FOLDER = "checkpoints"
 _AFTER_AN_ERROR_S = 10.0
 """How long saves that have begun may take to end when the function has raised."""
 _ECHOES = ("JaxRuntimeError", "XlaRuntimeError")
@@ -302,12 +300,7 @@ class Checkpointer:
         preemption.preempted()  # says that this function looks for it
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         elif not self._is_forked():

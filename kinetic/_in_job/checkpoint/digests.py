@@ -12,7 +12,6 @@ import json
 import threading
 from collections.abc import Mapping
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any
 
 from kinetic.errors import CorruptRecord
@@ -75,12 +74,7 @@ class Digesting:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.finish()
 
     def _run(self) -> None:

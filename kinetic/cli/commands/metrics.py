@@ -21,7 +21,7 @@ from kinetic._client.board import text
 from kinetic._core.metric_series import OF_HOSTS
 from kinetic.cli import output
 from kinetic.cli.context import AppContext, pass_app
-from kinetic.cli.options import host_options, jobs_argument
+from kinetic.cli.options import check_hosts, host_options, jobs_argument
 from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -155,10 +155,7 @@ def _open(app: AppContext, job_id: str, choice: _Choice) -> _ShownJob:
     from kinetic._store import attempts
 
     ref = app.find(job_id)
-    beyond = next((host for host in choice.hosts or () if host >= ref.hosts), None)
-    if beyond is not None:
-        hosts_of_job = "only host 0" if ref.hosts == 1 else f"hosts 0 to {ref.hosts - 1}"
-        raise UsageError(f"There is no host {beyond}: {ref.job_id} has {hosts_of_job}.")
+    check_hosts(ref, choice.hosts or ())
     if choice.attempt is not None:
         attempts.check(app.store, ref.job_id, choice.attempt)
     reader = MetricsReader(app.store, ref, hosts=choice.hosts, attempt=choice.attempt)

@@ -15,6 +15,7 @@ from kinetic.cli import exit_codes, output
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.options import (
     DURATION,
+    check_hosts,
     host_options,
     ignore_option,
     job_argument,
@@ -49,6 +50,13 @@ Examples:
   kinetic jobs result job-1a2b
   kinetic jobs result --json --timeout 5m job-1a2b
 """
+
+_timeout_option = click.option(
+    "--timeout",
+    metavar="DURATION",
+    type=DURATION,
+    help="Give up waiting after this time with exit code 124. The job keeps running.",
+)
 
 _WAIT_HELP = """Wait for a job and exit with 0 if it succeeded, with 1 if it failed or was
 cancelled.
@@ -97,7 +105,7 @@ def logs(
     from kinetic._backends.base import LogRequest
 
     ref = app.find(job_id)
-    chosen = None if all_hosts else _check_hosts(hosts or (0,), ref.hosts)
+    chosen = None if all_hosts else check_hosts(ref, hosts or (0,))
     prefixer = Prefixer(hosts=chosen is None or len(chosen) > 1, times=timestamps)
     request = LogRequest(hosts=chosen, follow=follow, tail=tail, attempt=attempt)
     if follow and app.board.look_at(ref).reason == SUBMITTING:
@@ -109,21 +117,8 @@ def logs(
         )
 
 
-def _check_hosts(hosts: tuple[int, ...], count: int) -> tuple[int, ...]:
-    beyond = next((host for host in hosts if host >= count), None)
-    if beyond is not None:
-        hosts_of_job = "only host 0" if count == 1 else f"hosts 0 to {count - 1}"
-        raise UsageError(f"There is no host {beyond}: the job has {hosts_of_job}.")
-    return tuple(dict.fromkeys(hosts))
-
-
 @click.command("wait", help=_WAIT_HELP)
-@click.option(
-    "--timeout",
-    metavar="DURATION",
-    type=DURATION,
-    help="Give up waiting after this time with exit code 124. The job keeps running.",
-)
+@_timeout_option
 @json_option
 @job_argument("jobs")
 @pass_app
@@ -142,12 +137,7 @@ def wait(app: AppContext, /, *, job_id: str, timeout: float | None, as_json: boo
 
 
 @click.command("result", help=_RESULT_HELP)
-@click.option(
-    "--timeout",
-    metavar="DURATION",
-    type=DURATION,
-    help="Give up waiting after this time with exit code 124. The job keeps running.",
-)
+@_timeout_option
 @click.option(
     "--cleanup/--no-cleanup",
     default=None,
