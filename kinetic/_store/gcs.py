@@ -37,17 +37,14 @@ class GcsStore:
         uri: gs://bucket or gs://bucket/prefix.
         patience_s: for how long a request that the service cannot answer is repeated.
 
-        fresh_s: what was written or renewed within this time is not renewed.
-
     Raises:
         UsageError: it is not the address of a bucket.
     """
 
-    def __init__(self, uri: str, *, patience_s: float = 120.0, fresh_s: float = FRESH_S) -> None:
+    def __init__(self, uri: str, *, patience_s: float = 120.0) -> None:
         name, prefix = split(uri)
         self._bucket = Bucket(name, at_once=_AT_ONCE, patience_s=patience_s)
         self._prefix = f"{prefix}/" if prefix else ""
-        self._fresh_s = fresh_s
         self._on_sent: Callable[[int], None] = lambda _: None
         self._uri = f"gs://{name}/{prefix}".rstrip("/")
 
@@ -116,7 +113,7 @@ class GcsStore:
     def renew(self, key: str) -> bool:
         """Return whether the key exists; if so it counts as written recently. Takes a second
         request if it was not written or renewed for a day."""
-        return self._bucket.renew(self._name(key), self._fresh_s)
+        return self._bucket.renew(self._name(key), FRESH_S)
 
     def parts(self, prefix: str) -> Iterator[str]:
         """Yield the next part of all keys that have parts below the prefix and that one."""

@@ -57,7 +57,6 @@ class RayStore:
     Args:
         uri: ray+http://host:8265, or ray+https://.
         api: the dashboard's; made from the address unless given.
-        answered_within_s: how long the keeper may take.
         sleep, clock: for tests.
     """
 
@@ -69,13 +68,11 @@ class RayStore:
         uri: str,
         *,
         api: JobsApi | None = None,
-        answered_within_s: float = ANSWERED_WITHIN_S,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._uri = uri.rstrip("/")
         self._api = api or address.connect(self._uri.removeprefix("ray+"))
-        self._answered_within_s = answered_within_s
         self._sleep = sleep
         self._clock = clock
         self._head = ""
@@ -221,7 +218,7 @@ class RayStore:
                     answer = json.loads(b"".join(parts))
                 return dict(answer)
             now = self._clock()
-            if now > asked_at + self._answered_within_s:
+            if now > asked_at + ANSWERED_WITHIN_S:
                 raise StoreError(_explain_silence(self._uri, died))
             if now > look_at:
                 died = keepers.revive_keeper(self._api) or died

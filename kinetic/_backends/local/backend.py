@@ -60,7 +60,6 @@ class LocalBackend:
         usable_cpus: Callable[[], int] = machine.usable_cpus,
         unreachable_after_s: float = 30.0,
         has_debugger: Callable[[], bool] = simulation.has_debugger,
-        has_pathways: Callable[[], bool] = simulation.has_pathways,
         system: str = sys.platform,
     ) -> None:
         self._store = store
@@ -69,7 +68,6 @@ class LocalBackend:
         self._available_memory_bytes = available_memory_bytes
         self._usable_cpus = usable_cpus
         self._has_debugger = has_debugger
-        self._has_pathways = has_pathways
         self._system = system
         self._unreachable_after_s = unreachable_after_s
         self._orphaned_at: dict[str, float] = {}
@@ -91,7 +89,7 @@ class LocalBackend:
         simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
         self._check_memory(plan)
         simulation.check_debugger(plan, installed=self._has_debugger)
-        simulation.check_pathways(plan, installed=self._has_pathways)
+        simulation.check_pathways(plan)
 
     def _check_memory(self, plan: Plan) -> None:
         from kinetic._store import footprints

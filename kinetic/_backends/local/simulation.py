@@ -189,25 +189,20 @@ def has_debugger() -> bool:
     return find_spec("debugpy") is not None
 
 
-def check_pathways(plan: Plan, *, installed: Callable[[], bool]) -> None:
+def check_pathways(plan: Plan) -> None:
     """Refuse a single controller whose slices may be lost, if what calls its function again is not
     installed.
 
     Raises:
         PreflightError: with what to install.
     """
-    if plan.elastic_controller is not None and not installed():
+    from importlib.util import find_spec
+
+    if plan.elastic_controller is not None and find_spec("pathwaysutils") is None:
         raise PreflightError(
             'slices=(least, most) with controller="single" needs pathwaysutils: pip install '
             "'kinetic-sdk[pathways]'."
         )
-
-
-def has_pathways() -> bool:
-    """Whether pathwaysutils is installed here."""
-    from importlib.util import find_spec
-
-    return find_spec("pathwaysutils") is not None
 
 
 def check_reach(plan: Plan, store_folder: Path | None) -> None:

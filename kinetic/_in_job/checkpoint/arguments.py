@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kinetic._in_job import local_folder, slices
+from kinetic._in_job import slices
 from kinetic._in_job.checkpoint import persistent
 from kinetic._in_job.checkpoint.keeping import Keep
 from kinetic.errors import UsageError, UsageTypeError, a_type
@@ -45,12 +45,13 @@ def persistent_folder(given: str | os.PathLike[str] | None) -> str:
 
 
 def folder_in_memory(given: str | os.PathLike[str] | None, directory: str) -> Path | None:
-    """Return this host's folder for the local checkpoints of one training; a job may have
-    several."""
-    folder = local_folder.local_folder() if given is None else Path(given).absolute()
-    if folder is None:
+    """Return this host's folder for the local checkpoints of one training; a job may have several.
+    None where no memory of the machine is kept between attempts: outside of jobs, and for the only
+    process of a single controller on a cluster."""
+    told = slices.read_variable("KINETIC_LOCAL_DIR") if given is None else Path(given).absolute()
+    if not told:
         return None
-    return folder / _FOLDER / hashlib.sha256(directory.encode()).hexdigest()[:12]
+    return Path(told, _FOLDER, hashlib.sha256(directory.encode()).hexdigest()[:12])
 
 
 def check_keep(
