@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import kinetic
-from kinetic._in_job.checkpoint import casts, persistent, tree
+from kinetic._in_job.checkpoint import persistent, tree
 from kinetic.errors import CheckpointError, CheckpointMismatch
 
 TIERS = pytest.mark.parametrize("tier", ["local", "persistent"])
@@ -161,7 +161,7 @@ def test_that_a_restart_would_lose_is_told_at_the_first_save(tmp_path):
 )
 def test_which_casts_can_lose(saved, now, loses):
     assert ml_dtypes  # registers its types with numpy
-    assert casts.can_lose(saved, np.dtype(now).name) is loses
+    assert tree.can_lose(saved, np.dtype(now).name) is loses
 
 
 @TIERS

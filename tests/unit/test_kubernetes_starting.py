@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kinetic._backends.kubernetes import starting
+from kinetic._backends.kubernetes import states
 from kinetic._backends.kubernetes.observed import current_pods
 
 CREATED_AT = 1_000_000.0
@@ -58,14 +58,14 @@ def pod(host: int, at: float, phase: str = "Pending", **more: Any) -> dict[str, 
 )
 def test_since_when_hosts_are_to_start(given, pods, since_s):
     current = current_pods(given, pods)
-    found = starting.asked_at(given, current)
+    found = states.asked_at(given, current)
     assert found == (None if since_s is None else CREATED_AT + since_s)
 
 
 def test_who_watches_over_the_start():
     both = current_pods(workload(), [pod(0, CREATED_AT, "Running"), pod(1, CREATED_AT)])
-    assert starting.has_leader(both)
-    assert not starting.has_leader(both[1:])
-    assert [p.host for p in starting.select_starting(both)] == [0, 1]
+    assert states.has_leader(both)
+    assert not states.has_leader(both[1:])
+    assert [p.host for p in states.select_starting(both)] == [0, 1]
     ended = current_pods(workload(), [pod(0, CREATED_AT, "Failed")])
-    assert starting.select_starting(ended) == []
+    assert states.select_starting(ended) == []

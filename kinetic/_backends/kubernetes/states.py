@@ -11,11 +11,13 @@ whether a job that lost its leader goes on, and whether one that is gone was can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from kinetic._backends.base import HostStatus, Status
-from kinetic._backends.kubernetes import pod_failures, starting
+from kinetic._backends.kubernetes import pod_failures
+from kinetic._backends.kubernetes.diagnosis import seconds_of
 from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.observed import (
     IMAGE_REASONS,
@@ -256,7 +258,7 @@ def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
     finding = job.explain(waits)
     if finding is None:
         return _fail_overdue(job, job.workload, said), None
-    waited_s = job.now - starting.created_at(job.workload)
+    waited_s = job.now - created_at(job.workload)
     if finding.kind is JobCause.MISSING_SECRET and waited_s < SUBMISSION_S:
         return Status(said.phase, STARTING), None  # The Secret may still be on its way.
     explained = _apply_finding(job, finding, said)
@@ -311,20 +313,58 @@ def _apply_finding(job: JobFacts, finding: JobDiagnosis, said: Status) -> Status
 def _fail_overdue(job: JobFacts, workload: Document, said: Status) -> Status:
     """A job whose hosts wait longer than its start timeout has failed, with what they waited for as
     the reason. Once host 0 runs it watches this itself."""
-    asked_at = starting.asked_at(workload, job.pods)
-    if asked_at is None or said.phase is not JobStatus.PENDING:
+    begun_at = asked_at(workload, job.pods)
+    if begun_at is None or said.phase is not JobStatus.PENDING:
         return said
-    waited_s = job.now - asked_at
+    waited_s = job.now - begun_at
     if waited_s < LEAST_START_TIMEOUT_S:
         return said
     limit_s = job.start_timeout_s()
-    between = starting.has_leader(job.pods) or not starting.select_starting(job.pods)
+    between = has_leader(job.pods) or not select_starting(job.pods)
     if waited_s < limit_s or (between and job.has(layout.events(job.ref.job_id))):
         return said
     reason = f"the job did not start within {limit_s:g} s: {said.reason or 'no reason known'}"
     idle = {host: HostStatus(host, JobStatus.PENDING) for host in range(job.ref.hosts)}
     hosts = idle | {host.host: host for host in said.hosts}
     return Status(JobStatus.FAILED, reason, tuple(hosts.values()))
+
+
+def asked_at(workload: Document, pods: Sequence[Pod]) -> float | None:
+    """Return since when the cluster is supposed to start the hosts, in seconds since the epoch by
+    its clock; None while the job waits in a queue, which has no limit. The pods of each start are
+    new, and a queue that admits a job leaves a condition.
+
+    Args:
+        workload: the Job or JobSet.
+        pods: one for each host, of the current attempt.
+    """
+    if is_suspended(workload):
+        return None
+    resumed = [
+        seconds_of(str(found.get("lastTransitionTime")))
+        for found in (workload.get("status") or {}).get("conditions") or ()
+        if found.get("type") == "Suspended" and found.get("status") == "False"
+    ]
+    made = [at for pod in select_starting(pods) if (at := seconds_of(pod.created_at)) is not None]
+    known = [at for at in resumed if at is not None] + ([min(made)] if made else [])
+    return max([created_at(workload), *known])
+
+
+def created_at(workload: Document) -> float:
+    """Return when a workload was created: soon after its job was submitted, which only the
+    submitter's clock says. Without a timestamp it has not waited at all."""
+    at = seconds_of(str(metadata(workload).get("creationTimestamp")))
+    return math.inf if at is None else at
+
+
+def select_starting(pods: Sequence[Pod]) -> list[Pod]:
+    """Return the pods that run or will run: those of an earlier attempt have ended."""
+    return [pod for pod in pods if not pod.has_ended and not pod.is_deleting]
+
+
+def has_leader(pods: Sequence[Pod]) -> bool:
+    """Whether the leader runs: it then watches the start of its gang itself."""
+    return any(pod.leads and pod.stage is Stage.RUNNING for pod in pods)
 
 
 def _is_led(pods: Iterable[Pod]) -> bool:
