@@ -1,5 +1,5 @@
-"""How a host and its function tell each other of preemption: by files, which programs that the
-function starts see, too.
+"""How a host and its function tell each other of preemption and of saves: by files, which programs
+that the function starts see, too.
 
 In: nothing. Out: names. Pure.
 """
@@ -15,3 +15,5 @@ LOOKS = "looks-for-preemption"
 """From the function: it looks for the notice, and needs no SIGTERM."""
 SEEN = "saw-preemption"
 """From the function: it has seen the notice, so it ends because of it."""
+SAVING = {"persistent": "saving-persistent", "local": "saving-local"}
+"""From the function, by tier: it writes a checkpoint of the step that the file holds."""

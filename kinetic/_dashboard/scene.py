@@ -273,6 +273,8 @@ def _draw_host(
         facts.append(f"{line.cpu_percent:.0f} % CPU")
     if line.rss_bytes:
         facts.append(text.size(line.rss_bytes))
+    if line.saving_step is not None:
+        facts.append(f"saving step {line.saving_step}")
     if line.still_s >= activity.STILL_S:
         facts.append(f"still for {text.age(line.still_s)}")
     facts.append(_describe_end(known))

@@ -43,6 +43,30 @@ def stand_still(path):
         time.sleep(0.3 if kinetic.slice_index() == 0 else 0.02)
 
 
+def save_step_three(path, folder):
+    """Save a step, whose commit takes until the file is there."""
+    from kinetic._in_job.checkpoint.local_tier import LocalTier
+
+    committed = LocalTier.commit
+
+    def commit(tier, local):
+        while not os.path.exists(path):
+            time.sleep(0.02)
+        return committed(tier, local)
+
+    LocalTier.commit = commit
+    options = {"local_every": 3, "every": 100, "local_directory": f"{folder}/local"}
+    with kinetic.Checkpointer(f"{folder}/checkpoints", **options) as ckpt:
+        ckpt.save(3, {"n": 3})
+        while not os.path.exists(path):
+            print("busy", flush=True)
+            time.sleep(0.1)
+        ckpt.wait()
+        print("saved", flush=True)
+        while not os.path.exists(f"{path}-too"):
+            time.sleep(0.02)
+
+
 def pretrain(path):
     """Train, log, and make room for a slice that is back."""
     import math

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from dashboard_cases import PHONE, WIDE, Page, Showcase, missing_programs, open_browser, serve
 from gangs import wait_until
-from on_dashboard import run_on, stand_still, train
+from on_dashboard import run_on, save_step_three, stand_still, train
 from selenium.webdriver.common.keys import Keys
 
 import kinetic
@@ -143,6 +143,20 @@ def test_a_host_that_stands_still_is_found_and_its_output_searched(page, tmp_pat
     page.click("details[data-load$=source] summary")
     page.wait_for("on_dashboard.py", "details[data-load$=source] .loaded")
     (tmp_path / "end").touch()
+    page.wait_for("succeeded", "#head")
+    assert page.complaints() == []
+
+
+def test_a_host_that_writes_a_checkpoint_is_drawn_as_saving(page, tmp_path):
+    end = tmp_path / "end"
+    handle = kinetic.run("cpu")(save_step_three).run_async(str(end), str(tmp_path))
+    page.open(f"jobs/{handle.job_id}").wait_for("saving step 3", "#slice-0 .host.s-saving")
+    assert page.text("#slice-0 .slice-head").endswith("1 host: saving")
+    end.touch()
+    page.wait_for("saved", "#lines")
+    page.wait_for("running", "#slice-0 .host.s-running")
+    assert "saving" not in page.text("#slice-0")
+    (tmp_path / "end-too").touch()
     page.wait_for("succeeded", "#head")
     assert page.complaints() == []
 

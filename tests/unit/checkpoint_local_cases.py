@@ -11,14 +11,17 @@ import importlib.util
 import logging
 import os
 import shutil
+import threading
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from checkpoint_fakes import Crowd, on_all
+from orbax.checkpoint import CheckpointManager
 
 import kinetic
+from kinetic._host.agent import workspace
 from kinetic._host.worker import worlds
 from kinetic._in_job.checkpoint import persistent, tree
 from kinetic._in_job.checkpoint.assembly import LocalRestore
@@ -456,6 +459,73 @@ def test_options_that_cannot_work(tmp_path, options):
 def test_outside_of_jobs_there_is_no_folder_by_default():
     with pytest.raises(UsageError, match="Give it directory="):
         kinetic.Checkpointer()
+
+
+# -- what is told to those who watch ---------------------------------------------------------------
+
+
+@pytest.fixture
+def marked(tmp_path, monkeypatch):
+    """What the agent of this host sees."""
+    folder = tmp_path / "host"
+    folder.mkdir()
+    monkeypatch.setenv("KINETIC_PREEMPTION", str(folder))
+    return lambda: workspace.read_saving_step(folder)
+
+
+def test_a_host_says_which_step_it_saves_until_that_is_whole(tmp_path, marked, monkeypatch):
+    seen, committed = [], LocalTier.commit
+
+    def commit(tier, local):
+        seen.append(marked())
+        return committed(tier, local)
+
+    monkeypatch.setattr(LocalTier, "commit", commit)
+    finalized, goes_on = CheckpointManager._finalize, threading.Event()
+
+    def finalize(*args):
+        goes_on.wait()
+        return finalized(*args)
+
+    monkeypatch.setattr(CheckpointManager, "_finalize", finalize)
+    options = {"every": 4, "local_every": 3, "local_directory": tmp_path / "local"}
+    with kinetic.Checkpointer(tmp_path / "checkpoints", **options) as ckpt:
+        ckpt.restore(state(0))
+        assert ckpt.save(3, state(3)) == ("local",)
+        ckpt.wait()
+        assert (seen, marked()) == ([3], None)
+        assert ckpt.save(4, state(4)) == ("persistent",)
+        assert marked() == 4
+        threading.Timer(0.3, goes_on.set).start()
+        ckpt.save(8, state(8))  # it waits for the one before, whose end is not that of this one
+        assert marked() == 8
+    await_end_of("kinetic-saving-mark")
+    assert marked() is None
+
+
+def test_a_save_that_fails_leaves_no_mark(tmp_path, marked, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(LocalTier, "stage", fail)
+    options = {"every": 5, "local_every": 1, "local_directory": tmp_path / "local"}
+    with pytest.raises(ZeroDivisionError), kinetic.Checkpointer(tmp_path / "c", **options) as ckpt:
+        ckpt.save(0, state(0))
+    assert marked() is None
+    monkeypatch.setattr(CheckpointManager, "_finalize", fail)
+    ckpt = kinetic.Checkpointer(tmp_path / "d", every=1, local_every=None)
+    ckpt.save(0, state(0))
+    assert marked() == 0
+    with pytest.raises(CheckpointError, match="ZeroDivisionError"):
+        ckpt.wait()
+    assert marked() is None
+    await_end_of("kinetic-saving-mark")
+
+
+def await_end_of(name):
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join()
 
 
 # -- what Orbax logs -------------------------------------------------------------------------------

@@ -102,6 +102,10 @@ def test_a_line_for_each_host() -> None:
     [
         ({"silent_s": 5.0}, "silent", "100.0 MiB", "-"),
         ({"state": "debugging"}, "debugging", "100.0 MiB", "-"),
+        ({"saving_step": 0}, "saving", "100.0 MiB", "-"),
+        ({"saving_step": 20, "stalled_s": 12.0}, "saving", "100.0 MiB", "12s"),
+        ({"saving_step": 20, "silent_s": 5.0}, "silent", "100.0 MiB", "-"),
+        ({"saving_step": 20, "state": "returned"}, "returned", "-", "-"),
         ({"state": "waiting", "stalled_s": 40.0}, "waiting", "100.0 MiB", "-"),
         (
             {"state": "missing", "silent_s": 50.0, "rss_bytes": 0, "log_bytes": 0},

@@ -18,9 +18,12 @@ from cli_fakes import FakeBackend, chunk
 
 import kinetic
 from kinetic._client.access import JobAccess
+from kinetic._client.board import activity
 from kinetic._client.handle import JobHandle
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
+from kinetic._core.gang.machine import Gang
+from kinetic._core.gang.messages import Activity, GangSpec, Heartbeat
 from kinetic._core.gang.picture import picture_of
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
@@ -376,6 +379,28 @@ def test_slices_that_take_no_part_are_drawn_as_such():
     ]
 
 
+def test_a_host_that_saves_is_drawn_as_such_unless_the_gang_says_that_it_stalls():
+    ref = replace(ELASTIC, hosts=2)
+    events = [GangEvent(EventKind.JOINED, host=host, time=1.0) for host in range(2)]
+    events += [GangEvent(EventKind.READY, time=2.0)]
+    gang = Gang(GangSpec(2), 0.0)
+    for host in range(2):
+        gang.join(host, f"agent {host}", f"address {host}", 1.0)
+        beat = Heartbeat(host, Activity.RUNNING, stalled_s=8.0, saving_step=(20, None)[host])
+        gang.heartbeat(beat, 3.0)
+    lines = activity.lines(ref, "RUNNING", gang.snapshot(), activity.Rates(), NOW)
+    (attempt,) = picture_of(events, 2).attempts
+    (box,) = scene.draw_slices(ref, attempt, lines, {0: 21})
+    assert [cell.state for cell in box.hosts] == ["saving", "stalled"]
+    assert box.hosts[0].facts[0] == "step 21"
+    assert "saving step 20" in box.hosts[0].facts
+    assert box.note == "2 hosts: 1 saving, 1 stalled"
+    events += [GangEvent(EventKind.STALLED, hosts=(0,), time=3.0)]
+    (attempt,) = picture_of(events, 2).attempts
+    (box,) = scene.draw_slices(ref, attempt, lines, {})
+    assert box.hosts[0].state == "stalled"
+
+
 def test_times_out_of_order_are_drawn_within_the_line():
     (attempt,) = picture_of([GangEvent(EventKind.READY, time=5.0)], 1).attempts
     (bar,) = scene.draw_bars([attempt], 0.0, 1.0)  # a clock that was set back
@@ -414,8 +439,7 @@ def test_states_that_are_coloured_are_all_that_there_are():
     style = (Path(kinetic.__file__).parent / "_dashboard/static/dashboard.css").read_text()
     from kinetic._client.batch.ledger import InputState
     from kinetic._core.exits import HostState
-    from kinetic._core.gang.messages import Activity
 
-    states = [*JobStatus, *HostState, *Activity, *InputState]
+    states = [*JobStatus, *HostState, *Activity, *InputState, activity.SAVING]
     missing = {str(each).lower() for each in states if f".s-{str(each).lower()}" not in style}
     assert missing == {"planned"}  # nothing that was planned only has a page

@@ -6,6 +6,7 @@ In: a store that is removed while a host prepares. Out: an error, and nothing th
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from laptop_fakes import plan
@@ -26,6 +27,18 @@ class RemovedStore(LocalStore):
         if self.looks == 0:
             shutil.rmtree(self.root)
         return super().as_folder()
+
+
+def test_what_the_function_saves_is_read_and_forgotten_with_its_attempt(tmp_path):
+    assert workspace.read_saving_step(tmp_path / "absent") is None
+    (tmp_path / "saving-local").write_text("7")
+    assert workspace.read_saving_step(tmp_path) == 7
+    (tmp_path / "saving-persistent").write_text("")  # it is just being written
+    assert workspace.read_saving_step(tmp_path) == 7
+    (tmp_path / "saving-persistent").write_text("4")
+    assert workspace.read_saving_step(tmp_path) == 4
+    workspace.RetainedWorkspace(SimpleNamespace(root=tmp_path), None).clean()
+    assert workspace.read_saving_step(tmp_path) is None
 
 
 @pytest.mark.parametrize("looks", [1, 2])

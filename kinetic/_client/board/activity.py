@@ -22,6 +22,8 @@ STILL_S = 5.0
 SILENT_S = 3.0
 _SAME_S = 0.3
 """Hosts report their processor time once a second: two reports closer than this are the same."""
+SAVING = "saving"
+"""What a running host does while it writes a checkpoint."""
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")
 
 RIGHT = ("SLICE", "HOST", "AGE", "CPU", "MEMORY", "LOG", "STILL")
@@ -60,6 +62,7 @@ class HostLine:
         still_s: how long its main thread has stood still.
         silent_s: how long since it was last heard from.
         last_line: the last line that it printed.
+        saving_step: of the checkpoint that it is writing; None for none.
         slices: that take part, in the order of their hosts; () unless the job is elastic.
     """
 
@@ -74,6 +77,7 @@ class HostLine:
     still_s: float = 0.0
     silent_s: float = 0.0
     last_line: str = ""
+    saving_step: int | None = None
     slices: tuple[int, ...] = ()
 
     @property
@@ -95,6 +99,7 @@ class HostLine:
             "stalled_s": self.still_s,
             "silent_s": self.silent_s,
             "last_line": self.last_line,
+            "saving_step": self.saving_step,
         }
         return known | more
 
@@ -171,14 +176,17 @@ def _line(
     )
     if member.get("exit") or known.state in (MISSING, Activity.RETURNED):
         return told
+    saving_step = member.get("saving_step") if known.state == Activity.RUNNING else None
+    doing = known.state if saving_step is None else SAVING
     return replace(
         told,
-        state="silent" if silent_s > SILENT_S else known.state,
+        state="silent" if silent_s > SILENT_S else doing,
         cpu_percent=rates.percent(
             (known.ref.job_id, known.host), float(member["cpu_s"]), running_s, now - silent_s
         ),
         rss_bytes=int(member["rss_bytes"]),
         still_s=float(member["stalled_s"]) if known.state == Activity.RUNNING else 0.0,
+        saving_step=saving_step,
     )
 
 

@@ -110,6 +110,7 @@ class Member:
             "cpu_s": beat.cpu_s,
             "log_bytes": beat.log_bytes,
             "last_line": beat.last_line,
+            "saving_step": beat.saving_step,
             "stalled_s": beat.stalled_s,
             "silent_s": round(watched - self.seen, 3),
         }

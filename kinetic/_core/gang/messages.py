@@ -107,6 +107,7 @@ class Heartbeat:
         rss_bytes, cpu_s: of the worker.
         log_bytes: output so far.
         last_line: the last line that was printed.
+        saving_step: of the checkpoint that it is writing; None for none.
     """
 
     host: int
@@ -116,6 +117,7 @@ class Heartbeat:
     cpu_s: float = 0.0
     log_bytes: int = 0
     last_line: str = ""
+    saving_step: int | None = None
 
     def clip_line(self) -> Heartbeat:
         """Return it with a line that is not too long to keep."""

@@ -423,6 +423,7 @@ class Agent:
                 cpu_s=now.cpu_s,
                 log_bytes=now.log_bytes,
                 last_line=self._log.last_line(),
+                saving_step=workspace.read_saving_step(self._preemption.folder),
             )
         )
 

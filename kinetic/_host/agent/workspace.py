@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kinetic._core import layout
 from kinetic._core.plan import Blob, Plan
-from kinetic._core.preemption import LOOKS, NOTICE, SEEN
+from kinetic._core.preemption import LOOKS, NOTICE, SAVING, SEEN
 from kinetic._core.values import dataclass
 from kinetic._host.agent import datasets, local_folder
 from kinetic._host.agent.datasets import Datasets
@@ -30,7 +30,7 @@ from kinetic.errors import SetupFailed, StoreError
 
 REFORM_FILE = "reform-requested"
 """In the host's folder: exists when a function of an elastic job should leave."""
-_MARKS = (REFORM_FILE, NOTICE, LOOKS, SEEN)
+_MARKS = (REFORM_FILE, NOTICE, LOOKS, SEEN, *SAVING.values())
 """What an attempt leaves in the host's folder."""
 _MOST_LOOKED_AT = 20_000
 _NAMED = 3
@@ -127,6 +127,14 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
         sent,
         time.time_ns(),
     )
+
+
+def read_saving_step(root: Path) -> int | None:
+    """Return the step that the function is saving; None if it is not saving any."""
+    for name in SAVING.values():
+        with contextlib.suppress(OSError, ValueError):
+            return int((root / name).read_text())
+    return None
 
 
 def describe_leftovers(space: Workspace) -> str:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from kinetic._in_job.checkpoint import opening
 from kinetic._in_job.checkpoint.local_tier import LocalSaveFailed, LocalTier, size_of
 from kinetic._in_job.checkpoint.pieces import Local
+from kinetic._in_job.checkpoint.saving_mark import SavingMark
 from kinetic._in_job.checkpoint.tree import TreeState
 from kinetic._in_job.peers import Peers
 from kinetic.errors import CheckpointError
@@ -60,6 +61,7 @@ class LocalSaves:
         self._writer = writer
         self._peers = peers
         self._numbers = itertools.count()
+        self._mark = SavingMark("local")
         self._error: CheckpointError | None = None
         self._warn = warn
         self._has_warned = False
@@ -78,10 +80,14 @@ class LocalSaves:
         self.wait()
         local: Local | None = None
         failed = ""
+        self._mark.set(due.step)
         try:
             local = self._tier.stage(due.step, self._writer, self._peers.count, due.state)
         except LocalSaveFailed as error:
             failed = str(error)
+        except BaseException:
+            self._mark.clear()
+            raise
         self._start(self._finish, due, local, failed)
 
     def wait(self) -> None:
@@ -118,6 +124,8 @@ class LocalSaves:
             self._error = error
         except Exception as error:  # noqa: BLE001 - a peer is lost; the step before this one stays
             _log.debug("the local checkpoint of step %d was not committed: %s", due.step, error)
+        finally:
+            self._mark.clear()
 
     def _is_committed(self, failed: str) -> bool:
         """Whether all hosts have committed this step; `failed`: why this host has not."""

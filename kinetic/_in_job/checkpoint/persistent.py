@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from kinetic._in_job.checkpoint import digests, keeping, replicas
 from kinetic._in_job.checkpoint.keeping import Keep
 from kinetic._in_job.checkpoint.replicas import ArraySource
+from kinetic._in_job.checkpoint.saving_mark import SavingMark
 from kinetic._in_job.checkpoint.tree import Leaf, TreeState
 from kinetic.errors import CheckpointError, CorruptRecord, PreflightError
 
@@ -86,6 +87,7 @@ class Persistent:
         self._directory = directory
         self._newest = -1
         self._saving: int | None = None
+        self._mark = SavingMark("persistent")
         self._damaged: set[int] = set()
         of_others = _steps_of_others(directory)
         policy = keeping.policy_of(keep, of_others, ocp.checkpoint_managers)
@@ -176,7 +178,11 @@ class Persistent:
         with self._explain_writing():
             # The caller decides; Orbax would refuse what is older than a damaged step.
             args = ocp.args.Composite(**items)
-            self._manager.save(step, args=args, metrics=dict(metrics), force=True)
+            self._mark.set(step)
+            try:
+                self._manager.save(step, args=args, metrics=dict(metrics), force=True)
+            finally:
+                self._mark.clear_after(self._manager.is_saving_in_progress, _LIMIT_S)
         self._newest = step
         return True
 
@@ -273,6 +279,7 @@ class Persistent:
                 yield
         except CheckpointError as error:
             error.step = self._saving
+            self._mark.clear()
             raise
 
 
