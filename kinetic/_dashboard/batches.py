@@ -16,6 +16,7 @@ from kinetic._client.board import text
 from kinetic.errors import KineticError, NotFound
 
 if TYPE_CHECKING:
+    from kinetic._client.board.spending import SpendingWatch
     from kinetic._dashboard.board_watch import JobList, JobRow
     from kinetic._store.base import Store
 
@@ -41,6 +42,7 @@ class BatchGrid(NamedTuple):
         created_at: of its first job, in seconds since the epoch; 0.0 before it has one.
         cells: its inputs.
         stopped: why nothing more is submitted; "" if that is not so.
+        cost: what its jobs have cost, for people; "" if that is not known.
     """
 
     group_id: str
@@ -48,6 +50,7 @@ class BatchGrid(NamedTuple):
     created_at: float
     cells: tuple[BatchCell, ...]
     stopped: str = ""
+    cost: str = ""
 
     def counts(self) -> dict[str, int]:
         """Return how many inputs are in each state, most of them first."""
@@ -66,19 +69,21 @@ def list_batches(store: Store, found: JobList) -> list[BatchGrid]:
     ]
 
 
-def read_batch(store: Store, group_id: str, found: JobList) -> BatchGrid:
+def read_batch(store: Store, group_id: str, found: JobList, spending: SpendingWatch) -> BatchGrid:
     """Return one batch with all its inputs.
 
     Raises:
         NotFound: there is no such batch.
     """
     rows = [row for row in found.rows if row.ref.group_id == group_id]
+    jobs = [(row.ref, row.standing._replace(started_at=row.started_at)) for row in rows]
+    cost = spending.look(jobs).describe() if jobs else ""
     try:
         manifest = Manifest.open(store, group_id)
     except NotFound:
         if not rows:
             raise
-        return BatchGrid(group_id, group_id, rows[-1].ref.created_at, _cells(rows))
+        return BatchGrid(group_id, group_id, rows[-1].ref.created_at, _cells(rows), cost=cost)
     cells = {cell.number: cell for cell in _cells(rows)}
     told = manifest.snapshot({index: cell.tries for index, cell in cells.items()})
     for index in range(manifest.batch.total):
@@ -91,7 +96,8 @@ def read_batch(store: Store, group_id: str, found: JobList) -> BatchGrid:
         cells.setdefault(index, BatchCell(index, str(state), None, 0, why))
     first = rows[-1].ref.created_at if rows else 0.0
     ordered = tuple(cells[index] for index in sorted(cells))
-    return BatchGrid(group_id, manifest.batch.name or group_id, first, ordered, told.stopped)
+    name = manifest.batch.name or group_id
+    return BatchGrid(group_id, name, first, ordered, told.stopped, cost)
 
 
 def _name_of(store: Store, group_id: str) -> str:

@@ -8,6 +8,7 @@ HTML in one stream of events for each page (`live`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,12 @@ from starlette.routing import Route
 
 from kinetic._client import killing
 from kinetic._client.board import text
+from kinetic._client.board.spending import SpendingWatch
 from kinetic._core.gang import blame
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._dashboard import capacity, live, output
-from kinetic._dashboard.batches import list_batches, read_batch
+from kinetic._dashboard.batches import BatchGrid, list_batches, read_batch
 from kinetic._dashboard.board_watch import BoardWatch, JobList
 from kinetic._dashboard.call import describe_call, list_source
 from kinetic.errors import KineticError, NotFound, UsageError
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 _STATES = [*(str(each).lower() for each in JobStatus if each is not JobStatus.NOT_FOUND), "unknown"]
 _WINDOW = 100
+_COST_EVERY_S = 5.0
+"""Between two looks at what running jobs have cost, where nothing else has changed."""
 _FIRST_WINDOW = 40
 """Rows in the page itself; its script fetches those that come into view."""
 _TYPES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
@@ -93,6 +97,7 @@ class Pages:
         self._access = access
         self._is_ending = is_ending
         self._watch = BoardWatch(access)
+        self._spending = SpendingWatch(access.board, access.store.calls_at_once, access.now)
         self._templates = Environment(
             loader=PackageLoader("kinetic._dashboard"),
             autoescape=True,
@@ -252,28 +257,28 @@ class Pages:
 
     def show_batch(self, request: Request) -> Response:
         """The inputs of one batch, as a grid."""
-        batch = read_batch(
-            self._access.store, self._group_of(request), self._watch.look(patience_s=1)
-        )
+        batch = self._read_batch(self._group_of(request), self._watch.look(patience_s=1))
         return self._page(request, "batch.html", batch=batch)
 
     async def stream_batch(self, request: Request) -> Response:
         """What changes on the page of a batch."""
-        group_id, seen = self._group_of(request), JobList(version=-1)
+        group_id, version, cost_at = self._group_of(request), -1, 0.0
+        told: live.Message = {}
 
         def look() -> live.Message | None:
-            nonlocal seen
+            nonlocal version, cost_at, told
             found = self._watch.look()
-            if found.version == seen.version:
+            if found.version == version and time.monotonic() < cost_at:
                 return None
-            seen = found
-            batch = read_batch(self._access.store, group_id, found)
-            return {
-                "html": {"grid": self.render("_grid.html", batch=batch)},
-                "trouble": found.trouble,
-            }
+            version, cost_at, before = found.version, time.monotonic() + _COST_EVERY_S, told
+            grid = self.render("_grid.html", batch=self._read_batch(group_id, found))
+            told = {"html": {"grid": grid}, "trouble": found.trouble}
+            return None if told == before else told
 
         return self._stream(request, look)
+
+    def _read_batch(self, group_id: str, found: JobList) -> BatchGrid:
+        return read_batch(self._access.store, group_id, found, self._spending)
 
     def show_capacity(self, request: Request) -> Response:
         """What there is to run jobs on; its table comes later: a cluster may take a while."""

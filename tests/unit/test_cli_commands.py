@@ -15,6 +15,7 @@ import pytest
 from cli_fakes import DAY, NOW, ROOT, Capture, World, chunk
 
 from kinetic._backends.base import LogRequest
+from kinetic._client.batch.manifest import Batch, Manifest
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
@@ -147,6 +148,33 @@ def test_jobs_of_one_batch(world: World, capsys: Capture) -> None:
     ]
     assert world("jobs", "status", "job-00000003") == 0
     assert "grp-00000001, input 3" in capsys.readouterr().out
+    assert world("jobs", "status", "grp-00000001") == 0
+    assert capsys.readouterr().out.split() == [
+        "Batch:",
+        "grp-00000001",
+        "Jobs:",
+        "2:",
+        "2",
+        "running",
+    ]
+
+
+def test_a_batch_without_a_job_and_one_that_is_not_there(world: World, capsys: Capture) -> None:
+    Manifest.begin(world.store, Batch("grp-00000001", 5, NOW, name="a sweep"))
+    assert world("jobs", "status", "grp-00000001") == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert words == "Batch: a sweep (grp-00000001) Inputs: 5 Jobs: none so far"
+    assert world("jobs", "status", "--json", "grp-00000001") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "group_id": "grp-00000001",
+        "name": "a sweep",
+        "total": 5,
+        "created_at": NOW,
+        "jobs": {},
+        "cost": None,
+    }
+    assert world("jobs", "status", "grp-2") != 0
+    assert "There is no batch 'grp-2'" in capsys.readouterr().err
 
 
 def test_status_shows_each_attempt_with_its_verdict(world: World, capsys: Capture) -> None:

@@ -5,6 +5,8 @@ In: ids, filters. Out: tables or JSON.
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +22,7 @@ from kinetic.errors import NotFound, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kinetic._client.batch.manifest import Batch
     from kinetic._client.board.activity import HostLine
     from kinetic._core.gang.picture import AttemptPicture
     from kinetic._core.outcome import HostReport, Outcome
@@ -38,6 +41,7 @@ _MEMBERS_S = 2.0
 """How long the leader of a job on a cluster is asked what its hosts are doing."""
 _ATTEMPTS_SHOWN = 10
 
+_BATCH = "grp-"
 _HERE = "kinetic.cli.commands"
 _COMMANDS = {
     "list": Lazy(f"{_HERE}.jobs:list_jobs", "List jobs, newest first; also `ls`."),
@@ -93,11 +97,13 @@ Examples:
 """
 
 _STATUS_HELP = """Show where a job stands and what each of its hosts is doing; once it has ended,
-how they ended. Of a job that was tried again, each attempt is shown with its verdict.
+how they ended. Of a job that was tried again, each attempt is shown with its verdict. With the id
+of a batch, show how many of its jobs are in which state, and what they have cost together.
 
 \b
 Examples:
   kinetic jobs status job-1a2b
+  kinetic jobs status grp-1a2b
   kinetic jobs status --json job-1a2b
 """
 
@@ -226,7 +232,9 @@ def _document(found: JobStanding) -> dict[str, Any]:
 @job_argument("jobs")
 @pass_app
 def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
-    """Print what is known about one job."""
+    """Print what is known about one job, or of a batch."""
+    if job_id.startswith(_BATCH):
+        return _print_batch(app, job_id, as_json=as_json)
     ref = app.find(job_id)
     outcome = app.handle_of(ref).outcome()
     gang = app.board.gang(ref, outcome)
@@ -257,6 +265,38 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
         _print_running(members)
     if outcome is not None and len(outcome.reports) > 1 and not _has_never_run(outcome):
         _print_hosts(ref, outcome, attempts[-1].slices)
+    return None
+
+
+def _print_batch(app: AppContext, text_of_id: str, *, as_json: bool) -> None:
+    """Print how many of a batch's jobs are in which state, and what they have cost together.
+
+    Raises:
+        NotFound: there is no such batch.
+    """
+    from kinetic._client.batch.manifest import Manifest
+    from kinetic._client.board.spending import SpendingWatch
+
+    refs = _refs_of_batch(app, text_of_id)
+    group_id = (refs[0].group_id if refs else None) or text_of_id
+    batch: Batch | None = None
+    with contextlib.suppress(KineticError):  # It was removed, or is damaged; its jobs are there.
+        batch = Manifest.open(app.store, group_id).batch
+    jobs = app.board.add_starts(app.board.select(refs, None)[0])
+    spending = SpendingWatch(app.board, app.store.calls_at_once, app.now).look(jobs)
+    counts = Counter(found.state.lower() for _, found in jobs)
+    if as_json:
+        known = {name: getattr(batch, name, None) for name in ("name", "total", "created_at")}
+        facts = {"group_id": group_id, **known, "jobs": counts, "cost": spending.to_json()}
+        return output.json_document(facts)
+    states = ", ".join(f"{n:,} {state}" for state, n in counts.most_common())
+    told = [
+        ("Batch", app.batch_name(group_id)),
+        ("Inputs", "" if batch is None else f"{batch.total:,}"),
+        ("Jobs", f"{len(jobs):,}: {states}" if jobs else "none so far"),
+        ("Cost", spending.describe() if jobs else ""),
+    ]
+    output.line(text.align_pairs([(name, value) for name, value in told if value]))
     return None
 
 
