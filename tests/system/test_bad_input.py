@@ -382,6 +382,32 @@ def test_a_disk_that_is_full_while_a_function_prints(project, small_disk):
     ]
 
 
+def test_a_disk_that_is_full_while_a_function_logs(project, small_disk):
+    done = run(
+        project,
+        ON_A_SMALL_DISK
+        + """
+    @kinetic.run(accelerator="cpu")
+    def flood():
+        values = {f"metric {number}": 0.5 for number in range(100)}
+        for step in range(6000):
+            kinetic.log(step=step, **values)
+        return "after the flood"
+
+    job = flood.run_async()
+    print(job.result(stream_logs=False))
+    report = job.outcome().reports[0]
+    assert report.lost_metric_bytes > 1_000_000, report
+    words = f"kinetic: {report.lost_metric_bytes} bytes of metrics were lost: the disk is full."
+    assert words in job.logs().splitlines(), job.logs()
+    first = job.metrics()["metric 0"]
+    assert list(first.steps)[:100] == list(range(100))
+    """,
+        before=small_disk,
+    )
+    assert (done.stdout, done.returncode) == ("after the flood\n", 0), done.stderr
+
+
 def test_a_disk_that_the_function_has_filled(project, small_disk):
     done = run(
         project,

@@ -167,9 +167,9 @@ class HostLog:
             return done
         return done
 
-    def close(self) -> None:
-        """Say how much was lost, if anything, and close."""
-        if self.lost_bytes:
+    def close(self, *, holds_text: bool = True) -> None:
+        """Say how much was lost, if anything and if lines may be added, and close."""
+        if self.lost_bytes and holds_text:
             self.say(f"kinetic: {self.lost_bytes} bytes of output were lost: the disk is full.")
         for fd in (self._log, self._index):
             with contextlib.suppress(OSError):

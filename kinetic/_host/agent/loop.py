@@ -98,8 +98,7 @@ class Agent:
         self._ending: Message | None = None
         self._end: Message | None = None
         self._open_since: float | None = None
-        self._stacks_asked = 0
-        self._stacks_text = ""
+        self._stacks_asked, self._stacks_text = 0, ""
         self._started_at = 0.0
         self._supervisor = os.getppid()
         self._gate: Gate | None = None
@@ -473,6 +472,7 @@ class Agent:
             started_at=self._started_at,
             ended_at=time.time(),
             lost_log_bytes=self._log.lost_bytes,
+            lost_metric_bytes=self._metrics.lost_bytes,
             stacks=self._stacks_text if report.exit is Exit.HANG else "",
             joined_jax=self._join_state() == joining.JOINED,
         )

@@ -7,7 +7,6 @@ with the first frame: a job that logs nothing has none.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -21,6 +20,7 @@ from kinetic._core.metric_format import NO_STEP, Frame, find_end
 from kinetic._core.metric_series import MEMORY, PROCESSORS, FigureCadence
 from kinetic._host.agent.log_writer import DRAIN_BYTES, READ_BYTES, HostLog, open_log
 from kinetic._host.identity import Identity
+from kinetic._store import files
 from kinetic._store.base import Store
 from kinetic._system import pipes
 
@@ -62,12 +62,18 @@ class MetricTee:
             for left in self._files:  # By an attempt before: it is in the store.
                 left.unlink(missing_ok=True)
         self._log: HostLog | None = None
+        self._unopened_bytes = 0
         self._lock = threading.Lock()
         self._rest = b""
         self._figures = FigureCadence(time.monotonic())
         self._epoch_s = time.time() - time.monotonic()  # A clock that is set must not move them.
         self._last: tuple[float, float] | None = None
         self._is_closed = False
+
+    @property
+    def lost_bytes(self) -> int:
+        """What could not be kept, because the disk is full."""
+        return self._unopened_bytes + (0 if self._log is None else self._log.lost_bytes)
 
     def pump(self) -> bool:
         """Read once; the pipe never ends."""
@@ -112,7 +118,7 @@ class MetricTee:
         with self._lock:
             self._is_closed = True
             if self._log is not None:
-                self._log.close()
+                self._log.close(holds_text=False)  # It has frames.
 
     def _read(self) -> int:
         try:
@@ -128,9 +134,12 @@ class MetricTee:
         return len(data)
 
     def _write(self, data: bytes) -> None:
-        with self._lock, contextlib.suppress(OSError):  # The job may have been removed.
+        with self._lock:
             if not data or self._is_closed:
                 return
-            if self._log is None:
-                self._log = open_log(self._store, self._key, self._files)
-            self._log.write(STDOUT, data)
+            try:
+                if self._log is None:
+                    self._log = open_log(self._store, self._key, self._files)
+                self._log.write(STDOUT, data)
+            except OSError as error:  # or the job was removed
+                self._unopened_bytes += len(data) if error.errno in files.FULL else 0

@@ -220,6 +220,8 @@ class Reporter:
         whether it is stored. `voided`: what the worker said last does not count."""
         report = self.store_pickles(report, end)
         self.log_failure(report, end if voided else {})
+        if lost := self._metrics.lost_bytes:
+            self._log.say(f"kinetic: {lost} bytes of metrics were lost: the disk is full.")
         self._log.deliver()  # Clients read the output as soon as they see the report.
         self._metrics.deliver()
         stored = self.store_report(report)
