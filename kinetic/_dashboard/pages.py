@@ -43,7 +43,7 @@ _COST_EVERY_S = 5.0
 """Between two looks at what running jobs have cost, where nothing else has changed."""
 _FIRST_WINDOW = 40
 """Rows in the page itself; its script fetches those that come into view."""
-_TYPES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
+_SCRIPT = "dashboard.js"
 _NOTHING_FOUND = 404
 
 Act = Callable[["Request", JobRef], dict[str, Any]]
@@ -53,14 +53,10 @@ def make_app(access: JobAccess, is_ending: Callable[[], bool]) -> Starlette:
     """Return the application; `guard.Guard` decides who reaches it. Streams end once it
     `is_ending`."""
     pages = Pages(access, is_ending)
-    static = resources.files("kinetic._dashboard") / "static"
-    files = {name: (static / name).read_bytes() for name in _TYPES}
+    script = _read_static(_SCRIPT)
 
-    async def give_file(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in files:
-            return Response(status_code=_NOTHING_FOUND)
-        return Response(files[name], media_type=_TYPES[name])
+    async def give_script(request: Request) -> Response:
+        return Response(script, media_type="text/javascript")
 
     actions: dict[str, Act] = {"cancel": pages.cancel, "kill": pages.kill, "stacks": pages.stacks}
     job = "/jobs/{job_id}"
@@ -84,10 +80,20 @@ def make_app(access: JobAccess, is_ending: Callable[[], bool]) -> Starlette:
             Route("/batches/{group_id}/live", pages.stream_batch),
             Route("/capacity", pages.show_capacity),
             Route("/capacity/table", pages.show_capacity_table),
-            Route("/static/{name}", give_file),
+            Route(f"/static/{_SCRIPT}", give_script),
         ],
         exception_handlers={KineticError: pages.explain},
     )
+
+
+def read_style() -> str:
+    """Return the style sheet, which is a part of each page: nothing is painted before it is there,
+    and to ask for it takes as long as to ask for the page."""
+    return _read_static("dashboard.css")
+
+
+def _read_static(name: str) -> str:
+    return (resources.files("kinetic._dashboard") / "static" / name).read_text()
 
 
 class Pages:
@@ -103,8 +109,13 @@ class Pages:
             autoescape=True,
             trim_blocks=True,
             lstrip_blocks=True,
+            auto_reload=False,
         )
-        self._templates.globals |= {"version": __version__, "states": _STATES}
+        self._templates.globals |= {
+            "version": __version__,
+            "states": _STATES,
+            "style": read_style(),
+        }
         self._templates.filters |= {
             "size": text.size,
             "name_of": text.printable,

@@ -21,7 +21,7 @@ import uvicorn
 from starlette.responses import PlainTextResponse, RedirectResponse
 
 from kinetic._dashboard.guard import Guard, headers_of, is_allowed
-from kinetic._dashboard.pages import make_app
+from kinetic._dashboard.pages import make_app, read_style
 from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,9 +51,8 @@ class DashboardServer:
         self._socket = _listen(port)
         self.port = int(self._socket.getsockname()[1])
         self._token, self._ticket = os.urandom(16).hex(), os.urandom(16).hex()
-        self._guard = Guard(
-            make_app(access, lambda: self._server.should_exit), self._token, is_framed=is_framed
-        )
+        app = make_app(access, lambda: self._server.should_exit)
+        self._guard = Guard(app, self._token, read_style(), is_framed=is_framed)
         config = uvicorn.Config(
             self._serve,
             interface="asgi3",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -165,12 +168,14 @@ def test_pages_run_no_scripts_but_ours_and_are_framed_by_nobody(world: World):
     for is_framed, frames in ((False, "frame-ancestors 'none'"), (True, "vscode-webview:")):
         server = DashboardServer(world.access, is_framed=is_framed)
         server.start()
-        headers = ask(server, path_of(server))[1]
+        _, headers, body = ask(server, path_of(server))
         refused = ask(server, "/")[1]
         server.close()
         policy = headers["content-security-policy"]
         assert policy == refused["content-security-policy"]
-        assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+        (style,) = re.findall("<style>(.*?)</style>", body, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+        assert f"default-src 'none'; script-src 'self'; style-src 'sha256-{digest}';" in policy
         assert policy.endswith(frames)
         assert headers["referrer-policy"] == "no-referrer"
         assert headers["cache-control"] == "no-store"
@@ -178,7 +183,7 @@ def test_pages_run_no_scripts_but_ours_and_are_framed_by_nobody(world: World):
 
 def test_pages_name_no_other_address(server: DashboardServer, world: World):
     ref = world.add()
-    for path in ("", f"jobs/{ref.job_id}", "batches", "capacity", "static/dashboard.css"):
+    for path in ("", f"jobs/{ref.job_id}", "batches", "capacity", "static/dashboard.js"):
         status, _, body = ask(server, path_of(server) + path)
         assert status == 200
         assert "http:" not in body.replace("http://www.w3.org/2000/svg", "")
