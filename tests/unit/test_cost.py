@@ -40,6 +40,9 @@ from kinetic._core.plan import Cost
         ("v5p-8", "", 33.6, "list price, us-central1"),
         ("gpu-a100x16", "", 55.73951, "list price, us-central1"),  # a machine of its own
         ("gpu-h100x8", "us-central1-a", 87.83247, "list price, us-east4"),
+        ("gpu-h200x8", "us-east4-a", 83.492, "list price, us-central1"),
+        ("gpu-h200x8:spot", "", 50.0856, "list price, us-central1, spot"),
+        ("gpu-t4", "", None, ""),
         ("gpu-b200x8", "", None, ""),
         ("tpu7x-4", "", None, ""),
         ("cpu", "", None, ""),

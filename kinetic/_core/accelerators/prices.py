@@ -5,8 +5,10 @@ In: a topology, the zone, the user's own prices. Out: `Price`, in US dollars per
 TPUs are priced by chip and region, machines with GPUs by machine type, each in the first region
 that lists it. The figures are those of Google Cloud's price list as SkyPilot's catalog has it
 (github.com/skypilot-org/skypilot-catalog, catalogs/v9/gcp/vms.csv at 2c3d7ea), as read in November
-2026; the vendor changes prices of spot machines every month. What is not here is not known: the
-catalog does not have it, or mixes prices of several kinds.
+2026; the vendor changes prices of spot machines every month. Those of a3-ultragpu are the vendor's
+billing catalog of 13 October 2026, as huggingface.co/datasets/tanod/cloud-gpu-list-prices has it.
+What is not here is not known: no list has it with its region and date, or lists mix prices of
+several kinds.
 """
 
 from __future__ import annotations
@@ -109,6 +111,7 @@ _MACHINES: Mapping[str, tuple[str, Rate]] = {
     "a3-highgpu-2g": ("us-east4", Rate(21.95812, 8.13394)),
     "a3-highgpu-4g": ("us-east4", Rate(43.91623, 16.26783)),
     "a3-highgpu-8g": ("us-east4", Rate(87.83247, 32.53570)),
+    "a3-ultragpu-8g": ("us-central1", Rate(83.492, 50.0856)),
 }
 
 
