@@ -10,11 +10,13 @@ A frame has rows that name the same metrics; little-endian, by columns:
     times in seconds since the epoch (f64), steps (i64), then the values (f64) of each name
 
 Columns are read at once, so a million rows take a fraction of a second. Where bytes are missing or
-damaged, reading goes on with the next frame. A row that belongs to no step has `NO_STEP`.
+damaged, reading goes on with the next frame. A row that belongs to no step has `NO_STEP`. Whatever
+has the name of the pipe can write to it: a frame with what `kinetic.log` refuses is damaged.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 import zlib
@@ -27,6 +29,10 @@ VARIABLE = "KINETIC_METRICS_PIPE"
 each, which the kernel never mixes, so that programs that the function starts can log as well."""
 MAGIC = b"KMF1"
 NO_STEP = -1
+LONGEST_NAME_BYTES = 200
+LONGEST_BYTES = 1 << 20
+"""Of what follows the check value: no frame claims more."""
+_LATEST_S = 1e12
 _HEAD = struct.Struct("<4sIII")
 _COUNTS = struct.Struct("<III")
 _CELL = 8
@@ -105,10 +111,12 @@ class FrameDecoder:
             return False
         packed = body[_COUNTS.size : begin]
         if (names := self._names.get(packed)) is None:
-            names = tuple(packed.decode(errors="replace").split("\n")) if count else ()
-            if len(names) != count:
+            names = tuple(map(_to_name, packed.split(b"\n"))) if count else ()
+            if len(names) != count or not all(names):
                 return False
             self._names[packed] = names
+        if not _are_moments(body[begin : begin + size], body[begin + size : begin + 2 * size]):
+            return False
         if not found or found[-1].names is not names:
             columns = [array("d") for _ in names]
             found.append(Frame(names, array("d"), array("q"), columns))
@@ -117,6 +125,24 @@ class FrameDecoder:
             _extend_column(column, body[begin : begin + size])
             begin += size
         return True
+
+
+def _to_name(data: bytes) -> str:
+    """The name of a metric, which steers no terminal; "" if this is none. What can be printed is
+    another question in each Python, and costs no frame."""
+    name = data.decode(errors="replace") if len(data) <= LONGEST_NAME_BYTES else ""
+    return "".join(c if c.isprintable() else "\ufffd" for c in name)
+
+
+def _are_moments(times: bytes, steps: bytes) -> bool:
+    """Whether rows have times and steps as they can be."""
+    first, second = array("d"), array("q")
+    _extend_column(first, times)
+    _extend_column(second, steps)
+    if not first:
+        return True
+    is_sane = min(first) >= 0 and max(first) < _LATEST_S and not math.isnan(sum(first))
+    return is_sane and min(second) >= NO_STEP
 
 
 def split_rows(frame: Frame, most_bytes: int) -> Iterator[Frame]:
@@ -160,7 +186,7 @@ def _read_head(data: bytes, begin: int) -> tuple[int, int]:
     """Where the frame ends that begins there, and what its check value is; one whose head is
     damaged ends after its first bytes."""
     _, size, complement, check = _HEAD.unpack_from(data, begin)
-    if size ^ complement != _COMPLEMENT:
+    if size ^ complement != _COMPLEMENT or size > LONGEST_BYTES:
         return begin + len(MAGIC), 0
     return begin + _HEAD.size + size, check
 

@@ -34,6 +34,8 @@ _SOONEST_S = 0.5
 _TAIL = 20
 """So many line ends before the end of a log, which is not text, is surely one of its last rows."""
 _SIZES = "_bytes"
+_NEARLY_INFINITE = 1e300
+"""Sums and differences of greater values may be infinite."""
 
 
 class Chart(NamedTuple):
@@ -64,13 +66,16 @@ def draw_chart(series: Series) -> Chart:
     """Return the chart of a series that has values. Pure."""
     few = series.decimate(_POINTS)
     xs = [float(x) for x in (few.steps if few.has_steps else few.times)]
+    begin, end = min(xs), max(xs)
     finite = [value for value in few.values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    room = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
-    x_span, y_span = (xs[-1] - xs[0]) or 1.0, (high - low) + 2 * room
+    scale = 0.25 if max(-low, high) > _NEARLY_INFINITE else 1.0
+    top, y_span = high * scale, (high * scale - low * scale)
+    room = y_span * 0.06 or abs(top) * 0.05 or 1.0
+    x_span, y_span = (end - begin) or 1.0, y_span + 2 * room
 
     def place(x: float, y: float) -> tuple[float, float]:
-        at = (x - xs[0]) / x_span * WIDTH, (high + room - y) / y_span * HEIGHT
+        at = (x - begin) / x_span * WIDTH, (top + room - y * scale) / y_span * HEIGHT
         return round(at[0], 1), round(at[1], 1)
 
     parts: list[list[tuple[float, float]]] = [[]]
@@ -80,10 +85,10 @@ def draw_chart(series: Series) -> Chart:
             parts.append([])
             continue
         parts[-1].append(place(x, y))
-        where = f"step {x:.0f}" if few.has_steps else text.duration(x - xs[0])
+        where = f"step {x:.0f}" if few.has_steps else text.duration(x - begin)
         points.append((*place(x, y), f"{where}: {_number(series.name, y)}"))
-    first = f"step {xs[0]:.0f}" if few.has_steps else ""
-    until = f"step {xs[-1]:.0f}" if few.has_steps else text.duration(xs[-1] - xs[0])
+    first = f"step {begin:.0f}" if few.has_steps else ""
+    until = f"step {end:.0f}" if few.has_steps else text.duration(end - begin)
     return Chart(
         series.name,
         _number(series.name, series.values[-1]),

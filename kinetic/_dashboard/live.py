@@ -34,7 +34,6 @@ _ALIVE_S = 15.0
 """A stream without news says at least this often that it is there."""
 _REMOTE_S = 1.0
 _ENDED_S = 2.0
-_GONE = "gone"
 _LOOKS = ThreadPoolExecutor(64, thread_name_prefix="kinetic-dashboard-look")
 """Not the loop's own, whose end waits for all: a store that hangs must not keep Ctrl-C waiting."""
 
@@ -44,10 +43,10 @@ async def send_messages(
     close: Callable[[], object],
     is_over: Callable[[], Awaitable[bool]],
 ) -> AsyncIterator[bytes]:
-    """Yield what each look finds, as events, until the browser has left, the server ends, or `look`
-    says that nothing more will come (`end`). `look` runs in a thread, one at a time; one that does
-    not come back is told of."""
-    told_at, since = time.monotonic(), time.monotonic()
+    """Yield what each look finds, as events, until the browser has left, the server ends, or what
+    is looked at is gone. `look` runs in a thread, one at a time; one that fails, or does not come
+    back, is told of."""
+    told_at, since, failed = time.monotonic(), time.monotonic(), ""
     loop = asyncio.get_running_loop()
     task: asyncio.Future[Message | None] | None = None
     try:
@@ -62,7 +61,7 @@ async def send_messages(
                 if waited_s > _SILENT_S:
                     message = {"trouble": f"The store has not answered for {waited_s:.0f} s."}
             else:
-                message, task = task.result(), None
+                (message, failed), task = _take_look(task, failed), None
             if message is not None:
                 told_at = time.monotonic()
                 yield f"data: {json.dumps(message)}\n\n".encode()
@@ -72,12 +71,28 @@ async def send_messages(
                 told_at = time.monotonic()
                 yield b": there\n\n"
             if done:
-                await asyncio.sleep(EVERY_S)
+                await asyncio.sleep(_NOTICE_S if failed else EVERY_S)
     finally:
         if task is None:
             close()
         else:  # It may take long, and nobody waits for it any more.
             task.add_done_callback(lambda _: close())
+
+
+def _take_look(
+    ended: asyncio.Future[Message | None], failed_before: str
+) -> tuple[Message | None, str]:
+    """Return what a look found, and why it failed, "" if it did not."""
+    message, failed = None, ""
+    try:
+        message = ended.result()
+    except NotFound as error:
+        message = {"trouble": str(error), "end": True}
+    except (KineticError, OSError) as error:
+        failed = str(error)
+    if failed != failed_before:
+        message = {"trouble": failed} | (message or {})
+    return message, failed
 
 
 class JobStream:
@@ -123,7 +138,11 @@ class JobStream:
         return {"scene": scene, "pieces": self._pieces(scene)}
 
     def look(self) -> Message | None:
-        """Return what has changed; None if nothing has, or it is not yet time to look again."""
+        """Return what has changed; None if nothing has, or it is not yet time to look again.
+
+        Raises:
+            NotFound: its records were removed.
+        """
         if time.monotonic() < self._next_at:
             return None
         message: Message = {}
@@ -141,8 +160,8 @@ class JobStream:
             pause_s = _ENDED_S if scene.has_ended else 0.0 if self._is_near else _REMOTE_S
             self._next_at = time.monotonic() + (0.0 if lines else pause_s)
             trouble = ""
-        except NotFound as error:
-            return {"trouble": str(error), _GONE: True, "end": True}
+        except NotFound:
+            raise
         except (KineticError, OSError) as error:
             trouble = str(error)
             self._next_at = time.monotonic() + _ENDED_S

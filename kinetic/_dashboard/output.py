@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LINE_CHARS = 4000
 """Longer lines are cut."""
 TAIL_LINES = 1000
+MOST_LINES = 5000
+"""What a page keeps, as its script does."""
 READ_BYTES = 256 << 10
 """A page gets at most about this much at once, then the rest."""
 SEARCH_BYTES = 256 << 20
@@ -62,12 +64,15 @@ class LineFolder:
         self._dropped = 0
         self._last: LogChunk | None = None
 
-    def fold(self, chunk: LogChunk) -> Iterator[OutputLine]:
-        """Yield the lines that end in a chunk, and the last one of an earlier attempt."""
+    def fold(self, chunk: LogChunk, newest: int | None = None) -> Iterator[OutputLine]:
+        """Yield the lines that end in a chunk, at most this many of the newest, and the last one of
+        an earlier attempt."""
         before, self._last = self._last, chunk
         if before is not None and before.end.attempt != chunk.end.attempt and self._begun:
             yield self._end_line(before)
         *ended, rest = self._decoder.decode(chunk.data).split("\n")
+        if newest is not None and len(ended) > newest:
+            ended, self._begun, self._dropped = ended[-newest:], "", 0
         for piece in ended:
             self._extend(piece)
             yield self._end_line(chunk)
@@ -117,7 +122,8 @@ class OutputReader:
         self._folder = LineFolder()
 
     def read(self) -> tuple[list[OutputLine], str]:
-        """Return the lines that have ended since the last read, and the one that has not ended.
+        """Return the newest of the lines that have ended since the last read, as many as a page
+        keeps, and the one that has not ended.
 
         Raises:
             KineticError: the output cannot be read at present.
@@ -130,12 +136,12 @@ class OutputReader:
         for chunk in self._handle.chunks(request):
             if chunk is None:
                 continue
-            lines += self._folder.fold(chunk)
+            lines += self._folder.fold(chunk, MOST_LINES)
             self._after = chunk.end
             size_bytes += len(chunk.data)
             if size_bytes > READ_BYTES:
                 break
-        return lines, self._folder.rest()
+        return lines[-MOST_LINES:], self._folder.rest()
 
 
 class SearchResult(NamedTuple):

@@ -123,8 +123,9 @@ class Pages:
         }
 
     def render(self, template: str, **values: Any) -> str:
-        """Return a template, filled in."""
-        return self._templates.get_template(template).render(**values)
+        """Return a template, filled in. What a record has and UTF-8 has not becomes "?"."""
+        filled_in = self._templates.get_template(template).render(**values)
+        return filled_in.encode(errors="replace").decode()
 
     # -- the list of jobs --------------------------------------------------------------------------
 
@@ -281,8 +282,8 @@ class Pages:
             found = self._watch.look()
             if found.version == version and time.monotonic() < cost_at:
                 return None
-            version, cost_at, before = found.version, time.monotonic() + _COST_EVERY_S, told
             grid = self.render("_grid.html", batch=self._read_batch(group_id, found))
+            version, cost_at, before = found.version, time.monotonic() + _COST_EVERY_S, told
             told = {"html": {"grid": grid}, "trouble": found.trouble}
             return None if told == before else told
 

@@ -279,7 +279,8 @@ def _draw_host(
         facts.append(f"still for {text.age(line.still_s)}")
     facts.append(_describe_end(known))
     return HostCell(
-        host, member, _state(known, line), tuple(filter(None, facts)), line.last_line.strip()
+        *(host, member, _state(known, line), tuple(filter(None, facts))),
+        text.printable(line.last_line.strip()),
     )
 
 
@@ -294,7 +295,7 @@ def _state(known: HostPicture, line: HostLine) -> str:
 
 
 def _describe_end(known: HostPicture) -> str:
-    return ": ".join(filter(None, (str(known.exit or ""), known.detail)))
+    return text.printable(": ".join(filter(None, (str(known.exit or ""), known.detail))))
 
 
 def draw_bars(

@@ -17,14 +17,13 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, SupportsFloat, SupportsIndex
 
-from kinetic._core.metric_format import VARIABLE
+from kinetic._core.metric_format import LONGEST_NAME_BYTES, VARIABLE
 from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._host.worker import metric_sender, streams, worlds
 from kinetic._host.worker.metric_sender import MetricRow, Sender
 from kinetic._in_job import slices
 from kinetic.errors import UsageError, UsageTypeError, a_type
 
-LONGEST_NAME_BYTES = 200
 MOST_NAMES = 10_000
 """Further ones are dropped: a name for each step would be a mistake."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import struct
 from array import array
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from doubles.memory_store import MemoryStore
 from kinetic._client.metrics import Metrics, MetricsReader, read_metrics
 from kinetic._core import layout
 from kinetic._core.log_format import STDOUT
-from kinetic._core.metric_format import NO_STEP, Frame, FrameDecoder, find_end
+from kinetic._core.metric_format import MAGIC, NO_STEP, Frame, FrameDecoder, find_end
 from kinetic._core.metric_series import Recording, Series
 from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.place import Place
@@ -104,6 +105,40 @@ def test_damage_costs_the_frame_that_it_hits(seed):
     intact = [number for number in range(12) if number != hit]
     assert [n for n in steps_of(found)[:-12] if n != hit] == intact
     assert steps_of(found)[-12:] == list(range(12))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        frame([1, 2], time=math.nan, loss=[1, 2]),
+        frame([1, 2], time=math.inf, loss=[1, 2]),
+        frame([1, 2], time=-1e9, loss=[1, 2]),
+        frame([-2, 2], loss=[1, 2]),
+        frame([1, 2], **{"x" * 201: [1, 2]}),
+        frame([1, 2], **{"": [1, 2]}),
+        frame(range(70_000), loss=range(70_000)),
+    ],
+    ids=["nan", "infinite", "before 1970", "negative step", "long name", "no name", "too large"],
+)
+def test_frames_that_nobody_should_write_are_left_out(odd):
+    decoder = FrameDecoder()
+    data = odd.encode() + frame([7], loss=[7]).encode()
+    assert steps_of(decoder.feed(data)) == [7]
+    assert decoder.damaged
+
+
+def test_a_head_that_claims_gigabytes_holds_nothing_back():
+    size = 0xF0000000
+    head = struct.pack("<4sIII", MAGIC, size, size ^ 0xFFFFFFFF, 0)
+    decoder, sent = FrameDecoder(), frame([7], loss=[7]).encode()
+    assert decoder.feed(head) == []
+    assert steps_of(decoder.feed(sent)) == [7]
+    assert find_end(head + sent) == len(head + sent)
+
+
+def test_a_name_steers_no_terminal():
+    (found,) = FrameDecoder().feed(frame([1], **{"\x1b[2J\u202eloss": [1]}).encode())
+    assert found.names == ("\ufffd[2J\ufffdloss",)
 
 
 def test_what_is_cut_at_the_end_of_a_frame_is_whole():

@@ -24,9 +24,6 @@ from kinetic._store import files
 from kinetic._store.base import Store
 from kinetic._system import pipes
 
-LONGEST_REST_BYTES = 1 << 20
-"""Programs write frames as a whole: more than this of one is no frame."""
-
 
 def pipe_of(who: Identity) -> Path:
     """Return the pipe that a host's function logs into."""
@@ -127,8 +124,6 @@ class MetricTee:
             return 0
         whole = self._rest + data
         end = find_end(whole)
-        if len(whole) - end > LONGEST_REST_BYTES:
-            end = len(whole)
         self._rest = whole[end:]
         self._write(whole[:end])
         return len(data)

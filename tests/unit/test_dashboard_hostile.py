@@ -1,0 +1,169 @@
+"""The dashboard and what it must not be led astray by: records, metrics and output that are odd on
+purpose, and what is removed while it is looked at.
+
+In: stores of jobs that nobody runs. Out: pages, charts, lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from cli_fakes import chunk
+from test_dashboard import NOW, World, ask, path_of
+
+from kinetic._core.exits import Exit
+from kinetic._core.metric_series import Series
+from kinetic._core.outcome import HostReport, Outcome, Verdict
+from kinetic._dashboard import charts, live, output
+from kinetic._dashboard.output import OutputReader
+from kinetic._dashboard.server import DashboardServer
+from kinetic._store import index
+from kinetic.errors import NotFound, StoreError
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "store")
+
+
+@pytest.fixture
+def server(world: World) -> Iterator[DashboardServer]:
+    found = DashboardServer(world.access)
+    found.start()
+    yield found
+    found.close()
+
+
+# -- charts ----------------------------------------------------------------------------------------
+
+
+def series(values: list[float], times: list[float] | None = None) -> Series:
+    n = len(values)
+    steps = range(n) if times is None else [-1] * n
+    columns = array("q", steps), array("d", times or [1.0] * n), array("d", values)
+    return Series("loss", 0, *columns, array("q", [1] * n))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1e308, -1e308, 1.0],
+        [1.79e308],
+        [-1.79e308, 1.79e308],
+        [math.nan],
+        [math.inf, 1.0, -math.inf],
+        [5e-324, 1e-323],
+        [0.0, 0.0],
+    ],
+)
+def test_every_number_has_a_place_in_its_chart(values: list[float]):
+    chart = charts.draw_chart(series(values))
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON for a browser")
+
+    points = json.loads(chart.points, parse_constant=refuse)
+    assert len(points) == sum(map(math.isfinite, values))
+    places = [(x, y) for x, y, _ in points]
+    assert all(0 <= x <= charts.WIDTH and 0 <= y <= charts.HEIGHT for x, y in places)
+    assert "nan" not in " ".join(chart.lines) + str(chart.dots)
+
+
+def test_a_clock_that_was_set_back_draws_nothing_outside():
+    chart = charts.draw_chart(series([1.0, 2.0, 3.0], times=[100.0, 160.0, 40.0]))
+    assert [x for x, _, _ in json.loads(chart.points)] == [160.0, 320.0, 0.0]
+    assert chart.until == "2m00s"
+
+
+# -- output ----------------------------------------------------------------------------------------
+
+
+def test_of_a_flood_of_lines_a_page_gets_as_many_as_it_keeps(world: World):
+    ref = world.add()
+    count = output.MOST_LINES * 20
+    text = "".join(f"{number}\n" for number in range(count)).encode()
+    world.backend.output[ref.job_id] = [chunk(b"first "), chunk(text + b"open")]
+    lines, rest = OutputReader(world.handle(ref), 0).read()
+    assert [line.text for line in lines] == [
+        str(number) for number in range(count - output.MOST_LINES, count)
+    ]
+    assert rest == "open"
+    found = output.search(world.handle(ref), 0, "first 0")
+    assert [line.text for line in found.lines] == ["first 0"]
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+def test_text_that_is_no_text_is_shown_all_the_same(server: DashboardServer, world: World):
+    ref = world.add(display_name="a\ud800b")
+    reports = (
+        HostReport(0, Exit.STOPPED, detail="half \ud800"),
+        HostReport(1, Exit.RAISED, detail="\x1b[2J\u202e<b>bold</b> \ud800"),
+    )
+    outcome = Outcome(
+        Verdict.FAILED, blamed=(1,), reports=reports, reason="why \ud800", ended_at=NOW
+    )
+    index.write_outcome(world.store, ref.job_id, outcome)
+    for path in ("", f"jobs/{ref.job_id}", "rows"):
+        status, _, body = ask(server, path_of(server) + path)
+        assert status == 200
+        assert "\x1b" not in body
+        assert "\u202e" not in body
+    assert "&lt;b&gt;bold" in ask(server, f"{path_of(server)}jobs/{ref.job_id}")[2]
+
+
+# -- what is removed, what fails -------------------------------------------------------------------
+
+
+def test_a_batch_that_was_removed_is_told_of_and_its_stream_ends(server: DashboardServer):
+    status, _, body = ask(server, f"{path_of(server)}batches/grp-00000001/live")
+    assert status == 200
+    message = json.loads(body.removeprefix("data: "))
+    assert "grp-00000001" in message["trouble"]
+    assert message["end"] is True
+
+
+def test_a_look_that_fails_is_told_of_once_and_when_it_is_over(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live, "_NOTICE_S", 0.001)
+    found: list[Any] = [
+        {"html": {"a": "1"}},
+        StoreError("unplugged"),
+        StoreError("unplugged"),
+        OSError("broken"),
+        None,
+        {"html": {"a": "2"}},
+        NotFound("It was removed."),
+    ]
+
+    def look() -> live.Message | None:
+        each = found.pop(0)
+        if isinstance(each, Exception):
+            raise each
+        return each
+
+    async def collect() -> list[Any]:
+        async def is_over() -> bool:
+            return False
+
+        messages = live.send_messages(look, lambda: None, is_over)
+        return [json.loads(each.decode().removeprefix("data: ")) async for each in messages]
+
+    assert asyncio.run(collect()) == [
+        {"html": {"a": "1"}},
+        {"trouble": "unplugged"},
+        {"trouble": "broken"},
+        {"trouble": ""},
+        {"html": {"a": "2"}},
+        {"trouble": "It was removed.", "end": True},
+    ]
