@@ -43,9 +43,9 @@ def check_programs(
             f"{ref.job_id} kept no programs: run it with compile_check=True, on a slice that is "
             "simulated on this machine."
         )
-    topologies.check_installed()
-    target = topologies.make_target(plan.topology, plan.options.most_slices)
     chosen = settings.load()
+    target = topologies.make_target(plan.topology, plan.options.most_slices, chosen.compile_python)
+    topologies.find_compiler(target.python)
     compilers = Compilers(
         target,
         chosen.cache_dir / FOLDER,

@@ -47,9 +47,9 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
         UsageError: there is no such slice, or no compiler for it that runs without the chip.
     """
     with own_frames_hidden:
-        target = make_target(resolve(accelerator), slices)
+        chosen = settings.load()
+        target = make_target(resolve(accelerator), slices, chosen.compile_python)
         limit_s = patience_s(timeout)
-    chosen = settings.load()
     return CompileSlice(
         target,
         chosen.cache_dir / FOLDER,

@@ -1,5 +1,6 @@
 """One program, compiled by the real compiler in a process of its own, which may crash or use up
-all memory without harm to anybody.
+all memory without harm to anybody, and whose environment may be another one than the program's:
+it needs jaxlib and libtpu, and not JAX, which would take a second to import.
 
 In: a folder with `program.json`, `target.json` and `module.mlir`. Out: `report.json` in it; what
 the compiler's C++ has to say on stderr.
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sys
 import time
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._compile import costs, hlo, shortage, topologies
-from kinetic._compile.program import Argument, LoweredProgram
+from kinetic._compile.program import EFFORTS, Argument, LoweredProgram
 from kinetic._compile.report import CompileReport, CompileVerdict, MemoryUse, Replica
 from kinetic._compile.routes import DeviceLayout, name_axes_between
 from kinetic._compile.topologies import CompileTarget
@@ -36,7 +36,6 @@ def main() -> None:
     the process whose id it names."""
     folder = Path(sys.argv[1])
     processes.die_with_parent(int(sys.argv[2]))
-    os.environ["JAX_PLATFORMS"] = "cpu"
     program = LoweredProgram.read((folder / PROGRAM).read_bytes())
     target = CompileTarget.read((folder / TARGET).read_bytes())
     report = compile_program(program, target, folder)
@@ -53,7 +52,7 @@ def compile_program(program: LoweredProgram, target: CompileTarget, folder: Path
         "family": target.topology.family,
         "slices": target.slices,
         "devices": len(program.positions),
-        "versions": name_versions(),
+        "versions": str(topologies.find_compiler()),
     }
     replicas = tuple(find_replicas(program))
     try:
@@ -87,35 +86,40 @@ def compile_program(program: LoweredProgram, target: CompileTarget, folder: Path
 def _compile(program: LoweredProgram, folder: Path, devices: list[Any]) -> Any:
     """Have libtpu compile a module, as `jax.stages.Lowered.compile` does, and write its program
     down: `as_text` reads only what is no newer than jaxlib, and libtpu often is."""
-    dumps = {"xla_dump_to": str(folder / _DUMP), "xla_dump_hlo_as_text": True}
-    import numpy as np
-    from jax._src import compiler
-    from jax._src.interpreters import mlir, pxla
-    from jax._src.lib import xla_client
-    from jax._src.lib.mlir import ir
+    from jaxlib import _jax, xla_client  # type: ignore[attr-defined]
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import sdy  # noqa: F401 - the context is to know it
 
-    backend = devices[0].client
-    with mlir.make_ir_context():
-        parsed = ir.Module.parse((folder / MODULE).read_bytes())
-        laid = np.array(devices, dtype=object)
-        options = pxla.create_compile_options(
-            parsed,
-            program.tuples,
-            program.inputs_open,
-            program.outputs_open,
-            backend,
-            laid,
-            dict(program.options) | dumps,
+    with ir.Context() as context:
+        module = _jax.mlir.deserialize_portable_artifact((folder / MODULE).read_bytes(), context)
+        return devices[0].client.compile(
+            module,
+            executable_devices=xla_client.DeviceList(tuple(devices)),
+            compile_options=_make_options(program, folder, devices),
         )
-        chosen = xla_client.DeviceList(tuple(devices))
-        return compiler.backend_compile_and_load(backend, parsed, chosen, options, [])
 
 
-def name_versions() -> str:
-    """Return the versions of what compiles."""
-    from importlib import metadata
+def _make_options(program: LoweredProgram, folder: Path, devices: list[Any]) -> Any:
+    import numpy as np
+    from jaxlib import xla_client
 
-    return f"jax {metadata.version('jax')}, libtpu {metadata.version('libtpu')}"
+    own = dict(program.options)
+    made = xla_client.CompileOptions()
+    made.num_replicas, made.num_partitions = 1, len(devices)
+    ids = np.array([[device.id for device in devices]])
+    made.device_assignment = xla_client.DeviceAssignment.create(ids)
+    made.parameter_is_tupled_arguments = program.tuples
+    made.profile_version = -1  # none is looked for
+    build = made.executable_build_options
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = program.shardy
+    build.allow_spmd_sharding_propagation_to_parameters = list(program.inputs_open)
+    build.allow_spmd_sharding_propagation_to_output = list(program.outputs_open)
+    for name in EFFORTS & own.keys():
+        setattr(build, name, own.pop(name))
+    dumps = {"xla_dump_to": str(folder / _DUMP), "xla_dump_hlo_as_text": True}
+    made.env_option_overrides = list((own | dumps).items())
+    return made
 
 
 def _read_memory(stats: Any) -> MemoryUse:

@@ -4,10 +4,11 @@ JAX's lowering.
 In: a function with its arguments, or what JAX compiles anyway. Out: `Lowered`: a `LoweredProgram`
 and the bytes of its StableHLO module.
 
-The module crosses to the compiler's process as it is, and not through `jax.export`: that wants the
-package flatbuffers and registered classes for every tree of arguments, drops which arguments are
-donated and what the compiler may choose, and knows no wrapper but `jax.jit`. Cost: parts of JAX
-that are not public, all of them in this file and in `compiler`.
+The module crosses to the compiler's process as the portable artifact that `jax.export` has in it,
+which jaxlibs of other versions read, and not through `jax.export` itself: that wants the package
+flatbuffers and registered classes for every tree of arguments, drops which arguments are donated
+and what the compiler may choose, and knows no wrapper but `jax.jit`. Cost: parts of JAX that are
+not public, all of them in this file, in `topologies` and in `compiler`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 from kinetic._compile import topologies
 from kinetic._compile.origins import read_origins
-from kinetic._compile.program import Argument, LoweredProgram
+from kinetic._compile.program import EFFORTS, Argument, LoweredProgram
 from kinetic._compile.topologies import CompileTarget
 from kinetic.errors import UsageError
 
@@ -281,11 +282,11 @@ def _hide_frames() -> None:
 
 def describe(computation: Any, target: CompileTarget | None, source: str = "") -> Lowered:
     """Return a computation that JAX has lowered as a program with its bytes."""
-    from jax._src.interpreters import mlir, pxla
+    from jax._src import config
+    from jax._src.interpreters import pxla
 
     about = computation.compile_args
     lowered = computation.stablehlo()
-    module = mlir.module_to_bytecode(lowered)
     inputs_open, outputs_open = pxla.get_prop_to_input_output(
         about["in_shardings"], about["out_shardings"], len(about["ordered_effects"])
     )
@@ -302,10 +303,39 @@ def describe(computation: Any, target: CompileTarget | None, source: str = "") -
         inputs_open=tuple(inputs_open),
         outputs_open=tuple(outputs_open),
         tuples=bool(about["tuple_args"]),
-        options=dict(computation._compiler_options_kvs),
+        shardy=bool(config.use_shardy_partitioner.value),
+        options=_read_efforts() | dict(computation._compiler_options_kvs),
         weight=sum(map(size_of, (*about["global_in_avals"], *about["global_out_avals"]))),
     )
-    return Lowered(program, module)
+    return Lowered(program, _serialize(lowered))
+
+
+def _serialize(module: Any) -> bytes:
+    """A module for compilers that may be a month older, or any number of years newer, than the JAX
+    that has made it."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib import _jax
+    from jax._src.lib.mlir.dialects import hlo
+
+    month = hlo.StablehloCompatibilityRequirement.WEEK_4
+    version = hlo.get_version_from_compatibility_requirement(month)
+    make: Callable[..., bytes] = _jax.mlir.serialize_portable_artifact
+    try:
+        return make(module, version, True)
+    except TypeError:  # before JAX 0.10
+        return make(mlir.module_to_bytecode(module), version, True)
+
+
+def _read_efforts() -> dict[str, Any]:
+    """How much JAX is set to have the compiler do, where that is not the default."""
+    from jax._src import config
+
+    told = {name: getattr(config, name).value for name in sorted(EFFORTS)}
+    numbers = {
+        name: value if isinstance(value, float) else config.EffortLevel(value).value
+        for name, value in told.items()
+    }
+    return {name: number for name, number in numbers.items() if number}
 
 
 def _digest(module: Any) -> str:

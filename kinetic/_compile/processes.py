@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from kinetic._compile import compiler
+from kinetic._compile import compiler, topologies
 from kinetic._compile.lowering import Lowered
 from kinetic._compile.origins import rename_origins
 from kinetic._compile.program import LoweredProgram
@@ -139,12 +139,13 @@ class Compilers:
         folder = Path(tempfile.mkdtemp(prefix="kinetic-compile-"))
         for name, content in (
             (compiler.PROGRAM, json.dumps(lowered.program.to_json()).encode()),
-            (compiler.TARGET, json.dumps(self._target.to_json()).encode()),
+            (compiler.TARGET, json.dumps(replace(self._target, python="").to_json()).encode()),
             (compiler.MODULE, lowered.module),
         ):
             files.save(folder / name, [content])
         start = _START.format(str(Path(__file__).resolve().parents[2]))
-        command = [sys.executable, "-P", "-c", start, str(folder), str(os.getpid())]
+        python = self._target.python or sys.executable
+        command = [python, "-P", "-c", start, str(folder), str(os.getpid())]
         ends, held = os.pipe()
         with open(folder / "stderr", "wb") as err:
             process = subprocess.Popen(
@@ -214,7 +215,9 @@ class Compilers:
         if self._cache is None:
             return None
         fixed = replace(program, source="", origins=())
-        about = [fixed.to_json(), self._target.to_json(), __version__, compiler.name_versions()]
+        compiled_by = str(topologies.find_compiler(self._target.python))
+        target = replace(self._target, python="")
+        about = [fixed.to_json(), target.to_json(), __version__, compiled_by]
         digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
         return self._cache / f"{digest.hexdigest()[:40]}.json"
 

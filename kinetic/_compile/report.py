@@ -139,7 +139,7 @@ class CompileReport(Record, called="The report of the compiler"):
         flops: operations of matrix units in each run, on each device.
         hbm_bytes: of memory that are read and written at least in each run, on each device.
         took_s: how long the compiler took.
-        versions: of JAX and libtpu.
+        versions: of jaxlib and libtpu.
         usd_per_hour: what all slices together cost; None where that is not known.
         price_origin: where this price is from.
     """

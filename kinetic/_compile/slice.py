@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextvars import Token
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -54,7 +55,7 @@ class CompileSlice:
         return f"<CompileSlice: {many}{self._target.topology.name}>"
 
     def __enter__(self) -> Self:
-        topologies.check_installed()
+        topologies.find_compiler(self._target.python)
         self._tokens.append(topologies.current.set(self._target))
         return self
 
@@ -152,4 +153,4 @@ def _find_sizes(target: CompileTarget) -> Iterator[CompileTarget]:
     for row in sorted(rows, key=lambda each: each.chips):
         if row.chips not in seen:
             seen.add(row.chips)
-            yield CompileTarget(row, target.slices)
+            yield replace(target, topology=row)

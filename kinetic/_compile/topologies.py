@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import importlib.util
+import json
 import os
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from kinetic._core.accelerators.chips import CHIPS
 from kinetic._core.accelerators.topology import Topology
@@ -41,14 +45,45 @@ WITHOUT_LIBTPU = (
     "The TPU compiler is not installed here: pip install 'kinetic-sdk[tpu-compile]'. There is one "
     f"for Linux on x86-64 only; elsewhere, do it in a container: {CONTAINER}"
 )
+OLDEST_JAXLIB = (0, 10)
+"""The programs may be those of older ones."""
+_PLUGIN = "tpu"
+_FIND = (
+    "import importlib.metadata as m, importlib.util as u, json; "
+    "print(json.dumps([m.version('jaxlib'), m.version('libtpu'), u.find_spec('libtpu').origin]))"
+)
+"""Asks an interpreter for what is beside it, of which nothing is imported."""
+
+
+class TpuCompiler(NamedTuple):
+    """The compiler in an environment.
+
+    Attributes:
+        jaxlib, libtpu: their versions.
+        library: the file of libtpu.
+    """
+
+    jaxlib: str
+    libtpu: str
+    library: str
+
+    def __str__(self) -> str:
+        return f"jaxlib {self.jaxlib}, libtpu {self.libtpu}"
 
 
 @dataclass(frozen=True)
 class CompileTarget(Record, called="The slices to compile for"):
-    """The slices that a program is compiled for."""
+    """The slices that a program is compiled for.
+
+    Attributes:
+        topology: of one of them.
+        slices: how many.
+        python: the interpreter of the environment that has the compiler; "" for this one.
+    """
 
     topology: Topology
     slices: int = 1
+    python: str = ""
 
     @property
     def name(self) -> str:
@@ -66,7 +101,7 @@ current: ContextVar[CompileTarget | None] = ContextVar("kinetic_compile_target",
 """The slices that the code that runs now is compiled for; None where nothing is."""
 
 
-def make_target(topology: Topology, slices: int = 1) -> CompileTarget:
+def make_target(topology: Topology, slices: int = 1, python: str = "") -> CompileTarget:
     """Return the slices to compile for.
 
     Raises:
@@ -79,23 +114,59 @@ def make_target(topology: Topology, slices: int = 1) -> CompileTarget:
         )
     if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
         raise UsageError(f"slices= is a number of slices from 1, not {slices!r}.")
-    return CompileTarget(topology, slices)
+    return CompileTarget(topology, slices, python)
 
 
 def is_installed() -> bool:
     """Whether the compiler can be imported here."""
-    found = (importlib.util.find_spec(name) for name in ("jax", "libtpu"))
+    found = (importlib.util.find_spec(name) for name in ("jaxlib", "libtpu"))
     return all(each is not None for each in found)
 
 
-def check_installed() -> None:
-    """Refuse to go on without the compiler.
+def find_compiler(python: str = "") -> TpuCompiler:
+    """Return the compiler of the environment that an interpreter belongs to; "": of this one.
 
     Raises:
-        PreflightError: it says how to install it.
+        PreflightError: there is none; it says how to install it.
     """
+    found = _ask_interpreter(python) if python else _find_own_compiler()
+    if tuple(map(int, found.jaxlib.split(".")[:2])) < OLDEST_JAXLIB:
+        raise PreflightError(
+            f"libtpu {found.libtpu} has jaxlib {found.jaxlib} beside it, and the compiler of TPUs "
+            "needs 0.10. Have it in an environment of its own (python -m venv tpu; "
+            "tpu/bin/pip install jax libtpu), and set KINETIC_COMPILE_PYTHON to its interpreter."
+        )
+    return found
+
+
+@functools.cache
+def _find_own_compiler() -> TpuCompiler:
     if not is_installed():
         raise PreflightError(WITHOUT_LIBTPU)
+    spec = importlib.util.find_spec("libtpu")
+    jaxlib, libtpu = map(importlib.metadata.version, ("jaxlib", "libtpu"))
+    return TpuCompiler(jaxlib, libtpu, _name_library(spec.origin if spec else ""))
+
+
+@functools.cache
+def _ask_interpreter(python: str) -> TpuCompiler:
+    try:
+        told = subprocess.run(
+            [python, "-P", "-c", _FIND], stdin=subprocess.DEVNULL, capture_output=True, check=True
+        )
+        jaxlib, libtpu, package = json.loads(told.stdout)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or str(error).encode()
+        why = said.decode(errors="replace").strip().rpartition("\n")[2]
+        raise PreflightError(
+            f"{python} has no compiler of TPUs ({why}). Install it there: {python} -m pip install "
+            "jax libtpu"
+        ) from error
+    return TpuCompiler(jaxlib, libtpu, _name_library(package))
+
+
+def _name_library(package: str | None) -> str:
+    return str(Path(package or "").parent / "libtpu.so")
 
 
 def describe(target: CompileTarget) -> tuple[Any, ...]:
@@ -106,32 +177,47 @@ def describe(target: CompileTarget) -> tuple[Any, ...]:
     """
     topology = target.topology
     chip_config = _CONFIGURED.get(topology.family)
-    return _describe(target.name, topology.chips_per_host, target.slices, chip_config)
+    library = find_compiler(target.python).library
+    return _describe(target.name, topology.chips_per_host, target.slices, chip_config, library)
 
 
 @functools.cache  # libtpu makes new devices each time, and those of two calls do not mix
 def _describe(
-    name: str, chips_per_host: int, slices: int, chip_config: str | None
+    name: str, chips_per_host: int, slices: int, chip_config: str | None, library: str
 ) -> tuple[Any, ...]:
-    check_installed()
-    from jax.experimental import topologies
+    from jaxlib import xla_client
 
     configured = {} if chip_config is None else {"chip_config_name": chip_config}
-    try:
-        with _speaking_of_no_machine():
-            found = topologies.get_topology_desc(
-                platform="tpu",
-                topology_name=name,
+    with _speaking_of_no_machine():
+        _load(library)
+        try:
+            topology: Any = xla_client.make_tfrt_tpu_c_api_device_topology(
+                name,
                 chips_per_host_bounds=_HOSTS[chips_per_host],
                 num_slices=slices,
                 **configured,
             )
-    except Exception as error:
-        raise UsageError(
-            f"libtpu does not know {slices} x {name}: {error}. `kinetic accelerators` lists what "
-            "there is."
-        ) from error
-    return tuple(sorted(found.devices, key=lambda each: (slice_of(each), each.id)))
+            found = topology._make_compile_only_devices()
+        except Exception as error:
+            raise UsageError(
+                f"libtpu does not know {slices} x {name}: {error}. `kinetic accelerators` lists "
+                "what there is."
+            ) from error
+    return tuple(sorted(found, key=lambda each: (slice_of(each), each.id)))
+
+
+def _load(library: str) -> None:
+    """Load libtpu into this process as JAX does, unless it is there: one process has one."""
+    from jaxlib import (  # type: ignore[attr-defined]
+        _profiler,
+        xla_client,
+    )
+
+    if not xla_client.pjrt_plugin_loaded(_PLUGIN):
+        api = xla_client.load_pjrt_plugin_dynamically(_PLUGIN, library)
+        _profiler.register_plugin_profiler(api)
+    if not xla_client.pjrt_plugin_initialized(_PLUGIN):
+        xla_client.initialize_pjrt_plugin(_PLUGIN)
 
 
 def slice_of(device: Any) -> int:

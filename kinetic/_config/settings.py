@@ -81,14 +81,12 @@ class Settings:
         profile: the profile that was read, if any.
         profiles_file: where profiles are kept; None without a home folder.
         backend: "gke", "pathways", "local" or "ray"; None lets the accelerator decide.
-        output_dir: where functions leave files (`KINETIC_OUTPUT_DIR`); None for a folder of the
-            job.
+        output_dir: where functions leave files; None for a folder of the job.
         base_image_repo: the repository of prebuilt images.
         package_root: root of the source tree; None to look for it.
         no_default_excludes: ship `.venv`, `node_modules` and the like too.
         context_size_warn_mb, payload_size_warn_mb: warn when the tree or the payload is larger.
-        log_level: which messages of the "kinetic" logger are shown; None leaves that to the
-            program.
+        log_level: of the "kinetic" logger's messages; None leaves that to the program.
         queue, priority: the queue of a cluster that admits jobs, and their priority class.
         reservation: reserved machines for jobs and for `kinetic pool add`.
         local_storage: the memory of pods for local checkpoints: a size, or "multi-tier".
@@ -107,10 +105,10 @@ class Settings:
         pod_store: the address of the store as pods reach it, if that differs.
         pod_simulated: pods have virtual devices instead of accelerators.
         pod_cache: a folder on each node that its pods share, for installed packages.
-        image_builds: "auto" looks for an image that has what pods install, and builds one in the
-            background; "off" does neither.
+        image_builds: "auto" uses, or builds meanwhile, an image of what pods install; "off": none.
         pathways_head_pool: the node pool for the pod of a single controller; None for any.
         pathways_version: the tag of Pathways' images.
+        compile_python: of an environment that has the TPU compiler; "" for the caller's own.
         prices: what the user pays for one chip and hour, by family (see `parsers.prices`).
         sources: where each value came from, by name.
     """
@@ -154,6 +152,7 @@ class Settings:
     image_builds: str = "auto"
     pathways_head_pool: str | None = None
     pathways_version: str = "latest"
+    compile_python: str = ""
     prices: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, SettingSource] = field(default_factory=dict)
 
@@ -496,5 +495,6 @@ _ROWS: dict[str, _Row] = {
     "image_builds": _Row("KINETIC_IMAGE_BUILDS", parsers.one_of("auto", "off")),
     "pathways_head_pool": _Row("KINETIC_PATHWAYS_HEAD_POOL", parsers.text),
     "pathways_version": _Row("KINETIC_PATHWAYS_VERSION", parsers.text),
+    "compile_python": _Row("KINETIC_COMPILE_PYTHON", parsers.program),
     "prices": _Row("KINETIC_PRICES", parsers.prices),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators.prices import Price
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._system import processes
-from kinetic.errors import UsageError
+from kinetic.errors import PreflightError, UsageError
 
 
 @pytest.fixture
@@ -137,6 +138,42 @@ def test_a_compiler_that_dies_is_told_with_its_reason(
     killer.join()
     assert report.verdict is CompileVerdict.NOT_COMPILED
     assert said in report.detail
+
+
+def write_interpreter(folder: Path, text: str) -> str:
+    """A program that stands for the interpreter of another environment."""
+    place = folder / "python"
+    place.write_text(f"#!/bin/sh\n{text}\n")
+    place.chmod(0o755)
+    return str(place)
+
+
+@needs_libtpu
+def test_the_compiler_of_another_environment_is_run_by_its_interpreter(
+    lowered: Lowered, tmp_path: Path
+) -> None:
+    text = f'echo "$3" >> {tmp_path}/runs\nexec {sys.executable} "$@"'
+    target = CompileTarget(resolve("tpu-v6e-4"), python=write_interpreter(tmp_path, text))
+    ((_, report),) = Compilers(target, tmp_path / "cache").compile([lowered])
+    assert report.fits, report.detail
+    asked, compiled = (tmp_path / "runs").read_text().splitlines()
+    assert "metadata" in asked
+    assert "compiler.main()" in compiled
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo 'No module named libtpu' >&2; exit 1", r"\(No module named libtpu\)\. Install it"),
+        ("echo nonsense", "has no compiler of TPUs"),
+        ("""echo '["0.9.2", "0.0.40", "/libtpu/__init__.py"]'""", "has jaxlib 0.9.2 beside it"),
+    ],
+)
+def test_an_environment_without_the_compiler_is_refused_in_a_sentence(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    with pytest.raises(PreflightError, match=said):
+        topologies.find_compiler(write_interpreter(tmp_path, text))
 
 
 @needs_libtpu

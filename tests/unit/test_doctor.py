@@ -18,6 +18,7 @@ from kinetic._client.doctor import checks, examination, facts, leftovers
 from kinetic._client.doctor.checks import Machine, StoreFolder, ZygoteStart
 from kinetic._client.doctor.leftovers import LocalJob, Process, Scrap, Traces
 from kinetic._client.doctor.repair import repair
+from kinetic._compile.topologies import WITHOUT_LIBTPU, TpuCompiler
 from kinetic._config import settings
 from kinetic._core import layout
 from kinetic._core.exits import Exit
@@ -28,6 +29,7 @@ from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
 from kinetic._system import machine as room
 from kinetic.cli.root import call
+from kinetic.errors import PreflightError
 
 GIB = 1 << 30
 MACHINE = Machine(
@@ -39,6 +41,8 @@ MACHINE = Machine(
     2,
 )
 MAC = replace(MACHINE, system="darwin", namespaces=None)
+LIBTPU = TpuCompiler("0.10.2", "0.0.52", "/site-packages/libtpu/libtpu.so")
+NO_LIBTPU = PreflightError(WITHOUT_LIBTPU)
 SLICES = {"tpu-v6e-8": 2, "tpu-v6e-16": 4, "tpu-v6e-256": 64, "tpu-v5p-12288": 3072}
 
 
@@ -47,17 +51,20 @@ def levels(*found: Finding) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("machine", "level", "said"),
+    ("machine", "compiler", "level", "said"),
     [
-        (MACHINE, "ok", "pip install 'kinetic-sdk[tpu-compile]'"),
-        (MAC, "ok", "docker run --platform linux/amd64"),
-        (replace(MACHINE, arch="aarch64"), "ok", "Linux on x86-64 only"),
-        (replace(MACHINE, versions={"jax": "0.9.1", "libtpu": "0.0.40"}), "warn", "needs JAX 0.10"),
-        (replace(MACHINE, versions={"jax": "0.10.2", "libtpu": "0.0.52"}), "ok", "compiles"),
+        (MACHINE, NO_LIBTPU, "ok", "pip install 'kinetic-sdk[tpu-compile]'"),
+        (MACHINE, PreflightError("/tpu/python has no compiler"), "warn", "/tpu/python has no"),
+        (MAC, NO_LIBTPU, "ok", "docker run --platform linux/amd64"),
+        (replace(MACHINE, arch="aarch64"), LIBTPU, "ok", "Linux on x86-64 only"),
+        (replace(MACHINE, versions={"jax": "0.6.2"}), LIBTPU, "warn", "needs JAX 0.7, not 0.6.2"),
+        (MACHINE, LIBTPU, "ok", "jaxlib 0.10.2, libtpu 0.0.52 compile for TPUs here, with JAX 0.7"),
     ],
 )
-def test_whether_the_compiler_of_tpus_runs_here(machine: Machine, level: str, said: str) -> None:
-    found = checks.tpu_compiler(machine)
+def test_whether_the_compiler_of_tpus_runs_here(
+    machine: Machine, compiler: TpuCompiler | PreflightError, level: str, said: str
+) -> None:
+    found = checks.tpu_compiler(machine, compiler)
     assert (str(found.level), said in found.detail) == (level, True)
 
 

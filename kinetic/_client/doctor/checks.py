@@ -14,13 +14,14 @@ from kinetic._backends.local.simulation import (
     can_simulate,
     name_system,
 )
-from kinetic._compile.topologies import CONTAINER
+from kinetic._compile.topologies import CONTAINER, WITHOUT_LIBTPU, TpuCompiler
 from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.values import dataclass
+from kinetic.errors import PreflightError
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 6)
-OLDEST_COMPILING_JAX = (0, 10)
+OLDEST_COMPILING_JAX = (0, 7)
 """Whose private parts `_compile` knows."""
 HOSTS_PER_CPU = 8
 """This many hosts still share a processor well: a gang of 16 hosts on 2 processors starts in about
@@ -173,28 +174,30 @@ def _keras(versions: Mapping[str, str | None]) -> Finding:
     )
 
 
-def tpu_compiler(machine: Machine) -> Finding:
+def tpu_compiler(machine: Machine, found: TpuCompiler | PreflightError) -> Finding:
     """Check whether `kinetic.compile_for` and `compile_check` work here."""
-    check, libtpu, jax = "compiler", *map(machine.versions.get, ("libtpu", "jax"))
+    check, jax = "compiler", machine.versions.get("jax")
     if (machine.system, machine.arch) != ("linux", "x86_64"):
         return ok(
             check,
             f"The TPU compiler runs on Linux on x86-64 only, and this is {machine.system} on "
             f"{machine.arch}. In a container: {CONTAINER}",
         )
-    if libtpu is None or jax is None:
+    if str(found) == WITHOUT_LIBTPU or jax is None:
         return ok(
             check,
             "The TPU compiler is not installed; only kinetic.compile_for and compile_check need "
             "it: pip install 'kinetic-sdk[tpu-compile]'.",
         )
+    if isinstance(found, PreflightError):
+        return warn(check, str(found), "`unset KINETIC_COMPILE_PYTHON` for your own environment's.")
     if _numbers(jax) < OLDEST_COMPILING_JAX:
         return warn(
             check,
-            f"libtpu {libtpu} is installed, but kinetic.compile_for needs JAX 0.10, not {jax}.",
+            f"libtpu {found.libtpu} is there, but kinetic.compile_for needs JAX 0.7, not {jax}.",
             "pip install --upgrade 'kinetic-sdk[tpu-compile]'",
         )
-    return ok(check, f"libtpu {libtpu} compiles for TPUs here, with JAX {jax}.")
+    return ok(check, f"{found} compile for TPUs here, with JAX {jax}.")
 
 
 def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:

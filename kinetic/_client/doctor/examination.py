@@ -53,7 +53,8 @@ def examine(*, fix: bool = False) -> Report:
         slices = facts.slices()
         found += [checks.processors(machine, slices), checks.memory(machine, slices)]
         found.append(checks.namespaces(machine))
-    found.append(checks.tpu_compiler(machine))
+    compiler = facts.tpu_compiler(chosen.compile_python if chosen else "")
+    found.append(checks.tpu_compiler(machine, compiler))
     found += checks.configuration(fault, *_profiles())
     if known is None:
         return Report(tuple(found))

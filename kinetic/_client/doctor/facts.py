@@ -24,6 +24,7 @@ from kinetic._backends import registry
 from kinetic._backends.base import Backend, Processes
 from kinetic._client.doctor.checks import Machine, StoreAccess, StoreFolder, ZygoteStart
 from kinetic._client.doctor.leftovers import SETTLED_S, LocalJob, Process, Scrap, Traces
+from kinetic._compile.topologies import TpuCompiler, find_compiler
 from kinetic._core import kinship, layout
 from kinetic._core.outcome import Outcome
 from kinetic._core.place import Place
@@ -36,10 +37,10 @@ from kinetic._store.many import has_many
 from kinetic._store.open import open_store
 from kinetic._system import locks, processes
 from kinetic._system.machine import available_memory_bytes, usable_cpus
-from kinetic.errors import KineticError, NotFound, UnsupportedVersion
+from kinetic.errors import KineticError, NotFound, PreflightError, UnsupportedVersion
 from kinetic.version import __version__
 
-_PACKAGES = ("jax", "keras", "libtpu")
+_PACKAGES = ("jax", "keras")
 _OF_A_RUNNING_JOB = ("work", "reserve", "socket", "supervisor.json")
 """What a supervisor removes when its job ends, below the job's `local` folder."""
 _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host (\d+))?")
@@ -86,6 +87,14 @@ def _namespaces(system: str) -> bool | None:
         return tried.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return None
+
+
+def tpu_compiler(python: str) -> TpuCompiler | PreflightError:
+    """Look for the compiler of TPUs beside this interpreter; "": beside our own."""
+    try:
+        return find_compiler(python)
+    except PreflightError as error:
+        return error
 
 
 def slices() -> dict[str, int]:
