@@ -6,7 +6,8 @@ the slice is entered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Sequence
 from contextvars import Token
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,12 @@ from kinetic._core.accelerators import catalog
 from kinetic._core.accelerators.families import TPUS
 from kinetic._core.accelerators.prices import Price, price_of
 from kinetic._core.accelerators.topology import Topology
+from kinetic._core.duration import Duration, patience_s
 from kinetic.errors import UsageError, UsageTypeError
 
+MOST_SIZES = 12
+FIT_WITHIN = "1h"
+"""Where a search ends: a family has up to 20 sizes, and a compile takes minutes."""
 Built = tuple[Any, ...]
 """A function and its arguments."""
 
@@ -95,14 +100,23 @@ class CompileSlice:
         )
         return next(report for _, report in compilers.compile([lowered]))
 
-    def find_fit(self, build: Callable[[], Built]) -> list[CompileReport]:
+    def find_fit(
+        self,
+        build: Callable[[], Built],
+        *,
+        most_sizes: int = MOST_SIZES,
+        within: Duration = FIT_WITHIN,
+    ) -> list[CompileReport]:
         """Compile for each size of this family, smallest first, until one fits; return the reports,
-        of which only the last may fit.
+        of which only the last may fit. If the search ends before, the last says which sizes were
+        left out.
 
         Args:
             build: is called for each size, where `kinetic.make_mesh` makes its mesh, and returns
                 the function and its arguments for `compile`. A `ValueError`, such as of a mesh or a
                 batch that cannot be split over a size, leaves that size out: its report says why.
+            most_sizes: how many are compiled for.
+            within: how long all of it may take; a compile that runs then is ended.
 
         Raises:
             ValueError: it was raised for every size.
@@ -110,11 +124,17 @@ class CompileSlice:
         _check_callable("find_fit", build, "that returns a function and its arguments")
         reports = list[CompileReport]()
         unsuited = list[ValueError]()
-        for target in _find_sizes(self._target):
+        until = time.monotonic() + patience_s(within)
+        sizes = _find_sizes(self._target)
+        for number, target in enumerate(sizes):
+            left_s = until - time.monotonic()
+            if left_s <= 0 or len(reports) - len(unsuited) >= most_sizes:
+                reports.append(_describe_rest(build, sizes[number:], number))
+                break
             tried = CompileSlice(
                 target,
                 self._cache,
-                timeout_s=self._timeout_s,
+                timeout_s=min(self._timeout_s, left_s),
                 watch=self._watch,
                 find_price=self._find_price,
             )
@@ -124,11 +144,7 @@ class CompileSlice:
                     reports.append(tried.compile(function, *args))
             except ValueError as error:
                 unsuited.append(error)
-                name = getattr(build, "__name__", "build")
-                why = first_sentence(str(error))
-                reports.append(
-                    describe_refusal(name, "", target.topology, target.slices, detail=why)
-                )
+                reports.append(_describe_skip(build, target, first_sentence(str(error))))
             if reports[-1].fits:
                 break
         if len(unsuited) == len(reports):
@@ -143,14 +159,26 @@ def _check_callable(method: str, given: object, rest: str) -> None:
         )
 
 
-def _find_sizes(target: CompileTarget) -> Iterator[CompileTarget]:
+def _describe_rest(
+    build: Callable[[], Built], rest: Sequence[CompileTarget], tried: int
+) -> CompileReport:
+    first, last = rest[0].topology.name, rest[-1].topology.name
+    left_out = first if first == last else f"the {len(rest)} from {first} to {last}"
+    after = f"{tried} size{'' if tried == 1 else 's'}"
+    why = f"The search ended after {after} without one that fits, and left out {left_out}."
+    return _describe_skip(build, rest[0], why)
+
+
+def _describe_skip(build: Callable[[], Built], target: CompileTarget, why: str) -> CompileReport:
+    name = getattr(build, "__name__", "build")
+    return describe_refusal(name, "", target.topology, target.slices, detail=why)
+
+
+def _find_sizes(target: CompileTarget) -> list[CompileTarget]:
     """The slices of a family, smallest first; each number of chips once."""
     family = next(each for each in TPUS if each.name == target.topology.family)
     rows = [row for row in catalog.catalog_rows() if row.family == family.name]
     if not rows:
         raise UsageError(f"There is no slice of {family.name} that could be compiled for.")
-    seen = set[int]()
-    for row in sorted(rows, key=lambda each: each.chips):
-        if row.chips not in seen:
-            seen.add(row.chips)
-            yield replace(target, topology=row)
+    by_chips = {row.chips: row for row in reversed(rows)}
+    return [replace(target, topology=row) for _, row in sorted(by_chips.items())]

@@ -213,6 +213,30 @@ def test_the_smallest_slice_that_holds_it_is_found() -> None:
 
 
 @needs_libtpu
+@pytest.mark.parametrize(
+    ("bounds", "tried", "said"),
+    [
+        ({"within": 0}, [], "after 0 sizes without one that fits, and left out the 8 from "
+         "tpu-v6e-1 to tpu-v6e-256."),
+        ({"most_sizes": 1}, ["tpu-v6e-1"], "after 1 size without one that fits, and left out "
+         "the 7 from tpu-v6e-4 to tpu-v6e-256."),
+    ],
+)  # fmt: skip
+def test_a_search_that_ends_before_says_which_sizes_it_left_out(
+    bounds: dict[str, Any], tried: list[str], said: str
+) -> None:
+    import jax
+
+    def build() -> tuple[Any, ...]:
+        return jax.jit(lambda x: x + 1), jax.ShapeDtypeStruct((1 << 15, 1 << 20), "bfloat16")
+
+    *reports, rest = slice_to_compile_for("tpu-v6e-4").find_fit(build, **bounds)
+    assert [each.accelerator for each in reports] == tried
+    assert rest.verdict is CompileVerdict.NOT_COMPILED
+    assert said in rest.detail
+
+
+@needs_libtpu
 def test_sizes_that_the_mesh_does_not_suit_are_left_out_with_the_reason() -> None:
     import jax
     import jax.numpy as jnp

@@ -29,7 +29,7 @@ BUILD is FILE.py:FUNCTION or MODULE:FUNCTION: a function without arguments that 
 to compile and its arguments, arrays or their shapes. It is called where `kinetic.make_mesh` makes
 meshes of the slice's devices. Prints whether it fits, its memory, what is sent between chips, and
 the least time of a run. Exits with 1 if it does not fit or compile. With --fit it tries the sizes
-of the family, smallest first, until one fits.
+of the family, smallest first, until one fits, and says which it left out.
 
 \b
 Examples:
@@ -58,11 +58,26 @@ Examples:
     is_flag=True,
     help="Try the sizes of this family, smallest first, until one fits.",
 )
+@click.option(
+    "--most-sizes",
+    type=click.IntRange(min=1),
+    default=12,
+    help="With --fit: how many sizes are compiled for (12).",
+)
+@click.option("--within", type=DURATION, default="1h", help="With --fit: how long all may take.")
 @click.option("--timeout", type=DURATION, default="10m", help="The longest that one may take.")
 @json_option
 @click.argument("build", metavar="BUILD")
 def compile_(
-    *, build: str, accelerator: str, slices: int, fit: bool, timeout: float, as_json: bool
+    *,
+    build: str,
+    accelerator: str,
+    slices: int,
+    fit: bool,
+    most_sizes: int,
+    within: float,
+    timeout: float,
+    as_json: bool,
 ) -> int:
     """Print what the compiler says."""
     from kinetic._client.compiling import compile_for
@@ -70,7 +85,7 @@ def compile_(
     target = compile_for(accelerator, slices=slices, timeout=timeout)
     function = find_function(build)
     if fit:
-        reports = target.find_fit(function)
+        reports = target.find_fit(function, most_sizes=most_sizes, within=within)
     else:
         with target:
             compiled, *arguments = _call(function)
