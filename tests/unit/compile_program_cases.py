@@ -88,6 +88,27 @@ def test_a_kernel_that_only_the_real_chip_can_run_is_kept(tmp_path: Path) -> Non
     assert b"tpu_custom_call" in found.module
 
 
+def test_a_small_kernel_that_is_written_for_the_cores_of_a_chip_is_kept(tmp_path: Path) -> None:
+    import jax
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    @pl.kernel(
+        out_type=jax.ShapeDtypeStruct((128,), np.float32),
+        mesh=pltpu.create_tensorcore_mesh("core", num_cores=1),
+        scratch_types={"scratch": pltpu.VMEM((128,), np.float32)},
+    )
+    def fill(out: Any, scratch: Any) -> None:
+        scratch[...] = jax.numpy.full_like(scratch, 42.0)
+        pltpu.sync_copy(scratch, out)
+
+    with pytest.raises(ValueError, match="interpret mode"):
+        record(tmp_path, fill)
+    (found,) = read_programs(tmp_path)
+    assert found.program.refused == ""
+    assert b"tpu_custom_call" in found.module
+
+
 def test_kernels_are_lowered_for_the_chip_of_the_slice_not_for_this_processor() -> None:
     import jax
     from jax.experimental import pallas as pl

@@ -28,9 +28,9 @@ MOST = 200
 """Programs kept for one attempt: a script that compiles more of this size compiles in a loop."""
 _LITTLE_BYTES = 1 << 18
 _FEW_EQUATIONS = 12
-_KERNEL = "pallas_call"
-"""Programs below both, without a kernel, are single operations, such as those that make parameters:
-every chip has room for them."""
+_KERNELS = ("pallas_call", "mpmd_map", "core_map")
+"""What `pl.pallas_call`, `pl.kernel` and `pl.core_map` make. Programs below both, without any, are
+single operations, such as those that make parameters: every chip has room for them."""
 _CALLBACKS = (
     "it calls back into Python on the host (jax.debug.print, io_callback, pure_callback), and that "
     "part cannot be compiled without a host"
@@ -121,7 +121,10 @@ class Recorder:
 
 def _is_simple(jaxpr: Any) -> bool:
     """Whether it has few operations, and no kernel that somebody wrote for the chip."""
-    return len(jaxpr.eqns) < _FEW_EQUATIONS and _KERNEL not in str(jaxpr)
+    if len(jaxpr.eqns) >= _FEW_EQUATIONS:
+        return False
+    text = str(jaxpr)
+    return not any(name in text for name in _KERNELS)
 
 
 def _refuse(name: str, source: str, weight: int, why: str) -> Lowered:
