@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic._compile import topologies
+from kinetic._compile import hlo, topologies
 from kinetic._compile.origins import read_origins
 from kinetic._compile.program import EFFORTS, Argument, LoweredProgram
 from kinetic._compile.topologies import CompileTarget
@@ -41,6 +41,7 @@ _PALLAS_CHIPS = {
     "tpu7x": ("7x", 1),
 }
 """What Pallas calls the chips of a family, and how many cores of one are a device."""
+_NNX_JIT = "/flax/nnx/transforms/compilation.py"
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -226,6 +227,21 @@ def _rename_arguments(closed: Any, names: Sequence[tuple[str, Any]]) -> Any:
     return closed.replace(jaxpr=closed.jaxpr.replace(debug_info=debug_info))
 
 
+def name_arrays_of_flax(closed: Any) -> Any:
+    """Return a program that is lowered now with the names of its arrays, if it is of a call of
+    `nnx.jit`, which gives JAX their numbers: the call is further up the stack."""
+    import jax
+
+    frame: Any = sys._getframe()
+    while frame is not None:
+        code, given = frame.f_code, frame.f_locals
+        if code.co_name == "__call__" and code.co_filename.endswith(_NNX_JIT):
+            args, kwargs = jax.tree.map(_shape_of, (given["args"], given["kwargs"]))
+            return _rename_arguments(closed, _name_arrays(given["self"].fun, args, kwargs))
+        frame = frame.f_back
+    return closed
+
+
 @contextlib.contextmanager
 def answering_for_chip(family: str) -> Iterator[None]:
     """Have Pallas, which asks the device that is here what its chip can do, be answered for a chip
@@ -280,7 +296,9 @@ def _hide_frames() -> None:
     source_info_util.register_exclusion(own)
 
 
-def describe(computation: Any, target: CompileTarget | None, source: str = "") -> Lowered:
+def describe(
+    computation: Any, target: CompileTarget | None, source: str = "", name: str = ""
+) -> Lowered:
     """Return a computation that JAX has lowered as a program with its bytes."""
     from jax._src import config
     from jax._src.interpreters import pxla
@@ -292,11 +310,14 @@ def describe(computation: Any, target: CompileTarget | None, source: str = "") -
     )
     devices = computation._device_list
     mesh = _find_mesh(about)
+    origins = read_origins(lowered.operation.get_asm(enable_debug_info=True))
+    if hlo.is_of_library(source):  # Equinox jits a function of its own
+        source = _find_line(name, origins) or source
     program = LoweredProgram(
-        name=_plain_name(computation._name),
+        name=name or _plain_name(computation._name),
         positions=topologies.find_positions(target, tuple(devices)),
         digest=_digest(lowered),
-        origins=read_origins(lowered.operation.get_asm(enable_debug_info=True)),
+        origins=origins,
         source=source,
         axes=() if mesh is None else tuple(mesh.shape.items()),
         arguments=tuple(_describe_arguments(about)),
@@ -308,6 +329,15 @@ def describe(computation: Any, target: CompileTarget | None, source: str = "") -
         weight=sum(map(size_of, (*about["global_in_avals"], *about["global_out_avals"]))),
     )
     return Lowered(program, _serialize(lowered))
+
+
+def _find_line(name: str, origins: Sequence[str]) -> str:
+    """The first line of the function that operations are from; "" if it has none."""
+    for each in origins:
+        line, _, function = each.removesuffix(")").rpartition(" (")
+        if function.rpartition(".")[2] == name and not hlo.is_of_library(line):
+            return line
+    return ""
 
 
 def _serialize(module: Any) -> bytes:
@@ -400,11 +430,23 @@ def name_source(function: Any) -> str:
     return ""
 
 
-def find_name(debug: Any) -> str:
-    """Return the name of the function whose jaxpr has this debug info."""
-    return str(getattr(debug, "func_name", "") or "a program")
+def find_origin(closed: Any) -> tuple[str, str]:
+    """Return the name of the function whose program this is, and where it is, "file:line" or "".
+    Where that is JAX's own, such as of a kernel that is called outside of `jax.jit`: those of the
+    first function within."""
+    told = [_read_origin(each) for each in (closed.jaxpr, *_find_inner(closed.jaxpr))]
+    own = (each for each in told if not hlo.is_of_library(each[1]))
+    return next(own, told[0])
 
 
-def find_source(debug: Any) -> str:
-    """Return where that function is, "file:line"; "" if it is not known."""
-    return str(getattr(debug, "func_src_info", "")).partition(" at ")[2]
+def _find_inner(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        for inner in (equation.params.get("jaxpr"), *equation.params.get("jaxprs", ())):
+            if inner is not None:
+                yield getattr(inner, "jaxpr", inner)
+
+
+def _read_origin(jaxpr: Any) -> tuple[str, str]:
+    told = getattr(jaxpr, "debug_info", None)
+    name = str(getattr(told, "func_name", "") or "a program")
+    return name, str(getattr(told, "func_src_info", "")).partition(" at ")[2]

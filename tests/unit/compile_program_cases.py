@@ -44,6 +44,32 @@ def test_each_program_is_kept_once_and_single_operations_are_counted(tmp_path: P
     assert (skipped.tree, skipped.small) == ("/tree", 1)
 
 
+def test_the_arrays_of_nnx_jit_have_their_names_and_filter_jit_its_line(tmp_path: Path) -> None:
+    import equinox
+    import jax
+    from flax import nnx
+
+    model = nnx.Linear(512, 512, rngs=nnx.Rngs(0))
+    linear = equinox.nn.Linear(512, 512, key=jax.random.key(0))
+
+    @nnx.jit
+    def act(model: Any, x: Any) -> Any:
+        return model(x)
+
+    @equinox.filter_jit
+    def call(model: Any, x: Any) -> Any:
+        return jax.vmap(model)(x) + 1
+
+    record(tmp_path, lambda: (act(model, LARGE), call(linear, LARGE)))
+    found = {each.program.name: each.program for each in read_programs(tmp_path)}
+    assert [each.name for each in found["act"].arguments] == [
+        "model.bias.value",
+        "model.kernel.value",
+        "x",
+    ]
+    assert found["call"].source.startswith(f"{__file__}:")
+
+
 def test_the_function_runs_as_it_would_without(tmp_path: Path) -> None:
     import jax
 
@@ -105,7 +131,8 @@ def test_a_small_kernel_that_is_written_for_the_cores_of_a_chip_is_kept(tmp_path
     with pytest.raises(ValueError, match="interpret mode"):
         record(tmp_path, fill)
     (found,) = read_programs(tmp_path)
-    assert found.program.refused == ""
+    assert (found.program.name, found.program.refused) == ("fill", "")
+    assert found.program.source.startswith(f"{__file__}:")
     assert b"tpu_custom_call" in found.module
 
 

@@ -190,7 +190,8 @@ def tpu_compiler(machine: Machine, found: TpuCompiler | PreflightError) -> Findi
             "it: pip install 'kinetic-sdk[tpu-compile]'.",
         )
     if isinstance(found, PreflightError):
-        return warn(check, str(found), "`unset KINETIC_COMPILE_PYTHON` for your own environment's.")
+        remedy = "Set KINETIC_COMPILE_PYTHON to an interpreter that has it beside it, or unset it."
+        return warn(check, str(found), remedy)
     if _numbers(jax) < OLDEST_COMPILING_JAX:
         return warn(
             check,

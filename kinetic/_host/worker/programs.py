@@ -84,14 +84,16 @@ class Recorder:
     def _lower_again(
         self, original: Callable[..., Any], args: Any, given: Any, weight: int
     ) -> Lowered:
-        debug = args[0].jaxpr.debug_info
-        name, source = lowering.find_name(debug), lowering.find_source(debug)
+        name, source = lowering.find_origin(args[0])
+        jaxpr = args[0]
+        with contextlib.suppress(Exception):
+            jaxpr = lowering.name_arrays_of_flax(jaxpr)
         try:
             with lowering.answering_for_chip(self._family):
-                computation = original(*args, **(given | {"lowering_platforms": TPU}))
+                computation = original(jaxpr, *args[1:], **(given | {"lowering_platforms": TPU}))
             if computation.compile_args["host_callbacks"]:
                 return _refuse(name, source, weight, _CALLBACKS)
-            return lowering.describe(computation, None, source)
+            return lowering.describe(computation, None, source, name)
         except Exception as error:  # noqa: BLE001 - whatever JAX says is what is to be shown
             calls_back = "specified backend cpu" in str(error)
             why = _CALLBACKS if calls_back else f"JAX cannot lower it for TPUs: {error}"
