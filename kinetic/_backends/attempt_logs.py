@@ -18,18 +18,15 @@ from kinetic._core import layout
 from kinetic._core.log_format import FAILURE, STDERR, STDOUT, LogChunk, Position
 from kinetic._core.ref import JobRef
 from kinetic._store import attempts
-from kinetic._store.base import Store, pause_of
+from kinetic._store.base import Store, pause_after, pause_of
 from kinetic._store.log_segments import GROWS_BYTES, StoredLog, open_stored_log
 from kinetic._store.many import at_once
 from kinetic.errors import BackendUnavailable
 
 FILES_EVERY_S = 0.02
-LOOK_EVERY_S = 0.5
-"""How often an up-to-date reader looks for more in a store that is no folder."""
-LOOK_SOON_S = 0.2
-"""How often it looks while there is output: a line waits for the writer's pause and for this."""
-FLOWS_S = 3.0
-"""After this time without any, there is none."""
+LOOK_SOON_S, LOOK_EVERY_S = 0.2, 0.5
+"""How often an up-to-date reader looks for more in a store that is no folder: while there is output
+(a line waits for the writer's pause and for this), and when there was none for long."""
 POLL_S = 0.05
 ASK_EVERY_S = 1.0
 """How often a cluster is asked while a job is followed; the store is asked more often."""
@@ -260,14 +257,14 @@ def _poll(store: Store) -> Iterator[Pause]:
     soon_s, late_s, poll_s = (LOOK_SOON_S, LOOK_EVERY_S, POLL_S)
     if store.as_folder() is not None:
         soon_s = late_s = poll_s = FILES_EVERY_S
-    looked_at, flows_until = time.monotonic(), 0.0
+    looked_at = came_at = time.monotonic()
 
     def pause(new_bytes: int) -> Iterator[None]:
-        nonlocal looked_at, flows_until
+        nonlocal looked_at, came_at
         took_s = time.monotonic() - looked_at
-        flows_until = looked_at + FLOWS_S if new_bytes else flows_until
-        usual_s = soon_s if looked_at < flows_until else late_s
-        next_at = looked_at + pause_of(store, took_s, usual_s)
+        came_at = looked_at if new_bytes else came_at
+        least_s = pause_of(store, took_s, soon_s)
+        next_at = looked_at + pause_after(looked_at - came_at, least_s, late_s)
         while new_bytes < GROWS_BYTES and time.monotonic() < next_at:
             yield None
             time.sleep(poll_s)

@@ -156,6 +156,12 @@ def pause_of(store: Store, took_s: float, usual_s: float) -> float:
     return usual_s
 
 
+def pause_after(silence_s: float, least_s: float, most_s: float) -> float:
+    """Return how long to wait between looks when nothing has come for so long: a tenth of that.
+    What comes is then seen at most a tenth later than it could be."""
+    return min(max(least_s, silence_s / 10), most_s)
+
+
 @runtime_checkable
 class Expires(Protocol):
     """A store whose service may delete objects by itself."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import test_store
 
+from kinetic._host.ray import keeper as keeper_module
 from kinetic._host.ray.keeper import Keeper
 from kinetic._ray.address import connect
 from kinetic._ray.jobs_api import RayJob, RayNode
@@ -181,6 +182,36 @@ def test_a_full_disk_is_answered_and_ends_no_keeper(tmp_path, monkeypatch):
     assert post == {}
     assert [told["error"] for told in answers(tmp_path).values()] == ["StoreFull", "StoreFull"]
     assert list((tmp_path / ray_mail.UPLOADS).iterdir()) == []
+
+
+def test_a_keeper_without_letters_looks_ever_more_seldom(tmp_path, monkeypatch):
+    """200 looks a second, for ten seconds after each letter, were work for the control store."""
+    keeper, looked_at = Keeper(tmp_path, Letters()), []
+
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, seconds):
+            self.now += seconds
+
+    def work():
+        looked_at.append(clock.now)
+        if clock.now > 10:
+            raise StopIteration
+        return clock.now < 1
+
+    clock = Clock()
+    monkeypatch.setattr(keeper_module, "time", clock)
+    monkeypatch.setattr(keeper, "tidy", lambda: None)
+    monkeypatch.setattr(keeper, "work", work)
+    with pytest.raises(StopIteration):
+        keeper_module._keep(keeper)
+    busy = sum(at < 1 for at in looked_at)
+    assert busy == pytest.approx(200, rel=0.1)
+    assert len(looked_at) - busy < 150
 
 
 def test_a_keeper_takes_up_what_was_sent_while_there_was_none(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import threading
@@ -376,6 +377,38 @@ def test_a_job_is_followed_to_its_end(host, store):
     assert list(attempt_logs.read(store, ref, after, lambda: True)) == found[1:]
     tail = LogRequest(tail=1, follow=False)
     assert [c.data for c in attempt_logs.read(store, ref, tail, lambda: True)] == [b"", b"last\n"]
+
+
+class SlowTime:
+    """Time that passes in pauses only."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("is_unmetered", [False, True])
+def test_who_follows_a_silent_job_looks_ever_more_seldom(store, monkeypatch, is_unmetered):
+    """Each look is work for a store also where nobody pays for it."""
+    clock, looked_at = SlowTime(), [0.0]
+    monkeypatch.setattr(attempt_logs, "time", clock)
+    monkeypatch.setattr(store, "is_unmetered", is_unmetered, raising=False)
+
+    def has_ended() -> bool:
+        looked_at.append(clock.now)
+        return clock.now > 9
+
+    ref = JobRef(JOB, Place("gke"), "cpu:1", "f", "f", 0.0, store.uri)
+    list(attempt_logs.read(store, ref, LogRequest(), has_ended))
+    least_s = 0.05 if is_unmetered else attempt_logs.LOOK_SOON_S
+    for before, after in itertools.pairwise(looked_at[1:]):
+        due_s = min(max(least_s, before / 10), attempt_logs.LOOK_EVERY_S)
+        assert due_s <= after - before + 1e-9 <= due_s + attempt_logs.POLL_S + 1e-6
 
 
 # -- events ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
 from kinetic._ray.jobs_api import Submission
 
-DRIVER = "kinetic._host.ray.driver"
+DRIVER = "kinetic._host.ray"
 NO_INTERPRETER = 69
 STOP_MARGIN_S = 10
 """Time for the hosts' reports, after the function's grace."""

@@ -1,5 +1,4 @@
-"""`python -m kinetic._host.ray.driver`: the leader of a job, as the driver that Ray's Jobs API
-starts.
+"""The leader of a job, as the driver that Ray's Jobs API starts.
 
 In: `KINETIC_*` variables of the submission (see _backends.ray.submission), the job's records. Out:
 a `ProgramCode`; the job's events and verdict in the store. It runs no function: hosts are programs
@@ -160,7 +159,3 @@ def main() -> int:
             if driver.hosts is not None:
                 driver.hosts.release_all()
             cluster.disconnect()
-
-
-if __name__ == "__main__":
-    program.leave(main())

@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kinetic._store import ray_mail
-from kinetic._store.base import Entry
+from kinetic._store.base import Entry, pause_after
 from kinetic._store.local import LocalStore
 from kinetic._system import locks
 from kinetic.errors import KineticError
 from kinetic.version import __version__
 
-BUSY_POLL_S = 0.005
-IDLE_POLL_S = 0.1
-IDLE_AFTER_S = 10.0
+LOOK_SOON_S, LOOK_EVERY_S = 0.005, 0.1
+"""How often to look for letters: each look is work for the control store."""
 ANSWERS_LIVE_S = 300.0
 """An answer is read within a second or so, or by nobody."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -232,7 +231,7 @@ def _keep(keeper: Keeper) -> None:
         if now > tidied_at + ANSWERS_LIVE_S:
             keeper.tidy()
             tidied_at = now
-        time.sleep(BUSY_POLL_S if now < worked_at + IDLE_AFTER_S else IDLE_POLL_S)
+        time.sleep(pause_after(now - worked_at, LOOK_SOON_S, LOOK_EVERY_S))
 
 
 if __name__ == "__main__":
