@@ -32,6 +32,8 @@ SURVIVOR_GRACE_S = 0.3
 """... where the job goes on as soon as it has ended."""
 LEAST_EXIT_S = 5.0
 """How long exit handlers may always take."""
+ORPHAN_S = 3.0
+"""How long a host whose program was killed tries to tell its leader, which often went with it."""
 
 
 class Act(Enum):
@@ -123,6 +125,7 @@ class AgentMachine:
         self.kept = self.nothing_follows = False
         self.view: HostView | None = None
         self.kill_at: float | None = None
+        self._give_up_at: float | None = None
         self.has_reported = self._leaves = self._has_end = self._is_gone = False
         self._report: HostReport | None = None
         self._eviction = Eviction()
@@ -185,6 +188,9 @@ class AgentMachine:
 
     def tick(self, now: float) -> list[Act]:
         """Do what is due."""
+        if self._give_up_at is not None and now >= self._give_up_at:
+            self._give_up_at = None
+            return self.on_lost()
         if self.kill_at is None or now < self.kill_at:
             return []
         self.kill_at = None
@@ -230,9 +236,11 @@ class AgentMachine:
         self.nothing_follows |= is_final
         return self._give_up()
 
-    def on_program_gone(self) -> list[Act]:
-        """The program of this host was killed, which does not lead: the leader gets the report."""
+    def on_program_gone(self, now: float) -> list[Act]:
+        """The program of this host was killed, which does not lead: the leader gets the report,
+        unless it is gone as well."""
         self.stopping = self.nothing_follows = True
+        self._give_up_at = now + ORPHAN_S
         return self._give_up()
 
     def _give_up(self) -> list[Act]:

@@ -13,6 +13,8 @@ import importlib
 import math
 import os
 import re
+import select
+import shutil
 import signal
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -167,6 +169,10 @@ class Agents:
             words = f"host {identity.index}: {type(error).__name__}: {error}\n"
             os.write(self._last_words, words.encode())
             raise
+        finally:
+            # Its program, which would do it, was killed.
+            if identity.is_program and select.select([alive], [], [], 0)[0]:
+                shutil.rmtree(identity.scratch, ignore_errors=True)
 
     def cause_of_death(self, host: int, status: int) -> str:
         """Return a sentence for the wait status of an agent, with the exception that has ended it,

@@ -66,7 +66,8 @@ def main(environ: Mapping[str, str] | None = None, make_hosts: MakeHosts = _make
         plan = Plan.read(store.get(layout.plan(who.job_id)))
         if who.is_pod:  # A pod before it, killed on this machine, may have left something.
             shutil.rmtree(who.scratch, ignore_errors=True)
-        _make_scratch(who)
+        if who.role != "head":  # It runs no agent, and may be killed.
+            _make_scratch(who)
     except (KineticError, OSError) as error:
         sys.stderr.write(f"kinetic.runner: {error}\n")
         return ProgramCode.UNUSABLE

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from gangs import is_titled, wait_until
 
+from kinetic._backends import stored
+from kinetic._client.submission import ref_of
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.endpoint import Endpoint
@@ -27,6 +30,7 @@ from kinetic._pickling import call, results
 from kinetic._pickling.modules import Shipped
 from kinetic._rpc import certificate
 from kinetic._store.local import LocalStore
+from kinetic._system import processes
 
 TOKEN = "a-token-of-the-test"
 
@@ -213,3 +217,38 @@ def test_a_pod_that_is_ended_while_it_waits_for_its_leader_ends(plan, home):
     with gang.port:
         pod.send_signal(signal.SIGTERM)
         assert pod.wait(timeout=100) == 143
+
+
+def hold():
+    time.sleep(1000)
+
+
+def has_agents(plan):
+    titles = [f"kinetic-agent {plan.job_id} host {host}" for host in range(plan.hosts)]
+    return any(is_titled(pid, title) for pid in processes.all_pids() for title in titles)
+
+
+def test_killed_programs_leave_neither_agents_nor_folders(home):
+    """Agents tried for ten seconds to report to a leader that was killed as well, and the folders
+    stayed for ever."""
+    plan = planned(home, hold)
+    gang, store = Gang(plan, home), LocalStore(home)
+    with gang.port:
+        hosts = [gang.start(host) for host in range(plan.hosts)]
+        wait_until(lambda: stored.has_begun(store, ref_of(plan, store.uri)), "it does not begin")
+        for host in hosts:
+            host.kill()
+            host.wait()
+    wait_until(lambda: not has_agents(plan), "an agent is left")
+    assert not list(home.parent.glob("scratch-*/*"))
+
+
+def test_a_head_needs_no_folder(plan, home):
+    """It stayed when the head was killed."""
+    gang = Gang(plan, home)
+    with gang.port:
+        head = gang.start(0, KINETIC_ROLE="head")
+        wait_until(lambda: is_titled(head.pid, f"kinetic-host {plan.job_id} head"), "no head")
+        assert not list(home.parent.glob("scratch-*/*"))
+        head.kill()
+        head.wait()

@@ -9,6 +9,7 @@ import pytest
 
 from kinetic._core.agent import (
     LEAST_EXIT_S,
+    ORPHAN_S,
     STOPPED_GRACE_S,
     SURVIVOR_GRACE_S,
     Act,
@@ -153,13 +154,23 @@ def test_a_host_whose_leader_is_gone_gives_up(is_final):
 
 def test_a_host_whose_program_is_gone_reports_first():
     machine = running()
-    assert machine.on_program_gone() == [Act.REAP, Act.CONCLUDE]
+    assert machine.on_program_gone(0.0) == [Act.REAP, Act.CONCLUDE]
     machine.note_gone()
     machine.note_report(report(Exit.AGENT_LOST), arrives=False)
     machine.settle()
     assert not machine.finished
     machine.note_delivery()
     machine.settle()
+    assert machine.finished
+
+
+def test_a_host_whose_program_and_leader_are_gone_gives_up_soon():
+    """It tried to deliver its report for ten seconds, beside a slice that was long free again."""
+    machine = running()
+    machine.on_program_gone(5.0)
+    assert machine.tick(5.0 + ORPHAN_S - 0.1) == []
+    assert not machine.finished
+    assert machine.tick(5.0 + ORPHAN_S) == [Act.REAP, Act.CONCLUDE]
     assert machine.finished
 
 

@@ -304,7 +304,7 @@ class Agent:
             self._tell(self._machine.on_lost, is_final=False)
         else:
             self._end_with(Exit.AGENT_LOST, "Its program was killed.")
-            self._tell(self._machine.on_program_gone)
+            self._tell(self._machine.on_program_gone, time.monotonic())
 
     def _on_events(self) -> None:
         for event in self._link.events():
