@@ -44,7 +44,13 @@ EXPLAIN_EVERY_S = 2.0
 
 @dataclass(frozen=True)
 class Tick:
-    """Nothing new: a moment to look at the clock."""
+    """Nothing new: a moment to look at the clock.
+
+    Attributes:
+        fault: why nothing can be known of the job now; "" while it can.
+    """
+
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def follow(
     board = JobBoard(store, lambda _: backend, now)
     outcome: Outcome | None = None
     while True:
-        pause_s = PAUSE_S
+        pause_s, fault = PAUSE_S, ""
         try:
             for chunk in reading.stream():
                 yield start.news(now()) if chunk is None else chunk
@@ -115,7 +121,7 @@ def follow(
         except (BackendUnavailable, StoreError) as error:
             if not _may_pass(store, error):
                 raise
-            pause_s = reading.count_failure(error, now())
+            pause_s, fault = reading.count_failure(error, now()), str(error)
             if isinstance(error, BackendUnavailable) and request.follow:
                 outcome = outcome or _peek_verdict(board, store, ref)
             if outcome is not None and reading.is_hopeless:
@@ -124,7 +130,7 @@ def follow(
             if reading.is_hopeless and (isinstance(error, StoreError) or not request.follow):
                 raise
         for slept_s in _slices(pause_s):
-            yield Tick()
+            yield Tick(fault)
             pause(slept_s)
     if outcome is not None:
         yield Finished(outcome)

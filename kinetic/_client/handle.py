@@ -20,7 +20,7 @@ from kinetic._client import following, futures, killing, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
 from kinetic._client.board.console import Printer, hide_frames
-from kinetic._client.following import Finished, OnStatus, StatusWatch, Waiting
+from kinetic._client.following import Finished, OnStatus, StatusWatch, Tick, Waiting
 from kinetic._client.view import JobView
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.log_format import LogChunk
@@ -453,16 +453,13 @@ class JobHandle(JobView, Generic[R_co]):
                     printer.write(event)
                 look()
                 show()
+                fault = event.fault if isinstance(event, Tick) else ""
                 if self._left:
-                    raise WaitTimeout(
-                        f"The wait for {self.job_id} was given up. It keeps running; "
-                        f"{self._way_back()}"
-                    )
+                    why = f"The wait for {self.job_id} was given up."
+                    raise WaitTimeout(f"{why} {self._say_it_goes_on(fault)}")
                 if self._clock() >= deadline and not self._has_verdict():
-                    raise WaitTimeout(
-                        f"{self.job_id} has not ended within {patience:g} s. It keeps running; "
-                        f"{self._way_back()}"
-                    )
+                    why = f"{self.job_id} has not ended within {patience:g} s."
+                    raise WaitTimeout(f"{why} {self._say_it_goes_on(fault)}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
 
     def _has_verdict(self) -> bool:
@@ -483,6 +480,12 @@ class JobHandle(JobView, Generic[R_co]):
             f"{self.job_id}`, "
             f"stop it with `kinetic jobs cancel {self.job_id}`."
         )
+
+    def _say_it_goes_on(self, fault: str) -> str:
+        goes_on = "It keeps running"
+        if fault:
+            goes_on = f"Whether it keeps running cannot be told now ({fault.rstrip('.')})"
+        return f"{goes_on}; {self._way_back()}"
 
     def _parting_words(self) -> str:
         return f"kinetic: {self.job_id} keeps running; {self._way_back()}"

@@ -174,6 +174,12 @@ def test_the_store(folder: StoreFolder, expected: list[str]) -> None:
     assert all(f.remedy for f in found if f.level is not Level.OK)
 
 
+def test_a_folder_beside_the_store_of_the_settings_is_not_called_the_store() -> None:
+    (found,) = checks.store(StoreFolder("/s"), "ray+http://head:8265")
+    assert found.check == "local store"
+    assert found.detail.endswith("jobs of your settings are kept in ray+http://head:8265.")
+
+
 def test_a_store_of_somebody_else_is_not_made_yours() -> None:
     (found,) = checks.store(StoreFolder("/s", is_mine=False))
     assert found.remedy == "set KINETIC_STORE to a folder of your own."

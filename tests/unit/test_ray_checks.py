@@ -30,8 +30,8 @@ def test_a_good_cluster_has_no_problem():
     found = told(GOOD)
     assert {each.level for each in found.values()} == {Level.OK}
     assert found["ray resources"].detail == "5 nodes with 12 CPU, 16 TPU."
-    assert "keeper runs" in found["ray store"].detail
-    assert "ray store" not in told(GOOD, "gs://bucket")
+    assert "keeper runs" in found["store"].detail
+    assert "store" not in told(GOOD, "gs://bucket")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_an_older_ray_than_the_tested_one_is_said():
 
 def test_a_store_without_its_keeper_is_no_problem():
     found = told(RayFacts("http://head:8265", "", "2.60.0", (HEAD,)))
-    assert "starts with the first job" in found["ray store"].detail
+    assert "starts with the first job" in found["store"].detail
     assert "ray python" not in found
 
 

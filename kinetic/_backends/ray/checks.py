@@ -169,12 +169,12 @@ def _check_store(facts: RayFacts, store: str) -> list[Finding]:
     if not store.startswith("ray+"):
         return []
     if facts.has_keeper:
-        return [ok("ray store", "The cluster keeps the store; its keeper runs.")]
+        return [ok("store", "The cluster keeps the store; its keeper runs.")]
     text = "The cluster keeps the store; its keeper starts with the first job."
     lasting = "Name a bucket by KINETIC_STORE to keep jobs longer than the cluster's head."
     if len({node.address for node in facts.nodes}) > 1 and "127.0.0.1" in facts.address:
-        return [warn("ray store", f"{text} Its nodes must reach the dashboard.", lasting)]
-    return [ok("ray store", text)]
+        return [warn("store", f"{text} Its nodes must reach the dashboard.", lasting)]
+    return [ok("store", text)]
 
 
 def list_resources(settings: Settings) -> tuple[RayResource, ...]:

@@ -262,8 +262,9 @@ def namespaces(machine: Machine) -> Finding:
     )
 
 
-def store(folder: StoreFolder) -> list[Finding]:
-    """Check the folder of the store."""
+def store(folder: StoreFolder, kept_in: str = "") -> list[Finding]:
+    """Check the folder of the store; `kept_in` is the address of another store, if the settings
+    name one."""
     elsewhere = "or set KINETIC_STORE to a folder of your own."
     if folder.exists and not folder.is_folder:
         return [problem("store", f"{folder.path} is not a folder.", f"Move it away, {elsewhere}")]
@@ -281,7 +282,12 @@ def store(folder: StoreFolder) -> list[Finding]:
     if not folder.writable:
         doing = "written to" if folder.exists else "made"
         return [problem("store", f"{folder.path} cannot be {doing}.", f"Allow it, {elsewhere}")]
-    found = [ok("store", f"{folder.path}{'' if folder.exists else ' (made by the first job)'}.")]
+    if kept_in:
+        other = f"jobs of your settings are kept in {kept_in}."
+        found = [ok("local store", f"{folder.path} is for jobs on this machine; {other}")]
+    else:
+        made = "" if folder.exists else " (made by the first job)"
+        found = [ok("store", f"{folder.path}{made}.")]
     if folder.exists and folder.mode & _OTHERS:
         found.append(
             warn(

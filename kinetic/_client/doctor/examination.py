@@ -59,7 +59,8 @@ def examine(*, fix: bool = False) -> Report:
     if known is None:
         return Report(tuple(found))
     place = facts.folder((chosen or known).folder)
-    found += checks.store(place)
+    uri = (chosen or known).store
+    found += checks.store(place, uri if "://" in uri and not uri.startswith("file://") else "")
     done: list[str] = []
     if place.exists and place.is_folder and place.is_mine and not place.refused:
         left, done = _leftovers(LocalStore((chosen or known).folder), fix=fix)
