@@ -1,4 +1,4 @@
-"""What a job's leader leaves in the store.
+"""What a job's leader leaves in the store, and what it is asked there.
 
 In: a store, a reference. Out: a `Status`, whether an attempt has begun. The same for all backends
 whose host 0 leads the gang.
@@ -6,13 +6,24 @@ whose host 0 leads the gang.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+
 from kinetic._backends.base import Status
-from kinetic._core import events, layout
+from kinetic._core import events, layout, record
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
+from kinetic._store import attempts
 from kinetic._store.base import Store
-from kinetic.errors import CorruptRecord, NotFound
+from kinetic.errors import BackendUnavailable, CorruptRecord, NotFound
+
+ANSWERED_WITHIN_S = 30.0
+"""Where a look is a call, leaders look for requests every ten seconds."""
+_LOOK_EVERY_S = 0.25
 
 
 def verdict(store: Store, ref: JobRef) -> Status | None:
@@ -50,3 +61,34 @@ def note_cancellation(store: Store, ref: JobRef) -> bool:
         return False
     store.put(layout.cancellation(ref.job_id), b"{}\n", if_absent=True)
     return True
+
+
+def ask_to_kill(
+    store: Store,
+    ref: JobRef,
+    hosts: Sequence[int],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], object] = time.sleep,
+) -> tuple[int, ...]:
+    """Have a leader kill these hosts; return those that ran, () once the job has ended.
+
+    Raises:
+        BackendUnavailable: it has not answered.
+    """
+    place, request_id = (ref.job_id, attempts.newest(store, ref.job_id)), os.urandom(8).hex()
+    request = {"id": request_id, "hosts": list(hosts)}
+    store.put(layout.kill_wanted(*place), json.dumps(request).encode())
+    until = clock() + ANSWERED_WITHIN_S
+    while clock() < until:
+        with contextlib.suppress(NotFound):
+            answer = record.parse(store.get(layout.kill_answer(*place)))
+            if answer.get("id") == request_id:
+                return tuple(map(int, answer["hosts"]))
+        if store.has(layout.outcome(ref.job_id)):
+            return ()
+        pause(_LOOK_EVERY_S)
+    raise BackendUnavailable(
+        f"The leader of {ref.job_id} has not answered within {ANSWERED_WITHIN_S:g} s. It may be "
+        "starting, or has begun another attempt: try again."
+    )

@@ -24,6 +24,7 @@ In: ids and indices. Out: keys with "/" between parts.
         stacks-wanted.json                a request for stacks that cannot reach the leader
         stacks.json                       the leader's answer to the last such request
         activity-wanted.json, activity.json   the same for what the hosts are doing
+        kill-wanted.json, kill-answer.json    ... and to kill hosts, where only their leader can
         programs/                         what JAX compiled on the leader, with compile_check
         hosts/<i>/report.json             how host i ended
         hosts/<i>/result.pkl              its value: the leader's, or that of each host
@@ -184,6 +185,16 @@ def activity_wanted(job_id: str, number: int) -> str:
 def activity(job_id: str, number: int) -> str:
     """The leader's answer to the last request."""
     return f"{attempt(job_id, number)}/activity.json"
+
+
+def kill_wanted(job_id: str, number: int) -> str:
+    """A request to kill hosts on purpose, to the leader that has started them."""
+    return f"{attempt(job_id, number)}/kill-wanted.json"
+
+
+def kill_answer(job_id: str, number: int) -> str:
+    """The leader's answer to the last request."""
+    return f"{attempt(job_id, number)}/kill-answer.json"
 
 
 def host(job_id: str, number: int, index: int) -> str:

@@ -1,33 +1,24 @@
 """Where a leader sits while its gangs are served: one coordinator, signals, looks into the store.
 
-In: a coordinator, what to do on signals. Out: a wake-up whenever something has happened; answers in
-the store.
+In: a coordinator, what to do on signals. Out: a wake-up whenever something has happened.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import signal
-import time
 from collections.abc import Callable, Mapping
 
-from kinetic._core import layout, record
 from kinetic._core.gang.machine import Gang
+from kinetic._host import questions
+from kinetic._host.hosts import Hosts
 from kinetic._rpc.server import Coordinator
 from kinetic._store.base import Store
-from kinetic.errors import KineticError, NotFound
 
 LOOK_S = 0.1
 """How often the leader looks what there is to do when nothing wakes it."""
 RECORDS_S, FAR_RECORDS_S = 0.5, 10.0
 """How often it checks that the job's records still exist; where each check is a request."""
-DUMP_S = 5.0
-"""How long hosts may take to dump their stacks."""
-LOOK_SOON_S, WATCHED_S = 2.0, 30.0
-"""How often to look while somebody watches what the hosts are doing, and for how long after the
-last question."""
 
 
 class Desk:
@@ -60,10 +51,10 @@ class Desk:
 
         self._watching.append(asyncio.create_task(watch()))
 
-    def answer_questions(self, gang: Callable[[], Gang]) -> None:
+    def answer_questions(self, hosts: Hosts, gang: Callable[[], Gang]) -> None:
         """Answer those that are asked in the store."""
-        store, job_id = self._store, self._job_id
-        answers = _answer(store, job_id, self._coordinator, gang, self._records_s)
+        about = self._store, self._job_id, self._coordinator, hosts
+        answers = questions.answer(*about, gang=gang, far_s=self._records_s)
         self._watching.append(asyncio.create_task(answers))
 
     @property
@@ -97,44 +88,3 @@ class Desk:
         has written the verdict."""
         await self._coordinator.stop()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-
-
-async def _answer(
-    store: Store, job_id: str, coordinator: Coordinator, gang: Callable[[], Gang], far_s: float
-) -> None:
-    """Answer callers that do not reach the leader's port, and ask in the store: for stacks, or,
-    again and again, for what the hosts are doing. `gang` is that of the current attempt, `far_s`
-    how often to look while nobody asks."""
-
-    async def stacks() -> dict[str, object]:
-        found = await coordinator.dump_stacks(DUMP_S)
-        return {"stacks": {str(host): text for host, text in found.items()}}
-
-    async def activity() -> dict[str, object]:
-        return {"activity": gang().snapshot()}
-
-    answered: dict[str, str] = {}
-    watched_until = 0.0
-    while True:
-        await asyncio.sleep(min(far_s, LOOK_SOON_S) if time.monotonic() < watched_until else far_s)
-        place = job_id, gang().spec.attempt
-        for wanted, key, act in (
-            (layout.stacks_wanted(*place), layout.stacks(*place), stacks),
-            (layout.activity_wanted(*place), layout.activity(*place), activity),
-        ):
-            with contextlib.suppress(KineticError):  # It is asked again, or answered next time.
-                asked = await asyncio.to_thread(_read_request_id, store, wanted)
-                if asked in ("", answered.get(wanted)):
-                    continue
-                data = json.dumps({"id": asked} | await act()).encode()
-                await asyncio.to_thread(store.put, key, data)
-                answered[wanted] = asked
-                if act is activity:
-                    watched_until = time.monotonic() + WATCHED_S
-
-
-def _read_request_id(store: Store, key: str) -> str:
-    try:
-        return str(record.parse(store.get(key))["id"])
-    except (NotFound, LookupError):
-        return ""

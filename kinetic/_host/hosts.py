@@ -60,9 +60,10 @@ class Hosts(ABC):
         stay: whether agents outlive an attempt, and wait for their place in the next one; otherwise
             each attempt has new ones.
         come_later: whether hosts of the first attempt may be started long after the leader.
+        killable: whether callers who want to rehearse a loss have the leader kill programs.
     """
 
-    announced = False
+    announced = killable = False
     come_later = False
 
     def __init__(self, *, stay: bool, alone: bool = False) -> None:
@@ -179,6 +180,11 @@ class Hosts(ABC):
     @abstractmethod
     def kill(self, indices: Collection[int] | None = None) -> None:
         """Kill what does not end by itself; by default on all hosts."""
+
+    def kill_programs(self, indices: Collection[int]) -> Collection[int]:
+        """Kill the programs of these hosts as the loss of a machine would; return those that ran.
+        Only where this is `killable`."""
+        return ()
 
     # -- what is known from the gang ---------------------------------------------------------------
 

@@ -172,7 +172,7 @@ class Leader:
         self._hosts.reap()
         desk.watch_records(self._has_records, on_removal=self._on_removal)
         if self._reads_questions:
-            desk.answer_questions(lambda: self._gang)
+            desk.answer_questions(self._hosts, lambda: self._gang)
         try:
             ended = await self._lead_attempts(coordinator, desk)
         finally:

@@ -54,3 +54,15 @@ def test_a_host_that_waits_and_leaves_is_lost_once():
     made.on_leave(2)
     made.on_leave(2)
     assert told.deaths == [2]
+
+
+def test_programs_are_killed_that_run(monkeypatch):
+    made, told = make_hosts()
+    begin(made)
+    made._starts[0].places = ["at 0", "at 1", "at 2", "at 3"]
+    made._running = {0, 1, 3}  # that of host 2 has ended
+    killed = []
+    monkeypatch.setattr(hosts.cluster, "kill_program", killed.append)
+    assert sorted(made.kill_programs([1, 2, 3, 7])) == [1, 3]
+    assert sorted(killed) == ["at 1", "at 3"]
+    assert told.deaths == [], "Ray tells of it"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from kinetic._core.ref import JobRef
 from kinetic._ray import keepers
 from kinetic._ray.jobs_api import JobsApi, RayJob, secrets_package
 from kinetic._store.base import Store
-from kinetic.errors import BackendUnavailable, NotFound, PreflightError
+from kinetic.errors import BackendUnavailable, NotFound, PreflightError, UsageError
 
 _LEAVING_S, _STOPPING_S = 20.0, 20.0
 """How long a driver takes to end by itself, and when it is told to."""
@@ -150,6 +151,18 @@ class RayBackend:
         """What its leader has waited for last."""
         reason = self._waits_for(ref)
         return f"{reason[0].upper()}{reason[1:]}." if reason else ""
+
+    def kill(
+        self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
+    ) -> tuple[int, ...]:
+        """Have their leader kill their actors: a host's function and agent end with it."""
+        if signum != signal.SIGKILL:
+            raise UsageError(
+                "Ray ends the actor of a host at once, and sends no signals: use KILL."
+            )
+        if self.status([ref])[ref.job_id].phase is not JobStatus.RUNNING:
+            return ()
+        return stored.ask_to_kill(self._store, ref, hosts)
 
     # -- output ------------------------------------------------------------------------------------
 

@@ -231,6 +231,11 @@ def run_program(place: HostPlace, variables: Mapping[str, str]) -> Future[tuple[
     return future
 
 
+def kill_program(place: HostPlace) -> None:
+    """Kill an actor with the program of its host."""
+    ray.kill(place.actor)
+
+
 def describe_death(error: BaseException) -> str:
     """Say how an actor has ended."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -44,6 +44,8 @@ class RayHosts(RemoteHosts):
     Where the job needs all of its slices, no program starts before all are reserved.
     """
 
+    killable = True
+
     def __init__(
         self,
         hosts: int,
@@ -111,6 +113,13 @@ class RayHosts(RemoteHosts):
             indices = range(self._slices * self._each)
         for which in {index // self._each for index in indices}:
             self._release(which)
+
+    def kill_programs(self, indices: Collection[int]) -> Collection[int]:
+        """Kill their actors, which take the programs along."""
+        found = {index: self._starts[index // self._each] for index in self._running & {*indices}}
+        for index, start in found.items():
+            cluster.kill_program(start.places[index % self._each])
+        return found.keys()
 
     def release_all(self) -> None:
         """Free everything, and wait until Ray has heard of it."""

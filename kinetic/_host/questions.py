@@ -1,0 +1,90 @@
+"""Questions of callers that do not reach the leader's port: they ask in the store, for stacks, for
+what the hosts are doing, or to kill some.
+
+In: a store, the coordinator, the hosts. Out: answers in the store. Who has asked for activity asks
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from kinetic._core import layout, record
+from kinetic._core.gang.machine import Gang
+from kinetic._store.base import Store
+from kinetic.errors import KineticError, NotFound
+
+if TYPE_CHECKING:
+    from kinetic._host.hosts import Hosts
+    from kinetic._rpc.server import Coordinator
+
+DUMP_S = 5.0
+"""How long hosts may take to dump their stacks."""
+LOOK_SOON_S, WATCHED_S = 2.0, 30.0
+"""How often to look while somebody watches what the hosts are doing, and for how long after the
+last question."""
+
+
+_Row = tuple[str, str, Callable[[Mapping[str, Any]], Awaitable[dict[str, object]]]]
+"""Where it is asked, where the answer goes, and what finds it."""
+
+
+async def answer(
+    store: Store,
+    job_id: str,
+    coordinator: Coordinator,
+    hosts: Hosts,
+    *,
+    gang: Callable[[], Gang],
+    far_s: float,
+) -> None:
+    """Answer until it is cancelled. `gang` is that of the current attempt, `far_s` how often to
+    look while nobody asks."""
+    killed: dict[str, list[int]] = {}
+
+    async def stacks(_: Mapping[str, Any]) -> dict[str, object]:
+        found = await coordinator.dump_stacks(DUMP_S)
+        return {"stacks": {str(host): text for host, text in found.items()}}
+
+    async def activity(_: Mapping[str, Any]) -> dict[str, object]:
+        return {"activity": gang().snapshot()}
+
+    async def kill(asked: Mapping[str, Any]) -> dict[str, object]:
+        if asked["id"] not in killed:  # The answer may not have arrived in the store.
+            killed[asked["id"]] = sorted(hosts.kill_programs(asked["hosts"]))
+        return {"hosts": killed[asked["id"]]}
+
+    answered: dict[str, str] = {}
+    watched_until = 0.0
+    while True:
+        await asyncio.sleep(min(far_s, LOOK_SOON_S) if time.monotonic() < watched_until else far_s)
+        place = job_id, gang().spec.attempt
+        rows: list[_Row] = [
+            (layout.stacks_wanted(*place), layout.stacks(*place), stacks),
+            (layout.activity_wanted(*place), layout.activity(*place), activity),
+        ]
+        if hosts.killable:
+            rows.append((layout.kill_wanted(*place), layout.kill_answer(*place), kill))
+        for wanted, key, act in rows:
+            with contextlib.suppress(KineticError):  # It is asked again, or answered next time.
+                asked = await asyncio.to_thread(_read_request, store, wanted)
+                if asked["id"] in ("", answered.get(wanted)):
+                    continue
+                data = json.dumps({"id": asked["id"]} | await act(asked)).encode()
+                await asyncio.to_thread(store.put, key, data)
+                answered[wanted] = asked["id"]
+                if act is activity:
+                    watched_until = time.monotonic() + WATCHED_S
+
+
+def _read_request(store: Store, key: str) -> Mapping[str, Any]:
+    try:
+        found = record.parse(store.get(key))
+        return found | {"id": str(found["id"])}
+    except (NotFound, LookupError):
+        return {"id": ""}
