@@ -24,6 +24,7 @@ from kinetic._core import layout, record
 from kinetic._core.log_format import LogChunk
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic._ray import keepers
 from kinetic._ray.jobs_api import JobsApi, RayJob, secrets_package
 from kinetic._store.base import Store

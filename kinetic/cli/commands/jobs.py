@@ -17,7 +17,7 @@ from kinetic.cli import output
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import ignore_option, job_argument, json_option
-from kinetic.errors import NotFound, UsageError
+from kinetic.errors import KineticError, NotFound, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
