@@ -114,6 +114,7 @@ class JobStream:
         host: int = 0,
     ) -> None:
         self._camera = JobCamera(access, ref)
+        self._ref = ref
         self._render = render
         host = min(host, ref.hosts - 1)
         self._reader = OutputReader(access.handle_of(ref), host)
@@ -129,13 +130,14 @@ class JobStream:
         self._camera.close()
 
     def look_once(self) -> dict[str, Any]:
-        """Return what the page shows at first.
+        """Return what the page shows at first: no charts, since to read a million steps takes a
+        second.
 
         Raises:
             KineticError: the job cannot be seen.
         """
         scene = self._camera.look()
-        return {"scene": scene, "pieces": self._pieces(scene)}
+        return {"scene": scene, "pieces": self._pieces(scene) | {"charts": ""}}
 
     def look(self) -> Message | None:
         """Return what has changed; None if nothing has, or it is not yet time to look again.
@@ -148,7 +150,9 @@ class JobStream:
         message: Message = {}
         try:
             scene = self._camera.look()
-            html = self._pieces(scene)
+            html, has_charts = self._pieces(scene), bool(self._sent)
+            if has_charts:
+                html["charts"] = self._draw_charts()
             changed = {n: piece for n, piece in html.items() if self._sent.get(n) != piece}
             if changed:
                 message["html"] = changed
@@ -158,7 +162,7 @@ class JobStream:
                 message |= {"lines": [line.to_json() for line in lines], "open": open_line}
                 self._open_line = open_line
             pause_s = _ENDED_S if scene.has_ended else 0.0 if self._is_near else _REMOTE_S
-            self._next_at = time.monotonic() + (0.0 if lines else pause_s)
+            self._next_at = time.monotonic() + (pause_s if has_charts and not lines else 0.0)
             trouble = ""
         except NotFound:
             raise
@@ -169,16 +173,17 @@ class JobStream:
             self._trouble = message["trouble"] = trouble
         return message or None
 
+    def _draw_charts(self) -> str:
+        charts = self._charts.look()
+        left_out = self._charts.left_out
+        return self._render("_charts.html", charts=charts, left_out=left_out, ref=self._ref)
+
     def _pieces(self, scene: JobScene) -> dict[str, str]:
-        """The parts of the page that change, by the ids of their elements."""
+        """The parts of the page that change, by the ids of their elements, but for the charts."""
         found = {
             name: self._render(f"_{name}.html", scene=scene, ref=scene.ref)
             for name in ("head", "attempts", "attention")
         }
-        charts = self._charts.look()
-        found["charts"] = self._render(
-            "_charts.html", charts=charts, left_out=self._charts.left_out, ref=scene.ref
-        )
         for box in scene.slices:
             name = f"slice-{box.number}"
             found[name] = self._render("_slice.html", box=box, scene=scene)

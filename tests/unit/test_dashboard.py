@@ -8,6 +8,7 @@ import http.client
 import json
 import re
 import threading
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,20 +24,25 @@ import kinetic
 from kinetic._client.access import JobAccess
 from kinetic._client.board import activity
 from kinetic._client.handle import JobHandle
+from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang
 from kinetic._core.gang.messages import Activity, GangSpec, Heartbeat
 from kinetic._core.gang.picture import picture_of
+from kinetic._core.log_format import STDOUT
+from kinetic._core.metric_format import Frame
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
-from kinetic._dashboard import output, scene, start
+from kinetic._dashboard import live, output, scene, start
 from kinetic._dashboard.board_watch import BoardWatch
 from kinetic._dashboard.guard import is_allowed
 from kinetic._dashboard.output import OutputReader
+from kinetic._dashboard.pages import Pages
 from kinetic._dashboard.server import DashboardServer
+from kinetic._host.agent.log_writer import open_log
 from kinetic._store import index
 from kinetic._store.local import LocalStore
 from kinetic.errors import PreflightError, StoreError, UsageError
@@ -410,6 +416,30 @@ def test_times_out_of_order_are_drawn_within_the_line():
     (attempt,) = picture_of([GangEvent(EventKind.READY, time=5.0)], 1).attempts
     (bar,) = scene.draw_bars([attempt], 0.0, 1.0)  # a clock that was set back
     assert 0 <= bar.begin <= bar.ready <= bar.end <= 1004
+
+
+def test_a_page_and_its_first_lines_do_not_wait_for_charts(world: World):
+    ref = world.add()
+    world.end(ref)
+    world.backend.output[ref.job_id] = [chunk(b"a line\n")]
+    key = layout.metrics(ref.job_id, 1, 0)
+    world.store.put(layout.plan(ref.job_id), b"{}")
+    log = open_log(world.store, key, (world.store.path(key), world.store.path(f"{key}.idx")))
+    columns = array("d", [NOW, NOW]), array("q", [0, 1]), [array("d", [2.0, 1.0])]
+    log.write(STDOUT, Frame(("loss",), *columns).encode())
+    log.close(holds_text=False)
+    pages = Pages(world.access, lambda: False)
+    stream = live.JobStream(world.access, ref, pages.render)
+    assert stream.look_once()["pieces"]["charts"] == ""
+    first, second = stream.look(), stream.look()
+    assert first is not None
+    assert [line[4] for line in first["lines"]] == ["a line"]
+    assert "charts" not in first["html"]
+    assert second is not None
+    assert list(second["html"]) == ["charts"]
+    assert ">loss</span>" in second["html"]["charts"]
+    assert stream.look() is None  # The job has ended: it is looked at rarely.
+    stream.close()
 
 
 # -- output ---------------------------------------------------------------------------------------
