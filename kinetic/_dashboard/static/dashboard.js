@@ -128,31 +128,37 @@ function listJobs() {
   const rows = $("rows"), filter = $("filter"), given = new URLSearchParams(location.search);
   let state = given.get("state") || "", total = +$("jobs").dataset.total, busy = false, again = false, shown = "";
   filter.value = given.get("q") || "";
+  let isPart = !!(state || filter.value); // whether the rows that are there were filtered
   const height = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--row"));
   function lay() {
     rows.classList.add("windowed");
     rows.style.height = total * height() + "px";
     for (const row of rows.children) row.style.transform = `translateY(${+row.dataset.n * height()}px)`;
-    setText($("total"), filter.value || state ? `${total.toLocaleString()} shown` : "");
+    setText($("total"), isPart ? `${total.toLocaleString()} shown` : "");
     $("none").hidden = total > 0;
     for (const chip of document.querySelectorAll("[data-state]")) chip.setAttribute("aria-pressed", chip.dataset.state === state);
   }
   async function show() {
     if (busy) { again = true; return; }
     busy = true;
+    const q = filter.value, wanted = state;
     const above = Math.max(0, -rows.getBoundingClientRect().top), n = Math.ceil(innerHeight / height()) + 20;
     const from = Math.max(0, Math.floor(above / height()) - 10);
     try {
-      const found = await ask("rows?" + new URLSearchParams({ from, n, state, q: filter.value }));
-      total = found.total;
-      const was = document.activeElement && rows.contains(document.activeElement) ? document.activeElement.id : "";
-      if (found.html !== shown) { rows.innerHTML = shown = found.html; rows.dataset.from = from; }
-      if (was && $(was)) $(was).focus({ preventScroll: true });
-      lay();
-      tick();
+      const found = await ask("rows?" + new URLSearchParams({ from, n, state, q }));
+      if (q === filter.value && wanted === state) apply(found, from);
     } catch (error) { showTrouble(error.message); }
     busy = false;
     if (again) { again = false; show(); }
+  }
+  function apply(found, from) {
+    total = found.total;
+    isPart = !!(state || filter.value);
+    const was = document.activeElement && rows.contains(document.activeElement) ? document.activeElement.id : "";
+    if (found.html !== shown) { rows.innerHTML = shown = found.html; rows.dataset.from = from; }
+    if (was && $(was)) $(was).focus({ preventScroll: true });
+    lay();
+    tick();
   }
   function refilter() {
     const query = new URLSearchParams();
