@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import click
@@ -18,7 +18,7 @@ from kinetic._core import layout, record
 from kinetic._core.ref import NEWEST, JobRef
 from kinetic._core.values import dataclass
 from kinetic._store import index as stored
-from kinetic.errors import KineticError, NotFound, UsageError
+from kinetic.errors import KineticError, NotFound, StoreError, UsageError
 
 if TYPE_CHECKING:
     from kinetic._backends.base import Backend
@@ -48,6 +48,7 @@ class AppContext:
         submit: takes a function and the arguments of `kinetic.run`, and starts the job.
         plan: takes the same, and returns what would be submitted.
         now: seconds since the epoch.
+        elsewhere: the same for other stores that keep jobs of this user.
     """
 
     store: Store
@@ -56,6 +57,7 @@ class AppContext:
     submit: Callable[[Callable[[], None], Mapping[str, Any]], JobHandle[Any]]
     now: Callable[[], float] = time.time
     plan: Callable[[Callable[[], None], Mapping[str, Any]], PlanView] = _refuse_plan
+    elsewhere: Callable[[], Iterable[AppContext]] = tuple
 
     @functools.cached_property
     def board(self) -> JobBoard:
@@ -109,8 +111,14 @@ def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]
     @functools.wraps(command)
     def call_command(*args: P.args, **kwargs: P.kwargs) -> R:
         place = {name: cast("str | None", kwargs.pop(name, None)) for name in _PLACES}
-        app: AppContext | None = click.get_current_context().obj
-        return command(make_context(place) if app is None else app, *args, **kwargs)
+        app: AppContext = click.get_current_context().obj or make_context(place)
+        try:
+            return command(app, *args, **kwargs)
+        except NotFound:
+            for other in app.elsewhere():
+                with contextlib.suppress(NotFound, StoreError):
+                    return command(other, *args, **kwargs)
+            raise
 
     for name in reversed(_PLACES):
         call_command = click.option(
@@ -121,6 +129,7 @@ def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]
 
 def make_context(flags: Mapping[str, str | None]) -> AppContext:
     """Return the context that settings and flags describe."""
+    from kinetic._client import elsewhere
     from kinetic._client.access import open_access
 
     access = open_access(flags)
@@ -139,4 +148,5 @@ def make_context(flags: Mapping[str, str | None]) -> AppContext:
         access.handle_of,
         submit=lambda function, options: remote(function, options).run_async(),
         plan=lambda function, options: remote(function, options).plan(),
+        elsewhere=lambda: map(make_context, elsewhere.list_flags(flags)),
     )

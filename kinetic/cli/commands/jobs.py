@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kinetic._client import elsewhere
 from kinetic._client.board import text
 from kinetic._core.state import UNKNOWN, JobStanding, JobStatus, standing_of_verdict
 from kinetic.cli import output
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import ignore_option, job_argument, json_option
-from kinetic.errors import KineticError, NotFound, UsageError
+from kinetic.errors import KineticError, NotFound, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from kinetic._client.batch.manifest import Batch
     from kinetic._client.board.activity import HostLine
@@ -155,9 +156,17 @@ def list_jobs(
 ) -> None:
     """Print one line for each job."""
     refs = app.board.refs() if group is None else _refs_of_batch(app, group)
-    wanted = {state.upper() for state in states}
-    shown, more = app.board.select(refs, None if show_all else limit, wanted)
-    shown = app.board.add_starts(shown)
+    wanted, most = {state.upper() for state in states}, None if show_all else limit
+    shown, more = _select(app, refs, most, wanted)
+    for other in app.elsewhere() if group is None else ():
+        try:
+            found, are_more = _select(other, other.board.refs(), most, wanted)
+        except StoreError as error:
+            elsewhere.forget_store(other.store.uri)
+            output.notice(f"Jobs that are kept elsewhere are left out, from now on: {error}")
+            continue
+        shown = sorted([*shown, *found], key=lambda each: each[0].created_at, reverse=True)
+        shown, more = shown[:most], more or are_more or len(shown) > len(shown[:most])
     if as_json:
         return output.json_document([ref.attributes() | _document(found) for ref, found in shown])
     if not shown:
@@ -181,6 +190,13 @@ def list_jobs(
     for why in dict.fromkeys(found.reason for _, found in shown if found.state == UNKNOWN):
         output.notice(f"Some states are unknown: {why}")
     return None
+
+
+def _select(
+    app: AppContext, refs: Sequence[JobRef], limit: int | None, states: Collection[str]
+) -> tuple[list[tuple[JobRef, JobStanding]], bool]:
+    shown, more = app.board.select(refs, limit, states)
+    return app.board.add_starts(shown), more
 
 
 def _refs_of_batch(app: AppContext, text: str) -> list[JobRef]:

@@ -1,0 +1,82 @@
+"""Jobs that are kept where only the options of their function say: they are found again.
+
+In: two stores, of which the settings name one. Out: what lists, commands and Python find.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from laptop_fakes import NOW, put_ref, put_success, ref
+
+import kinetic
+from kinetic import errors
+from kinetic._client import elsewhere
+from kinetic._client.client import client_of
+from kinetic._config import settings
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.options import Options
+from kinetic._store.local import LocalStore
+from kinetic.cli.root import call
+
+HERE, THERE = "job-0000000a", "job-0000000b"
+
+
+@pytest.fixture
+def other(home, tmp_path):
+    """The store of a job that is newer than that of the configured store."""
+    stores = LocalStore(home), LocalStore(tmp_path / "other")
+    for number, (store, job_id) in enumerate(zip(stores, (HERE, THERE), strict=True)):
+        put_success(store, put_ref(store, ref(job_id, created_at=NOW + number)), 7 + number)
+    elsewhere.note_store(dataclasses.replace(settings.load(), store=stores[1].uri))
+    return stores[1]
+
+
+def test_python_finds_them(other):
+    assert [handle.job_id for handle in kinetic.list_jobs()] == [THERE, HERE]
+    assert kinetic.attach(THERE[:-1] + "b").result() == 8
+    assert kinetic.attach(HERE).result() == 7
+    with pytest.raises(errors.NotFound):
+        kinetic.attach("job-0000000c")
+
+
+def test_commands_find_them(other, capsys):
+    assert call(["jobs", "list", "--json"]) == 0
+    assert [each["job_id"] for each in json.loads(capsys.readouterr().out)] == [THERE, HERE]
+    assert call(["jobs", "list", "--json", "--limit", "1"]) == 0
+    assert [each["job_id"] for each in json.loads(capsys.readouterr().out)] == [THERE]
+    for job_id in (HERE, THERE):
+        assert call(["jobs", "status", job_id]) == 0
+        assert job_id in capsys.readouterr().out
+    assert call(["jobs", "status", "job-0000000c"]) != 0
+    assert call(["jobs", "cleanup", "--yes", THERE]) == 0
+    assert list(other.list("jobs")) == []
+    assert list(LocalStore(settings.load().folder).list("jobs"))
+
+
+def test_where_they_are_cannot_be_reached(home, capsys):
+    """Others are listed all the same."""
+    gone = "ray+http://127.0.0.1:9"
+    store = LocalStore(home)
+    put_success(store, put_ref(store, ref(HERE)), 7)
+    elsewhere.note_store(dataclasses.replace(settings.load(), store=gone))
+    with pytest.raises(errors.NotFound):
+        kinetic.attach(THERE)
+    assert call(["jobs", "list"]) == 0
+    said = capsys.readouterr()
+    assert HERE in said.out
+    assert "kept elsewhere are left out, from now on" in said.err
+    assert elsewhere.list_flags({}) == [], "each list would wait for it"
+    elsewhere.note_store(dataclasses.replace(settings.load(), store=gone))
+    assert [handle.job_id for handle in kinetic.list_jobs()] == [HERE]
+    assert elsewhere.list_flags({}) == []
+
+
+def test_a_call_remembers_the_cluster_that_its_options_alone_name(home, monkeypatch):
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://head:8265")
+    client_of(Options(resolve("cpu"), backend="ray"))
+    assert elsewhere.list_flags({}) == [{"store": "ray+http://head:8265"}]
+    monkeypatch.setenv("KINETIC_BACKEND", "ray")
+    assert elsewhere.list_flags({}) == [], "the settings name it"
