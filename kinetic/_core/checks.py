@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Literal, cast, get_args
+from typing import Literal, TypeVar, cast, get_args
 
 from kinetic._core.place import ALL_DEVICES, BACKENDS, MULTI_TIER
 from kinetic.errors import UsageError, UsageTypeError
@@ -23,7 +23,10 @@ OnSliceLoss = Literal["wait", "shrink"]
 """What an elastic job does when it has lost a slice; see `Options`."""
 Survivors = Literal["auto", "keep", "restart"]
 """What becomes of the processes of its other hosts; see `Options`."""
+CONTROLLERS: tuple[Controller, ...] = get_args(Controller)
+ON_SLICE_LOSS: tuple[OnSliceLoss, ...] = get_args(OnSliceLoss)
 SURVIVORS: tuple[Survivors, ...] = get_args(Survivors)
+C = TypeVar("C", bound=str)
 NetworkDevices = int | Literal["all"]
 """How many network devices a pod claims; see `Options`."""
 COMPONENTS = ("server", "proxy-server", "worker")
@@ -200,9 +203,15 @@ def backend(name: str, value: object) -> str | None:
 
 def controller(name: str, value: object) -> Controller:
     """Check which processes run the function."""
-    if value not in ("single", "multi"):
-        raise UsageError(f'{name} must be "single" or "multi"; it is {value!r}.')
-    return "single" if value == "single" else "multi"
+    return _choose(name, value, CONTROLLERS)
+
+
+def _choose(name: str, value: object, known: tuple[C, ...]) -> C:
+    for each in known:
+        if value == each:
+            return each
+    *others, last = (f'"{each}"' for each in known)
+    raise UsageError(f"{name} must be {', '.join(others)} or {last}; it is {value!r}.")
 
 
 def path_text(name: str, value: object) -> str | None:
@@ -256,21 +265,12 @@ def failures(name: str, value: object) -> int | None:
 
 def on_slice_loss(name: str, value: object) -> OnSliceLoss | None:
     """Check what to do when a slice is lost."""
-    if value not in (None, "wait", "shrink"):
-        raise UsageError(f'{name} must be "wait" or "shrink"; it is {value!r}.')
-    if value is None:
-        return None
-    return "shrink" if value == "shrink" else "wait"
+    return None if value is None else _choose(name, value, ON_SLICE_LOSS)
 
 
 def survivors(name: str, value: object) -> Survivors | None:
     """Check what becomes of the processes of hosts that are not lost."""
-    for known in SURVIVORS:
-        if value == known:
-            return known
-    if value is None:
-        return None
-    raise UsageError(f'{name} must be "auto", "keep" or "restart"; it is {value!r}.')
+    return None if value is None else _choose(name, value, SURVIVORS)
 
 
 def seconds(name: str, value: object) -> float | None:

@@ -51,7 +51,7 @@ class Option(NamedTuple):
         default: as documented.
         flag: of `kinetic run`; None if it has none.
         becomes: the part of the plan that it determines, together with the settings and the call;
-            "" if it is sent to the hosts unchanged, in `Plan.options`.
+            "" if it is sent to the hosts, in `Plan.options`.
     """
 
     name: str

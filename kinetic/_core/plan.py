@@ -176,9 +176,8 @@ class Plan(Record, called="The plan of the job"):
         job_id: "job-" and 8 hex digits.
         name: as displayed: the function's qualified name or the command.
         place: what runs it, and where.
-        options: of the decorator, as far as hosts and backends need them; those that depend on
-            settings or the call too became `place`, `limits`, `output_dir`, `secrets`, `captured`,
-            `data` and `name`.
+        options: of the decorator and the settings, as far as hosts and backends need them; others
+            became `place`, `limits`, `output_dir`, `secrets`, `captured`, `data` and `name`.
         payload: the pickled function and arguments.
         function: the pickled function, if the payload holds only arguments because the calls of a
             batch share it; else None.
