@@ -254,7 +254,7 @@ class Plan(Record, called="The plan of the job"):
         """Whether a program that runs no function leads the gang, so that any host may be lost. On
         Ray it always does: hosts come and go one by one there."""
         is_replaced = self.elastic_gang is not None and not self.place.is_supervised
-        return is_replaced or self.place.backend == "ray"
+        return is_replaced or bool(self.place.address)
 
     @property
     def devices_per_host(self) -> int:
