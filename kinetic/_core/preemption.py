@@ -14,6 +14,6 @@ by the clock that `time.monotonic` reads."""
 LOOKS = "looks-for-preemption"
 """From the function: it looks for the notice, and needs no SIGTERM."""
 SEEN = "saw-preemption"
-"""From the function: it has seen the notice, so it ends because of it."""
+"""From the function: it has seen the notice, or heard of it, so it ends because of it."""
 SAVING = {"persistent": "saving-persistent", "local": "saving-local"}
 """From the function, by tier: it writes a checkpoint of the step that the file holds."""

@@ -12,7 +12,7 @@ from kinetic._core.gang.messages import HostView
 from kinetic._core.preemption import VARIABLE
 from kinetic._host.agent.preemption import Preemption
 from kinetic._host.identity import Identity
-from kinetic._in_job.preemption import Preempted
+from kinetic._in_job.preemption import Preempted, end_function
 
 STOPPED = HostView(stop=True, stop_exit=Exit.STOPPED, stop_reason="host 1: it was asked to end")
 CANCELLED = HostView(stop=True, stop_exit=Exit.CANCELLED)
@@ -88,6 +88,15 @@ def test_whoever_saw_it_has_ended_because_of_it(folder):
     assert agent.voids
     assert agent.outweighs(None).stop_exit is Exit.STOPPED
     assert agent.outweighs(CANCELLED) is CANCELLED
+
+
+def test_a_function_that_another_host_has_told_has_ended_because_of_it(folder):
+    """Its own agent may be late: the function had "called sys.exit(143)", and the job failed."""
+    agent = agent_of(folder)
+    with pytest.raises(Preempted):
+        end_function()
+    assert agent.voids
+    assert agent.outweighs(None).stop_exit is Exit.STOPPED
 
 
 def test_of_the_host_itself_it_is_said_that_it_was_taken_away(folder):

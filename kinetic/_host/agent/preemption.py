@@ -100,4 +100,4 @@ class Preemption:
 
     @property
     def _has_seen(self) -> bool:
-        return self.told and (self.folder / SEEN).exists()
+        return (self.folder / SEEN).exists()

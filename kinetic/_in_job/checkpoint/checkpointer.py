@@ -444,7 +444,7 @@ class Checkpointer:
             self._say(f"step {step} is saved on all hosts, which begin again on all slices.")
             elastic.reform()
         self._say(f"step {step} is saved on all hosts, which end now.")
-        raise preemption.Preempted
+        preemption.end_function()
 
     # -- the tiers ---------------------------------------------------------------------------------
 
