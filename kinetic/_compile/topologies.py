@@ -53,6 +53,7 @@ _FIND = (
     "print(json.dumps([m.version('jaxlib'), m.version('libtpu'), u.find_spec('libtpu').origin]))"
 )
 """Asks an interpreter for what is beside it, of which nothing is imported."""
+_ANSWERED_WITHIN_S = 60.0
 
 
 class TpuCompiler(NamedTuple):
@@ -152,10 +153,14 @@ def _find_own_compiler() -> TpuCompiler:
 def _ask_interpreter(python: str) -> TpuCompiler:
     try:
         told = subprocess.run(
-            [python, "-P", "-c", _FIND], stdin=subprocess.DEVNULL, capture_output=True, check=True
+            [python, "-P", "-c", _FIND],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=_ANSWERED_WITHIN_S,
         )
         jaxlib, libtpu, package = json.loads(told.stdout)
-    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error).encode()
         why = said.decode(errors="replace").strip().rpartition("\n")[2]
         raise PreflightError(

@@ -18,7 +18,7 @@ from kinetic._core import layout, record
 from kinetic._core.ref import NEWEST, JobRef
 from kinetic._core.values import dataclass
 from kinetic._store import index as stored
-from kinetic.errors import KineticError, NotFound, StoreError, UsageError
+from kinetic.errors import CorruptRecord, KineticError, NotFound, StoreError, UsageError
 
 if TYPE_CHECKING:
     from kinetic._backends.base import Backend
@@ -99,6 +99,16 @@ class AppContext:
         it."""
         return self.newest() if text == NEWEST else stored.find_to_end(self.store, text)
 
+    def has_job(self, text: str) -> bool:
+        """Whether `find_to_end` returns a job, or knows better than that there is none."""
+        try:
+            self.find_to_end(text)
+        except (UsageError, CorruptRecord):
+            return True
+        except (NotFound, StoreError):
+            return False
+        return True
+
     def handle(self, text: str) -> JobHandle[Any]:
         """Return the handle of the job with this id, or of the only one whose id starts with it."""
         return self.handle_of(self.find(text))
@@ -112,19 +122,23 @@ def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]
     def call_command(*args: P.args, **kwargs: P.kwargs) -> R:
         place = {name: cast("str | None", kwargs.pop(name, None)) for name in _PLACES}
         app: AppContext = click.get_current_context().obj or make_context(place)
-        try:
-            return command(app, *args, **kwargs)
-        except NotFound:
-            for other in app.elsewhere():
-                with contextlib.suppress(NotFound, StoreError):
-                    return command(other, *args, **kwargs)
-            raise
+        return command(_choose_keeper(app, kwargs), *args, **kwargs)
 
     for name in reversed(_PLACES):
         call_command = click.option(
             f"--{name}", metavar="NAME", help=f"Use this {name} instead of the configured one."
         )(call_command)
     return call_command
+
+
+def _choose_keeper(app: AppContext, given: Mapping[str, Any]) -> AppContext:
+    """Return the context of the store that keeps the job that a command is given first: this one,
+    unless only another one does."""
+    first = (*(given.get("job_ids") or ()), given.get("job_id") or "")[0]
+    others = [*app.elsewhere()] if first else []
+    if not others or app.has_job(first):
+        return app
+    return next((other for other in others if other.has_job(first)), app)
 
 
 def make_context(flags: Mapping[str, str | None]) -> AppContext:

@@ -176,6 +176,14 @@ def test_an_environment_without_the_compiler_is_refused_in_a_sentence(
         topologies.find_compiler(write_interpreter(tmp_path, text))
 
 
+def test_an_interpreter_that_does_not_answer_is_waited_for_only_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topologies, "_ANSWERED_WITHIN_S", 0.2)
+    with pytest.raises(PreflightError, match=r"timed out"):
+        topologies.find_compiler(write_interpreter(tmp_path, "exec sleep 1000"))
+
+
 @needs_libtpu
 def test_leaving_the_loop_ends_the_compilers(lowered: Lowered) -> None:
     broken = Lowered(lowered.program, b"no module")

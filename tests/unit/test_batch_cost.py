@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 from cli_fakes import NOW, World
+from test_cost import plan_of
 
-import kinetic
 from kinetic._client.access import JobAccess
 from kinetic._client.board.spending import SpendingWatch
 from kinetic._core import layout
@@ -23,16 +23,6 @@ from kinetic._core.place import Place
 from kinetic._core.plan import Cost
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
-
-
-def plan_of(monkeypatch, accelerator, own="", **options):
-    monkeypatch.setenv("KINETIC_PRICES", own)
-
-    @kinetic.run(accelerator, **options)
-    def train():
-        pass
-
-    return train.plan()
 
 
 def put_job(store, plan, number, **changes):

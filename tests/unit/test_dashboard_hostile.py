@@ -10,14 +10,13 @@ import asyncio
 import json
 import math
 from array import array
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("starlette")
 
+import test_dashboard
 from cli_fakes import chunk
 from test_dashboard import NOW, World, ask, path_of
 
@@ -30,18 +29,7 @@ from kinetic._dashboard.server import DashboardServer
 from kinetic._store import index
 from kinetic.errors import NotFound, StoreError
 
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "store")
-
-
-@pytest.fixture
-def server(world: World) -> Iterator[DashboardServer]:
-    found = DashboardServer(world.access)
-    found.start()
-    yield found
-    found.close()
+world, server = test_dashboard.world, test_dashboard.server
 
 
 # -- charts ----------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import click
 import pytest
+from click.testing import CliRunner
 from laptop_fakes import NOW, put_ref, put_success, ref
 
 import kinetic
@@ -19,6 +21,7 @@ from kinetic._config import settings
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.options import Options
 from kinetic._store.local import LocalStore
+from kinetic.cli.context import pass_app
 from kinetic.cli.root import call
 
 HERE, THERE = "job-0000000a", "job-0000000b"
@@ -80,3 +83,21 @@ def test_a_call_remembers_the_cluster_that_its_options_alone_name(home, monkeypa
     assert elsewhere.list_flags({}) == [{"store": "ray+http://head:8265"}]
     monkeypatch.setenv("KINETIC_BACKEND", "ray")
     assert elsewhere.list_flags({}) == [], "the settings name it"
+
+
+def test_a_command_runs_once_whatever_it_does_not_find(other):
+    """`kinetic run` would submit its job again."""
+    ran_in = []
+
+    @click.command()
+    @click.argument("job_id", default="")
+    @pass_app
+    def look(app, /, job_id):
+        ran_in.append(app.store.uri)
+        raise errors.NotFound(job_id)
+
+    here = LocalStore(settings.load().folder)
+    for given, store in (([], here), ([HERE], here), ([THERE], other), (["job-0000000c"], here)):
+        CliRunner().invoke(look, given)
+        assert ran_in == [store.uri]
+        ran_in.clear()
