@@ -59,8 +59,7 @@ def list_jobs(
         try:
             found += [JobHandle[Any](ref, store=other) for ref in index.refs(other)]
         except StoreError as error:
-            elsewhere.forget_store(other.uri)
-            _log.warning("jobs that are kept elsewhere are left out, from now on: %s", error)
+            _log.warning("the jobs of a cluster that was used before are left out: %s", error)
     return sorted(found, key=lambda handle: handle.ref.created_at, reverse=True)
 
 

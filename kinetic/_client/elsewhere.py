@@ -1,19 +1,31 @@
 """Ray clusters that only the options of a function have named: they keep its jobs, so whoever looks
 for a job looks there, too.
 
-In: settings of calls. Out: an empty file for each store, in the cache; flags of settings.
+In: settings of calls. Out: an empty file for each store, in the cache, as old as its last answer;
+flags of settings.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from kinetic._config import settings as configuration
 from kinetic._config.settings import Settings
+from kinetic._ray import address
+from kinetic.errors import KineticError
+
+_log = logging.getLogger("kinetic.jobs")
+
+_PATIENCE_S = 3.0
+"""How long a cluster that may be gone delays a list."""
+_REMEMBERED_S = 30 * 86_400
+"""How long a cluster may be silent before it counts as gone."""
 
 
 def note_store(chosen: Settings) -> None:
@@ -24,19 +36,53 @@ def note_store(chosen: Settings) -> None:
 
 
 def list_flags(flags: Mapping[str, str | None]) -> list[dict[str, str | None]]:
-    """Return flags that name each store that was remembered, but for the one that these name."""
+    """Return flags that name each store that was remembered and answers, but for the one that these
+    flags name. For the others there is a warning."""
     chosen = configuration.load(flags=flags)
+    others = [uri for uri in _list_stores(chosen) if uri != chosen.store]
+    if not others:
+        return []
+    from concurrent.futures import ThreadPoolExecutor  # most people have one store
+
+    with ThreadPoolExecutor(len(others)) as pool:
+        problems = list(pool.map(_find_problem, others))
+    for uri, problem in zip(others, problems, strict=True):
+        if problem:
+            _log.warning("The jobs of a cluster that was used before are left out. %s", problem)
+        _note_answer(_file(chosen, uri), answered=not problem)
+    named = zip(others, problems, strict=True)
+    return [dict(flags, store=uri) for uri, problem in named if not problem]
+
+
+def has_stores() -> bool:
+    """Whether any is remembered; whether it answers takes longer to say."""
+    return bool(_list_stores(configuration.load()))
+
+
+def _list_stores(chosen: Settings) -> list[str]:
     try:
-        names = sorted(os.listdir(_folder(chosen)))
+        return sorted(map(unquote, os.listdir(_folder(chosen))))
     except OSError:
         return []
-    return [dict(flags, store=uri) for uri in map(unquote, names) if uri != chosen.store]
 
 
-def forget_store(uri: str) -> None:
-    """It does not answer: nobody waits for it again, until a call goes there or names it."""
+def _find_problem(uri: str) -> str:
+    """Why a store does not answer; "" if it does."""
+    if not uri.startswith("ray+"):
+        return ""
+    try:
+        address.connect(uri.removeprefix("ray+"), patience_s=_PATIENCE_S).version()
+    except KineticError as error:
+        return str(error)
+    return ""
+
+
+def _note_answer(file: Path, *, answered: bool) -> None:
     with contextlib.suppress(OSError):
-        _file(configuration.load(), uri).unlink()
+        if answered:
+            os.utime(file)
+        elif time.time() - file.stat().st_mtime > _REMEMBERED_S:
+            file.unlink()
 
 
 def _file(chosen: Settings, uri: str) -> Path:

@@ -64,12 +64,18 @@ def _dashboard_of(name: str, text: str) -> str:
     return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path.rstrip('/')}"
 
 
-def connect(url: str) -> JobsApi:
+def connect(url: str, *, patience_s: float | None = None) -> JobsApi:
     """Return the dashboard with this URL, and the token of this process's environment: whoever
-    opens a store by its address has no settings at hand."""
-    from kinetic._ray.jobs_api import JobsApi  # settings need only the address
+    opens a store by its address has no settings at hand.
 
-    return JobsApi(url, find_token(os.environ))
+    Args:
+        url: where it is.
+        patience_s: how long each call waits, once; as long as `JobsApiLimits` says if not given.
+    """
+    from kinetic._ray.jobs_api import JobsApi, JobsApiLimits  # settings need only the address
+
+    limits = None if patience_s is None else JobsApiLimits(patience_s, patience_s, tries=1)
+    return JobsApi(url, find_token(os.environ), limits=limits)
 
 
 def find_token(variables: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import click
 
+from kinetic._client import elsewhere
 from kinetic._client.board.reader import JobBoard
 from kinetic._core import layout, record
 from kinetic._core.ref import NEWEST, JobRef
@@ -135,15 +136,13 @@ def _choose_keeper(app: AppContext, given: Mapping[str, Any]) -> AppContext:
     """Return the context of the store that keeps the job that a command is given first: this one,
     unless only another one does."""
     first = (*(given.get("job_ids") or ()), given.get("job_id") or "")[0]
-    others = [*app.elsewhere()] if first else []
-    if not others or app.has_job(first):
+    if not first or not elsewhere.has_stores() or app.has_job(first):
         return app
-    return next((other for other in others if other.has_job(first)), app)
+    return next((other for other in app.elsewhere() if other.has_job(first)), app)
 
 
 def make_context(flags: Mapping[str, str | None]) -> AppContext:
     """Return the context that settings and flags describe."""
-    from kinetic._client import elsewhere
     from kinetic._client.access import open_access
 
     access = open_access(flags)

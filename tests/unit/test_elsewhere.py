@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import socket
+import time
+from pathlib import Path
 
 import click
 import pytest
@@ -59,27 +63,55 @@ def test_commands_find_them(other, capsys):
     assert list(LocalStore(settings.load().folder).list("jobs"))
 
 
-def test_where_they_are_cannot_be_reached(home, capsys):
-    """Others are listed all the same."""
-    gone = "ray+http://127.0.0.1:9"
+GONE = "ray+http://127.0.0.1:9"
+
+
+def note_gone(days_ago):
+    """Remember a cluster that no longer answers."""
+    elsewhere.note_store(dataclasses.replace(settings.load(), store=GONE))
+    [file] = Path(settings.load().cache_dir, "stores").iterdir()
+    then = time.time() - days_ago * 86_400
+    os.utime(file, (then, then))
+
+
+def test_where_they_are_cannot_be_reached(home, capsys, caplog):
+    """Others are listed all the same; it may answer later."""
     store = LocalStore(home)
     put_success(store, put_ref(store, ref(HERE)), 7)
-    elsewhere.note_store(dataclasses.replace(settings.load(), store=gone))
+    note_gone(days_ago=29)
+    for _ in range(2):
+        assert call(["jobs", "list"]) == 0
+        assert HERE in capsys.readouterr().out
+        assert "used before are left out. Nothing answers at http" in caplog.text
+        caplog.clear()
     with pytest.raises(errors.NotFound):
         kinetic.attach(THERE)
-    assert call(["jobs", "list"]) == 0
-    said = capsys.readouterr()
-    assert HERE in said.out
-    assert "kept elsewhere are left out, from now on" in said.err
-    assert elsewhere.list_flags({}) == [], "each list would wait for it"
-    elsewhere.note_store(dataclasses.replace(settings.load(), store=gone))
     assert [handle.job_id for handle in kinetic.list_jobs()] == [HERE]
+    caplog.clear()
+    assert call(["jobs", "status", HERE]) == 0
+    assert "left out" not in caplog.text, "the job is here"
+
+
+def test_one_that_has_been_silent_for_a_month_is_forgotten(home):
+    note_gone(days_ago=31)
+    assert elsewhere.has_stores()
     assert elsewhere.list_flags({}) == []
+    assert not elsewhere.has_stores()
+
+
+def test_one_that_takes_connections_and_never_answers(home, monkeypatch):
+    monkeypatch.setattr(elsewhere, "_PATIENCE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"ray+http://127.0.0.1:{silent.getsockname()[1]}"
+        elsewhere.note_store(dataclasses.replace(settings.load(), store=uri))
+        assert elsewhere.list_flags({}) == []
+    assert elsewhere.has_stores()
 
 
 def test_a_call_remembers_the_cluster_that_its_options_alone_name(home, monkeypatch):
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://head:8265")
     client_of(Options(resolve("cpu"), backend="ray"))
+    monkeypatch.setattr(elsewhere, "_find_problem", lambda uri: "")
     assert elsewhere.list_flags({}) == [{"store": "ray+http://head:8265"}]
     monkeypatch.setenv("KINETIC_BACKEND", "ray")
     assert elsewhere.list_flags({}) == [], "the settings name it"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kinetic._client import elsewhere
 from kinetic._client.board import text
 from kinetic._core.state import UNKNOWN, JobStanding, JobStatus, standing_of_verdict
 from kinetic.cli import output
@@ -162,8 +161,7 @@ def list_jobs(
         try:
             found, are_more = _select(other, other.board.refs(), most, wanted)
         except StoreError as error:
-            elsewhere.forget_store(other.store.uri)
-            output.notice(f"Jobs that are kept elsewhere are left out, from now on: {error}")
+            output.notice(f"The jobs of a cluster that was used before are left out. {error}")
             continue
         shown = sorted([*shown, *found], key=lambda each: each[0].created_at, reverse=True)
         shown, more = shown[:most], more or are_more or len(shown) > len(shown[:most])
