@@ -112,7 +112,7 @@ def backend_of(ref: JobRef) -> Backend:
     """Return the backend that took a job."""
     from kinetic._store.open import open_store
 
-    return make(ref.place, open_store(ref.store_uri))
+    return make(ref.place, open_store(ref.store_uri, existing=True))
 
 
 def has_cluster(settings: Settings) -> bool:

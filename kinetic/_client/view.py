@@ -23,7 +23,7 @@ from kinetic._core.ref import ATTRIBUTES, JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store import attempts
 from kinetic._store.base import Store
-from kinetic._store.open import open_store
+from kinetic._store.open import as_existing, open_store
 from kinetic.errors import KineticError, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class JobView:
         self, ref: JobRef, backend: Backend | None = None, store: Store | None = None
     ) -> None:
         self.ref = ref
-        self._store = store or open_store(ref.store_uri)
+        self._store = as_existing(store or open_store(ref.store_uri))
         self._made_backend = backend
 
     if not TYPE_CHECKING:  # A type checker should report misspelt names.

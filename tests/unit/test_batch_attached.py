@@ -204,7 +204,7 @@ def test_a_store_that_does_not_answer_is_not_taken_for_missing_records(home):
     store = Silent(home)
     batch = begin(Scripted(store, [["raise"]]), 1)
     batch.wait(timeout=PATIENCE_S)
-    store.silent = True
+    Silent.silent = True
     for look in (batch.statuses, batch.status_counts):
         with pytest.raises(errors.StoreError, match="does not answer"):
             look()
