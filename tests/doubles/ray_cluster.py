@@ -172,12 +172,13 @@ def _unshare() -> list[str]:
     return ["unshare", *user, "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
-def share_cluster(folder: Path, owner: int) -> RayCluster:
+def share_cluster(folder: Path, owner: int, *, sends_output: bool) -> RayCluster:
     """Return the cluster of this run of tests, started if it is not there.
 
     Args:
         folder: common to all processes of the run.
         owner: the process with which the cluster ends.
+        sends_output: see `start_cluster`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "starting").open("w") as lock:
@@ -189,7 +190,7 @@ def share_cluster(folder: Path, owner: int) -> RayCluster:
                 cluster = RayCluster(place)
                 cluster.nodes()
                 return cluster
-        cluster = start_cluster(owner)
+        cluster = start_cluster(owner, sends_output=sends_output)
         known.write_text(str(cluster.folder))
         return cluster
 
@@ -209,6 +210,7 @@ def start_cluster(
     *,
     slices: Mapping[str, SliceShape] | None = None,
     variables: Mapping[str, str] | None = None,
+    sends_output: bool = True,
 ) -> RayCluster:
     """Start a cluster that lives as long as a process does: this one, unless told otherwise.
 
@@ -216,6 +218,8 @@ def start_cluster(
         owner: the id of the process.
         slices: by name; one slice of v6e-16 unless told otherwise.
         variables: what Ray's programs have in their environment besides, such as RAY_AUTH_MODE.
+        sends_output: what actors print goes to their drivers; the program that does it takes a
+            tenth of a processor.
     """
     # Sockets of Ray have long names, and a socket's path has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="kr-", dir=_find_place()))
@@ -224,7 +228,9 @@ def start_cluster(
     shapes = {"slice-0": V6E_16} if slices is None else slices
     nodes = [shape.node(name, i) for name, shape in shapes.items() for i in range(shape.hosts)]
     (folder / "settings.json").write_text(
-        json.dumps({"nodes": nodes, "port": listener.getsockname()[1]})
+        json.dumps(
+            {"nodes": nodes, "port": listener.getsockname()[1], "sends_output": sends_output}
+        )
     )
     log = (folder / "log").open("w")
     with listener, log:

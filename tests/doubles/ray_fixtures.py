@@ -68,11 +68,13 @@ def _run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def _shared_ray(_run_folder: Path) -> RayCluster:
+def _shared_ray(_run_folder: Path, request: pytest.FixtureRequest) -> RayCluster:
     if problem := why_impossible():
         pytest.skip(problem)
     owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-    return share_cluster(_run_folder, owner)
+    # Only those read what actors print in the output of their driver.
+    has_trainers = any(item.get_closest_marker("long") for item in request.session.items)
+    return share_cluster(_run_folder, owner, sends_output=has_trainers)
 
 
 @contextmanager

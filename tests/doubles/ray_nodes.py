@@ -44,7 +44,7 @@ def main(folder: Path, listener_fd: int, life_fd: int) -> None:
     (folder / "ray").mkdir()
     settings = json.loads((folder / "settings.json").read_text())
     threading.Thread(target=_end_after, args=(folder, life_fd), daemon=True).start()
-    running = _Running(folder, settings["nodes"])
+    running = _Running(folder, settings["nodes"], sends_output=settings["sends_output"])
     listener = socket.socket(fileno=listener_fd)
     threading.Thread(target=_relay_all, args=(listener,), daemon=True).start()
     with Listener(str(folder / "orders"), "AF_UNIX") as orders:
@@ -68,7 +68,7 @@ def _answer(running: _Running, connection: Connection) -> None:
 class _Running:
     """Head and nodes."""
 
-    def __init__(self, folder: Path, nodes: list[dict[str, Any]]) -> None:
+    def __init__(self, folder: Path, nodes: list[dict[str, Any]], *, sends_output: bool) -> None:
         from ray.cluster_utils import Cluster
 
         _wait_longer_for_raylets()
@@ -82,6 +82,7 @@ class _Running:
         }
         head = {
             "temp_dir": str(folder / "ray"),
+            "include_log_monitor": sends_output,
             "include_dashboard": True,
             "dashboard_host": "127.0.0.1",
             "dashboard_port": DASHBOARD_PORT,
