@@ -8,7 +8,6 @@ flags of settings.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Mapping
@@ -17,10 +16,7 @@ from urllib.parse import quote, unquote
 
 from kinetic._config import settings as configuration
 from kinetic._config.settings import Settings
-from kinetic._ray import address
 from kinetic.errors import KineticError
-
-_log = logging.getLogger("kinetic.jobs")
 
 _PATIENCE_S = 3.0
 """How long a cluster that may be gone delays a list."""
@@ -42,13 +38,17 @@ def list_flags(flags: Mapping[str, str | None]) -> list[dict[str, str | None]]:
     others = [uri for uri in _list_stores(chosen) if uri != chosen.store]
     if not others:
         return []
-    from concurrent.futures import ThreadPoolExecutor  # most people have one store
+    # Most people have one store.
+    import logging
+    from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(len(others)) as pool:
         problems = list(pool.map(_find_problem, others))
     for uri, problem in zip(others, problems, strict=True):
         if problem:
-            _log.warning("The jobs of a cluster that was used before are left out. %s", problem)
+            logging.getLogger("kinetic.jobs").warning(
+                "The jobs of a cluster that was used before are left out. %s", problem
+            )
         _note_answer(_file(chosen, uri), answered=not problem)
     named = zip(others, problems, strict=True)
     return [dict(flags, store=uri) for uri, problem in named if not problem]
@@ -70,6 +70,8 @@ def _find_problem(uri: str) -> str:
     """Why a store does not answer; "" if it does."""
     if not uri.startswith("ray+"):
         return ""
+    from kinetic._ray import address
+
     try:
         address.connect(uri.removeprefix("ray+"), patience_s=_PATIENCE_S).version()
     except KineticError as error:

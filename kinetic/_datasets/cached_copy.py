@@ -177,7 +177,8 @@ def _build(place: Path, fill: Callable[[str], None], source: str) -> None:
         _retire(place)
     try:
         files = new / "files"
-        files.mkdir(parents=True, mode=0o700, exist_ok=bool(source))
+        for folder in (new, files):
+            folder.mkdir(mode=0o700, exist_ok=bool(source))
         fill(str(files))
         if source:
             (new / "source").write_text(name_of(source))
@@ -305,7 +306,7 @@ def _folders(top: str) -> Iterator[tuple[str, os.stat_result]]:
 def hold_lock(root: Path, digest: str = "") -> Iterator[None]:
     """Hold the lock of one digest, or the one for mount points; waits while another process has
     it."""
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    root.mkdir(exist_ok=True, mode=0o700)  # Not the store above it, which may have been removed.
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         locks.hold_record(descriptor, start=int(digest[:15] or "0", 16), length=1)

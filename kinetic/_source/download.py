@@ -103,7 +103,7 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
     """
     with open_tree(store, tree) as stored:
         try:
-            dest.mkdir(parents=True, exist_ok=True, mode=0o700)
+            dest.mkdir(exist_ok=True, mode=0o700)  # Not its parents: they may have been removed.
             if any(dest.iterdir()):
                 raise StoreError(
                     f"The source tree cannot be unpacked into {dest}: it is not empty. Remove it "

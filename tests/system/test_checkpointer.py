@@ -94,7 +94,8 @@ def test_a_host_that_is_taken_away_lets_all_save_the_same_step(
     assert "Traceback" not in job.logs(all_hosts=True)
     result = run(train)(step + 3, every=None, local_every=None)
     assert result[0] == [(1, step + 1, (step, "persistent", ()))]
-    assert result[1:3] == alone(step + 3)
+    # Where many steps were made meanwhile, the sum has more digits than float32.
+    assert result[1:3] == pytest.approx(alone(step + 3), rel=1e-5)
 
 
 def test_two_jobs_do_not_write_one_folder(tmp_path):

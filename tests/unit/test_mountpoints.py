@@ -16,6 +16,7 @@ from kinetic._host.agent.mountpoints import RECORD, Mountpoints
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
     return tmp_path / "store" / "data"
 
 
@@ -106,8 +107,10 @@ def test_what_a_killed_one_left_is_removed_by_the_next(root, place):
     data = [volume(place / "a" / "b")]
     dead = os.fork()
     if dead == 0:
-        Mountpoints(root).keep(data)
-        os._exit(0)
+        try:
+            Mountpoints(root).keep(data)
+        finally:
+            os._exit(0)
     os.waitpid(dead, 0)
     assert (place / "a" / "b").is_dir()
     Mountpoints(root).release(data)
@@ -117,8 +120,10 @@ def test_what_a_killed_one_left_is_removed_by_the_next(root, place):
 def test_what_a_killed_one_left_is_removed_by_a_job_with_other_volumes(root, place):
     dead = os.fork()
     if dead == 0:
-        Mountpoints(root).keep([volume(place / "a" / "b"), volume(place / "f", is_dir=False)])
-        os._exit(0)
+        try:
+            Mountpoints(root).keep([volume(place / "a" / "b"), volume(place / "f", is_dir=False)])
+        finally:
+            os._exit(0)
     os.waitpid(dead, 0)
     Mountpoints(root).release([volume(Path("/proc/self"))])
     assert list(place.iterdir()) == []
@@ -179,6 +184,7 @@ def test_a_damaged_record_costs_no_folder_of_anybody(root, place, damage):
 def test_many_jobs_in_any_order_leave_nothing_and_take_nothing_away(tmp_path_factory, steps):
     """Each step of a job toggles it: it keeps a mount point, or gives it up."""
     place = tmp_path_factory.mktemp("machine")
+    (place / "store").mkdir()
     paths = [place / name for name in ("a", "a/b", "a/b/c", "a/d", "e/f", "g")]
     jobs: dict[int, tuple[Mountpoints, list[Dataset]]] = {}
     for job, path in steps:
