@@ -79,6 +79,12 @@ class LocalStore:
         same._existing = True
         return same
 
+    def remove_if_empty(self) -> None:
+        """Remove the folders of a store that has nothing any more."""
+        for name in (layout.JOBS, _TEMPORARY, ""):
+            with suppress(OSError):
+                os.rmdir(f"{self._text}/{name}")
+
     def as_folder(self) -> Path:
         """Return the folder itself, whether it exists or not."""
         return self._root

@@ -338,6 +338,18 @@ def leave_a_pool(work):
 VALUE_BYTES = 300_000
 
 
+def make_folders_anew(marker):
+    """What an import does that has read its module before the tree was removed: Python keeps beside
+    the module what it has compiled."""
+    tree = os.getcwd()
+    Path(marker).touch()
+    while (Path(marker).parent / "home").exists():
+        time.sleep(0.001)
+    time.sleep(0.1)
+    os.makedirs(f"{tree}/__pycache__", exist_ok=True)
+    time.sleep(1000)
+
+
 def print_until_told(marker):
     Path(marker).touch()
     while Path(marker).exists():

@@ -13,7 +13,7 @@ import sys
 import pytest
 from deaths import sleep_long
 from gangs import wait_until
-from on_hosts import print_until_told
+from on_hosts import make_folders_anew, print_until_told
 
 import kinetic
 from kinetic._system import memory_folder
@@ -23,7 +23,12 @@ from kinetic.errors import KineticError
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
 @pytest.mark.parametrize(
     ("function", "returns"),
-    [(sleep_long, False), (print_until_told, False), (print_until_told, True)],
+    [
+        (sleep_long, False),
+        (make_folders_anew, False),
+        (print_until_told, False),
+        (print_until_told, True),
+    ],
 )
 def test_nothing_comes_back(function, returns, accelerator, home, nothing_left):
     marker = home.parent / "marker"
