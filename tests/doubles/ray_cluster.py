@@ -114,6 +114,11 @@ class RayCluster:
         here, elsewhere after more than a minute."""
         self._ask("kill_node", index)
 
+    def drain_node(self, index: int, deadline_s: int = 600) -> None:
+        """Say, as an autoscaler does, that the machine of a node is about to be preempted. Ray ends
+        a node that nothing uses any more; nobody ends the others."""
+        self._ask("drain_node", (index, deadline_s))
+
     def remove_node(self, index: int) -> None:
         """End all programs of a node, as a machine that is switched off does. It does not come
         back."""

@@ -17,6 +17,7 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -74,6 +75,7 @@ class _Running:
         _wait_longer_for_raylets()
         self._started: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._removed: list[Any] = []
+        self._drained: set[int] = set()
         self._ports = itertools.count(FIRST_PORT)
         self._common = {
             "num_cpus": 1,
@@ -119,6 +121,20 @@ class _Running:
         raylet.wait()
         return True
 
+    def drain_node(self, about: tuple[int, int]) -> bool:
+        index, deadline_s = about
+        self._drained.add(index)
+        node_id = self._started[index][0].node_id
+        ray = [sys.executable, "-m", "ray.scripts.scripts", "drain-node"]
+        which = ["--address", self._cluster.address, "--node-id", node_id]
+        why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"]
+        limit = ["--deadline-remaining-seconds", str(deadline_s)]
+        drain = [*ray, *which, *why, *limit]
+        done = subprocess.run(drain, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+        return True
+
     def remove_node(self, index: int) -> bool:
         node, _ = self._started.pop(index)
         self._cluster.remove_node(node, allow_graceful=False)
@@ -132,11 +148,12 @@ class _Running:
         while self._removed:
             self._await_death(self._removed.pop())
         for index, (node, settings) in list(self._started.items()):
-            if not self._is_alive(index):
+            if not self._is_alive(index) or index in self._drained:
                 if node in self._cluster.worker_nodes:
                     self._cluster.remove_node(node, allow_graceful=False)
                 self._await_death(node)
                 self._start(index, settings)
+        self._drained.clear()
         return True
 
     def _await_death(self, node: Any) -> None:

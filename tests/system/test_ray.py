@@ -21,6 +21,7 @@ from gangs import is_titled, kill, train, wait_until
 
 import kinetic
 from kinetic import errors
+from kinetic._core.exits import Exit
 from kinetic._ray.jobs_api import JobsApi
 from kinetic._store import attempts
 from kinetic._store.local import LocalStore
@@ -245,6 +246,86 @@ def test_an_elastic_training_survives_a_node_and_grows_again_with_equal_losses(
     told = re.findall(r"loss (\d+) (\S+)", "".join(job.handle.logs()))
     losses = {int(step): float(value) for step, value in told}
     assert [losses[step] for step in range(STEPS)] == pytest.approx(train_alone(), rel=1e-3)
+
+
+def save_until_told(folder):
+    """Save at the end only, on all hosts, which are told of it in the first attempt."""
+    attempt, place = kinetic.attempt(), os.environ["TPU_NAME"]
+    with kinetic.Checkpointer(f"{folder}/saved", every=1000, local_every=None) as checkpoints:
+        state, first = checkpoints.restore({"total": np.zeros(1)})
+        Path(folder, f"{attempt}-{os.environ['KINETIC_HOST_INDEX']}-{place}").touch()
+        for step in range(first, 1_000_000):
+            if attempt > 1 and kinetic.num_slices() == 1:
+                return attempt, place, first, float(state["total"][0])
+            state["total"] = state["total"] + 1
+            checkpoints.save(step, state)
+            time.sleep(0.02)
+
+
+def test_a_slice_of_which_a_node_is_drained_saves_and_goes_on_on_another_one(on_ray, tmp_path):
+    """... which is not the one whose other nodes are free again. It counts as no retry."""
+    handle = kinetic.run("tpu-v6e-16", retries=1)(save_until_told).run_async(str(tmp_path))
+    wait_for(tmp_path, *(f"1-{host}-slice-0" for host in range(4)))
+    on_ray.add_slice("slice-1")
+    on_ray.drain_node(3)
+    attempt, place, first, total = handle.result(timeout=LIMIT_S)
+    assert (attempt, place) == (2, "slice-1")
+    assert first == total > 0, "nothing was saved when it was told"
+    store = LocalStore(Path(os.environ["KINETIC_STORE"]))
+    outcome = attempts.verdict(store, handle.job_id, 1)
+    assert outcome.first.exit is Exit.EVICTED
+    assert "host 2 of 4" in outcome.reason
+    assert attempts.count_taken_away(store, handle.job_id, 2) == 1
+    assert "the function has 5 s to save" in handle.logs(attempt=1)
+
+
+def test_an_elastic_job_gives_up_a_slice_whose_node_is_drained(on_ray, home, tmp_path):
+    nodes = [on_ray.add_slice(f"small-{n}", V6E_4)[0] for n in range(2)]
+    elastic = kinetic.run("tpu-v6e-4", slices=(1, 2), on_slice_loss="shrink", start_wait="300s")
+    job = Watched(home, elastic(save_until_told).run_async(str(tmp_path)))
+    wait_until(lambda: len(list(tmp_path.glob("1-?-small-?"))) == 2, "it has not begun")
+    on_ray.drain_node(nodes[1])
+    attempt, place, first, total = job.handle.result(timeout=LIMIT_S)
+    assert (attempt, place) == (2, "small-0")
+    assert first == total > 0
+    assert [len(slices) for slices in job.slices()] == [2, 1]
+
+
+def stay(folder):
+    """On one node, in the first attempt, until a file is there, whatever is told meanwhile."""
+    Path(folder, f"{kinetic.attempt()}-{os.environ['TPU_NAME']}").touch()
+    while kinetic.attempt() == 1 and not Path(folder, "enough").exists():
+        told = kinetic.preempted()
+        time.sleep(0.05)
+    return kinetic.attempt(), os.environ["TPU_NAME"], kinetic.attempt() == 1 and told
+
+
+def test_nobody_is_told_of_a_node_that_nothing_of_the_job_uses(on_ray, tmp_path):
+    nodes = {f"small-{n}": on_ray.add_slice(f"small-{n}", V6E_4)[0] for n in range(2)}
+    handle = kinetic.run("tpu-v6e-4")(stay).run_async(str(tmp_path))
+    mark = wait_until(lambda: next(tmp_path.glob("1-*"), None), "it has not begun")
+    mine = mark.name.partition("-")[2]
+    (other,) = nodes.keys() - {mine}
+    on_ray.drain_node(nodes[other])
+    wait_until(lambda: not on_ray.nodes()[nodes[other]], "Ray does not end an idle node")
+    (tmp_path / "enough").touch()
+    assert handle.result(timeout=LIMIT_S) == (1, mine, False)
+
+
+def test_a_function_that_outstays_a_drain_is_ended_and_goes_on_elsewhere(
+    on_ray, tmp_path, monkeypatch
+):
+    """Ray ends no node whose deadline has passed, and starts nothing there any more."""
+    monkeypatch.setenv("KINETIC_GRACE_S", "3")
+    nodes = {f"small-{n}": on_ray.add_slice(f"small-{n}", V6E_4)[0] for n in range(2)}
+    handle = kinetic.run("tpu-v6e-4", retries=1)(stay).run_async(str(tmp_path))
+    mark = wait_until(lambda: next(tmp_path.glob("1-*"), None), "it has not begun")
+    mine = mark.name.partition("-")[2]
+    (other,) = nodes.keys() - {mine}
+    on_ray.drain_node(nodes[mine], deadline_s=1)
+    assert handle.result(timeout=LIMIT_S) == (2, other, False)
+    outcome = attempts.verdict(LocalStore(Path(os.environ["KINETIC_STORE"])), handle.job_id, 1)
+    assert outcome.first.exit is Exit.EVICTED
 
 
 @pytest.mark.long

@@ -56,6 +56,36 @@ def test_a_host_that_waits_and_leaves_is_lost_once():
     assert told.deaths == [2]
 
 
+def place_on(*nodes):
+    return [SimpleNamespace(node=node) for node in nodes]
+
+
+def test_a_host_is_told_once_that_its_node_is_drained(monkeypatch):
+    made, _ = make_hosts()
+    begin(made)
+    made._starts[0].which, made._starts[0].leaving = 0, set()
+    made._starts[0].places = place_on("a", "b", "c", "d")
+    told = []
+    monkeypatch.setattr(hosts.cluster, "take_away", lambda place: told.append(place.node))
+    made._on_draining({"b", "of others"})
+    made._on_draining({"b", "d"})
+    assert told == ["b", "d"]
+
+
+def test_a_slice_whose_programs_do_not_run_yet_is_reserved_elsewhere(monkeypatch):
+    made, _ = make_hosts()
+    released, started = [], []
+    reservation = SimpleNamespace(nodes=["a", "b"], release=lambda: released.append("a, b"))
+    waiting = made._starts[0] = hosts._SliceStart(0, reservation)
+    monkeypatch.setattr(made, "_start", started.append)
+    made._on_draining({"c"})
+    assert started == []
+    made._on_draining({"b"})
+    made.release_all()
+    assert (released, started) == (["a, b"], [0])
+    assert not waiting.is_wanted
+
+
 def test_programs_are_killed_that_run(monkeypatch):
     made, told = make_hosts()
     begin(made)

@@ -11,6 +11,7 @@ kills the program when its parent dies, and the agent when it reads end-of-file 
 from __future__ import annotations
 
 import os
+import queue
 import subprocess
 import sys
 from collections import deque
@@ -50,6 +51,7 @@ class HostActor:
         raylet = os.getppid()
         if identity.environ_with({}).get("RAY_RAYLET_PID") == str(raylet):
             processes.die_with_parent(raylet)
+        self._started: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
 
     def describe(self) -> ActorPlace:
         """Return where this runs."""
@@ -60,8 +62,8 @@ class HostActor:
     def run(self, variables: Mapping[str, str]) -> tuple[int, str]:
         """Run the host's program to its end; return its exit code, and its last lines on stderr.
 
-        It is called once, and in the main thread: whoever is killed with a parent is killed with
-        the thread that has started it.
+        It is called once, in a thread that lives as long as the actor: whoever is killed with a
+        parent is killed with the thread that has started it.
         """
         own = {**variables, "KINETIC_PARENT": str(os.getpid())}
         last: deque[str] = deque(maxlen=_LAST_LINES)
@@ -73,7 +75,13 @@ class HostActor:
             text=True,
             errors="replace",
         ) as program:
+            self._started.put(program)
             for line in program.stderr or ():
                 last.append(line)
                 sys.stderr.write(line)
         return program.returncode, "".join(last)
+
+    def take_away(self) -> None:
+        """Tell the host's program that its machine goes, as a cluster tells a pod: called once, in
+        another thread than `run`, and perhaps before the program has started."""
+        self._started.get().terminate()

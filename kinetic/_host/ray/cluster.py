@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import field
 from typing import Any
 
 import ray
+from ray._private import state
 from ray._private.accelerators.tpu import infer_tpu_pod_type_from_topology
 from ray.exceptions import RayError
 from ray.util import tpu
@@ -79,9 +81,14 @@ class Needs:
 
 
 class Reservation:
-    """The machines of one slice, all of them or none."""
+    """The machines of one slice, all of them or none.
+
+    Attributes:
+        nodes: their ids in Ray, once it is known which ones they are.
+    """
 
     def __init__(self, needs: Needs) -> None:
+        self.nodes: Sequence[str] = ()
         self._needs = needs
         self._head: PlacementGroup | None = None
         self._group: PlacementGroup | None = None
@@ -94,18 +101,27 @@ class Reservation:
             NoLongerWanted: they were not free in time (by the monotonic clock), or nobody waits for
                 them any more.
         """
-        topology, each = self._needs.topology, self._needs.for_host()
-        bundles = [dict(each) for _ in range(topology.hosts)]
-        strategy = "STRICT_SPREAD" if topology.multi_host else "STRICT_PACK"
         try:
-            labels = None
-            if topology.kind == "tpu":
-                labels = [self._choose_slice(until, is_wanted)] * topology.hosts
-            self._group = placement_group(bundles, strategy=strategy, bundle_label_selector=labels)
-            _await(self._group, until, is_wanted)
+            while not self._reserve_once(until, is_wanted):
+                self.release()
         except BaseException:
             self.release()
             raise
+
+    def _reserve_once(self, until: float, is_wanted: Callable[[], bool]) -> bool:
+        """Return whether it could: the slice that was chosen may have lost a machine meanwhile."""
+        topology, each = self._needs.topology, self._needs.for_host()
+        bundles = [dict(each) for _ in range(topology.hosts)]
+        strategy = "STRICT_SPREAD" if topology.multi_host else "STRICT_PACK"
+        labels = self._choose_slice(until, is_wanted) if topology.kind == "tpu" else {}
+        chosen, selectors = labels.get(_SLICE_NAME), [labels] * topology.hosts if labels else None
+        self._group = placement_group(bundles, strategy=strategy, bundle_label_selector=selectors)
+        while not self._group.wait(_POLL_S):
+            _check(until, is_wanted)
+            if chosen and self._count_machines()[chosen] < topology.hosts:
+                return False
+        self.nodes = _find_nodes(self._group, topology.hosts)
+        return True
 
     def _choose_slice(self, until: float, is_wanted: Callable[[], bool]) -> dict[str, str]:
         """Return labels that only the machines of one free TPU slice have. It is ours by the
@@ -114,13 +130,28 @@ class Reservation:
         pod_type = _pod_type_of(self._needs.topology)
         if not self._needs.topology.multi_host:  # Not one machine of a larger slice.
             return {_POD_TYPE: pod_type}
-        first = {_POD_TYPE: pod_type, _WORKER_ID: "0"}
-        head = [{f"TPU-{pod_type}-head": 1.0}]
-        self._head = placement_group(head, bundle_label_selector=[first])
-        _await(self._head, until, is_wanted)
+        first, selector = {_POD_TYPE: pod_type, _WORKER_ID: "0"}, dict[str, str]()
+        while self._head is None or not self._head.wait(_POLL_S):
+            _check(until, is_wanted)
+            counts = self._count_machines()
+            broken = [n for n, count in counts.items() if count < self._needs.topology.hosts]
+            others = {_SLICE_NAME: f"!in({','.join(sorted(broken))})"} if broken else {}
+            if selector != (selector := first | others):
+                self.release()
+                head = [{f"TPU-{pod_type}-head": 1.0}]
+                self._head = placement_group(head, bundle_label_selector=[selector])
         (node,) = _find_nodes(self._head, 1)
         (labels,) = (each["Labels"] for each in ray.nodes() if each["NodeID"] == node)
         return {_SLICE_NAME: labels[_SLICE_NAME]}
+
+    def _count_machines(self) -> Counter[str]:
+        """Return how many machines of each slice of this shape are there, and stay."""
+        draining, counts = find_draining(), Counter[str]()
+        for node in ray.nodes():
+            labels = node["Labels"]
+            if node["Alive"] and labels.get(_POD_TYPE) == _pod_type_of(self._needs.topology):
+                counts[labels.get(_SLICE_NAME, "")] += node["NodeID"] not in draining
+        return counts
 
     def start_actors(self, *, until: float, is_wanted: Callable[[], bool]) -> list[HostPlace]:
         """Start the actors of all hosts; return them in the order of their machines in the slice.
@@ -141,16 +172,16 @@ class Reservation:
                 "resources": resources,
                 "scheduling_strategy": strategy,
                 "max_restarts": 0,
+                "max_concurrency": 2,  # It is told while it runs that its node goes.
             }
             self._actors.append(kind.options(**options).remote())
         told = [actor.describe.remote() for actor in self._actors]
         while ray.wait(told, num_returns=len(told), timeout=_POLL_S)[1]:
             _check(until, is_wanted)
         abouts: list[ActorPlace] = ray.get(told)
-        nodes = _find_nodes(self._group, len(self._actors))
         found = [
             HostPlace(actor, node, _address_of(node), about)
-            for actor, node, about in zip(self._actors, nodes, abouts, strict=True)
+            for actor, node, about in zip(self._actors, self.nodes, abouts, strict=True)
         ]
         return sorted(found, key=lambda place: place.about.worker)
 
@@ -166,14 +197,14 @@ class Reservation:
         self._group = self._head = None
 
 
-def _await(group: PlacementGroup, until: float, is_wanted: Callable[[], bool]) -> None:
-    while not group.wait(_POLL_S):
-        _check(until, is_wanted)
-
-
 def _find_nodes(group: PlacementGroup | None, count: int) -> list[str]:
     table = ray.util.placement_group_table(group)
     return [table["bundles_to_node_id"][index] for index in range(count)]
+
+
+def find_draining() -> frozenset[str]:
+    """Return the ids of the nodes that are about to go: Ray starts nothing there any more."""
+    return frozenset(state.state.get_draining_nodes())
 
 
 def _pod_type_of(topology: Topology) -> str:
@@ -236,6 +267,11 @@ def kill_program(place: HostPlace) -> None:
     ray.kill(place.actor)
 
 
+def take_away(place: HostPlace) -> None:
+    """Tell the program of a host that its node is about to go."""
+    place.actor.take_away.remote()
+
+
 def describe_death(error: BaseException) -> str:
     """Say how an actor has ended."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -246,8 +282,12 @@ def describe_death(error: BaseException) -> str:
 def describe_lack(needs: Needs, slices: int) -> str:
     """Say what the cluster lacks at this moment for slices that wait, and what it has."""
     each = needs.for_host()
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    fitting = [node["Resources"] for node in alive if _is_of_shape(node, needs.topology)]
+    alive, draining = [node for node in ray.nodes() if node["Alive"]], find_draining()
+    fitting = [
+        node["Resources"]
+        for node in alive
+        if _is_of_shape(node, needs.topology) and node["NodeID"] not in draining
+    ]
     able = [node for node in fitting if all(node.get(n, 0) >= v for n, v in each.items())]
     hosts = slices * needs.topology.hosts
     asked = ", ".join(f"{value:g} {name}" for name, value in each.items())

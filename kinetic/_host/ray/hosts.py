@@ -23,6 +23,8 @@ from kinetic._host.ray import cluster
 from kinetic._host.ray.cluster import HostPlace, Needs, NoLongerWanted, Reservation
 
 TELL_EVERY_S = 2.0
+DRAINING_EVERY_S = 1.0
+"""How often Ray is asked which nodes are about to go; it takes about a millisecond."""
 Variables = Callable[[int, HostPlace], Mapping[str, str]]
 """What the program of a host (its index among all) is started with."""
 
@@ -36,6 +38,8 @@ class _SliceStart:
         self.places: list[HostPlace] = []
         self.runs = False
         self.is_wanted = True
+        self.leaving: set[int] = set()
+        """Hosts that know that their machine goes."""
 
 
 class RayHosts(RemoteHosts):
@@ -68,7 +72,7 @@ class RayHosts(RemoteHosts):
         """Hosts whose programs run, as far as Ray says."""
         self._has_begun = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._serves = threading.Event()
+        self._serves, self._is_over = threading.Event(), threading.Event()
         self._cleaning: list[threading.Thread] = []
 
     def give(self, places: Mapping[int, HostAssignment]) -> None:
@@ -89,6 +93,7 @@ class RayHosts(RemoteHosts):
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._serves.set()
+            threading.Thread(target=self._watch_draining, daemon=True).start()
 
     def all_gone(self) -> bool:
         """Whether the programs of all that can be reached have ended."""
@@ -123,6 +128,7 @@ class RayHosts(RemoteHosts):
 
     def release_all(self) -> None:
         """Free everything, and wait until Ray has heard of it."""
+        self._is_over.set()
         self.kill()
         for thread in self._cleaning:
             thread.join()
@@ -132,6 +138,26 @@ class RayHosts(RemoteHosts):
         start = self._starts.get(index // self._each)
         if start is not None and start.runs:
             super().on_enter(index)
+
+    # -- nodes that are about to go ----------------------------------------------------------------
+
+    def _watch_draining(self) -> None:
+        while not self._is_over.wait(DRAINING_EVERY_S):
+            with contextlib.suppress(Exception):  # The next look may succeed.
+                if draining := cluster.find_draining():
+                    self._soon(self._on_draining, draining)
+
+    def _on_draining(self, draining: Collection[str]) -> None:
+        """Tell hosts on these nodes, as SIGTERM tells pods; have slices whose programs do not run
+        yet elsewhere."""
+        for start in list(self._starts.values()):
+            if not start.runs and not {*draining}.isdisjoint(start.reservation.nodes):
+                self._release(start.which)
+                self._start(start.which)
+            for index, place in zip(self._indices(start.which), start.places, strict=False):
+                if start.runs and place.node in draining and index not in start.leaving:
+                    start.leaving.add(index)
+                    cluster.take_away(place)
 
     # -- one slice ---------------------------------------------------------------------------------
 
