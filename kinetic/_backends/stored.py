@@ -10,7 +10,8 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from kinetic._backends.base import Status
 from kinetic._core import events, layout, record
@@ -19,6 +20,7 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store import attempts
 from kinetic._store.base import Store
+from kinetic._store.tunnel import Side, StoreConnection
 from kinetic.errors import BackendUnavailable, CorruptRecord, NotFound
 
 ANSWERED_WITHIN_S = 30.0
@@ -78,17 +80,54 @@ def ask_to_kill(
     """
     place, request_id = (ref.job_id, attempts.newest(store, ref.job_id)), os.urandom(8).hex()
     request = {"id": request_id, "hosts": list(hosts)}
-    store.put(layout.kill_wanted(*place), json.dumps(request).encode())
+    answer = _ask_leader(store, place, request, clock, pause)
+    return () if answer is None else tuple(map(int, answer["hosts"]))
+
+
+def open_tunnel(
+    store: Store,
+    ref: JobRef,
+    host: int,
+    port: int,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], object] = time.sleep,
+) -> StoreConnection:
+    """Have a leader bring a port of the loopback address of a host to a tunnel in the store.
+
+    Raises:
+        BackendUnavailable: it has not answered.
+        ConnectionRefusedError: nothing listens there, or the job has ended.
+    """
+    place, request_id = (ref.job_id, attempts.newest(store, ref.job_id)), os.urandom(8).hex()
+    request = {"id": request_id, "host": host, "port": port}
+    answer = _ask_leader(store, place, request, clock, pause)
+    if answer is None or answer["refused"]:
+        why = f"{ref.job_id} has ended" if answer is None else answer["refused"]
+        raise ConnectionRefusedError(f"port {port} of host {host} was refused: {why}")
+    return StoreConnection(store, layout.tunnel(*place, request_id), Side.CALLER)
+
+
+def _ask_leader(
+    store: Store,
+    place: tuple[str, int],
+    request: Mapping[str, object],
+    clock: Callable[[], float],
+    pause: Callable[[float], object],
+) -> Mapping[str, Any] | None:
+    """Return what the leader of an attempt has answered; None once the job has ended."""
+    job_id = place[0]
+    store.put(layout.order(*place), json.dumps(request).encode())
     until = clock() + ANSWERED_WITHIN_S
     while clock() < until:
         with contextlib.suppress(NotFound):
-            answer = record.parse(store.get(layout.kill_answer(*place)))
-            if answer.get("id") == request_id:
-                return tuple(map(int, answer["hosts"]))
-        if store.has(layout.outcome(ref.job_id)):
-            return ()
+            answer = record.parse(store.get(layout.order_answer(*place)))
+            if answer.get("id") == request["id"]:
+                return answer
+        if store.has(layout.outcome(job_id)):
+            return None
         pause(_LOOK_EVERY_S)
     raise BackendUnavailable(
-        f"The leader of {ref.job_id} has not answered within {ANSWERED_WITHIN_S:g} s. It may be "
+        f"The leader of {job_id} has not answered within {ANSWERED_WITHIN_S:g} s. It may be "
         "starting, or has begun another attempt: try again."
     )

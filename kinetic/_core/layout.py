@@ -187,14 +187,20 @@ def activity(job_id: str, number: int) -> str:
     return f"{attempt(job_id, number)}/activity.json"
 
 
-def kill_wanted(job_id: str, number: int) -> str:
-    """A request to kill hosts on purpose, to the leader that has started them."""
-    return f"{attempt(job_id, number)}/kill-wanted.json"
+def order(job_id: str, number: int) -> str:
+    """What the leader that has started the hosts is to do on them: to kill some on purpose, or to
+    bring a port of one to a tunnel."""
+    return f"{attempt(job_id, number)}/order.json"
 
 
-def kill_answer(job_id: str, number: int) -> str:
-    """The leader's answer to the last request."""
-    return f"{attempt(job_id, number)}/kill-answer.json"
+def order_answer(job_id: str, number: int) -> str:
+    """The leader's answer to the last order."""
+    return f"{attempt(job_id, number)}/order-answer.json"
+
+
+def tunnel(job_id: str, number: int, request_id: str) -> str:
+    """Prefix of a connection to a port of a host, while it is open."""
+    return f"{attempt(job_id, number)}/tunnels/{request_id}"
 
 
 def host(job_id: str, number: int, index: int) -> str:

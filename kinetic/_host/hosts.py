@@ -60,10 +60,11 @@ class Hosts(ABC):
         stay: whether agents outlive an attempt, and wait for their place in the next one; otherwise
             each attempt has new ones.
         come_later: whether hosts of the first attempt may be started long after the leader.
-        killable: whether callers who want to rehearse a loss have the leader kill programs.
+        takes_orders: whether callers have the leader do something on the hosts: kill programs, to
+            rehearse a loss, or bring a port to a tunnel.
     """
 
-    announced = killable = False
+    announced = takes_orders = False
     come_later = False
 
     def __init__(self, *, stay: bool, alone: bool = False) -> None:
@@ -183,8 +184,13 @@ class Hosts(ABC):
 
     def kill_programs(self, indices: Collection[int]) -> Collection[int]:
         """Kill the programs of these hosts as the loss of a machine would; return those that ran.
-        Only where this is `killable`."""
+        Only where this `takes_orders`."""
         return ()
+
+    async def open_tunnel(self, index: int, port: int, tunnel: str) -> str:
+        """Bring a port of the loopback address of a host to a tunnel in the store, below this
+        prefix; return why it cannot be, or "". Only where this `takes_orders`."""
+        return "the job's leader cannot"
 
     # -- what is known from the gang ---------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 """Questions of callers that do not reach the leader's port: they ask in the store, for stacks, for
-what the hosts are doing, or to kill some.
+what the hosts are doing, to kill some, or to reach a port of one.
 
 In: a store, the coordinator, the hosts. Out: answers in the store. Who has asked for activity asks
 again.
@@ -45,7 +45,7 @@ async def answer(
 ) -> None:
     """Answer until it is cancelled. `gang` is that of the current attempt, `far_s` how often to
     look while nobody asks."""
-    killed: dict[str, list[int]] = {}
+    obeyed: dict[str, dict[str, object]] = {}
 
     async def stacks(_: Mapping[str, Any]) -> dict[str, object]:
         found = await coordinator.dump_stacks(DUMP_S)
@@ -54,10 +54,10 @@ async def answer(
     async def activity(_: Mapping[str, Any]) -> dict[str, object]:
         return {"activity": gang().snapshot()}
 
-    async def kill(asked: Mapping[str, Any]) -> dict[str, object]:
-        if asked["id"] not in killed:  # The answer may not have arrived in the store.
-            killed[asked["id"]] = sorted(hosts.kill_programs(asked["hosts"]))
-        return {"hosts": killed[asked["id"]]}
+    async def obey(asked: Mapping[str, Any]) -> dict[str, object]:
+        if asked["id"] not in obeyed:  # The answer may not have arrived in the store.
+            obeyed[asked["id"]] = await _obey(job_id, asked, hosts, gang())
+        return obeyed[asked["id"]]
 
     answered: dict[str, str] = {}
     watched_until = 0.0
@@ -68,8 +68,8 @@ async def answer(
             (layout.stacks_wanted(*place), layout.stacks(*place), stacks),
             (layout.activity_wanted(*place), layout.activity(*place), activity),
         ]
-        if hosts.killable:
-            rows.append((layout.kill_wanted(*place), layout.kill_answer(*place), kill))
+        if hosts.takes_orders:
+            rows.append((layout.order(*place), layout.order_answer(*place), obey))
         for wanted, key, act in rows:
             with contextlib.suppress(KineticError):  # It is asked again, or answered next time.
                 asked = await asyncio.to_thread(_read_request, store, wanted)
@@ -80,6 +80,25 @@ async def answer(
                 answered[wanted] = asked["id"]
                 if act is activity:
                     watched_until = time.monotonic() + WATCHED_S
+
+
+async def _obey(
+    job_id: str, asked: Mapping[str, Any], hosts: Hosts, gang: Gang
+) -> dict[str, object]:
+    """Do as somebody has ordered."""
+    if "port" not in asked:
+        return {"hosts": sorted(hosts.kill_programs(asked["hosts"]))}
+    host, slices = asked["host"], gang.spec.slices or (0,)
+    if host not in range(gang.spec.hosts):
+        return {"refused": f"there is no host {host}"}
+    which, index = divmod(host, gang.spec.hosts // len(slices))
+    index += slices[which] * (gang.spec.hosts // len(slices))
+    tunnel = layout.tunnel(job_id, gang.spec.attempt, asked["id"])
+    try:
+        opening = hosts.open_tunnel(index, asked["port"], tunnel)
+        return {"refused": await asyncio.wait_for(opening, DUMP_S)}
+    except TimeoutError:
+        return {"refused": f"host {host} did not answer within {DUMP_S:g} s"}
 
 
 def _read_request(store: Store, key: str) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ In: functions, run on raylets that stand for the hosts of TPU slices. Out: what 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -15,16 +16,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dap import Editor
 from doubles.ray_cluster import SliceShape
 from elastic_jobs import Watched
 from gangs import is_titled, kill, train, wait_until
+from test_debugging import attached, command_line, configuration, told
 
 import kinetic
 from kinetic import errors
+from kinetic._backends import stored
+from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._ray.jobs_api import JobsApi
 from kinetic._store import attempts
 from kinetic._store.local import LocalStore
+from kinetic._store.tunnel import StoreConnection
 from kinetic._system import processes
 
 pytestmark = pytest.mark.settles_within(90)  # Agents that nobody leads look for their leader.
@@ -279,6 +285,7 @@ def test_a_slice_of_which_a_node_is_drained_saves_and_goes_on_on_another_one(on_
     assert "the function has 5 s to save" in handle.logs(attempt=1)
 
 
+@pytest.mark.long
 def test_an_elastic_job_gives_up_a_slice_whose_node_is_drained(on_ray, home, tmp_path):
     nodes = [on_ray.add_slice(f"small-{n}", V6E_4)[0] for n in range(2)]
     elastic = kinetic.run("tpu-v6e-4", slices=(1, 2), on_slice_loss="shrink", start_wait="300s")
@@ -300,6 +307,7 @@ def stay(folder):
     return kinetic.attempt(), os.environ["TPU_NAME"], kinetic.attempt() == 1 and told
 
 
+@pytest.mark.long
 def test_nobody_is_told_of_a_node_that_nothing_of_the_job_uses(on_ray, tmp_path):
     nodes = {f"small-{n}": on_ray.add_slice(f"small-{n}", V6E_4)[0] for n in range(2)}
     handle = kinetic.run("tpu-v6e-4")(stay).run_async(str(tmp_path))
@@ -312,6 +320,7 @@ def test_nobody_is_told_of_a_node_that_nothing_of_the_job_uses(on_ray, tmp_path)
     assert handle.result(timeout=LIMIT_S) == (1, mine, False)
 
 
+@pytest.mark.long
 def test_a_function_that_outstays_a_drain_is_ended_and_goes_on_elsewhere(
     on_ray, tmp_path, monkeypatch
 ):
@@ -326,6 +335,73 @@ def test_a_function_that_outstays_a_drain_is_ended_and_goes_on_elsewhere(
     assert handle.result(timeout=LIMIT_S) == (2, other, False)
     outcome = attempts.verdict(LocalStore(Path(os.environ["KINETIC_STORE"])), handle.job_id, 1)
     assert outcome.first.exit is Exit.EVICTED
+
+
+@kinetic.run(accelerator="cpu", debug=True, retries=0)
+def stop(number):
+    total = 2 * number
+    breakpoint()
+    return total
+
+
+def list_tunnels(handle):
+    return list(handle._store.list(f"{layout.attempt(handle.job_id, 1)}/tunnels"))
+
+
+def test_an_editor_reaches_a_function_through_the_dashboard_alone(on_ray, monkeypatch):
+    """... where nothing but its port is reached, and the cluster keeps the store."""
+    monkeypatch.delenv("KINETIC_STORE")
+    handle = stop.run_async(4)
+    with attached(handle) as (forward, editor):
+        editor.attach(configuration(forward), {})
+        thread, frames = editor.stopped()
+        assert editor.value("total", frames[0]) == "8"
+        editor.value("total = 41", frames[0])
+        editor.ask("continue", threadId=thread)
+        assert handle.result(timeout=LIMIT_S) == 41
+        editor.event("terminated")
+        assert forward.wait(LIMIT_S) == 0
+    assert list_tunnels(handle) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("process", errors.HostLost),
+        pytest.param("actor", errors.HostLost, marks=pytest.mark.long),
+        pytest.param("job", errors.JobCancelled, marks=pytest.mark.long),
+    ],
+)
+def test_an_end_at_a_breakpoint_leaves_nothing_of_the_connection(on_ray, how, error, monkeypatch):
+    impatient = functools.partial(StoreConnection, silent_s=15.0)
+    monkeypatch.setattr(stored, "StoreConnection", impatient)
+    handle = stop.run_async(4)
+    with attached(handle) as (forward, editor):
+        editor.attach(configuration(forward), {})
+        editor.stopped()
+        if how == "job":
+            handle.cancel()
+        elif how == "process":
+            kill(find_pid(f"kinetic-worker {handle.job_id} host 0"))
+        else:
+            kill(parent_of(find_pid(f"kinetic-host {handle.job_id} host 0")))
+        with pytest.raises(error):
+            handle.result(timeout=LIMIT_S)
+        assert forward.wait(LIMIT_S) == 0
+    wait_until(lambda: not list_tunnels(handle), "something is left of the connection")
+
+
+@pytest.mark.long
+def test_a_function_goes_on_when_whoever_debugs_it_is_killed(on_ray):
+    handle = stop.run_async(4)
+    with command_line("jobs", "debug", "--port", "0", handle.job_id) as caller:
+        attach = told(caller)
+        with Editor(attach["connect"]["port"]) as editor:
+            editor.attach(attach, {})
+            editor.stopped()
+            caller.kill()
+            assert handle.result(timeout=LIMIT_S) == 8
+    wait_until(lambda: not list_tunnels(handle), "something is left of the connection")
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from kinetic._backends import stored
 from kinetic._core import layout
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
+from kinetic._store.tunnel import Side, StoreConnection
 from kinetic.errors import BackendUnavailable
 
 JOB = "job-00c0ffee"
@@ -24,16 +25,48 @@ def ask(store, pause):
 
 def test_a_leader_says_which_hosts_it_has_killed():
     store = MemoryStore()
-    store.put(layout.kill_answer(JOB, 1), b'{"id": "of another request", "hosts": [2]}')
+    store.put(layout.order_answer(JOB, 1), b'{"id": "of another request", "hosts": [2]}')
 
     def answer(_):
-        asked = json.loads(store.get(layout.kill_wanted(JOB, 1)))
+        asked = json.loads(store.get(layout.order(JOB, 1)))
         assert asked["hosts"] == [1, 3]
         store.put(
-            layout.kill_answer(JOB, 1), json.dumps({"id": asked["id"], "hosts": [3]}).encode()
+            layout.order_answer(JOB, 1), json.dumps({"id": asked["id"], "hosts": [3]}).encode()
         )
 
     assert ask(store, answer) == (3,)
+
+
+def answer_order(store, **answer):
+    asked = json.loads(store.get(layout.order(JOB, 1)))
+    assert (asked["host"], asked["port"]) == (2, 5678)
+    store.put(layout.order_answer(JOB, 1), json.dumps({"id": asked["id"], **answer}).encode())
+    return layout.tunnel(JOB, 1, asked["id"])
+
+
+def test_a_leader_brings_a_port_to_a_tunnel():
+    store, tunnels = MemoryStore(), []
+    pause = lambda _: tunnels.append(answer_order(store, refused=""))  # noqa: E731
+    near = stored.open_tunnel(store, REF, 2, 5678, pause=pause)
+    near.write(b"hello")
+    (tunnel,) = tunnels
+    far = StoreConnection(store, tunnel, Side.HOST)
+    assert far.read() == b"hello"
+    near.finish()
+    far.finish()
+    assert near.read() == far.read() == b""
+    near.close()
+    far.close()
+
+
+def test_a_port_that_cannot_be_reached_is_an_error_that_says_why():
+    store = MemoryStore()
+    pause = lambda _: answer_order(store, refused="Connection refused")  # noqa: E731
+    with pytest.raises(ConnectionRefusedError, match=r"port 5678 of host 2 .*Connection refused"):
+        stored.open_tunnel(store, REF, 2, 5678, pause=pause)
+    store.put(layout.outcome(JOB), b"{}")
+    with pytest.raises(ConnectionRefusedError, match=f"{JOB} has ended"):
+        stored.open_tunnel(store, REF, 2, 5678)
 
 
 def test_nothing_is_killed_of_a_job_that_ends_meanwhile():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kinetic._backends import attempt_logs, stored
-from kinetic._backends.base import Document, LogRequest, Status
+from kinetic._backends.base import Connection, Document, LogRequest, Status
 from kinetic._backends.ray import capacity, states, submission
 from kinetic._backends.ray.states import DriverFacts
 from kinetic._backends.ray.submission import HostSettings
@@ -164,6 +164,11 @@ class RayBackend:
         if self.status([ref])[ref.job_id].phase is not JobStatus.RUNNING:
             return ()
         return stored.ask_to_kill(self._store, ref, hosts)
+
+    def connect(self, ref: JobRef, host: int, port: int) -> Connection:
+        """Through the store, by the actor of the host: nothing but the dashboard's port, or the
+        bucket, need be reached."""
+        return stored.open_tunnel(self._store, ref, host, port)
 
     # -- output ------------------------------------------------------------------------------------
 

@@ -172,7 +172,7 @@ class Reservation:
                 "resources": resources,
                 "scheduling_strategy": strategy,
                 "max_restarts": 0,
-                "max_concurrency": 2,  # It is told while it runs that its node goes.
+                "max_concurrency": 2,  # It is told of what happens while it runs.
             }
             self._actors.append(kind.options(**options).remote())
         told = [actor.describe.remote() for actor in self._actors]
@@ -270,6 +270,12 @@ def kill_program(place: HostPlace) -> None:
 def take_away(place: HostPlace) -> None:
     """Tell the program of a host that its node is about to go."""
     place.actor.take_away.remote()
+
+
+def open_tunnel(place: HostPlace, store_uri: str, tunnel: str, port: int) -> Future[str]:
+    """Have an actor bring a port of its machine to a tunnel; it says why it cannot be, or ""."""
+    future: Future[str] = place.actor.open_tunnel.remote(store_uri, tunnel, port).future()
+    return future
 
 
 def describe_death(error: BaseException) -> str:

@@ -32,7 +32,6 @@ from kinetic.errors import KineticError, SubmitError
 
 _JOIN_S = "30"
 """How long the program of a host tries to reach this one, which serves before it is started."""
-_DEBUG_PORT = "5678"
 
 
 class _Driver:
@@ -91,7 +90,7 @@ class _Driver:
             "KINETIC_HOST_INDEX": str(index),
             "KINETIC_POD_INDEX": str(index),
             "KINETIC_HOST_ADDRESS": place.address,
-            "KINETIC_DEBUG_PORT": _DEBUG_PORT,
+            "KINETIC_DEBUG_PORT": "0",  # Nodes may have hosts of several jobs.
         }
         return {**self._secrets, **self._gang, **own}
 
