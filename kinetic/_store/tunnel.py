@@ -53,9 +53,9 @@ class StoreConnection:
         self._alive_s, self._silent_s = alive_s, silent_s
         self._sending = threading.Lock()
         self._closing = threading.Event()
-        self._sent = self._read = 0
+        self._sent, self._read, self._taken = 0, 0, ""
         self._sent_at = self._heard_at = time.monotonic()
-        self._has_finished = self._is_finished = self._is_closed = False
+        self._has_finished = self._is_finished = self._is_gone = False
         threading.Thread(target=self._give_signs, name="kinetic-tunnel", daemon=True).start()
 
     def _give_signs(self) -> None:
@@ -73,8 +73,9 @@ class StoreConnection:
             ConnectionError: the other end is gone, or the store does not answer.
         """
         while not (self._closing.is_set() or self._is_finished):
-            kind, data = self._take()
-            self._is_finished = kind == _FINISH
+            with _as_connection_errors():
+                self._forget()
+                kind, data = self._take()
             if kind == _DATA:
                 return data
             if not kind:
@@ -84,18 +85,27 @@ class StoreConnection:
     def _take(self) -> tuple[bytes, bytes]:
         """The next chunk of the other end: what it begins with, and the rest; b"" if none is
         there."""
-        with _as_connection_errors():
-            try:
-                chunk = self._store.get(self._key(self._theirs, self._read))
-            except NotFound:
-                return b"", b""
-            self._store.delete(self._key(self._theirs, self._read))
-        self._read, self._heard_at = self._read + 1, time.monotonic()
+        try:
+            key = self._key(self._theirs, self._read)
+            chunk = self._store.get(key)
+        except NotFound:
+            return b"", b""
+        self._taken, self._read, self._heard_at = key, self._read + 1, time.monotonic()
+        if chunk == _FINISH:
+            self._is_finished = True
+            self._forget()
         return chunk[:1], chunk[1:]
+
+    def _forget(self) -> None:
+        """Delete what was read, which makes room: not before it was passed on."""
+        if self._taken:
+            self._store.delete(self._taken)
+            self._taken = ""
 
     def _wait(self) -> None:
         now = time.monotonic()
         if now - self._heard_at > self._silent_s:
+            self._is_gone = True
             raise ConnectionError(f"the other end has given no sign of life for {self._silent_s} s")
         silence_s = now - max(self._heard_at, self._sent_at)
         self._closing.wait(pause_after(silence_s, LEAST_PAUSE_S / 2, _MOST_PAUSE_S))
@@ -137,7 +147,7 @@ class StoreConnection:
     def _is_read(self) -> bool:
         """Whether the other end may still read. The host's says that it has finished when the
         program there has closed its end."""
-        return self._mine is Side.HOST or not self._is_finished
+        return not self._is_gone and (self._mine is Side.HOST or not self._is_finished)
 
     def end(self) -> None:
         """End both directions, from any thread. Idempotent."""
@@ -146,9 +156,6 @@ class StoreConnection:
     def close(self) -> None:
         """Close it, once no thread reads or writes any more, and remove what is left of it.
         Idempotent."""
-        if self._is_closed:
-            return
-        self._is_closed = True
         self._closing.set()
         with suppress(ConnectionError):
             self.finish()
