@@ -12,10 +12,9 @@ import os
 import sys
 import tempfile
 
-os.environ |= {
-    "RAY_DEDUP_LOGS": "0",  # Else lines are left out that differ in numbers only.
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # A busy machine needs more than a minute.
-}
+os.environ["RAY_DEDUP_LOGS"] = "0"  # Else lines are left out that differ in numbers only.
+# A busy machine needs more than Ray's own minute.
+os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")
 
 import ray
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
