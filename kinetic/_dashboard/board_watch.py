@@ -13,16 +13,19 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic._core import layout
 from kinetic._core.ref import JobRef
 from kinetic._core.state import UNKNOWN, JobStanding, JobStatus
+from kinetic._dashboard.live import SILENT_S, describe_silence
 from kinetic._store import index
 from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kinetic._client.access import JobAccess
     from kinetic._core.gang.picture import AttemptPicture
 
@@ -34,6 +37,7 @@ _FIRST_READ = 1000
 """How many jobs are read in one look that were never read before, newest first."""
 _GANGS = 25
 """How many gangs of running jobs are read in one look; the others have their turn in the next."""
+_MOST_FILES = 1000
 _FEW = 20
 _STEADY_S = 1.0
 """A folder that was changed this recently may have been changed again within the same tick."""
@@ -109,21 +113,30 @@ class BoardWatch:
         self._order: list[str] = []
         self._open: list[JobRef] = []
         self._turn = 0
-        self._next_at = 0.0
+        self._soonest_at = self._next_at = 0.0
         self._began_at = 0.0
         self._listed_at: tuple[int, float] = (-1, 0.0)
+        self.files: tuple[Path, ...] = ()
+        """A write to one of these is a reason to look."""
         self._ids: frozenset[str] = frozenset()
 
-    def look(self, *, patience_s: float = 0.0) -> JobList:
+    def pause_s(self) -> float:
+        """For how long to ask for nothing: the jobs are not looked at before that."""
+        return max(self._next_at - time.monotonic(), 0.0)
+
+    def look(self, *, patience_s: float = 0.0, is_told: bool = False) -> JobList:
         """Return the jobs as of now, or as of a moment ago; never raises.
 
-        Who comes while another one looks gets what was seen last, after `patience_s` at most.
+        Who comes while another one looks gets what was seen last, after `patience_s` at most. Who
+        was told that one of the `files` was written to need not wait for the next look.
         """
         if not self._lock.acquire(timeout=patience_s) if patience_s else not self._try_lock():
             waited_s = time.monotonic() - self._began_at
-            trouble = f"The store has not answered for {waited_s:.0f} s." if waited_s > 5 else ""
+            trouble = describe_silence(waited_s) if waited_s > SILENT_S else ""
             return self._list._replace(trouble=trouble or self._list.trouble)
         try:
+            if is_told:
+                self._next_at = self._soonest_at
             if time.monotonic() >= self._next_at:
                 self._began_at = time.monotonic()
                 self._look()
@@ -146,8 +159,19 @@ class BoardWatch:
             self._list = JobList(self._list.version + 1, rows, trouble)
         is_reading = any(not self._rows[ref.job_id].standing.state for ref in self._open)
         took_s = (time.thread_time() - began_s) * (1 if is_reading else _SHARE)
-        is_near = self._access.store.as_folder() is not None
-        self._next_at = time.monotonic() + max(took_s, SOONEST_S if is_near else REMOTE_S)
+        self._soonest_at = time.monotonic() + took_s
+        folder = self._access.store.as_folder()
+        usual_s = SOONEST_S if folder is not None else REMOTE_S
+        self._next_at = max(self._soonest_at, time.monotonic() + usual_s)
+        if folder is not None:
+            self.files = (folder / layout.REFS, *self._own_folders(folder))
+
+    def _own_folders(self, folder: Path) -> Iterator[Path]:
+        """The folders of jobs that have not ended, and whose records processes of this machine
+        write."""
+        for ref in self._open[:_MOST_FILES]:
+            if not ref.place.is_cluster:
+                yield folder / layout.job(ref.job_id)
 
     def _find_jobs(self) -> None:
         ids = self._list_ids()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 320, 96
 MOST_CHARTS = 24
 _POINTS = 320
-_SHARE = 20
-"""Drawing may take a twentieth of a processor."""
-_SOONEST_S = 0.5
 _TAIL = 20
 """So many line ends before the end of a log, which is not text, is surely one of its last rows."""
 _SIZES = "_bytes"
@@ -114,26 +110,21 @@ class ChartReader:
 
     def __init__(self, store: Store, ref: JobRef, host: int) -> None:
         self._reader = MetricsReader(store, ref, hosts=(host,))
-        self._next_at = 0.0
-        self._charts: tuple[Chart, ...] = ()
+        self.charts: tuple[Chart, ...] = ()
         self.left_out = 0
 
-    def look(self) -> tuple[Chart, ...]:
-        """Return the charts, drawn anew if there are new values and it is time to.
+    def look(self) -> bool:
+        """Draw the charts anew if there are new values; return whether there were.
 
         Raises:
             StoreError: the store does not answer.
         """
-        if time.monotonic() < self._next_at:
-            return self._charts
-        began_s = time.thread_time()
-        if self._reader.look():
-            found = [each for each in self._reader.recording.series() if len(each)]
-            self._charts = tuple(draw_chart(each) for each in found[:MOST_CHARTS])
-            self.left_out = max(len(found) - MOST_CHARTS, 0)
-        took_s = (time.thread_time() - began_s) * _SHARE
-        self._next_at = time.monotonic() + max(_SOONEST_S, took_s)
-        return self._charts
+        if not self._reader.look():
+            return False
+        found = [each for each in self._reader.recording.series() if len(each)]
+        self.charts = tuple(draw_chart(each) for each in found[:MOST_CHARTS])
+        self.left_out = max(len(found) - MOST_CHARTS, 0)
+        return True
 
 
 class StepWatch:

@@ -1,190 +1,225 @@
 """What changes while a page is looked at: one stream of events for each page.
 
-In: looks at jobs. Out: messages as server-sent events: pieces of HTML by the id of their element,
+In: feeds. Out: their messages as server-sent events: pieces of HTML by the id of their element,
 lines of output, and what is in the way.
+
+Each feed of a page has a pace of its own: lines do not wait for a leader that does not answer, nor
+for a chart of a million steps. Where the system tells of writes, a feed is looked at as soon as one
+of its files was written to, and rarely otherwise.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
-from kinetic._dashboard.charts import ChartReader
-from kinetic._dashboard.output import OutputReader
-from kinetic._dashboard.scene import JobCamera, JobScene
+from kinetic._system.changes import Changes
 from kinetic.errors import KineticError, NotFound
-
-if TYPE_CHECKING:
-    from kinetic._client.access import JobAccess
-    from kinetic._core.ref import JobRef
 
 Message = dict[str, Any]
 
 EVERY_S = 0.1
-"""Between two looks at what a page shows: half of it is the usual delay."""
-_SILENT_S = 5.0
+"""Between two looks at what nobody tells of: half of it is the usual delay."""
+_TOLD_S = 0.5
+"""... and at what the system tells of: a process that is gone has written nothing."""
+REST_S = 0.025
+"""After each look, at least."""
+_SHARE = 20
+"""Looks at one feed take a twentieth of a processor at most."""
+SILENT_S = 5.0
 """Without an answer for this long, a page says so."""
+_AGAIN_S = 1.0
+"""Between two looks that fail, and between two words about one that does not come back."""
 _NOTICE_S = 0.5
 """A page that is closed, or a server that ends, is noticed after this time at most."""
 _ALIVE_S = 15.0
 """A stream without news says at least this often that it is there."""
-_REMOTE_S = 1.0
-_ENDED_S = 2.0
 _LOOKS = ThreadPoolExecutor(64, thread_name_prefix="kinetic-dashboard-look")
 """Not the loop's own, whose end waits for all: a store that hangs must not keep Ctrl-C waiting."""
 
 
-async def send_messages(
-    look: Callable[[], Message | None],
-    close: Callable[[], object],
-    is_over: Callable[[], Awaitable[bool]],
-) -> AsyncIterator[bytes]:
-    """Yield what each look finds, as events, until the browser has left, the server ends, or what
-    is looked at is gone. `look` runs in a thread, one at a time; one that fails, or does not come
-    back, is told of."""
-    told_at, since, failed = time.monotonic(), time.monotonic(), ""
-    loop = asyncio.get_running_loop()
-    task: asyncio.Future[Message | None] | None = None
-    try:
-        while not await is_over():
-            if task is None:
-                since = time.monotonic()
-                task = loop.run_in_executor(_LOOKS, look)
-            done, _ = await asyncio.wait({task}, timeout=_NOTICE_S)
-            message: Message | None = None
-            if not done:
-                waited_s = time.monotonic() - since
-                if waited_s > _SILENT_S:
-                    message = {"trouble": f"The store has not answered for {waited_s:.0f} s."}
-            else:
-                (message, failed), task = _take_look(task, failed), None
-            if message is not None:
-                told_at = time.monotonic()
-                yield f"data: {json.dumps(message)}\n\n".encode()
-                if message.get("end"):
-                    return
-            elif time.monotonic() - told_at > _ALIVE_S:
-                told_at = time.monotonic()
-                yield b": there\n\n"
-            if done:
-                await asyncio.sleep(_NOTICE_S if failed else EVERY_S)
-    finally:
-        if task is None:
-            close()
-        else:  # It may take long, and nobody waits for it any more.
-            task.add_done_callback(lambda _: close())
+class Seen(NamedTuple):
+    """What a look found.
 
-
-def _take_look(
-    ended: asyncio.Future[Message | None], failed_before: str
-) -> tuple[Message | None, str]:
-    """Return what a look found, and why it failed, "" if it did not."""
-    message, failed = None, ""
-    try:
-        message = ended.result()
-    except NotFound as error:
-        message = {"trouble": str(error), "end": True}
-    except (KineticError, OSError) as error:
-        failed = str(error)
-    if failed != failed_before:
-        message = {"trouble": failed} | (message or {})
-    return message, failed
-
-
-class JobStream:
-    """The page of one job, from its first look on.
-
-    Args:
-        access: to jobs.
-        ref: the job.
-        render: fills in a template.
-        host: whose output is read.
+    Attributes:
+        message: what has changed; None if nothing has.
+        files: a write to one of them, or in one of these folders, is a reason to look again.
+        within_s: when to look again if nothing tells of writes.
+        rest_s: for how long not to look in any case.
+        has_more: whether there is more to be seen after that.
+        trouble: what is in the way at present; "" if nothing is.
     """
 
-    def __init__(
-        self,
-        access: JobAccess,
-        ref: JobRef,
-        render: Callable[..., str],
-        *,
-        host: int = 0,
-    ) -> None:
-        self._camera = JobCamera(access, ref)
-        self._ref = ref
-        self._render = render
-        host = min(host, ref.hosts - 1)
-        self._reader = OutputReader(access.handle_of(ref), host)
-        self._charts = ChartReader(access.store, ref, host)
-        self._is_near = access.store.as_folder() is not None
-        self._sent: dict[str, str] = {}
-        self._open_line = ""
-        self._trouble = ""
-        self._next_at = 0.0
+    message: Message | None
+    files: Sequence[Path] = ()
+    within_s: float = EVERY_S
+    rest_s: float = REST_S
+    has_more: bool = False
+    trouble: str = ""
+
+
+class Feed(Protocol):
+    """Something on a page that changes."""
+
+    def look(self, *, is_told: bool) -> Seen:
+        """Return what has changed since the last look. Runs in a thread, one look at a time.
+
+        Args:
+            is_told: whether one of its files was written to.
+
+        Raises:
+            NotFound: it is gone, and the stream ends.
+            KineticError: it cannot be seen at present.
+        """
+        ...
 
     def close(self) -> None:
-        """Let go of the job."""
-        self._camera.close()
+        """Let go of it. No look follows."""
+        ...
 
-    def look_once(self) -> dict[str, Any]:
-        """Return what the page shows at first: no charts, since to read a million steps takes a
-        second.
 
-        Raises:
-            KineticError: the job cannot be seen.
-        """
-        scene = self._camera.look()
-        return {"scene": scene, "pieces": self._pieces(scene) | {"charts": ""}}
+class Bell:
+    """Rings when files of this machine are written to."""
 
-    def look(self) -> Message | None:
-        """Return what has changed; None if nothing has, or it is not yet time to look again.
+    def __init__(self) -> None:
+        self._changes = Changes()
+        self._watched: set[Path] = set()
 
-        Raises:
-            NotFound: its records were removed.
-        """
-        if time.monotonic() < self._next_at:
-            return None
-        message: Message = {}
+    def watch(self, files: Iterable[Path]) -> tuple[bool, bool]:
+        """Return whether each write to these files rings from now on, and whether one of them did
+        not before: what was written earlier has not rung."""
+        wanted = set(files)
+        new = {path for path in wanted - self._watched if self._changes.watch(path)}
+        self._watched |= new
+        return bool(wanted) and wanted <= self._watched, bool(new)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Return True as soon as it rings, or False."""
+        fd, rung = self._changes.fd, asyncio.Event()
+        if fd < 0:
+            await asyncio.sleep(timeout_s)
+            return False
+        loop = asyncio.get_running_loop()
+        loop.add_reader(fd, rung.set)
         try:
-            scene = self._camera.look()
-            html, has_charts = self._pieces(scene), bool(self._sent)
-            if has_charts:
-                html["charts"] = self._draw_charts()
-            changed = {n: piece for n, piece in html.items() if self._sent.get(n) != piece}
-            if changed:
-                message["html"] = changed
-                self._sent = html
-            lines, open_line = self._reader.read()
-            if lines or open_line != self._open_line:
-                message |= {"lines": [line.to_json() for line in lines], "open": open_line}
-                self._open_line = open_line
-            pause_s = _ENDED_S if scene.has_ended else 0.0 if self._is_near else _REMOTE_S
-            self._next_at = time.monotonic() + (pause_s if has_charts and not lines else 0.0)
-            trouble = ""
-        except NotFound:
-            raise
-        except (KineticError, OSError) as error:
-            trouble = str(error)
-            self._next_at = time.monotonic() + _ENDED_S
-        if trouble != self._trouble:
-            self._trouble = message["trouble"] = trouble
-        return message or None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await rung.wait()
+        finally:
+            loop.remove_reader(fd)
+        self._changes.take()
+        return rung.is_set()
 
-    def _draw_charts(self) -> str:
-        charts = self._charts.look()
-        left_out = self._charts.left_out
-        return self._render("_charts.html", charts=charts, left_out=left_out, ref=self._ref)
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self._changes.close()
 
-    def _pieces(self, scene: JobScene) -> dict[str, str]:
-        """The parts of the page that change, by the ids of their elements, but for the charts."""
-        found = {
-            name: self._render(f"_{name}.html", scene=scene, ref=scene.ref)
-            for name in ("head", "attempts", "attention")
-        }
-        for box in scene.slices:
-            name = f"slice-{box.number}"
-            found[name] = self._render("_slice.html", box=box, scene=scene)
-        return found
+
+async def send_messages(
+    feeds: Sequence[Feed], is_over: Callable[[], Awaitable[bool]]
+) -> AsyncIterator[bytes]:
+    """Yield what each feed has to tell, as events, until the browser has left, the server ends, or
+    one of the feeds is gone. One that fails, or does not come back, is told of."""
+    news: asyncio.Queue[tuple[int, Message]] = asyncio.Queue(1)
+    pumps = {asyncio.create_task(_pump(news, n, feed)) for n, feed in enumerate(feeds)}
+    taking = asyncio.create_task(news.get())
+    troubles, shown, told_at = [""] * len(feeds), "", time.monotonic()
+    try:
+        while not await is_over():
+            done, _ = await asyncio.wait(
+                {taking, *pumps}, timeout=_NOTICE_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            for each in done & pumps:
+                each.result()  # It ends by a fault of ours only.
+            if taking not in done:
+                if time.monotonic() - told_at > _ALIVE_S:
+                    told_at = time.monotonic()
+                    yield b": there\n\n"
+                continue
+            number, message = taking.result()
+            taking = asyncio.create_task(news.get())
+            troubles[number] = message.pop("trouble")
+            if (trouble := next(filter(None, troubles), "")) != shown:
+                shown = message["trouble"] = trouble
+            if message:
+                told_at = time.monotonic()
+                yield f"data: {json.dumps(message)}\n\n".encode()
+            if message.get("end"):
+                return
+    finally:
+        for each in (taking, *pumps):
+            each.cancel()
+
+
+async def _pump(news: asyncio.Queue[tuple[int, Message]], number: int, feed: Feed) -> None:
+    """Look at a feed again and again, and put what it has to tell into the queue, with its number.
+    Each message says what is in the way, or that nothing is."""
+    loop, bell, is_told, trouble = asyncio.get_running_loop(), Bell(), False, ""
+    looking: asyncio.Future[_Look] | None = None
+
+    def close(_: object = None) -> None:
+        bell.close()
+        feed.close()
+
+    try:
+        while True:
+            began, timeout_s = time.monotonic(), SILENT_S
+            looking = loop.run_in_executor(_LOOKS, _look, feed, bell, is_told)
+            while not (await asyncio.wait({looking}, timeout=timeout_s))[0]:
+                trouble, timeout_s = describe_silence(time.monotonic() - began), _AGAIN_S
+                await news.put((number, {"trouble": trouble}))
+            ended, looking, before = looking, None, trouble
+            found = _take(ended)
+            trouble = found.message["trouble"]
+            if found.message.keys() - {"trouble"} or trouble != before:
+                await news.put((number, found.message))
+            await asyncio.sleep(found.rest_s)
+            is_told = found.is_new
+            if not is_told and found.wait_s:
+                is_told = await bell.wait(found.wait_s)
+    finally:
+        if looking is None:
+            close()
+        else:  # It may take long, and nobody waits for it any more.
+            looking.add_done_callback(close)
+
+
+class _Look(NamedTuple):
+    """A look that came back: what it has to tell, how long to rest, how long to wait then for a
+    write, and whether there may have been one already."""
+
+    message: Message
+    rest_s: float
+    wait_s: float
+    is_new: bool = False
+
+
+def _look(feed: Feed, bell: Bell, is_told: bool) -> _Look:
+    began_s = time.thread_time()
+    seen = feed.look(is_told=is_told)
+    is_watched, is_new = bell.watch(seen.files)
+    rest_s = max(seen.rest_s, (time.thread_time() - began_s) * _SHARE)
+    within_s = max(seen.within_s, _TOLD_S) if is_watched else seen.within_s
+    wait_s = 0.0 if seen.has_more else max(within_s - rest_s, 0.0)
+    return _Look((seen.message or {}) | {"trouble": seen.trouble}, rest_s, wait_s, is_new)
+
+
+def _take(ended: asyncio.Future[_Look]) -> _Look:
+    """Return what came of a look, also if that is an error."""
+    try:
+        return ended.result()
+    except NotFound as error:
+        return _Look({"trouble": str(error), "end": True}, _AGAIN_S, 0.0)
+    except (KineticError, OSError) as error:
+        return _Look({"trouble": str(error)}, _AGAIN_S, 0.0)
+
+
+def describe_silence(waited_s: float) -> str:
+    """Say that a store does not answer."""
+    return f"The store has not answered for {waited_s:.0f} s."

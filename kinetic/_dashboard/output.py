@@ -120,6 +120,13 @@ class OutputReader:
         self._host = host
         self._after: Position | None = None
         self._folder = LineFolder()
+        self.is_cut = False
+        """Whether the last read left something."""
+
+    @property
+    def attempt(self) -> int:
+        """The attempt of what was read last."""
+        return 1 if self._after is None else self._after.attempt
 
     def read(self) -> tuple[list[OutputLine], str]:
         """Return the newest of the lines that have ended since the last read, as many as a page
@@ -141,6 +148,7 @@ class OutputReader:
             size_bytes += len(chunk.data)
             if size_bytes > READ_BYTES:
                 break
+        self.is_cut = size_bytes > READ_BYTES
         return lines[-MOST_LINES:], self._folder.rest()
 
 

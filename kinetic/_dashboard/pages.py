@@ -3,7 +3,7 @@
 In: access to jobs, requests. Out: an application of Starlette.
 
 Templates escape whatever they are given. What changes while a page is looked at comes as pieces of
-HTML in one stream of events for each page (`live`).
+HTML in one stream of events for each page (`feeds`, `live`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from kinetic._client.board.spending import SpendingWatch
 from kinetic._core.gang import blame
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
-from kinetic._dashboard import capacity, live, output
+from kinetic._dashboard import capacity, output
 from kinetic._dashboard.batches import BatchGrid, list_batches, read_batch
 from kinetic._dashboard.board_watch import BoardWatch, JobList
 from kinetic._dashboard.call import describe_call, list_source
+from kinetic._dashboard.feeds import BoardFeed, ChartsFeed, JobFeed, OutputFeed
+from kinetic._dashboard.live import Feed, Message, send_messages
 from kinetic.errors import KineticError, NotFound, UsageError
 from kinetic.version import __version__
 
@@ -153,16 +155,15 @@ class Pages:
         """Tell when the list has changed."""
         seen = JobList(version=-1)
 
-        def look() -> live.Message | None:
+        def draw(found: JobList) -> Message | None:
             nonlocal seen
-            found = self._watch.look()
-            if (found.version, found.trouble) == (seen.version, seen.trouble):
+            if found.version == seen.version:
                 return None
             seen = found
             counts = self.render("_counts.html", **self._head_of(found))
-            return {"html": {"counts": counts}, "changed": True, "trouble": found.trouble}
+            return {"html": {"counts": counts}, "changed": True}
 
-        return self._stream(request, look)
+        return self._stream(request, BoardFeed(self._watch, draw))
 
     def _head_of(self, found: JobList) -> dict[str, Any]:
         return {"counts": found.counts(), "all": len(found.rows), "trouble": found.trouble}
@@ -172,18 +173,22 @@ class Pages:
     def show_job(self, request: Request) -> Response:
         """One job."""
         ref = self._find(request)
-        camera = live.JobStream(self._access, ref, self.render)
+        feed = JobFeed(self._access, ref, self.render)
         try:
-            return self._page(request, "job.html", ref=ref, **camera.look_once())
+            return self._page(request, "job.html", ref=ref, **feed.look_once())
         finally:
-            camera.close()
+            feed.close()
 
     async def stream_job(self, request: Request) -> Response:
         """What changes on the page of a job, and what one of its hosts prints."""
         ref = await run_in_threadpool(self._find, request)
-        host = _number(request, "host", 0)
-        stream = live.JobStream(self._access, ref, self.render, host=host)
-        return self._stream(request, stream.look, close=stream.close)
+        host = min(_number(request, "host", 0), ref.hosts - 1)
+        return self._stream(
+            request,
+            OutputFeed(self._access, ref, host),
+            JobFeed(self._access, ref, self.render),
+            ChartsFeed(self._access, ref, self.render, host),
+        )
 
     def search_output(self, request: Request) -> Response:
         """Lines that have the words, of one host or of all."""
@@ -275,19 +280,18 @@ class Pages:
     async def stream_batch(self, request: Request) -> Response:
         """What changes on the page of a batch."""
         group_id, version, cost_at = self._group_of(request), -1, 0.0
-        told: live.Message = {}
+        told: Message = {}
 
-        def look() -> live.Message | None:
+        def draw(found: JobList) -> Message | None:
             nonlocal version, cost_at, told
-            found = self._watch.look()
             if found.version == version and time.monotonic() < cost_at:
                 return None
             grid = self.render("_grid.html", batch=self._read_batch(group_id, found))
             version, cost_at, before = found.version, time.monotonic() + _COST_EVERY_S, told
-            told = {"html": {"grid": grid}, "trouble": found.trouble}
+            told = {"html": {"grid": grid}}
             return None if told == before else told
 
-        return self._stream(request, look)
+        return self._stream(request, BoardFeed(self._watch, draw))
 
     def _read_batch(self, group_id: str, found: JobList) -> BatchGrid:
         return read_batch(self._access.store, group_id, found, self._spending)
@@ -311,16 +315,11 @@ class Pages:
             return HTMLResponse(page, status_code=status)
         return JSONResponse({"error": text.printable_lines(str(error))}, status_code=status)
 
-    def _stream(
-        self,
-        request: Request,
-        look: Callable[[], live.Message | None],
-        close: Callable[[], object] = lambda: None,
-    ) -> Response:
+    def _stream(self, request: Request, *feeds: Feed) -> Response:
         async def is_over() -> bool:
             return self._is_ending() or await request.is_disconnected()
 
-        messages = live.send_messages(look, close, is_over)
+        messages = send_messages(feeds, is_over)
         return StreamingResponse(messages, media_type="text/event-stream")
 
     def _page(self, request: Request, template: str, **values: Any) -> Response:

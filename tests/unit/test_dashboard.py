@@ -6,6 +6,7 @@ import base64
 import hashlib
 import http.client
 import json
+import math
 import re
 import threading
 from array import array
@@ -36,8 +37,9 @@ from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
-from kinetic._dashboard import live, output, scene, start
+from kinetic._dashboard import output, scene, start
 from kinetic._dashboard.board_watch import BoardWatch
+from kinetic._dashboard.feeds import ChartsFeed, JobFeed, OutputFeed
 from kinetic._dashboard.guard import is_allowed
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.pages import Pages
@@ -429,17 +431,32 @@ def test_a_page_and_its_first_lines_do_not_wait_for_charts(world: World):
     log.write(STDOUT, Frame(("loss",), *columns).encode())
     log.close(holds_text=False)
     pages = Pages(world.access, lambda: False)
-    stream = live.JobStream(world.access, ref, pages.render)
-    assert stream.look_once()["pieces"]["charts"] == ""
-    first, second = stream.look(), stream.look()
-    assert first is not None
-    assert [line[4] for line in first["lines"]] == ["a line"]
-    assert "charts" not in first["html"]
-    assert second is not None
-    assert list(second["html"]) == ["charts"]
-    assert ">loss</span>" in second["html"]["charts"]
-    assert stream.look() is None  # The job has ended: it is looked at rarely.
-    stream.close()
+    feed = JobFeed(world.access, ref, pages.render)
+    assert feed.look_once()["pieces"]["charts"] == ""
+    first = feed.look(is_told=False)
+    assert first.message is not None
+    assert "charts" not in first.message["html"]
+    assert feed.look(is_told=False).message is None
+    feed.close()
+    printed = OutputFeed(world.access, ref, 0).look(is_told=False)
+    assert printed.message is not None
+    assert [line[4] for line in printed.message["lines"]] == ["a line"]
+    charts = ChartsFeed(world.access, ref, pages.render, 0)
+    drawn = charts.look(is_told=False).message
+    assert drawn is not None
+    assert ">loss</span>" in drawn["html"]["charts"]
+    assert charts.look(is_told=False).message is None
+
+
+def test_who_is_told_of_a_write_need_not_wait_for_the_next_look(world: World):
+    ref = world.add(place=Place("local"))
+    watch = BoardWatch(world.access)
+    watch.look()
+    assert world.store.path(layout.job(ref.job_id)) in watch.files
+    watch._next_at, watch._soonest_at = math.inf, 0.0
+    world.end(ref)
+    assert watch.look().counts() == {"running": 1}
+    assert watch.look(is_told=True).counts() == {"succeeded": 1}
 
 
 # -- output ---------------------------------------------------------------------------------------

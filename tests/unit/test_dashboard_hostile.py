@@ -7,9 +7,13 @@ In: stores of jobs that nobody runs. Out: pages, charts, lines.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
+import threading
 from array import array
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,8 +126,38 @@ def test_a_batch_that_was_removed_is_told_of_and_its_stream_ends(server: Dashboa
     assert message["end"] is True
 
 
+class ScriptedFeed:
+    """A feed that finds what a test says, and notes when it is let go of."""
+
+    def __init__(self, look: Callable[[], live.Message | None], *files: Path) -> None:
+        self._look = look
+        self._files = files
+        self.told: list[bool] = []
+        self.closed = threading.Event()
+
+    def look(self, *, is_told: bool) -> live.Seen:
+        self.told.append(is_told)
+        return live.Seen(self._look(), self._files, rest_s=0.0)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def collect(*feeds: live.Feed) -> list[Any]:
+    """All that a stream says until it ends."""
+
+    async def read() -> list[Any]:
+        async def is_over() -> bool:
+            return False
+
+        messages = live.send_messages(feeds, is_over)
+        return [json.loads(each.decode().removeprefix("data: ")) async for each in messages]
+
+    return asyncio.run(read())
+
+
 def test_a_look_that_fails_is_told_of_once_and_when_it_is_over(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(live, "_NOTICE_S", 0.001)
+    monkeypatch.setattr(live, "_AGAIN_S", 0.001)
     found: list[Any] = [
         {"html": {"a": "1"}},
         StoreError("unplugged"),
@@ -140,14 +174,7 @@ def test_a_look_that_fails_is_told_of_once_and_when_it_is_over(monkeypatch: pyte
             raise each
         return each
 
-    async def collect() -> list[Any]:
-        async def is_over() -> bool:
-            return False
-
-        messages = live.send_messages(look, lambda: None, is_over)
-        return [json.loads(each.decode().removeprefix("data: ")) async for each in messages]
-
-    assert asyncio.run(collect()) == [
+    assert collect(ScriptedFeed(look)) == [
         {"html": {"a": "1"}},
         {"trouble": "unplugged"},
         {"trouble": "broken"},
@@ -155,3 +182,63 @@ def test_a_look_that_fails_is_told_of_once_and_when_it_is_over(monkeypatch: pyte
         {"html": {"a": "2"}},
         {"trouble": "It was removed.", "end": True},
     ]
+
+
+def test_what_is_in_the_way_is_told_of_until_it_is_over():
+    looks = iter([live.Seen({"n": 1}, trouble="unplugged"), live.Seen(None, trouble="unplugged")])
+
+    class Troubled(ScriptedFeed):
+        def look(self, *, is_told: bool) -> live.Seen:
+            if (seen := next(looks, None)) is None:
+                raise GONE
+            return seen
+
+    found = collect(Troubled(lambda: None))
+    assert found == [{"n": 1, "trouble": "unplugged"}, {"trouble": str(GONE), "end": True}]
+
+
+GONE = NotFound("It was removed.")
+
+
+def test_a_look_that_does_not_come_back_holds_up_no_other_feed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live, "SILENT_S", 0.001)
+    held, numbers = threading.Event(), itertools.count()
+
+    def hang() -> None:
+        held.wait()
+        raise GONE
+
+    def read() -> live.Message:
+        if (number := next(numbers)) == 3:
+            held.set()
+        return {"lines": [number]}
+
+    feeds = ScriptedFeed(hang), ScriptedFeed(read)
+    found = collect(*feeds)
+    assert [each["lines"] for each in found if "lines" in each][:3] == [[0], [1], [2]]
+    assert any("has not answered for" in each.get("trouble", "") for each in found)
+    assert all(each.closed.wait(60) for each in feeds)
+
+
+def test_a_write_to_one_of_its_files_is_reason_to_look(tmp_path: Path):
+    written = tmp_path / "log.idx"
+    written.touch()
+
+    def look() -> live.Message | None:
+        if len(feed.told) == 3:
+            with written.open("a") as file:
+                file.write("more")
+        if len(feed.told) == 4:
+            raise GONE
+        return None
+
+    feed = ScriptedFeed(look, written)
+    bell = live.Bell()
+    is_watched, _ = bell.watch([written])
+    bell.close()
+    if not is_watched:
+        pytest.skip("the system does not tell of written files")
+    collect(feed)
+    # Of what was written before the first look, nothing has told.
+    assert feed.told == [False, True, False, True]
+    assert feed.closed.wait(60)
