@@ -149,7 +149,7 @@ async def send_messages(
                 shown = message["trouble"] = trouble
             if message:
                 told_at = time.monotonic()
-                yield f"data: {json.dumps(message)}\n\n".encode()
+                yield format_event(message)
             if message.get("end"):
                 return
     finally:
@@ -218,6 +218,11 @@ def _take(ended: asyncio.Future[_Look]) -> _Look:
         return _Look({"trouble": str(error), "end": True}, _AGAIN_S, 0.0)
     except (KineticError, OSError) as error:
         return _Look({"trouble": str(error)}, _AGAIN_S, 0.0)
+
+
+def format_event(message: Message) -> bytes:
+    """Return a message as an event."""
+    return f"data: {json.dumps(message)}\n\n".encode()
 
 
 def describe_silence(waited_s: float) -> str:

@@ -30,7 +30,7 @@ from kinetic._dashboard.batches import BatchGrid, list_batches, read_batch
 from kinetic._dashboard.board_watch import BoardWatch, JobList
 from kinetic._dashboard.call import describe_call, list_source
 from kinetic._dashboard.feeds import BoardFeed, ChartsFeed, JobFeed, OutputFeed
-from kinetic._dashboard.live import Feed, Message, send_messages
+from kinetic._dashboard.live import Feed, Message, format_event, send_messages
 from kinetic.errors import KineticError, NotFound, UsageError
 from kinetic.version import __version__
 
@@ -47,6 +47,7 @@ _FIRST_WINDOW = 40
 """Rows in the page itself; its script fetches those that come into view."""
 _SCRIPT = "dashboard.js"
 _NOTHING_FOUND = 404
+_EVENTS = "text/event-stream"
 
 Act = Callable[["Request", JobRef], dict[str, Any]]
 
@@ -310,6 +311,9 @@ class Pages:
         """Answer with what went wrong: as a page, or to the page's script."""
         status = _NOTHING_FOUND if isinstance(error, NotFound) else 503
         status = 400 if isinstance(error, UsageError) else status
+        if request.headers.get("accept") == _EVENTS:  # Its script is shown no other answer.
+            message = {"trouble": str(error)} | ({"end": True} if status == _NOTHING_FOUND else {})
+            return Response(format_event(message), media_type=_EVENTS)
         if request.headers.get("accept", "").startswith("text/html"):
             page = self.render("trouble.html", base=_base_of(request), error=str(error))
             return HTMLResponse(page, status_code=status)
@@ -320,7 +324,7 @@ class Pages:
             return self._is_ending() or await request.is_disconnected()
 
         messages = send_messages(feeds, is_over)
-        return StreamingResponse(messages, media_type="text/event-stream")
+        return StreamingResponse(messages, media_type=_EVENTS)
 
     def _page(self, request: Request, template: str, **values: Any) -> Response:
         return HTMLResponse(self.render(template, base=_base_of(request), **values))

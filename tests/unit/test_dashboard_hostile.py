@@ -156,6 +156,16 @@ def collect(*feeds: live.Feed) -> list[Any]:
     return asyncio.run(read())
 
 
+def test_a_page_that_comes_back_is_told_that_its_job_was_removed(server: DashboardServer):
+    """A browser shows nothing of an answer to a stream but events, and asks forever."""
+    path = f"{path_of(server)}jobs/job-0000000f/live"
+    status, _, body = ask(server, path, Accept="text/event-stream")
+    assert status == 200
+    message = json.loads(body.removeprefix("data: "))
+    assert "no job 'job-0000000f'" in message["trouble"]
+    assert message["end"] is True
+
+
 def test_a_look_that_fails_is_told_of_once_and_when_it_is_over(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(live, "_AGAIN_S", 0.001)
     found: list[Any] = [
