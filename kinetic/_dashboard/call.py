@@ -1,32 +1,25 @@
 """What a job was asked to do: its options, its data, its source.
 
-In: a store, a job. Out: rows for its page. Values of variables are not shown: they may be secrets.
+In: its plan. Out: rows for its page. Values of variables are not shown: they may be secrets.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kinetic._client.board import text
-from kinetic._core import layout
-from kinetic._core.plan import Plan
+from kinetic._client.board import shape, text
 from kinetic.errors import NotFound
 
 if TYPE_CHECKING:
-    from kinetic._core.ref import JobRef
+    from kinetic._core.plan import Plan
     from kinetic._store.base import Store
 
 _MOST_FILES = 5000
 _NAMES_ONLY = ("env", "topology")
 
 
-def describe_call(store: Store, ref: JobRef) -> dict[str, Any]:
-    """Return facts about the call, and the options that differ from their defaults.
-
-    Raises:
-        KineticError: the plan cannot be read.
-    """
-    plan = Plan.read(store.get(layout.plan(ref.job_id)))
+def describe_call(plan: Plan) -> dict[str, Any]:
+    """Return facts about the call, and the options that differ from their defaults. Pure."""
     options = [
         (name, _show(value))
         for name, value in plan.options.to_json().items()
@@ -44,10 +37,10 @@ def _show(value: Any) -> str:
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:
     slices = plan.options.most_slices
-    shape = f"{plan.topology.name}, {plan.topology.shape_text}, {plan.topology.chips} chips"
+    one = f"{shape.name_slice(plan.topology)} · {text.count(plan.topology.chips, 'chip')}"
     rows = {
         "Function": plan.name,
-        "Slice": f"{slices} x {shape}" if slices > 1 else shape,
+        "Slice": f"{slices} x {one}" if slices > 1 else one,
         "Hosts": f"{plan.hosts} with {text.count(plan.devices_per_host, 'device')} each",
         "Place": " · ".join(filter(None, (plan.place.backend, plan.place.cluster))),
         "Payload": f"{text.size(plan.payload.size_bytes)}, sha256 {plan.payload.digest[:12]}",
@@ -65,7 +58,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     return [(name, text.printable(value)) for name, value in rows.items() if value]
 
 
-def list_source(store: Store, ref: JobRef) -> tuple[list[tuple[str, str]], int]:
+def list_source(store: Store, plan: Plan) -> tuple[list[tuple[str, str]], int]:
     """Return the files of the source tree with their sizes, the first of them, and how many more
     there are.
 
@@ -76,10 +69,9 @@ def list_source(store: Store, ref: JobRef) -> tuple[list[tuple[str, str]], int]:
     from kinetic._source import manifest
     from kinetic._source.download import open_tree
 
-    tree = Plan.read(store.get(layout.plan(ref.job_id))).tree
-    if tree is None:
+    if plan.tree is None:
         raise NotFound("No source was sent with this job.")
-    with open_tree(store, tree) as stored:
+    with open_tree(store, plan.tree) as stored:
         files = [
             (text.printable(each.path), text.size(each.size_bytes))
             for each in stored.entries

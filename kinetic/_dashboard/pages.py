@@ -224,12 +224,13 @@ class Pages:
 
     def show_call(self, request: Request) -> Response:
         """What was called, with which options."""
-        ref = self._find(request)
-        return HTMLResponse(self.render("_call.html", **describe_call(self._access.store, ref)))
+        plan = self._access.board.read_plan(self._find(request))
+        return HTMLResponse(self.render("_call.html", **describe_call(plan)))
 
     def show_source(self, request: Request) -> Response:
         """The files that were sent along."""
-        files, more = list_source(self._access.store, self._find(request))
+        plan = self._access.board.read_plan(self._find(request))
+        files, more = list_source(self._access.store, plan)
         return HTMLResponse(self.render("_source.html", files=files, more=more))
 
     # -- what is done ------------------------------------------------------------------------------

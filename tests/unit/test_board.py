@@ -82,6 +82,21 @@ def test_the_plan_of_a_job_is_read_once_by_a_board_and_again_only_while_there_is
     assert store.calls == {"get": 1}
 
 
+def test_a_board_keeps_the_plans_that_it_read_last():
+    store = MemoryStore()
+    board = JobBoard(store, lambda _: FakeBackend(store), lambda: NOW)
+    jobs = [ref(f"job-{number:08x}", hosts=1) for number in range(100)]
+    for job in jobs:
+        made = plan(job_id=job.job_id)
+        store.put(layout.plan(job.job_id), json.dumps(made.to_json()).encode())
+        assert board.plan(job) == made
+    store.forget_calls()
+    assert board.plan(jobs[-1]) == made
+    assert store.calls == {}
+    assert board.plan(jobs[0]).job_id == jobs[0].job_id
+    assert store.calls == {"get": 1}
+
+
 def test_a_backend_that_does_not_answer_hides_no_other_job():
     store = MemoryStore()
     fill(store)

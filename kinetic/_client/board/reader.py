@@ -7,6 +7,7 @@ In: a store, access to backends. Out: `JobStanding`s, verdicts, pictures of gang
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 _PAGE_SIZE = 100
+_PLANS = 64
+"""How many plans are kept."""
 # What reads and gives whole verdicts is imported late: a list of a thousand ended jobs needs only
 # an excerpt of each.
 
@@ -55,7 +58,7 @@ class JobBoard:
         self._backend_of = backend_of
         self._now = now
         self._listed: Mapping[str, Mapping[str, object]] = {}
-        self._plans: dict[str, Plan] = {}
+        self._read_plan = functools.lru_cache(_PLANS)(self._read_plan_of)
 
     def refs(self) -> list[JobRef]:
         """Return all jobs, newest first."""
@@ -163,13 +166,18 @@ class JobBoard:
         return picture_of(history, ref.hosts, outcome)
 
     def plan(self, ref: JobRef) -> Plan | None:
-        """Return what a job was asked to do, read once; None if it cannot be read."""
-        from kinetic._core.plan import Plan
-
+        """Return what a job was asked to do; None if it cannot be read."""
         with contextlib.suppress(KineticError):
-            if ref.job_id not in self._plans:
-                self._plans[ref.job_id] = Plan.read(self.store.get(layout.plan(ref.job_id)))
-        return self._plans.get(ref.job_id)
+            return self.read_plan(ref)
+        return None
+
+    def read_plan(self, ref: JobRef) -> Plan:
+        """Return what a job was asked to do: the same forever, so the last plans are kept.
+
+        Raises:
+            KineticError: it cannot be read.
+        """
+        return self._read_plan(ref.job_id)
 
     def cost(self, ref: JobRef, gang: GangPicture) -> tuple[Cost, float] | None:
         """Return what the slices of a job cost, and what they have cost so far, in US dollars; None
@@ -194,6 +202,11 @@ class JobBoard:
         ]
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _read_plan_of(self, job_id: str) -> Plan:
+        from kinetic._core.plan import Plan
+
+        return Plan.read(self.store.get(layout.plan(job_id)))
 
     def _find_listed(self, refs: Sequence[JobRef]) -> Iterator[tuple[str, JobStanding]]:
         for ref in refs:

@@ -24,6 +24,12 @@ def topology_of(ref: JobRef) -> Topology | None:
         return None
 
 
+def name_slice(topology: Topology) -> str:
+    """Return "tpu-v6e-16 · 4x4"; "cpu:2" where the shape is the number in the name."""
+    is_line = topology.shape_text.isdecimal()
+    return topology.name if is_line else f"{topology.name} · {topology.shape_text}"
+
+
 def machines_of_a_slice(ref: JobRef) -> int:
     """Return how many machines a slice has, whether or not each runs the function."""
     try:
