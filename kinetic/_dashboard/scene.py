@@ -32,6 +32,8 @@ _LOST = "lost"
 _DETAILED_HOSTS = 64
 """Of larger gangs, each host is a square."""
 _MOST_CHIPS = 8
+_LEAST = 8
+"""An attempt that took no time is seen all the same."""
 
 
 class HostCell(NamedTuple):
@@ -131,7 +133,9 @@ class JobScene(NamedTuple):
 
     @property
     def started_at(self) -> float | None:
-        """When its function started in the last attempt."""
+        """When its function started; of a running job, in the last attempt."""
+        if self.standing.ended_at is not None:
+            return self.standing.started_at
         return self.bars[-1].attempt.ready_at if self.bars else None
 
     def needs_attention(self) -> list[HostCell]:
@@ -218,7 +222,7 @@ def draw_slices(
     each = min(topology.hosts, ref.hosts) if topology is not None else ref.hosts
     taking_part = attempt.slices or tuple(range(max(ref.hosts // max(each, 1), 1)))
     by_member = {line.host: line for line in lines if line.host is not None}
-    title = "" if topology is None else f"{topology.name} · {topology.shape_text}"
+    title = "" if topology is None else shape.name_slice(topology)
     found = []
     for index in range(max(ref.hosts // max(each, 1), 1)):
         first = taking_part.index(index) * each if index in taking_part else None
@@ -314,13 +318,14 @@ def draw_bars(
     for number, attempt in enumerate(attempts):
         following = attempts[number + 1].began_at if number + 1 < len(attempts) else None
         end = attempt.ended_at or following
-        begin = place(attempt.began_at, until)
+        begin = min(place(attempt.began_at, until), 1000 - _LEAST)
+        ready = min(max(place(attempt.ready_at, end or until), begin), 1000 - _LEAST)
         bars.append(
             AttemptBar(
                 attempt,
                 begin,
-                max(place(attempt.ready_at, end or until), begin),
-                max(place(end, until), begin + 4),
+                ready,
+                max(place(end, until), ready + _LEAST),
                 "running" if end is None else str(attempt.verdict or "stopped"),
                 text.duration(end - attempt.began_at) if end and attempt.began_at else "",
             )

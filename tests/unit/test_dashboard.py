@@ -23,9 +23,10 @@ from cli_fakes import FakeBackend, chunk
 
 import kinetic
 from kinetic._client.access import JobAccess
-from kinetic._client.board import activity
+from kinetic._client.board import activity, shape
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
+from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang
@@ -417,7 +418,24 @@ def test_a_host_that_saves_is_drawn_as_such_unless_the_gang_says_that_it_stalls(
 def test_times_out_of_order_are_drawn_within_the_line():
     (attempt,) = picture_of([GangEvent(EventKind.READY, time=5.0)], 1).attempts
     (bar,) = scene.draw_bars([attempt], 0.0, 1.0)  # a clock that was set back
-    assert 0 <= bar.begin <= bar.ready <= bar.end <= 1004
+    assert 0 <= bar.begin <= bar.ready < bar.end <= 1000
+
+
+def test_an_attempt_that_took_no_time_is_drawn():
+    events = [
+        GangEvent(EventKind.READY, time=1.0),
+        GangEvent(EventKind.ENDED, verdict=Verdict.FAILED, time=5.0),
+        GangEvent(EventKind.FORMED, hosts=(0,), attempt=2, time=6.0),
+        GangEvent(EventKind.READY, attempt=2, time=6.0),
+        GangEvent(EventKind.ENDED, verdict=Verdict.FAILED, attempt=2, time=6.0),
+    ]
+    last = scene.draw_bars(picture_of(events, 1).attempts, 0.0, 6.0)[-1]
+    assert last.ready < last.end <= 1000
+
+
+def test_the_number_in_a_name_is_not_said_twice():
+    assert shape.name_slice(resolve("cpu:2")) == "cpu:2"
+    assert shape.name_slice(resolve("tpu-v6e-16")) == "tpu-v6e-16 · 4x4"
 
 
 def test_a_page_and_its_first_lines_do_not_wait_for_charts(world: World):
