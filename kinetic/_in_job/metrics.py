@@ -65,6 +65,8 @@ class _Log:
 
 
 _log: _Log | None = None
+_STEPS = 1 << 63
+"""Steps are kept as numbers of 64 bits, with a sign."""
 
 
 def log(*, step: SupportsIndex, **values: SupportsFloat) -> None:
@@ -83,12 +85,13 @@ def log(*, step: SupportsIndex, **values: SupportsFloat) -> None:
 
     Raises:
         UsageTypeError: a value is no number, as a string or an array of several.
-        UsageError: a name is empty, too long or not printable, or the step is negative.
+        UsageError: a name is empty, too long or not printable, or the step is negative
+            or has more than 63 bits.
     """
     now, known = _monotonic(), _log or _begin()
     try:
         waits, has_room = False, True
-        if type(step) is not int or step < 0:
+        if type(step) is not int or not 0 <= step < _STEPS:
             step = _check_step(step)
             waits = type(step) is not int
         for name, value in values.items():
@@ -167,8 +170,8 @@ def _check_step(step: Any) -> Any:
         except TypeError:
             pass
         else:
-            if step < 0 or step >= 1 << 63:
-                raise UsageError(f"kinetic.log(step={step}): a step is not negative.")
+            if not 0 <= step < _STEPS:
+                raise UsageError(f"kinetic.log(step={step}): a step is from 0 to {_STEPS - 1}.")
             return int(step)
     raise UsageTypeError(f"kinetic.log: a step is an int, not {_describe(step)}.")
 

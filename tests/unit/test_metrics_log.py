@@ -138,9 +138,10 @@ def test_a_step_is_an_int(agent, step):
         kinetic.log(step=step, loss=1.0)
 
 
-def test_a_step_is_not_negative(agent):
-    with pytest.raises(UsageError, match="not negative"):
-        kinetic.log(step=-1, loss=1.0)
+@pytest.mark.parametrize("step", [-1, 1 << 63, 10**30])
+def test_a_step_is_a_number_that_can_be_kept(agent, step):
+    with pytest.raises(UsageError, match="a step is from 0 to 9223372036854775807"):
+        kinetic.log(step=step, loss=1.0)
 
 
 @pytest.mark.parametrize("name", ["", " loss", "a\nb", "a\x1b[31m", "x" * 201, "é" * 101])
