@@ -61,6 +61,7 @@ class DashboardServer:
             loop="asyncio",
             lifespan="off",
             log_config=None,
+            log_level="error",  # What strangers send is not the user's business.
             access_log=False,
             proxy_headers=False,
             server_header=False,

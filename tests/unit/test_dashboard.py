@@ -8,6 +8,7 @@ import http.client
 import json
 import math
 import re
+import socket
 import threading
 from array import array
 from collections.abc import Iterator
@@ -209,6 +210,19 @@ def test_the_first_address_leads_in_once(server: DashboardServer):
     assert (status, headers["location"]) == (303, path_of(server))
     assert ask(server, path)[0] == 403
     assert ask(server, "/open/")[0] == 403
+
+
+def test_what_is_no_request_is_refused_without_a_word(
+    server: DashboardServer, caplog: pytest.LogCaptureFixture
+):
+    upgrade = "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    answers = []
+    for data in (b"\x16\x03\x01\x00\xb5\r\n\r\n", upgrade.encode()):
+        with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+            stranger.sendall(data)
+            answers.append(stranger.recv(12))
+    assert answers == [b"HTTP/1.1 400", b"HTTP/1.1 403"]
+    assert caplog.records == []
 
 
 def test_each_server_has_a_token_of_its_own(world: World):
