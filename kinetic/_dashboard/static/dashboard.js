@@ -28,7 +28,8 @@ function tick() {
 
 // -- what the server says ---------------------------------------------------------------------------------------------
 
-let stream = null, hasEnded = false;
+let stream = null, hasEnded = false, lost = 0;
+const LOST = "The dashboard does not answer, and what you see may be old. If it has ended, start it again with `kinetic dashboard`.";
 const listeners = [];
 function say(words) {
   const said = $("said");
@@ -66,13 +67,19 @@ function address() {
 function connect() {
   if (stream || hasEnded || !document.body.dataset.live || document.hidden) return;
   const mine = stream = new EventSource(new URL(address(), document.baseURI));
-  mine.onopen = () => { if (stream === mine) { showLink("live", "live"); for (const listen of listeners) listen({ opened: true }); } };
+  mine.onopen = () => { if (stream === mine) { foundAgain(); showLink("live", "live"); for (const listen of listeners) listen({ opened: true }); } };
   mine.onmessage = (event) => { if (stream === mine) receive(JSON.parse(event.data)); };
   mine.onerror = () => {
     if (stream !== mine) return;
     showLink("lost", "not connected");
+    lost = lost || setTimeout(() => showTrouble(LOST), 5000);
     if (mine.readyState === EventSource.CLOSED) { stream = null; setTimeout(connect, 2000); }
   };
+}
+function foundAgain() {
+  clearTimeout(lost);
+  if (lost) showTrouble("");
+  lost = 0;
 }
 function disconnect() {
   if (stream) stream.close();
