@@ -31,7 +31,7 @@ _TOLD_S = 0.5
 REST_S = 0.025
 """After each look, at least."""
 _SHARE = 20
-"""Looks at one feed take a twentieth of a processor at most."""
+"""Looks at one feed take a twentieth of a processor at most, once there is no more to be read."""
 SILENT_S = 5.0
 """Without an answer for this long, a page says so."""
 _AGAIN_S = 1.0
@@ -52,7 +52,7 @@ class Seen(NamedTuple):
         files: a write to one of them, or in one of these folders, is a reason to look again.
         within_s: when to look again if nothing tells of writes.
         rest_s: for how long not to look in any case.
-        has_more: whether there is more to be seen after that.
+        has_more: whether there is more to be read already.
         trouble: what is in the way at present; "" if nothing is.
     """
 
@@ -204,10 +204,12 @@ def _look(feed: Feed, bell: Bell, is_told: bool) -> _Look:
     began_s = time.thread_time()
     seen = feed.look(is_told=is_told)
     is_watched, is_new = bell.watch(seen.files)
+    message = (seen.message or {}) | {"trouble": seen.trouble}
+    if seen.has_more:
+        return _Look(message, EVERY_S, 0.0, is_new)
     rest_s = max(seen.rest_s, (time.thread_time() - began_s) * _SHARE)
     within_s = max(seen.within_s, _TOLD_S) if is_watched else seen.within_s
-    wait_s = 0.0 if seen.has_more else max(within_s - rest_s, 0.0)
-    return _Look((seen.message or {}) | {"trouble": seen.trouble}, rest_s, wait_s, is_new)
+    return _Look(message, rest_s, max(within_s - rest_s, 0.0), is_new)
 
 
 def _take(ended: asyncio.Future[_Look]) -> _Look:

@@ -230,6 +230,25 @@ def test_a_look_that_does_not_come_back_holds_up_no_other_feed(monkeypatch: pyte
     assert all(each.closed.wait(60) for each in feeds)
 
 
+def test_silence_is_told_of_until_the_look_comes_back(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live, "SILENT_S", 0.001)
+    held = threading.Event()
+
+    def hang() -> None:
+        if len(slow.told) > 1:
+            raise GONE
+        held.wait()
+
+    def wait_for_silence() -> None:
+        if len(other.told) == 3:
+            held.set()
+
+    slow, other = ScriptedFeed(hang), ScriptedFeed(wait_for_silence)
+    troubles = [each["trouble"] for each in collect(slow, other)]
+    assert "has not answered for" in troubles[0]
+    assert "" in troubles
+
+
 def test_a_write_to_one_of_its_files_is_reason_to_look(tmp_path: Path):
     written = tmp_path / "log.idx"
     written.touch()

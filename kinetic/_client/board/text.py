@@ -40,7 +40,7 @@ def duration(seconds: float) -> str:
 
 
 def _fraction(seconds: float) -> str:
-    return f"{seconds:.2f}s" if 0 < seconds < 0.1 else f"{seconds:.1f}s"
+    return f"{seconds:.2f}s" if 0.005 <= seconds < 0.1 else f"{seconds:.1f}s"
 
 
 def size(size_bytes: float) -> str:
