@@ -301,6 +301,17 @@ def test_a_store_that_does_not_answer_is_told_of_and_no_job_vanishes(show, shown
     wait_until(lambda: not shown.text("#trouble"), "the trouble is over, and still told of")
 
 
+def test_a_page_says_that_its_dashboard_is_gone(browser, show):
+    show.add(1)
+    with serve(show.access) as server:
+        page = Page(browser, server.url).open()
+        page.wait_for("live", "#link")
+        assert page.text("#trouble") == ""
+    page.wait_for("not connected", "#link")
+    page.wait_for("If it has ended, start it again", "#trouble")
+    browser.get("about:blank")
+
+
 # -- in a frame ------------------------------------------------------------------------------------
 
 
