@@ -35,7 +35,7 @@ def shoot(page: Page, path: Path, size: tuple[int, int], *, dark: bool = False) 
     time.sleep(1.5)
     page.browser.save_screenshot(str(path))
     with Image.open(path) as picture:  # few colours take a third of the room
-        picture.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size:,} bytes")
 
 
