@@ -226,6 +226,14 @@ def test_a_thousand_hosts_are_drawn_and_the_stalled_one_is_found(show, shown):
     shown.click('#attention [data-host="517"]')
     wait_until(lambda: shown.count('#host-517[aria-pressed="true"]'), "it was not chosen")
     assert shown.find("#host").get_attribute("value") == "517"
+    # Tab goes to the chosen one, and past the others.
+    assert shown.run(
+        "return [...document.querySelectorAll('.square[tabindex=\"0\"]')].map((e) => e.id)"
+    ) == ["host-517"]
+    shown.run("document.getElementById('host-517').focus()")
+    for key in (Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT):
+        shown.press(key)
+    assert shown.run("return document.activeElement.id") == "host-518"
 
 
 # -- faults ----------------------------------------------------------------------------------------

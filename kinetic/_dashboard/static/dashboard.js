@@ -204,7 +204,18 @@ function chooseHost() {
   if ($("search").value) searchOutput();
 }
 function markHost() {
-  for (const each of document.querySelectorAll("[data-host]")) each.setAttribute("aria-pressed", +each.dataset.host === chosenHost());
+  for (const each of document.querySelectorAll("[data-host]")) {
+    const isChosen = +each.dataset.host === chosenHost();
+    each.setAttribute("aria-pressed", isChosen);
+    if (each.matches(".square")) each.tabIndex = isChosen ? 0 : -1; // Tab does not go through a thousand of them: arrows do.
+  }
+}
+function moveAmongSquares(event) {
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  if (!step || !event.target.matches(".square")) return;
+  const all = [...document.querySelectorAll(".square")], next = all[all.indexOf(event.target) + step];
+  event.preventDefault();
+  if (next) next.focus();
 }
 function makeLine([host, attempt, at, isError, words], named, mark) {
   const line = document.createElement("div");
@@ -302,6 +313,7 @@ document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") { event.target.value = ""; event.target.dispatchEvent(new Event("input")); event.target.blur(); }
     return;
   }
+  moveAmongSquares(event);
   const box = $("filter") || $("search");
   if (event.key === "/" && box && !event.ctrlKey && !event.metaKey) { event.preventDefault(); box.focus(); }
 });
