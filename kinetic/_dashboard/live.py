@@ -15,10 +15,10 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from kinetic._dashboard.threads import run_in_thread
 from kinetic._system.changes import Changes
 from kinetic.errors import KineticError, NotFound
 
@@ -40,8 +40,6 @@ _NOTICE_S = 0.5
 """A page that is closed, or a server that ends, is noticed after this time at most."""
 _ALIVE_S = 15.0
 """A stream without news says at least this often that it is there."""
-_LOOKS = ThreadPoolExecutor(64, thread_name_prefix="kinetic-dashboard-look")
-"""Not the loop's own, whose end waits for all: a store that hangs must not keep Ctrl-C waiting."""
 
 
 class Seen(NamedTuple):
@@ -160,7 +158,7 @@ async def send_messages(
 async def _pump(news: asyncio.Queue[tuple[int, Message]], number: int, feed: Feed) -> None:
     """Look at a feed again and again, and put what it has to tell into the queue, with its number.
     Each message says what is in the way, or that nothing is."""
-    loop, bell, is_told, trouble = asyncio.get_running_loop(), Bell(), False, ""
+    bell, is_told, trouble = Bell(), False, ""
     looking: asyncio.Future[_Look] | None = None
 
     def close(_: object = None) -> None:
@@ -170,7 +168,7 @@ async def _pump(news: asyncio.Queue[tuple[int, Message]], number: int, feed: Fee
     try:
         while True:
             began, timeout_s = time.monotonic(), SILENT_S
-            looking = loop.run_in_executor(_LOOKS, _look, feed, bell, is_told)
+            looking = run_in_thread(_look, feed, bell, is_told)
             while not (await asyncio.wait({looking}, timeout=timeout_s))[0]:
                 trouble, timeout_s = describe_silence(time.monotonic() - began), _AGAIN_S
                 await news.put((number, {"trouble": trouble}))

@@ -9,13 +9,12 @@ HTML in one stream of events for each page (`feeds`, `live`).
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -31,6 +30,7 @@ from kinetic._dashboard.board_watch import BoardWatch, JobList
 from kinetic._dashboard.call import describe_call, list_source
 from kinetic._dashboard.feeds import BoardFeed, ChartsFeed, JobFeed, OutputFeed
 from kinetic._dashboard.live import Feed, Message, format_event, send_messages
+from kinetic._dashboard.threads import run_in_thread
 from kinetic.errors import KineticError, NotFound, UsageError
 from kinetic.version import __version__
 
@@ -61,28 +61,34 @@ def make_app(access: JobAccess, is_ending: Callable[[], bool]) -> Starlette:
     async def give_script(request: Request) -> Response:
         return Response(script, media_type="text/javascript")
 
+    def show(path: str, answer: Callable[[Request], Response]) -> Route:
+        async def answer_from_thread(request: Request) -> Response:
+            return await run_in_thread(answer, request)
+
+        return Route(path, answer_from_thread)
+
     actions: dict[str, Act] = {"cancel": pages.cancel, "kill": pages.kill, "stacks": pages.stacks}
     job = "/jobs/{job_id}"
     return Starlette(
         routes=[
-            Route("/", pages.show_jobs),
-            Route("/rows", pages.show_rows),
+            show("/", pages.show_jobs),
+            show("/rows", pages.show_rows),
             Route("/live", pages.stream_jobs),
-            Route(job, pages.show_job),
+            show(job, pages.show_job),
             Route(f"{job}/live", pages.stream_job),
-            Route(f"{job}/search", pages.search_output),
-            Route(f"{job}/output", pages.download_output),
-            Route(f"{job}/call", pages.show_call),
-            Route(f"{job}/source", pages.show_source),
+            show(f"{job}/search", pages.search_output),
+            show(f"{job}/output", pages.download_output),
+            show(f"{job}/call", pages.show_call),
+            show(f"{job}/source", pages.show_source),
             *(
                 Route(f"{job}/{name}", pages.act(act), methods=["POST"])
                 for name, act in actions.items()
             ),
-            Route("/batches", pages.show_batches),
-            Route("/batches/{group_id}", pages.show_batch),
+            show("/batches", pages.show_batches),
+            show("/batches/{group_id}", pages.show_batch),
             Route("/batches/{group_id}/live", pages.stream_batch),
-            Route("/capacity", pages.show_capacity),
-            Route("/capacity/table", pages.show_capacity_table),
+            show("/capacity", pages.show_capacity),
+            show("/capacity/table", pages.show_capacity_table),
             Route(f"/static/{_SCRIPT}", give_script),
         ],
         exception_handlers={KineticError: pages.explain},
@@ -182,7 +188,7 @@ class Pages:
 
     async def stream_job(self, request: Request) -> Response:
         """What changes on the page of a job, and what one of its hosts prints."""
-        ref = await run_in_threadpool(self._find, request)
+        ref = await run_in_thread(self._find, request)
         host = min(_number(request, "host", 0), ref.hosts - 1)
         return self._stream(
             request,
@@ -216,8 +222,14 @@ class Pages:
         host = self._check_host(ref, _number(request, "host", 0))
         chunks = self._access.handle_of(ref).chunks(LogRequest(hosts=(host,), follow=False))
         name = f"{ref.job_id}-host-{host}.log"
+        pieces = (chunk.data for chunk in chunks if chunk is not None and chunk.data)
+
+        async def send() -> AsyncIterator[bytes]:
+            while piece := await run_in_thread(next, pieces, b""):
+                yield piece
+
         return StreamingResponse(
-            (chunk.data for chunk in chunks if chunk is not None),
+            send(),
             media_type="application/octet-stream",
             headers={"content-disposition": f'attachment; filename="{name}"'},
         )
@@ -239,8 +251,8 @@ class Pages:
         """Return the answer to a button."""
 
         async def answer(request: Request) -> Response:
-            ref = await run_in_threadpool(self._find, request)
-            return JSONResponse(await run_in_threadpool(act, request, ref))
+            ref = await run_in_thread(self._find, request)
+            return JSONResponse(await run_in_thread(act, request, ref))
 
         return answer
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.server
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from dashboard_cases import PHONE, WIDE, Page, Showcase, missing_programs, open_browser, serve
@@ -177,6 +179,35 @@ def test_the_command_serves_until_it_is_interrupted(home):
             command.send_signal(signal.SIGINT)
             assert command.wait() == 0
         assert command.stderr.read() == "The dashboard is served to this machine until Ctrl-C.\n"
+
+
+HANGING = """
+import threading
+from kinetic._store import index
+def hang(store):
+    print("hangs", flush=True)
+    threading.Event().wait()
+index.ids = hang
+from kinetic.cli.main import main
+main()
+"""
+
+
+def test_an_interrupt_does_not_wait_for_a_store_that_hangs(home):
+    words = [sys.executable, "-c", HANGING, "dashboard", "--no-open"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as command:
+        address = urlsplit(command.stdout.readline().strip())
+        for path in ("live", ""):
+            asking = socket.create_connection((address.hostname, address.port))
+            asking.sendall(f"GET {address.path}{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            with asking:
+                assert path or asking.recv(12) == b"HTTP/1.1 200"
+                assert not path or command.stdout.readline() == "hangs\n"
+        command.send_signal(signal.SIGINT)
+        try:
+            assert command.wait(60) == 0
+        finally:
+            command.kill()
 
 
 # -- many jobs, many hosts -------------------------------------------------------------------------
