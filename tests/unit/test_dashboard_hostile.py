@@ -13,6 +13,7 @@ import math
 import threading
 from array import array
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from kinetic._dashboard import charts, live, output
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.server import DashboardServer
 from kinetic._store import index
+from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound, StoreError
 
 world, server = test_dashboard.world, test_dashboard.server
@@ -249,14 +251,35 @@ def test_silence_is_told_of_until_the_look_comes_back(monkeypatch: pytest.Monkey
     assert "" in troubles
 
 
-def test_a_write_to_one_of_its_files_is_reason_to_look(tmp_path: Path):
-    written = tmp_path / "log.idx"
-    written.touch()
+def append(folder: Path) -> None:
+    with Path(folder, "log.idx").open("a") as file:
+        file.write("more")
+
+
+def put(folder: Path, *, if_absent: bool = False) -> None:
+    LocalStore(folder.parent).put(f"{folder.name}/outcome.json", b"{}", if_absent=if_absent)
+
+
+@pytest.mark.parametrize(
+    ("watched", "write"),
+    [
+        ("job/log.idx", append),
+        ("job", append),
+        ("job", put),
+        ("job", partial(put, if_absent=True)),
+    ],
+    ids=["a file", "in a folder", "put", "put if absent"],
+)
+def test_a_write_to_one_of_its_files_is_reason_to_look(
+    tmp_path: Path, watched: str, write: Callable[[Path], None]
+):
+    folder, written = tmp_path / "job", tmp_path / watched
+    folder.mkdir()
+    Path(folder, "log.idx").touch()
 
     def look() -> live.Message | None:
         if len(feed.told) == 3:
-            with written.open("a") as file:
-                file.write("more")
+            write(folder)
         if len(feed.told) == 4:
             raise GONE
         return None
