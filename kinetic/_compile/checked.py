@@ -39,7 +39,7 @@ class Skipped(Record, called="The count of programs"):
 
     Attributes:
         tree: where the source lay on the host.
-        small: single operations on little data.
+        small: single operations.
         beyond: more than are kept.
     """
 
@@ -55,7 +55,7 @@ class CheckReport(Record, called="The report of the check"):
     Attributes:
         accelerator: the slice.
         reports: of programs, largest first.
-        small: programs too small to look at, at least.
+        small: programs of one operation, which were not looked at, at least.
         left_out: programs beyond the number that is compiled, at least.
     """
 
@@ -88,7 +88,8 @@ class CheckReport(Record, called="The report of the check"):
 
     def _name_rest(self) -> Iterator[str]:
         if self.small:
-            yield f"At least {_count(self.small)} with little data were not looked at."
+            were = "was" if self.small == 1 else "were"
+            yield f"At least {_count(self.small)} of one operation {were} not looked at."
         if self.left_out:
             yield f"At least {_count(self.left_out)} smaller than these were not compiled."
 

@@ -19,6 +19,7 @@ import hashlib
 import inspect
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +43,9 @@ _PALLAS_CHIPS = {
 }
 """What Pallas calls the chips of a family, and how many cores of one are a device."""
 _NNX_JIT = "/flax/nnx/transforms/compilation.py"
+_OF_JAX = "/jax/_src/"
+_OF_PMAP = "_fun"
+"""What `jax.pmap` calls every function."""
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -311,8 +315,8 @@ def describe(
     devices = computation._device_list
     mesh = _find_mesh(about)
     origins = read_origins(lowered.operation.get_asm(enable_debug_info=True))
-    if hlo.is_of_library(source):  # Equinox jits a function of its own
-        source = _find_line(name, origins) or source
+    if hlo.is_of_library(source):  # Equinox and `jax.pmap` jit a function of their own
+        name, source = _find_own(name, origins) or (name, source)
     program = LoweredProgram(
         name=name or _plain_name(computation._name),
         positions=topologies.find_positions(target, tuple(devices)),
@@ -331,13 +335,15 @@ def describe(
     return Lowered(program, _serialize(lowered))
 
 
-def _find_line(name: str, origins: Sequence[str]) -> str:
-    """The first line of the function that operations are from; "" if it has none."""
-    for each in origins:
-        line, _, function = each.removesuffix(")").rpartition(" (")
-        if function.rpartition(".")[2] == name and not hlo.is_of_library(line):
-            return line
-    return ""
+def _find_own(name: str, origins: Sequence[str]) -> tuple[str, str] | None:
+    """The function of this name that operations are from, and its first line; that of `jax.pmap`
+    is the one that most operations are from."""
+    places = [each.removesuffix(")").rpartition(" (") for each in origins]
+    own = [(function.rpartition(".")[2], line) for line, _, function in places
+           if not hlo.is_of_library(line)]  # fmt: skip
+    most = Counter(function for function, _ in own).most_common(1)
+    wanted = most[0][0] if most and name == _OF_PMAP else name
+    return next((each for each in own if each[0] == wanted), None)
 
 
 def _serialize(module: Any) -> bytes:
@@ -432,18 +438,36 @@ def name_source(function: Any) -> str:
 
 def find_origin(closed: Any) -> tuple[str, str]:
     """Return the name of the function whose program this is, and where it is, "file:line" or "".
-    Where that is JAX's own, such as of a kernel that is called outside of `jax.jit`: those of the
-    first function within."""
-    told = [_read_origin(each) for each in (closed.jaxpr, *_find_inner(closed.jaxpr))]
-    own = (each for each in told if not hlo.is_of_library(each[1]))
-    return next(own, told[0])
+    Where that is JAX's own, such as of `jax.pmap` or of a kernel that is called outside of
+    `jax.jit`: those of the first function within that is nobody's library."""
+    own = (_read_origin(each) for each in _walk(closed.jaxpr))
+    found = next((each for each in own if not hlo.is_of_library(each[1])), None)
+    return found or _read_origin(closed.jaxpr)
 
 
-def _find_inner(jaxpr: Any) -> Iterator[Any]:
+def is_own(name: str, source: str) -> bool:
+    """Return whether a function is no library's, as `find_origin` tells it."""
+    return name == _OF_PMAP or not hlo.is_of_library(source)
+
+
+def is_of_jax(source: str) -> bool:
+    """Return whether a function is JAX's own."""
+    return _OF_JAX in source
+
+
+def count_equations(closed: Any) -> int:
+    """Return how many equations a program has, with those within it."""
+    return sum(len(each.eqns) for each in _walk(closed.jaxpr))
+
+
+def _walk(jaxpr: Any) -> Iterator[Any]:
+    """A program, and those within it."""
+    from jax._src import core
+
+    yield jaxpr
     for equation in jaxpr.eqns:
-        for inner in (equation.params.get("jaxpr"), *equation.params.get("jaxprs", ())):
-            if inner is not None:
-                yield getattr(inner, "jaxpr", inner)
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from _walk(inner)
 
 
 def _read_origin(jaxpr: Any) -> tuple[str, str]:

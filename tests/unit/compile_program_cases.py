@@ -34,14 +34,49 @@ def test_each_program_is_kept_once_and_single_operations_are_counted(tmp_path: P
             jax.jit(lambda x: jnp.sin(x) @ x)(LARGE)
         jax.jit(lambda x: x @ x @ x @ x)(LARGE)
         jax.jit(lambda x: x + 3)(np.ones(3))
+        jnp.sin(np.ones(3))
 
     record(tmp_path, run)
     found = read_programs(tmp_path)
-    assert [each.program.name for each in found] == ["<lambda>"] * 2
+    assert [each.program.name for each in found] == ["<lambda>"] * 3
     assert {each.program.source.partition(":")[0] for each in found} == {__file__}
     assert all(each.module and each.program.positions == (0,) for each in found)
     skipped = Skipped.read((tmp_path / "skipped.json").read_bytes())
     assert (skipped.tree, skipped.small) == ("/tree", 1)
+
+
+def test_operations_of_jax_are_counted_however_much_data_they_have(tmp_path: Path) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    def run() -> None:
+        x = jnp.ones((1024, 1024))
+        jax.random.normal(jax.random.key(0), x.shape) + jnp.where(x > 0, x @ x, jax.nn.relu(x))
+        jax.lax.while_loop(lambda x: x[0, 0] < 2, lambda x: x + 1, x)
+
+    record(tmp_path, run)
+    assert [each.program.name for each in read_programs(tmp_path)] == ["<lambda>"]
+    assert Skipped.read((tmp_path / "skipped.json").read_bytes()).small >= 4
+
+
+def test_functions_of_pmap_and_shard_map_are_programs_of_their_own(tmp_path: Path) -> None:
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import PartitionSpec
+
+    def chain(x: Any) -> Any:
+        for _ in range(8):
+            x = jnp.sin(x) * 2
+        return x
+
+    whole = PartitionSpec()
+    mesh = jax.make_mesh((1,), ("a",))
+    mapped = jax.jit(jax.shard_map(chain, mesh=mesh, in_specs=whole, out_specs=whole))
+    little = np.ones((1, 8), np.float32)
+    record(tmp_path, lambda: (jax.pmap(chain)(little), mapped(little)))
+    found = [each.program for each in read_programs(tmp_path)]
+    assert [each.name for each in found] == ["chain"] * 2
+    assert {each.source.partition(":")[0] for each in found} == {__file__}
 
 
 def test_the_arrays_of_nnx_jit_have_their_names_and_filter_jit_its_line(tmp_path: Path) -> None:

@@ -26,11 +26,13 @@ from kinetic._store import files
 
 MOST = 200
 """Programs kept for one attempt: a script that compiles more of this size compiles in a loop."""
-_LITTLE_BYTES = 1 << 18
-_FEW_EQUATIONS = 12
+_LITTLE = (1 << 18, 12)
+"""Bytes and equations of single operations."""
+_OWN_OF_JAX = (1 << 26, 64)
+"""The same of those that JAX itself defines: even if the compiler pads them to its tiles a
+hundredfold, every chip has room for less."""
 _KERNELS = ("pallas_call", "mpmd_map", "core_map")
-"""What `pl.pallas_call`, `pl.kernel` and `pl.core_map` make. Programs below both, without any, are
-single operations, such as those that make parameters: every chip has room for them."""
+"""What `pl.pallas_call`, `pl.kernel` and `pl.core_map` make."""
 _CALLBACKS = (
     "it calls back into Python on the host (jax.debug.print, io_callback, pure_callback), and that "
     "part cannot be compiled without a host"
@@ -74,7 +76,7 @@ class Recorder:
     def _record(self, original: Callable[..., Any], args: Any, given: Any) -> None:
         jaxpr = args[0]
         weight = sum(map(lowering.size_of, (*jaxpr.in_avals, *jaxpr.out_avals)))
-        if weight < _LITTLE_BYTES and _is_simple(jaxpr.jaxpr):
+        if _is_operation(jaxpr, weight):
             self._count("small")
         elif len(self._known) >= MOST:
             self._count("beyond")
@@ -121,11 +123,18 @@ class Recorder:
         files.save(self._folder / SKIPPED, [text.encode()])
 
 
-def _is_simple(jaxpr: Any) -> bool:
-    """Whether it has few operations, and no kernel that somebody wrote for the chip."""
-    if len(jaxpr.eqns) >= _FEW_EQUATIONS:
+def _is_operation(closed: Any, weight: int) -> bool:
+    """Whether it is no function of the user's, and every chip has room for it: one with few
+    equations and little data, such as those that make parameters, or one of JAX's own that was
+    called outside of `jax.jit`. One that has a kernel in it, which somebody wrote for the chip, is
+    none."""
+    name, source = lowering.find_origin(closed)
+    if lowering.is_own(name, source):
         return False
-    text = str(jaxpr)
+    most_bytes, most_equations = _OWN_OF_JAX if lowering.is_of_jax(source) else _LITTLE
+    if weight >= most_bytes or lowering.count_equations(closed) >= most_equations:
+        return False
+    text = str(closed.jaxpr)
     return not any(name in text for name in _KERNELS)
 
 
