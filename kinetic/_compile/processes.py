@@ -30,15 +30,15 @@ from kinetic._compile import compiler, topologies
 from kinetic._compile.lowering import Lowered
 from kinetic._compile.origins import rename_origins
 from kinetic._compile.program import LoweredProgram
-from kinetic._compile.report import CompileReport, describe_refusal
+from kinetic._compile.report import CompileReport, CompileVerdict, describe_refusal
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators.prices import Price
 from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
 from kinetic._store import files
-from kinetic._system import machine
+from kinetic._system import locks, machine
 from kinetic._system.processes import signal_name
-from kinetic.errors import CorruptRecord
+from kinetic.errors import CorruptRecord, StoreError
 from kinetic.version import __version__
 
 TIMEOUT_S = 600.0
@@ -46,6 +46,8 @@ TIMEOUT_S = 600.0
 _BYTES_EACH = 3 << 30
 """What a compiler of a large program was seen to take."""
 _LAST_WORDS = 1500
+_FOLDER = "kinetic-compile-"
+_YOUNG_S = 60.0
 _SECOND = 1.0
 _START = "import sys; sys.path.append({!r}); from kinetic._compile import compiler; compiler.main()"
 
@@ -69,7 +71,8 @@ Watch = Callable[[Compiling | None], None]
 
 
 class _Running(NamedTuple):
-    """A compiler at work on one of the programs. Its pipe `ends` when it has."""
+    """A compiler at work on one of the programs. Its pipe `ends` when it has; while its folder is
+    locked, somebody waits for it."""
 
     number: int
     name: str
@@ -77,6 +80,7 @@ class _Running(NamedTuple):
     process: subprocess.Popen[bytes]
     ends: int
     folder: Path
+    lock: int
     until: float
 
 
@@ -119,24 +123,39 @@ class Compilers:
             else:
                 waiting.append(index)
         waiting.reverse()
+        if waiting:
+            _remove_abandoned(Path(tempfile.gettempdir()))
         try:
             while waiting or running:
                 while waiting and len(running) < self._at_once:
-                    running.append(self._start(waiting[-1], programs[waiting.pop()]))
-                for ended in self._wait(running, len(waiting)):
+                    index = waiting.pop()
+                    try:
+                        running.append(self._start(index, programs[index]))
+                    except (OSError, StoreError) as error:  # a full disk, no such interpreter
+                        why = f"The compiler could not be started: {error}"
+                        yield index, self._report_end(programs[index].program, why)
+                for ended in self._wait(running, len(waiting)) if running else ():
                     running.remove(ended)
                     self._watch(None)
-                    yield (
-                        ended.number,
-                        self._add_price(self._collect(ended, programs[ended.number].program)),
-                    )
+                    report = self._collect(ended, programs[ended.number].program)
+                    yield ended.number, self._add_price(report)
         finally:
             self._watch(None)
             for each in running:
                 _end(each)
 
     def _start(self, index: int, lowered: Lowered) -> _Running:
-        folder = Path(tempfile.mkdtemp(prefix="kinetic-compile-"))
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+        with contextlib.ExitStack() as undo:
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            held = os.open(folder, os.O_RDONLY)
+            undo.callback(os.close, held)
+            locks.hold(held)
+            started = self._start_in(folder, held, index, lowered)
+            undo.pop_all()
+        return started
+
+    def _start_in(self, folder: Path, lock: int, index: int, lowered: Lowered) -> _Running:
         for name, content in (
             (compiler.PROGRAM, json.dumps(lowered.program.to_json()).encode()),
             (compiler.TARGET, json.dumps(replace(self._target, python="").to_json()).encode()),
@@ -147,27 +166,35 @@ class Compilers:
         python = self._target.python or sys.executable
         command = [python, "-P", "-c", start, str(folder), str(os.getpid())]
         ends, held = os.pipe()
-        with open(folder / "stderr", "wb") as err:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=err,
-                stderr=err,
-                start_new_session=True,  # Ctrl-C is ours to pass on.
-                pass_fds=(held,),
-            )
-        os.close(held)
+        try:
+            with open(folder / "stderr", "wb") as err:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=err,
+                    stderr=err,
+                    start_new_session=True,  # Ctrl-C is ours to pass on.
+                    pass_fds=(held,),
+                )
+        except BaseException:
+            os.close(ends)
+            raise
+        finally:
+            os.close(held)
         begun = time.monotonic()
         until = begun + self._timeout_s
-        return _Running(index, lowered.program.name, begun, process, ends, folder, until)
+        return _Running(index, lowered.program.name, begun, process, ends, folder, lock, until)
 
     def _wait(self, running: Sequence[_Running], left: int) -> list[_Running]:
         """Those that have ended, and those whose time is up."""
+        poll = select.poll()  # select() takes no descriptor beyond 1023
+        for each in running:
+            poll.register(each.ends)
         ended: list[_Running] = []
         while not ended:
             now = time.monotonic()
             patience_s = min(_SECOND, max(0.0, min(each.until for each in running) - now))
-            ready = select.select([each.ends for each in running], [], [], patience_s)[0]
+            ready = {descriptor for descriptor, _ in poll.poll(patience_s * 1000)}
             now = time.monotonic()
             ended = [each for each in running if each.ends in ready or each.until <= now]
             if not ended:
@@ -191,7 +218,7 @@ class Compilers:
         self._write_cache(program, report)
         return report
 
-    def _report_end(self, program: LoweredProgram, reason: str, said: str) -> CompileReport:
+    def _report_end(self, program: LoweredProgram, reason: str, said: str = "") -> CompileReport:
         detail = f"{reason} Its last words:\n{said}" if said else reason
         target, devices = self._target, len(program.positions)
         return describe_refusal(
@@ -224,18 +251,23 @@ class Compilers:
     def _read_cache(self, program: LoweredProgram) -> CompileReport | None:
         place = self._place(program)
         with contextlib.suppress(OSError, CorruptRecord):
-            kept = None if place is None else _Kept.read(place.read_bytes())
+            kept = None if place is None else _Kept.read(files.content(place))
             if kept is not None:
                 known = rename_origins(kept.report, kept.origins, program.origins)
                 return replace(known, source=program.source)
         return None
 
     def _write_cache(self, program: LoweredProgram, report: CompileReport) -> None:
+        """Keep what would be the same next time: not what is missing because a disk was full. Where
+        it cannot be kept, it is compiled again."""
         place = self._place(program)
-        if place is not None:
+        is_whole = report.verdict is CompileVerdict.TOO_LARGE or (report.fits and not report.detail)
+        if place is None or not is_whole:
+            return
+        text = json.dumps(_Kept(report, program.origins).to_json()).encode()
+        with contextlib.suppress(OSError, StoreError):
             place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            kept = _Kept(report, program.origins)
-            files.save(place, [json.dumps(kept.to_json()).encode()])
+            files.save(place, [text])
 
 
 def count_at_once() -> int:
@@ -259,6 +291,21 @@ def _end(running: _Running) -> None:
     _kill(running.process)
     os.close(running.ends)
     shutil.rmtree(running.folder, ignore_errors=True)
+    os.close(running.lock)
+
+
+def _remove_abandoned(temporary: Path) -> None:
+    """Remove the folders of compilers whose callers were killed."""
+    for folder in temporary.glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(held)
+                is_old = time.time() - found.st_mtime > _YOUNG_S  # a new one is not locked yet
+                if is_old and found.st_uid == os.getuid() and locks.try_hold(held):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(held)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -4,8 +4,10 @@ kept."""
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +26,7 @@ from kinetic._compile.report import CompileReport, CompileVerdict
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators.prices import Price
 from kinetic._core.accelerators.resolve import resolve
-from kinetic._system import processes
+from kinetic._system import locks, processes
 from kinetic.errors import PreflightError, UsageError
 
 
@@ -52,6 +54,80 @@ def test_what_was_compiled_is_kept_for_the_next_time(lowered: Lowered, tmp_path:
     price = Price(5.0, "your price")
     again = compile_all([Lowered(lowered.program, b"never looked at")], cache=tmp_path, price=price)
     assert again == {0: replace(report, usd_per_hour=5.0, price_origin="your price")}
+
+
+@needs_libtpu
+@pytest.mark.parametrize("damage", [b"{", b"\xff\x00" * 99, None])
+def test_a_cache_that_cannot_be_used_costs_no_report(
+    lowered: Lowered, tmp_path: Path, damage: bytes | None
+) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    report = compile_all([lowered], cache=in_the_way)[0]
+    assert report.fits
+    cache = tmp_path / "cache"
+    compile_all([lowered], cache=cache)
+    (kept,) = cache.iterdir()
+    if damage is None:
+        kept.unlink()
+        os.mkfifo(kept)  # reading it would wait for ever
+    else:
+        kept.write_bytes(damage)
+    assert replace(compile_all([lowered], cache=cache)[0], took_s=report.took_s) == report
+    assert compile_all([Lowered(lowered.program, b"never looked at")], cache=cache)[0].fits
+
+
+@needs_libtpu
+def test_what_may_be_otherwise_next_time_is_not_kept(lowered: Lowered, tmp_path: Path) -> None:
+    broken = Lowered(lowered.program, b"no module")
+    assert compile_all([broken], cache=tmp_path)[0].verdict is CompileVerdict.REFUSED
+    assert compile_all([lowered], cache=tmp_path)[0].fits
+
+
+def test_a_compiler_that_cannot_be_started_is_told_and_leaves_nothing(
+    lowered: Lowered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    target = CompileTarget(resolve("tpu-v6e-4"), python=str(tmp_path / "none"))
+    before = os.listdir("/proc/self/fd")
+    reports = dict(Compilers(target).compile([lowered, lowered]))
+    assert [str(each.verdict) for each in reports.values()] == ["not compiled"] * 2
+    assert "could not be started: " in reports[0].detail
+    assert str(tmp_path / "none") in reports[0].detail
+    assert (os.listdir("/proc/self/fd"), list(tmp_path.iterdir())) == (before, [])
+
+
+@needs_libtpu
+def test_a_process_with_many_open_files_waits_for_compilers(lowered: Lowered) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert compile_all([lowered])[0].fits
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@needs_libtpu
+def test_folders_of_callers_that_were_killed_are_removed(
+    lowered: Lowered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, young, held = (tmp_path / f"kinetic-compile-{each}" for each in ("left", "new", "held"))
+    for each in (left, young, held):
+        each.mkdir()
+        (each / "module.mlir").touch()
+    for each in (left, held):
+        os.utime(each, (0, 0))
+    lock = os.open(held, os.O_RDONLY)
+    try:
+        locks.hold(lock)
+        compile_all([lowered])
+    finally:
+        os.close(lock)
+    assert {each.name for each in tmp_path.iterdir()} == {young.name, held.name}
 
 
 SAME_IN_EACH_FILE = """
