@@ -42,6 +42,7 @@ class MemoryUse:
         aliased: the part of its outputs that takes the place of arguments (donated).
         temporaries: what it needs while it runs.
         code: the program itself.
+        host: arrays that it keeps in the host's memory, beside all of these.
         needed: all of it together, as the compiler says it where the program is too large; 0 if
             it does not.
         available: what the compiler may use, as it says it where the program is too large; else
@@ -53,6 +54,7 @@ class MemoryUse:
     aliased: int = 0
     temporaries: int = 0
     code: int = 0
+    host: int = 0
     needed: int = 0
     available: int = 0
 
@@ -322,6 +324,8 @@ def _draw_memory(report: CompileReport) -> Iterator[str]:
     ]
     if any(size for _, size in rows):
         yield from _align([(f"  {name}", gib(size)) for name, size in rows if size])
+    if memory.host:
+        yield f"In the host's memory: {gib(memory.host)}; the times do not count the way there"
 
 
 def _draw_arrays(report: CompileReport) -> Iterator[str]:

@@ -386,6 +386,21 @@ def test_what_is_no_function_is_refused_in_a_sentence(what: Any) -> None:
 
 
 @needs_libtpu
+def test_arrays_that_are_kept_on_the_host_are_told_apart() -> None:
+    import jax
+
+    with slice_to_compile_for("tpu-v6e-1") as target:
+        chip = jax.sharding.SingleDeviceSharding(target.devices[0])
+        host = chip.with_memory_kind("pinned_host")
+        kept = jax.ShapeDtypeStruct((1024, 1024), "float32", sharding=host)
+        given = jax.ShapeDtypeStruct((1024, 1024), "float32", sharding=chip)
+        act = jax.jit(lambda x, y: jax.device_put(x, chip) @ y, donate_argnums=1)
+        report = target.compile(act, kept, given)
+    assert (report.memory.host, report.memory.arguments) == (4 << 20, 4 << 20)
+    assert "In the host's memory: 4.00 MiB" in str(report)
+
+
+@needs_libtpu
 def test_a_pallas_kernel_compiles_for_the_chip() -> None:
     import jax
     import jax.numpy as jnp
