@@ -6,6 +6,8 @@ In: the reference of a job, its board. Out: `CheckReport`; what it did meanwhile
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable
 
 from kinetic._client.board import console
@@ -18,13 +20,14 @@ from kinetic._compile.report import summarize
 from kinetic._config import settings
 from kinetic._core import layout
 from kinetic._core.ref import JobRef
-from kinetic.errors import KineticError, UsageError
+from kinetic.errors import KineticError, StoreError, UsageError
 
 
 def check_programs(
     board: JobBoard, ref: JobRef, attempt: int, tell: Callable[[str], None]
 ) -> CheckReport:
-    """Compile the programs of an attempt for the slice that was simulated.
+    """Compile the programs of an attempt for the slice that was simulated, and keep the report
+    with the job.
 
     Args:
         board: with the job's records.
@@ -58,6 +61,9 @@ def check_programs(
         tell(f"kinetic: compiling for {plan.topology.name}: {check.count} of its programs …")
     for report in check.compile():
         tell(f"kinetic: {summarize(report)}")
+    with contextlib.suppress(StoreError):  # pages show it; here it is returned
+        text = json.dumps(check.report.to_json())
+        board.store.put(layout.compile_report(ref.job_id), text.encode())
     return check.report
 
 

@@ -16,6 +16,7 @@ In: ids and indices. Out: keys with "/" between parts.
     jobs/<job_id>/cancelled.json          a request to end the job, where a cluster stops it
     jobs/<job_id>/waiting.json            what a job waits for, where its leader reserves machines
     jobs/<job_id>/events.jsonl            what happened when, in all attempts
+    jobs/<job_id>/compile-report.json     with compile_check: what the real compiler said
     jobs/<job_id>/pathways/               scratch of Pathways, which runs a single controller's
                                           computations
     jobs/<job_id>/attempts/<n>/           the n-th start of the gang, from 1
@@ -160,6 +161,11 @@ def attempt_outcome(job_id: str, number: int) -> str:
 def programs(job_id: str, number: int) -> str:
     """Prefix of what JAX compiled on the leader, for the compiler of the real slice."""
     return f"{attempt(job_id, number)}/programs"
+
+
+def compile_report(job_id: str) -> str:
+    """What the compiler of the real slice said of the last attempt's programs."""
+    return f"{JOBS}/{job_id}/compile-report.json"
 
 
 def debugger(job_id: str, number: int) -> str:

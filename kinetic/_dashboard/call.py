@@ -1,6 +1,6 @@
-"""What a job was asked to do: its options, its data, its source.
+"""What a job was asked to do: its options, its data, its source; and what the compiler said of it.
 
-In: its plan. Out: rows for its page. Values of variables are not shown: they may be secrets.
+In: its plan, its store. Out: rows for its page. Values of variables are not shown: they may be secrets.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kinetic._client.board import shape, text
+from kinetic._core import layout
 from kinetic.errors import NotFound
 
 if TYPE_CHECKING:
     from kinetic._core.plan import Plan
+    from kinetic._core.ref import JobRef
     from kinetic._store.base import Store
 
 _MOST_FILES = 5000
@@ -56,6 +58,23 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         "Sent from": plan.client_root,
     }
     return [(name, text.printable(value)) for name, value in rows.items() if value]
+
+
+def has_compile_report(store: Store, ref: JobRef) -> bool:
+    """Return whether the compiler of the real slice was asked about a job: on this machine only."""
+    return store.as_folder() is not None and store.has(layout.compile_report(ref.job_id))
+
+
+def describe_compile(store: Store, ref: JobRef) -> str:
+    """Return what the compiler of the real slice said of a job's programs, for people.
+
+    Raises:
+        NotFound: it was not asked.
+        KineticError: the report cannot be read.
+    """
+    from kinetic._compile.checked import CheckReport
+
+    return str(CheckReport.read(store.get(layout.compile_report(ref.job_id))))
 
 
 def list_source(store: Store, plan: Plan) -> tuple[list[tuple[str, str]], int]:

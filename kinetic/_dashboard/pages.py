@@ -27,7 +27,12 @@ from kinetic._core.state import JobStatus
 from kinetic._dashboard import capacity, output
 from kinetic._dashboard.batches import BatchGrid, list_batches, read_batch
 from kinetic._dashboard.board_watch import BoardWatch, JobList
-from kinetic._dashboard.call import describe_call, list_source
+from kinetic._dashboard.call import (
+    describe_call,
+    describe_compile,
+    has_compile_report,
+    list_source,
+)
 from kinetic._dashboard.feeds import BoardFeed, ChartsFeed, JobFeed, OutputFeed
 from kinetic._dashboard.live import Feed, Message, format_event, send_messages
 from kinetic._dashboard.threads import run_in_thread
@@ -79,6 +84,7 @@ def make_app(access: JobAccess, is_ending: Callable[[], bool]) -> Starlette:
             show(f"{job}/search", pages.search_output),
             show(f"{job}/output", pages.download_output),
             show(f"{job}/call", pages.show_call),
+            show(f"{job}/compile", pages.show_compile),
             show(f"{job}/source", pages.show_source),
             *(
                 Route(f"{job}/{name}", pages.act(act), methods=["POST"])
@@ -182,7 +188,10 @@ class Pages:
         ref = self._find(request)
         feed = JobFeed(self._access, ref, self.render)
         try:
-            return self._page(request, "job.html", ref=ref, **feed.look_once())
+            is_compiled = has_compile_report(self._access.store, ref)
+            return self._page(
+                request, "job.html", ref=ref, is_compiled=is_compiled, **feed.look_once()
+            )
         finally:
             feed.close()
 
@@ -238,6 +247,11 @@ class Pages:
         """What was called, with which options."""
         plan = self._access.board.read_plan(self._find(request))
         return HTMLResponse(self.render("_call.html", **describe_call(plan)))
+
+    def show_compile(self, request: Request) -> Response:
+        """What the compiler of the real slice said of its programs."""
+        said = describe_compile(self._access.store, self._find(request))
+        return JSONResponse({"text": text.printable_lines(said)})
 
     def show_source(self, request: Request) -> Response:
         """The files that were sent along."""

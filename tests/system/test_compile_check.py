@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 import kinetic
 from kinetic._compile import topologies
+from kinetic._compile.checked import CheckReport
 
 needs_libtpu = pytest.mark.skipif(
     not topologies.is_installed(), reason="libtpu is not installed: pip install libtpu"
@@ -53,7 +54,7 @@ def run_kinetic(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @needs_libtpu
 def test_a_run_is_checked_by_the_compiler_of_the_real_slice(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], home: Path
 ) -> None:
     assert train.with_options(compile_check=True)(2) == 0.5
     said = capfd.readouterr().err
@@ -61,6 +62,8 @@ def test_a_run_is_checked_by_the_compiler_of_the_real_slice(
     assert "1 program compiled for tpu-v6e-8: 1 fits" in said
     assert f"step ({__file__}:" in said
     assert "over fsdp  ICI" in said
+    (kept,) = home.glob("**/compile-report.json")  # for pages that are opened later
+    assert str(CheckReport.read(kept.read_bytes())) in said
 
 
 @needs_libtpu

@@ -26,6 +26,8 @@ import kinetic
 from kinetic._client.access import JobAccess
 from kinetic._client.board import activity, shape
 from kinetic._client.handle import JobHandle
+from kinetic._compile.checked import CheckReport
+from kinetic._compile.report import describe_refusal
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.events import EventKind, GangEvent
@@ -271,6 +273,23 @@ def test_what_does_not_exist_says_so(server: DashboardServer, world: World):
     assert ask(server, f"{base}jobs/{ref.job_id}/output?host=7")[0] == 400
     assert ask(server, f"{base}jobs/{ref.job_id}/search?q=a&host=-1&from=x")[0] == 200
     assert ask(server, f"{base}rows?from=a&n=-5")[0] == 200
+
+
+def test_what_the_compiler_said_is_shown_where_it_was_asked(server: DashboardServer, world: World):
+    asked, other = world.add(1), world.add(2)
+    refusal = describe_refusal("<step>", "a.py:1", resolve("tpu-v6e-8"), 1, detail="no room")
+    report = CheckReport("tpu-v6e-8", (refusal,))
+    key = layout.compile_report(asked.job_id)
+    world.store.put(key, json.dumps(report.to_json()).encode())
+    base = f"{path_of(server)}jobs/"
+    address = f"jobs/{asked.job_id}/compile"
+    assert address in ask(server, f"{base}{asked.job_id}")[2]
+    assert "/compile" not in ask(server, f"{base}{other.job_id}")[2]
+    shown = ask(server, f"{base}{asked.job_id}/compile")[2]
+    assert json.loads(shown)["text"] == str(report)
+    assert ask(server, f"{base}{other.job_id}/compile")[0] == 404
+    world.store.put(key, b"{")
+    assert ask(server, f"{base}{asked.job_id}/compile")[0] == 503
 
 
 def test_output_is_searched_and_downloaded(server: DashboardServer, world: World):
