@@ -21,7 +21,7 @@ from kinetic._compile import costs, hlo, shortage, topologies
 from kinetic._compile.program import EFFORTS, Argument, LoweredProgram
 from kinetic._compile.report import CompileReport, CompileVerdict, MemoryUse, Replica
 from kinetic._compile.routes import DeviceLayout, name_axes_between
-from kinetic._compile.topologies import CompileTarget
+from kinetic._compile.topologies import CompileTarget, TpuCompiler
 from kinetic._store import files
 from kinetic._system import processes
 
@@ -33,16 +33,19 @@ _LEAST_REPLICA = 1 << 20
 
 def main() -> None:
     """Compile what lies in the folder that the command names, and leave the report there; end with
-    the process whose id it names."""
+    the process whose id it names. The compiler's versions and file are named, too."""
     folder = Path(sys.argv[1])
     processes.die_with_parent(int(sys.argv[2]))
+    found = TpuCompiler(*sys.argv[3:])
     program = LoweredProgram.read((folder / PROGRAM).read_bytes())
     target = CompileTarget.read((folder / TARGET).read_bytes())
-    report = compile_program(program, target, folder)
+    report = compile_program(program, target, folder, found)
     files.save(folder / REPORT, [json.dumps(report.to_json()).encode()])
 
 
-def compile_program(program: LoweredProgram, target: CompileTarget, folder: Path) -> CompileReport:
+def compile_program(
+    program: LoweredProgram, target: CompileTarget, folder: Path, found: TpuCompiler
+) -> CompileReport:
     """Compile the module in a folder, here."""
     begun = time.monotonic()
     about: dict[str, Any] = {
@@ -52,11 +55,11 @@ def compile_program(program: LoweredProgram, target: CompileTarget, folder: Path
         "family": target.topology.family,
         "slices": target.slices,
         "devices": len(program.positions),
-        "versions": str(topologies.find_compiler()),
+        "versions": str(found),
     }
     replicas = tuple(find_replicas(program))
     try:
-        devices = topologies.describe(target)
+        devices = topologies.describe(target, found.library)
         own = [devices[at] for at in program.positions]
         executable = _compile(program, folder, own)
     except Exception as error:  # noqa: BLE001 - whatever the compiler raises, it is what it says

@@ -49,7 +49,12 @@ _LAST_WORDS = 1500
 _FOLDER = "kinetic-compile-"
 _YOUNG_S = 60.0
 _SECOND = 1.0
-_START = "import sys; sys.path.append({!r}); from kinetic._compile import compiler; compiler.main()"
+_START = (
+    "import sys; sys.path.insert(0, {!r}); import kinetic; del sys.path[0]; "
+    "from kinetic._compile import compiler; compiler.main()"
+)
+"""With this kinetic, even if the compiler's environment has another one, and with nothing else of
+this environment."""
 
 
 class Compiling(NamedTuple):
@@ -131,7 +136,7 @@ class Compilers:
                     index = waiting.pop()
                     try:
                         running.append(self._start(index, programs[index]))
-                    except (OSError, StoreError) as error:  # a full disk, no such interpreter
+                    except (OSError, StoreError) as error:  # a full disk, say
                         why = f"The compiler could not be started: {error}"
                         yield index, self._report_end(programs[index].program, why)
                 for ended in self._wait(running, len(waiting)) if running else ():
@@ -164,7 +169,8 @@ class Compilers:
             files.save(folder / name, [content])
         start = _START.format(str(Path(__file__).resolve().parents[2]))
         python = self._target.python or sys.executable
-        command = [python, "-P", "-c", start, str(folder), str(os.getpid())]
+        found = topologies.find_compiler(self._target.python)
+        command = [python, "-P", "-c", start, str(folder), str(os.getpid()), *found]
         ends, held = os.pipe()
         try:
             with open(folder / "stderr", "wb") as err:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -144,8 +143,10 @@ def find_compiler(python: str = "") -> TpuCompiler:
 def _find_own_compiler() -> TpuCompiler:
     if not is_installed():
         raise PreflightError(WITHOUT_LIBTPU)
+    from importlib import metadata  # takes 70 ms, which compilers' processes need not spend
+
     spec = importlib.util.find_spec("libtpu")
-    jaxlib, libtpu = map(importlib.metadata.version, ("jaxlib", "libtpu"))
+    jaxlib, libtpu = map(metadata.version, ("jaxlib", "libtpu"))
     return TpuCompiler(jaxlib, libtpu, _name_library(spec.origin if spec else ""))
 
 
@@ -174,15 +175,16 @@ def _name_library(package: str | None) -> str:
     return str(Path(package or "").parent / "libtpu.so")
 
 
-def describe(target: CompileTarget) -> tuple[Any, ...]:
-    """Return the devices of the slices, slice by slice.
+def describe(target: CompileTarget, library: str = "") -> tuple[Any, ...]:
+    """Return the devices of the slices, slice by slice, by libtpu in this file; "": in the one of
+    the target's environment.
 
     Raises:
         UsageError: libtpu knows no such slice.
     """
     topology = target.topology
     chip_config = _CONFIGURED.get(topology.family)
-    library = find_compiler(target.python).library
+    library = library or find_compiler(target.python).library
     return _describe(target.name, topology.chips_per_host, target.slices, chip_config, library)
 
 

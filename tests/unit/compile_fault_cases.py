@@ -84,17 +84,22 @@ def test_what_may_be_otherwise_next_time_is_not_kept(lowered: Lowered, tmp_path:
     assert compile_all([lowered], cache=tmp_path)[0].fits
 
 
+@needs_libtpu
 def test_a_compiler_that_cannot_be_started_is_told_and_leaves_nothing(
     lowered: Lowered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    target = CompileTarget(resolve("tpu-v6e-4"), python=str(tmp_path / "none"))
-    before = os.listdir("/proc/self/fd")
-    reports = dict(Compilers(target).compile([lowered, lowered]))
+    topologies.find_compiler()
+    before = len(os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))  # as on a full disk
+    try:
+        reports = compile_all([lowered, lowered])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [str(each.verdict) for each in reports.values()] == ["not compiled"] * 2
-    assert "could not be started: " in reports[0].detail
-    assert str(tmp_path / "none") in reports[0].detail
-    assert (os.listdir("/proc/self/fd"), list(tmp_path.iterdir())) == (before, [])
+    assert "The compiler could not be started: Could not write " in reports[0].detail
+    assert (len(os.listdir("/proc/self/fd")), list(tmp_path.iterdir())) == (before, [])
 
 
 @needs_libtpu
@@ -228,7 +233,9 @@ def write_interpreter(folder: Path, text: str) -> str:
 def test_the_compiler_of_another_environment_is_run_by_its_interpreter(
     lowered: Lowered, tmp_path: Path
 ) -> None:
-    text = f'echo "$3" >> {tmp_path}/runs\nexec {sys.executable} "$@"'
+    (tmp_path / "kinetic").mkdir()
+    (tmp_path / "kinetic" / "__init__.py").write_text("raise ImportError('another kinetic')")
+    text = f'echo "$3" >> {tmp_path}/runs\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"'
     target = CompileTarget(resolve("tpu-v6e-4"), python=write_interpreter(tmp_path, text))
     ((_, report),) = Compilers(target, tmp_path / "cache").compile([lowered])
     assert report.fits, report.detail
