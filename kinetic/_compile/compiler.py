@@ -8,8 +8,10 @@ the compiler's C++ has to say on stderr.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import os
 import re
 import sys
 import time
@@ -36,6 +38,8 @@ def main() -> None:
     the process whose id it names. The compiler's versions and file are named, too."""
     folder = Path(sys.argv[1])
     processes.die_with_parent(int(sys.argv[2]))
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's threads spin, and have nothing to do
+    gc.disable()  # much is made here, and kept to the end
     found = TpuCompiler(*sys.argv[3:])
     program = LoweredProgram.read((folder / PROGRAM).read_bytes())
     target = CompileTarget.read((folder / TARGET).read_bytes())
