@@ -19,18 +19,24 @@ import hashlib
 import inspect
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic._compile import hlo, topologies
-from kinetic._compile.origins import read_origins
+from kinetic._compile import hlo, origins, topologies
 from kinetic._compile.program import EFFORTS, Argument, LoweredProgram
 from kinetic._compile.topologies import CompileTarget
 from kinetic.errors import UsageError
 
 TPU = ("tpu",)
+CALLBACKS = (
+    "it calls back into Python on the host (jax.debug.print, io_callback, pure_callback), and that "
+    "part cannot be compiled without a host"
+)
+_MAP = (
+    "Compile jax.jit(jax.shard_map(...)) over kinetic.make_mesh(), or check a run of it on a "
+    "simulated slice (compile_check)."
+)
 _ENTRANCE = "_pjit_lower"
 """Through it go all programs of a process, whatever wrapped them."""
 _PALLAS_CHIPS = {
@@ -43,9 +49,6 @@ _PALLAS_CHIPS = {
 }
 """What Pallas calls the chips of a family, and how many cores of one are a device."""
 _NNX_JIT = "/flax/nnx/transforms/compilation.py"
-_OF_JAX = "/jax/_src/"
-_OF_PMAP = "_fun"
-"""What `jax.pmap` calls every function."""
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -63,16 +66,30 @@ def lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lower
     Raises:
         UsageError: the function cannot be lowered for a TPU, and why.
     """
+    own = f"{origins.name_function(function)} ({origins.name_source(function)})"
+    if "pmap" in getattr(getattr(function, "lower", None), "__qualname__", ""):
+        raise UsageError(f"{own} is one of jax.pmap, which takes the devices that are here. {_MAP}")
     with answering_for_chip(target.topology.family):
-        return _lower(target, function, args, kwargs)
+        try:
+            return _lower(target, function, args, kwargs)
+        except ValueError as error:
+            if calls_back(error):
+                raise UsageError(f"{own} cannot be compiled here: {CALLBACKS}.") from error
+            raise
+
+
+def calls_back(error: Exception) -> bool:
+    """Return whether a program was not lowered because of a callback to the host."""
+    return "specified backend cpu" in str(error)
 
 
 def _lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lowered:
     import jax
 
-    source = name_source(function)
+    source = origins.name_source(function)
     function, args = _open_keras(function, args, kwargs)
     args, kwargs = jax.tree.map(_shape_of, (args, kwargs))
+    _check_sizes(origins.name_function(function), jax.tree.leaves((args, kwargs)))
     names = list[tuple[str, Any]]()
     maker = type(function).__module__.partition(".")[0]
     if not hasattr(function, "lower") or maker == "equinox":
@@ -90,6 +107,15 @@ def _lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lowe
     return describe(seen[-1], target, source)
 
 
+def _check_sizes(name: str, leaves: Sequence[Any]) -> None:
+    for leaf in leaves:
+        if not all(isinstance(length, int) for length in getattr(leaf, "shape", ())):
+            raise UsageError(
+                f"An argument of {name} has the shape {leaf.shape}: a TPU's program is for one "
+                "size. Give numbers, and compile once for each that matters."
+            )
+
+
 def _wrap(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """A jitted function of the arrays alone, and these: what else is in the arguments is constant,
     as in Equinox, whose own `lower` takes shapes for constants too. What a jit within donates stays
@@ -105,7 +131,10 @@ def _wrap(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         made = jax.tree.leaves(function(*own, **named))
         return [each for each in made if isinstance(each, jax.Array)]
 
-    call.__name__ = str(getattr(function, "__name__", "call"))
+    call.__name__ = origins.name_function(function)
+    call.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
+    # for the line in JAX's errors
+    call.__wrapped__ = origins.unwrap(function)  # type: ignore[attr-defined]
     shapes = [leaves[at] for at in numbers]
     return jax.jit(call, donate_argnums=_find_donated(call, shapes)), shapes, {}
 
@@ -314,14 +343,14 @@ def describe(
     )
     devices = computation._device_list
     mesh = _find_mesh(about)
-    origins = read_origins(lowered.operation.get_asm(enable_debug_info=True))
+    lines = origins.read_origins(lowered.operation.get_asm(enable_debug_info=True))
     if hlo.is_of_library(source):  # Equinox and `jax.pmap` jit a function of their own
-        name, source = _find_own(name, origins) or (name, source)
+        name, source = origins.find_own(name, lines) or (name, source)
     program = LoweredProgram(
         name=name or _plain_name(computation._name),
         positions=topologies.find_positions(target, tuple(devices)),
         digest=_digest(lowered),
-        origins=origins,
+        origins=lines,
         source=source,
         axes=() if mesh is None else tuple(mesh.shape.items()),
         arguments=tuple(_describe_arguments(about)),
@@ -333,17 +362,6 @@ def describe(
         weight=sum(map(size_of, (*about["global_in_avals"], *about["global_out_avals"]))),
     )
     return Lowered(program, _serialize(lowered))
-
-
-def _find_own(name: str, origins: Sequence[str]) -> tuple[str, str] | None:
-    """The function of this name that operations are from, and its first line; that of `jax.pmap`
-    is the one that most operations are from."""
-    places = [each.removesuffix(")").rpartition(" (") for each in origins]
-    own = [(function.rpartition(".")[2], line) for line, _, function in places
-           if not hlo.is_of_library(line)]  # fmt: skip
-    most = Counter(function for function, _ in own).most_common(1)
-    wanted = most[0][0] if most and name == _OF_PMAP else name
-    return next((each for each in own if each[0] == wanted), None)
 
 
 def _serialize(module: Any) -> bytes:
@@ -426,16 +444,6 @@ def size_of(aval: Any) -> int:
     return math.prod(getattr(aval, "shape", ())) * int(item_bytes)
 
 
-def name_source(function: Any) -> str:
-    """Return "file:line" of a function, under whatever wraps it; "" if it has none."""
-    with contextlib.suppress(TypeError, OSError, ValueError):
-        inner = inspect.unwrap(function)
-        code = getattr(inner, "__code__", None)
-        if code is not None:
-            return f"{code.co_filename}:{code.co_firstlineno}"
-    return ""
-
-
 def find_origin(closed: Any) -> tuple[str, str]:
     """Return the name of the function whose program this is, and where it is, "file:line" or "".
     Where that is JAX's own, such as of `jax.pmap` or of a kernel that is called outside of
@@ -443,16 +451,6 @@ def find_origin(closed: Any) -> tuple[str, str]:
     own = (_read_origin(each) for each in _walk(closed.jaxpr))
     found = next((each for each in own if not hlo.is_of_library(each[1])), None)
     return found or _read_origin(closed.jaxpr)
-
-
-def is_own(name: str, source: str) -> bool:
-    """Return whether a function is no library's, as `find_origin` tells it."""
-    return name == _OF_PMAP or not hlo.is_of_library(source)
-
-
-def is_of_jax(source: str) -> bool:
-    """Return whether a function is JAX's own."""
-    return _OF_JAX in source
 
 
 def count_equations(closed: Any) -> int:

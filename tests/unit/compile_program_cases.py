@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import kinetic
 from kinetic._compile import lowering
 from kinetic._compile.checked import ProgramCheck, Skipped, read_programs
+from kinetic._compile.lowering import Lowered
 from kinetic._compile.processes import Compilers
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators.resolve import resolve
@@ -191,6 +193,51 @@ def test_kernels_are_lowered_for_the_chip_of_the_slice_not_for_this_processor() 
     assert (cores[0], cores[-1]) == (2, 1)
     with pytest.raises(ValueError, match="Unsupported TPU device kind"):
         pltpu.get_tpu_info()
+
+
+class Doubling:
+    def __call__(self, x: Any) -> Any:
+        return x * 2
+
+
+def lower_on_one_chip(function: Any, *shapes: Any) -> Lowered:
+    return lowering.lower(CompileTarget(resolve("tpu-v6e-1")), function, shapes, {})
+
+
+def test_functions_of_any_kind_have_their_name_and_line() -> None:
+    import jax
+
+    numbers = jax.ShapeDtypeStruct((8, 128), np.float32)
+    for function, name in (
+        (Doubling(), "Doubling"),
+        (functools.partial(lambda a, x: x * a, 2), "<lambda>"),
+        (eval("lambda x: x * 2"), "<lambda>"),
+    ):
+        found = lower_on_one_chip(function, numbers).program
+        assert found.name == name
+    assert lower_on_one_chip(Doubling(), numbers).program.source.startswith(f"{__file__}:")
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=f"<lambda> at {__file__}"):
+        lower_on_one_chip(lambda x: x if x[0, 0] > 0 else -x, numbers)
+
+
+def test_what_has_no_place_on_the_chip_is_refused_with_what_to_do() -> None:
+    import jax
+    from jax import export
+
+    def shout(x: Any) -> Any:
+        jax.debug.print("{}", x[0])
+        return x
+
+    numbers = jax.ShapeDtypeStruct((8,), np.float32)
+    (length,) = export.symbolic_shape("length")
+    open_ = jax.ShapeDtypeStruct((length,), np.float32)
+    for function, shape, said in (
+        (shout, numbers, rf"^shout \({__file__}:\d+\) .* calls back into Python on the host"),
+        (jax.pmap(shout), numbers, r"jax\.shard_map"),
+        (shout, open_, r"shout has the shape \(length,\): .* Give numbers"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            lower_on_one_chip(function, shape)
 
 
 def test_a_folder_without_programs_is_an_empty_report(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinetic._compile import lowering
+from kinetic._compile import lowering, origins
 from kinetic._compile.checked import SKIPPED, Skipped, name_files
 from kinetic._compile.lowering import TPU, Lowered
 from kinetic._compile.program import LoweredProgram
@@ -33,10 +33,6 @@ _OWN_OF_JAX = (1 << 26, 64)
 hundredfold, every chip has room for less."""
 _KERNELS = ("pallas_call", "mpmd_map", "core_map")
 """What `pl.pallas_call`, `pl.kernel` and `pl.core_map` make."""
-_CALLBACKS = (
-    "it calls back into Python on the host (jax.debug.print, io_callback, pure_callback), and that "
-    "part cannot be compiled without a host"
-)
 
 
 def record(folder: Path, tree: str, accelerator: str) -> None:
@@ -94,11 +90,11 @@ class Recorder:
             with lowering.answering_for_chip(self._family):
                 computation = original(jaxpr, *args[1:], **(given | {"lowering_platforms": TPU}))
             if computation.compile_args["host_callbacks"]:
-                return _refuse(name, source, weight, _CALLBACKS)
+                return _refuse(name, source, weight, lowering.CALLBACKS)
             return lowering.describe(computation, None, source, name)
         except Exception as error:  # noqa: BLE001 - whatever JAX says is what is to be shown
-            calls_back = "specified backend cpu" in str(error)
-            why = _CALLBACKS if calls_back else f"JAX cannot lower it for TPUs: {error}"
+            told = f"JAX cannot lower it for TPUs: {error}"
+            why = lowering.CALLBACKS if lowering.calls_back(error) else told
             return _refuse(name, source, weight, why)
 
     def _keep(self, lowered: Lowered) -> None:
@@ -129,9 +125,9 @@ def _is_operation(closed: Any, weight: int) -> bool:
     called outside of `jax.jit`. One that has a kernel in it, which somebody wrote for the chip, is
     none."""
     name, source = lowering.find_origin(closed)
-    if lowering.is_own(name, source):
+    if origins.is_own(name, source):
         return False
-    most_bytes, most_equations = _OWN_OF_JAX if lowering.is_of_jax(source) else _LITTLE
+    most_bytes, most_equations = _OWN_OF_JAX if origins.is_of_jax(source) else _LITTLE
     if weight >= most_bytes or lowering.count_equations(closed) >= most_equations:
         return False
     text = str(closed.jaxpr)
