@@ -4,8 +4,11 @@ and an installed libtpu changes nothing else."""
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 import kinetic
 from kinetic._compile import topologies
 from kinetic._compile.checked import CheckReport
+from kinetic._system import processes
 
 needs_libtpu = pytest.mark.skipif(
     not topologies.is_installed(), reason="libtpu is not installed: pip install libtpu"
@@ -78,6 +82,32 @@ def test_a_function_that_raises_is_checked_too(capfd: pytest.CaptureFixture[str]
     with pytest.raises(ValueError, match="512"):
         fail()
     assert "1 program compiled for tpu-v6e-1: 1 fits" in capfd.readouterr().err
+
+
+@needs_libtpu
+def test_an_interrupt_ends_the_compilers_and_says_how_to_go_on() -> None:
+    handle = train.with_options(compile_check=True).run_async(1)
+    handle.wait()
+
+    def find_compilers() -> list[int]:
+        found = processes.children(os.getpid())
+        return [pid for pid in found if b"kinetic-compile-" in processes.command_line(pid)]
+
+    def interrupt() -> None:
+        while not find_compilers() and not has_ended.is_set():
+            has_ended.wait(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    has_ended = threading.Event()
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt) as raised:
+        handle.compile_report()
+    has_ended.set()
+    interrupter.join()
+    assert find_compilers() == []
+    (note,) = raised.value.__notes__
+    assert f'kinetic.attach("{handle.job_id}").compile_report() goes on' in note
 
 
 def test_without_the_option_nothing_is_kept_and_libtpu_is_not_loaded() -> None:

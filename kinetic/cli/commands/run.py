@@ -306,7 +306,7 @@ def _print_compile_report(handle: JobHandle[Any]) -> None:
     except KineticError as error:
         output.error(f"compile-check: {error}")
     except KeyboardInterrupt:
-        output.notice("The compilers were ended. The next check goes on with what they had done.")
+        pass  # the handle has said how to go on
     else:
         output.notice(report.text(output.width()))
 
