@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -46,6 +47,7 @@ TIMEOUT_S = 600.0
 _BYTES_EACH = 3 << 30
 """What a compiler of a large program was seen to take."""
 _LAST_WORDS = 1500
+_NOISE = re.compile(r"I\d{4} |PC: @|\s+@ +0x|https://symbolize|[0-9a-f,]{80}")
 _FOLDER = "kinetic-compile-"
 _YOUNG_S = 60.0
 _SECOND = 1.0
@@ -216,7 +218,7 @@ class Compilers:
         except (OSError, CorruptRecord):
             _kill(ended.process)
             code = ended.process.returncode
-            said = words.read_text(errors="replace")[-_LAST_WORDS:].strip()
+            said = _read_words(words)
             reason = _name_end(code, f"{self._timeout_s:g} s" if is_late else "")
             return self._report_end(program, reason, said)
         finally:
@@ -281,6 +283,12 @@ def count_at_once() -> int:
     available = machine.available_memory_bytes()
     by_memory = machine.usable_cpus() if available is None else available // _BYTES_EACH
     return max(1, min(machine.usable_cpus(), by_memory))
+
+
+def _read_words(place: Path) -> str:
+    """The end of what a compiler said, without stacks, which have no names, and news."""
+    lines = place.read_text(errors="replace").splitlines(keepends=True)
+    return "".join(line for line in lines if not _NOISE.match(line))[-_LAST_WORDS:].strip()
 
 
 def _name_end(code: int, limit: str) -> str:

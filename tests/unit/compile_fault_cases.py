@@ -244,6 +244,23 @@ def test_the_compiler_of_another_environment_is_run_by_its_interpreter(
     assert "compiler.main()" in compiled
 
 
+@needs_libtpu
+def test_the_last_words_of_a_compiler_are_not_its_stack(lowered: Lowered, tmp_path: Path) -> None:
+    (tmp_path / "words").write_text(
+        "I1126 16:23:29.773 1 pjrt_api.cc:168] The PJRT plugin has API version 0.117.\n"
+        "F1126 16:26:43.544 1 thread.cc:547] RAW: pthread_create failed\n"
+        "    @     0x7f78c9242581  absl::raw_log_internal::RawLog()\n"
+        f"https://symbolize.stripped_domain/r/?trace={'7f78c9242581,' * 200}\n"
+    )
+    ask = f'case "$3" in *metadata*) exec {sys.executable} "$@";; esac'
+    text = f"{ask}\ncat {tmp_path}/words >&2\nkill -ABRT $$"
+    target = CompileTarget(resolve("tpu-v6e-4"), python=write_interpreter(tmp_path, text))
+    ((_, report),) = Compilers(target).compile([lowered])
+    first, words = report.detail.split("\n")
+    assert first == "The compiler crashed (SIGABRT). Its last words:"
+    assert words.endswith("RAW: pthread_create failed")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
