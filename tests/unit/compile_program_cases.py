@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compile_cases import needs_libtpu
 
 import kinetic
 from kinetic._compile import lowering
@@ -173,6 +174,7 @@ def test_a_small_kernel_that_is_written_for_the_cores_of_a_chip_is_kept(tmp_path
     assert b"tpu_custom_call" in found.module
 
 
+@needs_libtpu
 def test_kernels_are_lowered_for_the_chip_of_the_slice_not_for_this_processor() -> None:
     import jax
     from jax.experimental import pallas as pl
@@ -204,6 +206,7 @@ def lower_on_one_chip(function: Any, *shapes: Any) -> Lowered:
     return lowering.lower(CompileTarget(resolve("tpu-v6e-1")), function, shapes, {})
 
 
+@needs_libtpu
 def test_functions_of_any_kind_have_their_name_and_line() -> None:
     import jax
 
