@@ -59,8 +59,14 @@ def check_programs(
     check = ProgramCheck(folder, target, compilers, client_root=plan.client_root)
     if check.count:
         tell(f"kinetic: compiling for {plan.topology.name}: {check.count} of its programs …")
-    for report in check.compile():
-        tell(f"kinetic: {summarize(report)}")
+    try:
+        for report in check.compile():
+            tell(f"kinetic: {summarize(report)}")
+    except KeyboardInterrupt as interrupt:
+        again = f'kinetic.attach("{ref.job_id}").compile_report()'
+        told = f"kinetic: the compilers were ended; {again} goes on with what they had done."
+        console.tell_last(interrupt, told)
+        raise
     with contextlib.suppress(StoreError):  # pages show it; here it is returned
         text = json.dumps(check.report.to_json())
         board.store.put(layout.compile_report(ref.job_id), text.encode())

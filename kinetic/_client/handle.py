@@ -280,14 +280,7 @@ class JobHandle(JobView, Generic[R_co]):
         from kinetic._client.compile_check import check_programs
 
         tell = functools.partial(console.notice, once=False)
-        attempt = self.wait().attempt
-        try:
-            return check_programs(self._board, self.ref, attempt, tell)
-        except KeyboardInterrupt as interrupt:
-            again = f'kinetic.attach("{self.job_id}").compile_report()'
-            told = f"kinetic: the compilers were ended; {again} goes on with what they had done."
-            console.tell_last(interrupt, told)
-            raise
+        return check_programs(self._board, self.ref, self.wait().attempt, tell)
 
     # -- as a future -------------------------------------------------------------------------------
 
