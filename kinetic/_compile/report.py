@@ -281,7 +281,7 @@ def summarize(report: CompileReport) -> str:
         return f"{report.name}: {report.verdict}: {first_sentence(report.detail)}"
     used, there = report.memory.total, report.hbm_bytes_there
     fits = f"{report.name}: fits, {gib(used)} of {gib(there)} per device"
-    if report.detail:
+    if report.detail or not report.step_s:
         return fits
     return f"{fits}; at least {_time(report.step_s)} a run, bound by {report.bound}"
 
@@ -366,6 +366,8 @@ def _draw_collectives(report: CompileReport) -> Iterator[str]:
 
 
 def _draw_time(report: CompileReport) -> Iterator[str]:
+    if not report.step_s:  # it takes no part of the chip any time
+        return
     yield ""
     yield f"A run takes at least {_time(report.step_s)}, bound by {report.bound}:"
     amounts = {

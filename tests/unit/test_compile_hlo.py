@@ -9,7 +9,7 @@ import pytest
 
 from kinetic._compile import costs, hlo
 from kinetic._compile.hlo import Array
-from kinetic._compile.report import CompileReport, CompileVerdict, MemoryUse
+from kinetic._compile.report import CompileReport, CompileVerdict, MemoryUse, summarize
 from kinetic._compile.routes import DeviceLayout, name_axes_between
 
 TEXTS = Path(__file__).parent / "hlo"
@@ -175,5 +175,7 @@ def test_a_report_reads_back_and_says_what_bounds_a_run() -> None:
     assert "$0.01 for 1,000 runs (your price)" in priced.text()
     assert "at least 1.00 ms, bound by matrix units" in report.text()
     assert max(map(len, report.text(40).splitlines())) <= 40
+    idle = replace(report, flops=0.0, hbm_bytes=0.0)
+    assert "at least" not in idle.text() + summarize(idle)
     assert report._repr_html_().startswith("<pre>step: FITS on tpu-v6e-16")
     assert report.summary()["bound"] == "matrix units"
