@@ -155,6 +155,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 def step(x):
     return x * 2
 def build():
+    print("is built")
     split = NamedSharding(kinetic.make_mesh(), PartitionSpec("fsdp"))
     whole = jax.ShapeDtypeStruct((ROWS, 1 << 20), "f4", sharding=split)
     return jax.jit(step, donate_argnums=0), whole
@@ -169,6 +170,7 @@ def test_the_smallest_slice_is_found_from_the_command_line(tmp_path: Path) -> No
     )
     assert ended.returncode == 0, ended.stderr
     tried = json.loads(ended.stdout)
+    assert ended.stderr.count("is built") == len(tried)
     assert [(each["accelerator"], each["verdict"]) for each in tried] == [
         ("tpu-v6e-1", "too large"),
         ("tpu-v6e-4", "fits"),

@@ -6,6 +6,7 @@ slice's own compiler, as text or JSON; exit code 1 if it does not fit.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -83,13 +84,15 @@ def compile_(
     from kinetic._client.compiling import compile_for
 
     target = compile_for(accelerator, slices=slices, timeout=timeout)
-    function = find_function(build)
-    if fit:
-        reports = target.find_fit(function, most_sizes=most_sizes, within=within)
-    else:
-        with target:
-            compiled, *arguments = _call(function)
-            reports = [target.compile(compiled, *arguments)]
+    # What the caller's code prints is no part of the document.
+    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+        function = find_function(build)
+        if fit:
+            reports = target.find_fit(function, most_sizes=most_sizes, within=within)
+        else:
+            with target:
+                compiled, *arguments = _call(function)
+                reports = [target.compile(compiled, *arguments)]
     _print_reports(reports, is_search=fit, as_json=as_json)
     return exit_codes.OK if reports[-1].fits else exit_codes.FAILED
 
