@@ -1,6 +1,7 @@
 """What a job was asked to do: its options, its data, its source; and what the compiler said of it.
 
-In: its plan, its store. Out: rows for its page. Values of variables are not shown: they may be secrets.
+In: its plan, its store. Out: rows for its page. Values of variables are not shown: they may be
+secrets.
 """
 
 from __future__ import annotations
