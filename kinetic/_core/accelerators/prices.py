@@ -3,12 +3,9 @@
 In: a topology, the zone, the user's own prices. Out: `Price`, in US dollars per hour of one slice.
 
 TPUs are priced by chip and region, machines with GPUs by machine type, each in the first region
-that lists it. The figures are those of Google Cloud's price list as SkyPilot's catalog has it
-(github.com/skypilot-org/skypilot-catalog, catalogs/v9/gcp/vms.csv at 2c3d7ea), as read in November
-2026; the vendor changes prices of spot machines every month. Those of a3-ultragpu are the vendor's
-billing catalog of 13 October 2026, as huggingface.co/datasets/tanod/cloud-gpu-list-prices has it.
-What is not here is not known: no list has it with its region and date, or lists mix prices of
-several kinds.
+that lists it. The figures are those of Google Cloud, as `LIST` and `BILLING` have them; the vendor
+changes prices of spot machines every month. What is not here is not known: no list has it with its
+region and date, or lists mix prices of several kinds.
 """
 
 from __future__ import annotations
@@ -21,6 +18,15 @@ from kinetic._core.accelerators.topology import Topology
 
 SPOT = ":spot"
 """Follows the name of a family where its price is for preemptible machines."""
+LIST = (
+    "Google Cloud's price list of November 2026, as in SkyPilot's catalog "
+    "(github.com/skypilot-org/skypilot-catalog, catalogs/v9/gcp/vms.csv at 2c3d7ea)"
+)
+BILLING = (
+    "Google Cloud's billing catalog of 13 October 2026, as in "
+    "huggingface.co/datasets/tanod/cloud-gpu-list-prices"
+)
+_IN_BILLING = ("a3-ultragpu-8g",)
 
 
 class Rate(NamedTuple):
@@ -41,10 +47,12 @@ class Price(NamedTuple):
     Attributes:
         usd_per_hour: of all its chips.
         origin: where the figure is from, for users: "list price, us-central1, spot".
+        source: the list that has it, with its date; "" for what the user has said.
     """
 
     usd_per_hour: float
     origin: str
+    source: str = ""
 
 
 _CHIPS: Mapping[str, Mapping[str, Rate]] = {
@@ -136,7 +144,8 @@ def price_of(
         return None
     units = topology.chips if topology.family in _CHIPS else topology.hosts
     kind = ", spot" if topology.spot else ""
-    return Price(round(each * units, 5), f"list price, {region}{kind}")
+    source = BILLING if topology.machine_type in _IN_BILLING else LIST
+    return Price(round(each * units, 5), f"list price, {region}{kind}", source)
 
 
 def _find_rate(topology: Topology, zone: str) -> tuple[str, Rate | None]:

@@ -49,7 +49,8 @@ _HELP = """List the accelerators that jobs can ask for.
 FILTER is a part of a name, or any name that `--accelerator` takes.
 
 Prices are list prices of one slice: in the region of --zone or of the profile in use, or in the
-first one that has the accelerator; see KINETIC_PRICES for your own. --json says which.
+first one that has the accelerator; see KINETIC_PRICES for your own. --json says which, and where
+each is from.
 
 With --live, list what the node pools of a cluster have now, busy or not; pools that are scaled to
 zero are not shown. Where jobs go to a Ray cluster, list what its nodes have.
@@ -93,6 +94,9 @@ def accelerators(words: str | None, as_json: bool, live: bool, **place: str | No
         columns = [name for name in _COLUMNS if name not in left_out]
         shown = [tuple(each[name] for name in columns) for each in cells]
         output.table(columns, shown, right=_NUMBERS, cut=_COLUMNS[-1])
+        priced = [price for row in rows for price in _prices(row, chosen).values() if price]
+        for source in dict.fromkeys(price.source for price in priced if price.source):
+            output.notice(f"Prices: {source}.")
 
 
 def _print_live(words: str | None, flags: dict[str, str | None], *, as_json: bool) -> None:
