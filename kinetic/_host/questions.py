@@ -71,7 +71,8 @@ async def answer(
         if hosts.takes_orders:
             rows.append((layout.order(*place), layout.order_answer(*place), obey))
         for wanted, key, act in rows:
-            with contextlib.suppress(KineticError):  # It is asked again, or answered next time.
+            # It is asked again, or answered next time; or it is no question of ours.
+            with contextlib.suppress(KineticError, LookupError, TypeError, ValueError):
                 asked = await asyncio.to_thread(_read_request, store, wanted)
                 if asked["id"] in ("", answered.get(wanted)):
                     continue

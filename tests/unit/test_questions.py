@@ -27,6 +27,9 @@ class Told:
     def __init__(self, *, hangs=False):
         self.told, self.hangs = [], hangs
 
+    def kill_programs(self, indices):
+        return indices
+
     async def open_tunnel(self, index, port, tunnel):
         self.told.append((index, port, tunnel))
         if self.hangs:
@@ -64,6 +67,25 @@ def test_a_host_that_is_not_there_is_refused():
     told = Told()
     assert answer_to({"host": 4, "port": 5678}, told, hosts=4) == "there is no host 4"
     assert told.told == []
+
+
+def test_the_next_order_is_obeyed_after_one_that_is_damaged():
+    store, gang = MemoryStore(), SimpleNamespace(spec=GangSpec(1))
+    asked = store, JOB, None, Told()
+
+    async def ask():
+        answering = asyncio.create_task(questions.answer(*asked, gang=lambda: gang, far_s=0.0))
+        for order in (b'{"id": "1"}', b'{"id": 2, "host": "x", "port": []}', b"[]", b"no JSON"):
+            store.put(layout.order(JOB, 1), order)
+            await asyncio.sleep(0.05)
+        store.put(layout.order(JOB, 1), b'{"id": "3", "host": 0, "port": 1}')
+        answer = layout.order_answer(JOB, 1)
+        while not store.has(answer) or b'"3"' not in store.get(answer):
+            await asyncio.sleep(0.01)
+            assert not answering.done(), answering
+        answering.cancel()
+
+    asyncio.run(ask())
 
 
 def test_a_host_that_does_not_answer_is_said(monkeypatch):
