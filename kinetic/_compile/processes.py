@@ -198,16 +198,15 @@ class Compilers:
         poll = select.poll()  # select() takes no descriptor beyond 1023
         for each in running:
             poll.register(each.ends)
+        names = tuple(each.name for each in running)
         ended: list[_Running] = []
         while not ended:
             now = time.monotonic()
+            self._watch(Compiling(names, left, now - min(each.begun for each in running)))
             patience_s = min(_SECOND, max(0.0, min(each.until for each in running) - now))
             ready = {descriptor for descriptor, _ in poll.poll(patience_s * 1000)}
             now = time.monotonic()
             ended = [each for each in running if each.ends in ready or each.until <= now]
-            if not ended:
-                names = tuple(each.name for each in running)
-                self._watch(Compiling(names, left, now - min(each.begun for each in running)))
         return ended
 
     def _collect(self, ended: _Running, program: LoweredProgram) -> CompileReport:

@@ -195,7 +195,7 @@ def _describe(
     from jaxlib import xla_client
 
     configured = {} if chip_config is None else {"chip_config_name": chip_config}
-    with _speaking_of_no_machine():
+    with hide_machine():
         _load(library)
         try:
             topology: Any = xla_client.make_tfrt_tpu_c_api_device_topology(
@@ -233,7 +233,9 @@ def slice_of(device: Any) -> int:
 
 
 @contextlib.contextmanager
-def _speaking_of_no_machine() -> Iterator[None]:
+def hide_machine() -> Iterator[None]:
+    """Have libtpu say nothing of the chips that it does not find, while it is loaded or JAX looks
+    for them."""
     before = {name: os.environ.pop(name, None) for name in _QUIET}
     os.environ.update(_QUIET)
     try:

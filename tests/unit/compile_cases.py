@@ -376,6 +376,23 @@ def test_models_of_keras_are_given_by_their_variables_and_not_made() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+QUIET = """
+import jax, kinetic
+
+x = jax.ShapeDtypeStruct((8, 8), "float32")
+assert kinetic.compile_for("tpu-v6e-1").compile(lambda x: x @ x, x).fits
+"""
+
+
+@needs_libtpu
+def test_nothing_is_said_of_chips_that_are_not_here() -> None:
+    """JAX looks for them when it first needs a device, and libtpu complains in five lines."""
+    ended = subprocess.run(
+        [sys.executable, "-c", QUIET], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("what", [3, None])
 def test_what_is_no_function_is_refused_in_a_sentence(what: Any) -> None:
     target = slice_to_compile_for()
