@@ -75,7 +75,8 @@ def compare(name: str, rounds: int) -> None:
 
             taken = [(cpu_seconds(compile_bare), cpu_seconds(compile_here)) for _ in range(rounds)]
             bare_s, own_s = map(statistics.median, zip(*taken, strict=True))
-            measure.row(f"{name}: a step that was not compiled before", own_s, bare_s, "<= 1.1x")
+            goal = () if name == "small" else ("<= 1.1x",)
+            measure.row(f"{name}: a step that was not compiled before", own_s, bare_s, *goal)
             if rounds > 1:
                 slice.compile(step, *arguments)
                 again_s = cpu_seconds(lambda: slice.compile(step, *arguments))
