@@ -311,7 +311,7 @@ class Supervisor:
         if self._socket_dir is not None:
             _remove(self._socket_dir)
         job_id = self._request.job_id
-        if not self._store.has(layout.plan(job_id)):
+        if not any(map(self._store.has, (layout.plan(job_id), layout.ref(job_id)))):
             # It was removed, maybe with the store. An import that was under way makes all folders
             # anew that lead to what Python has compiled.
             self._store.delete(layout.job(job_id))
