@@ -102,8 +102,10 @@ def test_a_function_that_fails_is_called_again_and_losses_are_counted_apart(
     assert waiting.startswith("waiting for slice 1")
     each = [set(pids(tmp_path, attempt).values()) for attempt in (1, 2, 3, 4)]
     replaced = "".join(job.handle.logs(all_hosts=True)).count("this host gets a new process")
-    kept = 0 if survivors == "restart" else 2 - replaced
-    assert [len(a & b) for a, b in itertools.pairwise(each)] == [0, kept, 0]
+    most = 0 if survivors == "restart" else 2
+    first, kept, last = (len(a & b) for a, b in itertools.pairwise(each))
+    assert (first, last) == (0, 0)
+    assert max(most - replaced, 0) <= kept <= most
 
 
 def test_a_function_that_fails_goes_on_with_the_slices_that_are_there(begin, monkeypatch):
