@@ -166,13 +166,15 @@ class Agents:
         try:
             return self._run_agent(identity, alive)
         except Exception as error:
-            words = f"host {identity.index}: {type(error).__name__}: {error}\n"
-            os.write(self._last_words, words.encode())
+            self._leave_words(identity, f"{type(error).__name__}: {error}")
             raise
         finally:
             # Its program, which would do it, was killed.
             if identity.is_program and select.select([alive], [], [], 0)[0]:
                 shutil.rmtree(identity.scratch, ignore_errors=True)
+
+    def _leave_words(self, identity: Identity, words: str) -> None:
+        os.write(self._last_words, f"host {identity.index}: {words}\n".encode())
 
     def cause_of_death(self, host: int, status: int) -> str:
         """Return a sentence for the wait status of an agent, with the exception that has ended it,
@@ -180,7 +182,7 @@ class Agents:
         words = os.pread(self._last_words, _MOST_WORDS_BYTES, 0).decode(errors="replace")
         own = [line for line in words.splitlines() if line.startswith(f"host {host}: ")]
         cause = cause_of_death(status)
-        if own:
+        if own and os.WIFEXITED(status):  # Who was killed has left none; another start may have.
             return f"{cause[:-1]}: {own[-1].partition(': ')[2]}"
         crashes = list(_CRASH.finditer(words))
         if crashes and os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHING:
@@ -207,7 +209,11 @@ class Agents:
         from kinetic._host.agent.attempt_loop import AttemptLoop
 
         logs = functools.partial(log_files, store=self._store)
-        return AttemptLoop(identity, self._plan, self._store, logs=logs, alive_fd=alive).run()
+        loop = AttemptLoop(identity, self._plan, self._store, logs=logs, alive_fd=alive)
+        code = loop.run()
+        if code == ProgramCode.NOT_KEPT:
+            self._leave_words(identity, loop.why_not_kept)
+        return code
 
     def await_death(self, timeout_s: float, *, unless: signal.Signals | None = None) -> bool:
         """Return whether a child died within this time; call `dead` for details. `unless` is a
@@ -240,8 +246,7 @@ class Agents:
                 return
             if self._service is not None and pid == self._service.pid:
                 self._service = None  # Killed by somebody; its id may soon be another's.
-                how = f"was killed by {processes.signal_name(os.WTERMSIG(status))}"
-                self._world_fault = f"{_SERVICE} {how if os.WIFSIGNALED(status) else 'ended'}"
+                self._world_fault = f"{_SERVICE} {processes.describe_end(status)}"
             host = self.pids.pop(pid, None)
             if host is not None:
                 yield host, status
@@ -307,8 +312,9 @@ def read_delivered_code(status: int) -> ProgramCode | None:
 
 def cause_of_death(status: int) -> str:
     """Return a sentence for the wait status of an agent."""
-    if os.WIFSIGNALED(status):
-        return f"Its agent process was killed by {processes.signal_name(os.WTERMSIG(status))}."
-    if os.WEXITSTATUS(status) == ProgramCode.WORKER_LOST:
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+    if code == ProgramCode.WORKER_LOST:
         return "Its worker process was killed while it waited for its place."
-    return f"Its agent process ended with exit code {os.WEXITSTATUS(status)}."
+    if code == ProgramCode.NOT_KEPT:
+        return 'Its process cannot stay for the next attempt, and survivors is "keep".'
+    return f"Its agent process {processes.describe_end(status)}."

@@ -334,6 +334,13 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
+def describe_end(status: int) -> str:
+    """Say what a wait status says: "was killed by SIGKILL", "ended with exit code 1"."""
+    if os.WIFSIGNALED(status):
+        return f"was killed by {signal_name(os.WTERMSIG(status))}"
+    return f"ended with exit code {os.WEXITSTATUS(status)}"
+
+
 def _status_kib(pid: int, field: str) -> int:
     with (
         contextlib.suppress(OSError, ValueError, IndexError),

@@ -162,13 +162,18 @@ def fail(folder):
 
 
 def fail_or_die(folder, ends):
-    """Meet the others, then end as `ends` says for this attempt and host: raise, or be killed."""
+    """Meet the others, then end as `ends` says for this attempt and host: raise, or be killed.
+
+    After the first barrier only the first device of each host need have its connections; what
+    waits for one of a host that is gone is not freed within the time that survivors have.
+    """
     import jax
     from jax.experimental import multihost_utils
 
     mine = kinetic.attempt(), int(os.environ["KINETIC_HOST_INDEX"])
     Path(folder, f"{mine[0]}-{mine[1]}.json").write_text(json.dumps({"pid": os.getpid()}))
     multihost_utils.sync_global_devices("begun")
+    multihost_utils.sync_global_devices("all devices are connected")
     end = {(attempt, host): how for attempt, host, how in ends}.get(mine)
     if end == "raise":
         raise LookupError(f"attempt {mine[0]}")

@@ -85,6 +85,8 @@ def test_one_that_must_stay_and_cannot_is_lost(begin, tmp_path):
     os.kill(pids(tmp_path, 1)[1], signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S) == 2
     assert job.losses() == [(1,), (0,)]
+    why = 'survivors is "keep": the function did not end within 12 s'
+    assert any(why in line for line in job.story())
 
 
 def test_one_whose_variables_hold_arrays_of_its_world_is_replaced(begin, tmp_path):

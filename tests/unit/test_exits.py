@@ -62,3 +62,11 @@ def test_only_who_was_ended_by_a_crash_is_said_to_have_crashed():
     assert agents.cause_of_death(0, signal.SIGSEGV) == crashed
     assert agents.cause_of_death(0, signal.SIGKILL) == "Its agent process was killed by SIGKILL."
     assert agents.cause_of_death(0, 1 << 8) == "Its agent process ended with exit code 1."
+
+
+def test_what_an_agent_said_when_it_ended_is_not_said_of_a_killed_one():
+    agents = Agents(None, None)
+    os.write(agents._last_words, b"host 0: OSError: no space\n")
+    ended = "Its agent process ended with exit code 1: OSError: no space"
+    assert agents.cause_of_death(0, 1 << 8) == ended
+    assert agents.cause_of_death(0, signal.SIGKILL) == "Its agent process was killed by SIGKILL."

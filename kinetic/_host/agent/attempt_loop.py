@@ -45,6 +45,7 @@ class AttemptLoop:
         self._store = store
         self._logs = logs
         self._alive_fd = alive_fd
+        self.why_not_kept = ""
         self._folder = Path(identity.scratch) / f"host-{identity.assigned_index}"
         label = f"{identity.job_id} host {identity.assigned_index}"
         self._title = f"kinetic-worker {label}"
@@ -86,9 +87,10 @@ class AttemptLoop:
             kept = agent.left
             if kept is None:
                 worker.close()
-                if patience is not None and self._survivors == "keep":  # Else the host is lost.
+                if patience is not None and self._survivors == "keep":
                     self._fork_server.close()
-                    return code
+                    self.why_not_kept = agent.why_not_kept
+                    return ProgramCode.NOT_KEPT
                 worker = self._new_worker()
             who = None
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic._core import layout
 from kinetic._core.agent import Act, AgentMachine
 from kinetic._core.exits import Exit, ProgramCode
+from kinetic._core.gang.blame import RETURNED
 from kinetic._core.gang.messages import Activity, Heartbeat, HostView
 from kinetic._core.gang.patience import Patience
 from kinetic._core.outcome import HostReport, program_code
@@ -162,6 +163,11 @@ class Agent:
         kept = RetainedWorkspace(self._workspace, self._mountpoints)
         return kept if self._machine.kept else None
 
+    @property
+    def why_not_kept(self) -> str:
+        """Why the worker does not stay for the next attempt."""
+        return self._reporter.why_not_kept or self._worker.how_ended
+
     def _watch(self) -> None:
         handlers: list[tuple[Any, Callable[[], None]]] = [
             (self._worker.channel, self._on_message),
@@ -249,7 +255,7 @@ class Agent:
         elif event == WorkerEvent.FREE:
             self._machine.on_free()
         elif event == WorkerEvent.CANNOT_STAY:
-            self._reporter.tell_of_new_process(str(message["detail"]))
+            self._reporter.tell_why_not_kept(str(message["detail"]))
         elif self._gate is not None and self._gate.accepts(message):
             self._gate.take(message, str(self._workspace.tree))
             self._machine.activity = self._gate.activity
@@ -368,12 +374,9 @@ class Agent:
             Act.LEAVE: lambda: worker.channel.send({"stay": True}),
             Act.REQUEST_REFORM: self._request_reform,
             Act.SAY_LATE: reporter.tell_of_late_exit,
+            Act.SAY_NOT_FREE: reporter.tell_not_free,
+            Act.SAY_NOT_LEFT: reporter.tell_not_left,
         }
-        if (patience := self._patience) is not None:
-            tell, free_s, leave_s = reporter.tell_of_new_process, patience.free_s, patience.leave_s
-            late, stuck = "the function did not end within", "JAX did not leave its world within"
-            acts[Act.SAY_NOT_FREE] = lambda: tell(f"{late} {free_s:g} s")
-            acts[Act.SAY_NOT_LEFT] = lambda: tell(f"{stuck} {leave_s:g} s")
         acts[act]()
 
     def _request_reform(self) -> None:
@@ -399,8 +402,6 @@ class Agent:
         """The worker's stacks, with the client's file names, so that equal stacks of all hosts
         compare equal."""
         if self._machine.activity is Activity.RETURNED:
-            from kinetic._core.gang.blame import RETURNED
-
             return RETURNED
         can_tell = self._machine.armed or processes.is_stopped(self._worker.pid)
         text = self._worker.stacks() if can_tell else ""

@@ -15,9 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from kinetic._core import layout
+from kinetic._core.checks import Survivors
 from kinetic._core.exits import Exit
 from kinetic._core.gang import blame, policy
 from kinetic._core.gang.messages import HostAssignment
+from kinetic._core.gang.patience import patience_with
 from kinetic._core.log_format import FAILURE, STDERR
 from kinetic._core.outcome import HostReport
 from kinetic._core.plan import Plan
@@ -68,6 +70,10 @@ class Reporter:
     """Writes one host's end to the store and to its log.
 
     `reserve` is a file that reserves disk space; it is removed when the store is full.
+
+    Attributes:
+        why_not_kept: why the function's process does not stay for the next attempt; "" where it
+            does, or nobody has said why.
     """
 
     def __init__(
@@ -84,13 +90,16 @@ class Reporter:
         self._where = identity.job_id, identity.attempt, identity.host
         self._attempt = identity.attempt
         self._place = identity.assignment
-        self._is_elastic = plan.elastic_gang is not None
+        elastic = plan.elastic_gang
+        self._is_elastic = elastic is not None
+        self._survivors: Survivors = "restart" if elastic is None else elastic.survivors
         self._plan = plan
         self._store = store
         self._log = log
         self._tees = tees
         self._metrics = metrics
         self._reserve = reserve
+        self.why_not_kept = ""
 
     # -- the log -----------------------------------------------------------------------------------
 
@@ -151,9 +160,22 @@ class Reporter:
             "was killed."
         )
 
-    def tell_of_new_process(self, why: str) -> None:
+    def tell_why_not_kept(self, why: str) -> None:
         """Log that the function's process does not stay for the next attempt."""
-        self._log.say(f"kinetic: this host gets a new process for the next attempt: {why}.")
+        self.why_not_kept = why
+        has_to_stay = self._survivors == "keep"
+        end = "is lost" if has_to_stay else "gets a new process for the next attempt"
+        self._log.say(f"kinetic: this host {end}: {why}.")
+
+    def tell_not_free(self) -> None:
+        """Log that the function has not ended in time."""
+        limit_s = patience_with(self._survivors).free_s
+        self.tell_why_not_kept(f"the function did not end within {limit_s:g} s")
+
+    def tell_not_left(self) -> None:
+        """Log that the process has not left its world in time."""
+        limit_s = patience_with(self._survivors).leave_s
+        self.tell_why_not_kept(f"JAX did not leave its world within {limit_s:g} s")
 
     def tell_of_preemption(self, left_s: float, why: str = "") -> None:
         """Log that a host of the gang is taken away, or `why` else the function should save."""

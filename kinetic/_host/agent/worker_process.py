@@ -89,6 +89,11 @@ class WorkerProcess:
         )
 
     @property
+    def how_ended(self) -> str:
+        """By its wait status; "" while it is not gone."""
+        return f"it {processes.describe_end(self.status)}" if self.gone else ""
+
+    @property
     def rss_bytes(self) -> int:
         """Its memory now."""
         return 0 if self.gone else processes.rss_bytes(self.pid)
