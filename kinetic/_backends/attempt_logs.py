@@ -213,7 +213,7 @@ def _follow(
     readers: Sequence[LogReader], is_over: Callable[[], bool], pause: Pause, threads: int
 ) -> Iterator[LogChunk | None]:
     """Yield output until an attempt is over; what is left then was printed before."""
-    over = False
+    over, new_bytes, looked_at = False, 0, 0.0
 
     def look_for_end() -> Iterator[LogChunk]:
         nonlocal over
@@ -221,8 +221,13 @@ def _follow(
         return iter(())
 
     while not over:
+        looks: list[Callable[[], Iterator[LogChunk]]] = [reader.read for reader in readers]
+        # Output that comes often does not wait each time for what else is asked over the network.
+        if not new_bytes or threads < 2 or time.monotonic() - looked_at >= LOOK_SOON_S:
+            looked_at = time.monotonic()
+            looks.insert(0, look_for_end)
         new_bytes = 0
-        for chunk in _look([look_for_end, *(reader.read for reader in readers)], threads):
+        for chunk in _look(looks, threads):
             new_bytes += len(chunk.data)
             yield chunk
         if not over:

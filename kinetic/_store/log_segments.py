@@ -5,8 +5,9 @@ In: offsets; the growing files of one host. Out: segments (see `_core.log_format
 An agent writes files in any case, on its own disk where the store is no folder. From there a thread
 sends what was appended: at once after a quiet moment, otherwise about every second, or as often as
 a store keeps up with whose calls cost nothing. To keep a job of days at thousands of objects
-instead of millions, the newest segment is rewritten with more output until it is large or old. A
-killed agent loses at most the output since it last sent.
+instead of millions, the newest segment is rewritten with more output until it is large or old; so a
+follower also finds in one look what was sent since its last one. A killed agent loses at most the
+output since it last sent.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kinetic._core.log_format import RECORD, STDERR, Record, Segment, decode_records
-from kinetic._store.base import Store, pause_of
+from kinetic._store.base import Store, is_unmetered, pause_of
 from kinetic._store.many import get_many
 from kinetic.errors import CorruptRecord, NotFound, StoreError
 
@@ -31,7 +32,8 @@ _log = logging.getLogger("kinetic.storage")
 PAUSE_S = 0.5
 """The pause between two segments, while there are few."""
 FEW = 40
-"""This many segments are written only once: the output of the first minute."""
+"""This many segments are written only once where calls are paid for: the output of the first
+minute."""
 LONGEST_PAUSE_S = 1.0
 """The pause after that. A bucket allows one write per second to the same object:
 https://cloud.google.com/storage/quotas#objects"""
@@ -291,6 +293,7 @@ class SegmentWriter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self._few = 0 if is_unmetered(store) else FEW
         self._log_key = log_key
         self._files = FileLog(*files)
         self._lock = threading.Lock()
@@ -381,5 +384,5 @@ class SegmentWriter:
         self._sent += 1
         if self._newest is None:
             self._newest_since = self._clock()
-        grows = may_grow and self._sent >= FEW and len(segment.data) < GROWS_BYTES
+        grows = may_grow and self._sent >= self._few and len(segment.data) < GROWS_BYTES
         self._newest = segment if grows else None

@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -49,6 +49,7 @@ _ERRORS: dict[str, type[KineticError]] = {
     kind.__name__: kind for kind in (StoreError, StoreFull, UsageError, NotFound)
 }
 _CHECKED_FIRST_BYTES = 64 << 10
+_MOST_SEEN = 1000
 
 
 class RayStore:
@@ -76,6 +77,8 @@ class RayStore:
         self._sleep = sleep
         self._clock = clock
         self._head = ""
+        self._seen: set[str] = set()
+        """Keys that were there when they were read last."""
 
     def __repr__(self) -> str:
         return f"RayStore({self._uri!r})"
@@ -127,15 +130,19 @@ class RayStore:
     def _read(self, key: str, write: Callable[[bytes], object]) -> None:
         is_there = False
         # Where there is no file, the dashboard logs a traceback.
-        if self.has(key):
-            with _translate_errors(f"read {key!r}", self._uri):
+        if key in self._seen or self.has(key):
+            self._seen.discard(key)
+            # Of a file that was deleted since, Ray sends an error or, seldom, nothing.
+            with _translate_errors(f"read {key!r}", self._uri), suppress(NotFound):
                 for part in self._api.read_log(self._find_head(), _place(key)):
                     is_there = True
                     write(part)
-            # Of a file that was deleted since, Ray sends an error or, seldom, nothing.
             is_there = is_there or self.has(key)
         if not is_there:
             raise NotFound(f"The store {self._uri} has nothing under {key!r}.")
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen.add(key)
 
     def _list(self, pattern: str) -> Sequence[str]:
         with _translate_errors("list", self._uri):

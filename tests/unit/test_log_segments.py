@@ -7,6 +7,7 @@ import json
 import random
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from kinetic._backends import attempt_logs
 from kinetic._backends.attempt_logs import LogReader, drain
 from kinetic._backends.base import LogRequest
 from kinetic._core import layout
-from kinetic._core.log_format import FAILURE, STDERR, STDOUT, LogChunk, Position
+from kinetic._core.log_format import FAILURE, STDERR, STDOUT, LogChunk, Position, Segment
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._host.agent.log_writer import HostLog
@@ -336,6 +337,21 @@ def test_a_segment_that_was_written_late_is_found(old_host, store, clock, monkey
     assert [chunk.data for chunk in reader.read()] == [b"two\n"]
 
 
+def test_who_follows_a_store_that_costs_nothing_keeps_up_with_its_writer(tmp_path, store):
+    """A writer there sends many times a second. One object for each, one of which a look finds, was
+    output that came ever later."""
+    store.is_unmetered = True
+    host, reader = Host(tmp_path / "host", store), reader_of(store)
+    for look in range(3):
+        for n in range(5):
+            host.log.write(STDOUT, f"{look} {n}\n".encode())
+            assert host.writer.flush()
+        assert [chunk.data for chunk in reader.read()] == [
+            f"{look} {n}\n".encode() for n in range(5)
+        ]
+    assert objects(store) == 1
+
+
 def test_what_was_sent_twice_does_not_grow(tmp_path, monkeypatch):
     """The first try may arrive after the second: with less in it than what came later."""
     monkeypatch.setattr(log_segments, "FEW", 0)
@@ -409,6 +425,35 @@ def test_who_follows_a_silent_job_looks_ever_more_seldom(store, monkeypatch, is_
     for before, after in itertools.pairwise(looked_at[1:]):
         due_s = min(max(least_s, before / 10), attempt_logs.LOOK_EVERY_S)
         assert due_s <= after - before + 1e-9 <= due_s + attempt_logs.POLL_S + 1e-6
+
+
+class Chatty(ObjectLog):
+    """Has something new at each look, for as long as it is told."""
+
+    def __init__(self, looks: int) -> None:
+        self.left = looks
+
+    def read(self, offset: int, *, to_end: bool = False) -> list[Segment]:
+        self.left -= 1
+        return [Segment(offset, (), b"x")] if self.left > 0 else []
+
+
+def test_output_that_comes_often_does_not_wait_each_time_for_the_cluster(monkeypatch):
+    """Whether a job has ended is asked over the network, too."""
+    clock, asked = SlowTime(), []
+    monkeypatch.setattr(attempt_logs, "time", clock)
+    log = Chatty(looks=100)
+
+    def is_over() -> bool:
+        asked.append(clock.now)
+        return log.left <= 0
+
+    def pause(new_bytes: int) -> Iterator[None]:
+        clock.sleep(0.05)
+        yield None
+
+    list(attempt_logs._follow([LogReader(log, 0)], is_over, pause, 8))
+    assert len(asked) == pytest.approx(100 * 0.05 / attempt_logs.LOOK_SOON_S, abs=2)
 
 
 # -- events ----------------------------------------------------------------------------------------

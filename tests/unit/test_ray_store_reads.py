@@ -19,14 +19,20 @@ class Dashboard:
     def __init__(self, parts, listed):
         self._parts = parts
         self._listed = iter(listed)
+        self._is_gone = False
+
+    def deletes(self):
+        self._is_gone = True
 
     def nodes(self):
         return [SimpleNamespace(is_head=True, is_alive=True, node_id="head")]
 
     def list_logs(self, node_id, pattern):
-        return [pattern] if next(self._listed) else []
+        return [] if self._is_gone or not next(self._listed) else [pattern]
 
     def read_log(self, node_id, path):
+        if self._is_gone:
+            raise NotFound("a traceback")
         yield from self._parts
 
 
@@ -40,6 +46,18 @@ def test_what_is_there_is_listed_once():
 
 def test_an_empty_file_is_empty():
     assert read([], [True, True]) == b""
+
+
+def test_what_was_read_before_is_read_without_a_look_whether_it_is_there():
+    """Whoever follows output reads its newest segment again and again."""
+    store = RayStore(
+        "ray+http://127.0.0.1:1", api=(dashboard := Dashboard([b"one"], [True, False]))
+    )
+    assert store.get("jobs/a") == store.get("jobs/a") == b"one"
+    dashboard.deletes()
+    for _ in range(2):
+        with pytest.raises(NotFound, match="jobs/a"):
+            store.get("jobs/a")
 
 
 @pytest.mark.parametrize("listed", [[False], [True, False]], ids=["never", "deleted meanwhile"])
