@@ -24,7 +24,7 @@ from kinetic._core.ref import JobRef
 from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic._system import peers
-from kinetic._system.connection import SocketConnection
+from kinetic._system.connection import SocketConnection, pump
 from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError, UsageTypeError
 
 _log = logging.getLogger("kinetic.debug")
@@ -135,11 +135,7 @@ class PortForward:
             ).start()
 
     def _pump(self, source: Connection, target: Connection) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.read():
-                target.write(data)
-        with contextlib.suppress(OSError):
-            target.finish()
+        pump(source, target)
         self._open.discard(source)
         if target not in self._open:  # The other direction has ended too.
             self._far -= {source, target}

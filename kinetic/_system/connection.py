@@ -1,4 +1,5 @@
-"""A TCP connection as a tunnel to a host (`_backends.base.Connection`).
+"""A TCP connection as a tunnel to a host (`_backends.base.Connection`), and how bytes are passed on
+from one such connection to another.
 
 In: a connected socket. Out: bytes in both directions.
 """
@@ -7,8 +8,29 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
+from typing import Protocol
 
 _READ_BYTES = 1 << 16
+
+
+class _End(Protocol):
+    """As much of a `_backends.base.Connection` as bytes in one direction need."""
+
+    def read(self) -> bytes: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def pump(source: _End, target: _End) -> None:
+    """Pass on bytes in one direction, and their end, until no more come or one of the two is
+    lost."""
+    with suppress(OSError):
+        while data := source.read():
+            target.write(data)
+    with suppress(OSError):
+        target.finish()
 
 
 class SocketConnection:

@@ -5,6 +5,7 @@ In: two ends over one store. Out: bytes, errors, the keys that are left.
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from doubles.memory_store import MemoryStore
 from kinetic._store import tunnel
 from kinetic._store.local import LocalStore
 from kinetic._store.tunnel import CHUNK_BYTES, MOST_CHUNKS, Side, StoreConnection
+from kinetic._system.connection import SocketConnection, pump
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -39,6 +41,25 @@ def close_all(*ends):
 
 def read_all(end):
     return b"".join(iter(end.read, b""))
+
+
+def test_a_socket_and_a_tunnel_are_pumped_into_each_other_to_their_end(store):
+    """As the port of a debugger is, on the host and here."""
+    caller, host = connect(store)
+    near, program = socket.socketpair()
+    caller.write(b"hello")
+    caller.finish()
+    pump(host, port := SocketConnection(near))
+    assert program.recv(100) == b"hello"
+    assert program.recv(100) == b""
+    program.sendall(b"HELLO")
+    program.close()
+    pump(port, host)
+    assert read_all(caller) == b"HELLO"
+    pump(port, lost := SocketConnection(program))  # neither is there any more
+    for end in (port, lost):
+        end.close()
+    close_all(caller, host)
 
 
 def test_bytes_arrive_in_both_directions_and_nothing_is_left(store):

@@ -10,7 +10,6 @@ kills the program when its parent dies, and the agent when it reads end-of-file 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import socket
@@ -25,7 +24,7 @@ from kinetic._host import identity
 from kinetic._store.open import open_store
 from kinetic._store.tunnel import Side, StoreConnection
 from kinetic._system import processes
-from kinetic._system.connection import SocketConnection
+from kinetic._system.connection import SocketConnection, pump
 from kinetic.errors import KineticError
 
 _PROGRAM = ("-m", "kinetic.runner")
@@ -114,20 +113,10 @@ class HostActor:
 
 def _relay(near: SocketConnection, far: StoreConnection) -> None:
     """Pass on bytes in both directions until both have ended."""
-    back = threading.Thread(target=_pump, args=(far, near), daemon=True)
+    back = threading.Thread(target=pump, args=(far, near), daemon=True)
     back.start()
-    _pump(near, far)
+    pump(near, far)
     far.end()  # What listened there reads no more, either.
     back.join()
     near.close()
     far.close()
-
-
-def _pump(
-    source: SocketConnection | StoreConnection, target: SocketConnection | StoreConnection
-) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.read():
-            target.write(data)
-    with contextlib.suppress(OSError):
-        target.finish()
