@@ -21,7 +21,7 @@ from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic._store.tunnel import Side, StoreConnection
-from kinetic.errors import BackendUnavailable, CorruptRecord, NotFound
+from kinetic.errors import BackendUnavailable, CorruptRecord, NotFound, StoreError
 
 ANSWERED_WITHIN_S = 30.0
 """Where a look is a call, leaders look for requests every ten seconds."""
@@ -116,17 +116,21 @@ def _ask_leader(
     pause: Callable[[float], object],
 ) -> Mapping[str, Any] | None:
     """Return what the leader of an attempt has answered; None once the job has ended."""
-    job_id = place[0]
-    store.put(layout.order(*place), json.dumps(request).encode())
-    until = clock() + ANSWERED_WITHIN_S
-    while clock() < until:
-        with contextlib.suppress(NotFound):
-            answer = record.parse(store.get(layout.order_answer(*place)))
-            if answer.get("id") == request["id"]:
-                return answer
-        if store.has(layout.outcome(job_id)):
-            return None
-        pause(_LOOK_EVERY_S)
+    job_id, request_id = place[0], str(request["id"])
+    answer_key = layout.order_answer(*place, request_id)
+    store.put(layout.order(*place, request_id), json.dumps(request).encode())
+    try:
+        until = clock() + ANSWERED_WITHIN_S
+        while clock() < until:
+            with contextlib.suppress(NotFound):
+                return record.parse(store.get(answer_key))
+            if store.has(layout.outcome(job_id)):
+                return None
+            pause(_LOOK_EVERY_S)
+    finally:  # What nobody waits for is not to happen later.
+        for key in (layout.order(*place, request_id), answer_key):
+            with contextlib.suppress(StoreError):
+                store.delete(key)
     raise BackendUnavailable(
         f"The leader of {job_id} has not answered within {ANSWERED_WITHIN_S:g} s. It may be "
         "starting, or has begun another attempt: try again."

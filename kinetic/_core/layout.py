@@ -193,15 +193,20 @@ def activity(job_id: str, number: int) -> str:
     return f"{attempt(job_id, number)}/activity.json"
 
 
-def order(job_id: str, number: int) -> str:
-    """What the leader that has started the hosts is to do on them: to kill some on purpose, or to
-    bring a port of one to a tunnel."""
-    return f"{attempt(job_id, number)}/order.json"
+def orders(job_id: str, number: int) -> str:
+    """Prefix of what the leader that has started the hosts is to do on them: to kill some on
+    purpose, or to bring a port of one to a tunnel."""
+    return f"{attempt(job_id, number)}/orders"
 
 
-def order_answer(job_id: str, number: int) -> str:
-    """The leader's answer to the last order."""
-    return f"{attempt(job_id, number)}/order-answer.json"
+def order(job_id: str, number: int, request_id: str) -> str:
+    """One order; it is removed when it is answered, or nobody waits for it any more."""
+    return f"{orders(job_id, number)}/{request_id}.json"
+
+
+def order_answer(job_id: str, number: int, request_id: str) -> str:
+    """The leader's answer to an order, until it is read."""
+    return f"{attempt(job_id, number)}/order-answers/{request_id}.json"
 
 
 def tunnel(job_id: str, number: int, request_id: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic._core import layout, record
 from kinetic._core.gang.machine import Gang
 from kinetic._store.base import Store
-from kinetic.errors import KineticError, NotFound
+from kinetic.errors import CorruptRecord, KineticError, NotFound
 
 if TYPE_CHECKING:
     from kinetic._host.hosts import Hosts
@@ -45,7 +45,6 @@ async def answer(
 ) -> None:
     """Answer until it is cancelled. `gang` is that of the current attempt, `far_s` how often to
     look while nobody asks."""
-    obeyed: dict[str, dict[str, object]] = {}
 
     async def stacks(_: Mapping[str, Any]) -> dict[str, object]:
         found = await coordinator.dump_stacks(DUMP_S)
@@ -54,13 +53,9 @@ async def answer(
     async def activity(_: Mapping[str, Any]) -> dict[str, object]:
         return {"activity": gang().snapshot()}
 
-    async def obey(asked: Mapping[str, Any]) -> dict[str, object]:
-        if asked["id"] not in obeyed:  # The answer may not have arrived in the store.
-            obeyed[asked["id"]] = await _obey(job_id, asked, hosts, gang())
-        return obeyed[asked["id"]]
-
     answered: dict[str, str] = {}
     watched_until = 0.0
+    obeyed: dict[str, dict[str, object]] = {}
     while True:
         await asyncio.sleep(min(far_s, LOOK_SOON_S) if time.monotonic() < watched_until else far_s)
         place = job_id, gang().spec.attempt
@@ -68,8 +63,6 @@ async def answer(
             (layout.stacks_wanted(*place), layout.stacks(*place), stacks),
             (layout.activity_wanted(*place), layout.activity(*place), activity),
         ]
-        if hosts.takes_orders:
-            rows.append((layout.order(*place), layout.order_answer(*place), obey))
         for wanted, key, act in rows:
             # It is asked again, or answered next time; or it is no question of ours.
             with contextlib.suppress(KineticError, LookupError, TypeError, ValueError):
@@ -81,6 +74,33 @@ async def answer(
                 answered[wanted] = asked["id"]
                 if act is activity:
                     watched_until = time.monotonic() + WATCHED_S
+        if hosts.takes_orders:
+            with contextlib.suppress(KineticError):  # They are looked for again.
+                await _answer_orders(store, place, hosts, gang(), obeyed)
+
+
+async def _answer_orders(
+    store: Store,
+    place: tuple[str, int],
+    hosts: Hosts,
+    gang: Gang,
+    obeyed: dict[str, dict[str, object]],
+) -> None:
+    """Obey each order once: its answer may not have arrived in the store. Several callers may order
+    something at the same time."""
+    keys = await asyncio.to_thread(lambda: list(store.list(layout.orders(*place))))
+    for key in keys:
+        request_id = key.rpartition("/")[2].removesuffix(".json")
+        # What raises these is no order of ours.
+        with contextlib.suppress(CorruptRecord, LookupError, TypeError, ValueError):
+            asked = await asyncio.to_thread(_read_request, store, key)
+            if asked["id"] != request_id:
+                raise ValueError(key)
+            if request_id not in obeyed:
+                obeyed[request_id] = await _obey(place[0], asked, hosts, gang)
+            data = json.dumps({"id": request_id} | obeyed[request_id]).encode()
+            await asyncio.to_thread(store.put, layout.order_answer(*place, request_id), data)
+        await asyncio.to_thread(store.delete, key)
 
 
 async def _obey(

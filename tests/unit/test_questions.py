@@ -15,6 +15,7 @@ from doubles.memory_store import MemoryStore
 from kinetic._core import layout
 from kinetic._core.gang.messages import GangSpec
 from kinetic._host import questions
+from kinetic.errors import StoreError
 
 JOB = "job-00c0ffee"
 
@@ -37,20 +38,24 @@ class Told:
         return ""
 
 
+def give(store, **order):
+    store.put(layout.order(JOB, 1, order["id"]), json.dumps(order).encode())
+
+
 def answer_to(order, told, *, hosts, slices=()):
     store, gang = MemoryStore(), SimpleNamespace(spec=GangSpec(hosts, slices=slices))
-    store.put(layout.order(JOB, 1), json.dumps({"id": "order", **order}).encode())
+    give(store, id="order", **order)
     asked = store, JOB, None, told
 
     async def ask():
         answering = asyncio.create_task(questions.answer(*asked, gang=lambda: gang, far_s=0.0))
-        while not store.has(layout.order_answer(JOB, 1)):
+        while not store.has(layout.order_answer(JOB, 1, "order")):
             assert not answering.done(), answering
             await asyncio.sleep(0)
         answering.cancel()
 
     asyncio.run(ask())
-    return json.loads(store.get(layout.order_answer(JOB, 1)))["refused"]
+    return json.loads(store.get(layout.order_answer(JOB, 1, "order")))["refused"]
 
 
 @pytest.mark.parametrize(
@@ -69,23 +74,61 @@ def test_a_host_that_is_not_there_is_refused():
     assert told.told == []
 
 
-def test_the_next_order_is_obeyed_after_one_that_is_damaged():
-    store, gang = MemoryStore(), SimpleNamespace(spec=GangSpec(1))
-    asked = store, JOB, None, Told()
+def answer_until(store, hosts, *answers):
+    """Answer orders until these have their answers, and none is left."""
+    gang = SimpleNamespace(spec=GangSpec(2))
+    due = [layout.order_answer(JOB, 1, each) for each in answers]
 
     async def ask():
-        answering = asyncio.create_task(questions.answer(*asked, gang=lambda: gang, far_s=0.0))
-        for order in (b'{"id": "1"}', b'{"id": 2, "host": "x", "port": []}', b"[]", b"no JSON"):
-            store.put(layout.order(JOB, 1), order)
-            await asyncio.sleep(0.05)
-        store.put(layout.order(JOB, 1), b'{"id": "3", "host": 0, "port": 1}')
-        answer = layout.order_answer(JOB, 1)
-        while not store.has(answer) or b'"3"' not in store.get(answer):
+        answering = asyncio.create_task(
+            questions.answer(store, JOB, None, hosts, gang=lambda: gang, far_s=0.0)
+        )
+        while not all(map(store.has, due)) or list(store.list(layout.orders(JOB, 1))):
             await asyncio.sleep(0.01)
             assert not answering.done(), answering
         answering.cancel()
 
     asyncio.run(ask())
+    return [json.loads(store.get(key)) for key in due]
+
+
+def test_orders_that_are_damaged_are_removed_and_others_obeyed():
+    store = MemoryStore()
+    for name, order in enumerate(
+        (b'{"id": "0"}', b'{"id": 1, "host": "x", "port": []}', b"[]", b"{")
+    ):
+        store.put(layout.order(JOB, 1, str(name)), order)
+    give(store, id="other name", host=0, port=1)
+    store.put(layout.order(JOB, 1, "6"), store.get(layout.order(JOB, 1, "other name")))
+    give(store, id="7", host=0, port=1)
+    assert answer_until(store, Told(), "7") == [{"id": "7", "refused": ""}]
+    assert not store.has(layout.order_answer(JOB, 1, "6")), "it is another one's"
+
+
+def test_orders_of_several_callers_at_once_are_all_obeyed():
+    """The later one took the place of the earlier one, whose caller waited for 30 s in vain."""
+    store, hosts = MemoryStore(), Told()
+    give(store, id="1", host=0, port=5678)
+    give(store, id="2", hosts=[1])
+    give(store, id="3", host=1, port=5678)
+    found = answer_until(store, hosts, "1", "2", "3")
+    assert [answer.get("hosts", answer.get("refused")) for answer in found] == ["", [1], ""]
+    assert [(host, port) for host, port, _ in hosts.told] == [(0, 5678), (1, 5678)]
+
+
+def test_an_order_whose_answer_does_not_arrive_is_obeyed_once(monkeypatch):
+    store, hosts = MemoryStore(), Told()
+    put, fails = store.put, iter([True, True])
+
+    def fail(key, data, **more):
+        if "answer" in key and next(fails, False):
+            raise StoreError("no")
+        return put(key, data, **more)
+
+    give(store, id="1", host=0, port=5678)
+    monkeypatch.setattr(store, "put", fail)
+    answer_until(store, hosts, "1")
+    assert len(hosts.told) == 1
 
 
 def test_a_host_that_does_not_answer_is_said(monkeypatch):

@@ -25,22 +25,28 @@ def ask(store, pause):
 
 def test_a_leader_says_which_hosts_it_has_killed():
     store = MemoryStore()
-    store.put(layout.order_answer(JOB, 1), b'{"id": "of another request", "hosts": [2]}')
+    store.put(layout.order_answer(JOB, 1, "another"), b'{"id": "another", "hosts": [2]}')
 
     def answer(_):
-        asked = json.loads(store.get(layout.order(JOB, 1)))
+        asked = find_order(store)
         assert asked["hosts"] == [1, 3]
-        store.put(
-            layout.order_answer(JOB, 1), json.dumps({"id": asked["id"], "hosts": [3]}).encode()
-        )
+        told = {"id": asked["id"], "hosts": [3]}
+        store.put(layout.order_answer(JOB, 1, asked["id"]), json.dumps(told).encode())
 
     assert ask(store, answer) == (3,)
+    assert list(store.list("")) == [layout.order_answer(JOB, 1, "another")], "nothing is left"
+
+
+def find_order(store):
+    (key,) = store.list(layout.orders(JOB, 1))
+    return json.loads(store.get(key))
 
 
 def answer_order(store, **answer):
-    asked = json.loads(store.get(layout.order(JOB, 1)))
+    asked = find_order(store)
     assert (asked["host"], asked["port"]) == (2, 5678)
-    store.put(layout.order_answer(JOB, 1), json.dumps({"id": asked["id"], **answer}).encode())
+    told = {"id": asked["id"], **answer}
+    store.put(layout.order_answer(JOB, 1, asked["id"]), json.dumps(told).encode())
     return layout.tunnel(JOB, 1, asked["id"])
 
 
@@ -75,5 +81,7 @@ def test_nothing_is_killed_of_a_job_that_ends_meanwhile():
 
 
 def test_a_leader_that_does_not_answer_is_said():
+    store = MemoryStore()
     with pytest.raises(BackendUnavailable, match="has not answered within 30 s"):
-        ask(MemoryStore(), lambda _: None)
+        ask(store, lambda _: None)
+    assert list(store.list("")) == [], "what nobody waits for happens later"
