@@ -38,6 +38,10 @@ def _refuse_plan(function: Callable[[], None], options: Mapping[str, Any]) -> Pl
     raise UsageError("Jobs cannot be planned here.")
 
 
+BATCH = "grp-"
+"""What ids of batches begin with."""
+
+
 @dataclass(frozen=True)
 class AppContext:
     """What every command needs: the store of jobs, and access to their backends.
@@ -88,6 +92,15 @@ class AppContext:
         except KineticError:  # not a valid key in any store
             return False
 
+    def knows_batch(self, text: str) -> bool:
+        """Whether there is a batch with this id, or jobs of one whose id starts with it."""
+        begins = (text, f"{BATCH}{text}")
+        try:
+            groups = (ref.group_id or "" for ref in self.board.refs())
+            return self.has_batch(text) or any(group.startswith(begins) for group in groups)
+        except StoreError:
+            return False
+
     def batch_name(self, group_id: str) -> str:
         """Return a batch's name and id; only the id if the name is missing or unreadable."""
         with contextlib.suppress(KineticError):
@@ -133,12 +146,16 @@ def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]
 
 
 def _choose_keeper(app: AppContext, given: Mapping[str, Any]) -> AppContext:
-    """Return the context of the store that keeps the job that a command is given first: this one,
-    unless only another one does."""
-    first = (*(given.get("job_ids") or ()), given.get("job_id") or "")[0]
-    if not first or not elsewhere.has_stores() or app.has_job(first):
+    """Return the context of the store that keeps the job that a command is given first, or the
+    batch: this one, unless only another one does."""
+    group = given.get("group") or ""
+    first = group or (*(given.get("job_ids") or ()), given.get("job_id") or "")[0]
+    if not first or not elsewhere.has_stores():
         return app
-    return next((other for other in app.elsewhere() if other.has_job(first)), app)
+    keeps = AppContext.knows_batch if group or first.startswith(BATCH) else AppContext.has_job
+    if keeps(app, first):
+        return app
+    return next((other for other in app.elsewhere() if keeps(other, first)), app)
 
 
 def make_context(flags: Mapping[str, str | None]) -> AppContext:

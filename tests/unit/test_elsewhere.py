@@ -20,6 +20,7 @@ from laptop_fakes import NOW, put_ref, put_success, ref
 import kinetic
 from kinetic import errors
 from kinetic._client import elsewhere
+from kinetic._client.batch.manifest import Batch, Manifest
 from kinetic._client.client import client_of
 from kinetic._config import settings
 from kinetic._core.accelerators.resolve import resolve
@@ -27,6 +28,7 @@ from kinetic._core.options import Options
 from kinetic._store.local import LocalStore
 from kinetic.cli.context import pass_app
 from kinetic.cli.root import call
+from kinetic.collections import attach_batch
 
 HERE, THERE = "job-0000000a", "job-0000000b"
 
@@ -61,6 +63,33 @@ def test_commands_find_them(other, capsys):
     assert call(["jobs", "cleanup", "--yes", THERE]) == 0
     assert list(other.list("jobs")) == []
     assert list(LocalStore(settings.load().folder).list("jobs"))
+
+
+@pytest.fixture
+def batch(other):
+    """The id of a batch of one job in the other store."""
+    jobs = (("job-0000000d",),)
+    manifest = Manifest.begin(other, Batch("grp-0000000e", 1, NOW, "sweep", jobs=jobs))
+    job = dataclasses.replace(ref(jobs[0][0]), group_id="grp-0000000e", group_index=0)
+    put_success(other, put_ref(other, job), 9)
+    manifest.note_end("", ())
+    return "grp-0000000e"
+
+
+def test_python_finds_batches(batch):
+    assert attach_batch(batch).results(progress=False) == [9]
+    with pytest.raises(errors.NotFound, match="grp-00000000"):
+        attach_batch("grp-00000000")
+
+
+def test_commands_find_batches(batch, capsys):
+    for text in (batch, batch[:-1]):
+        assert call(["jobs", "status", "--json", text]) == 0
+        assert json.loads(capsys.readouterr().out)["group_id"] == batch
+        assert call(["jobs", "list", "--json", "--group", text]) == 0
+        (listed,) = json.loads(capsys.readouterr().out)
+        assert listed["job_id"] == "job-0000000d"
+    assert call(["jobs", "status", "grp-00000000"]) != 0
 
 
 GONE = "ray+http://127.0.0.1:9"

@@ -7,13 +7,14 @@ with everything that went wrong.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from kinetic._client import notebook
+from kinetic._client import elsewhere, notebook
 from kinetic._client.batch import interruption
 from kinetic._client.batch.executor import BatchExecutor
 from kinetic._client.batch.failures import batch_error, error_of
@@ -34,6 +35,7 @@ from kinetic._store.open import open_store
 from kinetic.errors import (
     KineticError,
     NotFound,
+    StoreError,
     UsageError,
     WaitTimeout,
 )
@@ -413,7 +415,8 @@ def attach_batch(
     poll_interval: Duration = 10,
     poll_timeout: Duration = 1800,
 ) -> BatchHandle[Any]:
-    """Find a batch again, from any process, also while another one still submits it.
+    """Find a batch again, from any process, also while another one still submits it; also on a
+    cluster that only a decorator has named.
 
     Args:
         group_id: its id.
@@ -429,9 +432,22 @@ def attach_batch(
     with own_frames_hidden:
         if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
             raise UsageError(f"{group_id!r} is not a batch id. Ids look like grp-1a2b3c4d.")
-        store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).store)
+        flags = {"project": project, "cluster": cluster}
         slowest_s, patience = patience_s(poll_interval), patience_s(poll_timeout)
-        return _attach(store, group_id, slowest_s=slowest_s, patience_s=patience)
+        attach = functools.partial(
+            _attach, group_id=group_id, slowest_s=slowest_s, patience_s=patience
+        )
+        try:
+            return attach(_open_store(flags))
+        except NotFound:
+            for other in elsewhere.list_flags(flags):
+                with contextlib.suppress(NotFound, StoreError):
+                    return attach(_open_store(other))
+            raise
+
+
+def _open_store(flags: Mapping[str, str | None]) -> Store:
+    return open_store(configuration.load(flags=flags).store)
 
 
 def _attach(

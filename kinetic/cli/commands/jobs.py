@@ -14,7 +14,7 @@ import click
 from kinetic._client.board import text
 from kinetic._core.state import UNKNOWN, JobStanding, JobStatus, standing_of_verdict
 from kinetic.cli import output
-from kinetic.cli.context import AppContext, pass_app
+from kinetic.cli.context import BATCH, AppContext, pass_app
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import ignore_option, job_argument, json_option
 from kinetic.errors import KineticError, NotFound, StoreError, UsageError
@@ -41,7 +41,6 @@ _MEMBERS_S = 2.0
 """How long the leader of a job on a cluster is asked what its hosts are doing."""
 _ATTEMPTS_SHOWN = 10
 
-_BATCH = "grp-"
 _HERE = "kinetic.cli.commands"
 _COMMANDS = {
     "list": Lazy(f"{_HERE}.jobs:list_jobs", "List jobs, newest first; also `ls`."),
@@ -247,7 +246,7 @@ def _document(found: JobStanding) -> dict[str, Any]:
 @pass_app
 def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     """Print what is known about one job, or of a batch."""
-    if job_id.startswith(_BATCH):
+    if job_id.startswith(BATCH):
         return _print_batch(app, job_id, as_json=as_json)
     ref = app.find(job_id)
     outcome = app.handle_of(ref).outcome()
