@@ -29,7 +29,18 @@ from kinetic._source import runtime
 from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound, PreflightError
 
-del test_every_promise_has_a_test  # noqa: F821 - it is about the suite
+TOGETHER = (
+    "test_a_job_that_was_submitted_is_known_at_once_to_another_backend_object",
+    "test_phases_follow_the_job",
+    "test_a_follower_is_never_kept_waiting_for_long",
+    "test_many_jobs_are_asked_for_at_once",
+    "test_a_store_that_does_not_answer_is_no_verdict",
+    "test_a_job_that_runs_or_has_ended_waits_for_nothing",
+    "test_a_host_can_be_killed_and_the_job_fails",
+)
+"""What one running job shows, one after the other: see below."""
+for each in ("test_every_promise_has_a_test", *TOGETHER):
+    del globals()[each]
 
 
 def on_ray(cluster, cache, store):
@@ -71,7 +82,27 @@ def spoken(backend, store, made):
 
 def test_the_suite_is_all_of_it():
     own = {name for name in vars(test_backend) if name.startswith("test_")}
-    assert own - globals().keys() == {"test_every_promise_has_a_test"}
+    assert own - globals().keys() == {"test_every_promise_has_a_test", *TOGETHER}
+
+
+def test_what_is_promised_of_a_running_job(backend, store, case, spoken, begun, monkeypatch):
+    """A job each would take as many seconds of a processor as all of them do elsewhere."""
+    assert phase_of(case[0](store), begun) is not JobStatus.NOT_FOUND
+    test_backend.test_phases_follow_the_job(backend, begun)
+    test_backend.test_a_job_that_was_submitted_is_known_at_once_to_another_backend_object(
+        store, case, begun
+    )
+    test_backend.test_a_follower_is_never_kept_waiting_for_long(backend, begun)
+    test_backend.test_many_jobs_are_asked_for_at_once(backend, store, spoken, begun)
+    test_backend.test_a_store_that_does_not_answer_is_no_verdict(backend, store, begun, monkeypatch)
+    test_backend.test_a_job_that_runs_or_has_ended_waits_for_nothing(backend, spoken, begun)
+    test_backend.test_a_host_can_be_killed_and_the_job_fails(backend, begun, agents=False)
+
+
+@pytest.mark.long
+def test_a_host_can_be_killed_with_its_agent_and_the_job_fails(backend, talking):
+    """By the same call: Ray kills the actor."""
+    test_backend.test_a_host_can_be_killed_and_the_job_fails(backend, talking, agents=True)
 
 
 def test_a_shape_that_no_node_has_is_refused_with_what_there_is(backend, store):

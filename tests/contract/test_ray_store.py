@@ -18,18 +18,23 @@ from kinetic._host.ray.keeper import Keeper
 from kinetic._ray.address import connect
 from kinetic._ray.jobs_api import RayJob, RayNode
 from kinetic._ray.keepers import MODULE, ensure_keeper
+from kinetic._store import ray as ray_store
 from kinetic._store import ray_mail
 from kinetic._store.base import pause_of
 from kinetic._store.local import LocalStore
 from kinetic._store.open import open_store
-from kinetic._store.ray import PART_BYTES, RayStore
+from kinetic._store.ray import RayStore
 from kinetic.errors import StoreError, StoreFull
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-ELSEWHERE = {"test_list_is_the_sorted_set_of_keys", "test_open_store_opens_it_again"}
-"""Thousands of calls; a test of its own below."""
+ELSEWHERE = {
+    "test_list_is_the_sorted_set_of_keys",
+    "test_open_store_opens_it_again",
+    "test_bad_keys_are_usage_errors",
+}
+"""Thousands of calls; tests of its own below."""
 globals().update(
     {
         name: test
@@ -37,6 +42,12 @@ globals().update(
         if name.startswith("test_") and name not in ELSEWHERE
     }
 )
+
+
+@pytest.fixture
+def many():
+    """Lists have no pages, and each key is some calls."""
+    return 30
 
 
 @pytest.fixture
@@ -70,8 +81,10 @@ def test_keys_may_have_any_characters(store):
     assert all(store.drop(entry) for entry in store.entries("long"))
 
 
-def test_large_content_goes_in_parts(store, tmp_path):
-    content = os.urandom(2 * PART_BYTES + 1)
+def test_large_content_goes_in_parts(store, tmp_path, monkeypatch):
+    part_bytes = 1 << 20
+    monkeypatch.setattr(ray_store, "PART_BYTES", part_bytes)
+    content = os.urandom(2 * part_bytes + 1)
     assert store.put("large", iter([content[:1000], content[1000:]]), if_absent=True) is True
     assert store.put("large", content, if_absent=True) is False
     store.fetch("large", tmp_path / "there")
@@ -260,6 +273,11 @@ def test_a_keeper_that_does_not_answer_is_said():
     )
     with pytest.raises(StoreError, match=r"keeper .* does not answer.*kinetic-keeper"):
         store.put("a", b"")
+
+
+@pytest.mark.parametrize("key", test_store.BAD_KEYS)
+def test_bad_keys_are_refused_before_anything_is_sent(key):
+    test_store.test_bad_keys_are_usage_errors(RayStore("ray+http://head:8265", api=None), key)
 
 
 class Forsaken(Silent):

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.settles_within(90)  # Agents that nobody leads look for
 LIMIT_S = 400
 TESTS = Path(__file__).resolve().parents[1]
 V6E_4 = SliceShape("v6e-4", "2x2", hosts=1)
+V5P_16 = SliceShape("v5p-16", "2x2x2", hosts=2)
 
 
 @pytest.fixture
@@ -93,11 +94,11 @@ def wait_for(folder, *names):
 
 
 def live(folder):
-    """Twice until a host is lost; then train, and fail on host 2."""
+    """Until a host is lost; then train, and fail on host 2."""
     attempt, index = kinetic.attempt(), os.environ["KINETIC_HOST_INDEX"]
     print(f"attempt {attempt}", flush=True)
     Path(folder, f"{attempt}-{index}").touch()
-    if attempt < 3:
+    if attempt < 2:
         time.sleep(1000)
     found = train()
     if index == "2":
@@ -105,23 +106,21 @@ def live(folder):
     time.sleep(1000)
 
 
-def test_a_gang_of_four_loses_a_process_and_an_actor_trains_and_fails(on_ray, tmp_path, capfd):
-    """Each loss ends the attempt of all; the last exception comes back as it is."""
-    handle = kinetic.run("tpu-v6e-16", retries=2)(live).run_async(str(tmp_path))
+def test_a_gang_of_four_loses_an_actor_trains_and_fails(on_ray, tmp_path, capfd):
+    """The loss ends the attempt of all; the last exception comes back as it is. (A process is lost
+    below, at a breakpoint.)"""
+    handle = kinetic.run("tpu-v6e-16", retries=1)(live).run_async(str(tmp_path))
     job = handle.job_id
     wait_for(tmp_path, *(f"1-{host}" for host in range(4)))
-    kill(find_pid(f"kinetic-worker {job} host 2"))
-    wait_for(tmp_path, *(f"2-{host}" for host in range(4)))
     kill(parent_of(find_pid(f"kinetic-host {job} host 1")))
     with pytest.raises(LookupError, match=r"on purpose, after \(4, 16, True\)") as caught:
         handle.result(timeout=LIMIT_S)
     assert "host 2 of 4" in "\n".join(caught.value.__notes__)
     store = LocalStore(Path(os.environ["KINETIC_STORE"]))
-    first, second = (attempts.verdict(store, job, number).reason for number in (1, 2))
-    assert "host 2 of 4" in first
-    assert "host 1 of 4" in second
+    reason = attempts.verdict(store, job, 1).reason
+    assert "host 1 of 4" in reason
     # Ray and the agent below the actor tell of its death at about the same time.
-    assert "its actor on 127.0.0.1 died" in second or "Its program was killed." in second
+    assert "its actor on 127.0.0.1 died" in reason or "Its program was killed." in reason
     assert "attempt 1\n" in "".join(handle.logs())
 
 
@@ -157,13 +156,16 @@ def test_a_job_whose_caller_was_killed_goes_on_and_ray_itself_tells_how_it_ended
     assert told.status == "SUCCEEDED"
 
 
-@pytest.mark.parametrize("how", ["driver is killed", "somebody cancels"])
+@pytest.mark.parametrize(
+    "how", ["driver is killed", pytest.param("somebody cancels", marks=pytest.mark.long)]
+)
 def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how):
+    """Who cancels is in the suite of the backends, too."""
     handle = kinetic.run("cpu")(hold).run_async(str(tmp_path))
     wait_for(tmp_path, "0")
+    attached = kinetic.attach(handle.job_id)
+    assert "hold" in attached.stacks()[0], "it is asked in the store"
     if how == "somebody cancels":
-        attached = kinetic.attach(handle.job_id)
-        assert "hold" in attached.stacks()[0], "it is asked in the store"
         attached.cancel()
         with pytest.raises(errors.JobCancelled):
             attached.result(timeout=LIMIT_S)
@@ -190,7 +192,7 @@ def test_a_batch_over_declared_data(on_ray, tmp_path):
     assert [file.read_text() for file in (tmp_path / "out").rglob("total")]
 
 
-STEPS = 60
+STEPS = 24
 
 
 def batch_of(step):
@@ -269,18 +271,19 @@ def save_until_told(folder):
 
 
 def test_a_slice_of_which_a_node_is_drained_saves_and_goes_on_on_another_one(on_ray, tmp_path):
-    """... which is not the one whose other nodes are free again. It counts as no retry."""
-    handle = kinetic.run("tpu-v6e-16", retries=1)(save_until_told).run_async(str(tmp_path))
-    wait_for(tmp_path, *(f"1-{host}-slice-0" for host in range(4)))
-    on_ray.add_slice("slice-1")
-    on_ray.drain_node(3)
+    """... which is not the one whose other node is free again. It counts as no retry."""
+    _, second = on_ray.add_slice("pair-0", V5P_16)
+    handle = kinetic.run("tpu-v5p-8", retries=1)(save_until_told).run_async(str(tmp_path))
+    wait_for(tmp_path, "1-0-pair-0", "1-1-pair-0")
+    on_ray.add_slice("pair-1", V5P_16)
+    on_ray.drain_node(second)
     attempt, place, first, total = handle.result(timeout=LIMIT_S)
-    assert (attempt, place) == (2, "slice-1")
+    assert (attempt, place) == (2, "pair-1")
     assert first == total > 0, "nothing was saved when it was told"
     store = LocalStore(Path(os.environ["KINETIC_STORE"]))
     outcome = attempts.verdict(store, handle.job_id, 1)
     assert outcome.first.exit is Exit.EVICTED
-    assert "host 2 of 4" in outcome.reason
+    assert "host 1 of 2" in outcome.reason
     assert attempts.count_taken_away(store, handle.job_id, 2) == 1
     assert "the function has 5 s to save" in handle.logs(attempt=1)
 
