@@ -351,8 +351,8 @@ def list_tunnels(handle):
     return list(handle._store.list(f"{layout.attempt(handle.job_id, 1)}/tunnels"))
 
 
-def test_an_editor_reaches_a_function_through_the_dashboard_alone(on_ray, monkeypatch):
-    """... where nothing but its port is reached, and the cluster keeps the store."""
+@pytest.mark.long
+def test_a_function_goes_on_with_what_an_editor_has_changed(on_ray, monkeypatch):
     monkeypatch.delenv("KINETIC_STORE")
     handle = stop.run_async(4)
     with attached(handle) as (forward, editor):
@@ -375,13 +375,19 @@ def test_an_editor_reaches_a_function_through_the_dashboard_alone(on_ray, monkey
         pytest.param("job", errors.JobCancelled, marks=pytest.mark.long),
     ],
 )
-def test_an_end_at_a_breakpoint_leaves_nothing_of_the_connection(on_ray, how, error, monkeypatch):
+def test_an_editor_reaches_a_function_whose_end_leaves_nothing_of_the_connection(
+    on_ray, how, error, monkeypatch
+):
+    """... through the dashboard alone: nothing but its port is reached, and the cluster keeps the
+    store."""
+    monkeypatch.delenv("KINETIC_STORE")
     impatient = functools.partial(StoreConnection, silent_s=15.0)
     monkeypatch.setattr(stored, "StoreConnection", impatient)
     handle = stop.run_async(4)
     with attached(handle) as (forward, editor):
         editor.attach(configuration(forward), {})
-        editor.stopped()
+        _, frames = editor.stopped()
+        assert editor.value("total", frames[0]) == "8"
         if how == "job":
             handle.cancel()
         elif how == "process":
