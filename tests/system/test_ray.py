@@ -106,21 +106,26 @@ def live(folder):
     time.sleep(1000)
 
 
-def test_a_gang_of_four_loses_an_actor_trains_and_fails(on_ray, tmp_path, capfd):
-    """The loss ends the attempt of all; the last exception comes back as it is. (A process is lost
-    below, at a breakpoint.)"""
+@pytest.mark.parametrize("lost", ["actor", pytest.param("process", marks=pytest.mark.long)])
+def test_a_gang_of_four_has_a_loss_trains_and_fails(on_ray, tmp_path, lost):
+    """The loss ends the attempt of all; the last exception comes back as it is."""
     handle = kinetic.run("tpu-v6e-16", retries=1)(live).run_async(str(tmp_path))
     job = handle.job_id
     wait_for(tmp_path, *(f"1-{host}" for host in range(4)))
-    kill(parent_of(find_pid(f"kinetic-host {job} host 1")))
+    if lost == "actor":
+        kill(parent_of(find_pid(f"kinetic-host {job} host 1")))
+    else:
+        kill(find_pid(f"kinetic-worker {job} host 1"))
     with pytest.raises(LookupError, match=r"on purpose, after \(4, 16, True\)") as caught:
         handle.result(timeout=LIMIT_S)
     assert "host 2 of 4" in "\n".join(caught.value.__notes__)
     store = LocalStore(Path(os.environ["KINETIC_STORE"]))
     reason = attempts.verdict(store, job, 1).reason
     assert "host 1 of 4" in reason
-    # Ray and the agent below the actor tell of its death at about the same time.
-    assert "its actor on 127.0.0.1 died" in reason or "Its program was killed." in reason
+    if lost == "actor":  # Ray and the agent below it tell of its death at about the same time.
+        assert "its actor on 127.0.0.1 died" in reason or "Its program was killed." in reason
+    else:
+        assert "The worker process was killed by SIGKILL" in reason
     assert "attempt 1\n" in "".join(handle.logs())
 
 
