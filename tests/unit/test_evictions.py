@@ -58,6 +58,15 @@ def test_a_host_that_never_joined_is_to_blame_before_those_that_were_stopped_wit
     assert "had not joined when the cluster asked the pod of host 0 to end" in gang.stop_reason
 
 
+@pytest.mark.parametrize("slices", [(), (0, 1, 2)])
+def test_hosts_that_are_there_are_not_to_blame_because_they_have_not_joined_yet(slices):
+    gang = gang_of(3, joined=False, first_sign_s=60.0, slices=slices)
+    gang.report(evicted(1), 0.5)
+    let_pass(gang, 0.5, 3.0)
+    assert gang.first_failure == (1,)
+    assert exits(gang) == [Exit.STOPPED, Exit.EVICTED, Exit.STOPPED]
+
+
 def test_hosts_that_are_all_taken_away_at_once_are_all_named():
     gang = gang_of(4)
     for host in range(4):

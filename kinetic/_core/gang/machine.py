@@ -401,9 +401,9 @@ class Gang:
 
     def _lose_unseen(self) -> None:
         """A cluster that has lost a host before it joined asks the others to end: it is to blame
-        before them."""
+        before them. Not hosts that are known to be there, which only have not joined yet."""
         rank, host = min(self._failures)
-        if rank == EVICTED_RANK:
+        if rank == EVICTED_RANK and self.spec.first_sign_s is None:
             detail = f"It had not joined when the cluster asked the pod of host {host} to end."
             for absent in self._hosts.find_absent():
                 self._lose(absent, detail)
