@@ -182,6 +182,16 @@ def test_hosts_that_fail_alike_have_a_moment_each_to_say_so():
     assert gang.stop_reason == "host 2 of 4: ValueError: on 2", "the other one says something else"
 
 
+@pytest.mark.parametrize(
+    ("how", "waits"), [(Exit.RAISED, False), (Exit.SYS_EXIT, False), (Exit.UNPICKLE_FAILED, True)]
+)
+def test_nobody_waits_for_others_to_fail_alike_where_the_function_is_called_again(how, waits):
+    """Unless the failure is one that no other attempt would mend."""
+    gang = gang_of(4, peers_window_s=0.3, repeats=True)
+    gang.report(ended(2, how), 1.0)
+    assert (gang.phase is GangPhase.RUNNING) is waits
+
+
 def test_the_moment_for_others_to_fail_alike_is_bounded():
     gang = gang_of(99, peers_window_s=0.3)
     for host in range(90):

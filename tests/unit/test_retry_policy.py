@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from manifest_cases import planned
+
 from kinetic._core.exits import Exit
+from kinetic._core.gang.formation import make_gang_spec, make_policy
 from kinetic._core.gang.policy import (
     MOST_FAULTS,
     MOST_TAKEN_AWAY,
@@ -39,6 +42,14 @@ def test_whatever_fails_takes_a_retry_of_a_fixed_job():
         assert machine.attempt == number
     assert not machine.may_repeat(FAILED)
     assert machine.most_attempts == 4
+
+
+def test_only_the_last_attempt_waits_for_others_to_fail_alike():
+    plan = planned("tpu-v6e-16", retries=1)
+    policy = make_policy(plan)
+    assert make_gang_spec(plan, policy, 10.0).repeats
+    policy.note_repeat(FAILED, (), 1.0)
+    assert not make_gang_spec(plan, policy, 10.0).repeats
 
 
 def test_a_fixed_job_whose_host_is_taken_away_keeps_its_retries():

@@ -69,6 +69,7 @@ def make_gang_spec(plan: Plan, policy: AttemptPolicy, heartbeat_timeout_s: float
         peers_window_s=PEERS_S,
         still_notice_s=limits.still_notice_s,
         attempt=policy.attempt,
+        repeats=policy.retries_left > 0,
     )
     if policy.is_fixed:
         return spec

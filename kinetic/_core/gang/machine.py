@@ -74,7 +74,7 @@ class Gang:
         self._evicted_at = math.inf  # of the first one
         # (now, watched) of the first consequence
         self._window_opened: tuple[float, float] | None = None
-        self._peers = PeersWindow(spec.peers_window_s)
+        self._peers = PeersWindow(spec.peers_window_s, repeats=spec.repeats)
         self._stop_exit: Exit | None = None
         self._stop_exits: Mapping[int, Exit] = {}
         self._blamed_rank: int | None = None

@@ -42,7 +42,7 @@ class GangSpec:
         grace_s: time between SIGTERM and SIGKILL for workers.
         report_s: how long a stopped host may take to report, on top of that.
         peers_window_s: how long other hosts may run on after code failed on one of them, to fail in
-            the same way; each that does restarts it.
+            the same way; each that does restarts it. Not where the function is called again.
         notice_after_s: how long all running hosts must have been stalled, when others have
             returned, before users are told.
         still_notice_s: how long all hosts must have stood still before users are told which one
@@ -50,6 +50,7 @@ class GangSpec:
         first_sign_s: how long a host that is known to be there may take to be heard from; None
             where nobody knows when it starts.
         attempt: from 1.
+        repeats: whether another attempt follows when the function fails.
         slices: that take part, in the order of their hosts; () unless the job is elastic.
     """
 
@@ -70,6 +71,7 @@ class GangSpec:
     still_notice_s: float = 60.0
     first_sign_s: float | None = None
     attempt: int = 1
+    repeats: bool = False
     slices: tuple[int, ...] = ()
 
 

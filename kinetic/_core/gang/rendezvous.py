@@ -86,17 +86,20 @@ class PeersWindow:
     """How long the gang waits for other hosts to fail as one just did: code that fails on one host
     often fails on all.
 
-    Each failure opens another window for the rest, up to `_WINDOWS` in all.
+    Each failure opens another window for the rest, up to `_WINDOWS` in all. Nobody waits where the
+    function is called again: the last attempt names them all.
     """
 
-    def __init__(self, window_s: float) -> None:
-        self._window_s = window_s
+    def __init__(self, window_s: float, *, repeats: bool) -> None:
+        self._window_s, self._repeats = window_s, repeats
         self._until: float | None = None
         self._latest = 0.0
 
     def may_follow(self, failed: HostReport, now: float) -> bool:
         """Return whether other hosts may fail as this one did. False if it died."""
-        if not failed.exit.kind.code_failed or self._window_s <= 0:
+        kind = failed.exit.kind
+        is_last = not (self._repeats and kind.retryable)
+        if not kind.code_failed or self._window_s <= 0 or not is_last:
             return False
         self._latest = now + _WINDOWS * self._window_s if self._until is None else self._latest
         self._until = min(now + self._window_s, self._latest)
