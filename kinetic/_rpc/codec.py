@@ -19,6 +19,7 @@ from kinetic._core.values import dataclass
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Stacks of 1,024 hosts are some 10 MB; gRPC's own limit is 4 MB."""
 _MAX_WAITING_CALLS = 1 << 16
+_LONGEST_WAIT_S = 600
 _WINDOW_BYTES = 1 << 16
 _MOST_CONNECTIONS = 4096
 """Three of each host in the largest gangs."""
@@ -39,10 +40,11 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Beyond 1,000 calls that wait for a busy server, gRPC cancels some at random: hosts of a large
-    # gang join, and report, all at once.
+    # Beyond 1,000 calls that wait for a busy server, gRPC cancels some at random, and each that has
+    # waited for 30 s: hosts of a large gang join, and report, all at once.
     ("grpc.server.max_pending_requests", _MAX_WAITING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", _MAX_WAITING_CALLS),
+    ("grpc.server_max_unrequested_time_in_server", _LONGEST_WAIT_S),
 )
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),

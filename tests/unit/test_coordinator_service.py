@@ -14,7 +14,7 @@ from service_cases import PATIENCE_S, ended
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Activity, Heartbeat
 from kinetic._core.outcome import RemoteError
-from kinetic._rpc import codec
+from kinetic._rpc import client, codec
 
 LARGE = 2000
 ARRIVED_S = 1.0
@@ -206,6 +206,12 @@ def test_a_busy_coordinator_refuses_no_host_of_a_large_gang(serve, opened):
     goes_on.set()
     codes = Counter(call.exception(PATIENCE_S) and call.code() for call in calls)
     assert codes == {None: LARGE}
+
+
+def test_a_busy_coordinator_lets_calls_wait_as_long_as_their_callers_do():
+    """gRPC's own limit is 30 s: it cancels what has waited for longer."""
+    allowed_s = dict(codec.SERVER_OPTIONS)["grpc.server_max_unrequested_time_in_server"]
+    assert allowed_s >= client._WATCH_S
 
 
 def test_the_same_view_is_shown_once_however_often_the_stream_is_renewed(
