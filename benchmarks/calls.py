@@ -148,7 +148,7 @@ def measured(source: str, *arguments: str) -> float:
         with open(script, "w") as file:
             file.write(source)
         done = subprocess.run(
-            [sys.executable, script, *arguments], check=True, capture_output=True, text=True
+            [sys.executable, script, *arguments], check=True, stdout=subprocess.PIPE, text=True
         )
     return float(done.stdout.split()[-1])
 
