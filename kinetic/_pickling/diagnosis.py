@@ -6,6 +6,7 @@ In: the call, and a function that tries to pickle. Out: a `Diagnosis`; parts wit
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, GetSetDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -17,6 +18,10 @@ Attempt = Callable[[object], BaseException | None]
 _DEEPEST = 20
 _MOST = 500
 _MOST_PARTS = 200
+# Since Python 3.12, code in C has a limit of its own, which is fixed.
+_FLATTEN = "It is nested too deeply: flatten it" + (
+    ", or raise sys.setrecursionlimit." if sys.version_info < (3, 12) else "."
+)
 _GATHER = (
     "It is a jax.Array that is sharded over several hosts, and this host holds only a part of it. "
     "Gather it on all hosts before you return it: `from jax.experimental import multihost_utils`, "
@@ -54,7 +59,7 @@ class Diagnosis:
         elif f"({self.type_name})" not in self.component:
             where += f": it is {with_article(self.type_name)}"
         if _too_deep(cause):
-            advice = "It is nested too deeply: flatten it, or raise sys.setrecursionlimit."
+            advice = _FLATTEN
         elif _is_spread(cause):
             advice = _GATHER if self.returned else _GATHER_FIRST
         else:
