@@ -99,13 +99,18 @@ async function ask(url, options) {
 
 // -- buttons ----------------------------------------------------------------------------------------------------------
 
+let answer = null; // to what is being asked
+$("ask").addEventListener("close", () => { // told a moment later: another question may have been asked by then
+  if (!$("ask").open && answer) answer($("ask").returnValue === "yes");
+});
 function confirmed(words, yes) {
   const dialog = $("ask");
+  if (answer) answer(false);
   setText($("ask-words"), words);
   setText($("ask-yes"), yes);
   dialog.returnValue = "no";
   dialog.showModal();
-  return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue === "yes"), { once: true }));
+  return new Promise((done) => { answer = (is) => { answer = null; done(is); }; });
 }
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-act]");
