@@ -133,7 +133,10 @@ def _follow_bare(api: JobsApi) -> list[float]:
     command = [sys.executable, "-m", "ray.scripts.scripts", "job", "logs", "-f"]
     command += ["--address", api.address, name]
     found, began = [], 0.0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as follower:
+    environ = os.environ | {"PYTHONUNBUFFERED": "1"}  # As in a terminal: else a pipe gets 8 KB.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ
+    ) as follower:
         for line in follower.stdout or ():
             now, words = time.time(), line.split()
             if len(words) == 2 and words[0] == b"at":
