@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kinetic._core.checks import Survivors
 from kinetic._core.exits import ProgramCode
 from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.gang.patience import Patience, patience_with
@@ -87,7 +86,7 @@ class AttemptLoop:
             kept = agent.left
             if kept is None:
                 worker.close()
-                if patience is not None and self._survivors == "keep":
+                if patience is not None and self._plan.survivors == "keep":
                     self._fork_server.close()
                     self.why_not_kept = agent.why_not_kept
                     return ProgramCode.NOT_KEPT
@@ -113,16 +112,11 @@ class AttemptLoop:
         workspace.remove(self._folder)
         return code
 
-    @property
-    def _survivors(self) -> Survivors:
-        elastic = self._plan.elastic_gang
-        return "restart" if elastic is None else elastic.survivors
-
     def _patience_in(self, who: Identity) -> Patience | None:
         """How long a worker may take to stay for the next attempt; None where it cannot: only where
         a process of its own serves JAX's coordination can it leave its world."""
         is_served = who.assignment is not None and bool(who.assignment.service)
-        return patience_with(self._survivors) if is_served else None
+        return patience_with(self._plan.survivors) if is_served else None
 
     @property
     def _patience_s(self) -> float:

@@ -140,18 +140,18 @@ def _report_death(
     status: int, host: int, peak_bytes: int, known: MemoryVerdict, moment: Moment
 ) -> HostReport:
     peak = f"peak memory {peak_bytes / 2**20:,.0f} MiB" if peak_bytes else ""
+    ended = f"The worker process {processes.describe_end(status)}"
     if os.WIFEXITED(status):
         code = os.WEXITSTATUS(status)
         cause = "os._exit, or native code"
         if code == report.BROKEN_CODE:
             cause += ", or the function took apart what kinetic needs of Python"
         how = "; ".join(filter(None, (cause, peak)))
-        detail = f"The worker process ended with exit code {code} {moment} ({how})."
+        detail = f"{ended} {moment} ({how})."
         return HostReport(
             host, Exit.OS_EXIT, detail=detail, exit_code=code, peak_rss_bytes=peak_bytes
         )
     signum = os.WTERMSIG(status)
-    name = processes.signal_name(signum)
     if signum == signal.SIGKILL and (reason := _out_of_memory(peak_bytes, known)):
         return HostReport(
             host,
@@ -163,7 +163,7 @@ def _report_death(
         )
     when = f" {moment}" if moment.ending or not moment.started else ""
     how = f" ({peak})" if peak else ""
-    detail = f"The worker process was killed by {name}{when}{how}."
+    detail = f"{ended}{when}{how}."
     return HostReport(host, Exit.SIGNAL, detail=detail, signal=signum, peak_rss_bytes=peak_bytes)
 
 

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from kinetic._core import layout
-from kinetic._core.checks import Survivors
 from kinetic._core.exits import Exit
 from kinetic._core.gang import blame, policy
 from kinetic._core.gang.messages import HostAssignment
@@ -90,9 +89,7 @@ class Reporter:
         self._where = identity.job_id, identity.attempt, identity.host
         self._attempt = identity.attempt
         self._place = identity.assignment
-        elastic = plan.elastic_gang
-        self._is_elastic = elastic is not None
-        self._survivors: Survivors = "restart" if elastic is None else elastic.survivors
+        self._is_elastic = plan.elastic_gang is not None
         self._plan = plan
         self._store = store
         self._log = log
@@ -163,18 +160,18 @@ class Reporter:
     def tell_why_not_kept(self, why: str) -> None:
         """Log that the function's process does not stay for the next attempt."""
         self.why_not_kept = why
-        has_to_stay = self._survivors == "keep"
+        has_to_stay = self._plan.survivors == "keep"
         end = "is lost" if has_to_stay else "gets a new process for the next attempt"
         self._log.say(f"kinetic: this host {end}: {why}.")
 
     def tell_not_free(self) -> None:
         """Log that the function has not ended in time."""
-        limit_s = patience_with(self._survivors).free_s
+        limit_s = patience_with(self._plan.survivors).free_s
         self.tell_why_not_kept(f"the function did not end within {limit_s:g} s")
 
     def tell_not_left(self) -> None:
         """Log that the process has not left its world in time."""
-        limit_s = patience_with(self._survivors).leave_s
+        limit_s = patience_with(self._plan.survivors).leave_s
         self.tell_why_not_kept(f"JAX did not leave its world within {limit_s:g} s")
 
     def tell_of_preemption(self, left_s: float, why: str = "") -> None:

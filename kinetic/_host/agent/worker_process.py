@@ -90,8 +90,8 @@ class WorkerProcess:
 
     @property
     def how_ended(self) -> str:
-        """By its wait status; "" while it is not gone."""
-        return f"it {processes.describe_end(self.status)}" if self.gone else ""
+        """By its wait status, once it is gone."""
+        return f"it {processes.describe_end(self.status)}"
 
     @property
     def rss_bytes(self) -> int:

@@ -1,0 +1,83 @@
+"""How often whoever follows output looks for more, and for the end.
+
+In: output that comes often, or never; a clock that only pauses move. Out: when something is asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from doubles.memory_store import MemoryStore
+
+from kinetic._backends import attempt_logs
+from kinetic._backends.attempt_logs import LogReader
+from kinetic._backends.base import LogRequest
+from kinetic._core.log_format import Segment
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
+from kinetic._store.log_segments import ObjectLog
+
+JOB = "job-00c0ffee"
+
+
+class SlowTime:
+    """Time that passes in pauses only."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("is_unmetered", [False, True])
+def test_who_follows_a_silent_job_looks_ever_more_seldom(monkeypatch, is_unmetered):
+    """Each look is work for a store also where nobody pays for it."""
+    clock, looked_at, store = SlowTime(), [0.0], MemoryStore()
+    monkeypatch.setattr(attempt_logs, "time", clock)
+    monkeypatch.setattr(store, "is_unmetered", is_unmetered, raising=False)
+
+    def has_ended() -> bool:
+        looked_at.append(clock.now)
+        return clock.now > 9
+
+    ref = JobRef(JOB, Place("gke"), "cpu:1", "f", "f", 0.0, store.uri)
+    list(attempt_logs.read(store, ref, LogRequest(), has_ended))
+    least_s = 0.05 if is_unmetered else attempt_logs.LOOK_SOON_S
+    for before, after in itertools.pairwise(looked_at[1:]):
+        due_s = min(max(least_s, before / 10), attempt_logs.LOOK_EVERY_S)
+        assert due_s <= after - before + 1e-9 <= due_s + attempt_logs.POLL_S + 1e-6
+
+
+class Chatty(ObjectLog):
+    """Has something new at each look, for as long as it is told."""
+
+    def __init__(self, looks: int) -> None:
+        self.left = looks
+
+    def read(self, offset: int, *, to_end: bool = False) -> list[Segment]:
+        self.left -= 1
+        return [Segment(offset, (), b"x")] if self.left > 0 else []
+
+
+def test_output_that_comes_often_does_not_wait_each_time_for_the_cluster(monkeypatch):
+    """Whether a job has ended is asked over the network, too."""
+    clock, asked = SlowTime(), []
+    monkeypatch.setattr(attempt_logs, "time", clock)
+    log = Chatty(looks=100)
+
+    def is_over() -> bool:
+        asked.append(clock.now)
+        return log.left <= 0
+
+    def pause(new_bytes: int) -> Iterator[None]:
+        clock.sleep(0.05)
+        yield None
+
+    list(attempt_logs._follow([LogReader(log, 0)], is_over, pause, 8))
+    assert len(asked) == pytest.approx(100 * 0.05 / attempt_logs.LOOK_SOON_S, abs=2)
