@@ -5,6 +5,7 @@ In: jobs with retries. Out: what an attempt printed and how it ended, also after
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -199,7 +200,8 @@ def test_a_retry_survives_the_death_of_the_process_that_forks_for_it(home, tmp_p
         handle = remote.run_async(str(folder))
         wait_until((folder / "running").exists, "attempt 1 has not begun")
         for title in ("kinetic-forks", "spare-kinetic-forks")[:victims]:
-            kill(find_process(f"{title} {handle.job_id}"))
+            find = functools.partial(find_process, f"{title} {handle.job_id}")
+            kill(wait_until(find, f"there is no {title}"))  # the spare may begin after the function
         (folder / "go").touch()
         if (accelerator, victims) != ("cpu", 2):
             assert handle.result() == "again"
