@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -133,34 +134,35 @@ class Compilers:
         if waiting:
             _remove_abandoned(Path(tempfile.gettempdir()))
         try:
-            while waiting or running:
-                while waiting and len(running) < self._at_once:
-                    index = waiting.pop()
-                    try:
-                        running.append(self._start(index, programs[index]))
-                    except (OSError, StoreError) as error:  # a full disk, say
-                        why = f"The compiler could not be started: {error}"
-                        yield index, self._report_end(programs[index].program, why)
-                for ended in self._wait(running, len(waiting)) if running else ():
-                    running.remove(ended)
-                    self._watch(None)
-                    report = self._collect(ended, programs[ended.number].program)
-                    yield ended.number, self._add_price(report)
+            # An interrupt reaches the main thread alone, and none is lost that was being started.
+            with ThreadPoolExecutor(1) as starter:
+                while waiting or running:
+                    while waiting and len(running) < self._at_once:
+                        index = waiting.pop()
+                        try:
+                            starter.submit(self._start, index, programs[index], running).result()
+                        except (OSError, StoreError) as error:  # a full disk, say
+                            why = f"The compiler could not be started: {error}"
+                            yield index, self._report_end(programs[index].program, why)
+                    for ended in self._wait(running, len(waiting)) if running else ():
+                        running.remove(ended)
+                        self._watch(None)
+                        report = self._collect(ended, programs[ended.number].program)
+                        yield ended.number, self._add_price(report)
         finally:
             self._watch(None)
             for each in running:
                 _end(each)
 
-    def _start(self, index: int, lowered: Lowered) -> _Running:
+    def _start(self, index: int, lowered: Lowered, running: list[_Running]) -> None:
         folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
         with contextlib.ExitStack() as undo:
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
             held = os.open(folder, os.O_RDONLY)
             undo.callback(os.close, held)
             locks.hold(held)
-            started = self._start_in(folder, held, index, lowered)
+            running.append(self._start_in(folder, held, index, lowered))
             undo.pop_all()
-        return started
 
     def _start_in(self, folder: Path, lock: int, index: int, lowered: Lowered) -> _Running:
         for name, content in (

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,7 +87,10 @@ def test_a_function_that_raises_is_checked_too(capfd: pytest.CaptureFixture[str]
 
 
 @needs_libtpu
-def test_an_interrupt_ends_the_compilers_and_says_how_to_go_on() -> None:
+@pytest.mark.parametrize("moment", ["as one is started", "as one runs"])
+def test_an_interrupt_ends_the_compilers_and_says_how_to_go_on(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handle = train.with_options(compile_check=True).run_async(1)
     handle.wait()
 
@@ -98,13 +103,23 @@ def test_an_interrupt_ends_the_compilers_and_says_how_to_go_on() -> None:
             has_ended.wait(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *command: Any, **how: Any) -> None:
+            super().__init__(*command, **how)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)  # In the main thread it would have been interrupted here.
+
     has_ended = threading.Event()
     interrupter = threading.Thread(target=interrupt)
-    interrupter.start()
+    if moment == "as one runs":
+        interrupter.start()
+    else:
+        monkeypatch.setattr(subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt) as raised:
         handle.compile_report()
     has_ended.set()
-    interrupter.join()
+    if moment == "as one runs":
+        interrupter.join()
     assert find_compilers() == []
     (note,) = raised.value.__notes__
     assert f'kinetic.attach("{handle.job_id}").compile_report() goes on' in note
