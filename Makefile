@@ -3,8 +3,9 @@
 #
 #   make demo     a 4-host slice on this machine: Keras, data parallel, on 16 devices
 #   make demo-ray the same on four nodes of a real Ray cluster on this machine
-#   make test     all tests, five at a time                      (make test ARGS="-k gang -x")
-#   make test-repeat N=10   all tests N times, every second time beside two busy processes; lists what ever failed
+#   make test     the tests of every promise, five at a time     (make test ARGS="-k gang -x")
+#   make test-long   what takes long, too: each kill, page and framework of which make test runs one of a kind
+#   make test-repeat N=10   make test N times, every second time beside two busy processes; lists what ever failed
 #   make test-cluster KUBECONFIG=…  the tests of clusters on the one of its current context (see CONTRIBUTING.md)
 #   make test-ray the tests of the Ray backend, on a cluster of their own or on RAY_ADDRESS=http://…
 #   make check    lint, format, types, import contracts, the figures in ARCHITECTURE.md
@@ -17,7 +18,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-ray test test-repeat test-cluster test-ray check check-style check-types check-types-of-macos docs bench clean
+.PHONY: help demo demo-ray test test-long test-repeat test-cluster test-ray check check-style check-types check-types-of-macos docs bench clean
 
 VENV := .venv
 COMMA := ,
@@ -72,6 +73,9 @@ demo-ray: $(VENV)/.stamp-test
 TEST_ARGS = $(or $(ARGS),-n 5 --dist worksteal)
 test: $(VENV)/.stamp-test
 	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+test-long: $(VENV)/.stamp-test
+	@$(BIN)/python -m pytest -m "long and not release" $(TEST_ARGS)
 
 N ?= 10
 test-repeat: $(VENV)/.stamp-test

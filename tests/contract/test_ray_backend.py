@@ -85,6 +85,7 @@ def test_the_suite_is_all_of_it():
     assert own - globals().keys() == {"test_every_promise_has_a_test", *TOGETHER}
 
 
+@pytest.mark.long
 def test_what_is_promised_of_a_running_job(backend, store, case, spoken, begun, monkeypatch):
     """A job each would take as many seconds of a processor as all of them do elsewhere."""
     assert phase_of(case[0](store), begun) is not JobStatus.NOT_FOUND
@@ -99,7 +100,7 @@ def test_what_is_promised_of_a_running_job(backend, store, case, spoken, begun, 
     test_backend.test_a_host_can_be_killed_and_the_job_fails(backend, begun, agents=False)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_host_can_be_killed_with_its_agent_and_the_job_fails(backend, talking):
     """By the same call: Ray kills the actor."""
     test_backend.test_a_host_can_be_killed_and_the_job_fails(backend, talking, agents=True)
@@ -141,6 +142,7 @@ def is_shown(backend, store):
     return any(value in each for each in seen)
 
 
+@pytest.mark.long
 def test_an_interpreter_without_ray_is_said_and_secrets_that_nobody_takes_are_not_shown(
     case, store
 ):
@@ -164,6 +166,7 @@ def tell_length():
     time.sleep(1000)
 
 
+@pytest.mark.long
 def test_secrets_reach_the_function_and_nobody_else(backend, store):
     ref = submit_with_secret(backend, store, tell_length)
     follower = backend.logs(ref, LogRequest())

@@ -26,8 +26,6 @@ from kinetic._store.open import open_store
 from kinetic._store.ray import RayStore
 from kinetic.errors import StoreError, StoreFull
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = {
     "test_list_is_the_sorted_set_of_keys",

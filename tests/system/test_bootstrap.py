@@ -119,7 +119,7 @@ def test_uv_is_installed_where_there_is_none(pod):
     assert (pod.cache / "uv" / "bin" / "uv").exists()
 
 
-@pytest.mark.parametrize("installer", ["uv", "pip"])
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.long)])
 def test_what_the_image_holds_is_not_installed_again(pod, tmp_path, installer):
     shutil.copytree(pod.python.parents[1], tmp_path / "image", symlinks=True)
     pod.python = tmp_path / "image" / "bin" / "python"
@@ -273,6 +273,7 @@ def test_a_damaged_archive(pod):
     assert key in pod.fails(DAMAGED)
 
 
+@pytest.mark.long
 def test_content_that_was_swept_away(pod):
     pod.store.delete(layout.blob(pod.env["KINETIC_RUNTIME"]))
     assert "submit the job again" in pod.fails(MISSING)

@@ -75,6 +75,7 @@ def bucket(pod):
     made.close()
 
 
+@pytest.mark.long
 def test_the_runner_starts_from_a_bucket(pod, bucket):
     bucket.trouble = [503, 0, 429]
     pod.env["KINETIC_POD_PATIENCE_S"] = "100"

@@ -61,6 +61,7 @@ def train(steps):
     return jax.process_count(), jax.device_count(), int(total)
 
 
+@pytest.mark.long
 def test_a_job_on_four_hosts(bucket, capfd):
     bucket.before = lambda *_: time.sleep(CALL_S)
     handle = run("tpu-v6e-16")(train).run_async(3)
@@ -144,6 +145,7 @@ def square(x):
     return x * x
 
 
+@pytest.mark.long
 def test_a_batch_of_ten(bucket):
     results = run("cpu")(square).run_async_map(range(10), max_concurrent=4).results()
     assert list(results) == [n * n for n in range(10)]

@@ -13,6 +13,7 @@ import kinetic
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.long
 def test_epochs_go_on_in_another_job(tmp_path):
     train = kinetic.run("cpu")(fits)
     run = {"folder": str(tmp_path / "run"), "best": "loss"}
@@ -24,6 +25,7 @@ def test_epochs_go_on_in_another_job(tmp_path):
     assert train(four, four) == [([2, 3], whole[2:]), ([], [])]
 
 
+@pytest.mark.long
 def test_a_host_is_killed_in_the_third_epoch(tmp_path):
     train = kinetic.run("cpu:2", slices=2, retries=1)(fits)
     # 4 batches each: the ninth is the first of the third epoch.

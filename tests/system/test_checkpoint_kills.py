@@ -43,6 +43,7 @@ with kinetic.Checkpointer(
 """
 
 
+@pytest.mark.long
 def test_what_is_restored_is_always_whole(tmp_path: Path) -> None:
     pytest.importorskip("orbax.checkpoint")
     with Forks(IMPORTS, JAX_PLATFORMS="cpu") as forks:

@@ -13,6 +13,7 @@ import kinetic
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.long
 def test_one_slice_reads_what_both_need(tmp_path):
     # Two hosts in each slice.
     run = kinetic.run("tpu-v6e-8", slices=2, all_hosts=True, output_dir=str(tmp_path))

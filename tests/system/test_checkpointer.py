@@ -53,6 +53,7 @@ def test_a_host_that_was_killed_goes_on_from_memory(tmp_path):
     assert kept == {"0", "4", "8"}
 
 
+@pytest.mark.long
 def test_a_host_that_lost_its_copy_gets_it_from_the_other_slice(tmp_path):
     run = kinetic.run("cpu:2", slices=2, retries=1, all_hosts=True, output_dir=str(tmp_path))
     job = run(train).run_async(11, die=(1, 6, 1), lose=[(2, 1)])
@@ -64,6 +65,7 @@ def test_a_host_that_lost_its_copy_gets_it_from_the_other_slice(tmp_path):
     result_of(job)
 
 
+@pytest.mark.long
 def test_without_local_copies_it_goes_on_from_the_folder(tmp_path):
     run = kinetic.run("cpu:2", slices=2, retries=1, all_hosts=True, output_dir=str(tmp_path))
     job = run(train).run_async(11, die=(1, 6, 1), lose=[(2, -1)])
@@ -74,7 +76,14 @@ def test_without_local_copies_it_goes_on_from_the_folder(tmp_path):
     result_of(job)
 
 
-@pytest.mark.parametrize(("shape", "host"), [({"slices": 2}, 0), ({"slices": 2}, 1), ({}, 0)])
+@pytest.mark.parametrize(
+    ("shape", "host"),
+    [
+        ({"slices": 2}, 0),
+        pytest.param({"slices": 2}, 1, marks=pytest.mark.long),
+        pytest.param({}, 0, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.settles_within(30)
 def test_a_host_that_is_taken_away_lets_all_save_the_same_step(
     home, tmp_path, monkeypatch, shape, host
@@ -98,6 +107,7 @@ def test_a_host_that_is_taken_away_lets_all_save_the_same_step(
     assert result[1:3] == pytest.approx(alone(step + 3), rel=1e-5)
 
 
+@pytest.mark.long
 def test_two_jobs_do_not_write_one_folder(tmp_path):
     first = kinetic.run("cpu", output_dir=str(tmp_path))(hold).run_async(str(tmp_path))
     second = kinetic.run("cpu:2", slices=2, output_dir=str(tmp_path))(train)
@@ -128,6 +138,7 @@ def test_what_could_not_be_restored_is_told_when_it_is_saved_first(tmp_path):
         kinetic.run("cpu")(save_another_kind)(str(tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slice_", ["cpu:2", "tpu-v6e-4"])
 def test_the_first_state_need_not_be_as_those_after_a_step(tmp_path, slice_):
     run = kinetic.run(slice_, slices=2 if slice_ == "cpu:2" else 1, retries=1)
@@ -135,6 +146,7 @@ def test_the_first_state_need_not_be_as_those_after_a_step(tmp_path, slice_):
     assert run(twice)(compile_steps, str(tmp_path)) == [(7, *ends), (5, *ends)]
 
 
+@pytest.mark.long
 def test_iterators_go_on_where_each_host_was(tmp_path):
     run = kinetic.run("cpu:2", slices=2, retries=1, all_hosts=True)
     job = run(twice).run_async(read_numbers, str(tmp_path), 7)

@@ -80,6 +80,7 @@ def test_top_shows_a_job_and_leaves_quietly(job: str, key: bytes) -> None:
     assert kn("jobs", "wait", job).returncode == 1
 
 
+@pytest.mark.long
 def test_a_job_whose_supervisor_was_killed_is_found_and_judged(job: str, home: Path) -> None:
     until("step 1", job)
     store = LocalStore(home)

@@ -122,6 +122,7 @@ def test_a_host_is_taken_away(begin):
     assert job.losses() == [[1]]
 
 
+@pytest.mark.long
 def test_a_slice_is_killed_on_purpose(begin):
     job = begin().reaches(1)
     assert job.handle.kill_hosts(slice=1) == (2, 3)
@@ -130,6 +131,7 @@ def test_a_slice_is_killed_on_purpose(begin):
     assert job.losses() == [[1]]
 
 
+@pytest.mark.long
 @pytest.mark.double
 def test_it_shrinks_also_without_the_first_slice_and_grows_back(begin, on_cluster):
     job = begin(train_until_enough, on_slice_loss="shrink").reaches(1)
@@ -144,6 +146,7 @@ def test_it_shrinks_also_without_the_first_slice_and_grows_back(begin, on_cluste
     assert job.losses() == [[0]]
 
 
+@pytest.mark.long
 def test_it_is_given_up_with_the_whole_history(begin):
     job = begin(max_failures=1).reaches(1)
     job.lose("host-1-0")
@@ -197,6 +200,7 @@ def test_a_retry_stays_in_its_pods(begin):
     }
 
 
+@pytest.mark.long
 @pytest.mark.double
 def test_it_starts_with_the_slices_that_are_there_and_grows(begin, on_cluster):
     on_cluster.hold_back("*-host-1-*")

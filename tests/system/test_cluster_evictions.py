@@ -144,6 +144,7 @@ def test_what_is_taken_away_does_not_count(on_cluster, home):
     assert handle.outcome().attempt == 3
 
 
+@pytest.mark.long
 def test_an_older_jobset_is_served_without_messages(on_cluster, home):
     on_cluster.admit_with(refuse_patterns)
     handle = begun(on_cluster, wait_at_first, home.parent / "m", retries=1)

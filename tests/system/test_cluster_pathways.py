@@ -157,6 +157,7 @@ def test_a_machine_that_is_lost_is_replaced(on_cluster, home):
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
+@pytest.mark.long
 def test_a_slice_of_an_elastic_job_is_killed_by_deleting_its_pods(on_cluster, home):
     marker = home.parent / "m"
     handle = begun(on_cluster, wait_for_ever, marker, slices=(1, 2))
@@ -237,6 +238,7 @@ def test_a_function_starts_when_pathways_has_all_chips(with_chips, tmp_path):
     cluster.wait_for(lambda: is_empty(cluster))
 
 
+@pytest.mark.long
 @pytest.mark.double
 @pytest.mark.settles_within(30)
 def test_chips_that_are_not_there_are_named(with_chips, tmp_path, capfd):
@@ -260,6 +262,7 @@ def test_machines_that_do_not_start_end_the_job(with_chips, tmp_path):
     cluster.wait_for(lambda: is_empty(cluster))
 
 
+@pytest.mark.long
 @pytest.mark.double
 @pytest.mark.settles_within(60)
 def test_a_head_that_tells_of_its_own_end_first_is_explained(with_chips, tmp_path):

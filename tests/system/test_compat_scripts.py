@@ -19,8 +19,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = ROOT / "tests/absent"  # what Keras would import without need, in each process
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
+LONG = {"keras_save_and_load", "orbax", "pathways"}
 SCRIPTS = {
     "a_cpu_job": """
 import kinetic
@@ -407,7 +408,10 @@ PUBLIC = {
 }
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in SCRIPTS],
+)
 def test_a_script_runs_as_it_is(name: str, tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").touch()  # their project: nothing above it is looked at
     script = tmp_path / f"script_{name}.py"

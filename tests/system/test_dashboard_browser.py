@@ -151,6 +151,7 @@ def test_a_host_that_stands_still_is_found_and_its_output_searched(page, tmp_pat
     assert page.complaints() == []
 
 
+@pytest.mark.long
 def test_a_host_that_writes_a_checkpoint_is_drawn_as_saving(page, tmp_path):
     end = tmp_path / "end"
     handle = kinetic.run("cpu")(save_step_three).run_async(str(end), str(tmp_path))
@@ -215,6 +216,7 @@ def test_an_interrupt_does_not_wait_for_a_store_that_hangs(home):
 # -- many jobs, many hosts -------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_ten_thousand_jobs_scroll(show, shown):
     for number in range(10_000):
         show.add(number, verdict=Verdict.FAILED if number == 77 else Verdict.SUCCEEDED)
@@ -316,6 +318,7 @@ def test_a_job_that_is_removed_while_it_is_looked_at(show, shown):
     assert other.job_id in shown.open().run("return document.body.innerHTML")
 
 
+@pytest.mark.long
 def test_a_store_that_does_not_answer_is_told_of_and_no_job_vanishes(show, shown, monkeypatch):
     show.add(1)
     shown.open().wait_for("train", "#rows")
@@ -342,6 +345,7 @@ def test_a_store_that_does_not_answer_is_told_of_and_no_job_vanishes(show, shown
     wait_until(lambda: not shown.text("#trouble"), "the trouble is over, and still told of")
 
 
+@pytest.mark.long
 def test_a_page_says_that_its_dashboard_is_gone(browser, show):
     show.add(1)
     with serve(show.access) as server:

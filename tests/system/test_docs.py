@@ -35,6 +35,19 @@ DOCS = ROOT / "docs"
 ABSENT = ROOT / "tests/absent"  # what Keras would import without need, in each process
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
 ON_RAY = DOCS / "how-to/ray.md"
+LONG = {
+    "checkpoints",
+    "commands",
+    "debugging",
+    "elastic",
+    "lost-hosts",
+    "moving-from-keras-kinetic",
+    "several-hosts",
+    "tpu-compile",
+    "two-tiers",
+    "watch-a-training",
+}
+"""Pages whose trainings on several hosts take long."""
 
 FENCE = re.compile(
     r"(?:<!-- (?P<mark>not run|fails)(?:: (?P<why>[^>]+))? -->\n+)?"
@@ -48,7 +61,7 @@ LOOSE = re.compile(
 )
 """What differs from run to run: dates, durations and sizes, and the folders of paths."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 
 @dataclass(frozen=True)
@@ -226,13 +239,20 @@ def _name(page: Path) -> str:
 # a page may end with `kinetic jobs cancel`, which does not wait out the job's grace period
 @pytest.mark.settles_within(12)
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page != ON_RAY and blocks(page.read_text())], ids=_name
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.long] if page.stem in LONG else [])
+        for page in PAGES
+        if page != ON_RAY and blocks(page.read_text())
+    ],
+    ids=_name,
 )
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
     _skip_without_compiler(page)
     run_page(page, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.settles_within(90)  # agents that nobody leads look for their leader
 def test_the_page_about_ray_does_what_it_says(
     ray_store_turn: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -35,7 +35,7 @@ def begin(begin):
 # -- a slice is lost -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("victim", [3, 0])
+@pytest.mark.parametrize("victim", [pytest.param(3, marks=pytest.mark.long), 0])
 def test_it_waits_for_a_lost_slice_and_goes_on_with_the_same_mesh(begin, victim):
     job = begin(elastic(function=train), [(1, 3, victim)], wait=False)
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
@@ -76,18 +76,21 @@ def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypa
     ]
 
 
+@pytest.mark.long
 def test_a_host_is_lost_before_it_uses_jax(begin):
     job = begin(elastic(function=train), [(1, -1, 1), (2, -1, 3)], wait=False)
     assert job.handle.result(timeout=LIMIT_S) == whole(3)
     assert job.losses() == [(0,), (1,)]
 
 
+@pytest.mark.long
 def test_a_host_is_lost_while_it_compiles(begin):
     job = begin(elastic(function=compile_once, all_hosts=True), wait=False)
     assert job.handle.results(timeout=LIMIT_S) == [16.0] * 4
     assert job.losses() == [(1,)]
 
 
+@pytest.mark.long
 def test_no_worker_serves_the_coordination_of_jax(begin):
     job = begin(elastic(function=who_serves, all_hosts=True), wait=False)
     (told,) = set(job.handle.results(timeout=LIMIT_S))
@@ -95,6 +98,7 @@ def test_no_worker_serves_the_coordination_of_jax(begin):
     assert job.losses() == [(0,)]
 
 
+@pytest.mark.long
 def test_what_serves_the_coordination_of_jax_is_killed(begin):
     """JAX may abort the processes; the job goes on, and no failure is counted."""
     job = begin(elastic(function=train), (), 0.3)

@@ -89,6 +89,7 @@ def undisturbed(begin):
 # -- a slice is lost -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_it_waits_for_the_slice_and_trains_on_as_if_nothing_had_happened(
     begin, undisturbed, monkeypatch
 ):
@@ -112,6 +113,7 @@ def test_it_waits_for_the_slice_and_trains_on_as_if_nothing_had_happened(
     assert re.fullmatch(r"first step after [\d.]+ s\.", stepped)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 2])
 def test_it_shrinks_and_grows_back_at_a_step(begin, undisturbed, victim, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "10")
@@ -133,6 +135,7 @@ def test_it_shrinks_and_grows_back_at_a_step(begin, undisturbed, victim, monkeyp
     assert "attempt 3 of 12 begins on all 3 slices." in story
 
 
+@pytest.mark.long
 def test_a_loss_while_a_checkpoint_is_saved_leaves_a_whole_one(begin, undisturbed):
     training = begin(elastic(max_failures=5, function=save_and_lose), 0.0)
     for attempt in (1, 2, 3):
@@ -142,6 +145,7 @@ def test_a_loss_while_a_checkpoint_is_saved_leaves_a_whole_one(begin, undisturbe
     assert training.losses() == undisturbed[1]
 
 
+@pytest.mark.long
 def test_it_gives_up_after_too_many_losses_with_the_whole_history(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # It may be missed late.
     training = begin(elastic(max_failures=1, function=hold), [1, 2])
@@ -157,6 +161,7 @@ def test_it_gives_up_after_too_many_losses_with_the_whole_history(begin, monkeyp
     )
 
 
+@pytest.mark.long
 def test_it_gives_up_when_a_slice_does_not_return_in_time(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     training = begin(elastic(3, 3, slice_timeout=1, function=hold), [1])
@@ -248,6 +253,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.long
 def test_a_program_that_knows_pathways_goes_on_by_itself(tmp_path):
     (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
     options = ["run", "-a", "tpu-v6e-8", "--controller", "single", "--slices", "1:2"]

@@ -82,6 +82,7 @@ def test_it_is_cancelled_while_it_waits(begin, monkeypatch):
 # -- retries ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("survivors", ["auto", "keep", "restart"])
 def test_a_function_that_fails_is_called_again_and_losses_are_counted_apart(
     begin, tmp_path, survivors
@@ -108,6 +109,7 @@ def test_a_function_that_fails_is_called_again_and_losses_are_counted_apart(
     assert [len(a & b) for a, b in itertools.pairwise(each)] == [0, kept, 0]
 
 
+@pytest.mark.long
 def test_a_function_that_fails_goes_on_with_the_slices_that_are_there(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     ends = [(1, 1, "die"), (2, 1, "raise"), (3, 0, "raise")]
@@ -205,7 +207,9 @@ def test_nothing_that_forks_is_left(begin):
     assert "max_failures was not used up by them. Losses besides: attempt 1: slice 1" in words
 
 
-@pytest.mark.parametrize("function", [wait_before_jax, wait_in_a_barrier])
+@pytest.mark.parametrize(
+    "function", [wait_before_jax, pytest.param(wait_in_a_barrier, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_serves_the_coordination_of_jax_is_replaced(begin, function, signum, tmp_path):
     """Before anybody has joined, and while all wait."""

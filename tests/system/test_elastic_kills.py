@@ -82,7 +82,7 @@ def kill(handle, home, choose, wanted, look=lambda: ""):
     return seen
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_random_kills(home, tmp_path, seed):
     remote = kinetic.run("tpu-v6e-8", slices=(1, 2), on_slice_loss="shrink", max_failures=50)(count)
@@ -138,7 +138,7 @@ def train(folder, least):
     return step, np.asarray(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(5000)
 @pytest.mark.parametrize("on_loss", ["wait", "shrink"])
 def test_a_training_under_random_kills_ends_with_the_weights_of_an_undisturbed_one(

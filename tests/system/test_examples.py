@@ -18,7 +18,6 @@ EXAMPLES = ROOT / "examples"
 ENVIRON = {"PYTHONPATH": str(ROOT)}
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(600),
 ]  # the machine may be small and busy: these bound a hang, nothing else
 
@@ -54,12 +53,14 @@ def test_two_hosts_psum_on_a_slice_that_is_announced_once_and_on_stderr() -> Non
     assert done.stdout.splitlines()[-1] == "psum over 8 devices on 2 hosts: 28"
 
 
+@pytest.mark.long
 def test_multislice() -> None:
     lines = run("multislice.py").stdout.splitlines()
     assert lines[0] == "2 slices, 4 hosts, mesh {'data': 2, 'fsdp': 8}"
     assert lines[-1] == "loss 0.089; each device holds (8, 256) of (64, 256)"
 
 
+@pytest.mark.long
 def test_elastic() -> None:
     done = run("elastic.py")
     told = done.stdout + done.stderr
@@ -73,6 +74,7 @@ def test_elastic() -> None:
     )
 
 
+@pytest.mark.long
 def test_elastic_transformer(tmp_path: Path) -> None:
     picture = tmp_path / "loss.png"
     done = run("elastic_transformer.py", str(picture))
@@ -85,6 +87,7 @@ def test_elastic_transformer(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+@pytest.mark.long
 def test_preemption() -> None:
     done = run("preemption.py")
     saved = re.search(r"step (\d+) is saved on all hosts, which end now", done.stderr)
@@ -96,6 +99,7 @@ def test_preemption() -> None:
     ]
 
 
+@pytest.mark.long
 def test_keras_data_parallel(home: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "keras_data_parallel.py")]
     lines: list[str] = []
@@ -152,6 +156,7 @@ def test_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.long
 def test_metrics(tmp_path: Path) -> None:
     picture = tmp_path / "loss.png"
     assert run("metrics.py", str(picture)).stdout.splitlines() == [
@@ -211,6 +216,7 @@ def test_the_tests_run_in_a_home_of_their_own(home: Path) -> None:
     assert os.environ["KINETIC_HOME"] == str(home)
 
 
+@pytest.mark.long
 def test_emergency_checkpoint() -> None:
     assert run("emergency_checkpoint.py").stdout.splitlines() == [
         "attempt 2: host 1 has step 6 from host 0",

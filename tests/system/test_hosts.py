@@ -53,6 +53,7 @@ def test_an_agents_memory_is_bounded_while_its_worker_floods(home):
         handle.result(stream_logs=False)
 
 
+@pytest.mark.long
 def test_an_agent_that_cannot_reach_the_coordinator_ends_all(home, monkeypatch):
     from kinetic._backends import registry
     from kinetic._store.local import LocalStore
@@ -204,6 +205,7 @@ def test_the_values_of_all_hosts():
     assert kinetic.attach(job.job_id).results() == job.results()
 
 
+@pytest.mark.long
 def test_the_values_of_all_hosts_of_a_job_that_failed_or_did_not_keep_them():
     with pytest.raises(ValueError, match="host 1 cannot"):
         whoami.run_async(1).results()

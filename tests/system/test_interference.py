@@ -146,7 +146,6 @@ def test_nobody_waits_for_ever_for_a_stopped_supervisor_without_agents(home):
 # -- all of it stopped: a machine that was suspended -----------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_machine_that_was_suspended_blames_no_host(home):
     """For longer than any limit of the job: for a silent host (10 s), a hang, a coordinator that
     cannot be reached."""

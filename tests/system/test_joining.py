@@ -53,6 +53,7 @@ def test_initialize_needs_no_arguments_in_a_program(project):
     assert run(project, "train.py") == JOINED
 
 
+@pytest.mark.long
 def test_keras_initializes_with_no_arguments():
     @kinetic.run(accelerator=TWO)
     def joined():
@@ -94,6 +95,7 @@ def test_initialize_after_joining_does_nothing_when_it_agrees_and_says_where_it_
     assert "num_processes=3" in told[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
 def test_a_world_of_the_functions_own_is_left_alone(accelerator):
     @kinetic.run(accelerator=accelerator, joins_jax=False, timeout=200)
@@ -135,6 +137,7 @@ def test_a_program_that_never_initializes_gets_one_world(project, how):
     assert run(project, *how) == JOINED
 
 
+@pytest.mark.long
 def test_programs_that_follow_one_another_each_get_one_world(project):
     write(
         project,
@@ -218,6 +221,7 @@ def test_children_of_a_function_stand_alone():
     assert parent() == ("1 4\n", 4, 8, "1 4\n")
 
 
+@pytest.mark.long
 def test_children_of_a_program_stand_alone(project):
     write(
         project,
@@ -263,6 +267,7 @@ def test_the_users_own_sitecustomize_is_run(project):
     assert said == ["[host 0] mine 2 False", "[host 1] mine 2 False"]
 
 
+@pytest.mark.long
 def test_jax_preemption_service_can_be_switched_on():
     def service():
         import jax
@@ -300,6 +305,7 @@ ASKS_FOR_EIGHT = """
 """
 
 
+@pytest.mark.long
 def test_a_program_that_asks_for_virtual_cpus_has_the_chips_of_its_slice(project):
     write(project, "eight.py", ASKS_FOR_EIGHT)
     assert run(project, "eight.py") == ["[host 0] 0 4 8", "[host 1] 1 4 8"]

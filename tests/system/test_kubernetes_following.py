@@ -140,6 +140,7 @@ def test_each_line_comes_once(site, fault):
     assert [line for line in again.logs().splitlines() if "line" in line] == out
 
 
+@pytest.mark.long
 @pytest.mark.double
 def test_all_hosts_are_followed_and_each_line_comes_once(site):
     handle = kinetic.run(accelerator="tpu-v6e-16")(count_on_all_hosts).run_async(50)
@@ -203,6 +204,7 @@ def test_who_may_not_watch_follows_all_the_same(site, tmp_path):
     assert not [s for s in site.cluster.faults.open_streams if s[0] == "watch"]
 
 
+@pytest.mark.long
 @pytest.mark.double
 @pytest.mark.settles_within(60)
 def test_many_jobs_at_once(site, home, monkeypatch):

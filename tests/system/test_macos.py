@@ -19,7 +19,7 @@ from kernels import Kernel
 
 MAC = Path(__file__).parent / "macos"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -151,6 +151,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_script_runs_its_functions_on_the_cluster(folder, on_cluster):
     done = script(SCRIPT)
     told = out(done)
@@ -164,6 +165,7 @@ def test_a_script_runs_its_functions_on_the_cluster(folder, on_cluster):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_every_command_works(folder, on_cluster):
     Path("tool.py").write_text("import sys\nprint('on', sys.platform, *sys.argv[1:])\n")
     out(kinetic("profile", "create", "dev", "--cluster", os.environ.pop("KINETIC_CLUSTER")))
@@ -189,6 +191,7 @@ def test_every_command_works(folder, on_cluster):
     assert {f["level"] for f in examined["findings"]} == {"ok"}, examined
 
 
+@pytest.mark.long
 def test_a_cell_shows_how_it_goes(folder, on_cluster):
     kernel = Kernel(folder, path=[MAC])
     try:

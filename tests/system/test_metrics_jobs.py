@@ -153,6 +153,7 @@ def test_a_checkpointer_alone_tells_the_time_of_steps(home, tmp_path):
     assert list(found["steps_per_s"].values) == [1 / value for value in found["step_time_s"].values]
 
 
+@pytest.mark.long
 def test_keras_logs_batches_and_epochs(home):
     handle = kinetic.run("cpu")(fit_a_model).run_async()
     history, found = handle.result(timeout=LIMIT_S), handle.metrics()

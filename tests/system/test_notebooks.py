@@ -15,7 +15,7 @@ import kinetic
 from kinetic import errors
 
 # Jupyter's own packages warn of things that are not ours to mend.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture
@@ -35,6 +35,7 @@ def kernel(folder):
         started.close()
 
 
+@pytest.mark.long
 def test_the_example_runs(folder):
     notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
     environ = os.environ | {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder.parent / "ipython")}
@@ -130,6 +131,7 @@ except Failed as error:
     assert shown.stream("stdout") == "caught 0.5\n", shown.error
 
 
+@pytest.mark.long
 def test_classes_that_cells_register_are_registered_on_the_host(kernel):
     kernel.run("""
 from typing import Any

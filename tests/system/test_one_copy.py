@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from one_copy_cases import CONFIG, lines, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 
 def test_classes_errors_enums_and_caches_of_modules_are_one(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def running(accelerator, gate):
     return handle
 
 
-@pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
+@pytest.mark.parametrize("accelerator", [pytest.param("cpu", marks=pytest.mark.long), "tpu-v6e-8"])
 def test_a_job_is_followed_and_its_value_fetched(accelerator, elsewhere, gate):
     handle = running(accelerator, gate)
     (listed,) = json.loads(elsewhere.run("jobs", "list", "--json"))

@@ -50,10 +50,12 @@ def test_a_profile_is_refused(tmp_path, how):
     assert type(told.value).__name__ == "ProfilingRefused", "and not taken for the loss of a slice"
 
 
+@pytest.mark.long
 def test_a_program_is_refused_a_profile_too(tmp_path):
     assert "does not work in an elastic job" in elastic(function=run_a_program)(str(tmp_path))
 
 
+@pytest.mark.long
 def test_who_insists_gets_a_profile(tmp_path):
     remote = elastic(function=profile, env={"KINETIC_PROFILE_ELASTIC": "1"})
     assert remote(str(tmp_path), "trace") == ["profile"]

@@ -106,7 +106,8 @@ def live(folder):
     time.sleep(1000)
 
 
-@pytest.mark.parametrize("lost", ["actor", pytest.param("process", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("lost", ["actor", pytest.param("process", marks=pytest.mark.release)])
 def test_a_gang_of_four_has_a_loss_trains_and_fails(on_ray, tmp_path, lost):
     """The loss ends the attempt of all; the last exception comes back as it is."""
     handle = kinetic.run("tpu-v6e-16", retries=1)(live).run_async(str(tmp_path))
@@ -129,7 +130,7 @@ def test_a_gang_of_four_has_a_loss_trains_and_fails(on_ray, tmp_path, lost):
     assert "attempt 1\n" in "".join(handle.logs())
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_job_waits_for_a_slice_that_another_one_has_which_loses_its_node(
     on_ray, held, monkeypatch
 ):
@@ -151,6 +152,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.long
 def test_a_job_whose_caller_was_killed_goes_on_and_ray_itself_tells_how_it_ended(on_ray):
     """Its dashboard showed each job as FAILED whose entry was deleted as soon as it had ended."""
     caller = [sys.executable, "-c", SUBMIT_AND_DIE]
@@ -161,8 +163,9 @@ def test_a_job_whose_caller_was_killed_goes_on_and_ray_itself_tells_how_it_ended
     assert told.status == "SUCCEEDED"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "how", ["driver is killed", pytest.param("somebody cancels", marks=pytest.mark.long)]
+    "how", ["driver is killed", pytest.param("somebody cancels", marks=pytest.mark.release)]
 )
 def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how):
     """Who cancels is in the suite of the backends, too."""
@@ -186,6 +189,7 @@ def add_up(folder, times):
     return total * times
 
 
+@pytest.mark.long
 def test_a_batch_over_declared_data(on_ray, tmp_path):
     (tmp_path / "data").mkdir()
     for number in (1, 2):
@@ -240,6 +244,7 @@ def train_in_turns(folder):
     return kinetic.attempt(), kinetic.num_slices()
 
 
+@pytest.mark.long
 def test_an_elastic_training_survives_a_node_and_grows_again_with_equal_losses(
     on_ray, home, tmp_path
 ):
@@ -275,6 +280,7 @@ def save_until_told(folder):
             time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_a_slice_of_which_a_node_is_drained_saves_and_goes_on_on_another_one(on_ray, tmp_path):
     """... which is not the one whose other node is free again. It counts as no retry."""
     _, second = on_ray.add_slice("pair-0", V5P_16)
@@ -293,7 +299,7 @@ def test_a_slice_of_which_a_node_is_drained_saves_and_goes_on_on_another_one(on_
     assert "the function has 5 s to save" in handle.logs(attempt=1)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_an_elastic_job_gives_up_a_slice_whose_node_is_drained(on_ray, home, tmp_path):
     nodes = [on_ray.add_slice(f"small-{n}", V6E_4)[0] for n in range(2)]
     elastic = kinetic.run("tpu-v6e-4", slices=(1, 2), on_slice_loss="shrink", start_wait="300s")
@@ -315,7 +321,7 @@ def stay(folder):
     return kinetic.attempt(), os.environ["TPU_NAME"], kinetic.attempt() == 1 and told
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_nobody_is_told_of_a_node_that_nothing_of_the_job_uses(on_ray, tmp_path):
     nodes = {f"small-{n}": on_ray.add_slice(f"small-{n}", V6E_4)[0] for n in range(2)}
     handle = kinetic.run("tpu-v6e-4")(stay).run_async(str(tmp_path))
@@ -328,7 +334,7 @@ def test_nobody_is_told_of_a_node_that_nothing_of_the_job_uses(on_ray, tmp_path)
     assert handle.result(timeout=LIMIT_S) == (1, mine, False)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_function_that_outstays_a_drain_is_ended_and_goes_on_elsewhere(
     on_ray, tmp_path, monkeypatch
 ):
@@ -356,7 +362,7 @@ def list_tunnels(handle):
     return list(handle._store.list(f"{layout.attempt(handle.job_id, 1)}/tunnels"))
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_function_goes_on_with_what_an_editor_has_changed(on_ray, monkeypatch):
     monkeypatch.delenv("KINETIC_STORE")
     handle = stop.run_async(4)
@@ -372,12 +378,13 @@ def test_a_function_goes_on_with_what_an_editor_has_changed(on_ray, monkeypatch)
     assert list_tunnels(handle) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "error"),
     [
         ("process", errors.HostLost),
-        pytest.param("actor", errors.HostLost, marks=pytest.mark.long),
-        pytest.param("job", errors.JobCancelled, marks=pytest.mark.long),
+        pytest.param("actor", errors.HostLost, marks=pytest.mark.release),
+        pytest.param("job", errors.JobCancelled, marks=pytest.mark.release),
     ],
 )
 def test_an_editor_reaches_a_function_whose_end_leaves_nothing_of_the_connection(
@@ -405,7 +412,7 @@ def test_an_editor_reaches_a_function_whose_end_leaves_nothing_of_the_connection
     wait_until(lambda: not list_tunnels(handle), "something is left of the connection")
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_function_goes_on_when_whoever_debugs_it_is_killed(on_ray):
     handle = stop.run_async(4)
     with command_line("jobs", "debug", "--port", "0", handle.job_id) as caller:
@@ -418,7 +425,7 @@ def test_a_function_goes_on_when_whoever_debugs_it_is_killed(on_ray):
     wait_until(lambda: not list_tunnels(handle), "something is left of the connection")
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_program_that_brings_its_own_distribution_runs_once(on_ray):
     """Ray Train's own trainer, on the slice that kinetic leaves to it."""
     trainer = [str(TESTS / "doubles/jax_trainer.py"), "4", "4x4", "5"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from one_copy_cases import CONFIG, lines, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 
 FLAX = """
@@ -119,6 +119,7 @@ FLAX_CHECKED = [
 ]
 
 
+@pytest.mark.long
 def test_what_scripts_and_modules_register_with_jax_flax_and_keras_is_registered(
     tmp_path: Path,
 ) -> None:
@@ -147,6 +148,7 @@ class Biased(Linear):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["module", "script"])
 def test_equinox_modules(tmp_path: Path, place: str) -> None:
     checks = """
@@ -344,6 +346,7 @@ print(train())
     )
 
 
+@pytest.mark.long
 def test_the_configuration_of_jax_is_that_of_the_script(tmp_path: Path) -> None:
     main = """
 import jax, kinetic

@@ -89,6 +89,7 @@ def test_one_that_must_stay_and_cannot_is_lost(begin, tmp_path):
     assert any(why in line for line in job.story())
 
 
+@pytest.mark.long
 def test_one_whose_variables_hold_arrays_of_its_world_is_replaced(begin, tmp_path):
     job = begin(elastic(hoard))
     all_begun(tmp_path)

@@ -153,6 +153,7 @@ def test_hosts_of_one_template_form_a_gang(plan, home):
     assert outcome_of(plan, home).ok
 
 
+@pytest.mark.long
 def test_pods_that_have_finished_and_are_started_again_run_nothing(plan, home):
     """As a node does that was restarted before it could say how they ended."""
     gang = Gang(plan, home)

@@ -67,6 +67,7 @@ def test_a_controller_that_is_killed_is_started_again(tmp_path):
         remote.with_options(retries=0)(str(tmp_path / "m"))
 
 
+@pytest.mark.long
 def test_programs_have_all_devices_too(tmp_path):
     (tmp_path / "train.py").write_text("import jax\nprint(jax.process_count(), len(jax.devices()))")
     options = ["run", "-a", "tpu-v6e-16", "--controller", "single"]

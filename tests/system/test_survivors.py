@@ -41,6 +41,7 @@ def elastic(function=train, slices=(1, 2), **options):
 # -- they go on ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 3])
 def test_survivors_keep_their_process_while_the_slice_returns(begin, tmp_path, victim):
     job = begin(elastic(survivors="keep"), [(1, victim)], [])
@@ -54,6 +55,7 @@ def test_survivors_keep_their_process_while_the_slice_returns(begin, tmp_path, v
     assert job.losses() == [(lost,)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("survivors", ["keep", "restart"])
 def test_no_host_compiles_again_what_it_has_compiled(begin, survivors):
     options = {"slices": (2, 2), "survivors": survivors, "all_hosts": True}
@@ -78,6 +80,7 @@ def test_survivors_keep_their_process_in_a_smaller_attempt(begin, tmp_path, lost
     assert {address for _, address in init} == {init[0][1]} != {note(tmp_path, 1, 0)["init"][1]}
 
 
+@pytest.mark.long
 def test_one_process_survives_again_and_again(begin, tmp_path):
     job = begin(elastic(survivors="keep"), [(1, 3), (2, 2), (3, 3)], [])
     assert job.handle.result(timeout=LIMIT_S)[0] == 4
@@ -111,6 +114,7 @@ def test_a_function_that_waits_at_a_barrier_is_freed(begin, tmp_path):
     assert pids(tmp_path, 1)[0] == pids(tmp_path, 2)[0]
 
 
+@pytest.mark.long
 def test_threads_of_jax_that_wait_for_a_lost_host_keep_nobody(begin, tmp_path):
     """Which of two hosts connects to the other is chance: two of three times one waits here."""
     job = begin(elastic(connect_in_vain, survivors="keep"))
@@ -129,6 +133,7 @@ def losses(folder):
     return dict(line.split() for line in Path(folder, "losses").read_text().splitlines())
 
 
+@pytest.mark.long
 def test_a_training_has_the_losses_of_one_that_was_never_interrupted(begin, tmp_path):
     quiet = tmp_path / "quiet"
     quiet.mkdir()
@@ -146,6 +151,7 @@ def test_a_training_has_the_losses_of_one_that_was_never_interrupted(begin, tmp_
 # -- more is lost meanwhile ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_survivor_is_killed_while_it_waits(begin, tmp_path, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "3")
     job = begin(elastic(), [(1, 3)], [])
@@ -181,6 +187,7 @@ def test_a_survivor_is_killed_as_soon_as_it_goes_on(begin, tmp_path):
     assert job.handle.result(timeout=LIMIT_S)[:2] == (3, 4)
 
 
+@pytest.mark.long
 def test_an_exception_in_a_process_that_stayed_ends_the_job(begin, tmp_path):
     job = begin(elastic(late_error, survivors="keep"))
     with pytest.raises(ValueError, match="no luck"):
@@ -189,6 +196,7 @@ def test_an_exception_in_a_process_that_stayed_ends_the_job(begin, tmp_path):
     assert job.losses() == [(1,)]
 
 
+@pytest.mark.long
 def test_it_is_given_up_though_processes_have_stayed(begin):
     job = begin(elastic(max_failures=1), [(1, 3), (2, 0)], [])
     with pytest.raises(HostLost, match="given up: it failed 2 times"):

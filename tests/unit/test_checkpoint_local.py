@@ -17,6 +17,7 @@ CASES = sorted(Path(__file__).parent.glob("checkpoint_*_cases.py"))
 ABSENT = Path(__file__).parents[1] / "absent"  # what Keras would import without need
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_states_are_written_and_read_and_damage_is_never_restored():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, CASES)]

@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 import urllib.request
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 
 def test_it_is_a_cluster_with_a_slice(common_ray):
     asked = urllib.request.Request(
