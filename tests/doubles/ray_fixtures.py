@@ -73,7 +73,7 @@ def _shared_ray(_run_folder: Path, request: pytest.FixtureRequest) -> RayCluster
         pytest.skip(problem)
     owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
     # Only those read what actors print in the output of their driver.
-    has_trainers = any(item.get_closest_marker("long") for item in request.session.items)
+    has_trainers = any(item.get_closest_marker("release") for item in request.session.items)
     return share_cluster(_run_folder, owner, sends_output=has_trainers)
 
 
