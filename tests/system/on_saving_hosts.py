@@ -201,6 +201,33 @@ def step_without_end(folder):
     return step, float(state["w"][0])
 
 
+def save_as_the_other_dies(folder):
+    """Save a step. In the first attempt host 1 dies before the hosts have told each other that it
+    is saved, and Orbax's thread of host 0 is late to tell: it finds the next world."""
+    import jax
+    import numpy as np
+    from jax._src import distributed
+    from orbax.checkpoint._src.futures import synchronization
+
+    attempt, host = kinetic.attempt(), jax.process_index()
+    world = distributed.global_state.client
+    tell = synchronization.MultihostSynchronizedValue.set
+
+    def tell_late(value, is_saving):
+        if not is_saving and attempt == 1 and host == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not is_saving and distributed.global_state.client in (world, None):
+            time.sleep(0.01)
+        tell(value, is_saving)
+
+    if attempt == 1:
+        synchronization.MultihostSynchronizedValue.set = tell_late
+    with kinetic.Checkpointer(Path(folder, "run"), every=1, local_every=None) as ckpt:
+        state, start = ckpt.restore({"w": np.zeros(4, np.float32)})
+        ckpt.save(start, {"w": state["w"] + 1})
+    return start + 1, float(state["w"][0]) + 1
+
+
 def read_one(differ):
     import jax
 

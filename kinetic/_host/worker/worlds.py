@@ -21,8 +21,10 @@ _SYNCHRONIZATION = "orbax.checkpoint._src.futures.synchronization"
 _SIGNALING = "orbax.checkpoint._src.futures.signaling_client"
 _MULTIHOST = "orbax.checkpoint._src.multihost.multihost"
 _SIGNALING_THREAD = "_SignalingThread"
-WRITERS = ("async_save", "kinetic-local-checkpoint", "kinetic-checkpoint-end")
-"""Threads that write checkpoints, by name: Orbax's, and ours."""
+_LOOK_S = 0.002
+WRITERS = ("async_save", "save_finalize", "kinetic-local-checkpoint", "kinetic-checkpoint-end")
+"""Threads that write checkpoints, by name: Orbax's, and ours. One that outlived its world would
+come to the barriers of the next one: Orbax asks for the world's client at each."""
 IDS = ("_DISTRIBUTED_TO_DEVICE_IDS", "_RUNTIME_TO_DISTRIBUTED_ID")
 _forgetting: list[Callable[[], object]] = []
 _ending: list[Callable[[bool], object]] = []
@@ -49,12 +51,16 @@ def settle(limit_s: float) -> bool:
     """Wait until nothing of this process writes a checkpoint any more, and return whether that is
     so. Without the other hosts none can be committed."""
     deadline = time.monotonic() + limit_s
-    for thread in threading.enumerate():
-        if thread.name in WRITERS or type(thread).__name__ == _SIGNALING_THREAD:
-            thread.join(max(deadline - time.monotonic(), 0.0))
-            if thread.is_alive():
-                return False
+    # Not by `join`: Python takes a thread for ended if an exception ended somebody's wait for it.
+    while any(map(_is_writer, threading.enumerate())):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOOK_S)
     return True
+
+
+def _is_writer(thread: threading.Thread) -> bool:
+    return thread.name in WRITERS or type(thread).__name__ == _SIGNALING_THREAD
 
 
 def forget() -> list[str]:
