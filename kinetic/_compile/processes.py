@@ -136,6 +136,7 @@ class Compilers:
         try:
             # An interrupt reaches the main thread alone, and none is lost that was being started.
             with ThreadPoolExecutor(1) as starter:
+                starter.submit(int).result()  # The executor waits for threads that have begun.
                 while waiting or running:
                     while waiting and len(running) < self._at_once:
                         index = waiting.pop()
