@@ -55,6 +55,7 @@ def test_its_text_is_for_any_python_of_these_years():
     assert len(TEXT) < 18_000
 
 
+@pytest.mark.long
 def test_the_runner_starts_from_a_folder(pod):
     told, err = pod.becomes()
     assert told["kinetic"].startswith(f"{pod.cache}/runtime-")

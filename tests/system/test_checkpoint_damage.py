@@ -16,6 +16,7 @@ import kinetic
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.long
 def test_damage_is_found_on_every_mesh(tmp_path):
     run = kinetic.run("cpu:2", slices=2, all_hosts=True, output_dir=str(tmp_path))
     job = run(save_and_damage).run_async()

@@ -20,14 +20,14 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.settles_within(60)]
 KILLS = int(os.environ.get("KINETIC_TEST_KILLS", "1"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"slices": 2, "retries": KILLS}, id="retries", marks=pytest.mark.long),
-        pytest.param(
-            {"slices": (1, 2), "on_slice_loss": "shrink", "max_failures": KILLS}, id="elastic"
-        ),
+        {"slices": 2, "retries": KILLS},
+        {"slices": (1, 2), "on_slice_loss": "shrink", "max_failures": KILLS},
     ],
+    ids=["retries", "elastic"],
 )
 def test_what_a_gang_restores_is_whole_and_of_one_step(tmp_path, options):
     seed = int(os.environ.get("KINETIC_TEST_SEED", "1"))

@@ -84,7 +84,7 @@ def test_a_head_and_two_slices(begin):
     assert job.is_enough() == (1, 4, 2)
 
 
-@pytest.mark.parametrize("victim", ["host-1-1", "host-0-0"])
+@pytest.mark.parametrize("victim", [pytest.param("host-1-1", marks=pytest.mark.long), "host-0-0"])
 def test_a_lost_pod_is_replaced_and_all_others_stay(begin, victim):
     job = begin(train_until_enough if victim == "host-0-0" else wait_until_enough).reaches(1)
     before = job.pods()

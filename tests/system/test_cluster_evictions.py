@@ -96,7 +96,9 @@ def test_a_function_that_ends_within_its_grace_has_succeeded(on_cluster, home):
     assert handle.result(timeout=60) == "finished"
 
 
-@pytest.mark.parametrize(("accelerator", "host"), [("cpu", 0), (GANG, 0), (GANG, 2)])
+@pytest.mark.parametrize(
+    ("accelerator", "host"), [("cpu", 0), pytest.param(GANG, 0, marks=pytest.mark.long), (GANG, 2)]
+)
 def test_another_attempt_is_made_in_new_pods(on_cluster, home, accelerator, host):
     handle = begun(on_cluster, wait_at_first, home.parent / "m", accelerator, retries=1)
     on_cluster.evict_pod(pod_of(on_cluster, handle, host))

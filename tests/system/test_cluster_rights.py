@@ -140,6 +140,7 @@ def test_a_secret_that_no_program_could_be_started_with_is_refused(on_cluster, m
     assert call(-3) == 3
 
 
+@pytest.mark.long
 @pytest.mark.cluster(namespaces=["ml"])
 def test_the_page_can_be_followed_by_whom_its_roles_were_given(
     on_cluster, monkeypatch, tmp_path, capsys

@@ -38,16 +38,21 @@ ON_RAY = DOCS / "how-to/ray.md"
 LONG = {
     "checkpoints",
     "commands",
+    "costs",
     "debugging",
+    "detached-jobs",
     "elastic",
     "lost-hosts",
     "moving-from-keras-kinetic",
     "several-hosts",
+    "simulation",
     "tpu-compile",
+    "tutorial",
     "two-tiers",
     "watch-a-training",
+    "who-is-blamed",
 }
-"""Pages whose trainings on several hosts take long."""
+"""Pages that run several jobs, or a training on several hosts."""
 
 FENCE = re.compile(
     r"(?:<!-- (?P<mark>not run|fails)(?:: (?P<why>[^>]+))? -->\n+)?"

@@ -52,7 +52,7 @@ def test_it_waits_for_a_lost_slice_and_goes_on_with_the_same_mesh(begin, victim)
     assert job.slices() == [(0, 1), (0, 1)]
 
 
-@pytest.mark.parametrize("victim", [2, 0])
+@pytest.mark.parametrize("victim", [pytest.param(2, marks=pytest.mark.long), 0])
 def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     remote = elastic(function=train, on_slice_loss="shrink")

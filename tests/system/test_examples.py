@@ -140,6 +140,7 @@ def test_detached() -> None:
     )
 
 
+@pytest.mark.long
 def test_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     done = run("checkpoint.py")

@@ -223,7 +223,9 @@ def test_the_values_of_all_hosts_of_a_job_that_failed_or_did_not_keep_them():
     assert [[host for host, _ in job.results()] for job in batch.as_completed()] == [[0, 1]] * 2
 
 
-@pytest.mark.parametrize("accelerator", ["tpu-v6e-4", "tpu-v6e-8"])
+@pytest.mark.parametrize(
+    "accelerator", ["tpu-v6e-4", pytest.param("tpu-v6e-8", marks=pytest.mark.long)]
+)
 def test_a_loop_that_never_waits_for_a_result_ends_on_few_cores(accelerator):
     @kinetic.run(accelerator=accelerator, hang_timeout=60)
     def descend():

@@ -167,7 +167,7 @@ def test_programs_that_the_job_starts_see_it(here, tmp_path):
     assert handle.logs(all_hosts=True).count("saved") == 2
 
 
-@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_preemption_service_of_jax_saves_on_all_hosts(here, host, monkeypatch):
     monkeypatch.setenv("KINETIC_GRACE_S", "60")
     service = {"JAX_ENABLE_PREEMPTION_SERVICE": "1"}

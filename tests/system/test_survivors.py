@@ -63,7 +63,7 @@ def test_no_host_compiles_again_what_it_has_compiled(begin, survivors):
     assert job.handle.results(timeout=LIMIT_S) == [False] * 4
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_survivors_keep_their_process_in_a_smaller_attempt(begin, tmp_path, lost, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     remote = elastic(slices=(1, 3), survivors="keep", on_slice_loss="shrink")

@@ -12,13 +12,10 @@ import pytest
 HERE = Path(__file__).parent
 
 
-CASES = (
-    pytest.param("compile_cases.py", marks=pytest.mark.long),
-    pytest.param("compile_fault_cases.py", marks=pytest.mark.long),
-    "compile_program_cases.py",
-)
+CASES = ("compile_cases.py", "compile_fault_cases.py", "compile_program_cases.py")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("cases", CASES)
 def test_the_cases_pass_where_jax_may_start(cases: str) -> None:

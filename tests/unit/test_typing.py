@@ -63,6 +63,7 @@ def test_each_mistake_is_found(cache: Path) -> None:
     assert found == expected, out
 
 
+@pytest.mark.long
 def test_editors_complete_the_public_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without running anything: jedi is what Jupyter and vim ask."""
     import kinetic
