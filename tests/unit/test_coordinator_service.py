@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import Counter
 
 import grpc
@@ -208,10 +209,20 @@ def test_a_busy_coordinator_refuses_no_host_of_a_large_gang(serve, opened):
     assert codes == {None: LARGE}
 
 
-def test_a_busy_coordinator_lets_calls_wait_as_long_as_their_callers_do():
-    """gRPC's own limit is 30 s: it cancels what has waited for longer."""
-    allowed_s = dict(codec.SERVER_OPTIONS)["grpc.server_max_unrequested_time_in_server"]
-    assert allowed_s >= client._WATCH_S
+def test_a_busy_coordinator_lets_calls_wait_as_long_as_their_callers_do(serve, opened, monkeypatch):
+    """gRPC's own limit is 30 s: it cancels what has waited for longer, as here with one of 1 s."""
+    limit = "grpc.server_max_unrequested_time_in_server"
+    options = dict(codec.SERVER_OPTIONS)
+    assert options[limit] >= client._WATCH_S
+    monkeypatch.setattr(codec, "SERVER_OPTIONS", tuple((options | {limit: 1}).items()))
+    served = serve(1)
+    channel = opened(grpc.insecure_channel(served.endpoint.target, codec.CHANNEL_OPTIONS))
+    beat = channel.unary_unary(codec.HEARTBEAT.path)
+    metadata = codec.metadata_of(served.endpoint)
+    served.loop.call_soon_threadsafe(time.sleep, 2.5)
+    calls = [beat.future(codec.write(Heartbeat(0)), metadata=metadata) for _ in range(20)]
+    codes = {call.exception(PATIENCE_S) and call.code() for call in calls}
+    assert grpc.StatusCode.CANCELLED in codes
 
 
 def test_the_same_view_is_shown_once_however_often_the_stream_is_renewed(
