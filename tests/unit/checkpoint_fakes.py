@@ -1,4 +1,4 @@
-"""Hosts that are threads of one process.
+"""Hosts that are threads of one process, and a state to save.
 
 In: how many. Out: `Peers` that hear each other.
 """
@@ -90,3 +90,20 @@ def on_all(hosts: list[Together], act: Callable[[Together], Any]) -> list[Any]:
         thread.join(PATIENCE_S * 2)
         assert not thread.is_alive(), "a host waits forever"
     return found
+
+
+def state(number: int) -> dict[str, Any]:
+    import jax
+    import numpy as np
+
+    key = jax.random.key(number)
+    return {
+        "w": np.arange(12, dtype=np.float32).reshape(3, 4) + number,
+        "half": np.full((2,), number, jax.numpy.bfloat16),
+        "none": None,
+        "empty": np.zeros((0, 3)),
+        "key": key,
+        "step": number,
+        "list": [np.int64(number), True],
+        "on a device": jax.numpy.arange(5.0) * number,
+    }

@@ -1,17 +1,11 @@
-"""The dashboard without a browser: who gets in, and what is read."""
+"""The dashboard without a browser: what is read."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import http.client
 import json
 import math
-import re
-import socket
 import threading
 from array import array
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,242 +14,37 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from cli_fakes import FakeBackend, chunk
+import dashboard_world
+from cli_fakes import chunk
+from dashboard_world import NOW, World, ask, path_of
 
 import kinetic
-from kinetic._client.access import JobAccess
 from kinetic._client.board import activity, shape
-from kinetic._client.handle import JobHandle
 from kinetic._compile.checked import CheckReport
 from kinetic._compile.report import describe_refusal
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.events import EventKind, GangEvent
-from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang
 from kinetic._core.gang.messages import Activity, GangSpec, Heartbeat
 from kinetic._core.gang.picture import picture_of
 from kinetic._core.log_format import STDOUT
 from kinetic._core.metric_format import Frame
-from kinetic._core.outcome import HostReport, Outcome, Verdict
+from kinetic._core.outcome import Verdict
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
-from kinetic._dashboard import output, scene, start
+from kinetic._dashboard import output, scene
 from kinetic._dashboard.board_watch import BoardWatch
 from kinetic._dashboard.feeds import ChartsFeed, JobFeed, OutputFeed
-from kinetic._dashboard.guard import is_allowed
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.pages import Pages
 from kinetic._dashboard.server import DashboardServer
 from kinetic._host.agent.log_writer import open_log
 from kinetic._store import index
-from kinetic._store.local import LocalStore
-from kinetic.errors import PreflightError, StoreError, UsageError
+from kinetic.errors import StoreError
 
-NOW = 1_700_000_000.0
-
-
-class World:
-    """A store of jobs that only stand still."""
-
-    def __init__(self, root: Path) -> None:
-        self.store = LocalStore(root)
-        self.backend: Any = FakeBackend()
-        self.access = JobAccess(self.store, lambda _: self.backend, self.handle, lambda: NOW)
-
-    def handle(self, ref: JobRef) -> JobHandle[Any]:
-        return JobHandle(ref, self.backend, self.store)
-
-    def add(self, number: int = 1, **changes: Any) -> JobRef:
-        ref = JobRef(
-            f"job-{number:08x}",
-            Place("fake"),
-            "tpu-v6e-8",
-            "f",
-            "train",
-            NOW - 1000 + number,
-            self.store.uri,
-            hosts=2,
-        )
-        ref = replace(ref, **changes)
-        index.add(self.store, ref)
-        return ref
-
-    def end(self, ref: JobRef, verdict: Verdict = Verdict.SUCCEEDED, reason: str = "") -> None:
-        exit = Exit.RETURNED if verdict is Verdict.SUCCEEDED else Exit.RAISED
-        reports = (HostReport(0, exit, started_at=NOW - 900),)
-        outcome = Outcome(verdict, reports=reports, reason=reason, ended_at=NOW - 800)
-        index.write_outcome(self.store, ref.job_id, outcome)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "store")
-
-
-@pytest.fixture
-def server(world: World) -> Iterator[DashboardServer]:
-    found = DashboardServer(world.access)
-    found.start()
-    yield found
-    found.close()
-
-
-def ask(
-    server: DashboardServer, path: str, method: str = "GET", **headers: str
-) -> tuple[int, dict[str, str], str]:
-    """One request, with exactly these headers besides Host."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=100)
-    given = {"Host": f"127.0.0.1:{server.port}"} | {
-        name.replace("_", "-"): value for name, value in headers.items()
-    }
-    connection.putrequest(method, path, skip_host=True)
-    for name, value in given.items():
-        connection.putheader(name, value)
-    connection.endheaders()
-    answer = connection.getresponse()
-    body = answer.read().decode()
-    connection.close()
-    return answer.status, {k.lower(): v for k, v in answer.getheaders()}, body
-
-
-def path_of(server: DashboardServer) -> str:
-    return server.url.partition(str(server.port))[2]
-
-
-# -- who gets in -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/", "", "/jobs/job-00000001", "/{}x/", "/{}", "/%00/", "/static/dashboard.js", "//{}/"],
-)
-def test_nothing_is_shown_without_the_token(server: DashboardServer, world: World, path: str):
-    world.add(display_name="secret-name")
-    token = path_of(server).strip("/")
-    status, _, body = ask(server, path.format(token) or "/")
-    assert (status, "secret-name" in body, "kinetic dashboard" in body) == (403, False, True)
-
-
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1", "a@127.0.0.1"]
-)
-def test_another_name_for_this_machine_is_refused(server: DashboardServer, host: str):
-    """DNS rebinding: the attacker's own page asks us, by the attacker's name."""
-    assert ask(server, path_of(server), Host=host)[0] in (400, 403)
-    assert ask(server, path_of(server))[0] == 200
-
-
-def test_names_of_the_loopback_address_are_let_in(server: DashboardServer):
-    for name in ("localhost", "127.0.0.1", "[::1]"):
-        assert ask(server, path_of(server), Host=f"{name}:{server.port}")[0] == 200
-        # A port that was forwarded (ssh -L) is another one.
-        assert ask(server, path_of(server), Host=f"{name}:1")[0] == 200
-
-
-def test_two_names_are_refused():
-    assert not is_allowed("GET", {"host": ["127.0.0.1", "127.0.0.1"]})
-    assert not is_allowed("GET", {})
-
-
-@pytest.mark.parametrize("origin", ["", "null", "http://evil.example", "http://127.0.0.1:1"])
-def test_nothing_is_done_for_a_page_of_another_origin(
-    server: DashboardServer, world: World, origin: str
-):
-    ref = world.add()
-    path = f"{path_of(server)}jobs/{ref.job_id}/cancel"
-    headers = {"Origin": origin} if origin else {}
-    assert ask(server, path, "POST", **headers)[0] == 403
-    assert world.backend.cancelled == []
-    own = f"http://127.0.0.1:{server.port}"
-    status, _, body = ask(server, path, "POST", Origin=own, Content_Length="0")
-    assert (status, json.loads(body)["said"]) == (200, f"{ref.job_id} is being cancelled.")
-    assert world.backend.cancelled == [ref.job_id]
-    assert ask(server, path, "GET")[0] == 405  # no link and no image presses a button
-    assert world.backend.cancelled == [ref.job_id]
-
-
-def test_pages_run_no_scripts_but_ours_and_are_framed_by_nobody(world: World):
-    for is_framed, frames in ((False, "frame-ancestors 'none'"), (True, "vscode-webview:")):
-        server = DashboardServer(world.access, is_framed=is_framed)
-        server.start()
-        _, headers, body = ask(server, path_of(server))
-        refused = ask(server, "/")[1]
-        server.close()
-        policy = headers["content-security-policy"]
-        assert policy == refused["content-security-policy"]
-        (style,) = re.findall("<style>(.*?)</style>", body, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-        assert f"default-src 'none'; script-src 'self'; style-src 'sha256-{digest}';" in policy
-        assert policy.endswith(frames)
-        assert headers["referrer-policy"] == "no-referrer"
-        assert headers["cache-control"] == "no-store"
-
-
-def test_pages_name_no_other_address(server: DashboardServer, world: World):
-    ref = world.add()
-    for path in ("", f"jobs/{ref.job_id}", "batches", "capacity", "static/dashboard.js"):
-        status, _, body = ask(server, path_of(server) + path)
-        assert status == 200
-        assert "http:" not in body.replace("http://www.w3.org/2000/svg", "")
-        assert "https:" not in body
-        assert path_of(server).strip("/") not in body  # relative addresses only
-
-
-def test_the_first_address_leads_in_once(server: DashboardServer):
-    """Others on this machine see the words of the command that opens a browser."""
-    path = server.first_url.partition(str(server.port))[2]
-    assert ask(server, path, Host="evil.example")[0] == 403
-    assert ask(server, "/open/" + "0" * 32)[0] == 403
-    status, headers, _ = ask(server, path)
-    assert (status, headers["location"]) == (303, path_of(server))
-    assert ask(server, path)[0] == 403
-    assert ask(server, "/open/")[0] == 403
-
-
-def test_what_is_no_request_is_refused_without_a_word(
-    server: DashboardServer, caplog: pytest.LogCaptureFixture
-):
-    upgrade = "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
-    answers = []
-    for data in (b"\x16\x03\x01\x00\xb5\r\n\r\n", upgrade.encode()):
-        with socket.create_connection(("127.0.0.1", server.port)) as stranger:
-            stranger.sendall(data)
-            answers.append(stranger.recv(12))
-    assert answers == [b"HTTP/1.1 400", b"HTTP/1.1 403"]
-    assert caplog.records == []
-
-
-def test_each_server_has_a_token_of_its_own(world: World):
-    servers = [DashboardServer(world.access) for _ in range(2)]
-    for each in servers:
-        each.close()
-    assert len({each.url.split("/")[3] for each in servers}) == 2
-    assert all(len(each.url.split("/")[3]) == 32 for each in servers)
-
-
-def test_a_port_that_is_taken(server: DashboardServer, world: World):
-    with pytest.raises(UsageError, match=f"cannot listen on port {server.port}.*--port"):
-        DashboardServer(world.access, server.port)
-
-
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(start, "_PACKAGES", ("jinja2", "no_such_package"))
-    with pytest.raises(PreflightError, match=r"needs no_such_package.*kinetic-sdk\[dashboard\]"):
-        kinetic.dashboard()
-
-
-def test_a_notebook_gets_one_server_in_a_frame():
-    first = kinetic.dashboard()
-    try:
-        assert kinetic.dashboard() is first
-        assert f'<iframe src="{first.url}"' in first._repr_html_()
-    finally:
-        first.close()
-    second = kinetic.dashboard()
-    second.close()
-    assert second is not first
+world, server = dashboard_world.world, dashboard_world.server
 
 
 # -- what is answered ------------------------------------------------------------------------------

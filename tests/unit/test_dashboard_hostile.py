@@ -21,9 +21,9 @@ import pytest
 
 pytest.importorskip("starlette")
 
-import test_dashboard
+import dashboard_world
 from cli_fakes import chunk
-from test_dashboard import NOW, World, ask, path_of
+from dashboard_world import NOW, World, ask, path_of
 
 from kinetic._core.exits import Exit
 from kinetic._core.metric_series import Series
@@ -35,7 +35,7 @@ from kinetic._store import index
 from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound, StoreError
 
-world, server = test_dashboard.world, test_dashboard.server
+world, server = dashboard_world.world, dashboard_world.server
 
 
 # -- charts ----------------------------------------------------------------------------------------

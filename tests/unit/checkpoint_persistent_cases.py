@@ -1,0 +1,243 @@
+"""In a process of its own (see `test_checkpoint_local`), because JAX forbids forks. The persistent
+tier, and what is told to those who watch.
+
+In: states, folders. Out: steps, errors, marks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import threading
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from checkpoint_fakes import state
+from orbax.checkpoint import CheckpointManager
+
+import kinetic
+from kinetic._host.agent import workspace
+from kinetic._in_job.checkpoint import persistent
+from kinetic._in_job.checkpoint.local_tier import LocalTier
+from kinetic.errors import CheckpointError, PreflightError, UsageError
+
+
+def losses(directory, said, **options):
+    """Save a step with each of these metrics; return the steps that stay."""
+    with kinetic.Checkpointer(directory, every=1, local_every=None, **options) as ckpt:
+        for step, metrics in enumerate(said):
+            ckpt.save(step, {"n": step}, metrics=metrics)
+            ckpt.wait()
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"keep": 2}, [4, 5]),
+        ({"keep": None}, [0, 1, 2, 3, 4, 5]),
+        ({"keep": 1, "keep_every": 3}, [0, 3, 5]),
+        ({"keep": 1, "best": "loss"}, [2, 5]),
+        ({"keep": 1, "best": "loss", "best_is": "max", "keep_best": 2}, [0, 3, 5]),
+    ],
+)
+def test_which_checkpoints_stay(tmp_path, options, left):
+    said = [{"loss": 7.0}, {"loss": float("nan")}, {"loss": 1.0}, {"loss": 9.0}, None, {"x": 0}]
+    assert losses(tmp_path, said, **options) == left
+
+
+def test_a_training_that_forgot_to_restore_is_told(tmp_path):
+    losses(tmp_path, [None, None])
+    with pytest.raises(CheckpointError, match=r"the last step is 1\).*Call restore\(\)"):
+        losses(tmp_path, [None])
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        assert ckpt.restore({"n": 0}) == ({"n": 1}, 2)
+        with pytest.raises(CheckpointError, match="Step 0 was saved or restored before"):
+            ckpt.save(0, {"n": 0})
+        assert ckpt.save(2, {"n": 5}) == ("persistent",)
+    with pytest.raises(UsageError, match="closed"):
+        ckpt.restore({"n": 0})
+
+
+def test_a_folder_that_was_removed_is_told(tmp_path):
+    options = {"every": 2, "local_every": 1, "local_directory": tmp_path / "memory"}
+    with kinetic.Checkpointer(tmp_path / "run", **options) as ckpt:
+        ckpt.save(0, {"n": np.zeros(3)})
+        ckpt.wait()
+        shutil.rmtree(tmp_path / "run")
+        assert ckpt.save(1, {"n": np.zeros(3)}) == ("local",)
+        with pytest.raises(CheckpointError, match=r"run was removed.*nothing more is saved"):
+            ckpt.save(2, {"n": np.zeros(3)})
+
+
+@pytest.mark.parametrize("local_every", [None, 1])
+def test_a_state_may_be_one_array(tmp_path, local_every):
+    options = {"local_every": local_every, "local_directory": tmp_path / "memory"}
+    with kinetic.Checkpointer(tmp_path / "run", every=1, **options) as ckpt:
+        ckpt.save(3, jax.numpy.arange(3.0))
+    with kinetic.Checkpointer(tmp_path / "run", **options) as ckpt:
+        found, start = ckpt.restore(jax.numpy.zeros(3))
+    assert (found.tolist(), start) == ([0.0, 1.0, 2.0], 4)
+
+
+def test_what_another_program_has_saved_is_restored(tmp_path):
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager(tmp_path) as manager:
+        saved = ocp.args.Composite(state=ocp.args.StandardSave({"w": np.arange(3.0)}))
+        manager.save(7, args=saved)
+    with kinetic.Checkpointer(tmp_path, local_every=None) as ckpt:
+        found, start = ckpt.restore({"w": np.zeros(3)})
+    assert (list(found["w"]), start) == ([0.0, 1.0, 2.0], 8)
+
+
+def save_into_a_file(tmp_path):
+    folder = tmp_path / "memory"
+    with kinetic.Checkpointer(
+        tmp_path / "run", local_every=1, local_directory=folder, at_least_every=None
+    ) as ckpt:
+        ckpt.restore({"w": np.zeros(3)})
+        ckpt.wait()
+        (there,) = folder.glob("checkpoints/*")
+        shutil.rmtree(there)
+        there.write_text("")
+        ckpt.save(0, {"w": np.zeros(3)})
+
+
+def test_a_save_that_fails_in_the_background_is_told(tmp_path):
+    with pytest.raises(CheckpointError, match="could not be written"):
+        save_into_a_file(tmp_path)
+
+
+def test_memory_that_is_too_small_is_told_with_what_to_ask_for(tmp_path, monkeypatch):
+    usage = os.statvfs(tmp_path)
+    small = SimpleNamespace(f_bavail=1, f_frsize=usage.f_frsize, f_blocks=usage.f_blocks)
+    monkeypatch.setattr(os, "statvfs", lambda path: small)
+    with (
+        pytest.raises(CheckpointError, match=r"two copies of it need 1.6 MB.* at least 1.84 MB"),
+        kinetic.Checkpointer(tmp_path / "run", local_directory=tmp_path / "memory") as ckpt,
+    ):
+        ckpt.restore({"w": np.zeros(100_000)})
+
+
+def test_memory_that_has_become_too_small_ends_no_training(tmp_path, monkeypatch, caplog):
+    """A later attempt may have fewer hosts, or less memory."""
+    monkeypatch.setenv("KINETIC_ATTEMPT", "2")
+    usage = os.statvfs(tmp_path)
+    small = SimpleNamespace(f_bavail=1, f_frsize=usage.f_frsize, f_blocks=usage.f_blocks)
+    monkeypatch.setattr(os, "statvfs", lambda path: small)
+    with kinetic.Checkpointer(tmp_path / "run", local_directory=tmp_path / "memory") as ckpt:
+        assert ckpt.restore({"w": np.zeros(100_000)})[1] == 0
+    assert "two copies of it need 1.6 MB" in caplog.text
+    assert "The training goes on" in caplog.text
+
+
+def test_without_orbax_it_is_told_what_to_install(tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if "orbax" in name else find(name)
+    )
+    with pytest.raises(PreflightError, match="pip install orbax-checkpoint"):
+        kinetic.Checkpointer(tmp_path).restore({"n": 0})
+
+
+@pytest.mark.parametrize(
+    "options", [{"keep": 0}, {"keep": 1.5}, {"best_is": "least"}, {"every": 0}, {"directory": ""}]
+)
+def test_options_that_cannot_work(tmp_path, options):
+    with pytest.raises(UsageError):
+        kinetic.Checkpointer(**{"directory": tmp_path} | options)
+
+
+def test_outside_of_jobs_there_is_no_folder_by_default():
+    with pytest.raises(UsageError, match="Give it directory="):
+        kinetic.Checkpointer()
+
+
+# -- what is told to those who watch ---------------------------------------------------------------
+
+
+@pytest.fixture
+def marked(tmp_path, monkeypatch):
+    """What the agent of this host sees."""
+    folder = tmp_path / "host"
+    folder.mkdir()
+    monkeypatch.setenv("KINETIC_PREEMPTION", str(folder))
+    return lambda: workspace.read_saving_step(folder)
+
+
+def test_a_host_says_which_step_it_saves_until_that_is_whole(tmp_path, marked, monkeypatch):
+    seen, committed = [], LocalTier.commit
+
+    def commit(tier, local):
+        seen.append(marked())
+        return committed(tier, local)
+
+    monkeypatch.setattr(LocalTier, "commit", commit)
+    finalized, goes_on = CheckpointManager._finalize, threading.Event()
+
+    def finalize(*args):
+        goes_on.wait()
+        return finalized(*args)
+
+    monkeypatch.setattr(CheckpointManager, "_finalize", finalize)
+    options = {"every": 4, "local_every": 3, "local_directory": tmp_path / "local"}
+    with kinetic.Checkpointer(tmp_path / "checkpoints", **options) as ckpt:
+        ckpt.restore(state(0))
+        assert ckpt.save(3, state(3)) == ("local",)
+        ckpt.wait()
+        assert (seen, marked()) == ([3], None)
+        assert ckpt.save(4, state(4)) == ("persistent",)
+        assert marked() == 4
+        threading.Timer(0.3, goes_on.set).start()
+        ckpt.save(8, state(8))  # it waits for the one before, whose end is not that of this one
+        assert marked() == 8
+    await_end_of("kinetic-saving-mark")
+    assert marked() is None
+
+
+def test_a_save_that_fails_leaves_no_mark(tmp_path, marked, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(LocalTier, "stage", fail)
+    options = {"every": 5, "local_every": 1, "local_directory": tmp_path / "local"}
+    with pytest.raises(ZeroDivisionError), kinetic.Checkpointer(tmp_path / "c", **options) as ckpt:
+        ckpt.save(0, state(0))
+    assert marked() is None
+    monkeypatch.setattr(CheckpointManager, "_finalize", fail)
+    ckpt = kinetic.Checkpointer(tmp_path / "d", every=1, local_every=None)
+    ckpt.save(0, state(0))
+    assert marked() == 0
+    with pytest.raises(CheckpointError, match="ZeroDivisionError"):
+        ckpt.wait()
+    assert marked() is None
+    await_end_of("kinetic-saving-mark")
+
+
+def await_end_of(name):
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join()
+
+
+# -- what Orbax logs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"), [("CANCELLED: WaitAtBarrier", False), ("INTERNAL: no space left", True)]
+)
+def test_a_save_that_was_cut_off_with_its_world_is_no_news(words, is_told, tmp_path, caplog):
+    persistent.Persistent(str(tmp_path), persistent.Keep()).close()
+    try:
+        try:
+            raise jax.errors.JaxRuntimeError(words)
+        except jax.errors.JaxRuntimeError as error:
+            raise TimeoutError("Timed out while waiting for a barrier") from error
+    except TimeoutError:
+        logging.getLogger("absl").exception("Save Finalize thread failed.")
+    assert bool(caplog.records) is is_told
