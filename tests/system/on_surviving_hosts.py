@@ -278,7 +278,7 @@ def import_half(folder):
 
 def cling(folder, how):
     """Host 0 does not get free in the first attempt: it holds Python's lock in native code, or
-    swallows whatever is raised."""
+    swallows whatever is raised, or is ended as native code does that loses its peer."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -293,6 +293,8 @@ def cling(folder, how):
             except BaseException:
                 if jax.process_index() == 1:
                     raise
+                if how == "aborts":
+                    os.kill(os.getpid(), signal.SIGABRT)
     multihost_utils.sync_global_devices("all are there again")
     return kinetic.attempt()
 

@@ -79,14 +79,20 @@ def test_one_that_does_not_get_free_is_replaced(begin, tmp_path, how):
     assert "gets a new process for the next attempt: the function did not end within 5 s" in said
 
 
-def test_one_that_must_stay_and_cannot_is_lost(begin, tmp_path):
-    job = begin(elastic(cling, survivors="keep"), "swallows")
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("swallows", "the function did not end within 12 s"),
+        ("aborts", "it was killed by SIGABRT"),
+    ],
+)
+def test_one_that_must_stay_and_cannot_is_lost(begin, tmp_path, how, why):
+    job = begin(elastic(cling, survivors="keep"), how)
     all_begun(tmp_path)
     os.kill(pids(tmp_path, 1)[1], signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S) == 2
     assert job.losses() == [(1,), (0,)]
-    why = 'survivors is "keep": the function did not end within 12 s'
-    assert any(why in line for line in job.story())
+    assert any(f'survivors is "keep": {why}' in line for line in job.story())
 
 
 @pytest.mark.long
