@@ -17,6 +17,7 @@ from gangs import PATIENCE_S, children, is_titled, kill, wait_until
 
 import kinetic
 from kinetic import errors
+from kinetic._core import layout
 from kinetic._core.exits import Exit
 
 pytestmark = pytest.mark.usefixtures("over_programs")
@@ -209,7 +210,7 @@ def test_an_agent_that_is_killed_in_a_later_attempt_is_named(home):
 def leave_much(folder):
     """Have the agent of host 1 clean up for a while."""
     if os.environ["KINETIC_HOST_INDEX"] == "1":
-        for number in range(20_000):
+        for number in range(40_000):
             Path(str(number)).touch()
         Path(folder, "1").touch()
     raise ValueError("on purpose")
@@ -221,8 +222,8 @@ def test_an_agent_that_is_killed_before_it_waits_for_its_place_ends_the_job(home
     folder = home.parent / "marks"
     folder.mkdir(parents=True)
     handle = run("tpu-v6e-8", retries=1)(leave_much).run_async(str(folder))
-    agent = agent_of(hosts_of(handle)[1])
-    wait_until(lambda: "finished" in [each["kind"] for each in handle.events()], "it runs on")
+    agent, events = agent_of(hosts_of(handle)[1]), home / layout.events(handle.job_id)
+    wait_until(lambda: events.exists() and b'"finished"' in events.read_bytes(), "it runs on")
     kill(agent)
     with pytest.raises(ValueError, match="on purpose"):
         handle.result(timeout=PATIENCE_S)
