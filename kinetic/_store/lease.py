@@ -16,7 +16,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,8 +37,8 @@ _POLL_S = 0.5
 
 _own: dict[str, Owner | None] = {}
 """What this process owns: its own record locks do not keep it out, and looking would free them."""
-_held: dict[str, InFolder] = {}
-"""The places that this process has locked."""
+_leases: set[Lease] = set()
+"""Those of this process, until they end."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ class Lease:
         self._me = me
         self._sleep = sleep
         self._ended = threading.Event()
+        self._writing = threading.Lock()
         self._is_mine = False
         self._lost = ""
 
@@ -154,6 +155,7 @@ class Lease:
             self._place.free(remove=False)
             raise
         self._is_mine = True
+        _leases.add(self)
         if self._place.counts:
             count = functools.partial(count_up, self._beat, self._ended, BEAT_S)
             threading.Thread(target=count, name="kinetic-lease", daemon=True).start()
@@ -200,15 +202,33 @@ class Lease:
 
     def release(self) -> None:
         """Let others write. Idempotent."""
-        self._ended.set()
-        if self._is_mine:
-            self._is_mine = False
-            with contextlib.suppress(OSError, KineticError):
+        with self._end() as was_mine, contextlib.suppress(OSError, KineticError):
+            if was_mine:
                 mine = self._place.read()[0]
                 self._place.free(remove=mine is not None and mine.token == self._me.token)
 
+    def abandon(self) -> None:
+        """Unlock without a word, as the end of this process would."""
+        with self._end() as was_mine:
+            if was_mine:
+                self._place.free(remove=False)
+
+    @contextlib.contextmanager
+    def _end(self) -> Iterator[bool]:
+        """End to count up: one that does so now would write over the next owner. Yield whether this
+        was the owner until now."""
+        self._ended.set()
+        with self._writing:
+            was_mine, self._is_mine = self._is_mine, False
+            _leases.discard(self)
+            yield was_mine
+
     def _beat(self, number: int) -> bool:
         """Count up; return whether somebody else has become the owner."""
+        with self._writing:
+            return self._ended.is_set() or self._write_beat(number)
+
+    def _write_beat(self, number: int) -> bool:
         owner, _ = self._place.read()
         if owner is None or owner.token != self._me.token:
             who = "somebody" if owner is None else str(owner)
@@ -264,7 +284,6 @@ class InFolder:
             return False
         self._fd = fd
         _own[self._name] = None
-        _held[self._name] = self
         return True
 
     def read(self) -> tuple[Owner | None, Any]:
@@ -312,13 +331,12 @@ class InFolder:
             os.close(self._fd)
             self._fd = -1
             _own.pop(self._name, None)
-            _held.pop(self._name, None)
 
 
 def abandon() -> None:
-    """Unlock all folders of this process, whose owners have ended without releasing them."""
-    for place in list(_held.values()):
-        place.free(remove=False)
+    """End all leases of this process, whose owners have ended without releasing them."""
+    for lease in list(_leases):
+        lease.abandon()
 
 
 class InStore:

@@ -263,6 +263,32 @@ def test_a_bucket_has_one_owner_until_that_is_silent():
     assert InStore(store).read()[0] is None
 
 
+def test_an_owner_that_is_abandoned_writes_nothing_over_the_next_one():
+    """Its thread may be about to count up."""
+    renews, goes_on = threading.Event(), threading.Event()
+
+    class Slow(InStore):
+        def renew(self, owner):
+            renews.set()
+            goes_on.wait(PATIENCE_S)
+            super().renew(owner)
+
+    store = MemoryStore()
+    first = Lease(Slow(store), "memory://x", owner("job-1", "a"))
+    first.acquire()
+    beat = threading.Thread(target=first._beat, args=(1,))
+    beat.start()
+    renews.wait(PATIENCE_S)
+    threading.Timer(0.2, goes_on.set).start()
+    lease.abandon()
+    second = in_store(store, "job-1", "b")
+    second.acquire()
+    beat.join(PATIENCE_S)
+    assert InStore(store).read()[0].token == "b"
+    assert first._beat(2), "it is over"
+    second.release()
+
+
 def test_an_owner_counts_on_after_a_moment_without_its_bucket():
     told = []
 
