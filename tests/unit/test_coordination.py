@@ -70,6 +70,38 @@ CALLS_BETWEEN_WORLDS = """
     print(ended.wait(), jax.device_count())
 """
 
+LEAVES_ALL = """
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.set_mesh(jax.make_mesh((2,), ("x",)))
+    jax.config.update("jax_default_device", jax.devices()[1])
+
+    def show(x):
+        if x:
+            raise ValueError(x)
+
+    @jax.jit
+    def fail(x):
+        jax.debug.callback(show, x)
+        return x
+
+    @jax.jit
+    def tell(x):
+        jax.debug.print("{}", x, ordered=True)
+        return x
+
+    try:
+        fail(1.0).block_until_ready()
+    except Exception:
+        pass
+    with jax.set_mesh(jax.make_mesh((1,), ("x",))):
+        tell(0)
+    print(coordination.count_shared_arrays(), end=" ")
+    coordination.forget_effects()
+    print(coordination.count_shared_arrays(), end=" ")
+    coordination.leave()
+    print(coordination.has_backends(), jax.sharding.get_mesh().empty, jax.config.jax_default_device)
+"""
+
 
 def free_address():
     with socket.socket() as sock:
@@ -145,6 +177,12 @@ def test_a_process_joins_one_world_after_the_other(serve, begin):
     both = [begin(JOINS_TWICE, str(each), *addresses) for each in range(2)]
     said = [end()[0].splitlines()[-1] for end in both]
     assert said == ["[2.0, 2.0] 1"] * 2
+
+
+def test_effects_and_defaults_end_with_the_world(begin):
+    """A mesh that was set would make arrays on the devices of a world that is gone."""
+    said, _ = begin(LEAVES_ALL)()
+    assert said.splitlines()[-1] == "1 0 False True None"
 
 
 def test_a_thread_that_calls_for_devices_between_two_worlds_gets_those_of_the_next(begin):

@@ -173,14 +173,27 @@ def count_shared_arrays() -> int:
     return sum(array.committed for array in jax.live_arrays())
 
 
+def forget_effects() -> None:
+    """Forget what the effects of failed computations wait for: tokens on the devices of the world,
+    which would count as its arrays, and fail again as the backends are cleared."""
+    dispatch: Any = sys.modules.get("jax._src.dispatch")
+    if (tokens := getattr(dispatch, "runtime_tokens", None)) is not None:
+        tokens.clear()
+
+
 def leave() -> None:
-    """Leave the world, and forget what belongs to it: backends, devices, compiled functions."""
+    """Leave the world, and forget what belongs to it: backends, devices, compiled functions, the
+    mesh and the device that were set as the default."""
     distributed: Any = sys.modules.get("jax._src.distributed")
     if distributed is None:
         return
     import jax.extend.backend
     from jax._src import xla_bridge
 
+    if hasattr(jax, "set_mesh"):
+        jax.set_mesh(None)
+    if isinstance(jax.config.jax_default_device, jax.Device):
+        jax.config.update("jax_default_device", None)
     hang_up()
     state = distributed.global_state
     if state.preemption_sync_manager is not None:

@@ -193,6 +193,7 @@ def leave(kept: RetainedCall) -> None:
     coordination.hang_up()
     if not worlds.settle(SETTLE_S):
         raise CannotStay("a checkpoint is still being written")
+    coordination.forget_effects()
     gc.collect()
     if count := coordination.count_shared_arrays():
         raise CannotStay(
