@@ -228,6 +228,34 @@ def save_as_the_other_dies(folder):
     return start + 1, float(state["w"][0]) + 1
 
 
+def leave_a_save(folder):
+    """In the first attempt host 1 dies before the hosts have told each other that a step is saved,
+    and nobody ends the checkpointer. Return what is left of that in the second one: whether JAX has
+    devices, and threads."""
+    import numpy as np
+    from jax._src import xla_bridge
+
+    if kinetic.attempt() == 2:
+        time.sleep(1)
+        return xla_bridge.backends_are_initialized(), [t.name for t in threading.enumerate()]
+
+    import jax
+    from orbax.checkpoint._src.futures import synchronization
+
+    tell = synchronization.MultihostSynchronizedValue.set
+
+    def tell_or_die(value, is_saving):
+        if not is_saving and jax.process_index() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        tell(value, is_saving)
+
+    synchronization.MultihostSynchronizedValue.set = tell_or_die
+    ckpt = kinetic.Checkpointer(Path(folder, "run"), every=1, local_every=None)
+    state, start = ckpt.restore({"w": np.zeros(4, np.float32)})
+    ckpt.save(start, state)
+    time.sleep(600)
+
+
 def read_one(differ):
     import jax
 

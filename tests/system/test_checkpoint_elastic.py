@@ -12,7 +12,12 @@ import signal
 
 import pytest
 from gangs import processes, wait_until
-from on_saving_hosts import read_one, save_as_the_other_dies, step_without_end
+from on_saving_hosts import (
+    leave_a_save,
+    read_one,
+    save_as_the_other_dies,
+    step_without_end,
+)
 
 import kinetic
 from kinetic._system import memory_folder
@@ -50,6 +55,17 @@ def test_no_thread_of_orbax_calls_the_hosts_of_the_next_attempt(tmp_path):
     step, weight = job.result(timeout=400)
     assert step == weight
     assert job.outcome().attempt == 2
+    job.cleanup()
+
+
+def test_a_save_that_was_cut_off_is_no_matter_of_the_next_attempt(tmp_path):
+    """A thread asked Orbax for minutes whether it still saves, which starts JAX's devices."""
+    run = kinetic.run("cpu", slices=(1, 2), on_slice_loss="wait", max_failures=1)
+    job = run(leave_a_save).run_async(str(tmp_path))
+    has_devices, threads = job.result(timeout=400)
+    assert not has_devices
+    assert "kinetic-saving-mark" not in threads
+    assert "1 of 2 hosts go on in the process that they have" in job.logs(attempt=1)
     job.cleanup()
 
 

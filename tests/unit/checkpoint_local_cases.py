@@ -6,14 +6,17 @@ In: states, folders, hosts that are threads. Out: the same states.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
+import signal
+import threading
 
 import jax
 import numpy as np
 import pytest
-from checkpoint_fakes import Crowd, on_all, state
+from checkpoint_fakes import PATIENCE_S, Crowd, on_all, state
 
 from kinetic._host.worker import worlds
 from kinetic._in_job.checkpoint import tree
@@ -303,3 +306,42 @@ def test_orbax_remembers_nothing_of_the_devices_of_another_world():
     assert replica_slices._sharding_num_replicas.cache_info().currsize
     assert worlds.forget() == []
     assert not replica_slices._sharding_num_replicas.cache_info().currsize
+
+
+def test_a_save_by_the_newer_interface_of_orbax_is_waited_for():
+    from orbax.checkpoint._src.asyncio_utils import AsyncRunner
+
+    async def save():
+        begun.set()
+        await asyncio.sleep(0.3)
+
+    runner, begun = AsyncRunner(), threading.Event()
+    saving = runner.run_coroutine(save())
+    begun.wait()
+    assert not worlds.settle(0.05)
+    assert worlds.settle(PATIENCE_S)
+    assert saving.done()
+    runner.shutdown()
+
+
+def test_a_save_whose_wait_was_interrupted_is_waited_for():
+    """Python takes a thread for ended if an exception ends somebody's wait for it."""
+
+    def interrupt(signum, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    goes_on = threading.Event()
+    saving = threading.Thread(target=goes_on.wait, name="save_finalize")
+    saving.start()
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            saving.join()
+        assert worlds.is_saving()
+        assert not worlds.settle(0.05)
+        goes_on.set()
+        assert worlds.settle(PATIENCE_S)
+        assert not worlds.is_saving()
+    finally:
+        signal.signal(signal.SIGALRM, before)

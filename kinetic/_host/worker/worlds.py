@@ -21,10 +21,19 @@ _SYNCHRONIZATION = "orbax.checkpoint._src.futures.synchronization"
 _SIGNALING = "orbax.checkpoint._src.futures.signaling_client"
 _MULTIHOST = "orbax.checkpoint._src.multihost.multihost"
 _SIGNALING_THREAD = "_SignalingThread"
+_RUNNER = "AsyncRunner"
+"""What runs the saves of Orbax's newer interface, one thread for each."""
 _LOOK_S = 0.002
-WRITERS = ("async_save", "save_finalize", "kinetic-local-checkpoint", "kinetic-checkpoint-end")
-"""Threads that write checkpoints, by name: Orbax's, and ours. One that outlived its world would
-come to the barriers of the next one: Orbax asks for the world's client at each."""
+SAVERS = ("async_save", "save_finalize")
+"""Orbax's threads that write checkpoints, by name. One that outlived its world would come to the
+barriers of the next one: Orbax asks for the world's client at each."""
+WRITERS = (
+    *SAVERS,
+    "kinetic-local-checkpoint",
+    "kinetic-checkpoint-end",
+    "kinetic-saving-mark",
+)
+"""They, and ours."""
 IDS = ("_DISTRIBUTED_TO_DEVICE_IDS", "_RUNTIME_TO_DISTRIBUTED_ID")
 _forgetting: list[Callable[[], object]] = []
 _ending: list[Callable[[bool], object]] = []
@@ -59,8 +68,21 @@ def settle(limit_s: float) -> bool:
     return True
 
 
+def is_saving() -> bool:
+    """Whether Orbax saves in the background. It says so itself, too: after an error for ever, and
+    asking it starts JAX's backends."""
+    return any(thread.name in SAVERS for thread in threading.enumerate())
+
+
 def _is_writer(thread: threading.Thread) -> bool:
-    return thread.name in WRITERS or type(thread).__name__ == _SIGNALING_THREAD
+    if thread.name in WRITERS or type(thread).__name__ == _SIGNALING_THREAD:
+        return True
+    runner: Any = getattr(getattr(thread, "_target", None), "__self__", None)
+    if type(runner).__name__ != _RUNNER:
+        return False
+    import asyncio
+
+    return bool(asyncio.all_tasks(runner._loop))  # It lives on until its result is asked for.
 
 
 def forget() -> list[str]:

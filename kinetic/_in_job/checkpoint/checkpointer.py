@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from kinetic._core.duration import Duration
 from kinetic._core.tracebacks import own_frames_hidden
-from kinetic._host.worker import streams
+from kinetic._host.worker import streams, worlds
 from kinetic._in_job import elastic, peers, preemption, slices
 from kinetic._in_job.checkpoint import (
     arguments,
@@ -415,10 +415,8 @@ class Checkpointer:
                 if self._opened is not None and self._peers.count == 1:
                     self._opened.persistent.close()  # The process may live on.
 
-        waiting = threading.Thread(target=wait, name="kinetic-checkpoint-end", daemon=True)
-        waiting.start()
-        waiting.join(_AFTER_AN_ERROR_S)
-        if waiting.is_alive():
+        threading.Thread(target=wait, name="kinetic-checkpoint-end", daemon=True).start()
+        if not worlds.settle(_AFTER_AN_ERROR_S):
             _log.warning("a checkpoint that was being saved was not finished")
 
     def _free(self) -> None:

@@ -65,7 +65,8 @@ class LocalSaves:
         self._error: CheckpointError | None = None
         self._warn = warn
         self._has_warned = False
-        self._thread: threading.Thread | None = None
+        self._is_idle = threading.Event()
+        self._is_idle.set()
 
     def prepare(self, state: TreeState) -> None:
         """Have memory for a state ready, in the background, when the first one is saved."""
@@ -96,16 +97,19 @@ class LocalSaves:
         Raises:
             CheckpointError: it could not be written.
         """
-        if self._thread is not None:
-            self._thread.join()
+        self._is_idle.wait()  # After a `join` that a signal has ended, another one returns at once.
         if self._error is not None:
             raise self._error
 
     def _start(self, act: Callable[..., None], *args: Any) -> None:
-        self._thread = threading.Thread(
-            target=act, args=args, name="kinetic-local-checkpoint", daemon=True
-        )
-        self._thread.start()
+        def run() -> None:
+            try:
+                act(*args)
+            finally:
+                self._is_idle.set()
+
+        self._is_idle.clear()
+        threading.Thread(target=run, name="kinetic-local-checkpoint", daemon=True).start()
 
     def _finish(self, due: Due, local: Local | None, failed: str) -> None:
         try:

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from kinetic._host.worker import worlds
 from kinetic._in_job.checkpoint import digests, keeping, replicas
 from kinetic._in_job.checkpoint.keeping import Keep
 from kinetic._in_job.checkpoint.replicas import ArraySource
@@ -182,7 +183,7 @@ class Persistent:
             try:
                 self._manager.save(step, args=args, metrics=dict(metrics), force=True)
             finally:
-                self._mark.clear_after(self._manager.is_saving_in_progress, _LIMIT_S)
+                self._mark.clear_after(worlds.is_saving, _LIMIT_S)
         self._newest = step
         return True
 
