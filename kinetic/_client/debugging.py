@@ -58,13 +58,10 @@ class PortForward:
         self._connect = connect
         self._ended = ended
         self._check_every_s = check_every_s
-        self._closing = threading.Event()
+        self._closing, self._over = threading.Event(), threading.Event()
         self._open: set[Connection] = set()
         self._far: set[Connection] = set()
-        self._thread = threading.Thread(
-            target=self._serve, name="kinetic-port-forward", daemon=True
-        )
-        self._thread.start()
+        threading.Thread(target=self._serve, name="kinetic-port-forward", daemon=True).start()
 
     def __repr__(self) -> str:
         return f"<PortForward 127.0.0.1:{self.port}{'' if self.poll() is None else ' (ended)'}>"
@@ -76,7 +73,7 @@ class PortForward:
 
     def poll(self) -> int | None:
         """Return None while it forwards, then 0."""
-        return None if self._thread.is_alive() else 0
+        return 0 if self._over.is_set() else None
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until the debugger is gone, or `terminate` was called.
@@ -84,8 +81,7 @@ class PortForward:
         Raises:
             subprocess.TimeoutExpired: `timeout` seconds have passed.
         """
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        if not self._over.wait(timeout):
             raise subprocess.TimeoutExpired(repr(self), timeout or 0.0)
         return 0
 
@@ -100,7 +96,9 @@ class PortForward:
     def _serve(self) -> None:
         self._listener.settimeout(LOOK_EVERY_S)
         next_check = time.monotonic() + self._check_every_s
-        with self._listener:
+        with contextlib.ExitStack() as at_end:
+            at_end.callback(self._over.set)
+            at_end.enter_context(self._listener)
             while not self._closing.is_set():
                 with contextlib.suppress(TimeoutError):
                     self._accept()

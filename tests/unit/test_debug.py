@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -171,6 +173,10 @@ def test_it_ends_with_the_job(echo):
     forward = debug.PortForward(listener, connect, over.is_set, check_every_s=0.0)
     with pytest.raises(subprocess.TimeoutExpired):
         forward.wait(timeout=0)
+    threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        forward.wait()
+    assert forward.poll() is None, "an interrupt of who waits does not end it"
     over.set()
     assert forward.wait(200) == 0
 
