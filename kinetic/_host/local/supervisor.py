@@ -192,6 +192,8 @@ class Supervisor:
     def _fork_agents(self, plan: Plan, agents: Agents, endpoint: Endpoint) -> None:
         if plan.hosts > 1:
             import_gang_modules()  # Before the fork, so that agents share it.
+        if _waits_for_nobody(plan):
+            self._say_ready()  # Before it begins.
         agents.fork(
             (self._identity(plan, host, endpoint) for host in range(plan.hosts)),
             again=_may_repeat(plan),
@@ -199,9 +201,7 @@ class Supervisor:
 
     def _lead(self, plan: Plan, agents: Agents, endpoint: Endpoint) -> Attempt:
         self._publish(agents, endpoint)
-        is_ready = not _stays(plan) and plan.hosts == 1  # It waits for nobody.
-        if is_ready:
-            self._say_ready()
+        is_ready = _waits_for_nobody(plan)
         self._reserve()  # While the agents start.
         import shutil  # noqa: F401 - for the end
 
@@ -321,6 +321,11 @@ class Supervisor:
 def _may_repeat(plan: Plan) -> bool:
     """Whether there may be another attempt."""
     return plan.elastic_gang is not None or plan.options.retries > 0
+
+
+def _waits_for_nobody(plan: Plan) -> bool:
+    """Whether the only host begins as soon as it is there."""
+    return not _stays(plan) and plan.hosts == 1
 
 
 def _stays(plan: Plan) -> bool:
