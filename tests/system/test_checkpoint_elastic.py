@@ -12,12 +12,8 @@ import signal
 
 import pytest
 from gangs import processes, wait_until
-from on_saving_hosts import (
-    leave_a_save,
-    read_one,
-    save_as_the_other_dies,
-    step_without_end,
-)
+from on_cut_off_hosts import leave_a_save, save_as_the_other_dies, step_without_end
+from on_saving_hosts import read_one
 
 import kinetic
 from kinetic._system import memory_folder
