@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from backend_cases import local, planned, read, speak, submitted, wait_for_ever
@@ -18,6 +19,7 @@ from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
+from kinetic._system import locks
 from kinetic.errors import InsufficientMemory, PreflightError
 
 
@@ -40,6 +42,26 @@ def test_a_job_that_is_being_submitted_has_not_failed(store):
     assert phase_of(backend, ref) is JobStatus.NOT_FOUND
     (folder / "lock").write_text("held\n")
     assert phase_of(backend, ref) is JobStatus.FAILED, "a supervisor began, and is gone"
+
+
+def test_a_job_that_begins_while_it_is_looked_at_has_not_failed(store, monkeypatch):
+    ref = JobRef(
+        "job-00000002", Place("local", "gke"), "cpu", "train", "train", 0.0, store.uri, hosts=1
+    )
+    folder = store.path("jobs/job-00000002/local")
+    folder.mkdir(parents=True)
+    (folder / "lock").touch()
+    looked = []
+
+    def is_held_a_moment_later(path):
+        looked.append(locks.is_record_held(path))
+        path.write_text("held\n")  # Now its supervisor begins.
+        return looked[-1]
+
+    asked = SimpleNamespace(is_record_held=is_held_a_moment_later)
+    monkeypatch.setattr("kinetic._backends.local.backend.locks", asked)
+    assert phase_of(local(store), ref) is JobStatus.NOT_FOUND
+    assert looked == [False]
 
 
 def test_a_slice_that_memory_cannot_hold_is_refused_with_what_fits(store):

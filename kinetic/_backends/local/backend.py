@@ -163,13 +163,15 @@ class LocalBackend:
         verdict = self._verdict(ref)
         if verdict is not None:
             return verdict
+        # Looked at first: a supervisor that begins after this look is seen by its lock.
+        had_begun = self._was_supervised(ref)
         if self._is_supervised(ref):
             is_ready = (self._folder(ref) / "state.json").exists()
             with contextlib.suppress(OSError):
                 source = files.content(self._root / layout.current_fetch(ref.job_id)).decode()
                 return Status(JobStatus.RUNNING, f"it is fetching {source}")
             return Status(JobStatus.RUNNING) if is_ready else Status(JobStatus.PENDING, _STARTING)
-        if not self._was_supervised(ref):  # It is being submitted, or was interrupted.
+        if not had_begun:  # It is being submitted, or was interrupted.
             return self._verdict(ref) or Status(JobStatus.NOT_FOUND)
         verdict = self._verdict(ref)  # It may have judged and ended between the two checks.
         if verdict is None and self._lingers(ref):
