@@ -41,6 +41,7 @@ const found = document.querySelector(arguments[0]);
 // Lines out of view are not laid out, and have no innerText.
 if (found?.classList.contains("lines"))
   return [...found.children].map((line) => line.textContent).join("\\n");
+if (found?.closest(".lines")) return found.textContent;
 return found?.innerText ?? "";
 """
 WIDE, PHONE = (1280, 900), (390, 800)
