@@ -9,11 +9,15 @@ make calls slower.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kinetic._store.base import Store
 from kinetic.errors import NotFound
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -73,17 +77,29 @@ def put_content(store: Store, key: str, parts: Sequence[bytes]) -> bool:
 
 def at_once(act: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
     """Return `act` of each item, run on this many threads; after the first exception no further
-    items are begun."""
-    if threads < 2 or len(items) < 2:
+    items are begun. One after the other where the main thread has ended: Python lets no pool begin
+    anything then."""
+    if threads < 2 or len(items) < 2 or (pool := _open_pool(threads)) is None:
         return [act(item) for item in items]
-    from concurrent.futures import ThreadPoolExecutor
-
     size = -(-len(items) // (threads * 8))
     portions = [items[at : at + size] for at in range(0, len(items), size)]
-    with ThreadPoolExecutor(threads, thread_name_prefix="kinetic-store") as pool:
-        futures = [pool.submit(lambda few: [act(item) for item in few], few) for few in portions]
+    futures: list[Future[list[R]]] = []
+    with pool:
+        with suppress(RuntimeError):
+            for few in portions:
+                futures.append(pool.submit(lambda few: [act(item) for item in few], few))
         try:
-            return [answer for future in futures for answer in future.result()]
+            answers = [answer for future in futures for answer in future.result()]
+            left = portions[len(futures) :]
+            return [*answers, *(act(item) for few in left for item in few)]
         finally:
             for future in futures:
                 future.cancel()
+
+
+def _open_pool(threads: int) -> ThreadPoolExecutor | None:
+    with suppress(RuntimeError):
+        from concurrent.futures import ThreadPoolExecutor
+
+        return ThreadPoolExecutor(threads, thread_name_prefix="kinetic-store")
+    return None

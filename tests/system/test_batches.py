@@ -119,6 +119,35 @@ def test_a_script_that_only_submits_submits_everything(tmp_path):
     assert batch.results(timeout=PATIENCE_S) == [2 * x for x in range(12)]
 
 
+CALLS_AT_ONCE = """
+    import sys, threading
+
+    from kinetic._store.many import at_once
+
+    if sys.argv[1] == "loaded":
+        import concurrent.futures.thread
+    else:
+        assert "concurrent.futures.thread" not in sys.modules
+
+    def call():
+        is_over.wait()
+        print(at_once(str, range(9), 4))
+
+    is_over = threading.Event()
+    threading._register_atexit(is_over.set)
+    threading._threading_atexits.sort(key=lambda hook: hook.func != is_over.set)  # the last one
+    threading.Thread(target=call).start()
+"""
+
+
+@pytest.mark.parametrize("pools", ["loaded", "not loaded"])
+def test_many_calls_of_a_store_outlive_the_main_thread(tmp_path, pools):
+    """... as the submitting of a batch does."""
+    with script(tmp_path, CALLS_AT_ONCE, pools) as process:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert (out.strip(), err) == (str([str(n) for n in range(9)]), "")
+
+
 SUBMITTER = """
     import sys, os, time
     import kinetic

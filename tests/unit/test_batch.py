@@ -96,6 +96,28 @@ def test_exceptions_in_place_of_values(store):
     assert [type(each) for each in found] == [ValueError, errors.HostLost, ValueError, tuple]
 
 
+def test_a_failure_whose_records_were_removed_does_not_cost_the_values(store):
+    batch = begin(Scripted(store, [["ok"], ["raise"]]), 2)
+    with pytest.raises(errors.BatchError) as caught:
+        batch.results(timeout=PATIENCE_S)
+    caught.value.failures[0].cleanup()
+    assert batch.results(timeout=PATIENCE_S, return_exceptions=True)[0] == (0, 1)
+    with pytest.raises(errors.BatchError, match="were removed") as caught:
+        batch.results(timeout=PATIENCE_S)
+    assert caught.value.partial_results == [(0, 1), None]
+
+
+def test_a_cleanup_that_fails_does_not_cost_the_values(store, monkeypatch):
+    source = Scripted(store, [["ok"], ["raise"]])
+
+    def not_now(ref):
+        raise errors.BackendUnavailable("it does not answer")
+
+    monkeypatch.setattr(source, "cleanup", not_now)
+    found = begin(source, 2).results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(each) for each in found] == [tuple, ValueError]
+
+
 class Hollow(ValueError):
     def __len__(self):
         return 0

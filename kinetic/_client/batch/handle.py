@@ -252,11 +252,11 @@ class BatchHandle(Generic[R_co]):
         failed: dict[int, BaseException] = {}
         with self.interruptible():
             for index in self._ends(timeout, progress):
-                error = self._failure(index, cleanup)
                 try:
+                    error = self._failure(index, cleanup)
                     found[index] = self._value(index, cleanup) if error is None else error
                 except KineticError as unreadable:
-                    # The value was removed, or cannot be rebuilt here.
+                    # The value or its records were removed, or it cannot be rebuilt here.
                     found[index] = error = unreadable
                 if error is not None:
                     failed[index] = error
@@ -357,7 +357,10 @@ class BatchHandle(Generic[R_co]):
             and job
             and cleanup is not False
         ):
-            job.cleanup(k8s=True, gcs=False)
+            try:
+                job.cleanup(k8s=True, gcs=False)
+            except (KineticError, OSError) as fault:  # It must not cost the values of the others.
+                _log.warning("%s could not be cleaned up: %s", job.job_id, fault)
         return error
 
     def _value(self, index: int, cleanup: bool | None) -> R_co:
