@@ -22,6 +22,7 @@ from kinetic._client.board import console
 from kinetic._client.board.console import Printer, hide_frames
 from kinetic._client.following import Finished, OnStatus, StatusWatch, Tick, Waiting
 from kinetic._client.view import JobView
+from kinetic._core import layout
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
@@ -465,6 +466,11 @@ class JobHandle(JobView, Generic[R_co]):
     def _has_verdict(self) -> bool:
         with contextlib.suppress(StoreError):  # The time is up all the same.
             return self._read_verdict() is not None
+        return False
+
+    def _is_known_to_be_over(self) -> bool:
+        with contextlib.suppress(KineticError, OSError):
+            return self._read_verdict() is not None or not self._store.has(layout.ref(self.job_id))
         return False
 
     def _free(self, *, records: bool, timeout: Duration) -> None:

@@ -427,11 +427,14 @@ def test_a_function_goes_on_when_whoever_debugs_it_is_killed(on_ray):
 
 @pytest.mark.release
 def test_a_program_that_brings_its_own_distribution_runs_once(on_ray):
-    """Ray Train's own trainer, on the slice that kinetic leaves to it."""
+    """Ray Train's own trainer, on the slice that kinetic leaves to it; only `--backend` and Ray's
+    own variable say where."""
+    named = {k: v for k, v in os.environ.items() if k not in ("KINETIC_ADDRESS", "KINETIC_STORE")}
     trainer = [str(TESTS / "doubles/jax_trainer.py"), "4", "4x4", "5"]
     run = ["kinetic", "run", "--backend", "ray", "--once", "--cpu", "0.5"]
     command = [sys.executable, "-m", *run, *trainer]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = named | {"RAY_ADDRESS": on_ray.address}
+    said = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert said.returncode == 0, said.stderr
     assert "Training complete!" in said.stdout
     told = re.findall(r"step (\d+) on 4 loss (\S+)", said.stdout + said.stderr)

@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+from doubles.memory_store import MemoryStore
 from laptop_fakes import InlineBackend
 
 import kinetic
 from kinetic import collections, errors
 from kinetic._backends import registry
+from kinetic._client.batch.submitters import UNKNOWN_ROOM, CallingSubmitter
 from kinetic._core import layout
 from kinetic._core.plan import Plan
 from kinetic._source import bundle
@@ -106,6 +108,11 @@ def test_map_takes_what_submits(backend, form):
     again = kinetic.attach_batch(batch.group_id)
     assert again.results(timeout=PATIENCE_S) == [1, 7]
     assert {job.group_id for job in kinetic.list_jobs()} == {batch.group_id}
+
+
+def test_a_function_that_submits_by_itself_needs_no_store_in_a_folder():
+    submitter = CallingSubmitter([], MemoryStore(), submit_add)
+    assert submitter.room() == UNKNOWN_ROOM
 
 
 def test_map_tells_what_does_not_submit(backend):

@@ -21,6 +21,7 @@ from laptop_fakes import (
 
 import kinetic
 from kinetic import errors
+from kinetic._client.board import console
 from kinetic._core import layout
 from kinetic.job_status import JobStatus
 from kinetic.jobs import attach
@@ -184,6 +185,28 @@ def test_the_way_back_is_the_last_word_whoever_catches_the_interrupt(caught, tol
     )
     assert done.stderr.endswith(told)
     assert done.stderr.count("it goes on") == 1
+
+
+@pytest.mark.parametrize(("left", "told"), [("running", 1), ("ended", 0), ("removed", 0)])
+def test_a_job_that_is_over_at_the_end_is_not_said_to_go_on(
+    store, job, handle, capsys, monkeypatch, left, told
+):
+    last = []
+    monkeypatch.setattr(console.atexit, "register", lambda *call: last.append(call))
+    monkeypatch.setattr(handle, "_watch", raise_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        handle.wait()
+    if left == "ended":
+        put_success(store, job, 1)
+    elif left == "removed":
+        store.delete(layout.ref(job.job_id))
+    for act, *arguments in last:
+        act(*arguments)
+    assert capsys.readouterr().err.count("keeps running") == told
+
+
+def raise_interrupt(*_, **__):
+    raise KeyboardInterrupt
 
 
 # -- damaged and missing values --------------------------------------------------------------------

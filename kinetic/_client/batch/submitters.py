@@ -133,6 +133,8 @@ class CallingSubmitter:
         return handle.add_to_batch(group_id, index)
 
     def room(self) -> int:
-        """Unknown: assume jobs of one host on this machine."""
+        """Unknown: assume jobs of one host on this machine, where the store allows them."""
+        if self._store.as_folder() is None:
+            return UNKNOWN_ROOM
         backend = registry.make(Place("local"), self._store)
         return backend.room(None) if isinstance(backend, Capacity) else UNKNOWN_ROOM

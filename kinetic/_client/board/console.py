@@ -114,16 +114,20 @@ def notice(text: str, *, once: bool = True) -> None:
         _log.info("%s", text)
 
 
-def tell_last(interrupt: KeyboardInterrupt, text: str) -> None:
+def tell_last(
+    interrupt: KeyboardInterrupt, text: str, is_over: Callable[[], bool] = lambda: False
+) -> None:
     """Have this text printed last: after what Python prints of an interrupt or, if that is caught,
-    at the end of the process."""
+    at the end of the process, unless what it tells of is over by then."""
     interrupt.add_note(text)
-    atexit.register(_tell_unless_shown, interrupt, text)
+    atexit.register(_tell_unless_shown, interrupt, text, is_over)
 
 
-def _tell_unless_shown(interrupt: KeyboardInterrupt, text: str) -> None:
+def _tell_unless_shown(
+    interrupt: KeyboardInterrupt, text: str, is_over: Callable[[], bool]
+) -> None:
     # the exception that the interpreter, or a notebook, has printed
-    if getattr(sys, "last_value", None) is not interrupt:
+    if getattr(sys, "last_value", None) is not interrupt and not is_over():
         notice(text, once=False)
 
 
@@ -140,7 +144,7 @@ def hide_frames(method: F) -> F:
             return method(self, *args, **kwargs)
         except KeyboardInterrupt as interrupt:
             if not getattr(interrupt, "__notes__", ()):
-                tell_last(interrupt, self._parting_words())
+                tell_last(interrupt, self._parting_words(), self._is_known_to_be_over)
             interrupt.__traceback__ = None
             raise
         except Exception as error:

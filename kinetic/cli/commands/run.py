@@ -208,7 +208,7 @@ def run(
     if detach:
         output.line(handle.job_id)
         return exit_codes.OK
-    return _follow(app, handle, program, all_hosts, checks=bool(options["compile_check"]))
+    return _follow(handle, program, all_hosts, checks=bool(options["compile_check"]))
 
 
 def _check_elastic(options: Mapping[str, Any]) -> None:
@@ -276,14 +276,12 @@ def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
     return given | ({"survivors": "restart"} if has_attempts else {})
 
 
-def _follow(
-    app: AppContext, handle: JobHandle[Any], program: Program, all_hosts: bool, *, checks: bool
-) -> int:
+def _follow(handle: JobHandle[Any], program: Program, all_hosts: bool, *, checks: bool) -> int:
     """Print the output as it arrives, then report how the program ended."""
     if os.isatty(2):
         output.notice(f"{handle.job_id}: {program.name}")
     try:
-        _print_output(app, handle, all_hosts)
+        _print_output(handle, all_hosts)
         outcome = handle.outcome() or handle.wait()
     except KeyboardInterrupt:
         output.notice(
@@ -311,13 +309,12 @@ def _print_compile_report(handle: JobHandle[Any]) -> None:
         output.notice(report.text(output.width()))
 
 
-def _print_output(app: AppContext, handle: JobHandle[Any], all_hosts: bool) -> None:
+def _print_output(handle: JobHandle[Any], all_hosts: bool) -> None:
     from kinetic._backends.base import LogRequest
     from kinetic._client.board.line_prefix import Prefixer
 
-    ref = app.find(handle.job_id)
     request = LogRequest(hosts=None if all_hosts else (0,), follow=True, failures=False)
-    chunks = app.handle_of(ref).chunks(request, output.notice)
+    chunks = handle.chunks(request, output.notice)
     output.copy_output(chunks, Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
 
 
