@@ -111,7 +111,7 @@ def test_map_takes_what_submits(backend, form):
 
 
 def test_a_function_that_submits_by_itself_needs_no_store_in_a_folder():
-    submitter = CallingSubmitter([], MemoryStore(), submit_add)
+    submitter = CallingSubmitter([], submit_add, MemoryStore())
     assert submitter.room() == UNKNOWN_ROOM
 
 
