@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from kinetic._core.gang.machine import Gang
 from kinetic._host import questions
 from kinetic._host.hosts import Hosts
 from kinetic._rpc.server import Coordinator
 from kinetic._store.base import Store
+from kinetic.errors import KineticError
 
 LOOK_S = 0.1
 """How often the leader looks what there is to do when nothing wakes it."""
@@ -42,10 +44,16 @@ class Desk:
         self, has_records: Callable[[], bool], on_removal: Callable[[], None]
     ) -> None:
         """Call back once when the job has no records any more: it could not be found, watched or
-        cancelled."""
+        cancelled. A store that is slow, or does not answer, keeps nobody waiting here."""
+
+        async def look() -> bool:
+            with suppress(KineticError, OSError):
+                is_far = self._store.as_folder() is None
+                return await asyncio.to_thread(has_records) if is_far else has_records()
+            return True  # It is not known, and asked again.
 
         async def watch() -> None:
-            while has_records():
+            while await look():
                 await asyncio.sleep(self._records_s)
             on_removal()
 
