@@ -29,7 +29,7 @@ def explain_silence(address: str, error: Exception) -> KineticError:
         cause = cause.reason
     # Without the connection's own description in front.
     text = re.sub(r"^\w+\(.*?\): ", "", " ".join(str(cause).split())) or type(cause).__name__
-    if isinstance(cause, urllib3.exceptions.SSLError):
+    if isinstance(cause, urllib3.exceptions.SSLError) and not _is_cut_off(cause):
         return PreflightError(
             f"The certificate of {address} is not trusted ({text}). Name the authority that "
             "signed it by SSL_CERT_FILE, or write http:// if the dashboard has no certificate."
@@ -57,6 +57,15 @@ def explain_silence(address: str, error: Exception) -> KineticError:
     )
 
 
+def _is_cut_off(error: Exception) -> bool:
+    """Whether a connection ended in the middle, as when what balances the load starts again: it
+    says nothing of certificates."""
+    import ssl
+
+    cut_off = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+    return any(isinstance(each, cut_off) for each in error.args)
+
+
 def explain_stranger(address: str) -> PreflightError:
     """Return the error for something else that answers."""
     return PreflightError(
@@ -70,7 +79,8 @@ def explain_refusal(
     address: str, response: BaseHTTPResponse, body: bytes, *, has_token: bool
 ) -> KineticError:
     """Return the error for an answer that is a refusal."""
-    status, said = response.status, last_line(body.decode(errors="replace"))
+    status, is_page = response.status, _is_page(response, body)
+    said = response.reason or "" if is_page else last_line(body.decode(errors="replace"))
     if status == 401:
         return PreflightError(
             f"The Ray cluster at {address} asks for a token. Set RAY_AUTH_TOKEN, or "
@@ -83,7 +93,7 @@ def explain_refusal(
             f"The Ray cluster at {address} {token} (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
             "~/.ray/auth_token). Compare it with what `ray get-auth-token` shows on the head."
         )
-    if status < 400 or not _is_dashboard(response, body):
+    if status < 400 or (status < 500 and is_page):
         return explain_stranger(address)
     if status == 404 or "file is not found" in said.lower() or "no such file" in said.lower():
         return NotFound(f"The Ray cluster at {address} has none: {said}.")
@@ -95,10 +105,11 @@ def explain_refusal(
     )
 
 
-def _is_dashboard(response: BaseHTTPResponse, body: bytes) -> bool:
-    """Its refusals are plain text or JSON; other servers show a page."""
+def _is_page(response: BaseHTTPResponse, body: bytes) -> bool:
+    """Whether it is for people: a dashboard's refusals are plain text or JSON. What stands before
+    it shows a page as well, while the dashboard does not answer."""
     kind = response.headers.get("content-type", "")
-    return not kind.startswith("text/html") and b"<html" not in body[:500].lower()
+    return kind.startswith("text/html") or b"<html" in body[:500].lower()
 
 
 def last_line(text: str) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import urllib3
 
 from kinetic._ray.address import connect
 from kinetic._ray.jobs_api import JobsApi, JobsApiLimits, Submission
+from kinetic._ray.refusals import explain_silence
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError, SubmitError
 
 ONCE = JobsApiLimits(tries=1)
@@ -145,6 +148,11 @@ def page(status: int, text: bytes, **headers: str) -> Callable[[BaseHTTPRequestH
         (page(200, b"{}"), PreflightError, "no Ray dashboard"),
         (page(500, b"Traceback\n  x\nOSError: full.\n.\n"), BackendUnavailable, "OSError: full"),
         (page(503, b""), BackendUnavailable, "HTTP 503"),
+        (
+            page(502, b"<html>Bad Gateway</html>", content_type="text/html"),
+            BackendUnavailable,
+            r"HTTP 502\): Bad Gateway",
+        ),
     ],
 )
 def test_each_refusal_has_its_sentence(answer, kind, said):
@@ -160,6 +168,15 @@ def test_a_server_that_does_not_answer_is_said():
         with pytest.raises(BackendUnavailable, match="does not answer"):
             api.version()
         waiting.set()
+
+
+def test_a_connection_that_is_cut_off_is_no_fault_of_a_certificate():
+    cut_off = urllib3.exceptions.SSLError(ssl.SSLEOFError(8, "EOF occurred"))
+    error = explain_silence("https://head:8265", cut_off)
+    assert isinstance(error, BackendUnavailable)
+    assert "certificate" not in str(error)
+    wrong = urllib3.exceptions.SSLError(ssl.SSLCertVerificationError(1, "self-signed"))
+    assert "is not trusted" in str(explain_silence("https://head:8265", wrong))
 
 
 def test_nothing_that_listens_is_said():

@@ -12,7 +12,7 @@ from kinetic._core import layout
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.tunnel import Side, StoreConnection
-from kinetic.errors import BackendUnavailable
+from kinetic.errors import BackendUnavailable, StoreFull
 
 JOB = "job-00c0ffee"
 REF = JobRef(JOB, Place("ray"), "cpu:1", "f", "f", 0.0, "memory://")
@@ -35,6 +35,17 @@ def test_a_leader_says_which_hosts_it_has_killed():
 
     assert ask(store, answer) == (3,)
     assert list(store.list("")) == [layout.order_answer(JOB, 1, "another")], "nothing is left"
+
+
+class FullStore(MemoryStore):
+    def put(self, key, data, *, if_absent=False):
+        raise StoreFull("the disk is full")
+
+
+def test_a_job_is_stopped_whose_store_takes_no_request(caplog):
+    """It may be the one that filled it."""
+    assert stored.note_cancellation(FullStore(), REF)
+    assert "is stopped; that it was cancelled is not kept: the disk is full" in caplog.text
 
 
 def find_order(store):
