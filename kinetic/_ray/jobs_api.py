@@ -6,6 +6,7 @@ that sends; nothing of Ray is needed on this side.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -324,12 +325,15 @@ class JobsApi:
             headers["authorization"] = f"Bearer {self._token}"
         if method == "POST":
             headers["content-type"] = "application/json"
+        if body is not None:
+            headers["content-length"] = str(len(body))
         limits = self._limits
         try:
             response = self._connect().request(
                 method,
                 self.address + path,
-                body=body,
+                # Sent in pieces: the time for connecting also limits each call that sends.
+                body=None if body is None else io.BytesIO(body),
                 headers=headers,
                 timeout=urllib3.Timeout(connect=limits.connect_s, read=limits.read_s),
                 retries=_repetition(limits),

@@ -39,6 +39,7 @@ from kinetic.errors import (
 PART_BYTES = 8 << 20
 """Of larger content, one letter takes as much: each lies in the memory of the control store."""
 ANSWERED_WITHIN_S = 60.0
+_SEND_AGAIN_S = 1.0
 _LOOK_AFTER_S = 5.0
 """Of silence, after which the keeper may be gone."""
 _LOOK_AGAIN_S = 25.0
@@ -205,11 +206,31 @@ class RayStore:
         letter = os.urandom(16).hex()
         with _translate_errors("write", self._uri):
             package = ray_mail.pack_request(request, data)
-            self._api.put_package(ray_mail.package_name(letter), package)
+            self._send_package(ray_mail.package_name(letter), package)
             answer = self._await_answer(letter)
         if "error" in answer:
             raise _ERRORS.get(answer["error"], StoreError)(answer["message"])
         return answer["value"]
+
+    def _send_package(self, name: str, package: bytes) -> None:
+        """Send it, again while the dashboard does not answer: it is the same letter, and what a
+        function returned after days must not be lost for the trouble of a moment."""
+        give_up_at = self._clock() + ANSWERED_WITHIN_S
+        while True:
+            try:
+                return self._api.put_package(name, package)
+            except BackendUnavailable:
+                if self._clock() > give_up_at:
+                    raise
+            self._sleep(_SEND_AGAIN_S)
+
+    def _look_for_answer(self, letter: str) -> Sequence[str] | StoreError:
+        """Return the names of its answer, of which there is one at most; why the dashboard does not
+        tell, where it does not: the keeper may have the letter all the same."""
+        try:
+            return self._list(f"{ray_mail.ANSWERS}/{letter}=*")
+        except StoreError as error:
+            return error
 
     def _await_answer(self, letter: str) -> dict[str, Any]:
         asked_at = self._clock()
@@ -218,7 +239,8 @@ class RayStore:
         polls = iter(_POLLS_S)
         pause_s = 0.0
         while True:
-            for name in self._list(f"{ray_mail.ANSWERS}/{letter}=*"):
+            found = self._look_for_answer(letter)
+            for name in () if isinstance(found, StoreError) else found:
                 told, answer = ray_mail.read_answer_name(PurePosixPath(name).name)
                 if not told:
                     parts = self._api.read_log(self._find_head(), name)
@@ -226,9 +248,11 @@ class RayStore:
                 return dict(answer)
             now = self._clock()
             if now > asked_at + ANSWERED_WITHIN_S:
-                raise StoreError(_explain_silence(self._uri, died))
+                silence = StoreError(_explain_silence(self._uri, died))
+                raise found if isinstance(found, StoreError) else silence
             if now > look_at:
-                died = keepers.revive_keeper(self._api) or died
+                with suppress(BackendUnavailable):
+                    died = keepers.revive_keeper(self._api) or died
                 look_at = now + (_LOOK_AGAIN_S if died else _LOOK_AFTER_S)
             pause_s = next(polls, pause_s)
             self._sleep(pause_s)

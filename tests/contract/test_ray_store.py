@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import test_store
@@ -24,7 +25,7 @@ from kinetic._store.base import pause_of
 from kinetic._store.local import LocalStore
 from kinetic._store.open import open_store
 from kinetic._store.ray import RayStore
-from kinetic.errors import StoreError, StoreFull
+from kinetic.errors import BackendUnavailable, StoreError, StoreFull
 
 ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = {
@@ -164,10 +165,23 @@ def test_a_letter_that_comes_twice_is_answered_once(tmp_path):
         assert Keeper(tmp_path, post).work() == 1
     assert answers(tmp_path) == {"1": {"value": True}}
     for letter in ("2", "3"):
-        post.send(letter, {"do": "append", "upload": "u", "at": 2}, b"cd")
-        post.send(f"{letter}0", {"do": "append", "upload": "u", "at": 0}, b"ab")
+        post.send(letter, {"do": "append", "upload": "u", "at": 0}, b"ab")
+        post.send(f"{letter}0", {"do": "append", "upload": "u", "at": 2}, b"cd")
     Keeper(tmp_path, post).work()
     assert (tmp_path / ray_mail.UPLOADS / "u").read_bytes() == b"abcd"
+
+
+def test_a_part_whose_predecessors_were_removed_is_refused(tmp_path):
+    """... and leaves no hole in what is stored: whoever sends it may have slept."""
+    post = Letters()
+    post.send("1", {"do": "append", "upload": "u", "at": 2}, b"cd")
+    post.send("2", {"do": "put", "key": "a", "if_absent": True, "upload": "u"})
+    keeper = Keeper(tmp_path, post)
+    keeper.work()
+    first, second = sorted((tmp_path / ray_mail.ANSWERS).iterdir())
+    assert "send it again" in (first.name + first.read_text())
+    assert '"StoreError"' in unquote(second.name) + second.read_text()
+    assert not list(LocalStore(tmp_path / ray_mail.CONTENT).list(""))
 
 
 def test_a_full_disk_is_answered_and_ends_no_keeper(tmp_path, monkeypatch):
@@ -271,6 +285,48 @@ def test_a_keeper_that_does_not_answer_is_said():
     )
     with pytest.raises(StoreError, match=r"keeper .* does not answer.*kinetic-keeper"):
         store.put("a", b"")
+
+
+class Troubled(Silent):
+    """A dashboard that refuses every second call; the keeper behind it works."""
+
+    def __init__(self, folder):
+        self.post = Letters()
+        self.keeper = Keeper(folder, self.post)
+        self.folder = folder
+        self.calls = 0
+
+    def put_package(self, name, package):
+        self._refuse()
+        self.post[name] = package
+        self.keeper.work()
+
+    def list_logs(self, node_id, pattern):
+        self._refuse(times=5)
+        return [str(each) for each in self.folder.glob(pattern)]
+
+    def _refuse(self, times=1):
+        self.calls += 1
+        if self.calls % (times + 1):
+            raise BackendUnavailable("Max number of in-progress requests=100 reached")
+
+
+def test_the_trouble_of_a_moment_costs_nothing(tmp_path):
+    """A value that was computed for days is written once."""
+    trouble = Troubled(tmp_path)
+    store = RayStore("ray+http://head:8265", api=trouble, sleep=lambda _: None)
+    assert store.put("a", b"value", if_absent=True) is True
+    assert LocalStore(tmp_path / ray_mail.CONTENT).get("a") == b"value"
+
+
+def test_a_dashboard_in_lasting_trouble_is_named(tmp_path):
+    trouble, now = Troubled(tmp_path), iter(range(0, 10_000, 10))
+    trouble.list_logs = trouble.list = lambda *_: trouble._refuse(times=10**6)
+    store = RayStore(
+        "ray+http://head:8265", api=trouble, sleep=lambda _: None, clock=lambda: next(now)
+    )
+    with pytest.raises(StoreError, match="in-progress requests=100"):
+        store.put("a", b"value")
 
 
 @pytest.mark.parametrize("key", test_store.BAD_KEYS)

@@ -6,6 +6,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -122,9 +123,11 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[JobsAp
         thread.join()
 
 
-def page(status: int, text: bytes, **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
+def page(
+    status: int, text: bytes, *, reads: bool = True, **headers: str
+) -> Callable[[BaseHTTPRequestHandler], None]:
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.rfile.read(int(handler.headers.get("content-length") or 0))
+        handler.rfile.read(int(handler.headers.get("content-length") or 0) * reads)
         handler.send_response(status)
         for name, value in headers.items():
             handler.send_header(name.replace("_", "-"), value)
@@ -159,6 +162,22 @@ def test_each_refusal_has_its_sentence(answer, kind, said):
     with serving(answer) as api, pytest.raises(kind, match=said) as raised:
         api.version()
     assert SECRET not in str(raised.value)
+
+
+def test_a_slow_line_may_take_longer_than_connecting():
+    """... as long as it takes something."""
+    content, taken = bytes(16 << 20), []
+
+    def take_slowly(handler):
+        while sum(taken) < len(content):
+            taken.append(len(handler.rfile.read(1 << 16)))
+            time.sleep(0.012)
+        page(200, b"{}", reads=False)(handler)
+
+    with serving(take_slowly) as api:
+        api._limits = JobsApiLimits(connect_s=2.0, tries=1)
+        api.put_package("kinetic-large.zip", content)
+    assert sum(taken) == len(content)
 
 
 def test_a_server_that_does_not_answer_is_said():

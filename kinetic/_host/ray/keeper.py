@@ -22,7 +22,7 @@ from kinetic._store import ray_mail
 from kinetic._store.base import Entry, pause_after
 from kinetic._store.local import LocalStore
 from kinetic._system import locks
-from kinetic.errors import KineticError
+from kinetic.errors import KineticError, StoreError
 from kinetic.version import __version__
 
 LOOK_SOON_S, LOOK_EVERY_S = 0.005, 0.1
@@ -141,10 +141,21 @@ class Keeper:
         raise ValueError(f"this keeper (kinetic {__version__}) does not know {request['do']!r}")
 
     def _append(self, request: Mapping[str, Any], data: bytes) -> int:
-        """Write a part where it belongs, however often it comes."""
+        """Write a part where it belongs, however often it comes.
+
+        Raises:
+            StoreError: parts before it are missing: `tidy` has removed them.
+        """
         upload = self._upload(request["upload"])
+        size = upload.stat().st_size if upload.exists() else 0
+        at = request.get("at", size)
+        if at > size:
+            raise StoreError(
+                f"What was sent of it was removed: more than {ANSWERS_LIVE_S:g} s passed before "
+                "the next part. Nothing was written; send it again."
+            )
         with upload.open("r+b" if upload.exists() else "xb") as file:
-            file.seek(request.get("at", upload.stat().st_size))
+            file.seek(at)
             return file.write(data)
 
     def _put(self, request: Mapping[str, Any], data: bytes) -> bool:
