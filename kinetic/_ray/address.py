@@ -7,6 +7,7 @@ variables are understood as Ray understands them, though nothing of Ray is neede
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,8 +47,9 @@ def resolve_address(given: str, variables: Mapping[str, str]) -> str:
 
 
 def _dashboard_of(name: str, text: str) -> str:
+    shown = re.sub(r"(^|//)[^/]*@", r"\1***@", text)  # a password is for nobody's eyes
     problem = (
-        f"{name}={text!r} is not the address of a Ray cluster. Write http://host:8265 "
+        f"{name}={shown!r} is not the address of a Ray cluster. Write http://host:8265 "
         '(the address of its dashboard), ray://host:10001, host:port, or "auto".'
     )
     try:
@@ -82,8 +84,20 @@ def find_token(variables: Mapping[str, str]) -> str:
     """Return the token to send, or "".
 
     Raises:
-        PreflightError: the file of the token that the environment names cannot be read.
+        PreflightError: the file of the token that the environment names cannot be read, or what it
+            holds cannot be a token.
     """
+    token = _read_token(variables)
+    if not token.isascii() or not token.isprintable():  # Nothing else fits into a header.
+        raise PreflightError(
+            "The token for the Ray cluster (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
+            "~/.ray/auth_token) is more than one line, or has characters that no token has. "
+            "`ray get-auth-token` shows it on the head."
+        )
+    return token
+
+
+def _read_token(variables: Mapping[str, str]) -> str:
     if variables.get("RAY_AUTH_MODE", "").lower() == "disabled":
         return ""
     if variables.get("RAY_AUTH_TOKEN"):

@@ -82,3 +82,17 @@ def test_the_cluster_keeps_the_store_where_no_other_is_named(variables, store):
     assert chosen.folder.as_posix() == "/home/me/kinetic"
     named = settings.load(home | variables, flags={"backend": "local"}, profile={})
     assert not named.store.startswith("ray+")
+
+
+@pytest.mark.parametrize("token", ["s3cret\nanother", "s3cr\u00e9t"])
+def test_what_cannot_be_a_token_is_refused_without_being_shown(token):
+    with pytest.raises(PreflightError, match="more than one line") as raised:
+        find_token({"RAY_AUTH_TOKEN": token})
+    assert "s3cr" not in str(raised.value)
+
+
+@pytest.mark.parametrize("address", ["http://me:s3cret@head:8265", "me:s3cret@head:8265"])
+def test_a_password_in_an_address_is_not_shown(address):
+    with pytest.raises(UsageError, match=r"\*\*\*@head:8265") as raised:
+        resolve_address(address, {})
+    assert "s3cret" not in str(raised.value)
