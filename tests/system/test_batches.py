@@ -165,6 +165,29 @@ SUBMITTER = """
 """
 
 
+FORKS = """
+    import os
+    import kinetic
+
+    @kinetic.run(accelerator="cpu")
+    def double(x):
+        return 2 * x
+
+    batch = double.run_async_map(range(3), max_concurrent=1)
+    if (child := os.fork()) == 0:
+        print(batch.results(timeout=200, progress=False), flush=True)
+        os._exit(0)
+    batch.results(progress=False)
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_fork_of_the_process_that_submits_gets_the_values(tmp_path):
+    with script(tmp_path, FORKS) as process:
+        out, _ = process.communicate(timeout=PATIENCE_S)
+    assert out.splitlines()[-1] == "[0, 2, 4]"
+
+
 def test_the_submitting_process_is_killed(tmp_path):
     gate = tmp_path / "gate"
     with script(tmp_path, SUBMITTER, gate) as process:

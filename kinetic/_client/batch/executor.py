@@ -18,13 +18,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from kinetic._client import futures
-from kinetic._client.batch.ledger import InputState, Ledger
+from kinetic._client.batch.ledger import BatchRules, InputState, Ledger
 from kinetic._client.batch.manifest import Manifest
 from kinetic._client.batch.poller import BatchUpdates
 from kinetic._client.batch.submitters import Submitter
 from kinetic._client.handle import JobHandle
 from kinetic._client.waiter import AwaitedJob
 from kinetic._core.outcome import Outcome, Verdict
+from kinetic._core.ref import JobRef
 from kinetic._store.lease import Lease
 from kinetic.errors import InsufficientMemory, KineticError, NotFound, SubmitError, text_of
 
@@ -50,7 +51,7 @@ class BatchExecutor:
         self.events = 0
         """Grows with every event."""
         self._submitter = submitter
-        self._updates = updates
+        self.updates = updates
         self.changes = threading.Condition(threading.RLock())
         self._broken: BaseException | None = None
         self._interested = 0
@@ -199,7 +200,7 @@ class BatchExecutor:
 
     def cancel(self, why: str) -> None:
         """Submit nothing more, and cancel running jobs."""
-        if self._updates is None:
+        if self.updates is None:
             self.stop(why)
         elif not self.ledger.done:
             self.manifest.ask_to_stop()
@@ -243,8 +244,8 @@ class BatchExecutor:
         while True:
             left_s = max(give_up_at - time.monotonic(), 0.0)
             pause_s = left_s
-            if self._updates is not None:
-                pause_s = min(self._updates.pause_s(self.ledger), IDLE_S, left_s)
+            if self.updates is not None:
+                pause_s = min(self.updates.pause_s(self.ledger), IDLE_S, left_s)
             with self.changes:
                 self.changes.wait_for(lambda: self.events != seen or self._broken, pause_s)
                 if self._broken is not None:
@@ -277,11 +278,11 @@ class BatchExecutor:
 
     def catch_up(self, *, now: bool = False) -> None:
         """Take over what another process has submitted, unless that was checked a moment ago."""
-        if self._updates is None or not (now or self._updates.is_due(self.ledger)):
+        if self.updates is None or not (now or self.updates.is_due(self.ledger)):
             return
-        updates = self._updates.read(self.ledger)
+        updates = self.updates.read(self.ledger)
         with self.changes:
-            for index, handle in self._updates.enter(updates, self.ledger):
+            for index, handle in self.updates.enter(updates, self.ledger):
                 self.handles[index] = handle
                 if self._interested:
                     futures.watcher().add(handle, self._enter)
@@ -290,6 +291,23 @@ class BatchExecutor:
     def _tell(self) -> None:
         self.events += 1
         self.changes.notify_all()
+
+
+def attach_executor(
+    manifest: Manifest, slowest_s: float = 10.0, patience_s: float = 1800.0
+) -> BatchExecutor:
+    """Return one that follows a batch which another process submits, or has submitted; for the
+    times see `BatchUpdates`."""
+    rules = BatchRules(max_concurrent=None, retries=manifest.batch.retries)
+    store = manifest.store
+
+    def open_job(ref: JobRef) -> JobHandle[Any]:
+        return JobHandle(ref, store=store if ref.store_uri == store.uri else None)
+
+    updates = BatchUpdates(manifest, open_job, slowest_s=slowest_s, patience_s=patience_s)
+    executor = BatchExecutor(Ledger(manifest.batch.total, rules), manifest, updates=updates)
+    executor.catch_up()
+    return executor
 
 
 def _cancel(handle: JobHandle[Any]) -> None:

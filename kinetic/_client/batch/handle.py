@@ -10,24 +10,23 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic._client import elsewhere, notebook
 from kinetic._client.batch import interruption
-from kinetic._client.batch.executor import BatchExecutor
+from kinetic._client.batch.executor import BatchExecutor, attach_executor
 from kinetic._client.batch.failures import batch_error, error_of
-from kinetic._client.batch.ledger import BatchRules, InputState, Ledger, Task
+from kinetic._client.batch.ledger import InputState, Task
 from kinetic._client.batch.manifest import Manifest
-from kinetic._client.batch.poller import BatchUpdates
 from kinetic._client.batch.progress import BatchProgress, progress_line, stream_for
 from kinetic._client.board import console
 from kinetic._client.handle import JobHandle
 from kinetic._client.waiter import ask_alike
 from kinetic._config import settings as configuration
 from kinetic._core.duration import Duration, patience_s
-from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._store.base import Store
@@ -67,11 +66,9 @@ class BatchHandle(Generic[R_co]):
         self,
         executor: BatchExecutor,
         *,
-        updates: BatchUpdates | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._executor = executor
-        self._updates = updates
+        self._run_by, self._pid = executor, os.getpid()
         self._clock = clock
         batch = executor.manifest.batch
         self.group_id, self.name, self.tags = batch.group_id, batch.name, batch.tags
@@ -158,7 +155,8 @@ class BatchHandle(Generic[R_co]):
             for i, task in enumerate(self._tasks())
             if task.state is InputState.GONE and task.ref
         }
-        return (self._updates.unavailable if self._updates is not None else {}) | gone
+        updates = self._executor.updates
+        return (updates.unavailable if updates is not None else {}) | gone
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -300,6 +298,13 @@ class BatchHandle(Generic[R_co]):
             self._executor.manifest.remove()
 
     # -- inside ------------------------------------------------------------------------------------
+
+    @property
+    def _executor(self) -> BatchExecutor:
+        """In a fork of the process that submits: one of its own, which only looks."""
+        if self._pid != os.getpid():
+            self._run_by, self._pid = attach_executor(self._run_by.manifest), os.getpid()
+        return self._run_by
 
     def _tasks(self) -> list[Task]:
         self._executor.catch_up()
@@ -463,15 +468,7 @@ def _attach(
             f"There is no batch {group_id} in the store {store.uri}. `kinetic jobs list --all "
             "--json` names the batch of each job."
         ) from error
-    rules = BatchRules(max_concurrent=None, retries=manifest.batch.retries)
-
-    def open_job(ref: JobRef) -> JobHandle[Any]:
-        return JobHandle(ref, store=store if ref.store_uri == store.uri else None)
-
-    updates = BatchUpdates(manifest, open_job, slowest_s=slowest_s, patience_s=patience_s)
-    executor = BatchExecutor(Ledger(manifest.batch.total, rules), manifest, updates=updates)
-    executor.catch_up()
-    return BatchHandle(executor, updates=updates)
+    return BatchHandle(attach_executor(manifest, slowest_s, patience_s))
 
 
 def _reopen(store_uri: str, group_id: str) -> BatchHandle[Any]:
