@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,6 +121,10 @@ def _read_original(board: JobBoard, ref: JobRef, key: str) -> BaseException | No
         return None
 
 
+_searching = threading.RLock()
+"""Held by the thread for whose value the folders of a project are on `sys.path`."""
+
+
 def _load_in_project(board: JobBoard, ref: JobRef, load: Callable[[], T]) -> T:
     """Load. If a module is missing, because this is not the program that made the call, look for it
     in the call's project."""
@@ -128,15 +133,16 @@ def _load_in_project(board: JobBoard, ref: JobRef, load: Callable[[], T]) -> T:
     except (ResultUnavailable, UserCodeFailed) as error:
         if not isinstance(error.__cause__, ModuleNotFoundError):
             raise
-        folders = _project_folders(board, ref)
-        if not folders:
-            raise
-        sys.path += folders
-        try:
-            return load()
-        finally:
-            for folder in folders:
-                sys.path.remove(folder)
+        with _searching:
+            folders = _project_folders(board, ref)
+            if not folders:
+                raise
+            sys.path += folders
+            try:
+                return load()
+            finally:
+                for folder in folders:
+                    sys.path.remove(folder)
 
 
 def _project_folders(board: JobBoard, ref: JobRef) -> list[str]:
