@@ -1,8 +1,9 @@
-"""How code is pickled by value: as cloudpickle does it, with the name of its file.
+"""How code is pickled by value: as cloudpickle does it, with the name of its file, and the
+qualified names of classes.
 
-In: live objects. Out: a pickle. Tracebacks, debuggers and notebook cells need the name; from
+In: live objects. Out: a pickle. Tracebacks, debuggers and notebook cells need a file's name; from
 version 3.1.3 on cloudpickle writes another in its place, so that pickles do not depend on where a
-function was defined.
+function was defined. By its qualified name a class is told from another one of its module.
 """
 
 from __future__ import annotations
@@ -22,11 +23,22 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
 
 
 class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles code with the name of its file."""
+    """Pickles code with the name of its file, and classes with their qualified names."""
 
     dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child(
         {CodeType: _reduce_code}
     )
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Decide how an object is pickled."""
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple):
+            make, arguments, *rest = reduced
+            if make.__name__ == "_make_skeleton_class":
+                metaclass, name, bases, fields, *more = arguments
+                fields = {**fields, "__qualname__": obj.__qualname__}
+                return make, (metaclass, name, bases, fields, *more), *rest
+        return reduced
 
 
 def dump(value: object, file: BinaryIO) -> None:

@@ -49,8 +49,9 @@ class ResultUnpickler(pickle.Unpickler):
 
     def _skeleton_class(self, *args: Any) -> Any:
         _, name, _, fields, tracker, _ = args
+        qualname = fields.get("__qualname__", name)
         return self._find_defined(
-            fields.get("__module__"), name, tracker
+            fields.get("__module__"), qualname, tracker
         ) or self._internals._make_skeleton_class(*args)
 
     def _skeleton_enum(self, *args: Any) -> Any:
@@ -59,15 +60,20 @@ class ResultUnpickler(pickle.Unpickler):
             *args
         )
 
-    def _find_defined(self, module: str | None, name: str, tracker: str | None) -> type | None:
+    def _find_defined(self, module: str | None, qualname: str, tracker: str | None) -> type | None:
+        """Return the class that its module defines under this name; None if there is none, as for
+        each class of a function's own."""
         if tracker in self._internals._DYNAMIC_CLASS_TRACKER_BY_ID or module not in sys.modules:
             return None
         names = origin.MAIN if module in origin.MAIN else (module,)
+        first, *inner = qualname.split(".")
         for space in (
             vars(sys.modules[module]),
             *(origin.namespaces() if module in origin.MAIN else ()),
         ):
-            found = space.get(name)
+            found = space.get(first)
+            for name in inner:
+                found = getattr(found, name, None)
             if isinstance(found, type) and found.__module__ in names:
                 self._known.add(found)
                 return found

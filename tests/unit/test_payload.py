@@ -243,6 +243,31 @@ def test_in_another_process_classes_are_found_by_name(project):
     assert (type(box), red) == (project.module.Box, project.module.Color.RED)
 
 
+SAME_NAMES = """
+from kinetic._pickling import results
+
+class Config: pass
+class Model:
+    class Config: pass
+def make():
+    class Config: pass
+    return Config()
+"""
+
+
+def test_classes_of_one_name_are_told_apart():
+    made = elsewhere(
+        f"{SAME_NAMES}print(results.pack_value([Config(), Model.Config(), make()]).hex())", b""
+    )
+    looks = "[type(each) in (Config, Model.Config) for each in found], type(found[2]).__qualname__"
+    told = elsewhere(
+        f"{SAME_NAMES}found = results.unpack_value(data)\n"
+        f"print(type(found[0]) is Config, type(found[1]) is Model.Config, {looks})",
+        bytes.fromhex(made),
+    )
+    assert told == "True True [True, True, False] make.<locals>.Config"
+
+
 def test_dynamic_enums_keep_their_identity():
     space = in_main("import enum\nclass E(enum.Enum):\n    A = 1\n")
     assert results.unpack_value(results.pack_value(space["E"].A)) is space["E"].A
