@@ -51,6 +51,22 @@ def test_a_script_runs_as_if_it_ran_here(project: Path) -> None:
     assert "train.py exited with code 7" in done.stderr
 
 
+def test_a_program_ends_as_it_does_though_nobody_reads_it_any_more(project: Path) -> None:
+    (project / "talk.py").write_text(
+        "import sys, time\nfor n in range(40):\n    print(n, flush=True)\n    time.sleep(0.01)\n"
+        "sys.exit(7)\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [*KINETIC, "run", "-a", "cpu", "talk.py"]
+    with subprocess.Popen(
+        command, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0\n"
+        process.stdout.close()
+        assert process.wait(PATIENCE_S) == 7
+
+
 def test_a_script_that_leaves_with_a_truth_value_leaves_with_a_number(project: Path) -> None:
     (project / "check.py").write_text("import sys\n\nsys.exit(not False)  # as unittest does\n")
     done = kn(project, "run", "-a", "cpu", "check.py")

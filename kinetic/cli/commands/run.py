@@ -315,7 +315,10 @@ def _print_output(handle: JobHandle[Any], all_hosts: bool) -> None:
 
     request = LogRequest(hosts=None if all_hosts else (0,), follow=True, failures=False)
     chunks = handle.chunks(request, output.notice)
-    output.copy_output(chunks, Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
+    try:
+        output.copy_output(chunks, Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
+    except BrokenPipeError:  # Its reader has seen enough (`| head`); how it ends still counts.
+        output.silence_stdout()
 
 
 def _report_failure(
