@@ -287,6 +287,26 @@ def test_a_keeper_that_does_not_answer_is_said():
         store.put("a", b"")
 
 
+class Stack(Letters):
+    """... whose newest letter is found first."""
+
+    def names(self):
+        return sorted(self, reverse=True)
+
+
+def test_letters_of_one_writer_are_worked_through_in_order(tmp_path):
+    """One that was given up lies there until the keeper is back."""
+    late, now = Silent(), iter(range(0, 10_000, 10))
+    late.post = Stack()
+    late.put_package = late.post.__setitem__
+    store = RayStore("ray+http://head:8265", api=late, sleep=lambda _: None, clock=now.__next__)
+    for content in map(str, range(20)):
+        with pytest.raises(StoreError, match="does not answer"):
+            store.put("a", content.encode())
+    assert Keeper(tmp_path, late.post).work() == 20
+    assert LocalStore(tmp_path / ray_mail.CONTENT).get("a") == b"19"
+
+
 class Troubled(Silent):
     """A dashboard that refuses every second call; the keeper behind it works."""
 

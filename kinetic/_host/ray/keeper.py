@@ -65,8 +65,9 @@ class Keeper:
         self._answered = self._list_answered()
 
     def work(self) -> int:
-        """Answer the letters that are there; return how many."""
-        names = self._post.names()
+        """Answer the letters that are there, the oldest first: of one that was given up and the one
+        that was sent instead, the later one counts. Return how many."""
+        names = sorted(self._post.names())
         for name in names:
             self._answer(name)
         return len(names)
