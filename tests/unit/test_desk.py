@@ -11,7 +11,7 @@ from doubles.memory_store import MemoryStore
 from kinetic._host import desk
 from kinetic.errors import StoreError
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 
 
 def test_a_store_that_hangs_or_fails_keeps_nobody_waiting(monkeypatch):
