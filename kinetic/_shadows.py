@@ -215,7 +215,7 @@ class _Shadows:
             while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
                 trace = trace.tb_next
             # As the import system does with its own frames. `raise` adds none for this one.
-            error.__traceback__ = trace
+            error.with_traceback(trace)  # Assigning fails where the class is frozen.
             raise
 
     def _import(

@@ -141,7 +141,7 @@ class RemoteCallable(Generic[P, R_co]):
             interrupt.__traceback__ = None
             raise
         except Exception as error:
-            error.__traceback__ = _without_ours(error.__traceback__)
+            error.with_traceback(_without_ours(error.__traceback__))
             raise
 
     def _call_or_submit(self, args: Any, kwargs: Any) -> R_co:

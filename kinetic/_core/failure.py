@@ -80,7 +80,7 @@ def exception_of(evidence: Evidence) -> BaseException:
     )
     failure.__cause__ = original
     if original is not None and first is not None and first.exit.kind.has_traceback:
-        original.__traceback__ = None
+        original.with_traceback(None)
     return failure
 
 
@@ -95,20 +95,25 @@ def _class_of(outcome: Outcome) -> type[JobFailed]:
     return first.exit.kind.error
 
 
+def _add_note(error: BaseException, note: str) -> None:
+    """Add a note, also to an exception whose class is frozen, as a dataclass may be."""
+    vars(error).setdefault("__notes__", []).append(note)
+
+
 def _add_notes(original: BaseException, evidence: Evidence, first: HostReport) -> BaseException:
     """Add notes to the function's own exception that say where it comes from."""
     assert first.error is not None
     where = f"Remote traceback ({_who(evidence, first)}, {evidence.job_id})"
     if original.__traceback__ is None and first.error.traceback.startswith("Traceback"):
         told = _shorten_lines(first.error.traceback.rstrip(), _TRACEBACK_LINES)
-        original.add_note(f"{where}:\n{told}")
+        _add_note(original, f"{where}:\n{told}")
     else:  # The exception has the remote frames, if there are any: they are shown with it.
-        original.add_note(f"{where}: as above{_site(first.error.traceback)}.")
+        _add_note(original, f"{where}: as above{_site(first.error.traceback)}.")
     if first.error.consequence:
-        original.add_note(_echo(evidence, first.error))
+        _add_note(original, _echo(evidence, first.error))
         _cut_to_own(original)
     for note in (*_name_others(evidence, first), *_tail(evidence, first), _hint(evidence, first)):
-        original.add_note(note)
+        _add_note(original, note)
     return original
 
 

@@ -74,9 +74,9 @@ def rebuild(nodes: list[Node], *, loads: Loads) -> BaseException:
 
     for number, node in enumerate(nodes):
         error = make(number).with_traceback(frames.traceback_of(node["frames"]))
-        error.__cause__ = None if node["cause"] is None else make(node["cause"])
-        error.__context__ = None if node["context"] is None else make(node["context"])
-        error.__suppress_context__ = node["suppress"]
+        for link in ("cause", "context"):
+            _fill(error, f"__{link}__", None if node[link] is None else make(node[link]))
+        _fill(error, "__suppress_context__", node["suppress"])
     return made[0]
 
 
@@ -182,6 +182,11 @@ def _repr(value: object) -> str:
         return f"<{type(value).__qualname__}: its repr raised {type(problem).__name__}>"
 
 
+def _fill(error: BaseException, slot: str, value: object) -> None:
+    """Set what every exception has, also of one whose class is frozen, as a dataclass may be."""
+    getattr(BaseException, slot).__set__(error, value)
+
+
 def _from_parts(
     cls: type[BaseException],
     args: tuple[Any, ...],
@@ -198,7 +203,7 @@ def _from_parts(
         # The built-in constructor fills in what it knows: errno, the codec's position.
         with suppress(Exception, SystemExit):
             builtin.__init__(error, *args)
-        error.args = args
+        _fill(error, "args", args)
     error.__dict__.update(state)
     return error
 

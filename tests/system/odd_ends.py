@@ -6,6 +6,7 @@ those of the tests: pytest would cost each of them more than its whole job.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -56,6 +57,11 @@ class OddInit(Exception):
         self.a, self.b = a, b
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
 class Base(BaseException):
     pass
 
@@ -75,6 +81,7 @@ def raise_by(how):
         "no words": NoWords(),
         "exits when asked": ExitsWhenAsked(),
         "odd init": OddInit(1, b=2),
+        "frozen": Frozen(3),
         "base": Base("mine"),
         "stop": StopIteration(3),
         "interrupt": KeyboardInterrupt(),

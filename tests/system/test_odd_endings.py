@@ -14,6 +14,7 @@ from odd_ends import (
     Exits,
     ExitsHere,
     ExitsWhenAsked,
+    Frozen,
     NoWords,
     OddInit,
     OnlyThere,
@@ -61,6 +62,7 @@ def test_a_function_that_stops_itself_runs_into_its_timeout():
     [
         ("no words", NoWords),
         ("odd init", OddInit),
+        ("frozen", Frozen),
         ("base", Base),
         ("stop", StopIteration),
         ("group", ExceptionGroup),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -84,6 +85,11 @@ class OddNew(Exception):
         super().__init__(a)
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -102,6 +108,7 @@ class OddNew(Exception):
         KeywordOnly(reason="so"),
         OddOS(5, "io", "more"),
         OddNew(1, 2, 3),
+        Frozen(3),
         subprocess.CalledProcessError(1, ["x"], output=b"o"),
         ModuleNotFoundError("No module named 'x'", name="x"),
     ],

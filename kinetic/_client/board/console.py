@@ -151,7 +151,7 @@ def hide_frames(method: F) -> F:
             trace = error.__traceback__
             while trace is not None and trace.tb_frame.f_code in (call.__code__, method.__code__):
                 trace = trace.tb_next
-            error.__traceback__ = trace
+            error.with_traceback(trace)
             raise
 
     return cast("F", functools.wraps(method)(call))

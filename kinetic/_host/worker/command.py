@@ -198,7 +198,7 @@ def _as_main(run: Callable[[], Any]) -> None:
     try:
         run()
     except BaseException as error:
-        error.__traceback__ = _without_machinery(error.__traceback__)
+        error.with_traceback(_without_machinery(error.__traceback__))
         raise
 
 

@@ -350,7 +350,7 @@ def _drop_own_frames(error: BaseException) -> None:
     to it."""
     found, seen = [error], {id(error)}
     for each in found:  # Grows during the loop.
-        each.__traceback__ = _without_own(each.__traceback__)
+        each.with_traceback(_without_own(each.__traceback__))
         members = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
         for other in (*members, each.__cause__, each.__context__):
             if other is not None and id(other) not in seen:
