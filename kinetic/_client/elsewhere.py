@@ -1,13 +1,14 @@
 """Ray clusters that only the options of a function have named: they keep its jobs, so whoever looks
 for a job looks there, too.
 
-In: settings of calls. Out: an empty file for each store, in the cache, as old as its last answer;
-flags of settings.
+In: settings of calls. Out: a file for each store, in the cache, as old as its last answer, with a
+digest of the token that it was called with; flags of settings.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ def note_store(chosen: Settings) -> None:
     """Remember the store of a call; without a cache to write to, it has to be named again."""
     with contextlib.suppress(OSError):
         _folder(chosen).mkdir(parents=True, exist_ok=True)
-        _file(chosen, chosen.store).touch()
+        _file(chosen, chosen.store).write_text(_digest_token(chosen.store))
 
 
 def list_flags(flags: Mapping[str, str | None]) -> list[dict[str, str | None]]:
@@ -43,7 +44,7 @@ def list_flags(flags: Mapping[str, str | None]) -> list[dict[str, str | None]]:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(len(others)) as pool:
-        problems = list(pool.map(_find_problem, others))
+        problems = list(pool.map(functools.partial(_find_problem, chosen), others))
     for uri, problem in zip(others, problems, strict=True):
         if problem:
             logging.getLogger("kinetic.jobs").warning(
@@ -66,17 +67,36 @@ def _list_stores(chosen: Settings) -> list[str]:
         return []
 
 
-def _find_problem(uri: str) -> str:
-    """Why a store does not answer; "" if it does."""
+def _find_problem(chosen: Settings, uri: str) -> str:
+    """Why a store does not answer, or is not asked; "" if it answers."""
     if not uri.startswith("ray+"):
         return ""
     from kinetic._ray import address
 
     try:
+        if _digest_token(uri) not in ("", _file(chosen, uri).read_text()):
+            return (
+                f"{uri.removeprefix('ray+')} was not used with the token that this environment has "
+                f"for Ray, so it is not sent there. KINETIC_STORE={uri} names it, and sends it."
+            )
         address.connect(uri.removeprefix("ray+"), patience_s=_PATIENCE_S).version()
-    except KineticError as error:
+    except (KineticError, OSError) as error:
         return str(error)
     return ""
+
+
+def _digest_token(uri: str) -> str:
+    """Return what tells the token of this environment from others, and is of use to nobody; "" if
+    it has none, or none is sent to such a store."""
+    if not uri.startswith("ray+"):
+        return ""
+    import hashlib
+
+    from kinetic._ray import address
+
+    token = address.find_token(configuration.variables())
+    made = hashlib.blake2b(token.encode(), digest_size=8, key=uri.encode()[:64])
+    return made.hexdigest() if token else ""
 
 
 def _note_answer(file: Path, *, answered: bool) -> None:

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import click
 import pytest
@@ -137,10 +138,35 @@ def test_one_that_takes_connections_and_never_answers(home, monkeypatch):
     assert elsewhere.has_stores()
 
 
+def test_a_token_goes_only_where_it_was_used(home, monkeypatch, caplog):
+    """The token of tonight's cluster, and a cluster of last week, whose address may be anybody's by
+    now."""
+    for before, now, is_asked in (("", "mine", False), ("mine", "mine", True), ("mine", "", True)):
+        caplog.clear()
+        monkeypatch.setattr(elsewhere, "_PATIENCE_S", 0.5)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            uri = f"ray+http://127.0.0.1:{listener.getsockname()[1]}"
+            monkeypatch.setenv("RAY_AUTH_TOKEN", before)
+            elsewhere.note_store(dataclasses.replace(settings.load(), store=uri))
+            monkeypatch.setenv("RAY_AUTH_TOKEN", now)
+            assert elsewhere.list_flags({}) == [], "nobody answers"
+            assert ("was not used with the token" in caplog.text) != is_asked
+            listener.setblocking(False)
+            if is_asked:
+                asked, _ = listener.accept()
+                asked.setblocking(True)
+                assert (b"Bearer mine" in asked.recv(65536)) == bool(now)
+                asked.close()
+            else:
+                with pytest.raises(BlockingIOError):
+                    listener.accept()
+        Path(settings.load().cache_dir, "stores").joinpath(quote(uri, safe="")).unlink()
+
+
 def test_a_call_remembers_the_cluster_that_its_options_alone_name(home, monkeypatch):
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://head:8265")
     client_of(Options(resolve("cpu"), backend="ray"))
-    monkeypatch.setattr(elsewhere, "_find_problem", lambda uri: "")
+    monkeypatch.setattr(elsewhere, "_find_problem", lambda chosen, uri: "")
     assert elsewhere.list_flags({}) == [{"store": "ray+http://head:8265"}]
     monkeypatch.setenv("KINETIC_BACKEND", "ray")
     assert elsewhere.list_flags({}) == [], "the settings name it"
