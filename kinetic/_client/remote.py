@@ -26,6 +26,7 @@ from typing import (
     overload,
 )
 
+from kinetic._client import coroutines
 from kinetic._client.client import Client, client_of
 from kinetic._client.options import OptionChanges, check_options
 from kinetic._core import checks, spec
@@ -78,6 +79,9 @@ class RemoteCallable(Generic[P, R_co]):
     def __init__(
         self, func: Callable[P, Any], options: Options, *, bound: tuple[Any, ...] = ()
     ) -> None:
+        self._unbound: Any = func  # a classmethod keeps its kind
+        if isinstance(func, classmethod | staticmethod):
+            func = func.__func__
         if isinstance(func, RemoteCallable):
             raise UsageTypeError(
                 f"{spec.name_of(func)} is decorated with @kinetic.run already: decorate it once."
@@ -119,7 +123,8 @@ class RemoteCallable(Generic[P, R_co]):
         with own_frames_hidden:
             options = check_options(self._options, changes)
         warn_of_spot(options)
-        return RemoteCallable(self._func, options, bound=self._bound)
+        func = self._func if self._bound else self._unbound
+        return RemoteCallable(func, options, bound=self._bound)
 
     # -- calling -----------------------------------------------------------------------------------
 
@@ -150,8 +155,8 @@ class RemoteCallable(Generic[P, R_co]):
 
         if settings.on_host():
             value = self._body(args, kwargs)
-            is_ours = inspect.iscoroutine(value) and not _in_async_code()
-            return cast("R_co", _run_coroutine(value) if is_ours else value)
+            is_ours = inspect.iscoroutine(value) and not coroutines.is_loop_running()
+            return cast("R_co", coroutines.run_coroutine(value) if is_ours else value)
         if self._options.debug:
             return self._call_debugged(args, kwargs)
         handle = self.run_async(*args, **kwargs)
@@ -364,7 +369,8 @@ class RemoteCallable(Generic[P, R_co]):
         """Run the body here, in this process. The function gets local data by its
         path."""
         value = self._body(args, kwargs)
-        return cast("R_co", _run_coroutine(value) if inspect.iscoroutine(value) else value)
+        is_ours = inspect.iscoroutine(value)
+        return cast("R_co", coroutines.run_coroutine(value) if is_ours else value)
 
     def _body(self, args: Any, kwargs: Any) -> Any:
         if _DATA in sys.modules:
@@ -404,15 +410,21 @@ class RemoteCallable(Generic[P, R_co]):
     ) -> RemoteCallable[P, R_co]: ...
 
     def __get__(self, instance: Any, owner: Any = None, /) -> Any:
-        if instance is None or self._bound or not hasattr(self._func, "__get__"):
+        if isinstance(self._unbound, classmethod):
+            first = type(instance) if owner is None else owner
+        elif hasattr(self._unbound, "__get__") and not isinstance(self._unbound, staticmethod):
+            first = instance
+        else:
+            first = None
+        if first is None or self._bound:
             return self
-        return RemoteCallable(self._func, self._options, bound=(instance,))
+        return RemoteCallable(self._func, self._options, bound=(first,))
 
     def __reduce__(self) -> tuple[Any, ...] | str:
         if origin.is_found(self) and not origin.is_cloudpickle(sys._getframe(1)):
             return self.__qualname__
         # As the plain function, with the standard library only: the other side needs no kinetic.
-        func = functools.partial(self._func, *self._bound) if self._bound else self._func
+        func = functools.partial(self._func, *self._bound) if self._bound else self._unbound
         return operator.itemgetter(0), ((func,),)
 
     def __copy__(self) -> RemoteCallable[P, R_co]:
@@ -434,6 +446,14 @@ class RemoteCallable(Generic[P, R_co]):
     def _check_call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str = ""
     ) -> None:
+        owner = origin.find_class_of(self) if not self._bound else None
+        if owner is not None and not (
+            args and isinstance(args[0], type) and issubclass(args[0], owner)
+        ):
+            raise UsageTypeError(
+                f"{where}Put @kinetic.run above @classmethod: as it is, Python does not say on "
+                f"which class {self.__qualname__} is called. Nothing was submitted."
+            )
         try:
             # A decorator below this one may take other arguments than the function it wraps, but
             # `jax.jit` never does.
@@ -449,29 +469,6 @@ class RemoteCallable(Generic[P, R_co]):
             raise UsageTypeError(
                 f"{where}{self.__name__}{signature}: {why}. Nothing was submitted."
             ) from None
-
-
-def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end, in another thread if a loop runs in this one, as it always does
-    in a notebook."""
-    import asyncio
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    from concurrent.futures import ThreadPoolExecutor
-    from contextvars import copy_context
-
-    with ThreadPoolExecutor(1) as beside:
-        return beside.submit(copy_context().run, asyncio.run, coroutine).result()
-
-
-def _in_async_code() -> bool:
-    """Whether an event loop runs in this thread: async code awaits what an async function
-    returns."""
-    asyncio = sys.modules.get("asyncio")
-    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def _import_handle() -> None:

@@ -40,12 +40,6 @@ class JobSpec:
 
 def check_function(func: Any) -> None:
     """Refuse what cannot run on a host, with a message that says what to do instead."""
-    if isinstance(func, classmethod | staticmethod):
-        kind = type(func).__name__
-        raise UsageTypeError(
-            f"@kinetic.run cannot take a {kind} object: put @{kind} above @kinetic.run, not below "
-            "it."
-        )
     if hasattr(func, "cache_clear") and hasattr(func, "cache_info"):
         raise UsageTypeError(
             "@kinetic.run cannot take a cached function: its cache stays here. Put @lru_cache "

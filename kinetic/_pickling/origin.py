@@ -49,6 +49,18 @@ def namespaces() -> list[dict[str, Any]]:
     return [space for space, _ in _SEEN.values()]
 
 
+def find_class_of(made: Any) -> type | None:
+    """Return the class that has the object in a `classmethod`. Since Python 3.13 the object is not
+    told which class it is called on: https://docs.python.org/3.13/library/functions.html#classmethod
+    """
+    found: Any = sys.modules.get(made.__module__)
+    *parents, name = made.__qualname__.split(".")
+    for parent in parents:
+        found = getattr(found, parent, None)
+    method = vars(found).get(name) if isinstance(found, type) else None
+    return found if isinstance(method, classmethod) and method.__func__ is made else None
+
+
 def is_found(made: Any) -> bool:
     """Whether the object is what its module has under its name, as pickle wants it of functions."""
     found: Any = sys.modules.get(made.__module__)

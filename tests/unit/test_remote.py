@@ -45,8 +45,6 @@ class CallableGenerator:
 @pytest.mark.parametrize(
     ("thing", "words"),
     [
-        (classmethod(add), "put @classmethod above"),
-        (staticmethod(add), "put @staticmethod above"),
         (functools.lru_cache(add), "above @kinetic.run"),
         (3, "cannot be called"),
         (None, "cannot be called"),

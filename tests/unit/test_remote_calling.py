@@ -12,6 +12,7 @@ import types
 import warnings
 from dataclasses import replace
 
+import cloudpickle
 import pytest
 import remote_cases
 from doubles.programs import ProgramsBackend
@@ -102,6 +103,25 @@ class Trainer:
     def of_class(cls, x):
         return cls.__name__, x
 
+    @kinetic.run("cpu")
+    @staticmethod
+    def free_below(x):
+        return x
+
+    @kinetic.run("cpu")
+    @classmethod
+    def of_class_below(cls, x=1):
+        return cls.__name__, x
+
+    @classmethod
+    @kinetic.run("cpu")
+    def of_class_by_default(cls, x=1):
+        return cls.__name__, x
+
+
+class Tuner(Trainer):
+    pass
+
 
 async def later(x):
     return x + 1
@@ -120,6 +140,11 @@ KINDS = [
     (lambda: Trainer(3).fit.run_async(4).result(), 12, "fit"),
     (lambda: Trainer.free(4), 4, "free"),
     (lambda: Trainer.of_class(4), ("Trainer", 4), "of_class"),
+    (lambda: Trainer.free_below(4), 4, "free_below"),
+    (lambda: Trainer(3).free_below(4), 4, "free_below"),
+    (lambda: Tuner.of_class_below(4), ("Tuner", 4), "of_class_below"),
+    (lambda: Tuner(3).of_class_below(), ("Tuner", 1), "of_class_below"),
+    (lambda: Tuner.of_class_below.run_async(4).result(), ("Tuner", 4), "of_class_below"),
     (lambda: kinetic.run("cpu", name="my run")(add)(1), 2, "my run"),
 ]
 
@@ -130,6 +155,19 @@ KINDS = [
 def test_kinds_of_functions(backend, call, value, name):
     assert call() == value
     assert kinetic.list_jobs()[0].display_name.rpartition(".")[2] == name
+
+
+def test_a_classmethod_below_arrives_as_one_with_its_class(backend):
+    made = cloudpickle.loads(cloudpickle.dumps(vars(Trainer)["of_class_below"]))
+    assert isinstance(made, classmethod)
+
+
+def test_a_classmethod_above_that_hides_its_class_is_refused(backend):
+    """As Python 3.13 calls it."""
+    hidden = vars(Trainer)["of_class_by_default"].__func__
+    with pytest.raises(TypeError, match=r"Put @kinetic\.run above @classmethod"):
+        hidden.run_async(5)
+    assert hidden.run_async(Tuner, 5).result() == ("Tuner", 5)
 
 
 def test_an_async_function_called_here():
