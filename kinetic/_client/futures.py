@@ -124,6 +124,7 @@ class Callbacks:
         self._lock = threading.Lock()
         self._waiting: list[Callback] = []
         self._watching = False
+        self._pid = os.getpid()
 
     def add(self, call: Callback) -> None:
         """Call it when the job has ended, at once if it has."""
@@ -131,6 +132,8 @@ class Callbacks:
             _invoke(call, self._job)
             return
         with self._lock:
+            if self._pid != os.getpid():  # The callbacks of the process that forked are its own.
+                self._waiting, self._watching, self._pid = [], False, os.getpid()
             self._waiting.append(call)
             is_watched, self._watching = self._watching, True
         if not is_watched:

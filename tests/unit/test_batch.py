@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kinetic import errors
 from kinetic._client.batch.ledger import BatchRules
+from kinetic._client.waiter import JobWaiter
 from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
 
@@ -151,6 +152,23 @@ def test_patience_ends_but_the_batch_goes_on(store):
             wait(timeout=0.05)
     source.release(1)
     assert batch.results(timeout=PATIENCE_S) == [(0, 1), (1, 1)]
+
+
+def test_a_watch_that_broke_breaks_one_wait_and_not_the_next(store, monkeypatch):
+    source = Scripted(store, [["hang"]])
+    batch = begin(source, 1)
+    wait, bugs = JobWaiter.wait, [ZeroDivisionError("a bug")]
+
+    def break_once(self, timeout_s):
+        if bugs:
+            raise bugs.pop()
+        return wait(self, timeout_s)
+
+    monkeypatch.setattr(JobWaiter, "wait", break_once)
+    with pytest.raises(ZeroDivisionError):
+        batch.results(timeout=PATIENCE_S)
+    source.release(0)
+    assert batch.results(timeout=PATIENCE_S) == [(0, 1)]
 
 
 # -- how it is run ---------------------------------------------------------------------------------

@@ -165,6 +165,18 @@ def test_a_fork_has_a_watch_of_its_own(source, job):
     assert os.waitpid(pid, 0)[1] == 0
 
 
+def test_a_fork_calls_its_own_callbacks_and_no_others(source, job):
+    called = []
+    job.add_done_callback(lambda _: called.append("the parent's"))
+    pid = os.fork()
+    if pid == 0:
+        over = threading.Event()
+        job.add_done_callback(lambda _: over.set())
+        source.release(0)
+        os._exit(0 if over.wait(PATIENCE_S) and called == [] else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 def test_nothing_watches_when_nobody_waits(source, job):
     watching = futures.FutureWatcher()
     over = threading.Event()

@@ -278,6 +278,16 @@ def test_trouble_with_google_is_none_of_the_jobs(google, caller, start, code):
     assert len(google.asked) <= 9
 
 
+def test_trouble_of_any_kind_is_none_of_the_jobs(google, caller, monkeypatch):
+    """The job was submitted before."""
+
+    def break_off(*_):
+        raise ConnectionResetError("reset")
+
+    monkeypatch.setattr(caller.images, "_begin_behind", break_off)
+    assert caller.submits(made("")) == ""
+
+
 @pytest.mark.parametrize("missing", CLUSTER)
 def test_with_nothing_configured_nothing_is_attempted(google, caller, missing):
     place = Place("gke", **CLUSTER | {missing: ""})

@@ -89,7 +89,7 @@ class BundledImages:
             self._seen_to.add(uri)
         try:
             self._begin_behind(uri, plan, installed, tell)
-        except KineticError as error:
+        except Exception as error:  # noqa: BLE001 - the job that it is built beside was submitted
             _log.info("no image is built in the background: %s", error)
 
     # -- not requested -------------------------------------------------------------

@@ -227,6 +227,7 @@ class BatchExecutor:
         """Watch the jobs, now and as they come; otherwise nobody asks for their ends."""
         with self.changes:
             self._interested += 1
+            self._broken = None  # of another call's look
             for handle in self._list_running() if self._interested == 1 else ():
                 futures.watcher().add(handle, self._enter)
         try:
