@@ -86,8 +86,10 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
         from kinetic._backends.ray import access
 
         return BackendSelection(replace(place, address=access.find_address(settings)))
-    if name in _makers and (name in _WITHOUT_CLUSTER or settings.cluster_settings):
+    if name in _WITHOUT_CLUSTER:
         return BackendSelection(place)
+    if name in _makers and settings.cluster_settings:
+        return BackendSelection(_settle(place))
     stand_in = replace(place, backend="local", stands_in_for=name)
     simulates = simulation.can_simulate(system)
     notice = _standing_in(topology, slices, single=single) if simulates else ""
@@ -144,6 +146,12 @@ def _kubernetes(place: Place, store: Store) -> Backend:
     from kinetic._backends.kubernetes import cluster
 
     return cluster.make_backend(place, store)
+
+
+def _settle(place: Place) -> Place:
+    from kinetic._backends.kubernetes import cluster
+
+    return cluster.settle(place)
 
 
 def _ray(place: Place, store: Store) -> Backend:

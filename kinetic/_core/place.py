@@ -33,6 +33,7 @@ class Place(documents.Record, called="The place of the job"):
         stands_in_for: the requested backend, if the local one simulates it.
         cluster: the cluster's name, or its address if it has no name.
         address: of the Jobs API of a Ray cluster.
+        context: the current one of the kubeconfig at submission, if no cluster was named.
         project, zone: the cloud project and zone of the cluster.
         namespace: the namespace in the cluster.
         image: what the hosts run.
@@ -45,6 +46,7 @@ class Place(documents.Record, called="The place of the job"):
     stands_in_for: str = ""
     cluster: str = ""
     address: str = ""
+    context: str = ""
     project: str = ""
     zone: str = ""
     namespace: str = ""

@@ -18,6 +18,9 @@ import yaml
 from kinetic._backends.kubernetes import cluster, credentials, kubeconfig, login_plugin
 from kinetic._backends.kubernetes.credentials import Credentials, proof_of
 from kinetic._backends.kubernetes.kubeconfig import Access, choose, find, read
+from kinetic._client.client import client_of
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic.errors import PreflightError
 
@@ -351,6 +354,24 @@ def test_other_ways_to_log_in() -> None:
     with pytest.raises(PreflightError, match="auth-provider azure, which is no longer"):
         of(**{"auth-provider": {"name": "azure"}})
     assert credentials.EARLY_S > 0
+
+
+def test_a_job_stays_where_its_submission_found_the_current_context(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kubectx` and `kubens` are for the next one: a job that its reader looked for in another
+    namespace was judged to be removed."""
+    path = config_file(tmp_path / "config", "one", "two", current="one")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    for name, value in (("BACKEND", "gke"), ("PROJECT", "p")):
+        monkeypatch.setenv(f"KINETIC_{name}", value)
+    client = client_of(Options(resolve("cpu")))
+    assert (client.place.context, client.place.cluster, client.place.namespace) == ("one", "", "ml")
+    config_file(tmp_path / "config", "one", "two", current="two")
+    api = cluster.connect(client.place, {"KUBECONFIG": str(path)})
+    assert (api.namespace, api._access.context) == ("ml", "one")  # type: ignore[attr-defined]
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert client_of(Options(resolve("cpu"))).place == Place("gke", project="p")
 
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kinetic._config import settings as configuration
@@ -40,6 +41,24 @@ def make_backend(place: Place, store: Store) -> KubernetesBackend:
         lambda: connect(place, configuration.variables()),
         supply=functools.partial(_images, chosen.image_builds == "auto"),
     )
+
+
+def settle(place: Place) -> Place:
+    """Return the place with what a kubeconfig says of it now: its current context and namespace may
+    be others when somebody asks for the job. Unchanged where there is none: that is said to whoever
+    connects."""
+    if (place.cluster and place.namespace) or _list_missing():
+        return place
+    from kinetic._backends.kubernetes import kubeconfig
+
+    try:
+        access = kubeconfig.find(
+            configuration.variables(), cluster=place.cluster, project=place.project, zone=place.zone
+        )
+    except PreflightError:
+        return place
+    context = "" if place.cluster else access.context
+    return replace(place, context=context, namespace=place.namespace or access.namespace)
 
 
 def list_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
@@ -86,7 +105,7 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
         PreflightError: there is no such cluster, with where to run instead; or packages are
             missing.
     """
-    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+    if missing := _list_missing():
         raise PreflightError(
             f"Clusters need packages that are not installed here ({', '.join(missing)}). Run `pip "
             "install 'kinetic-sdk[gcp]'`."
@@ -97,7 +116,10 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
 
     try:
         access = kubeconfig.find(
-            variables, cluster=place.cluster, project=place.project, zone=place.zone
+            variables,
+            cluster=place.cluster or place.context,
+            project=place.project,
+            zone=place.zone,
         )
     except PreflightError as error:
         if not simulation.can_simulate(sys.platform):
@@ -108,6 +130,10 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
     if patience is None:
         return share_connection(access, variables, namespace=place.namespace)
     return HttpApi(access, variables, namespace=place.namespace, patience=patience)
+
+
+def _list_missing() -> list[str]:
+    return [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
 
 
 def _check_images(settings: Settings) -> tuple[Finding, ...]:
