@@ -82,7 +82,7 @@ class Checkpoints:
         self.where = where.rstrip("/") or where
         self._look()
         below = f"{_BELOW}/"
-        if not self._names and any(key.startswith(below) for key in self._keys):
+        if not self._is_known and any(key.startswith(below) for key in self._keys):
             self.where = f"{self.where}/{_BELOW}"
             self._look()
 
@@ -123,6 +123,18 @@ class Checkpoints:
         return name[0].isdigit() or bool(layouts.layout_of(name, self._files[name]).trees)
 
     @property
+    def _is_known(self) -> bool:
+        """Whether this is a folder of checkpoints, for certain: others have folders with numbers,
+        too, such as one of each host."""
+        layouts_here = (layouts.layout_of(name, self._files[name]) for name in self._names if name)
+        return (
+            self.is_one
+            or self.has_owner
+            or bool(self._messages)
+            or any(each.program != layouts.ANOTHER for each in layouts_here)
+        )
+
+    @property
     def is_one(self) -> bool:
         """Whether this is the folder of one checkpoint, not of many."""
         return self._names == [""]
@@ -146,7 +158,7 @@ class Checkpoints:
     @property
     def has_owner(self) -> bool:
         """Whether kinetic has noted here who writes."""
-        return any(key.endswith(lease.RECORD) and key.count("/") < 2 for key in self._keys)
+        return any(key in (lease.RECORD, lease.KEY) for key in self._keys)
 
     def lines(self, step: Step | None = None) -> list[str]:
         """Return the lines of Python that read a step, or what another program has left."""

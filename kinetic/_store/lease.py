@@ -27,7 +27,7 @@ from kinetic._system import filesystems, locks
 from kinetic.errors import CheckpointError, CheckpointInUse, KineticError
 
 RECORD = "kinetic-owner.json"
-_KEY = f"kinetic-owner/{RECORD}"
+KEY = f"kinetic-owner/{RECORD}"
 BEAT_S = 10.0
 SILENT_S = 35.0
 """An owner that has not counted up for so long is gone."""
@@ -344,7 +344,7 @@ class InStore:
 
     counts = True
 
-    def __init__(self, store: Store, key: str = _KEY) -> None:
+    def __init__(self, store: Store, key: str = KEY) -> None:
         self._store = store
         self._key = key
         self._name = f"{os.getpid()} {store.uri} {key}"

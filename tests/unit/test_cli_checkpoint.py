@@ -152,7 +152,7 @@ def test_what_is_asked_for_must_be_there(world: World, saved: Any, capsys: Captu
 
 def test_a_folder_that_a_job_writes_is_left_alone(world: World, tmp_path: Path, capsys: Capture):
     where = tmp_path / "run"
-    put(LocalStore(where), "4/state/x", {})
+    put(LocalStore(where), "4/kinetic/metadata", {})
     held = Lease(InFolder(where), str(where), Owner("job-0000000a", "t", 1, "m"))
     held.acquire()
     try:
@@ -251,6 +251,28 @@ def test_folders_of_an_unknown_program_are_never_removed(
         assert world("checkpoint", "rm", where, *ask, "--yes", "--force") == 2
         assert "no checkpoint of kinetic, Orbax or Flax" in capsys.readouterr().err
     assert list(store.list("")) == ["5/weights.npz"]
+
+
+def test_numbered_folders_beside_checkpoints_are_the_users(
+    world: World, saved: Any, capsys: Capture
+) -> None:
+    """A log of each host, in the output folder and, by mistake, among the steps."""
+    where, store = saved
+    put(store, "1/log.txt", {})
+    assert world("checkpoint", "rm", where, "--all", "--yes") == 0
+    assert "Left alone" in capsys.readouterr().err or where.startswith("gs://")
+    above = open_store(where.rpartition("/")[0])
+    put(above, "0/log.txt", {})
+    put(above, "1/log.txt", {})
+    for step in (4, 20):
+        put(above, f"checkpoints/{step}/kinetic/metadata", {"job_id": "job-0000000a", "hosts": 2})
+        put(above, f"checkpoints/{step}/commit_success.txt", {})
+    put(above, "checkpoints/kinetic-owner.json", {})
+    assert listed(world, capsys, above.uri) == [(4, True), (20, True)]
+    assert world("checkpoint", "rm", above.uri, "--all", "--yes") == 0
+    left = [key for key in above.list("") if "kinetic-owner" not in key]
+    assert {"0/log.txt", "1/log.txt"} <= {*left}
+    assert not any(key.startswith("checkpoints/") for key in left)
 
 
 @pytest.mark.parametrize("foreign", ["folder"], indirect=True)

@@ -263,6 +263,11 @@ def rm(
         for each in steps
         if everything or (unfinished and not each.is_committed) or each.step in numbers
     ]
+    others = [each for each in chosen if each.is_committed and each.layout.program == ANOTHER]
+    if others:
+        names = ", ".join(each.name for each in others)
+        output.notice(f"Left alone, as no checkpoint of kinetic, Orbax or Flax: {names}.")
+        chosen = [each for each in chosen if each not in others]
     if not chosen:
         output.notice(f"There is nothing to remove at {found.where}.")
         return exit_codes.OK
