@@ -28,6 +28,8 @@ _MARKER = "commit_success.txt"
 _RECORD, _METRICS, _ABOUT = "kinetic/metadata", "metrics/metrics", "_CHECKPOINT_METADATA"
 _BELOW = "checkpoints"
 """Where a job's checkpoints lie below its output folder."""
+_TRAINING = "kinetic-training"
+"""Beside the steps: what tells a training from one that was in this folder before."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +219,13 @@ class Checkpoints:
         return wanted[-1]
 
     def remove(self, steps: Iterable[Step]) -> None:
-        """Remove steps; each is not committed any more before its files go."""
+        """Remove steps; each is not committed any more before its files go. Without its newest one
+        this is another training: what hosts have in their memory is of the one that was removed."""
         folder = self._store.as_folder()
+        steps = list(steps)
+        newest = max((each.step for each in self.steps() if each.is_committed), default=None)
+        if any(each.is_committed and each.step == newest for each in steps):
+            self._store.delete(_TRAINING)
         for each in steps:
             if folder is None:
                 self._store.delete(f"{each.name}/{_MARKER}")
@@ -278,6 +285,22 @@ class Checkpoints:
             found = json.loads(self._store.get(key))
             return found if isinstance(found, dict) else {}
         return {}
+
+
+def identify_training(where: str) -> str:
+    """Return what tells this training from one whose folder was emptied or removed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    store, made = _open_existing(where), os.urandom(8).hex()
+    folder = store.as_folder()
+    if folder is None:
+        store.put(_TRAINING, made.encode(), if_absent=True)
+        return store.get(_TRAINING).decode()
+    with contextlib.suppress(FileExistsError), (folder / _TRAINING).open("x") as file:
+        file.write(made)
+    return (folder / _TRAINING).read_text()
 
 
 def _open_existing(where: str) -> Store:

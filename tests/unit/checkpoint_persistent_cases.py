@@ -23,6 +23,7 @@ import kinetic
 from kinetic._host.agent import workspace
 from kinetic._in_job.checkpoint import persistent
 from kinetic._in_job.checkpoint.local_tier import LocalTier
+from kinetic._store.checkpoints import Checkpoints
 from kinetic.errors import CheckpointError, PreflightError, UsageError
 
 
@@ -72,6 +73,29 @@ def test_a_folder_that_was_removed_is_told(tmp_path):
         assert ckpt.save(1, {"n": np.zeros(3)}) == ("local",)
         with pytest.raises(CheckpointError, match=r"run was removed.*nothing more is saved"):
             ckpt.save(2, {"n": np.zeros(3)})
+
+
+def remove_newest(directory):
+    there = Checkpoints(str(directory))
+    there.remove([there.step(None)])
+
+
+@pytest.mark.parametrize(
+    ("removes", "start"),
+    [(lambda directory: None, 4), (remove_newest, 1), (shutil.rmtree, 0)],
+    ids=["nothing", "the newest step", "the folder"],
+)
+def test_a_training_that_was_removed_does_not_come_back_from_memory(tmp_path, removes, start):
+    options = {"every": 2, "local_every": 1, "local_directory": tmp_path / "memory"}
+    with kinetic.Checkpointer(tmp_path / "run", **options) as ckpt:
+        for step in range(4):
+            ckpt.save(step, {"n": np.full(3, float(step))})
+            ckpt.wait()
+    for _ in range(2):
+        removes(tmp_path / "run")
+        removes = lambda directory: None  # noqa: E731 - the second time it is as it was left
+        with kinetic.Checkpointer(tmp_path / "run", **options) as ckpt:
+            assert ckpt.restore({"n": np.zeros(3)})[1] == start
 
 
 @pytest.mark.parametrize("local_every", [None, 1])

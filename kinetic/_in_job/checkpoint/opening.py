@@ -28,7 +28,7 @@ from kinetic._in_job.checkpoint.pieces import Local
 from kinetic._in_job.checkpoint.room import Room
 from kinetic._in_job.checkpoint.tree import TreeState
 from kinetic._in_job.peers import Peers
-from kinetic._store import lease
+from kinetic._store import checkpoints, lease
 from kinetic._store.lease import Lease, Owner
 from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch, KineticError
 
@@ -37,6 +37,7 @@ LIMIT_S = 600.0
 """How long hosts may wait for each other; a host that is lost ends the job much sooner."""
 _SHARED_WITHIN_S = 5.0
 """How long a file of the leader may take to be seen by the others."""
+_IN_TRAINING = "/"
 worlds.on_leaving(lease.abandon)
 _KINDS = {kind.__name__: kind for kind in (CheckpointError, CheckpointInUse, CheckpointMismatch)}
 _ATTRIBUTES = ("job_id", "step")
@@ -48,7 +49,7 @@ class Opened:
 
     Attributes:
         lease: held by the leader; on other hosts None.
-        writer: marks what this run writes.
+        writer: marks what this run writes: its training, and the run.
         persistent: the persistent tier; a guest where the folder is of another program.
         local: the local tier; None where there is none.
         verify: whether digests are kept and checked.
@@ -135,6 +136,8 @@ def open_checkpoints(
             if foreign.is_foreign(directory):  # Nothing is written into it, not even our name.
                 return ""
             held.append(_take_lease(directory, token))
+            training = "" if local is None else _identify_training(directory)
+            return f"{training}{_IN_TRAINING}{token}"
         return token
 
     try:
@@ -145,7 +148,7 @@ def open_checkpoints(
 
         def look() -> str:
             if peers.index > 0:
-                _check_shared(directory, writer)
+                _check_shared(directory, writer.rpartition(_IN_TRAINING)[2])
             if tier is None:
                 return ""
             tier.clean()
@@ -175,6 +178,26 @@ def _take_lease(directory: str, token: str) -> Lease:
     return held
 
 
+def _identify_training(directory: str) -> str:
+    try:
+        return checkpoints.identify_training(directory)
+    except OSError as error:
+        raise CheckpointError(
+            f"The folder of checkpoints {directory} cannot be written to: "
+            f"{error.strerror or error}."
+        ) from error
+
+
+def _is_of_training(writer: str, now: str) -> bool:
+    """Whether what a run has written is of the same training as what another one writes now; of
+    older runs it is not known."""
+    (before, known, _), (training, _, _) = (
+        writer.partition(_IN_TRAINING),
+        now.partition(_IN_TRAINING),
+    )
+    return not known or before == training
+
+
 def _check_shared(directory: str, token: str) -> None:
     """Check that this host sees what the leader has written."""
     place = lease.place_of(directory)
@@ -202,6 +225,7 @@ def look(
     if opened_.local is None:
         return steps, [], {}
     there, faults = opened_.local.look()
+    there = [each for each in there if _is_of_training(each.writer, opened_.writer)]
     own = {"found": [local.to_json() for local in there], "faults": [*faults.items()]}
     packed = zlib.compress(json.dumps(own).encode(), 1)
     every = [json.loads(zlib.decompress(data)) for data in peers.gather(packed)]
