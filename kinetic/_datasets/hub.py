@@ -68,6 +68,8 @@ def provide(
     key = f"{source}\0{found['commit']}\0{found['saved']}\0{trusts_code}"
 
     def fill(dest: str) -> None:
+        for folder, _, _ in os.walk(dest):  # of one that was cut off
+            Path(folder).chmod(0o700)
         _run_in_child("fetch", asked | found | {"dest": dest})
         _protect(dest)
 

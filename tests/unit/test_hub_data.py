@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -14,7 +16,7 @@ pytest.importorskip("huggingface_hub")
 
 from importlib.util import find_spec
 
-from kinetic._datasets import hub
+from kinetic._datasets import cached_copy, hub
 from kinetic.errors import NotFound, StoreError
 
 COMMIT = "ab" * 20
@@ -101,6 +103,32 @@ def test_the_files_of_a_repository(endpoint, tmp_path):
     endpoint.asked.clear()
     assert hub.provide("hf://owner/images", root=tmp_path / "data") == place
     assert not [line for line in endpoint.asked if "/resolve/" in line]
+
+
+@without_datasets
+def test_a_disk_that_was_full_at_the_end_does_not_spoil_the_next_try(
+    endpoint, tmp_path, monkeypatch
+):
+    """What was fetched is protected by then, and the next try writes into it: as root it may, so
+    it is the modes that tell."""
+    modes, run, seal = [], hub._run_in_child, cached_copy._seal
+
+    def look(act, asked):
+        if act == "fetch":
+            folders = (folder for folder, _, _ in os.walk(asked["dest"]))
+            modes.append({os.stat(folder).st_mode & 0o777 for folder in folders})
+        return run(act, asked)
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(hub, "_run_in_child", look)
+    monkeypatch.setattr(cached_copy, "_seal", fail)
+    with pytest.raises(StoreError):
+        hub.provide("hf://owner/images", root=tmp_path / "data")
+    monkeypatch.setattr(cached_copy, "_seal", seal)
+    assert found(hub.provide("hf://owner/images", root=tmp_path / "data")) == FILES
+    assert modes == [{0o700}, {0o700}]
 
 
 def test_what_is_not_there_is_named(endpoint, tmp_path):

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from kinetic._backends.local import launcher
 from kinetic._host.local import zygote
 
 
@@ -39,3 +40,19 @@ def test_a_zygote_ends_with_its_caller_amid_its_imports(tmp_path):
         assert zygote.stdout.readline() == b"begun\n"
         ours.close()
         assert zygote.wait(timeout=100) == 0
+
+
+def test_a_fork_during_a_launch_can_launch_too_and_holds_no_zygote():
+    zygote = launcher.Zygote((), os.environ)
+    launcher._zygotes["of this test",] = zygote
+    try:
+        with launcher._lock:
+            pid = os.fork()
+            if pid == 0:
+                is_free = launcher._lock.acquire(timeout=100)
+                os._exit(0 if is_free and zygote._socket.fileno() == -1 else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert zygote._socket.fileno() != -1
+    finally:
+        del launcher._zygotes["of this test",]
+        zygote.close()

@@ -161,6 +161,10 @@ class Zygote:
         self._end()
         self._errors.close()
 
+    def leave(self) -> None:
+        """Let go of another process's zygote."""
+        self._socket.close()
+
     def _end(self) -> None:
         self._socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -265,6 +269,18 @@ def _fill_standard_descriptors() -> None:
 def _forget(zygote: Zygote) -> None:
     for key in [k for k, p in _zygotes.items() if p is zygote]:
         del _zygotes[key]
+
+
+def _start_anew() -> None:
+    """In a forked process: another thread may have been launching, and the zygotes are the
+    parent's, which end with it."""
+    global _lock
+    _lock = threading.Lock()
+    for zygote in _zygotes.values():
+        zygote.leave()
+
+
+os.register_at_fork(after_in_child=_start_anew)
 
 
 def _close_all() -> None:
