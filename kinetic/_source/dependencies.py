@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from kinetic._core.values import dataclass
-from kinetic._source import pyproject, requirements_txt, uv_lock
+from kinetic._source import indexes, pyproject, requirements_txt, uv_lock
 from kinetic._source.editable import Package
 from kinetic._source.pyproject import Pyproject
 from kinetic._source.requirements_txt import KEPT, find_name
@@ -87,18 +87,22 @@ def find(start: Path, *, home: Path, editable: Collection[Package] = ()) -> Decl
 
 def _read_project(project: Pyproject, editable: Collection[Package], home: Path) -> Iterator[str]:
     """Yield the lines of a pyproject.toml, in the versions of the uv.lock of the project or of its
-    workspace, if there is one."""
+    workspace, if there is one, and its indexes."""
     locks = (folder / "uv.lock" for folder in _upward(project.file.parent, home))
     lock = next((each for each in locks if each.is_file()), None)
-    locked = lock and uv_lock.has_project(lock, project.name)
-    for line in project.read_lines(editable):
+    lines, workspace = list(project.read_lines(editable)), project
+    if lock and uv_lock.has_project(lock, project.name):
         # The accelerator's packages as written: their version is read from them.
-        if not locked or line.startswith("-") or find_name(line) in OF_THE_ACCELERATOR:
-            yield line
-    if lock and locked:
-        yield from uv_lock.read_lines(
+        lines = [
+            line for line in lines if line.startswith("-") or find_name(line) in OF_THE_ACCELERATOR
+        ]
+        lines += uv_lock.read_lines(
             lock, project, without=OF_THE_ACCELERATOR, editable=editable, uv=uv_lock.find_uv()
         )
+        if lock.parent != project.file.parent:
+            workspace = pyproject.read_project(lock.parent / "pyproject.toml")
+    yield from indexes.list_options(project, workspace, set(map(find_name, lines)))
+    yield from lines
 
 
 def for_hosts(

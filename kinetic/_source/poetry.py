@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from kinetic._source.requirements_txt import normalize_name
+from kinetic._source.requirements_txt import is_for_hosts, normalize_name
 from kinetic.errors import UsageError
 
 _PARTS = re.compile(r"\s*,\s*|(?<=[\w.*])\s+(?=[<>=!~^])")
@@ -33,6 +33,15 @@ def list_requirements(
             )
             if is_wanted and name.lower() != "python":
                 yield _requirement(where, name, about)
+
+
+def list_sources(given: Any) -> Iterator[str]:
+    """Yield the names of the sources that a dependency has on hosts."""
+    for each in given if isinstance(given, list) else [given]:
+        if isinstance(each, dict) and "source" in each:
+            is_elsewhere = each.get("platform", "linux") != "linux"
+            if not is_elsewhere and is_for_hosts(each.get("markers", "")):
+                yield each["source"]
 
 
 def find_source(about: Mapping[str, Any]) -> str:

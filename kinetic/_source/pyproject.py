@@ -72,20 +72,42 @@ class Pyproject:
         for group in self.groups:
             yield from self._check_lines(self._list_group(group), editable)
 
+    def list_pins(self, names: Collection[str]) -> Iterator[str]:
+        """Yield the names of the indexes from which hosts take these packages."""
+        for name in names:
+            index = self._find_source(name).get("index")
+            if index:
+                yield index
+        of_poetry = self._table("tool", "poetry")
+        groups = self._table("tool", "poetry", "group").values()
+        for table in (of_poetry, *groups):
+            for name, given in table.get("dependencies", {}).items():
+                if normalize_name(name) in names:
+                    yield from poetry.list_sources(given)
+
     def _check_lines(self, texts: Iterable[str], editable: Collection[Package]) -> Iterator[str]:
-        """Yield requirements with their sources of `[tool.uv.sources]`, and options for them."""
-        where, uv = str(self.file), self._table("tool", "uv")
-        sources = {normalize_name(name): each for name, each in uv.get("sources", {}).items()}
+        """Yield requirements with their sources of `[tool.uv.sources]`."""
         for text in texts:
-            about = sources.get(find_name(text))
-            if "@" in text or not isinstance(about, dict):
-                about = {}
-            for index in uv.get("index", ()):
-                if "index" in about and index.get("name") == about["index"]:
-                    option = f"--extra-index-url {index['url']}"
-                    yield from requirements_txt.check_option(where, option)
+            about = {} if "@" in text else self._find_source(find_name(text))
             line = _add_source(text, poetry.find_source(about))
-            yield from requirements_txt.check_requirement(where, line, self.file.parent, editable)
+            yield from requirements_txt.check_requirement(
+                str(self.file), line, self.file.parent, editable
+            )
+
+    def _find_source(self, name: str) -> Mapping[str, Any]:
+        """Return what `[tool.uv.sources]` says of a package, for hosts and what is chosen."""
+        for key, given in self._table("tool", "uv", "sources").items():
+            if normalize_name(key) == name:
+                sources = [given] if isinstance(given, dict) else given
+                return next((each for each in sources if self._is_met(each)), {})
+        return {}
+
+    def _is_met(self, source: Mapping[str, Any]) -> bool:
+        return (
+            requirements_txt.is_for_hosts(source.get("marker", ""))
+            and source.get("extra", "") in ("", *self.extras)
+            and source.get("group", "") in ("", *self.groups)
+        )
 
     def _read_dynamic(self, editable: Collection[Package]) -> Iterator[str]:
         about = self._table("tool", "setuptools", "dynamic").get("dependencies", {})
@@ -147,7 +169,7 @@ class Pyproject:
         raise UsageError(f"{self.file}: there is no {kind} {name!r}. {listed}")
 
     def _table(self, *keys: str) -> Mapping[str, Any]:
-        return _find_table(self.content, *keys)
+        return find_table(self.content, *keys)
 
 
 def read_project(file: Path) -> Pyproject:
@@ -160,7 +182,7 @@ def read_project(file: Path) -> Pyproject:
         content = tomllib.loads(requirements_txt.read_file(file)) if file.is_file() else {}
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{file} is not valid TOML: {error}.") from error
-    chosen = _find_table(content, "tool", "kinetic")
+    chosen = find_table(content, "tool", "kinetic")
     for key, value in chosen.items():
         if key not in ("extras", "groups"):
             raise UsageError(
@@ -181,7 +203,8 @@ def _add_source(text: str, source: str) -> str:
     return f"{name}{source} ;{marker}" if marker else name + source
 
 
-def _find_table(content: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def find_table(content: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return a table inside another one; an empty one if there is none."""
     for key in keys:
         content = content.get(key, {})
         if not isinstance(content, dict):

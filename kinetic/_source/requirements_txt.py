@@ -30,7 +30,14 @@ _PASSED_ON = (
     "--trusted-host",
 )
 _LEFT_OUT = ("--require-hashes", "--hash")
+_LOGIN = re.compile(r"(?<=//)[^/@]*@|^[^/@:]+:[^/@]*@")
 _PATH = re.compile(r"(?i)(\.{0,2}/|~/).*|.*\.(whl|tar\.gz|zip)")
+_HOSTS = {
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+    "platform_system": "Linux",
+    "sys_platform": "linux",
+}
 _NAMED = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
 
@@ -109,7 +116,9 @@ def _check_line(
     bare, *options = re.split(r"\s+(?=--)", text)
     odd = next((each for each in options if not each.startswith("--hash")), None)
     if odd is not None:
-        raise UsageError(f"{where}: hosts do not know the option {odd} of a requirement.")
+        raise UsageError(
+            f"{where}: hosts do not know the option {_hide_login(odd)} of a requirement."
+        )
     yield from check_requirement(where, bare, folder, editable)
 
 
@@ -167,8 +176,8 @@ def check_option(where: str, text: str) -> Iterator[str]:
         )
     if name not in _PASSED_ON:
         raise UsageError(
-            f"{where}: hosts do not know the option {name}. Take it out, or choose a "
-            "container_image that has the requirements."
+            f"{where}: hosts do not know the option {_hide_login(name)}. Take it out, or "
+            "choose a container_image that has the requirements."
         )
     if name in _WITH_URL:
         _check_index(where, value)
@@ -178,13 +187,31 @@ def check_option(where: str, text: str) -> Iterator[str]:
 def _check_index(where: str, url: str) -> None:
     """Refuse an index that hosts cannot reach, or whose address contains a password."""
     if "://" not in url or url.startswith("file:"):
-        raise UsageError(f"{where}: {url} is on this machine, where hosts cannot read it.")
+        raise UsageError(
+            f"{where}: {_hide_login(url)} is on this machine, where hosts cannot read it."
+        )
     password = urlsplit(url).password
     if password and "${" not in password:
         raise UsageError(
             f"{where}: the address holds a password, which would be stored with the job. Write "
             "${NAME} in its place and set NAME in the image."
         )
+
+
+def _hide_login(text: str) -> str:
+    """Return the text without the names and passwords of addresses in it."""
+    return _LOGIN.sub("", text)
+
+
+def is_for_hosts(marker: str) -> bool:
+    """Whether hosts, which run Linux, meet the condition of a requirement; of what else it may ask,
+    such as Python's version, hosts have what is here. One that cannot be read is met."""
+    from packaging.markers import InvalidMarker, Marker, UndefinedEnvironmentName
+
+    try:
+        return not marker or Marker(marker).evaluate(dict(_HOSTS))
+    except (InvalidMarker, UndefinedEnvironmentName):
+        return True
 
 
 def read_requirement(where: str, text: str) -> Requirement:

@@ -199,6 +199,98 @@ def test_sources_on_this_machine_are_refused(project):
             found(project)
 
 
+INDEXES = """
+[project]
+dependencies = ["numpy", "torch", "only-here"]
+[tool.uv]
+extra-index-url = ["https://extra/simple"]
+find-links = ["https://links/all.html", "wheels"]
+[tool.uv.pip]
+index-url = "https://late/simple"
+[[tool.uv.index]]
+name = "cu"
+url = "https://cu/simple"
+explicit = true
+[[tool.uv.index]]
+name = "cpu"
+url = "https://cpu/simple"
+explicit = true
+[[tool.uv.index]]
+name = "main"
+url = "https://main/simple"
+default = true
+[[tool.uv.index]]
+url = "https://flat/all.html"
+format = "flat"
+[[tool.uv.index]]
+name = "more"
+url = "https://more/simple"
+[tool.uv.sources]
+Torch = [
+  {index = "cpu", marker = "sys_platform == 'darwin'"},
+  {index = "cu", marker = "sys_platform == 'linux'"},
+]
+unused = {index = "cpu"}
+only_here = [{git = "https://git/x", extra = "dev"}, {index = "more"}]
+"""
+
+
+def test_every_index_of_uv_is_passed_on(project):
+    write(project, "pyproject.toml", INDEXES)
+    assert options(project) == [
+        "--index-url https://main/simple",
+        "--find-links https://flat/all.html",
+        "--extra-index-url https://more/simple",
+        "--extra-index-url https://extra/simple",
+        "--find-links https://links/all.html",
+        "--extra-index-url https://cu/simple",
+    ]
+    assert texts(project) == ["numpy", "torch", "only-here"]
+    table = '[project]\ndependencies = []\n[tool.uv.pip]\nindex-url = "https://late/simple"\n'
+    write(project, "pyproject.toml", table)
+    assert options(project) == ["--index-url https://late/simple"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ([("corp", "")], ["--index-url https://corp/simple"]),
+        ([("corp", ""), ("PyPI", "")], ["--extra-index-url https://corp/simple"]),
+        (
+            [("corp", "supplemental"), ("named", "explicit"), ("other", "explicit")],
+            ["--extra-index-url https://corp/simple", "--extra-index-url https://named/simple"],
+        ),
+        (
+            [("one", "primary"), ("main", "default")],
+            ["--index-url https://main/simple", "--extra-index-url https://one/simple"],
+        ),
+    ],
+)
+def test_sources_of_poetry_are_passed_on(project, sources, expected):
+    table = '[tool.poetry.dependencies]\nlib = [{version = "^1", source = "named"}]\n'
+    for name, priority in sources:
+        url = "" if name == "PyPI" else f'url = "https://{name}/simple"\n'
+        rank = f'priority = "{priority}"\n' if priority else ""
+        table += f'[[tool.poetry.source]]\nname = "{name}"\n{url}{rank}'
+    write(project, "pyproject.toml", table)
+    assert options(project) == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("pyproject.toml", '[project]\ndependencies = []\n[tool.uv]\nindex-url = "{}"\n'),
+        ("requirements.txt", "-i{}\n"),
+        ("requirements.txt", "numpy --index-url={}\n"),
+    ],
+)
+def test_a_password_of_an_index_is_in_no_message(project, file, text):
+    write(project, file, text.format("https://me:hunter2@one/simple"))
+    with pytest.raises(UsageError) as caught:
+        found(project)
+    assert "hunter2" not in str(caught.value)
+
+
 def test_dynamic_dependencies(project):
     table = "[project]\nname = 'p'\ndynamic = ['dependencies']\n"
     write(project, "pyproject.toml", table)

@@ -152,6 +152,27 @@ def test_a_member_of_a_workspace_has_the_versions_of_its_lock(project):
     assert texts(project / "apart") == texts(project / "lib") == ["apple"], "no members"
 
 
+def test_locked_packages_come_from_the_indexes_of_the_workspace(project):
+    (project / "wheels").mkdir()
+    for name in ("pear", "plum"):
+        wheel(project / "wheels", name, "1.0")
+    index = "[tool.uv]\nno-index = true\nfind-links = ['wheels']\nworkspace.members = ['m']\n"
+    write(project, "pyproject.toml", MEMBER.format("root", []) + index)
+    write(project, "m/pyproject.toml", MEMBER.format("m", ["pear"]))
+    uv(project, "lock", "--quiet", "--offline")
+    named = "[[tool.uv.index]]\nname = '{0}'\nurl = 'https://{0}/simple'\n{1} = true\n"
+    more = named.format("one", "default") + named.format("two", "explicit")
+    write(project, "pyproject.toml", MEMBER.format("root", []) + index + more)
+    pins = "[tool.uv.sources]\npear = {index = 'two'}\nplum = {index = 'of-member'}\n"
+    own = named.format("of-member", "default")
+    write(project, "m/pyproject.toml", MEMBER.format("m", ["pear"]) + pins + own)
+    assert found(project / "m").lines == (
+        "--index-url https://one/simple",
+        "--extra-index-url https://two/simple",
+        "pear==1.0",
+    )
+
+
 def test_of_extras_that_exclude_each_other_the_chosen_one_counts(project):
     (project / "wheels").mkdir()
     for version in ("1.0", "2.0"):
