@@ -136,7 +136,8 @@ def install(folder: str, digest: str, bare: bool) -> None:
     if not uv:
         run([python, *PIP, "-r", listed])
         return
-    command = [uv, "pip", "install", "--no-progress", "--color=never", "-r", listed]
+    command = [uv, "pip", "install", "--no-progress", "--color=never", *uv_options(text)]
+    command += ["-r", listed]
     cache = lock_folder(f"{CACHE}/uv-cache", fcntl.LOCK_SH, "uv's cache")
     try:
         if not bare:  # uv looks at one environment only, so it is given only what the image lacks
@@ -151,6 +152,13 @@ def install(folder: str, digest: str, bare: bool) -> None:
             os.utime(f"{CACHE}/uv-cache")
     finally:
         os.close(cache)
+
+
+def uv_options(text: str) -> list[str]:
+    """Return the options that uv reads on its command line alone. It has no --prefer-binary."""
+    made = ["--prerelease=allow"] if re.search("(?m)^--pre$", text) else []
+    hosts = re.findall(r"(?m)^--trusted-host (\S+)", text)
+    return made + [f"--allow-insecure-host={host}" for host in hosts]
 
 
 def find_uv() -> str:

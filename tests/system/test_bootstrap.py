@@ -108,6 +108,19 @@ def test_requirements_are_installed_once(pod, installer):
     assert "requirements: here from an earlier job" in err
 
 
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_options_that_uv_does_not_read_in_a_list_still_count(pod, installer):
+    wheel(pod.wheels, "apple", "1.0")
+    wheel(pod.wheels, "apple", "2.0rc1")
+    pod.requires("--pre", "--prefer-binary", "--trusted-host one.example", "apple>=1")
+    if installer == "uv":
+        pod.has_uv()
+    told, _ = pod.becomes()
+    assert told["found"] == {"apple": "2.0rc1"}
+    if installer == "uv":
+        assert "--allow-insecure-host=one.example" in pod.calls.read_text()
+
+
 def test_uv_is_installed_where_there_is_none(pod):
     pod.has_uv()
     wheel(pod.wheels, "uv", "9.0", {"uv": (pod.bin / "uv").read_bytes()})

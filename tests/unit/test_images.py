@@ -89,6 +89,13 @@ def test_a_dockerfile():
     assert "kinetic.zip" not in images.dockerfile("x", requirements="a" * 64)
 
 
+def test_a_dockerfile_gives_uv_the_options_that_it_does_not_read_in_a_list():
+    listed = b"--pre\n--prefer-binary\n--trusted-host one.example\nnumpy\n"
+    text = images.files("x", requirements=listed)["Dockerfile"].decode()
+    options = "--prerelease=allow --allow-insecure-host=one.example"
+    assert f"RUN uv pip install --system --no-cache {options} -r /opt" in text
+
+
 def test_the_files_of_a_build_are_the_same_bytes_each_time():
     files = {"b": b"2", "a": b"1"}
     packed = images.context(files)

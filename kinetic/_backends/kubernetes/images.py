@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import shlex
 import tarfile
 from collections.abc import Mapping
 
@@ -115,19 +116,20 @@ def variables(plan: Plan) -> dict[str, str]:
 # -- building --------------------------------------------------------------------------------------
 
 
-def dockerfile(base: str, *, requirements: str, runtime: str = "") -> str:
+def dockerfile(base: str, *, requirements: str, options: str = "", runtime: str = "") -> str:
     """Return the text of a Dockerfile.
 
     Args:
         base: the image that it begins with.
         requirements: SHA-256 of the requirements.txt beside it.
+        options: of uv.
         runtime: SHA-256 of the kinetic.zip beside it; "" for none.
     """
     lines = [
         f"FROM {base}",
         'RUN pip install --no-cache-dir "uv>=0.5"',
         f"COPY requirements.txt {_HOME}/requirements.txt",
-        f"RUN uv pip install --system --no-cache -r {_HOME}/requirements.txt",
+        f"RUN uv pip install --system --no-cache{options} -r {_HOME}/requirements.txt",
         f"ENV KINETIC_IMAGE_REQUIREMENTS={requirements}",
     ]
     if runtime:
@@ -152,15 +154,23 @@ def files(
         runtime: kinetic's archive; b"" for none.
         text: a Dockerfile to use instead of the generated one.
     """
-    digests = {
+    about = {
         "requirements": hashlib.sha256(requirements).hexdigest(),
+        "options": _uv_options(requirements.decode()),
         "runtime": hashlib.sha256(runtime).hexdigest() if runtime else "",
     }
     made = {
-        "Dockerfile": text or dockerfile(base, **digests).encode(),
+        "Dockerfile": text or dockerfile(base, **about).encode(),
         "requirements.txt": requirements,
     }
     return made | ({"kinetic.zip": runtime} if runtime else {})
+
+
+def _uv_options(requirements: str) -> str:
+    """Return the options that uv reads on its command line alone, as _host.bootstrap does."""
+    made = " --prerelease=allow" if re.search(r"(?m)^--pre$", requirements) else ""
+    hosts = re.findall(r"(?m)^--trusted-host (\S+)", requirements)
+    return made + "".join(f" --allow-insecure-host={shlex.quote(host)}" for host in hosts)
 
 
 def context(files: Mapping[str, bytes]) -> bytes:
