@@ -132,6 +132,7 @@ def _add(found: Scan, scanned: Scan, root: str, around: str) -> None:
     for rel, target in scanned.links.items():
         found.links.setdefault(_rebase_path(rel, root, around), target)
     found.watched |= scanned.watched
+    found.targets |= scanned.targets
     for name in _LISTS:
         getattr(found, name).extend(
             _rebase_path(rel, root, around) for rel in getattr(scanned, name)

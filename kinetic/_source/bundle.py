@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 
@@ -148,7 +148,8 @@ def build_unmarked(
             pass
     top = os.path.realpath(root)
     left_out = options.exclude | options.outputs
-    note = cache.place(cache_dir, f"standalone:{top}:{seeds!r}{_key(also)}", left_out, True)
+    key = f"standalone:{top}:{seeds!r}{_key(also)}"
+    note = cache.place(cache_dir, key, _list_reached(top, left_out), True)
 
     def scan() -> walk.Scan:
         own = standalone.scan(top, seeds, exclude=left_out)
@@ -160,6 +161,7 @@ def build_unmarked(
         clock_ns,
         scan,
         functools.partial(_script_warnings, top, seeds),
+        left_out=left_out,
     )
 
 
@@ -199,7 +201,10 @@ def _build_by_walk(
     if options.git != NO_FILES:
         kind += f"{options.git!r}:"
     note = cache.place(
-        cache_dir, kind + top + _key(also), options.exclude, options.default_excludes
+        cache_dir,
+        kind + top + _key(also),
+        _list_reached(top, options.exclude),
+        options.default_excludes,
     )
 
     def scan() -> walk.Scan:
@@ -212,7 +217,7 @@ def _build_by_walk(
         clock_ns,
         scan,
         _source_warnings,
-        outputs=tuple(sorted(options.outputs)),
+        left_out=options.exclude | options.outputs,
     )
 
 
@@ -263,17 +268,31 @@ def _pack_if_changed(
     scan: Callable[[], walk.Scan],
     warnings_of: _WarningsOf,
     *,
-    outputs: tuple[str, ...] = (),
+    left_out: Collection[str] = (),
 ) -> Bundle:
-    """Pack, unless nothing has changed since the last time."""
+    """Pack, unless nothing has changed since the last time, also of what is left out."""
     old = cache.load(note)
-    if old is None or old.outputs != outputs or not cache.is_unchanged(old):
+    if (
+        old is None
+        or old.left_out != _list_reached(root, left_out, old.targets)
+        or not cache.is_unchanged(old)
+    ):
         began_ns = clock_ns()
-        old = dataclasses.replace(_pack(root, scan(), old, warnings_of), outputs=outputs)
+        old = _pack(root, scan(), old, warnings_of)
+        reached = _list_reached(root, left_out, old.targets)
+        old = dataclasses.replace(old, left_out=reached)
         cache.save(note, old, began_ns=began_ns)
     return Bundle(
         old.manifests, old.tree, Path(root), old.warnings, old.largest, note, old.followed
     )
+
+
+def _list_reached(
+    root: str, places: Collection[str], targets: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the places that lie in a folder, or to which its links lead."""
+    tops = tuple(f"{each.rstrip('/')}/" for each in (root, *targets))
+    return tuple(sorted(each for each in places if f"{each}/".startswith(tops)))
 
 
 def _pack(
@@ -310,6 +329,7 @@ def _pack(
             path: found.path for path, found in scan.files.items() if found.path != inside + path
         },
         watched=watched,
+        targets=tuple(sorted(scan.targets)),
     )
 
 

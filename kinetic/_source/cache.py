@@ -30,7 +30,7 @@ from kinetic._store import files
 
 _log = logging.getLogger("kinetic.packaging")
 
-SCHEMA = 3
+SCHEMA = 4
 _WIDTH = 6
 _RACY_NS = 2_000_000_000
 _ABSENT: Stamp = (-1,) * _WIDTH
@@ -51,7 +51,8 @@ class Snapshot:
         largest: the largest files.
         followed: path that was read, for files that lie behind a followed link.
         watched: stamps by absolute path.
-        outputs: folders with results of jobs, which were left out.
+        left_out: places that the caller has left out.
+        targets: where links lead that leave the tree.
     """
 
     manifests: bytes
@@ -60,7 +61,8 @@ class Snapshot:
     largest: tuple[tuple[str, int], ...]
     followed: Mapping[str, str]
     watched: Mapping[str, Stamp]
-    outputs: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
 
 
 def own_folders(cache_dir: Path) -> tuple[Path, Path]:
@@ -148,7 +150,8 @@ def _encode(snapshot: Snapshot, began_ns: int) -> bytes:
         "warnings": snapshot.warnings,
         "largest": snapshot.largest,
         "followed": dict(snapshot.followed),
-        "outputs": snapshot.outputs,
+        "left_out": snapshot.left_out,
+        "targets": snapshot.targets,
     }
     return json.dumps(head).encode() + b"\n" + rest
 
@@ -163,9 +166,15 @@ def _decode(content: bytes) -> Snapshot:
     tree = Tree(**head["tree"] | {"manifest": Blob(**head["tree"]["manifest"])})
     watched = dict(zip(paths, zip(*[iter(stamps)] * _WIDTH, strict=True), strict=True))
     largest = tuple((str(path), int(size)) for path, size in head["largest"])
-    outputs = tuple(map(str, head["outputs"]))
     return Snapshot(
-        manifests, tree, tuple(head["warnings"]), largest, dict(head["followed"]), watched, outputs
+        manifests,
+        tree,
+        tuple(head["warnings"]),
+        largest,
+        dict(head["followed"]),
+        watched,
+        tuple(map(str, head["left_out"])),
+        tuple(map(str, head["targets"])),
     )
 
 

@@ -82,7 +82,7 @@ def of(
         *outputs.list_noted(settings.cache_dir),
         *([] if output_dir is None or "://" in output_dir else [output_dir]),
     ]
-    exclude = _find_inside(found, [settings.store, settings.cache_dir, *data])
+    exclude = _without_code(found, [settings.store, settings.cache_dir, *data])
     also = _find_beside(
         found, settings, home, [settings.store, settings.cache_dir, *data, *output_dirs]
     )
@@ -90,7 +90,7 @@ def of(
         packed = bundle.build(
             found.root,
             exclude=exclude,
-            outputs=_find_inside(found, output_dirs),
+            outputs=_without_code(found, output_dirs),
             default_excludes=settings.default_excludes,
             git=settings.git,
             sparing=Path(os.path.realpath(home)).is_relative_to(found.root),
@@ -103,7 +103,7 @@ def of(
             _seeds(func, found, cwd),
             whole=not found.shared,
             exclude=exclude,
-            outputs=_find_inside(found, output_dirs),
+            outputs=_without_code(found, output_dirs),
             default_excludes=settings.default_excludes,
             git=settings.git,
             also=also,
@@ -195,13 +195,13 @@ def _is_foreign(rel: str) -> bool:
     return any(part in _INSTALLED or part.startswith(".") for part in rel.split("/")[:-1])
 
 
-def _find_inside(found: Project, places: Sequence[str | Path]) -> list[Path]:
-    """Return the places that lie in the project and contain none of its code."""
-    assert found.root is not None
+def _without_code(found: Project, places: Sequence[str | Path]) -> list[Path]:
+    """Return the places that contain none of the project's code; a link in the project may lead
+    to one outside."""
     # The store reports loops of links.
     real = dict.fromkeys(Path(os.path.realpath(place)) for place in places)
     code = _holding_code(found)
-    return [each for each in real if each.is_relative_to(found.root) and each not in code]
+    return [each for each in real if each not in code]
 
 
 def _holding_code(found: Project) -> set[Path]:

@@ -184,6 +184,10 @@ class _Gathering:
         if mine and info.st_uid != os.getuid():
             return False
         real = os.path.realpath(path)
+        if real != path:
+            self._found.targets.add(real)
+        if real in self._exclude:
+            return False
         if looks_secret(rel.rpartition("/")[2]) or (
             real != path and leads_to_hidden(self._root, real)
         ):

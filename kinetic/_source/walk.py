@@ -82,6 +82,7 @@ class Scan:
             imported, and what merely for being there.
         beside: files of other folders than the project.
         too_large: folders that were left out for their size.
+        targets: real paths outside the root to which links in it lead.
     """
 
     folders: dict[str, int] = field(default_factory=dict)
@@ -98,6 +99,7 @@ class Scan:
     neighbours: list[str] = field(default_factory=list)
     beside: set[str] = field(default_factory=set)
     too_large: list[str] = field(default_factory=list)
+    targets: set[str] = field(default_factory=set)
 
 
 class TooMuch(Exception):
@@ -324,6 +326,8 @@ class _Walk:
         except OSError:
             self._found.broken.append(rel)
             return
+        if not target.startswith(self._inside):
+            self._found.targets.add(target)
         if target in self._options.exclude or (
             target in self._options.outputs and not self._everything
         ):

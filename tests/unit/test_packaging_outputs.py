@@ -16,7 +16,7 @@ from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._core.spec import JobSpec
-from kinetic._source import bundle, hashing, manifest, outputs
+from kinetic._source import bundle, hashing, manifest, outputs, shipment, walk
 from kinetic._store.local import LocalStore
 
 
@@ -88,6 +88,44 @@ def test_a_folder_with_code_is_sent_whatever_else_is_in_it(root, folder):
 def test_a_link_to_results_is_not_followed(root):
     (root / "latest").symlink_to("results/old")
     assert listed(frame(output_dir="results/old").bundle) == [*SOURCE[:1], "results", *SOURCE[1:]]
+
+
+def shipped(root: Path, *data: Path, **given) -> list[str]:
+    settings = shipment.SourceSettings(root.parent / "store", root.parent / "cache")
+    _, made = shipment.of(sys.modules["work"].train, settings, data=data, **given)
+    assert made is not None
+    return [path for path in listed(made) if (made.root / path).is_file()]
+
+
+def test_a_link_to_data_or_results_outside_the_project_is_not_followed(root):
+    write(root.parent, "big/x.bin", "out/model.npz", "more/y")
+    for name in ("big", "out", "more"):
+        (root / name).symlink_to(f"../{name}")
+    found = shipped(root, root / "big", output_dir="out")
+    assert found == ["more/y", "pyproject.toml", "results/old/model.npz", "src/work.py"]
+    assert "big/x.bin" in shipped(root), "it is data of that call alone"
+    assert "big/x.bin" not in shipped(root, root.parent / "big")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_script_s_link_to_data_is_not_followed(root, monkeypatch, whole):
+    write(root.parent, "big.csv")
+    (root / "pyproject.toml").unlink()
+    (root / "src/big.csv").symlink_to("../../big.csv")
+    monkeypatch.setattr(walk, "MODEST_FILES", 100 if whole else 0)
+    assert "big.csv" in shipped(root)
+    assert "big.csv" not in shipped(root, root / "src/big.csv")
+    assert "big.csv" in shipped(root)
+
+
+def test_other_data_outside_the_project_reads_and_walks_nothing_again(root, monkeypatch):
+    write(root.parent, "one/x", "two/y", "linked/z")
+    (root / "linked").symlink_to("../linked")
+    given = {"cache_dir": root.parent / "cache", "clock_ns": lambda: time.time_ns() + 10**10}
+    first = bundle.build(root, exclude=[root.parent / "one"], **given)
+    monkeypatch.setattr(walk, "scan", None)
+    two = [root.parent / "two"]
+    assert bundle.build(root, exclude=two, outputs=two, **given).tree == first.tree
 
 
 def test_another_output_folder_for_each_call_reads_nothing_again(root, monkeypatch):
