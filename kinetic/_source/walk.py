@@ -314,8 +314,9 @@ class _Walk:
             return True
         if not path.startswith(self._imported):
             return False
-        if is_folder:
-            return os.path.isfile(f"{path}/__init__.py")
+        if is_folder:  # It is not entered otherwise, and would not be watched.
+            stamp = self._found.watched[f"{path}/__init__.py"] = stamp_at(f"{path}/__init__.py")
+            return bool(stamp) and stat.S_ISREG(stamp[4])
         in_package = os.path.isfile(f"{path[: -len(name)]}__init__.py")
         return name.endswith(_EXTENSIONS) or (name.endswith(".py") and in_package)
 

@@ -179,6 +179,19 @@ def test_an_unchanged_package_is_not_walked_again(place, monkeypatch):
     assert built(place / "app", lib).tree == second.tree
 
 
+def test_a_package_that_is_generated_in_an_ignored_folder_is_seen(place):
+    write(place, {"app/setup.py": "", "lib/setup.py": "", "lib/.git/HEAD": ""})
+    write(place, {"lib/.gitignore": "gen/\n", "lib/src/pkg/__init__.py": ""})
+    write(place, {"lib/src/pkg/gen/x.proto": ""})
+    lib = ImportFolder(str(place / "lib/src"))
+    generated = "lib/src/pkg/gen/x_pb2.py"
+    assert generated not in listed(built(place / "app", lib))
+    write(place, {"lib/src/pkg/gen/__init__.py": "", generated: ""})
+    assert generated in listed(built(place / "app", lib))
+    (place / "lib/src/pkg/gen/__init__.py").unlink()
+    assert generated not in listed(built(place / "app", lib))
+
+
 def dist(site: Path, name: str, folder: Path, requires: str = "") -> None:
     about = {"url": folder.as_uri(), "dir_info": {"editable": True}}
     text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n{requires}"
