@@ -110,8 +110,8 @@ def _add_part(
     )
     try:
         scanned = walk.scan(part.root, theirs)
-    except walk.TooMuch:
-        found.watched[part.root] = walk.stamp_at(part.root)
+    except walk.TooMuch as error:
+        found.watched |= error.watched
         found.too_large.append(part.root)
         return
     before = set(found.files)

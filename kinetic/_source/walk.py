@@ -17,7 +17,7 @@ import functools
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from fnmatch import translate
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -103,7 +103,15 @@ class Scan:
 
 
 class TooMuch(Exception):
-    """A folder is too large to be taken whole."""
+    """A folder is too large to be taken whole.
+
+    Attributes:
+        watched: stamps, by absolute path: as long as they are the same, so is this.
+    """
+
+    def __init__(self, watched: Mapping[str, Stamp]) -> None:
+        super().__init__()
+        self.watched = watched
 
 
 @dataclass(frozen=True)
@@ -392,7 +400,7 @@ class _Walk:
         files = len(self._found.files)
         most = self._options.most
         if most is not None and (files > most[0] or self._size_bytes > most[1]):
-            raise TooMuch
+            raise TooMuch(self._found.watched)
         check_size(self._root, files, self._size_bytes, self._factor)
 
     def _read_rules(

@@ -168,6 +168,23 @@ def test_a_package_that_is_too_large_is_left_out_and_named(place, monkeypatch):
     assert any(f"{place}/lib" in text and "Too large" in text for text in made.warnings)
 
 
+@pytest.mark.parametrize("change", ["a rule in place", "a file less"])
+def test_a_package_that_is_not_too_large_any_more_is_sent(place, monkeypatch, change):
+    write(place, {"app/setup.py": "", "lib/setup.py": "", "lib/.kineticignore": "nothing\n"})
+    write(place, {"lib/deep/x.py": "", "lib/deep/y.py": ""})
+    monkeypatch.setattr(walk, "MOST_FILES", 3)
+    lib = ImportFolder(str(place / "lib"))
+    assert built(place / "app", lib).warnings
+    if change == "a file less":
+        (place / "lib/deep/y.py").unlink()
+    else:
+        with open(place / "lib/.kineticignore", "r+") as rules:
+            rules.write("y.py    ")
+    made = built(place / "app", lib)
+    assert "lib/deep/x.py" in listed(made)
+    assert made.warnings == ()
+
+
 def test_an_unchanged_package_is_not_walked_again(place, monkeypatch):
     write(place, {"app/setup.py": "", "lib/setup.py": "", "lib/x.py": "1"})
     lib = ImportFolder(str(place / "lib"))
