@@ -80,11 +80,18 @@ class Rule:
 
 
 class IgnoreRules:
-    """The rules of one ignore file."""
+    """The rules of one ignore file.
 
-    def __init__(self, rules: Iterable[Rule], *, of_bytes: bool = False) -> None:
+    Attributes:
+        kept_paths: those that a rule without wildcards keeps.
+    """
+
+    def __init__(
+        self, rules: Iterable[Rule], *, of_bytes: bool = False, kept_paths: Sequence[str] = ()
+    ) -> None:
         """Compile the rules; with `of_bytes` each character of them stands for one byte of a
         path."""
+        self.kept_paths = kept_paths
         self._of_bytes = of_bytes
         self._rules = [
             (r, re.compile(rf"(?:{r.regex})\Z", re.DOTALL)) for r in reversed(list(rules))
@@ -171,22 +178,27 @@ def _as_bytes(path: str) -> str:
 
 def kinetic_rules(data: bytes) -> IgnoreRules:
     """Read a `.kineticignore`."""
-    text = data.decode("utf-8", "surrogateescape")
+    text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+    lines = [line.strip() for line in text.splitlines()]
+    kept = [_bare_pattern(line).removeprefix("/") for line in lines if line.startswith("!")]
     return IgnoreRules(
-        rule
-        for line in text.removeprefix("\ufeff").splitlines()
-        for rule in _kinetic_line(line.strip())
+        (rule for line in lines for rule in _kinetic_line(line)),
+        kept_paths=[path for path in kept if not re.search(r"[*?\[]", path)],
     )
 
 
 def _kinetic_line(line: str) -> list[Rule]:
     keeps, folders_only = line.startswith("!"), line.endswith("/")
-    pattern = line.removeprefix("!").rstrip("/").removeprefix("./")
+    pattern = _bare_pattern(line)
     if not pattern.strip("/") or line.startswith("#"):
         return []
     if pattern.startswith("/"):
         return [Rule(_shell(pattern[1:]), True, keeps, folders_only)]
     return [Rule(_shell(pattern), whole_path, keeps, folders_only) for whole_path in (True, False)]
+
+
+def _bare_pattern(line: str) -> str:
+    return line.removeprefix("!").rstrip("/").removeprefix("./")
 
 
 def _shell(pattern: str) -> str:

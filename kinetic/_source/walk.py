@@ -13,13 +13,10 @@ on the host.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from fnmatch import translate
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import NamedTuple
 
@@ -27,6 +24,7 @@ from kinetic._core.values import dataclass
 from kinetic._source import gitconfig, ignore
 from kinetic._source.gitconfig import NO_FILES, GitFiles
 from kinetic._source.project import MARKERS, OWN_MARKER
+from kinetic._source.secrecy import leads_to_hidden, looks_secret
 from kinetic.errors import UsageError
 
 Stamp = tuple[int, ...]
@@ -42,14 +40,6 @@ _PROJECT_FACTOR = 10
 _EXTENSIONS = tuple(EXTENSION_SUFFIXES)
 MODEST_FILES, MODEST_BYTES = 1_000, 100_000_000
 """Limits of a folder that is shipped whole although nothing marks it as a project."""
-_SECRETS = (
-    ".env*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ecdsa*", "id_ed25519*",
-    "credentials*.json", "service-account*.json", "service_account*.json",
-    ".netrc", ".pypirc", ".git-credentials", ".npmrc",
-    "id_dsa*", "*.pfx", "*.jks", "*.kdbx", "kubeconfig", "kubeconfig.y*ml", "kubeconfig-*",
-    "secrets.json", "secrets.toml", "secrets.y*ml", "client_secret*.json",
-    "token", "token.json", "token.txt", ".pgpass",
-)  # fmt: skip
 
 
 class FoundFile(NamedTuple):
@@ -117,12 +107,13 @@ class TooMuch(Exception):
 @dataclass(frozen=True)
 class _Visit:
     """A folder to visit: where it is read, where it lies in the tree, the rules above it, the
-    folders on the way to it."""
+    folders on the way to it, whether only what `.kineticignore` keeps is taken of it."""
 
     path: str
     rel: str
     gitignores: tuple[ignore.Gitignore, ...]
     ancestors: tuple[tuple[int, int], ...]
+    kept_only: bool = False
 
 
 def stamp_of(info: os.stat_result) -> Stamp:
@@ -265,9 +256,8 @@ class _Walk:
                 *gitignores,
                 ignore.Gitignore(rules, cut=len(visit.rel) + 1 if visit.rel else 0),
             )
-        inside = _Visit(
-            visit.path, visit.rel, gitignores, (*visit.ancestors, (info.st_dev, info.st_ino))
-        )
+        ancestors = (*visit.ancestors, (info.st_dev, info.st_ino))
+        inside = _Visit(visit.path, visit.rel, gitignores, ancestors, visit.kept_only)
         for entry in entries:
             self._visit_entry(
                 entry, f"{visit.rel}/{entry.name}" if visit.rel else entry.name, inside
@@ -282,7 +272,9 @@ class _Walk:
             is_folder = entry.is_dir()
         except OSError:
             is_folder = False
-        if self._is_left_out(entry.path, rel, is_folder, is_link, visit.gitignores):
+        if self._is_left_out(entry.path, rel, is_folder, is_link, visit):
+            if is_folder and not is_link and self._holds_kept(rel, name):
+                self._take_folder(entry.path, rel, visit, kept_only=True)
             return
         if is_link:
             self._meet_link(entry.path, rel, is_folder, visit)
@@ -297,7 +289,7 @@ class _Walk:
         rel: str,
         is_folder: bool,
         is_link: bool,
-        gitignores: tuple[ignore.Gitignore, ...],
+        visit: _Visit,
     ) -> bool:
         if self._everything:
             return False
@@ -305,9 +297,11 @@ class _Walk:
         if self._only and not any(_is_on_the_way(rel, each) for each in self._only):
             return True
         verdict = self._own.decide(rel, name, is_folder=is_folder)
+        if verdict is None and visit.kept_only:
+            return True
         if verdict is None:  # For git, a link to a folder is a file.
             verdict = ignore.is_ignored_by_git(
-                gitignores, rel, name, is_folder=is_folder and not is_link
+                visit.gitignores, rel, name, is_folder=is_folder and not is_link
             )
             if verdict and self._is_imported(path, name, is_folder=is_folder):
                 verdict = None
@@ -315,6 +309,14 @@ class _Walk:
             hidden = self._options.sparing and is_folder and name.startswith(".")
             verdict = hidden or name in self._names or path in self._options.outputs
         return verdict
+
+    def _holds_kept(self, rel: str, name: str) -> bool:
+        """Whether `.kineticignore` keeps a path in a folder that others leave out."""
+        return (
+            any(each.startswith(f"{rel}/") for each in self._own.kept_paths)
+            and self._own.decide(rel, name, is_folder=True) is None
+            and (not self._only or any(_is_on_the_way(rel, each) for each in self._only))
+        )
 
     def _is_imported(self, path: str, name: str, *, is_folder: bool) -> bool:
         """Whether Python imports this from an editable installation, in whose folder it lies."""
@@ -360,7 +362,7 @@ class _Walk:
         else:
             self._take_file(target, rel)
 
-    def _take_folder(self, path: str, rel: str, visit: _Visit) -> None:
+    def _take_folder(self, path: str, rel: str, visit: _Visit, *, kept_only: bool = False) -> None:
         try:
             info = os.stat(path)
         except OSError as error:
@@ -371,7 +373,7 @@ class _Walk:
             self._found.loops.append(rel)
             return
         self._found.folders[rel] = stat.S_IMODE(info.st_mode) & 0o777
-        self._todo.append(_Visit(path, rel, visit.gitignores, visit.ancestors))
+        self._todo.append(_Visit(path, rel, visit.gitignores, visit.ancestors, kept_only))
 
     def _take_file(self, path: str, rel: str) -> None:
         try:
@@ -477,22 +479,3 @@ def _is_on_the_way(rel: str, wanted: str) -> bool:
 
 def _prefix(parts: list[str]) -> str:
     return "".join(f"{part}/" for part in parts)
-
-
-def leads_to_hidden(root: str, target: str) -> bool:
-    """Whether a link's target looks secret, or lies in a hidden folder, as keys below a home do."""
-    below = target[len(root) :] if target.startswith(f"{root.rstrip('/')}/") else target
-    return looks_secret(target.rpartition("/")[2]) or any(
-        part.startswith(".") for part in below.split("/")
-    )
-
-
-@functools.cache
-def _secret() -> re.Pattern[str]:
-    """Names that are likely to be keys: one search for each file, not many."""
-    return re.compile("|".join(map(translate, _SECRETS)))
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a file of this name is likely to hold a key or a password."""
-    return _secret().match(name) is not None and not name.endswith(".pub")

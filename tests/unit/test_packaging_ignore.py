@@ -332,6 +332,21 @@ def test_kineticignore_has_the_last_word(tmp_path):
     assert set(found) == {"b.csv", ".venv/d.py", ".gitignore", ".kineticignore"}
 
 
+def test_kineticignore_keeps_paths_in_a_folder_that_others_leave_out(tmp_path):
+    root = tmp_path.resolve()
+    make(root, "data/small.csv", "data/big.csv", "data/more/x", "data/deep/er/y", "data/deep/z")
+    make(root, "node_modules/one/i.js", "node_modules/two/i.js", "mine/a", "mine/b", "out/best/c")
+    make(root, "out/last/d", "empty/e")
+    (root / ".gitignore").write_text("data/\nempty/\n*.csv\n")
+    kept = "data/small.csv /data/deep/er/ ./node_modules/one mine/b out/best empty/*"
+    lines = ["mine/", *(f"!{each}" for each in kept.split())]
+    (root / ".kineticignore").write_text("\n".join(lines))
+    found = walk.scan(str(root), walk.ScanOptions(outputs=frozenset({str(root / "out")})))
+    assert {each for each in found.files if "ignore" not in each} == {
+        *("data/small.csv", "data/deep/er/y", "node_modules/one/i.js", "out/best/c")
+    }
+
+
 def test_a_link_is_no_ignore_file_and_garbage_does_no_harm(tmp_path):
     root = tmp_path.resolve()
     make(root, "x.py", "sub/y.py")
