@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kinetic._core.values import dataclass
@@ -120,17 +120,27 @@ def _add_part(
 
 
 def _add(found: Scan, scanned: Scan, root: str, around: str) -> None:
-    """Add a scan; what is there already stays."""
-    for rel in ("", *scanned.folders):
-        path = _rebase_path(rel, root, around)
-        if path and path not in found.folders:
+    """Add a scan; what is there already stays, also if it was taken as another kind: one scan
+    follows a link that stays one for another."""
+    folders = {_rebase_path(rel, root, around): rel for rel in ("", *scanned.folders)}
+    known = tuple(f"{path}/" for path in folders if path in found.files or path in found.links)
+
+    def is_free(path: str, *kinds: Mapping[str, object]) -> bool:
+        return not f"{path}/".startswith(known) and not any(path in kind for kind in kinds)
+
+    for path, rel in folders.items():
+        if path and is_free(path, found.folders):
             for depth in range(path.count("/")):
                 found.folders.setdefault("/".join(path.split("/")[: depth + 1]), 0o755)
             found.folders[path] = scanned.folders.get(rel, 0o755)
     for rel, file in scanned.files.items():
-        found.files.setdefault(_rebase_path(rel, root, around), file)
+        path = _rebase_path(rel, root, around)
+        if is_free(path, found.folders, found.links):
+            found.files.setdefault(path, file)
     for rel, target in scanned.links.items():
-        found.links.setdefault(_rebase_path(rel, root, around), target)
+        path = _rebase_path(rel, root, around)
+        if is_free(path, found.folders, found.files):
+            found.links.setdefault(path, target)
     found.watched |= scanned.watched
     found.targets |= scanned.targets
     for name in _LISTS:

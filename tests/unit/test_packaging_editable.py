@@ -185,6 +185,24 @@ def test_a_package_that_is_not_too_large_any_more_is_sent(place, monkeypatch, ch
     assert made.warnings == ()
 
 
+def test_what_one_scan_follows_and_another_does_not_is_sent_once(place):
+    write(place, {"more/x.py": "", "more/sub/y.py": "", "f": ""})
+    follows = walk.Scan(folders={"a": 0o755, "a/sub": 0o755})
+    for rel in ("f", "a/x.py", "a/sub/y.py"):
+        info = (place / "f").stat()
+        follows.files[rel] = walk.FoundFile(str(place / "f"), 0o644, 0, walk.stamp_of(info))
+    keeps = walk.Scan(links={"a": "more", "f": "g"})
+    for first, second in ((follows, keeps), (keeps, follows)):
+        found = walk.Scan()
+        for scanned in (first, second):
+            beside._add(found, scanned, str(place), str(place))
+        assert (found.folders, found.files, found.links) == (
+            first.folders,
+            first.files,
+            first.links,
+        )
+
+
 def test_an_unchanged_package_is_not_walked_again(place, monkeypatch):
     write(place, {"app/setup.py": "", "lib/setup.py": "", "lib/x.py": "1"})
     lib = ImportFolder(str(place / "lib"))

@@ -189,6 +189,17 @@ def test_neighbours_are_bounded_and_one_s_own(folder, monkeypatch):
     assert listed(sent(folder / "t.py", monkeypatch)) == ["t.py"]
 
 
+def test_a_linked_module_on_pythonpath_is_sent_once(folder, monkeypatch):
+    write(folder, "t.py", text="import linked, pkg.inner")
+    write(folder, "libs/real.py", "libs/setup.py", "shared/__init__.py", "shared/inner.py")
+    (folder / "libs/linked.py").symlink_to("real.py")
+    (folder / "libs/pkg").symlink_to("../shared")
+    monkeypatch.setattr(sys, "path", [str(folder / "libs"), *sys.path])
+    made = sent(folder / "t.py", monkeypatch, python_path=str(folder / "libs"))
+    names = ["linked.py", "pkg/__init__.py", "pkg/inner.py", "real.py", "setup.py"]
+    assert listed(made) == [*(f"libs/{name}" for name in names), "notes.txt", "t.py"]
+
+
 def test_a_script_that_is_no_python_is_still_sent(folder, monkeypatch):
     write(folder, "t.py", text="def (:\n'\\d'\n")
     assert "t.py" in listed(sent(folder / "t.py", monkeypatch))
