@@ -131,11 +131,12 @@ def for_hosts(
         for line in declared.lines
         if line not in {*options, *dropped} and find_name(line) not in own
     ]
-    there = {*map(find_name, lines), *travelling, *OF_THE_ACCELERATOR, "cloudpickle"}
-    lines += [
-        text for each in declared.editable for text in each.requires if find_name(text) not in there
-    ]
-    there = set(map(find_name, lines))
+    there = _list_met(lines)
+    others = there.union(travelling, OF_THE_ACCELERATOR, ["cloudpickle"])
+    more = [text for each in declared.editable for text in each.requires]
+    more = [text for text in more if find_name(text) not in others]
+    lines += more
+    there |= _list_met(more)
     if "jax" not in there:
         lines.append(f"jax{_EXTRA[kind]}{_jax_version(dropped, installed)}")
     if kind == "proxy" and "pathwaysutils" not in there:
@@ -155,6 +156,15 @@ def of_kinetic(
     return Requirements((*_own(installed, bucket), *also))
 
 
+def _list_met(lines: Collection[str]) -> set[str]:
+    """Return the names that lines require of hosts; not what they require of other systems."""
+    return {find_name(line) for line in lines if _is_met(line)}
+
+
+def _is_met(line: str) -> bool:
+    return requirements_txt.is_for_hosts(line.partition(";")[2].removesuffix(KEPT).strip())
+
+
 def _own(installed: Mapping[str, str], bucket: bool) -> tuple[str, ...]:
     pickle = _as_here("cloudpickle", installed, otherwise=">=3.0")
     return (pickle, *OWN, *(OWN_FOR_BUCKETS if bucket else ()))
@@ -170,7 +180,9 @@ def _jax_version(dropped: Collection[str], installed: Mapping[str, str]) -> str:
     version = installed.get("jax", "").partition("+")[0]
     if version and "dev" not in version:
         return f"=={version}"
-    asked = (line for line in dropped if find_name(line) == "jax" and "://" not in line)
+    asked = (
+        line for line in dropped if find_name(line) == "jax" and "://" not in line and _is_met(line)
+    )
     found = next((requirements_txt.read_requirement("jax", line) for line in asked), None)
     return str(found.specifier) if found else ""
 

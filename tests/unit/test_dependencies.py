@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 import tomllib
@@ -14,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 
 from kinetic._source import dependencies, poetry
 from kinetic._source.dependencies import Declared, find, for_hosts, of_kinetic
+from kinetic._source.editable import Package
 from kinetic.errors import UsageError
 
 project = dependency_cases.project
@@ -405,6 +407,25 @@ def test_without_a_version_that_can_be_had_the_project_says_which(project, insta
     write(project, "requirements.txt", "jax>=0.7,<0.9\n")
     made = for_hosts(found(project), "tpu", installed)
     assert made.lines[:2] == (line, "cloudpickle>=3.0")
+
+
+def test_a_line_for_another_system_pins_nothing(project):
+    write(
+        project,
+        "requirements.txt",
+        "keras==3.1 ; sys_platform == 'win32'\njax==0.4; os_name == 'nt'  # kn:keep\n"
+        "jax==0.5 ; platform_system == 'Darwin'\njax==0.6 ; platform_system == 'Linux'\n",
+    )
+    assert {"jax==0.10.2", "keras==3.15.1"} <= set(
+        for_hosts(found(project), "cpu", INSTALLED).lines
+    )
+    assert "jax==0.6" in for_hosts(found(project), "cpu", {}).lines
+    lib = Package("lib", "/lib", ("keras<4", "numpy"))
+    declared = dataclasses.replace(found(project), editable=(lib,))
+    assert "keras<4" in for_hosts(declared, "cpu", INSTALLED).lines
+    write(project, "requirements.txt", "keras==3.1 ; sys_platform == 'linux'\n")
+    lines = for_hosts(found(project), "cpu", INSTALLED).lines
+    assert [line for line in lines if "keras" in line] == ["keras==3.1 ; sys_platform == 'linux'"]
 
 
 def test_a_line_that_is_kept_is_all_there_is_of_it(project):
