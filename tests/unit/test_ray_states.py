@@ -150,6 +150,24 @@ def test_what_does_not_fit_is_refused_with_what_there_is(accelerator, nodes, wor
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "fits", "words"),
+    [
+        ({"cpu": "8", "memory": "2Gi"}, True, ""),
+        ({"cpu": "9"}, False, "with 9 CPU each; its 1 nodes are 1 of CPU (8 on each)"),
+        ({"memory": "64Gi"}, False, "with 1 CPU and 64 GiB each; its 1 nodes are 1 of CPU (8, 4 G"),
+    ],
+)
+def test_processors_and_memory_count_too(options, fits, words):
+    nodes = [node({"CPU": 8.0, "memory": 4.0 * 2**30})]
+    if fits:
+        capacity.check(planned("cpu", **options), nodes)
+        return
+    with pytest.raises(PreflightError) as refused:
+        capacity.check(planned("cpu", **options), nodes)
+    assert words in str(refused.value)
+
+
 def test_an_elastic_job_needs_room_for_its_least_slices():
     capacity.check(planned("tpu-v6e-16", slices=(1, 2)), slice_of(4))
     with pytest.raises(PreflightError, match="2 slices of tpu-v6e-16 has 8 hosts"):

@@ -7,14 +7,16 @@ A cluster that is only busy is no reason to refuse: the job waits for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.plan import Plan
+from kinetic._core.quantities import amount_of, bytes_of
 from kinetic._ray.jobs_api import RayNode
 from kinetic.errors import PreflightError
 
 _SLICE, _TYPE, _SHAPE = (f"ray.io/tpu-{name}" for name in ("slice-name", "pod-type", "topology"))
+_MEMORY = "memory"
 _UNITS = {"cpu": "CPU", "gpu": "GPU", "tpu": "TPU"}
 
 
@@ -27,20 +29,34 @@ def check(plan: Plan, nodes: Sequence[RayNode], *, grows: bool = False) -> None:
     topology = plan.topology
     least = plan.options.elastic.least if plan.options.elastic else plan.options.most_slices
     alive = [node for node in nodes if node.is_alive]
-    fitting = _count_slices(topology, alive)
-    if grows or fitting >= least:
+    needed = _list_needed(plan)
+    if grows or _count_slices(topology, needed, alive) >= least:
         return
     raise PreflightError(
-        f"The Ray cluster cannot hold this job: {_describe_job(topology, least)}; "
-        f"{_describe_cluster(topology, alive)}. Add nodes, or choose another accelerator."
+        f"The Ray cluster cannot hold this job: {_describe_job(topology, needed, least)}; "
+        f"{_describe_cluster(needed, alive)}. Add nodes, or ask for less."
     )
 
 
-def _count_slices(topology: Topology, nodes: Sequence[RayNode]) -> int:
+def _list_needed(plan: Plan) -> dict[str, float]:
+    """Return what each host takes, by Ray's names; first what the accelerator is made of."""
+    topology, cpus, memory = plan.topology, plan.options.cpu, plan.options.memory
+    unit = _UNITS[topology.kind]
+    needed = {unit: 1.0 if unit == "CPU" else float(topology.chips_per_host)}
+    if cpus:
+        needed["CPU"] = amount_of(cpus)
+    if memory:
+        needed[_MEMORY] = bytes_of(memory)
+    return needed
+
+
+def _count_slices(topology: Topology, needed: Mapping[str, float], nodes: Sequence[RayNode]) -> int:
     """How many slices of this shape there are."""
-    unit, chips = _UNITS[topology.kind], topology.chips_per_host
-    needed = 1 if topology.kind == "cpu" else chips
-    able = [node for node in nodes if node.resources.get(unit, 0) >= needed]
+    able = [
+        node
+        for node in nodes
+        if all(node.resources.get(name, 0) >= amount for name, amount in needed.items())
+    ]
     if topology.kind != "tpu":
         return len(able) // topology.hosts
     own = [node for node in able if _is_of_slice(topology, node)]
@@ -58,18 +74,22 @@ def _is_of_slice(topology: Topology, node: RayNode) -> bool:
     return generation == topology.family.replace("tpu", "v") and shape == topology.shape_text
 
 
-def _describe_job(topology: Topology, slices: int) -> str:
-    hosts, unit = slices * topology.hosts, _UNITS[topology.kind]
-    each = 1 if topology.kind == "cpu" else topology.chips_per_host
+def _describe_job(topology: Topology, needed: Mapping[str, float], slices: int) -> str:
+    hosts = slices * topology.hosts
     many = f"{slices} slices of " if slices > 1 else ""
     noun = "host" if hosts == 1 else "hosts"
-    return f"{many}{topology.name} has {hosts} {noun} with {each} {unit} each"
+    each = " and ".join(_describe_amount(name, amount) for name, amount in needed.items())
+    return f"{many}{topology.name} has {hosts} {noun} with {each} each"
 
 
-def _describe_cluster(topology: Topology, nodes: Sequence[RayNode]) -> str:
-    unit = _UNITS[topology.kind]
+def _describe_amount(name: str, amount: float) -> str:
+    return f"{amount / 2**30:.3g} GiB" if name == _MEMORY else f"{amount:g} {name}"
+
+
+def _describe_cluster(needed: Mapping[str, float], nodes: Sequence[RayNode]) -> str:
+    unit, *others = needed
     found = Counter(
-        f"{_name_node(node, unit)} ({node.resources[unit]:g} on each)"
+        f"{_name_node(node, unit)} ({_describe_node(node, unit, others)} on each)"
         for node in nodes
         if node.resources.get(unit)
     )
@@ -77,6 +97,11 @@ def _describe_cluster(topology: Topology, nodes: Sequence[RayNode]) -> str:
         return f"none of its nodes ({len(nodes)}) has {unit}"
     told = ", ".join(f"{count} of {what}" for what, count in sorted(found.items()))
     return f"its {len(nodes)} nodes are {told}"
+
+
+def _describe_node(node: RayNode, unit: str, others: Sequence[str]) -> str:
+    more = [_describe_amount(name, node.resources.get(name, 0)) for name in others]
+    return ", ".join([f"{node.resources[unit]:g}", *more])
 
 
 def _name_node(node: RayNode, unit: str) -> str:
