@@ -27,8 +27,9 @@ from kinetic.version import __version__
 
 LOOK_SOON_S, LOOK_EVERY_S = 0.005, 0.1
 """How often to look for letters: each look is work for the control store."""
-ANSWERS_LIVE_S = 300.0
-"""An answer is read within a second or so, or by nobody."""
+ANSWERS_LIVE_S, PARTS_LIVE_S = 120.0, 300.0
+"""An answer is read within a second or so, while a letter is sent again for a minute: all that live
+are listed at each look. The next part of a large file may take longer."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -74,10 +75,11 @@ class Keeper:
 
     def tidy(self) -> None:
         """Remove answers that nobody has read in time, and what was never sent to its end."""
-        oldest = time.time() - ANSWERS_LIVE_S
-        for each in (ray_mail.ANSWERS, ray_mail.UPLOADS):
+        now = time.time()
+        lives = (ray_mail.ANSWERS, ANSWERS_LIVE_S), (ray_mail.UPLOADS, PARTS_LIVE_S)
+        for each, live_s in lives:
             for entry in os.scandir(self._folder / each):
-                if entry.stat().st_mtime < oldest:
+                if entry.stat().st_mtime < now - live_s:
                     Path(entry.path).unlink(missing_ok=True)
         self._answered = self._list_answered()
 
@@ -152,7 +154,7 @@ class Keeper:
         at = request.get("at", size)
         if at > size:
             raise StoreError(
-                f"What was sent of it was removed: more than {ANSWERS_LIVE_S:g} s passed before "
+                f"What was sent of it was removed: more than {PARTS_LIVE_S:g} s passed before "
                 "the next part. Nothing was written; send it again."
             )
         with upload.open("r+b" if upload.exists() else "xb") as file:
