@@ -187,7 +187,7 @@ def test_all_nodes_are_taken() -> None:
             'Error creating: Internal error occurred: failed calling webhook "vpod.kb.io": refused',
             JobCause.REFUSED,
             False,
-            "is not answering",
+            "does not admit the pods at present",
         ),
         (
             'Error creating: pods "x-0" is forbidden: exceeded quota: tpu, requested: '
@@ -261,6 +261,8 @@ def test_a_quota_that_an_elastic_job_can_do_with_is_waited_for() -> None:
 def test_a_gang_that_starts_as_usual_is_no_finding() -> None:
     said = 'admission webhook "vpod.kb.io" denied the request: follower pod node selector for x'
     usual = event("FailedCreate", f"Error creating: {said}", "kinetic-job-1-host-0", kind="Job")
+    assert diagnose(Observed(jobset(), events=[usual])) is None
+    usual["message"] = usual["message"].replace("follower pod node", "expected 1 leader pod (p)")
     assert diagnose(Observed(jobset(), events=[usual])) is None
     other = event("FailedCreate", "Error creating: no", "kinetic-job-2-host-0", kind="Job")
     assert diagnose(Observed(jobset(), events=[other])) is None

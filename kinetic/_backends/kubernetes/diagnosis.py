@@ -48,8 +48,17 @@ _HOPELESS_IMAGE = (
     "no match for platform",
     "no matching manifest",
 )
-_ORDINARY = ("follower pod node selector", "already exists", "object is being deleted")
+_ORDINARY = ("follower pod", "1 leader pod", "already exists", "object is being deleted")
 """Warnings during a normal start of a gang."""
+_REFUSED = ("is forbidden", "is invalid", "denied the request")
+"""In what a cluster says again each time; anything else passes."""
+_UNSURE = (
+    "status unknown for quota",
+    "not yet ready",
+    "error looking up",
+    "failed calling webhook",
+)
+"""In refusals by a cluster that could not check."""
 _MISSING = re.compile(r'(secret|configmap) "([^"]+)" not found')
 _ACCOUNT = re.compile(r'service ?account "?([^"\s:]+)"? not found', re.IGNORECASE)
 _QUOTA = re.compile(
@@ -266,13 +275,12 @@ def _not_created(seen: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
     shape = shape_of(seen.workload)
     if len(pods) >= shape.hosts:
         return None
-    makers = {metadata(job).get("name") for job in (seen.workload, *seen.jobs)}
-    name = str(metadata(seen.workload).get("name", ""))
+    makers = [metadata(job) for job in (seen.workload, *seen.jobs)]
     refused = [
         event
         for event in sorted(seen.events, key=event_time)
         if event.get("reason") in ("FailedCreate", "JobCreationFailed")
-        and _is_of(event, makers, name)
+        and _is_of(event, makers)
         and not any(words in (event.get("message") or "") for words in _ORDINARY)
     ]
     if not refused:
@@ -286,12 +294,15 @@ def _not_created(seen: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
     return _refusal(said, missing)
 
 
-def _is_of(event: Document, makers: Collection[object], workload: str) -> bool:
+def _is_of(event: Document, makers: Sequence[Document]) -> bool:
+    """Whether an event is about the workload or a Job of it; those of an earlier start are gone."""
     about = event.get("involvedObject") or {}
-    name = str(about.get("name", ""))
-    return about.get("kind") in ("Job", "JobSet") and (
-        name in makers or name.startswith(f"{workload}-")
-    )
+    if about.get("kind") not in ("Job", "JobSet"):
+        return False
+    if uid := about.get("uid"):
+        return uid in [maker.get("uid") for maker in makers]
+    name, workload = str(about.get("name", "")), str(makers[0].get("name", ""))
+    return name == workload or name.startswith(f"{workload}-")
 
 
 def _over_quota(
@@ -333,10 +344,11 @@ def _refusal(said: str, hosts: tuple[int, ...]) -> JobDiagnosis:
         return JobDiagnosis(
             JobCause.SERVICE_ACCOUNT, f"{text} Create it, or name another one.", True, hosts
         )
-    passing = "failed calling webhook" in said or "timeout" in said or "etcdserver" in said
-    what = "is not answering" if passing else "refuses the pods of the job"
+    unsure = any(words in said for words in _UNSURE)
+    final = not unsure and any(words in said for words in _REFUSED)
+    what = "refuses the pods of the job" if final else "does not admit the pods at present"
     text = f"The cluster {what}: {_shorten_text(said)}."
-    return JobDiagnosis(JobCause.REFUSED, text, not passing, hosts)
+    return JobDiagnosis(JobCause.REFUSED, text, final, hosts)
 
 
 # --- nothing is wrong
