@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_kubernetes_waiting import event, jobset, of
+from test_kubernetes_waiting import event, jobset, of, waiting
 
 from kinetic._backends.kubernetes.diagnosis import JobCause, Observed, diagnose
 
@@ -33,3 +33,32 @@ def test_pods_that_an_earlier_start_was_refused_do_not_count() -> None:
     assert diagnose(Observed(jobset(restarts=1), jobs=[now], events=[refused])) is None
     now["metadata"]["uid"] = "first"
     assert of(Observed(jobset(), jobs=[now], events=[refused])).hopeless
+
+
+@pytest.mark.parametrize(
+    ("said", "hopeless"),
+    [
+        ("services have not yet been read at least once, cannot construct envvars", False),
+        ("failed to sync secret cache: timed out waiting for the condition", False),
+        ("failed to sync configmap cache: timed out waiting for the condition", False),
+        ("couldn't find key token in Secret ml/wandb", True),
+        ("container has runAsNonRoot and image will run as root", True),
+    ],
+)
+def test_a_node_that_has_not_read_everything_yet(said: str, hopeless: bool) -> None:
+    found = of(Observed(jobset(1), [waiting("CreateContainerConfigError", said)]))
+    assert (found.kind, found.hopeless) == (JobCause.START_ERROR, hopeless)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'failed to pull image "eu.pkg.dev/invalid-invoices/x:3": dial tcp 1.2.3.4:443: i/o timeout',
+        'failed to do request: Head "https://eu.pkg.dev/v2/not-denied/x": 503 Service Unavailable',
+        "failed to fetch docker.io/acme/forbidden-planet:1: connection reset by peer",
+    ],
+)
+def test_the_name_of_an_image_is_no_reason(said: str) -> None:
+    found = of(Observed(jobset(1), [waiting("ErrImagePull", said)]))
+    assert (found.kind, found.hopeless) == (JobCause.IMAGE_PULL, False)
+    assert said in found.sentence

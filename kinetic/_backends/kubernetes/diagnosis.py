@@ -48,6 +48,9 @@ _HOPELESS_IMAGE = (
     "no match for platform",
     "no matching manifest",
 )
+_NAMES = re.compile(r'"[^"]*"|\S*/\S*')
+"""Of images, repositories and servers, in what is said of an image."""
+_HOPELESS_CONFIG = ("couldn't find key", "runAsNonRoot")
 _ORDINARY = ("follower pod", "1 leader pod", "already exists", "object is being deleted")
 """Warnings during a normal start of a gang."""
 _REFUSED = ("is forbidden", "is invalid", "denied the request")
@@ -200,7 +203,8 @@ def _image(_seen: Observed, pod: Pod) -> JobDiagnosis | None:
         advice = "Load it onto the nodes, or let the cluster's policy allow pulls."
         text = f"The node {pod.node} does not have the image {pod.image}, and may not pull it: "
         return JobDiagnosis(JobCause.IMAGE_PULL, f"{text}{said}. {advice}", hopeless=True)
-    hopeless = any(words in said.lower() for words in _HOPELESS_IMAGE)
+    told = _NAMES.sub("", said).lower()
+    hopeless = any(words in told for words in _HOPELESS_IMAGE)
     advice = "Check container_image=, and that the nodes may read the repository."
     text = f"The image {pod.image} cannot be pulled: {said}."
     return JobDiagnosis(JobCause.IMAGE_PULL, f"{text} {advice}", hopeless)
@@ -212,7 +216,7 @@ def _config(seen: Observed, pod: Pod) -> JobDiagnosis | None:
         return _find_missing(seen, said) or JobDiagnosis(
             JobCause.START_ERROR,
             f"{pod.called.capitalize()} cannot be set up: {_shorten_text(said)}.",
-            True,
+            any(words in said for words in _HOPELESS_CONFIG),
         )
     if reason in ("CreateContainerError", "RunContainerError", "CrashLoopBackOff"):
         text = f"{pod.called.capitalize()} does not start: {reason}: {_shorten_text(said)}."
