@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_kubernetes_waiting import event, jobset, of, waiting
+from test_kubernetes_waiting import FIRST, NOW, event, jobset, of, waiting
 
 from kinetic._backends.kubernetes.diagnosis import JobCause, Observed, diagnose
 
@@ -61,4 +61,19 @@ def test_a_node_that_has_not_read_everything_yet(said: str, hopeless: bool) -> N
 def test_the_name_of_an_image_is_no_reason(said: str) -> None:
     found = of(Observed(jobset(1), [waiting("ErrImagePull", said)]))
     assert (found.kind, found.hopeless) == (JobCause.IMAGE_PULL, False)
+    assert said in found.sentence
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "1 in backoff after failed scale-up, 2 node(s) didn't match Pod's node affinity/selector",
+        "1 not ready for scale-up",
+        "1 max total nodes in cluster reached",
+    ],
+)
+def test_an_autoscaler_that_cannot_add_nodes_now_may_do_so_later(said: str) -> None:
+    why = event("NotTriggerScaleUp", f"pod didn't trigger scale-up: {said}", FIRST)
+    found = of(Observed(jobset(), [FIRST], events=[why]), now=NOW)
+    assert (found.kind, found.hopeless) == (JobCause.NO_SCALE_UP, False)
     assert said in found.sentence

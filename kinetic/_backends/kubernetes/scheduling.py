@@ -29,6 +29,14 @@ SCALE_UP_S = 30.0
 """An autoscaler says within this time whether it adds nodes; a cluster that says nothing has
 none."""
 _SCALED = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp", "ScaleUpTimedOut")
+_PASSING = (
+    "max node group size",
+    "max cluster",
+    "max total nodes",
+    "in backoff after",
+    "not ready for scale-up",
+)
+"""In what an autoscaler says when it cannot add nodes now, but knows a pool that may have some."""
 _GROUPS = re.compile(r"([\w-]+) (\d+)->(\d+) \(max: \d+\)")
 _REQUEST = ("AcceptedProvisioningRequest", "ProvisioningRequestPending")
 
@@ -71,14 +79,10 @@ def why_unscheduled(
         )
         return JobDiagnosis(JobCause.NO_SCALE_UP, text, hosts=hosts)
     if reason == "NotTriggerScaleUp":
-        full = "max node group size" in said or "max cluster" in said
-        kind = (
-            finding.kind
-            if finding.kind is JobCause.NO_NODE_POOL and not full
-            else JobCause.NO_SCALE_UP
-        )
+        passes = any(words in said for words in _PASSING)
+        impossible = finding.kind is JobCause.NO_NODE_POOL and not passes
+        kind = finding.kind if impossible else JobCause.NO_SCALE_UP
         text = f"{finding.sentence} The cluster adds no nodes for it: {_strip_notes(said)}."
-        impossible = finding.kind is JobCause.NO_NODE_POOL and not full
         return JobDiagnosis(kind, text, impossible, hosts)
     if finding.kind is JobCause.NO_NODE_POOL and waited:
         return JobDiagnosis(finding.kind, finding.sentence, True, hosts)
