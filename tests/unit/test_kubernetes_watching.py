@@ -213,12 +213,19 @@ def test_missing_rights_are_raised_at_first_and_waited_out_later() -> None:
     ]
 
 
-def test_another_error_in_the_stream_is_an_interruption() -> None:
-    broken = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd"}}
-    server = Server([ObjectList([], "5")], [[broken]])
-    # like a stream that broke off: it goes on from the last version
-    assert shown(told(server)) == ["SYNCED"]
-    assert server.versions == ["5", "5"]
+@pytest.mark.parametrize("code", [403, 429, 500])
+def test_after_another_error_in_the_stream_everything_is_listed_after_a_pause(code: int) -> None:
+    pauses: list[float] = []
+    broken = {"type": "ERROR", "object": {"kind": "Status", "code": code, "message": "etcd"}}
+    lists: list[ObjectList | Exception] = [
+        ObjectList([], "5"),
+        ObjectList([job("a", 6)], "7"),
+        ObjectList([], "9"),
+    ]
+    server = Server(lists, [[broken], [broken]])
+    assert shown(told(server, pauses)) == ["SYNCED", "ADDED a", "SYNCED", "DELETED a", "SYNCED"]
+    assert server.versions == ["5", "7", "9"]
+    assert 0 < pauses[0] < pauses[1]
 
 
 def test_what_is_told_twice_by_the_server_is_told_once() -> None:

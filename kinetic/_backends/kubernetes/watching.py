@@ -22,7 +22,7 @@ from kinetic._backends.kubernetes.api import (
     Selector,
     waits_s,
 )
-from kinetic._backends.kubernetes.errors import ApiCall, Busy, Expired, error_of
+from kinetic._backends.kubernetes.errors import Busy, Expired
 from kinetic._backends.kubernetes.resources import BY_KIND, Resource
 from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, KineticError, PreflightError
@@ -134,8 +134,7 @@ class Watcher:
             except Expired:
                 self._version = ""
                 self._failures += 1
-                if self._failures > 1:
-                    self._pause()
+                self._pause()
             except (BackendUnavailable, PreflightError) as error:
                 if isinstance(error, PreflightError) and not self._was_synced:
                     raise
@@ -217,9 +216,8 @@ class Watcher:
         found = event.get("object") or {}
         kind = event.get("type")
         if kind == "ERROR":
-            code = int(found.get("code") or 500)
-            said = str(found.get("message") or "")
-            raise Expired(said) if code == 410 else error_of(self._call(), code, said)
+            # Whatever the reason is, the same may come again from this version.
+            raise Expired(str(found.get("message") or ""))
         version = _version_of(found)
         if version:
             self._version = version
@@ -237,9 +235,6 @@ class Watcher:
             yield Watched(Change.ADDED, found)
         elif version != _version_of(known):
             yield Watched(Change.MODIFIED, found)
-
-    def _call(self) -> ApiCall:
-        return ApiCall("watch", self._resource, self._selection.namespace or "")
 
     def _complete_item(self, item: Document) -> Document:
         """An item of a list, completed with what only objects of a watch have."""
