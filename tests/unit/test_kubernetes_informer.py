@@ -13,7 +13,7 @@ import pytest
 
 from kinetic._backends.kubernetes import informer
 from kinetic._backends.kubernetes.api import Api, CallLimits, ObjectList, Selector
-from kinetic._backends.kubernetes.errors import Forbidden
+from kinetic._backends.kubernetes.errors import Busy, Forbidden, Refused
 from kinetic._backends.kubernetes.informer import Informer, share_informer
 from kinetic._backends.kubernetes.names import selector
 from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, PODS, Resource
@@ -306,6 +306,24 @@ def test_a_server_that_restarts_is_not_noticed_and_one_that_is_gone_is(cluster):
     cluster.problems.clear()
     while not _answers(found):
         stopped.wait(0.001)
+
+
+@pytest.mark.parametrize("problem", [Busy("No watches now."), Refused("No watches here.")])
+def test_where_only_watching_fails_one_list_a_second_serves_all_jobs(cluster, problem):
+    found = followed(cluster, ref(1), ref(2))
+    cluster.problems["watch"] = problem
+    for stream in cluster.streams.values():
+        stream.told.put(None)
+    while not all(kind._silent_since for kind in found._kinds.values()):
+        threading.Event().wait(0.001)
+    cluster.now += 1.1 * informer.SILENT_S
+    cluster.streams.clear()
+    cluster.add(JOBS, ref(1).job_id, "changed", "MODIFIED")
+    cluster.calls.clear()
+    for _ in range(2):
+        assert phase(found.look([ref(1)]).workload(ref(1))) == "changed"
+        assert phase(found.look([ref(2)]).workload(ref(2))) == "new"
+    assert cluster.calls["list jobs"] == 1
 
 
 def _answers(found: Informer) -> bool:

@@ -2,7 +2,8 @@
 
 In: an `Api`, references. Out: `ClusterSnapshot`s. A single question is answered by lists. Whoever
 asks again follows: from then on, one watch for each kind of object serves all questions of this
-process, for any number of jobs and threads. Where watching is forbidden, one list a second does.
+process, for any number of jobs and threads. Where watching is forbidden, or fails for some time,
+one list a second does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kinetic._backends.kubernetes.snapshot import (
 from kinetic._backends.kubernetes.watching import Change, Watched, Watcher
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
-from kinetic.errors import BackendUnavailable, KineticError
+from kinetic.errors import KineticError
 
 FOLLOWED_S = 15.0
 """A job that is asked for again within this time is followed; a watch that was not used for this
@@ -38,7 +39,7 @@ LIST_EVERY_S = 1.0
 AROUND_EVERY_S = 2.0
 """How old an explanation of why a job waits may be."""
 SILENT_S = 10.0
-"""While a server restarts, its last answers are used for this long."""
+"""While a server restarts, its last answers are used for this long; then it is asked for lists."""
 
 
 class _ObjectKind:
@@ -53,7 +54,6 @@ class _ObjectKind:
         """The moment up to which it knows all objects."""
         self._is_synced = False
         self._silent_since: float | None = None
-        self._problem: KineticError | None = None
         self.is_over = False
         self.is_refused = False
 
@@ -78,7 +78,6 @@ class _ObjectKind:
                 self.is_refused = True
                 return self.close()
             if told.change is Change.INTERRUPTED:
-                self._problem = told.problem
                 if self._silent_since is None:
                     self._silent_since = self._clock()
                 return None
@@ -101,18 +100,10 @@ class _ObjectKind:
 
     @property
     def is_told(self) -> bool:
-        """Whether it knows the current objects.
-
-        Raises:
-            BackendUnavailable: it did, and the server has not answered for some time.
-        """
+        """Whether it knows the current objects."""
         with self._lock:
-            if not self.is_synced:
-                return False
-            silent_since = self._silent_since
-            if silent_since is not None and self._clock() - silent_since > SILENT_S:
-                raise BackendUnavailable(str(self._problem)) from self._problem
-            return True
+            since = self._silent_since
+            return self.is_synced and (since is None or self._clock() - since <= SILENT_S)
 
     def of(self, ref: JobRef, listed: Iterable[Document]) -> list[Document]:
         """Return the objects of a job; those that were `listed` where these are newer: a watch may
@@ -216,7 +207,7 @@ class Informer:
                 around, self._around_at = Surroundings(self.api), began
                 self._around = around
                 watches = self._kinds.values()
-                is_watched = watches and all(kind.is_synced for kind in watches)
+                is_watched = watches and all(kind.is_told for kind in watches)
                 followed = () if is_watched else [ref for ref, _ in self._asked.values()]
             wanted = list({ref.job_id: ref for ref in (*followed, *refs)}.values())
             look = take_snapshot(self.api, wanted, around)
