@@ -4,124 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from api_server_fake import Break, Reply, Script, serving
 
 from kinetic._backends.kubernetes import connection, errors
 from kinetic._backends.kubernetes.api import Api, CallLimits, Selector, waits_s
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, PODS, SECRETS
-from kinetic._rpc import certificate
-from kinetic.errors import BackendUnavailable, NotFound, PreflightError
+from kinetic.errors import BackendUnavailable, NotFound
 
 JOB = {"metadata": {"name": "a", "labels": {"kinetic.dev/job-id": "job-1"}}}
-
-
-@dataclass
-class Reply:
-    """One answer: a body at once, or chunks (an exception breaks the connection off there)."""
-
-    status: int = 200
-    body: Any = ""
-    headers: dict[str, str] = field(default_factory=dict)
-    chunks: list[bytes | type[Exception]] | None = None
-    wait_for: threading.Event | None = None
-
-
-class Break(Exception):
-    """The connection breaks off here."""
-
-
-@dataclass
-class Script:
-    """A server that gives its replies in order, and keeps what it was asked."""
-
-    replies: list[Reply] = field(default_factory=list)
-    requests: list[tuple[str, str, Any, str]] = field(default_factory=list)
-    impersonated: list[tuple[str, str]] = field(default_factory=list)
-    url: str = ""
-    date: str = "Thu, 01 Jan 1970 01:00:00 GMT"
-
-    def asked(self) -> list[str]:
-        return [f"{method} {path}" for method, path, _, _ in self.requests]
-
-
-def handler(script: Script) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def date_time_string(self, timestamp: float | None = None) -> str:
-            return script.date
-
-        def answer(self) -> None:
-            length = int(self.headers.get("content-length") or 0)
-            body = self.rfile.read(length)
-            headers = self.headers.items()
-            script.impersonated += [h for h in headers if h[0].startswith("Impersonate-")]
-            script.requests.append(
-                (
-                    self.command,
-                    self.path,
-                    json.loads(body) if body else None,
-                    self.headers.get("authorization") or "",
-                )
-            )
-            reply = script.replies.pop(0) if script.replies else Reply(500, "no reply left")
-            if reply.status == 0:
-                self.close_connection = True
-                return
-            if reply.chunks is not None:
-                self.send_chunks(reply)
-                return
-            data = reply.body if isinstance(reply.body, str) else json.dumps(reply.body)
-            self.send_response(reply.status)
-            for name, value in {"content-length": str(len(data)), **reply.headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(data.encode())
-
-        def send_chunks(self, reply: Reply) -> None:
-            self.send_response(reply.status)
-            self.send_header("transfer-encoding", "chunked")
-            self.end_headers()
-            for chunk in reply.chunks or ():
-                if not isinstance(chunk, bytes):
-                    self.close_connection = True
-                    return
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
-            if reply.wait_for is not None:
-                reply.wait_for.wait(100)
-            self.wfile.write(b"0\r\n\r\n")
-
-        do_GET = do_POST = do_DELETE = do_PATCH = answer
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    return Handler
 
 
 @pytest.fixture
 def script() -> Iterator[Script]:
     made = Script()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(made))
-    server.daemon_threads = True
-    made.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield made
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(made) as made.url:
+        yield made
 
 
 @pytest.fixture
@@ -223,6 +128,20 @@ def test_a_creation_whose_answer_was_lost_is_ours_where_it_may_not_be_read(
     said = 'secrets "a" is forbidden: User "eve" cannot get resource "secrets"'
     script.replies = [Reply(0), exists, Reply(403, status(403, said, reason="Forbidden"))]
     assert api.create(SECRETS, JOB) == JOB
+
+
+@pytest.mark.parametrize("first", [409, 500])
+def test_a_quota_in_conflict_is_not_an_object_that_exists(
+    api: Api, script: Script, slept: list[float], first: int
+) -> None:
+    said = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
+    conflict = status(409, said, reason="Conflict")
+    script.replies = [Reply(first, conflict), Reply(409, conflict), Reply(201, JOB)]
+    assert api.create(SECRETS, JOB) == JOB
+    assert (len(script.requests), len(slept)) == (3, 2)
+    script.replies = [Reply(409, conflict)] * 3
+    with pytest.raises(errors.Busy, match="the object has been modified"):
+        api.create(JOBS, JOB)
 
 
 def test_a_name_that_another_job_has_is_a_conflict(api: Api, script: Script) -> None:
@@ -336,25 +255,6 @@ def test_whoever_a_kubeconfig_names_is_impersonated(script: Script) -> None:
     assert script.requests[0][3] == "Bearer t"
 
 
-@pytest.mark.parametrize(
-    ("no_proxy", "is_direct"), [("10.0.0.0/8, 127.0.0.0/8", True), ("10.0.0.0/8,x/8", False)]
-)
-def test_networks_are_reached_without_a_proxy(
-    script: Script, monkeypatch: pytest.MonkeyPatch, no_proxy: str, is_direct: bool
-) -> None:
-    """As kubectl has it. The proxy here does not answer."""
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    monkeypatch.setenv("no_proxy", no_proxy)
-    script.replies = [Reply(200, JOB)]
-    access = Access(script.url, user={"token": "t"})
-    with contextlib.closing(HttpApi(access, {}, patience=CallLimits(tries=1))) as api:
-        if is_direct:
-            assert api.get(JOBS, "a") == JOB
-        else:
-            with pytest.raises(BackendUnavailable, match="NO_PROXY"):
-                api.get(JOBS, "a")
-
-
 def lines(*documents: Any) -> bytes:
     return b"".join(json.dumps(d).encode() + b"\n" for d in documents)
 
@@ -425,60 +325,6 @@ def test_a_process_has_one_connection_to_a_server_for_each_user_and_namespace() 
         connection.share_connection(replace(access, user={"token": "new"}), {"A": "1"}),
     ]
     assert first not in others
-
-
-def test_a_silent_connection_is_tried_by_the_kernel(script: Script) -> None:
-    from kinetic._backends.kubernetes.credentials import Proof
-    from kinetic._backends.kubernetes.transport import open_pools
-
-    script.replies = [Reply(200, JOB)]
-    pools = open_pools(Access(script.url), Proof())
-    pools.request("GET", f"{script.url}/x")
-    held = pools.connection_from_url(script.url).pool.get()
-    assert held.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    held.close()
-    pools.clear()
-
-
-def test_certificates_that_are_none() -> None:
-    api = HttpApi(Access("https://127.0.0.1:1", ca=b"no certificate"), {})
-    with pytest.raises(PreflightError, match="certificates of the kubeconfig"):
-        api.get(JOBS, "a")
-
-
-@pytest.fixture
-def tls(script: Script, tmp_path: Path) -> Iterator[tuple[str, bytes]]:
-    """The same server behind TLS: its address and its certificate."""
-    made = certificate.make("localhost")
-    chain = tmp_path / "chain.pem"
-    chain.write_text(made.certificate + made.key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(chain)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(script))
-    server.daemon_threads = True
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"https://127.0.0.1:{server.server_port}", made.certificate.encode()
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def test_a_server_is_trusted_by_its_certificate(script: Script, tls: tuple[str, bytes]) -> None:
-    url, ca = tls
-    once = CallLimits(tries=1)
-    script.replies = [Reply(200, JOB), Reply(200, JOB)]
-    api = HttpApi(Access(url, ca=ca, server_name="localhost"), {}, patience=once)
-    assert api.get(JOBS, "a") == JOB
-    api.close()
-    api = HttpApi(Access(url, verify=False), {}, patience=once)
-    with pytest.warns(Warning, match="Unverified"):
-        assert api.get(JOBS, "a") == JOB
-    api.close()
-    stranger = HttpApi(Access(url), {}, patience=CallLimits(tries=1))
-    with pytest.raises(PreflightError, match="is not trusted"):
-        stranger.get(JOBS, "a")
 
 
 def test_pauses_are_random_and_bounded() -> None:

@@ -3,7 +3,7 @@
 In: a request (`ApiCall`) and the answer to it. Out: one of kinetic's exceptions. Pure.
 
     BackendUnavailable   temporary
-    ├── Busy             429, 5xx, no connection: the same call may succeed
+    ├── Busy             429, 5xx, no connection, a quota that changed: the same call may succeed
     ├── Expired          410: the watch's resource version is too old; list again
     PreflightError       permanent
     ├── Forbidden        403: a permission is missing
@@ -156,13 +156,15 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
         return _explain_forbidden(call, said, told)
     if status == 404:
         return _explain_missing(call, detail, said)
-    if status == 409:
+    # What is created has not changed; a quota that it counts against may have.
+    is_busy = status == 409 and call.verb == "create" and detail.get("reason") != "AlreadyExists"
+    if status == 409 and not is_busy:
         return Conflict(f"Could not {call}.{told}")
     if status == 410:
         return Expired(f"Could not go on to {call}: the server has forgotten where it was.{told}")
     if status in MAY_PASS and not may_pass(status, body):
         status = 413
-    if status in MAY_PASS:
+    if is_busy or status in MAY_PASS:
         return Busy(
             f"The cluster could not {call} at present (HTTP {status}).{told} Try again later."
         )

@@ -1,0 +1,93 @@
+"""How an API server is reached: proxies, certificates, silent connections."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from api_server_fake import Reply, Script, serving
+
+from kinetic._backends.kubernetes.api import CallLimits
+from kinetic._backends.kubernetes.connection import HttpApi
+from kinetic._backends.kubernetes.credentials import Proof
+from kinetic._backends.kubernetes.kubeconfig import Access
+from kinetic._backends.kubernetes.resources import JOBS
+from kinetic._backends.kubernetes.transport import open_pools
+from kinetic._rpc import certificate
+from kinetic.errors import BackendUnavailable, PreflightError
+
+JOB = {"metadata": {"name": "a", "labels": {"kinetic.dev/job-id": "job-1"}}}
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    made = Script()
+    with serving(made) as made.url:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "is_direct"), [("10.0.0.0/8, 127.0.0.0/8", True), ("10.0.0.0/8,x/8", False)]
+)
+def test_networks_are_reached_without_a_proxy(
+    script: Script, monkeypatch: pytest.MonkeyPatch, no_proxy: str, is_direct: bool
+) -> None:
+    """As kubectl has it. The proxy here does not answer."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", no_proxy)
+    script.replies = [Reply(200, JOB)]
+    access = Access(script.url, user={"token": "t"})
+    with contextlib.closing(HttpApi(access, {}, patience=CallLimits(tries=1))) as api:
+        if is_direct:
+            assert api.get(JOBS, "a") == JOB
+        else:
+            with pytest.raises(BackendUnavailable, match="NO_PROXY"):
+                api.get(JOBS, "a")
+
+
+def test_a_silent_connection_is_tried_by_the_kernel(script: Script) -> None:
+    script.replies = [Reply(200, JOB)]
+    pools = open_pools(Access(script.url), Proof())
+    pools.request("GET", f"{script.url}/x")
+    held = pools.connection_from_url(script.url).pool.get()
+    assert held.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    held.close()
+    pools.clear()
+
+
+def test_certificates_that_are_none() -> None:
+    api = HttpApi(Access("https://127.0.0.1:1", ca=b"no certificate"), {})
+    with pytest.raises(PreflightError, match="certificates of the kubeconfig"):
+        api.get(JOBS, "a")
+
+
+@pytest.fixture
+def tls(script: Script, tmp_path: Path) -> Iterator[tuple[str, bytes]]:
+    """The same server behind TLS: its address and its certificate."""
+    made = certificate.make("localhost")
+    chain = tmp_path / "chain.pem"
+    chain.write_text(made.certificate + made.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain)
+    with serving(script, context) as url:
+        yield url, made.certificate.encode()
+
+
+def test_a_server_is_trusted_by_its_certificate(script: Script, tls: tuple[str, bytes]) -> None:
+    url, ca = tls
+    once = CallLimits(tries=1)
+    script.replies = [Reply(200, JOB), Reply(200, JOB)]
+    api = HttpApi(Access(url, ca=ca, server_name="localhost"), {}, patience=once)
+    assert api.get(JOBS, "a") == JOB
+    api.close()
+    api = HttpApi(Access(url, verify=False), {}, patience=once)
+    with pytest.warns(Warning, match="Unverified"):
+        assert api.get(JOBS, "a") == JOB
+    api.close()
+    stranger = HttpApi(Access(url), {}, patience=CallLimits(tries=1))
+    with pytest.raises(PreflightError, match="is not trusted"):
+        stranger.get(JOBS, "a")
