@@ -77,3 +77,16 @@ def test_an_autoscaler_that_cannot_add_nodes_now_may_do_so_later(said: str) -> N
     found = of(Observed(jobset(), [FIRST], events=[why]), now=NOW)
     assert (found.kind, found.hopeless) == (JobCause.NO_SCALE_UP, False)
     assert said in found.sentence
+
+
+def test_a_queue_may_use_another_flavor_than_one_that_is_too_small() -> None:
+    job = jobset()
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "lq"}
+    job["spec"]["suspend"] = True
+    small = "insufficient quota for tpu in flavor a, current request (16) > maximum capacity (8)"
+    busy = "insufficient unused quota for tpu in flavor b, 4 more needed"
+    for said, hopeless in ((f"{small}, {busy}", False), (small, True)):
+        waits = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": said}
+        found = of(Observed(job, queue_workload={"status": {"conditions": [waits]}}))
+        assert found.hopeless is hopeless
+        assert said in found.sentence

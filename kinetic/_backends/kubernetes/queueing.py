@@ -16,6 +16,8 @@ from kinetic._backends.kubernetes.observed import (
 )
 
 _NEVER = ("ExceedsMaxQuota", "Misconfigured")
+_ANOTHER_FLAVOR_MAY = "unused quota"
+"""Where flavors are alternatives, one message has the reasons of all."""
 _NEVER_WORDS = ("doesn't exist", "maximum capacity", "insufficient quota")
 
 
@@ -112,7 +114,8 @@ def _find_reservation(queue: str, workload: Document) -> JobDiagnosis | None:
     if found is None or found.get("status") == "True":
         return None
     said = _clean(found.get("message"))
-    if found.get("reason") in _NEVER or any(words in said for words in _NEVER_WORDS):
+    never = found.get("reason") in _NEVER or any(words in said for words in _NEVER_WORDS)
+    if never and _ANOTHER_FLAVOR_MAY not in said:
         text = f"The queue {queue} can never admit the job: {said}."
         other = "name another queue= (kubectl get localqueues)"
         missing = "doesn't exist" in said
