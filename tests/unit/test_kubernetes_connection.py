@@ -73,6 +73,10 @@ def test_a_list_that_took_too_long_begins_again(api: Api, script: Script) -> Non
     last = {"metadata": {"resourceVersion": "9"}, "items": [JOB]}
     script.replies = [Reply(200, page), Reply(410, status(410, "gone")), Reply(200, last)]
     assert len(api.list(JOBS).items) == 1
+    script.replies = [Reply(200, page), Reply(410, status(410, "gone"))] * 3
+    with pytest.raises(errors.Expired):
+        api.list(JOBS)
+    assert not script.replies
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ METHODS = {"create": "POST", "delete": "DELETE"}
 WATCH_S = 280
 """How long the server keeps a watch open."""
 PAGE = 500
+MOST_RESTARTS = 2
+"""Of a list whose pages the server forgets before they are read."""
 LONGEST_RETRY_AFTER_S = 60.0
 
 
@@ -135,13 +137,15 @@ class HttpApi:
         query = {**_query(selection), "limit": str(PAGE)}
         items: list[Document] = []
         more: dict[str, str] = {}
+        restarts = 0
         while True:
             try:
                 page = self._ask(call, query={**query, **more})
             except Expired:
-                if not more:
+                if not more or restarts == MOST_RESTARTS:
                     raise
                 items, more = [], {}  # reading all pages took too long: begin again
+                restarts += 1
                 continue
             items += page.get("items") or ()
             meta = page.get("metadata") or {}
