@@ -10,22 +10,21 @@ import io
 import json
 import os
 import re
-import urllib.request
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from kinetic._core.values import dataclass
 from kinetic._ray.refusals import explain_refusal, explain_silence, explain_stranger, last_line
+from kinetic._system import proxies
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CONNECTIONS = 16
 """Kept open at once. The dashboard reads files of logs for 100 callers at a time."""
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
@@ -367,17 +366,11 @@ os.register_at_fork(after_in_child=_forget_connections)
 
 def _open_pools(address: str) -> PoolManager:
     try:
-        import urllib3
+        return proxies.open_pools(address, maxsize=CONNECTIONS)
     except ImportError as error:
         raise PreflightError(
             'Jobs on a Ray cluster need urllib3: pip install "kinetic-sdk[ray]".'
         ) from error
-    parts = urlsplit(address)
-    proxy = urllib.request.getproxies().get(parts.scheme, "")
-    host = parts.hostname or ""
-    if proxy and host not in LOOPBACK and not urllib.request.proxy_bypass(host):
-        return urllib3.ProxyManager(proxy, maxsize=CONNECTIONS)
-    return urllib3.PoolManager(maxsize=CONNECTIONS)
 
 
 def _repetition(limits: JobsApiLimits) -> Any:

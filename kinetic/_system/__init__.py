@@ -1,1 +1,1 @@
-"""What the kernel says about processes and sockets."""
+"""What the kernel says about processes and sockets; what the environment says about proxies."""

@@ -34,6 +34,7 @@ class Script:
     replies: list[Reply] = field(default_factory=list)
     requests: list[tuple[str, str, Any, str]] = field(default_factory=list)
     impersonated: list[tuple[str, str]] = field(default_factory=list)
+    proxy_authorization: list[str] = field(default_factory=list)
     url: str = ""
     date: str = "Thu, 01 Jan 1970 01:00:00 GMT"
 
@@ -53,6 +54,7 @@ def handler(script: Script) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(length)
             headers = self.headers.items()
             script.impersonated += [h for h in headers if h[0].startswith("Impersonate-")]
+            script.proxy_authorization += self.headers.get_all("Proxy-Authorization", [])
             script.requests.append(
                 (
                     self.command,
@@ -88,7 +90,7 @@ def handler(script: Script) -> type[BaseHTTPRequestHandler]:
                 reply.wait_for.wait(100)
             self.wfile.write(b"0\r\n\r\n")
 
-        do_GET = do_POST = do_DELETE = do_PATCH = answer
+        do_GET = do_POST = do_DELETE = do_PATCH = do_CONNECT = answer
 
         def log_message(self, *args: Any) -> None:
             pass

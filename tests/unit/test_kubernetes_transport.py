@@ -30,23 +30,28 @@ def script() -> Iterator[Script]:
         yield made
 
 
-@pytest.mark.parametrize(
-    ("no_proxy", "is_direct"), [("10.0.0.0/8, 127.0.0.0/8", True), ("10.0.0.0/8,x/8", False)]
-)
-def test_networks_are_reached_without_a_proxy(
-    script: Script, monkeypatch: pytest.MonkeyPatch, no_proxy: str, is_direct: bool
-) -> None:
-    """As kubectl has it. The proxy here does not answer."""
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    monkeypatch.setenv("no_proxy", no_proxy)
+def test_a_proxy_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "127.0.0.1:1")
+    access = Access("https://no-such-host.invalid", user={"token": "t"})
+    with (
+        contextlib.closing(HttpApi(access, {}, patience=CallLimits(tries=1))) as api,
+        pytest.raises(BackendUnavailable, match="NO_PROXY"),
+    ):
+        api.get(JOBS, "a")
+
+
+def test_a_kubeconfig_names_a_proxy_with_its_password(script: Script) -> None:
     script.replies = [Reply(200, JOB)]
-    access = Access(script.url, user={"token": "t"})
-    with contextlib.closing(HttpApi(access, {}, patience=CallLimits(tries=1))) as api:
-        if is_direct:
-            assert api.get(JOBS, "a") == JOB
-        else:
-            with pytest.raises(BackendUnavailable, match="NO_PROXY"):
-                api.get(JOBS, "a")
+    proxy = script.url.replace("http://", "me:secret@")
+    access = Access("http://no-such-host.invalid", context="lab", proxy=proxy)
+    with contextlib.closing(HttpApi(access, {})) as api:
+        assert api.get(JOBS, "a") == JOB
+    assert script.proxy_authorization == ["Basic bWU6c2VjcmV0"]
+    access = Access("http://no-such-host.invalid", context="lab", proxy="ftp://me:secret@p")
+    with contextlib.closing(HttpApi(access, {})) as api:
+        with pytest.raises(PreflightError, match=r"context lab \(proxy-url\)") as caught:
+            api.get(JOBS, "a")
+        assert "secret" not in str(caught.value)
 
 
 def test_a_silent_connection_is_tried_by_the_kernel(script: Script) -> None:

@@ -1,22 +1,20 @@
-"""Connections to an API server: proxies, trusted certificates, and the caller's certificate.
+"""Connections to an API server: trusted certificates, and the caller's certificate.
 
 In: an `Access` and a `Proof`. Out: urllib3's pools.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import socket
 import ssl
 import tempfile
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kinetic._backends.kubernetes.credentials import Proof
 from kinetic._backends.kubernetes.kubeconfig import Access
+from kinetic._system import proxies
 from kinetic.errors import PreflightError
 
 if TYPE_CHECKING:
@@ -32,10 +30,8 @@ def open_pools(access: Access, proof: Proof) -> PoolManager:
     """Return pools of connections to a server.
 
     Raises:
-        PreflightError: the certificates of the kubeconfig cannot be used.
+        PreflightError: the certificates of the kubeconfig, or the proxy, cannot be used.
     """
-    import urllib3
-
     settings: dict[str, Any] = {"maxsize": CONNECTIONS, "socket_options": _socket_options()}
     parts = urlsplit(access.server)
     if parts.scheme == "https":
@@ -45,23 +41,8 @@ def open_pools(access: Access, proof: Proof) -> PoolManager:
             settings["assert_hostname"] = access.server_name if access.verify else False
         elif not access.verify:
             settings["assert_hostname"] = False
-    proxy = access.proxy or _find_proxy(parts.scheme, parts.hostname or "")
-    if proxy:
-        return urllib3.ProxyManager(proxy, **settings)
-    return urllib3.PoolManager(**settings)
-
-
-def _find_proxy(scheme: str, host: str) -> str:
-    """The environment's proxy for a server, or "". Python's own rules know names only, while those
-    of kubectl may exempt networks: of clusters with private addresses."""
-    proxies = urllib.request.getproxies()
-    if urllib.request.proxy_bypass(host):
-        return ""
-    for exempt in proxies.get("no", "").split(","):
-        with contextlib.suppress(ValueError):  # A name.
-            if ipaddress.ip_address(host) in ipaddress.ip_network(exempt.strip(), strict=False):
-                return ""
-    return proxies.get(scheme, "")
+    named_by = f"the kubeconfig's context {access.context} (proxy-url)"
+    return proxies.open_pools(access.server, access.proxy, named_by, **settings)
 
 
 def _socket_options() -> list[tuple[int, int, int]]:
