@@ -107,7 +107,9 @@ def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[str]:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    try:
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

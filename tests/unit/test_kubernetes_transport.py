@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import ssl
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 from api_server_fake import Reply, Script, serving
 
+from kinetic._backends.kubernetes import credentials
 from kinetic._backends.kubernetes.api import CallLimits
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.credentials import Proof
@@ -96,3 +101,71 @@ def test_a_server_is_trusted_by_its_certificate(script: Script, tls: tuple[str, 
     stranger = HttpApi(Access(url), {}, patience=CallLimits(tries=1))
     with pytest.raises(PreflightError, match="is not trusted"):
         stranger.get(JOBS, "a")
+
+
+def sign_old(folder: Path) -> tuple[Path, bytes]:
+    """The chain of a server, and the certificate of its authority, which names no key."""
+    pytest.importorskip("cryptography")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    def issue(name: str, key: Any, authority: Any, extension: Any) -> bytes:
+        now = datetime.now(UTC)
+        builder = x509.CertificateBuilder(
+            x509.Name.from_rfc4514_string("CN=kubernetes"),
+            x509.Name.from_rfc4514_string(f"CN={name}"),
+            key.public_key(),
+            x509.random_serial_number(),
+            now - timedelta(days=1),
+            now + timedelta(days=1),
+        )
+        is_authority = isinstance(extension, x509.BasicConstraints)
+        signed = builder.add_extension(extension, is_authority).sign(authority, hashes.SHA256())
+        return signed.public_bytes(serialization.Encoding.PEM)
+
+    authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    place = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    chain = folder / "old.pem"
+    chain.write_bytes(
+        issue("server", key, authority, place)
+        + key.private_bytes(*form, serialization.NoEncryption())
+    )
+    return chain, issue("kubernetes", authority, authority, x509.BasicConstraints(True, None))
+
+
+def test_authorities_of_old_clusters_are_trusted_as_before_python_3_13(
+    script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def create_strictly(**given: Any) -> ssl.SSLContext:
+        context = create(**given)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    create = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", create_strictly)
+    chain, ca = sign_old(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain)
+    script.replies = [Reply(200, JOB)]
+    with (
+        serving(script, context) as url,
+        contextlib.closing(HttpApi(Access(url, ca=ca), {})) as api,
+    ):
+        assert api.get(JOBS, "a") == JOB
+
+
+def test_a_login_to_google_goes_by_the_proxy(
+    script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    user = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
+    (tmp_path / "adc.json").write_text(json.dumps(user))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "adc.json"))
+    monkeypatch.setenv("https_proxy", script.url.replace("http://", "me:secret@"))
+    monkeypatch.setenv("no_proxy", "")
+    script.replies = [Reply(407)]
+    with pytest.raises(PreflightError, match="Logging in to Google Cloud failed"):
+        credentials.from_google()
+    assert script.asked()[0] == "CONNECT oauth2.googleapis.com:443"
+    assert script.proxy_authorization[0] == "Basic bWU6c2VjcmV0"

@@ -22,6 +22,7 @@ from urllib.parse import quote
 from kinetic._backends.kubernetes import kubeconfig, login_plugin
 from kinetic._backends.kubernetes.kubeconfig import Access, read_content
 from kinetic._core.values import dataclass
+from kinetic._system import proxies
 from kinetic.errors import PreflightError
 
 EARLY_S = 60.0
@@ -260,18 +261,24 @@ def from_google() -> Proof:
         import google.auth
         import google.auth.exceptions
         import google.auth.transport.urllib3
-        import urllib3
     except ImportError as error:
         raise PreflightError(f"Logging in to Google Cloud needs google-auth. {advice}") from error
     try:
         found, _ = google.auth.default(scopes=_SCOPES)
-        found.refresh(google.auth.transport.urllib3.Request(urllib3.PoolManager()))
+        found.refresh(_ask_google)
     except google.auth.exceptions.GoogleAuthError as error:
         said = " ".join(str(error).split()).rstrip(".")
         raise PreflightError(f"Logging in to Google Cloud failed: {said}. {advice}") from error
     expiry = found.expiry
     expires_at = None if expiry is None else _seconds(f"{expiry.isoformat()}+00:00")
     return Proof(f"Bearer {found.token}", expires_at=expires_at)
+
+
+def _ask_google(url: str, *args: Any, **more: Any) -> Any:
+    """A request as google-auth makes it: to different servers, each by its proxy."""
+    from google.auth.transport.urllib3 import Request
+
+    return Request(proxies.open_pools(url))(url, *args, **more)
 
 
 def _seconds(timestamp: str) -> float | None:
