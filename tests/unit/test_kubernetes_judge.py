@@ -129,6 +129,25 @@ def test_an_elastic_job_that_has_begun_goes_on_without_a_slice() -> None:
     assert (status.phase, status.reason) == (JobStatus.RUNNING, WAITING.reason)
 
 
+@pytest.mark.parametrize(
+    ("finding", "after_s", "phase"),
+    [
+        (NEVER, 1000.0, JobStatus.PENDING),  # It is about a slice, which may come or not.
+        (replace(NEVER, hosts=(0,)), 1000.0, JobStatus.FAILED),
+        (None, 1000.0, JobStatus.PENDING),  # The new pod of the head is 10 s old.
+        (None, 1060.0, JobStatus.FAILED),
+    ],
+)
+def test_an_elastic_job_whose_replaced_head_cannot_start_fails(
+    finding: JobDiagnosis | None, after_s: float, phase: JobStatus
+) -> None:
+    head = pod(0, "Pending")
+    head["metadata"]["creationTimestamp"] = "1970-01-12T14:03:10Z"
+    facts = {"has_begun": True, "explain": finding, "start_timeout_s": 60.0}
+    waits = job(WAITING, head, pod(1), head=True, after_s=after_s, **facts)
+    assert states.judge(waits)[0].phase is phase
+
+
 def test_what_a_job_waits_for_is_told_of_its_hosts() -> None:
     status, waits_for = states.judge(job(WAITING, pod(0), pod(1, "Pending"), explain=FULL))
     assert (status.phase, status.reason, waits_for) == (JobStatus.PENDING, FULL.sentence, FULL)

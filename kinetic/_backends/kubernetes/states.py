@@ -240,7 +240,8 @@ class JobFacts:
 
 def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
     """Return the state of a job without a verdict, and what it waits for, if that was found."""
-    if job.workload is None:
+    workload = job.workload
+    if workload is None:
         return _judge_absent(job), None
     # Workers of Pathways are not hosts of the job.
     hosts = tuple(host for host in job.cluster.hosts if host.host < job.ref.hosts)
@@ -248,21 +249,36 @@ def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
     if said.phase is JobStatus.SUCCEEDED:
         return said, None
     if said.phase is JobStatus.RUNNING:
-        return _judge_running(job, job.workload, said), None
+        return _judge_running(job, workload, said), None
     if said.phase is JobStatus.FAILED and _is_led(job.pods):
         return Status(JobStatus.RUNNING, ENDING, hosts), None
     waits = said.phase is JobStatus.PENDING
     if waits and job.ref.has_head and job.has_begun():
-        # It does without a slice, or waits for one.
-        return Status(JobStatus.RUNNING, said.reason, hosts), None
+        head = next((pod for pod in select_starting(job.pods) if pod.leads), None)
+        if head is None or head.stage is Stage.RUNNING:
+            # It does without a slice, or waits for one.
+            return Status(JobStatus.RUNNING, said.reason, hosts), None
+        job = _narrow_to(head, job)
     finding = job.explain(waits)
     if finding is None:
-        return _fail_overdue(job, job.workload, said), None
-    waited_s = job.now - created_at(job.workload)
+        return _fail_overdue(job, workload, said), None
+    waited_s = job.now - created_at(workload)
     if finding.kind is JobCause.MISSING_SECRET and waited_s < SUBMISSION_S:
         return Status(said.phase, STARTING), None  # The Secret may still be on its way.
     explained = _apply_finding(job, finding, said)
-    return _fail_overdue(job, job.workload, explained), finding if waits else None
+    return _fail_overdue(job, workload, explained), finding if waits else None
+
+
+def _narrow_to(head: Pod, job: JobFacts) -> JobFacts:
+    """The facts for a job that waits for its replaced head alone: it can do without slices."""
+
+    def explain(waits: bool) -> JobDiagnosis | None:
+        finding = job.explain(waits)
+        if finding is None or set(finding.hosts) <= {head.host}:
+            return finding
+        return replace(finding, hopeless=False)
+
+    return replace(job, pods=(head,), explain=explain)
 
 
 def select_hosts(ref: JobRef, finding: JobDiagnosis) -> tuple[int, ...]:
