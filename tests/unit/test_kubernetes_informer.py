@@ -326,6 +326,29 @@ def test_where_only_watching_fails_one_list_a_second_serves_all_jobs(cluster, pr
     assert cluster.calls["list jobs"] == 1
 
 
+def test_what_was_deleted_stays_gone_while_a_broken_watch_pauses(cluster):
+    for kind in (JOBS, PODS):
+        cluster.add(kind, ref(1).job_id, "running")
+    begun: list[Any] = []
+    patience = CallLimits(first_s=1000.0, most_s=1000.0)
+    found = Informer(cluster, patience=patience, clock=lambda: cluster.now, start=begun.append)
+    for _ in range(2):
+        assert found.look([ref(1)]).pods(ref(1))
+    for run in begun:
+        threading.Thread(target=run, daemon=True).start()
+    cluster.watched()
+    cluster.add(PODS, ref(1).job_id, "running", "DELETED")
+    for stream in cluster.streams.values():
+        stream.told.put({"type": "ERROR", "object": {"code": 500}})
+    kinds = found._kinds.values()
+    while any(kind._watcher.version for kind in kinds):
+        threading.Event().wait(0.001)
+    pods = found.look([ref(1)]).pods(ref(1))
+    for kind in kinds:
+        kind.close()
+    assert not pods
+
+
 def _answers(found: Informer) -> bool:
     try:
         return found.look([ref(1)]).is_remembered

@@ -72,8 +72,13 @@ class _ObjectKind:
         self.is_over = True
         self._watcher.close()
 
+    def _note_version(self) -> None:
+        """Keep the moment: the watcher forgets it before it lists again."""
+        self._version = max(self._version, watching.version_number(self._watcher.version))
+
     def _take(self, told: Watched) -> None:
         with self._lock:
+            self._note_version()
             if isinstance(told.problem, Forbidden):  # Listing may be allowed without it.
                 self.is_refused = True
                 return self.close()
@@ -109,7 +114,7 @@ class _ObjectKind:
         """Return the objects of a job; those that were `listed` where these are newer: a watch may
         be late, and what users were told must not be undone."""
         with self._lock:
-            self._version = max(self._version, watching.version_number(self._watcher.version))
+            self._note_version()
             known = dict(self._by_job.get(ref.job_id, {}))
             for each in listed:
                 uid = str(each["metadata"].get("uid"))
