@@ -227,8 +227,9 @@ class BatchExecutor:
         """Watch the jobs, now and as they come; otherwise nobody asks for their ends."""
         with self.changes:
             self._interested += 1
-            self._broken = None  # of another call's look
-            for handle in self._list_running() if self._interested == 1 else ():
+            is_new = self._interested == 1 or self._broken is not None
+            self._broken = None  # for an earlier call; since then nobody watches
+            for handle in self._list_running() if is_new else ():
                 futures.watcher().add(handle, self._enter)
         try:
             yield
