@@ -308,6 +308,7 @@ def test_a_job_that_is_removed_while_it_is_looked_at(show, shown):
     shown.open().wait_for("train", "#rows")
     shown.click(f"#row-{ref.job_id}")
     shown.wait_for("running", "#head")
+    shown.wait_for("live", "#link")  # or the removal may be before the first question
     show.backend.phase = show.backend.phase.NOT_FOUND
     index.remove(show.store, ref.job_id)
     shown.wait_for("were removed", "#trouble")
