@@ -368,9 +368,10 @@ def is_stopped(pid: int) -> bool:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of the whole process so far, user and system; 0.0 if unknown."""
-    fields = _stat(pid)
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+    """Processor time of the whole process so far, and of its children that have ended, user and
+    system; 0.0 if unknown."""
+    ticks = map(int, _stat(pid)[11:15])
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def main_thread_cpu_ns(pid: int) -> int | None:

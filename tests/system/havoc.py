@@ -324,6 +324,20 @@ def hang_at_exit():
     return 1
 
 
+def leave_a_file_open(how):
+    """And a pipe that nobody reads, with more than it takes."""
+    reader, writer = os.pipe()
+    pipe = open(writer, "wb", buffering=1 << 20)
+    pipe.write(b"x" * 500_000)
+    file = open(f"{os.environ['KINETIC_OUTPUT_DIR']}/rows", "w")
+    file.write("row")
+    around = [file, pipe, reader]
+    around.append(around)
+    if how == "raise":
+        raise Mine("of the function")
+    return "the function"
+
+
 def leak_descriptors():
     with contextlib.suppress(OSError):
         while True:

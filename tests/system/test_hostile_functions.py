@@ -6,6 +6,8 @@ In: real jobs. The fixture `no_leftovers` looks for processes after each test.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from havoc import (
     FATAL,
@@ -14,6 +16,7 @@ from havoc import (
     Mine,
     fork_and_come_back,
     hang_at_exit,
+    leave_a_file_open,
     leave_an_orphan,
     leave_many,
     leave_sleepers,
@@ -110,3 +113,13 @@ def test_an_exit_handler_that_hangs_is_ended_and_named():
     handle = started(hang_at_exit)
     assert handle.result(timeout=PATIENCE_S, stream_logs=False) == 1
     assert "exit handler" in handle.logs()
+
+
+@pytest.mark.parametrize("how", ["return", "raise"])
+def test_what_an_open_file_holds_is_written_out(how):
+    handle = started(leave_a_file_open, how)
+    if how == "return":
+        assert handle.result(timeout=PATIENCE_S, stream_logs=False) == "the function"
+    else:
+        failure_of(handle, Mine)
+    assert Path(handle.ref.output_dir, "rows").read_text() == "row"

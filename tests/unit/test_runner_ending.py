@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +16,7 @@ from kinetic._core.outcome import HostReport, RemoteError
 from kinetic._host.agent.exit_report import Moment, ending_of, last_words
 from kinetic._host.agent.memory import MemoryVerdict
 from kinetic._host.agent.stall import Sample, has_moved
+from kinetic._system import processes
 
 RETURNED = {
     "event": "returned",
@@ -112,10 +116,18 @@ BASE = Sample(time_s=100.0, cpu_s=5.0, main_ns=10**9, log_bytes=100)
         (Sample(110.0, 5.0, 10**9 + 400_000, 100), False),  # wakes once a second
         (Sample(110.0, 5.0, None, 100), False),
         (Sample(90.0, 5.0, 10**9, 100), False),  # the clock went back
+        (Sample(110.0, 4.9, 10**9, 100), True),  # a child has ended that nobody waits for
     ],
 )
 def test_standing_still(later, expected):
     assert has_moved(BASE, later) is expected
+
+
+def test_programs_that_have_ended_count_with_whoever_has_run_them():
+    before = processes.cpu_s(os.getpid())
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    assert processes.cpu_s(os.getpid()) - before >= 0.4
 
 
 @pytest.mark.parametrize(

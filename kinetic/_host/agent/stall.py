@@ -44,6 +44,8 @@ def has_moved(since: Sample, now: Sample) -> bool:
     elapsed = max(now.time_s - since.time_s, 0.0)
     if now.log_bytes > since.log_bytes:
         return True
+    if now.cpu_s < since.cpu_s:  # A child has ended whose time nobody inherits.
+        return True
     if now.cpu_s - since.cpu_s > _BUSY_FLOOR_S + BUSY_SHARE * elapsed:
         return True
     if now.main_ns is None or since.main_ns is None:

@@ -1,4 +1,4 @@
-"""Pools and tracers that the function has left: none may strike while its end is reported.
+"""Pools, files and tracers that the function has left: none may strike while its end is reported.
 
 In: the interpreter after the function. Out: one in which kinetic's own code runs undisturbed. What
 a function has broken (builtins, modules) is not repaired: the result is lost, and the error says
@@ -7,6 +7,11 @@ so.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
+import os
+import stat
 import sys
 import threading
 
@@ -23,6 +28,16 @@ def end_executors() -> None:
         ending = threading.Thread(target=end, daemon=True)
         ending.start()
         ending.join(EXECUTORS_S)
+
+
+def flush_files() -> None:
+    """Write out what open files still hold in memory, as Python does when a script ends: this
+    process ends without that. Pipes are left alone: nobody may read them any more."""
+    kinds = {io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom}
+    for each in [found for found in gc.get_objects() if type(found) in kinds]:
+        with contextlib.suppress(BaseException):
+            if stat.S_ISREG(os.fstat(each.fileno()).st_mode):
+                each.flush()
 
 
 def disarm_tracers() -> None:

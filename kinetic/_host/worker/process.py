@@ -132,6 +132,8 @@ def _serve(channel: Channel, freedom: Unblocker, start: Start) -> int:
     while True:
         message, kept = forks.run(attempt.run, channel, freedom, start, before)
         streams.flush()
+        if message["event"] != Exit.RETURNED:
+            interpreter.flush_files()  # A gang that has failed may be ended before it winds down.
         if not channel.is_whole():
             report.save_message(start, message)
             return _wind_down(leave=False)
@@ -171,5 +173,6 @@ def _wind_down(*, leave: bool) -> int:
         interpreter.end_executors()
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
+    interpreter.flush_files()
     streams.flush()
     return 0
