@@ -65,7 +65,10 @@ def draw_text(name: str, curves: Sequence[Curve], *, width: int, height: int, co
     lowest, highest = _widen(y for each in drawn for y in each[2])
     figure.set_y_limits(lowest, highest)
     figure.set_x_limits(*_widen(x for each in drawn for x in each[1]))
-    chart = figure.show(legend=False).rstrip().split("\n")
+    try:
+        chart = figure.show(legend=False).rstrip().split("\n")
+    except (ArithmeticError, ValueError):  # Their range is beyond what numbers hold.
+        return f"{name}: from {lowest:g} to {highest:g}, which cannot be drawn"
     return "\n".join([name, *chart[1:], *_legend([each[0] for each in drawn], color=color)])
 
 

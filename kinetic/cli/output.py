@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from kinetic._client.board import text
 from kinetic.errors import KineticError
@@ -68,7 +68,10 @@ def flush() -> None:
 def notice(words: str) -> None:
     """Print a message on stderr, apart from the result."""
     sys.stdout.flush()
-    print(words, file=sys.stderr, flush=True)
+    try:
+        print(words, file=sys.stderr, flush=True)
+    except OSError:  # Nobody reads it, or its disk is full: how the command ends still counts.
+        _silence(sys.stderr)
 
 
 def error(words: str, hint: str = "") -> None:
@@ -375,13 +378,17 @@ class Streams:
 
 def silence_stdout() -> None:
     """Discard further output: the reader of the pipe has gone."""
+    _silence(sys.stdout)
+
+
+def _silence(stream: TextIO) -> None:
     import os
 
-    # The interpreter flushes stdout at exit and would report the broken pipe once more.
+    # The interpreter flushes it at exit and would report the broken pipe once more.
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(devnull, sys.stdout.fileno())
-    except (OSError, ValueError):  # stdout was replaced by something without a descriptor
+        os.dup2(devnull, stream.fileno())
+    except (OSError, ValueError):  # it was replaced by something without a descriptor
         pass
     finally:
         os.close(devnull)

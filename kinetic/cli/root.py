@@ -160,6 +160,7 @@ def root(ctx: click.Context, /, *, profile: str | None, verbose: bool) -> None:
 def call(argv: Sequence[str], app: AppContext | None = None) -> int:
     """Run one command line and return its exit code; `app` replaces the configured store and
     backends."""
+    code: object = exit_codes.OK
     try:
         with root.make_context("kinetic", list(argv), obj=app) as ctx:
             code = root.invoke(ctx)
@@ -169,7 +170,6 @@ def call(argv: Sequence[str], app: AppContext | None = None) -> int:
     except BrokenPipeError:
         # The reader has seen enough (`| head`): not an error.
         output.silence_stdout()
-        return exit_codes.OK
     except (Exception, KeyboardInterrupt) as problem:  # noqa: BLE001 - nothing above reports it
         return _report_failure(problem)
     finally:

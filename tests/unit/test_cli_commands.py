@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -397,6 +398,20 @@ def test_waiting_tells_by_its_exit_code(world: World, capsys: Capture) -> None:
     assert "host 1 ended" in capsys.readouterr().err
     assert world("jobs", "wait", "--json", "job-0") == 1
     assert json.loads(capsys.readouterr().out)["verdict"] == "failed"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_its_exit_code_stands_where_nobody_reads(
+    world: World, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    """A pipe whose reader has gone."""
+    world.job("job-00000001")
+    world.fail("job-00000001")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as dead:
+        monkeypatch.setattr(sys, stream, dead)
+        assert world("jobs", "wait", "job-0", "--json") == 1
 
 
 @pytest.mark.parametrize("command", ["wait", "result"])

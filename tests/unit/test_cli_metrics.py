@@ -6,14 +6,17 @@ import csv
 import io
 import json
 import math
+from array import array
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from test_metrics import frame, write
 
+from kinetic._client import curves
 from kinetic._core import layout
 from kinetic._core.metric_format import NO_STEP
+from kinetic._core.metric_series import Series
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
@@ -183,3 +186,11 @@ def test_hostile_names_do_not_steer_the_terminal(app, capsys, tmp_path):
     for options in (["--chart"], ["--chart", "-n", "\x1b[31mred"]):
         assert call(["jobs", "metrics", "--host", "1", *options, ONE], app) == 0
         assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("values", [[1e308, -1e308] * 4, [5e-324 * n for n in range(9)]])
+def test_values_beyond_any_scale_are_told_and_not_drawn(values):
+    columns = [[*range(len(values))], [0.0] * len(values), values, [1] * len(values)]
+    curve = curves.Curve("job-1", Series("loss", 0, *(array("d", each) for each in columns)))
+    chart = curves.draw_text("loss", [curve], width=80, height=10, color=False)
+    assert chart.startswith("loss")

@@ -156,12 +156,19 @@ def test_prune_goes_on_when_a_job_cannot_be_removed(world: World, capsys: Captur
     assert "job-00000001 was kept" in capsys.readouterr().err
 
 
-def test_prune_removes_what_a_killed_submission_left(world: World) -> None:
+def test_prune_removes_what_a_killed_submission_left(
+    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.plan("job-0000000a", world.blob("a"))
     os.utime(world.store.path(layout.plan("job-0000000a")), (NOW - 2 * DAY, NOW - 2 * DAY))
     world.plan("job-0000000b", world.blob("b"))
     os.utime(world.store.path(layout.plan("job-0000000b")), (NOW - 60, NOW - 60))
+    with open(os.devnull) as nobody:
+        monkeypatch.setattr(sys, "stdin", nobody)
+        assert world("jobs", "prune") == 2
+    assert "0 jobs, 1 unfinished submission would be removed" in capsys.readouterr().err
     assert world("jobs", "prune", "--yes") == 0
+    assert "Removed 0 jobs, 1 unfinished submission and" in capsys.readouterr().out
     assert remaining(world) == "b"
     assert not list(world.store.list(layout.job("job-0000000a")))
 

@@ -171,8 +171,8 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
         unused = pruning.find_unused(app.store, older_than=limit, without=gone)
         if dry_run:
             return _report("Would remove", old, unused, [], as_json, listed=None)
-        if old or unused.contents or unused.data:
-            _confirm(old)
+        if old or any((unused.contents, unused.data, unused.orphans, unused.batches)):
+            _confirm(old, unused)
     away: dict[Place, str] = {}
     tried = at_once(lambda ref: _try_remove(app, ref, away), old, app.store.calls_at_once // 4)
     failed = [problem for problem in tried if problem]
@@ -188,17 +188,18 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
     )
 
 
-def _confirm(old: list[JobRef]) -> None:
+def _confirm(old: list[JobRef], unused: Swept) -> None:
+    what = _count_removed(old, unused)
     if not sys.stdin.isatty():
-        raise click.UsageError(
-            f"{text.count(len(old), 'job')} would be removed. Add --yes to remove without being "
-            "asked."
-        )
+        raise click.UsageError(f"{what} would be removed. Add --yes to remove without being asked.")
     for line in _lines(old, LISTED):
         output.notice(line)
-    click.confirm(
-        f"Remove {text.count(len(old), 'job')} with records and logs?", abort=True, err=True
-    )
+    click.confirm(f"Remove {what} with records and logs?", abort=True, err=True)
+
+
+def _count_removed(refs: list[JobRef], swept: Swept) -> str:
+    left = text.count(len(swept.orphans), "unfinished submission") if swept.orphans else ""
+    return ", ".join(filter(None, [text.count(len(refs), "job"), left]))
 
 
 def _lines(refs: list[JobRef], limit: int | None) -> list[str]:
@@ -253,5 +254,5 @@ def _report(
         data = f", {text.count(len(swept.data), 'unused data set')}" if swept.data else ""
         for line in _lines(refs, listed):
             output.line(line)
-        output.line(f"{verb} {text.count(len(refs), 'job')}{data} and {files}.")
+        output.line(f"{verb} {_count_removed(refs, swept)}{data} and {files}.")
     return exit_codes.STORE if failed else exit_codes.OK

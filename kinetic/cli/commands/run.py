@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -319,6 +320,14 @@ def _print_output(handle: JobHandle[Any], all_hosts: bool) -> None:
         output.copy_output(chunks, Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
     except BrokenPipeError:  # Its reader has seen enough (`| head`); how it ends still counts.
         output.silence_stdout()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        output.silence_stdout()
+        output.notice(
+            f"kinetic: no space is left where the output is written to; `kinetic jobs logs "
+            f"{handle.job_id}` has it."
+        )
 
 
 def _report_failure(
