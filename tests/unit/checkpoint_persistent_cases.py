@@ -202,12 +202,10 @@ def test_a_host_says_which_step_it_saves_until_that_is_whole(tmp_path, marked, m
         return committed(tier, local)
 
     monkeypatch.setattr(LocalTier, "commit", commit)
-    finalized = CheckpointManager._finalize
-    first, second = gates = [threading.Event(), threading.Event()]
-    waiting = iter(gates)
+    finalized, goes_on = CheckpointManager._finalize, threading.Event()
 
     def finalize(*args):
-        next(waiting).wait()
+        goes_on.wait()
         return finalized(*args)
 
     monkeypatch.setattr(CheckpointManager, "_finalize", finalize)
@@ -219,10 +217,9 @@ def test_a_host_says_which_step_it_saves_until_that_is_whole(tmp_path, marked, m
         assert (seen, marked()) == ([3], None)
         assert ckpt.save(4, state(4)) == ("persistent",)
         assert marked() == 4
-        threading.Timer(0.3, first.set).start()
+        threading.Timer(0.3, goes_on.set).start()
         ckpt.save(8, state(8))  # it waits for the one before, whose end is not that of this one
         assert marked() == 8
-        second.set()
     await_end_of("kinetic-saving-mark")
     assert marked() is None
 
