@@ -29,20 +29,20 @@ class SavingMark:
         folder = slices.read_variable(VARIABLE)
         self._path = Path(folder, SAVING[tier]) if folder else None
         self._step = -1
+        self._lock = threading.Lock()
 
     def set(self, step: int) -> None:
         """A save of this step begins."""
-        self._step = step
-        if self._path is not None:
-            with contextlib.suppress(OSError):
-                self._path.write_text(str(step))
+        with self._lock:
+            self._step = step
+            if self._path is not None:
+                with contextlib.suppress(OSError):
+                    self._path.write_text(str(step))
 
     def clear(self) -> None:
         """It is over."""
-        self._step = -1
-        if self._path is not None:
-            with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
+        with self._lock:
+            self._remove()
 
     def clear_after(self, is_saving: Callable[[], bool], limit_s: float) -> None:
         """Clear it in the background when the save is over, at the latest after this time."""
@@ -55,5 +55,12 @@ class SavingMark:
     def _await_end(self, step: int, is_saving: Callable[[], bool], until: float) -> None:
         while self._step == step and is_saving() and time.monotonic() < until:
             time.sleep(_POLL_S)
-        if self._step == step:  # else the next save has begun
-            self.clear()
+        with self._lock:
+            if self._step == step:  # else the next save has begun
+                self._remove()
+
+    def _remove(self) -> None:
+        self._step = -1
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
