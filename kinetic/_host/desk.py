@@ -48,8 +48,7 @@ class Desk:
 
         async def look() -> bool:
             with suppress(KineticError, OSError):
-                is_far = self._store.as_folder() is None
-                return await asyncio.to_thread(has_records) if is_far else has_records()
+                return await self.ask(has_records)
             return True  # It is not known, and asked again.
 
         async def watch() -> None:
@@ -58,6 +57,23 @@ class Desk:
             on_removal()
 
         self._watching.append(asyncio.create_task(watch()))
+
+    async def ask(self, question: Callable[[], bool]) -> bool:
+        """Return what the store answers; the gang is served meanwhile, also where that takes
+        minutes."""
+        is_far = self._store.as_folder() is None
+        return await asyncio.to_thread(question) if is_far else question()
+
+    def ask_for(self, question: Callable[[], bool], then: Callable[[bool], None]) -> None:
+        """Call this later with what the store answers; where it does not, that is no."""
+
+        async def find_out() -> None:
+            answer = False
+            with suppress(KineticError, OSError):
+                answer = await self.ask(question)
+            then(answer)
+
+        self._watching.append(asyncio.create_task(find_out()))
 
     def answer_questions(self, hosts: Hosts, gang: Callable[[], Gang]) -> None:
         """Answer those that are asked in the store."""

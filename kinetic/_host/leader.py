@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kinetic._core.endpoint import Endpoint
@@ -24,7 +25,6 @@ from kinetic._core.gang.machine import Gang
 from kinetic._core.gang.policy import (
     AttemptPolicy,
     Decision,
-    Failure,
     Form,
     GiveUp,
     Loss,
@@ -107,13 +107,13 @@ class Leader:
         self._each = plan.hosts // policy.rules.most
         self._story = Story(store, plan.job_id, policy, self._each)
         self._ready_at = 0.0
-        self._told_losses, self._told_faults = len(policy.failures), len(policy.faults)
         self._removed = self._over = self._needs_programs = self._has_asked = False
         self._gang = self._make_gang(are_there=not hosts.come_later)
         self._sweep: Callable[[], None] = self._sweep_alone
         self._serve_next: Callable[[Gang], None] = lambda gang: None
         self._wake: Callable[[], None] = lambda: None
-        self._soon: Callable[[Callable[[], None]], object] = lambda act: None
+        self._ask: Callable[[Callable[[], bool], Callable[[bool], None]], None]
+        self._ask = lambda question, then: None
         hosts.listen(self)
 
     def lead(self, endpoint: Endpoint, key: str = "") -> Attempt:
@@ -147,7 +147,10 @@ class Leader:
                     return replace(ended, needs_programs=True)
             if isinstance(decision, GiveUp):
                 return ended.mark_given_up(decision.reason)
-            self._begin(ended)
+            self._end_story(ended.outcome)
+            if not self._record(ended.outcome):
+                return ended
+            self._begin(first_line(ended.outcome.reason))
         return None
 
     def _sweep_alone(self) -> None:
@@ -167,7 +170,7 @@ class Leader:
         )
         desk = Desk(self._store, self._plan.job_id, coordinator)
         self._sweep, self._serve_next = coordinator.sweep, coordinator.serve_next
-        self._wake, self._soon = desk.wake, asyncio.get_running_loop().call_soon
+        self._wake, self._ask = desk.wake, desk.ask_for
         await desk.open({signal.SIGTERM: self._on_sigterm, signal.SIGCHLD: self._hosts.reap})
         self._hosts.reap()
         desk.watch_records(self._has_records, on_removal=self._on_removal)
@@ -222,7 +225,10 @@ class Leader:
                 self._story.tell_of_next(decision, before, kept, len(indices))
             self._story.flush()
             if isinstance(decision, Form):
-                self._begin(ended)
+                self._end_story(ended.outcome)
+                if not await desk.ask(partial(self._record, ended.outcome)):
+                    return ended
+                self._begin(first_line(ended.outcome.reason))
             elif isinstance(decision, GiveUp):
                 return ended.mark_given_up(decision.reason)
             elif self._needs_programs and not self._gang.unwanted:
@@ -258,13 +264,15 @@ class Leader:
         why."""
         loss = None if self._policy.is_fixed else loss_of(outcome, self._policy.slices)
         fault = self._hosts.world_fault(0.0)
+        self._policy.count_time(time.monotonic() - self._ready_at if self._ready_at else 0.0)
+        self._ready_at = 0.0
         if fault and may_follow_from_fault(outcome):
             self._break_down(fault)
         elif loss is not None:
             self._fail(loss)
         elif verdicts.has_left(outcome):
             self._grow()
-        elif self._policy.may_repeat(outcome) and not self._is_judged():
+        elif self._policy.may_repeat(outcome):
             self._repeat(outcome)
         else:
             return False
@@ -292,7 +300,7 @@ class Leader:
         now = time.monotonic()
         self._hosts.note_late(self._indices_of(policy.find_late(now)))
         decision = policy.decide(now)
-        for failure in self._tell_news():
+        for failure in self._story.tell_news():
             self._end(failure.slices)
         if isinstance(decision, Restart):
             self._restart(decision.slices)
@@ -305,25 +313,22 @@ class Leader:
 
     def _fail(self, loss: Loss) -> None:
         """Count the failure of an attempt, and end what is left of the slices it has lost."""
-        loss = replace(loss, slices=tuple(sorted({*loss.slices, *self._find_dead()})))
-        self._count_time()
-        self._policy.note_failure(loss, time.monotonic())
-        self._tell_news()
-        self._end(loss.slices)
+        slices = tuple(sorted({*loss.slices, *self._find_dead()}))
+        self._policy.note_failure(replace(loss, slices=slices), time.monotonic())
+        self._story.tell_news()
+        self._end(slices)
         if not self._gang.unwanted:
             self._story.tell_of_waiting()
 
     def _break_down(self, why: str) -> None:
         """A process of kinetic's own has failed, and the attempt with it."""
-        self._count_time()
         slices = self._find_dead()
         self._policy.note_breakdown(slices, why, time.monotonic())
-        self._tell_news()
+        self._story.tell_news()
         self._end(slices)
 
     def _repeat(self, outcome: Outcome) -> None:
         """The attempt has failed, and the function may try again."""
-        self._count_time()
         slices = self._find_dead()
         if self._policy.is_fixed:
             slices = tuple(sorted({*slices, *slices_to_end(outcome, self._each)}))
@@ -337,7 +342,6 @@ class Leader:
 
     def _grow(self) -> None:
         """The function has left at a step, because a slice is back."""
-        self._count_time()
         self._story.tell_what_is_back()
         self._policy.note_departure(time.monotonic())
 
@@ -345,10 +349,6 @@ class Leader:
         """Slices that took part, and of which hosts are dead."""
         dead = {index // self._each for index in self._hosts.dead}
         return tuple(sorted(dead & {*self._policy.slices}))
-
-    def _count_time(self) -> None:
-        self._policy.count_time(time.monotonic() - self._ready_at if self._ready_at else 0.0)
-        self._ready_at = 0.0
 
     def _end(self, slices: Iterable[int]) -> None:
         for which in slices:
@@ -364,24 +364,32 @@ class Leader:
             except OSError as error:
                 why = f"the hosts of slice {which} could not be started: {error}"
                 self._policy.note_failed_start(which, why, time.monotonic())
-                self._tell_news()
+                self._story.tell_news()
                 self._end([which])
         self._on_agents(self._policy.attempt)
         self._wake()
 
-    def _begin(self, ended: Attempt) -> None:
-        """Begin the attempt that was decided on."""
-        outcome = ended.outcome
+    def _end_story(self, outcome: Outcome) -> None:
+        """Another attempt follows; what happens from now on happens to its gang."""
         for event in (verdicts.end_event(outcome), verdicts.retry_event(outcome)):
             self._story.write(event)
-        verdicts.write_outcome(self._store, self._plan.job_id, outcome, free_space=self._free_space)
         self._gang, self._has_asked = self._make_gang(), False
         self._story.attempt = self._policy.attempt
+
+    def _record(self, outcome: Outcome) -> bool:
+        """Write how an attempt has ended; return False where somebody else has ended the job."""
+        if self._is_judged():
+            return False
+        verdicts.write_outcome(self._store, self._plan.job_id, outcome, free_space=self._free_space)
+        return True
+
+    def _begin(self, failed_before: str) -> None:
+        """Begin the attempt that was decided on."""
         self._story.tell_of_form()
         if self._hosts.alone and self._hosts.come_later:  # As its program says of the first one.
             self._story.write(GangEvent(EventKind.BEGUN, 0))
         self._serve_next(self._gang)
-        self._give_places(first_line(outcome.reason))
+        self._give_places(failed_before)
         self._on_agents(self._policy.attempt)
 
     def _give_places(self, failed_before: str = "") -> None:
@@ -409,7 +417,13 @@ class Leader:
     def _on_sigterm(self) -> None:
         """Cancel the job; or, where a cluster stops this pod for another reason, let the agent say
         so: the gang finds out which pod was lost first."""
-        if self._is_cancelled is None or self._is_cancelled():
+        if self._is_cancelled is None:
+            self._cancel()
+        else:
+            self._ask(self._is_cancelled, self._stop)
+
+    def _stop(self, is_cancelled: bool) -> None:
+        if is_cancelled:
             self._cancel()
         elif self._hosts.announced:
             self._story.close()
@@ -422,8 +436,8 @@ class Leader:
     def _cancel_if_asked(self) -> None:
         """The pods of a cancelled job are stopped in any order, after the request was recorded."""
         may_be, self._has_asked = not self._has_asked, True
-        if may_be and self._is_cancelled is not None and self._is_cancelled():
-            self._cancel()
+        if may_be and self._is_cancelled is not None:
+            self._ask(self._is_cancelled, lambda is_so: self._cancel() if is_so else None)
 
     def _cancel(self, reason: str = "The job was cancelled.") -> None:
         self._gang.cancel(reason, time.monotonic())
@@ -463,35 +477,21 @@ class Leader:
         # Hosts that a cluster starts again may come and go while their slice is away.
         counts = not self._hosts.announced or self._policy.state_of(which) is not SliceState.AWAY
         self._policy.lose_slice(which, why, time.monotonic(), counts=counts)
-        self._tell_news()
+        self._story.tell_news()
         self._end([which])
 
     def _on_event(self, event: GangEvent) -> None:
         if event.kind is EventKind.STOP:
-            # An agent that was stopped (SIGSTOP) must get it too.
-            self._hosts.wake()
+            self._hosts.wake()  # An agent that was stopped (SIGSTOP) must get it too.
         self._story.write(event)
         if event.host is not None:
             self._hosts.note_event(event, self._indices_of(self._policy.slices)[event.host])
         if event.kind is EventKind.FAILURE and event.exit is Exit.EVICTED:
-            self._soon(self._cancel_if_asked)
+            self._cancel_if_asked()
         if event.kind is EventKind.READY:
             self._ready_at = time.monotonic()
             self._story.tell_of_recovery()
             self._on_ready()
-
-    # -- what is told ------------------------------------------------------------------------------
-
-    def _tell_news(self) -> Sequence[Failure]:
-        """Tell of what was counted since the last time; return the losses."""
-        policy = self._policy
-        losses = policy.failures[self._told_losses :]
-        for failure in losses:
-            self._story.tell_of_failure(failure)
-        for fault in policy.faults[self._told_faults :]:
-            self._story.tell_of_fault(fault)
-        self._told_losses, self._told_faults = len(policy.failures), len(policy.faults)
-        return losses
 
     def _indices(self, which: int) -> range:
         return range(which * self._each, (which + 1) * self._each)

@@ -51,6 +51,7 @@ class Story:
         self._is_elastic = not policy.is_fixed
         self.attempt = policy.attempt
         self.lost_at = 0.0
+        self._told_losses, self._told_faults = len(policy.failures), len(policy.faults)
 
     def write(self, event: GangEvent) -> None:
         """Write an event of the current attempt."""
@@ -72,11 +73,21 @@ class Story:
         if self._policy.state_of(which) is SliceState.AWAY:
             self._tell(EventKind.SLICE_BACK, (which,))
 
-    def tell_of_failure(self, failure: Failure) -> None:
-        """A failure was counted."""
+    def tell_news(self) -> Sequence[Failure]:
+        """Tell of what was counted since the last time; return the losses."""
+        policy = self._policy
+        losses = policy.failures[self._told_losses :]
+        for number, failure in enumerate(losses, self._told_losses + 1):
+            self._tell_of_failure(failure, number)
+        for number, fault in enumerate(policy.faults[self._told_faults :], self._told_faults + 1):
+            self._tell_of_fault(fault, number)
+        self._told_losses, self._told_faults = len(policy.failures), len(policy.faults)
+        return losses
+
+    def _tell_of_failure(self, failure: Failure, number: int) -> None:
         self._note_loss(failure)
         what = f"{name_slices(failure.slices)} lost" if failure.slices else "a collective broke"
-        number, most = len(self._policy.failures), self._policy.rules.max_failures
+        most = self._policy.rules.max_failures
         limit = f"of at most {most}" if number <= most else f"and max_failures is {most}"
         self._say(f"{what} (failure {number} {limit}): {failure.why}")
 
@@ -87,10 +98,9 @@ class Story:
         if self._is_elastic:  # Hosts tell it where the next attempt begins.
             self._say(f"attempt {self.attempt} failed: {why.rstrip('.')} ({more}).")
 
-    def tell_of_fault(self, fault: Failure) -> None:
+    def _tell_of_fault(self, fault: Failure, number: int) -> None:
         """A process of kinetic's own has failed."""
         self._note_loss(fault)
-        number = len(self._policy.faults)
         self._say(
             f"{fault.why}: this is kinetic's own fault, and counts against nothing ({number} of at "
             f"most {MOST_FAULTS}); the job is formed again."

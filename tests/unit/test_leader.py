@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,9 @@ from kinetic._core.place import Place
 from kinetic._host.desk import Desk
 from kinetic._host.hosts import ForkedHosts, RemoteHosts
 from kinetic._host.leader import FIRST_SIGN_S, Leader
-from kinetic._host.verdicts import Attempt
 from kinetic._store.log_segments import ObjectLog
+
+PATIENCE_S = 100.0
 
 
 class FakeAgents:
@@ -85,9 +87,9 @@ def hosts(request):
     return request.param()
 
 
-def leading(crew):
+def leading(crew, store=None):
     plan = planned("cpu:2", place=Place("local"), slices=(1, 2))
-    return Leader(plan, MemoryStore(), crew, make_policy(plan), has_records=lambda: True)
+    return Leader(plan, store or MemoryStore(), crew, make_policy(plan), has_records=lambda: True)
 
 
 def die(leader, index):
@@ -226,10 +228,62 @@ def test_a_host_that_was_ready_and_is_not_heard_from_is_given_up(hosts):
         leader = leading(hosts.crew)
         first = leader._gang.spec.first_sign_s
         assert first == (FIRST_SIGN_S if isinstance(hosts, Forked) else None)
-        leader._begin(Attempt(Outcome(Verdict.FAILED)))
+        leader._end_story(Outcome(Verdict.FAILED))
         assert leader._gang.spec.first_sign_s == FIRST_SIGN_S
 
     asyncio.run(story())
+
+
+class SlowStore(MemoryStore):
+    """Takes its time to write the outcome of an attempt."""
+
+    def __init__(self):
+        super().__init__()
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def put(self, key, data, **options):
+        if key.endswith(layout.attempt_outcome("", 1).rpartition("/")[2]):
+            self.has_begun.set()
+            assert self.may_end.wait(PATIENCE_S)
+        return super().put(key, data, **options)
+
+
+def test_hosts_are_heard_while_the_end_of_an_attempt_is_written():
+    async def story():
+        store, hosts, finished = SlowStore(), Forked(), asyncio.Event()
+        leader = leading(hosts.crew, store)
+        gang, now = leader._gang, time.monotonic()
+        for host in range(2):
+            gang.join(host, f"agent {host}", "", now)
+        gang.mark_lost(1, "its machine is gone", now)
+        gang.report(HostReport(0, Exit.STOPPED), now)
+        gang.sweep(now)
+        finished.set()
+        coordinator = SimpleNamespace(wait_finished=finished.wait)
+        attempts = leader._lead_attempts(coordinator, Desk(store, "", coordinator))
+        room, tasks = leader._hosts.waiting_room, [asyncio.create_task(attempts)]
+        try:
+            await until(lambda: hosts.agents.started)
+            tasks += [asyncio.create_task(room.ask(*one)) for one in ((0, 1), hosts.started())]
+            await until(store.has_begun.is_set)
+            finished.clear()
+            leader.on_death(0, "its machine is gone, too")
+        finally:
+            store.may_end.set()
+        assert leader._gang.spec.attempt == 2
+        assert "its machine is gone, too" in [report.detail for report in leader._gang.reports]
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(story())
+
+
+async def until(has_come):
+    for _ in range(int(PATIENCE_S / 0.01)):
+        if has_come():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError
 
 
 def test_a_job_cancelled_while_an_attempt_ends_that_lost_a_slice_is_cancelled():
