@@ -55,6 +55,8 @@ class Act(Enum):
     """End it, and wait until it has ended."""
     EXIT = auto()
     """Let the worker exit the way a script does."""
+    RUN_EXIT_HANDLERS = auto()
+    """The same, of a world that has broken: it is not left together."""
     LEAVE = auto()
     """Have the worker leave its world, and stay."""
     REQUEST_REFORM = auto()
@@ -127,6 +129,7 @@ class AgentMachine:
         self.kill_at: float | None = None
         self._give_up_at: float | None = None
         self.has_reported = self._leaves = self._has_end = self._is_gone = False
+        self._winds_down = False
         self._report: HostReport | None = None
         self._eviction = Eviction()
 
@@ -300,7 +303,16 @@ class AgentMachine:
         """The function has ended, and the gang is stopped."""
         if self.kept or self._leaves:
             return []
-        return self._leave(now) if self._has_end and self._may_stay() else [Act.KILL]
+        if self._has_end and self._may_stay():
+            return self._leave(now)
+        if self._is_gone or not (self._has_end and self.started):
+            return [Act.KILL]
+        if self._winds_down:
+            return []
+        longest_s = SURVIVOR_GRACE_S if self._is_elastic else STOPPED_GRACE_S
+        until = now + longest_s
+        self._winds_down, self.kill_at = True, min(until, self.kill_at or until)
+        return [Act.RUN_EXIT_HANDLERS]
 
     def _dismiss(self, grace_s: float, now: float) -> list[Act]:
         """The worker is not needed any more."""

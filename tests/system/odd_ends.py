@@ -6,6 +6,7 @@ those of the tests: pytest would cost each of them more than its whole job.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 import signal
@@ -35,6 +36,16 @@ def stop_for_ever():
     """Continued in order to be ended, it must not return before SIGTERM arrives."""
     while True:
         os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def fail_with_exit_handlers(folder):
+    """Host 1 fails when all others have begun."""
+    host = os.environ["KINETIC_HOST_INDEX"]
+    atexit.register((folder / f"ended {host}").touch)
+    (folder / f"begun {host}").touch()
+    while host != "1" or len(list(folder.glob("begun *"))) < 4:
+        time.sleep(0.01)
+    raise ValueError("no")
 
 
 class NoWords(Exception):

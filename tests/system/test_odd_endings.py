@@ -19,6 +19,7 @@ from odd_ends import (
     OddInit,
     OnlyThere,
     end_by,
+    fail_with_exit_handlers,
     print_long,
     print_odd,
     raise_by,
@@ -46,6 +47,13 @@ from kinetic._core import layout
 def test_a_death_is_called_what_it_was(how, words):
     handle = started(end_by, how)
     assert words in str(failure_of(handle, errors.HostLost))
+
+
+def test_exit_handlers_run_on_all_hosts_of_a_gang_that_fails(tmp_path):
+    call = kinetic.run(accelerator="tpu-v5e-16")(fail_with_exit_handlers)
+    with pytest.raises(ValueError, match="no"):
+        call(tmp_path)
+    assert sorted(path.name[-1] for path in tmp_path.glob("ended *")) == ["0", "1", "2", "3"]
 
 
 @pytest.mark.settles_within(10)

@@ -132,13 +132,14 @@ def test_a_function_that_runs_is_interrupted_and_killed_after_the_grace(exit, is
 def test_a_worker_whose_function_has_ended_is_let_go():
     machine = running()
     end(machine)
-    assert machine.on_view(stopped(), 0.0) == [Act.KILL, Act.KILL]
+    assert machine.on_view(stopped(), 0.0) == [Act.RUN_EXIT_HANDLERS], "once"
+    assert machine.tick(STOPPED_GRACE_S) == [Act.KILL]
 
 
 def test_a_function_that_ends_after_the_stop_is_let_go():
     machine = running()
     machine.on_view(stopped(), 0.0)
-    assert end(machine, Exit.STOPPED) == [Act.KILL]
+    assert end(machine, Exit.STOPPED) == [Act.RUN_EXIT_HANDLERS]
 
 
 # -- nobody leads ----------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ def test_hosts_that_save_together_stay_until_all_have():
     machine.note_eviction(Eviction(told=True, saves_together=True, left_s=30.0))
     machine.on_view(stopped(preempted=True), 0.0)
     assert end(machine) == []
-    assert machine.on_view(stopped(), 1.0) == [Act.KILL]
+    assert machine.on_view(stopped(), 1.0) == [Act.RUN_EXIT_HANDLERS]
 
 
 # -- the worker may stay ---------------------------------------------------------------------------

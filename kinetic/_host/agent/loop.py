@@ -371,6 +371,7 @@ class Agent:
             Act.KILL: worker.kill,
             Act.REAP: self._reap,
             Act.EXIT: lambda: worker.channel.send({"exit": True, "leave": True}),
+            Act.RUN_EXIT_HANDLERS: lambda: worker.channel.send({"exit": True}),
             Act.LEAVE: lambda: worker.channel.send({"stay": True}),
             Act.REQUEST_REFORM: self._request_reform,
             Act.SAY_LATE: reporter.tell_of_late_exit,
