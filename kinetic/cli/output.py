@@ -170,6 +170,23 @@ def width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def can_redraw() -> bool:
+    """Whether stdout is a terminal that moves its cursor; Emacs' shell does not."""
+    import os
+
+    is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return sys.stdout.isatty() and not is_dumb
+
+
+def can_draw() -> bool:
+    """Whether stdout is a terminal, in an encoding that has the dots of a chart."""
+    try:
+        "⣿".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return sys.stdout.isatty()
+
+
 class Screen:
     """A full-screen table that is redrawn until the user presses q."""
 

@@ -57,23 +57,29 @@ def read(terminal: int, word: bytes) -> bytes:
     return seen
 
 
+def run_on_terminal(kind: str) -> tuple[int, int]:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        env = os.environ | {"PYTHONPATH": str(ROOT), "TERM": kind, "COLUMNS": "100"}
+        os.execve(KINETIC[0], [*KINETIC, "jobs", "top"], env)
+    return pid, terminal
+
+
 @pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
 def test_top_shows_a_job_and_leaves_quietly(job: str, key: bytes) -> None:
     host = until("step 1", job)
     assert host["state"] == "running"
     assert int(str(host["rss_bytes"])) > 0
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(
-            KINETIC[0],
-            [*KINETIC, "jobs", "top"],
-            os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"},
-        )
+    pid, terminal = run_on_terminal("xterm")
     assert b"step 1" in read(terminal, b"step 1")
     os.write(terminal, key)
     after = read(terminal, b"\x1b[?1049l")  # the terminal is given back
     assert b"\x1b[?1049l" in after
     assert b"Traceback" not in after
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
+    pid, terminal = run_on_terminal("dumb")
+    assert b"step 1" in read(terminal, b"step 1"), "once, and it ends"
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(terminal)
     assert kn("jobs", "cancel", job).returncode == 0

@@ -127,7 +127,7 @@ def metrics(
         raise UsageError("Give either --json or --csv.")
     choice = _Choice(names, None if all_hosts else hosts or (0,), attempt, repeats)
     watched = [_open(app, job_id, choice) for job_id in dict.fromkeys(job_ids)]
-    prints_rows = follow and (as_json or as_csv or not sys.stdout.isatty())
+    prints_rows = follow and (as_json or as_csv or not output.can_redraw())
     if prints_rows:
         _print_rows(app, watched, choice, as_json=as_json, as_csv=as_csv)
     elif follow:
@@ -146,7 +146,7 @@ def metrics(
     if as_csv:
         return _print_csv(watched, choice)
     if picture is None and tensorboard is None:
-        _print_table(watched, choice, chart=sys.stdout.isatty() if chart is None else chart)
+        _print_table(watched, choice, chart=output.can_draw() if chart is None else chart)
     return None
 
 

@@ -7,7 +7,6 @@ document.
 from __future__ import annotations
 
 import contextlib
-import sys
 
 import click
 
@@ -56,7 +55,7 @@ def top(
     with ActivityWatch(app, chosen) as watch:
         if as_json:
             return output.json_document(activity.document(watch.poll_to_end()))
-        if once or not sys.stdout.isatty():
+        if once or not output.can_redraw():
             return _print(watch.poll_to_end())
         with contextlib.suppress(KeyboardInterrupt):  # the usual way to leave
             _draw(watch, max(interval, 0.1))
