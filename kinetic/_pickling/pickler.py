@@ -20,8 +20,9 @@ from __future__ import annotations
 import dis
 import functools
 import sys
+import typing
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import TextIOWrapper
 from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, BinaryIO, ClassVar
@@ -51,6 +52,11 @@ class Circular(Exception):
         self.made = made
 
 
+def _reduce_type_parameter(made: Any) -> Any:
+    is_ours = made.__module__ in MAIN
+    return (type(made), (made.__name__,)) if is_ours else made.__name__
+
+
 class CallPickler(CodePickler):
     """Pickles calls.
 
@@ -76,6 +82,13 @@ class CallPickler(CodePickler):
                 unpickler.lru_cached,
                 (found.__wrapped__, found.cache_parameters()),
             ),
+            typing.NewType: lambda made: (
+                (unpickler.new_type, (made.__name__, made.__supertype__, made.__module__))
+                if made.__module__ in MAIN
+                else made.__reduce__()
+            ),
+            typing.ParamSpec: _reduce_type_parameter,
+            typing.TypeVarTuple: _reduce_type_parameter,
             weakref.WeakKeyDictionary: lambda found: (weakref.WeakKeyDictionary, (dict(found),)),
             weakref.WeakValueDictionary: lambda found: (
                 weakref.WeakValueDictionary,
@@ -116,7 +129,7 @@ class CallPickler(CodePickler):
             if isinstance(obj, FunctionType) and (module := _module_of(obj)) is not None:
                 return self._in_module(obj, module)
             reduced = super().reducer_override(obj)
-            return _with_slots(obj, reduced) if isinstance(obj, type) else reduced
+            return _complete_class(obj, reduced) if isinstance(obj, type) else reduced
         if issubclass(kind, ModuleType):
             by_reference = _should_pickle_by_reference(obj)
             return (
@@ -304,13 +317,22 @@ class _ModuleNamespace(dict[str, Any]):
         return unpickler.module_namespace, (self["__name__"],)
 
 
-def _with_slots(made: type, reduced: Any) -> Any:
+def _complete_class(made: type, reduced: Any) -> Any:
     """Have a class rebuilt with its slots: cloudpickle makes it without, and sets the attribute
-    later, when it has no effect."""
-    if "__slots__" not in vars(made) or not isinstance(reduced, tuple):
+    later, when it has no effect. Have a `TypedDict("T", …)` rebuilt as one."""
+    is_dict = typing.is_typeddict(made)
+    if not (is_dict or "__slots__" in vars(made)) or not isinstance(reduced, tuple):
         return reduced
     make, (kind, name, bases, body, *more), (state, slots), *rest = reduced
-    body = body | {"__slots__": vars(made)["__slots__"]}
+    if is_dict:
+        bases = (typing.TypedDict,) if bases == (dict,) else bases
+        return make, (kind, name, bases, body, *more), (state, slots), *rest
+    if typing.NamedTuple in bases:  # It has none of its own, and takes none.
+        return reduced
+    names = vars(made)["__slots__"]
+    if isinstance(names, Iterator):  # Making the class has used it up.
+        names = tuple(n for n, v in vars(made).items() if isinstance(v, MemberDescriptorType))
+    body = body | {"__slots__": names}
     kept = {
         name: value for name, value in state.items() if not isinstance(value, MemberDescriptorType)
     }

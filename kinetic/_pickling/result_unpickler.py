@@ -15,9 +15,24 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from kinetic._pickling import origin
+
+
+def _keep_64_bits(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Have JAX arrays rebuilt with their own types: unless this process has enabled types of 64
+    bits as the host did, JAX would cut them without a word."""
+    import jax.experimental
+
+    enable: Any = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64
+
+    def rebuild(*parts: Any) -> Any:
+        with enable(True):
+            return make(*parts)
+
+    return rebuild
 
 
 class ResultUnpickler(pickle.Unpickler):
@@ -45,7 +60,9 @@ class ResultUnpickler(pickle.Unpickler):
         """Resolve a global of the pickle."""
         if module == self._internals.__name__ and name in self._own:
             return self._own[name]
-        return super().find_class(module, name)
+        found = super().find_class(module, name)
+        is_array = name == "_reconstruct_array" and module.startswith("jax.")
+        return _keep_64_bits(found) if is_array else found
 
     def _skeleton_class(self, *args: Any) -> Any:
         _, name, _, fields, tracker, _ = args

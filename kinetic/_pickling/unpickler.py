@@ -17,7 +17,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, ModuleType
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NewType, NoReturn
 
 from kinetic._core.values import dataclass
 from kinetic._pickling.origin import MAIN
@@ -152,6 +152,14 @@ def cached_property(
 def lru_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
     """Return a function with an empty cache."""
     return functools.lru_cache(**parameters)(function)
+
+
+def new_type(name: str, of: Any, module: str) -> Any:
+    """Return a `typing.NewType` of a script."""
+    make: Any = NewType
+    made = make(name, of)
+    made.__module__ = module
+    return made
 
 
 def make_bare(kind: type) -> Any:

@@ -398,6 +398,16 @@ def silence_stdout() -> None:
     _silence(sys.stdout)
 
 
+def silence_broken_stdout() -> str:
+    """Return why nothing can be written to stdout, and discard what is; "" where all is well."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        silence_stdout()
+        return error.strerror or str(error)
+    return ""
+
+
 def _silence(stream: TextIO) -> None:
     import os
 

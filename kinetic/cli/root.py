@@ -200,7 +200,9 @@ def _report_misuse(problem: BaseException) -> int:
 
 
 def _report_failure(problem: BaseException) -> int:
-    if isinstance(problem, KeyboardInterrupt):
+    if why := output.silence_broken_stdout():
+        output.error(f"The output could not be written: {why}.")
+    elif isinstance(problem, KeyboardInterrupt):
         pass  # the interrupted command has reported what keeps running
     elif _is_debugging():
         output.traceback_of(problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -446,3 +447,18 @@ def test_a_command_ends_without_taking_its_modules_apart() -> None:
         assert done.returncode == expected
         assert done.stdout.splitlines()[-1] == "exit handlers have run"
         assert ("no-such-option" in done.stderr) == (expected != 0)
+
+
+def test_a_full_disk_below_stdout_is_told(tmp_path: Path) -> None:
+    code = "from kinetic.cli.main import main; main()"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "jobs", "list", "--all"],
+            cwd=ROOT,
+            env={**os.environ, "KINETIC_STORE": str(tmp_path / "empty"), "PYTHONUNBUFFERED": ""},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    wanted = "error: The output could not be written: No space left on device.\n"
+    assert (done.returncode, done.stderr) == (1, wanted)

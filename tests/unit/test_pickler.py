@@ -443,6 +443,36 @@ def test_slots_of_one_name_and_of_a_subclass() -> None:
     assert (one.x, one.y, hasattr(one, "__dict__")) == (1, 2, False)
 
 
+def test_typed_classes_and_names_of_a_script_arrive() -> None:
+    host = sent(
+        "from __future__ import annotations\nfrom typing import *\n"
+        "class Params(NamedTuple):\n    w: float\n    b: float = 0.5\n"
+        "Id, P, Ts = NewType('Id', int), ParamSpec('P'), TypeVarTuple('Ts')\n"
+        "Options = TypedDict('Options', {'lr': float})\n"
+        "class More(TypedDict, total=False):\n    lr: float\n"
+        "params = Params(1.0)\n"
+        "class Slots:\n    __slots__ = iter(['x'])\n",
+        "params",
+        "Id",
+        "P",
+        "Ts",
+        "Options",
+        "More",
+        "Slots",
+    )
+    params, made, spec, ts, options, more, slots = host.value
+    assert (params._asdict(), type(params)._field_defaults) == ({"w": 1.0, "b": 0.5}, {"b": 0.5})
+    assert (made(3), made.__name__, made.__supertype__, made.__module__) == (
+        3,
+        "Id",
+        int,
+        "__main__",
+    )
+    assert (spec.__name__, ts.__name__) == ("P", "Ts")
+    assert (options(lr=1), options.__total__, more.__total__) == ({"lr": 1}, True, False)
+    assert not hasattr(slots(), "__dict__")
+
+
 def test_what_only_the_caller_has_of_a_decorated_function_says_so() -> None:
     host = sent(
         "import kinetic\n@kinetic.run('cpu')\ndef f(n):\n    return f(n - 1) + 1 if n else 0\n"
