@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,3 +106,17 @@ def test_an_option_that_the_hosts_jax_lacks_is_named() -> None:
     assert jaxworld.set_options({"jax_no_such_option": 1, "jax_debug_nans": False}) == [
         "jax_no_such_option"
     ]
+
+
+def test_arrays_of_64_bits_come_back_whole() -> None:
+    code = """
+import jax, jax.numpy as jnp
+from kinetic._pickling import results
+with jax.enable_x64(True):
+    data = results.pack_value([jnp.array(2**40 + 5), jnp.array(0.1), jnp.ones(2, "float32")])
+for array in results.unpack_value(data):
+    print(array.sum(), array.dtype)
+"""
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["1099511627781 int64", "0.1 float64", "2.0 float32"]
