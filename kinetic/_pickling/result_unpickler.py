@@ -26,7 +26,7 @@ def _keep_64_bits(make: Callable[..., Any]) -> Callable[..., Any]:
     bits as the host did, JAX would cut them without a word."""
     import jax.experimental
 
-    enable: Any = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64
+    enable: Any = (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64
 
     def rebuild(*parts: Any) -> Any:
         with enable(True):
