@@ -8,6 +8,7 @@ function was defined. By its qualified name a class is told from another one of 
 
 from __future__ import annotations
 
+import dataclasses
 from types import CodeType
 from typing import Any, BinaryIO, ClassVar
 
@@ -22,11 +23,18 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
     return make, (*parts[:_FILE], code.co_filename, *parts[_FILE + 1 :])
 
 
+_SENTINELS = {
+    type(dataclasses.MISSING): lambda _: "MISSING",
+    type(dataclasses.KW_ONLY): lambda _: "KW_ONLY",
+}
+"""Dataclasses know them by identity."""
+
+
 class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles code with the name of its file, and classes with their qualified names."""
 
     dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child(
-        {CodeType: _reduce_code}
+        {CodeType: _reduce_code} | _SENTINELS
     )
 
     def reducer_override(self, obj: Any) -> Any:

@@ -173,7 +173,12 @@ class CallPickler(CodePickler):
         return (
             unpickler.define,
             self._define_args(obj.__name__, found),
-            (self._globals, self._values(found.used), self._script.find_changes(obj)),
+            (
+                self._globals,
+                self._values(found.used),
+                self._script.find_changes(obj),
+                self._script.find_defaults(obj),
+            ),
             None,
             None,
             unpickler.use,

@@ -20,6 +20,7 @@ import abc
 import ast
 import atexit
 import builtins
+import contextlib
 import dataclasses
 import dis
 import enum
@@ -31,6 +32,7 @@ from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from kinetic._pickling import defaults
 from kinetic._pickling.origin import MAIN, ScriptSource
 from kinetic._pickling.unpickler import Definition
 
@@ -94,7 +96,10 @@ class Script:
             return None
         source, node = found
         does_more = self._has_more(made, node) if isinstance(made, type) else self._registers(node)
-        return self._make_definition(source, node) if does_more else None
+        again = self._make_definition(source, node) if does_more else None
+        if again is None or self.namespace[made.__qualname__] is made:
+            return again
+        return dataclasses.replace(again, binds=False)
 
     def find_changes(self, made: FunctionType | type) -> dict[str, Any]:
         """Return the attributes of a class that may differ from what its statement gives it
@@ -111,10 +116,25 @@ class Script:
             and (name in later or (name in in_body and _may_differ(value, in_body[name])))
         }
 
+    def find_defaults(self, made: FunctionType | type) -> defaults.Defaults:
+        """Return the default arguments of a class's functions that may differ likewise."""
+        found = self._statement(made) if isinstance(made, type) else None
+        if found is None or not isinstance(made, type):
+            return {}
+        in_body = _find_assignments(found[1])
+        return defaults.find(
+            made,
+            lambda name, value: (
+                _may_differ(value, in_body[name]) if name in in_body else _is_plain(value)
+            ),
+        )
+
     def _statement(self, made: FunctionType | type) -> tuple[ScriptSource, _Made] | None:
-        """Return the statement that made a class or function which the script still has under
-        its name."""
-        if made.__module__ not in MAIN or self.namespace.get(made.__qualname__, self) is not made:
+        """Return the statement that made a class or function which the script still has under its
+        name, or a class that was defined anew since: there may be objects of it."""
+        now = self.namespace.get(made.__qualname__)
+        is_old = isinstance(made, type) and isinstance(now, type) and now.__module__ in MAIN
+        if made.__module__ not in MAIN or not (now is made or is_old):
             return None
         later = self._find_set_later(made)
         found = [
@@ -256,11 +276,14 @@ class Script:
         found = Definition(text, source.file, first, flags)
         try:
             needed, used = _names(found.code())
+            annotating = _annotation_names(node)
         except (SyntaxError, ValueError, RecursionError):
             return None
         needed.discard(getattr(node, "name", ""))
         if any(name not in self.namespace and not hasattr(builtins, name) for name in needed):
             return None  # The script has since deleted a name.
+        foreign = {each for each in annotating if _is_from_module(self.namespace.get(each))}
+        needed, used = needed | foreign, used | annotating
         existing = {
             name
             for name in (*needed, *used)
@@ -352,11 +375,39 @@ def _may_differ(value: object, made_by: ast.expr) -> bool:
     try:
         return bool(value != ast.literal_eval(made_by))
     except Exception:  # noqa: BLE001 - not a literal, or user-defined comparison
-        return type(value) in _SCALARS
+        return _is_plain(value)
+
+
+def _is_plain(value: Any, deepest: int = 4) -> bool:
+    """Whether a value consists of scalars."""
+    if type(value) in _SCALARS:
+        return True
+    if type(value) is dict:
+        value = (*value, *value.values())
+    is_group = deepest > 0 and type(value) in (list, set, tuple)
+    return is_group and all(_is_plain(each, deepest - 1) for each in value)
+
+
+def _annotation_names(node: ast.AST) -> set[str]:
+    """Return the names in the annotations of a class's attributes, also of those that are text."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [
+        each.annotation for each in ast.walk(node) if isinstance(each, ast.AnnAssign)
+    ]
+    for each in (inner for annotation in waiting for inner in ast.walk(annotation)):
+        if isinstance(each, ast.Name):
+            found.add(each.id)
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+            with contextlib.suppress(SyntaxError, ValueError):
+                waiting.append(ast.parse(each.value, mode="eval"))
+    return found
 
 
 def _has_values_of(made: type, node: _Made) -> bool:
-    """Whether a class has the plain values that its statement names."""
+    """Whether a class has the plain values and the annotations that its statement names."""
+    annotated = _annotated_names(node)
+    if annotated != set(vars(made).get("__annotations__", annotated)):
+        return False
     for name, expression in _find_assignments(node).items():
         if (
             isinstance(expression, ast.Constant)
@@ -398,12 +449,16 @@ def _is_of(made: Any, source: ScriptSource, node: _Made, set_later: set[str]) ->
         return False
     if isinstance(made, FunctionType):
         return bool(own)
-    annotated = {
+    annotated = _annotated_names(node)
+    return annotated <= set(vars(made).get("__annotations__", annotated))
+
+
+def _annotated_names(node: _Made) -> set[str]:
+    return {
         each.target.id
         for each in node.body
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
     }
-    return annotated <= set(vars(made).get("__annotations__", annotated))
 
 
 def _callee_of(node: ast.expr) -> ast.expr:
@@ -417,6 +472,10 @@ def _is_foreign(value: object) -> bool:
     """Whether this comes from a module, whose state is not sent; what comes from the script keeps
     its state."""
     return value is not None and getattr(value, "__module__", "__main__") not in MAIN
+
+
+def _is_from_module(value: object) -> bool:
+    return isinstance(value, ModuleType) or _is_foreign(value)
 
 
 def global_names(code: CodeType) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any, BinaryIO, NewType, NoReturn
 
 from kinetic._core.values import dataclass
+from kinetic._pickling import defaults
 from kinetic._pickling.origin import MAIN
 from kinetic.errors import SetupFailed, UsageError
 
@@ -60,6 +61,7 @@ class Definition:
         flags: of the compiler.
         needed: globals that the statement itself needs.
         used: globals that what it defines needs later.
+        binds: whether the script has what it defines under its name; else that name is another's.
     """
 
     source: str
@@ -68,6 +70,7 @@ class Definition:
     flags: int
     needed: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
+    binds: bool = True
 
     def code(self) -> CodeType:
         """Compile the statement; its lines have the numbers that they have in the file."""
@@ -93,20 +96,29 @@ def define(
         submodules: modules that it uses as attributes of others; unpickling them has imported them.
     """
     namespace.update(needed)
+    before = namespace.get(name, namespace)
     exec(found.code(), namespace)
-    return namespace.get(name)
+    made = namespace.get(name)
+    if not found.binds and namespace.pop(name, None) is not None and before is not namespace:
+        namespace[name] = before
+    return made
 
 
-def use(made: Any, state: tuple[dict[str, Any], Mapping[str, Any], Mapping[str, Any]]) -> None:
+_State = tuple[dict[str, Any], Mapping[str, Any], Mapping[str, Any], defaults.Defaults]
+
+
+def use(made: Any, state: _State) -> None:
     """Give a definition the globals that it needs when it runs, and a class the attributes that
     it had.
 
     Both may need the definition itself.
     """
-    namespace, names, attributes = state
+    namespace, names, attributes, known_defaults = state
     namespace.update(names)
     for name, value in attributes.items():
         type.__setattr__(made, name, value)
+    if known_defaults:
+        defaults.restore(made, known_defaults)
 
 
 def script_namespace(package: str | None, file: str | None) -> dict[str, Any]:
