@@ -21,20 +21,6 @@ from typing import Any
 from kinetic._pickling import origin
 
 
-def _keep_64_bits(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Have JAX arrays rebuilt with their own types: unless this process has enabled types of 64
-    bits as the host did, JAX would cut them without a word."""
-    import jax.experimental
-
-    enable: Any = (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64
-
-    def rebuild(*parts: Any) -> Any:
-        with enable(True):
-            return make(*parts)
-
-    return rebuild
-
-
 class ResultUnpickler(pickle.Unpickler):
     """An unpickler that leaves known classes alone.
 
@@ -62,7 +48,21 @@ class ResultUnpickler(pickle.Unpickler):
             return self._own[name]
         found = super().find_class(module, name)
         is_array = name == "_reconstruct_array" and module.startswith("jax.")
-        return _keep_64_bits(found) if is_array else found
+        return self._keep_64_bits(found) if is_array else found
+
+    def _keep_64_bits(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Have JAX arrays rebuilt with their own types: unless this process has enabled types of 64
+        bits as the host did, JAX would cut them without a word."""
+        try:
+            enable = super().find_class("jax", "enable_x64")
+        except AttributeError:  # Before JAX 0.8.
+            enable = super().find_class("jax.experimental", "enable_x64")
+
+        def rebuild(*parts: Any) -> Any:
+            with enable(True):
+                return make(*parts)
+
+        return rebuild
 
     def _skeleton_class(self, *args: Any) -> Any:
         _, name, _, fields, tracker, _ = args

@@ -20,19 +20,17 @@ import abc
 import ast
 import atexit
 import builtins
-import contextlib
 import dataclasses
 import dis
 import enum
 import functools
 import os
-import re
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from kinetic._pickling import defaults
+from kinetic._pickling import defaults, statements
 from kinetic._pickling.origin import MAIN, ScriptSource
 from kinetic._pickling.unpickler import Definition
 
@@ -48,13 +46,9 @@ _PLAIN_DECORATORS = (
 _NEVER_AGAIN = (atexit.register,)
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-_LINE_END = re.compile(r"\r\n|\r|\n")
-"""Ends of lines for Python; `splitlines` also splits at form feeds and the like."""
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _OPTIMIZED = 1
 """The compiler's flag for functions; class bodies do not have it."""
-_Block = ast.If | ast.Try | ast.With
-_Made = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Script:
@@ -107,7 +101,7 @@ class Script:
         found = self._statement(made) if isinstance(made, type) else None
         if found is None:
             return {}
-        in_body = _find_assignments(found[1])
+        in_body = statements.find_assignments(found[1])
         later = self._find_set_later(made)
         return {
             name: value
@@ -121,7 +115,7 @@ class Script:
         found = self._statement(made) if isinstance(made, type) else None
         if found is None or not isinstance(made, type):
             return {}
-        in_body = _find_assignments(found[1])
+        in_body = statements.find_assignments(found[1])
         return defaults.find(
             made,
             lambda name, value: (
@@ -129,7 +123,7 @@ class Script:
             ),
         )
 
-    def _statement(self, made: FunctionType | type) -> tuple[ScriptSource, _Made] | None:
+    def _statement(self, made: FunctionType | type) -> tuple[ScriptSource, statements.Made] | None:
         """Return the statement that made a class or function which the script still has under its
         name, or a class that was defined anew since: there may be objects of it."""
         now = self.namespace.get(made.__qualname__)
@@ -161,7 +155,7 @@ class Script:
         made = [
             self._make_definition(source, node)
             for source in self._registering
-            for node in _parse_statements(source)
+            for node in statements.parse(source)
             if self._is_registering(node)
         ]
         return [each for each in made if each is not None]
@@ -171,11 +165,11 @@ class Script:
         return [source for source in self._sources if "regist" in source.text.lower()]
 
     @functools.cached_property
-    def _statements(self) -> dict[str, list[tuple[ScriptSource, _Made]]]:
-        found: dict[str, list[tuple[ScriptSource, _Made]]] = {}
+    def _statements(self) -> dict[str, list[tuple[ScriptSource, statements.Made]]]:
+        found: dict[str, list[tuple[ScriptSource, statements.Made]]] = {}
         for source in self._sources:
-            for node in _parse_statements(source):
-                if isinstance(node, _Made):
+            for node in statements.parse(source):
+                if isinstance(node, statements.Made):
                     found.setdefault(node.name, []).append((source, node))
         return found
 
@@ -188,16 +182,16 @@ class Script:
 
     @functools.cached_property
     def _attributes_set(self) -> set[tuple[str, str]]:
-        return {each for source in self._sources for each in _attributes_set(source)}
+        return {each for source in self._sources for each in statements.list_attributes_set(source)}
 
-    def _has_more(self, cls: type, node: _Made) -> bool:
+    def _has_more(self, cls: type, node: statements.Made) -> bool:
         bases = (
             base
             for base in cls.__mro__
             if base not in _PLAIN_BASES and "__init_subclass__" in vars(base)
         )
         metaclasses = () if type(cls) in _PLAIN_METACLASSES else (type(cls),)
-        decorators = map(self._value, map(_callee_of, node.decorator_list))
+        decorators = map(self._value, map(statements.callee_of, node.decorator_list))
         return any(
             _is_foreign(each) or self._has_registering(each)
             for each in (*bases, *metaclasses, *decorators)
@@ -216,13 +210,13 @@ class Script:
             for each in ast.walk(found[1])
         )
 
-    def _registers(self, node: _Made) -> bool:
-        return any(self._is_register(_callee_of(each)) for each in node.decorator_list)
+    def _registers(self, node: statements.Made) -> bool:
+        return any(self._is_register(statements.callee_of(each)) for each in node.decorator_list)
 
     def _is_register(self, called: ast.expr) -> bool:
         value = self._value(called)
         return (
-            "register" in _last_name(called).lower()
+            "register" in statements.last_name(called).lower()
             and _is_foreign(value)
             and value not in _NEVER_AGAIN
         )
@@ -272,11 +266,11 @@ class Script:
             if self.namespace.get("annotations") is __future__.annotations
             else 0
         )
-        text, first = _text_of(source, node)
+        text, first = statements.text_of(source, node)
         found = Definition(text, source.file, first, flags)
         try:
             needed, used = _names(found.code())
-            annotating = _annotation_names(node)
+            annotating = statements.find_annotation_names(node)
         except (SyntaxError, ValueError, RecursionError):
             return None
         needed.discard(getattr(node, "name", ""))
@@ -294,78 +288,6 @@ class Script:
             needed=tuple(sorted(needed & existing)),
             used=tuple(sorted(used & existing - needed)),
         )
-
-
-@functools.lru_cache(maxsize=1024)
-def _parse_statements(source: ScriptSource) -> tuple[ast.stmt, ...]:
-    """Return the statements of a source that are executed at its top level."""
-    try:
-        return tuple(_walk_statements(ast.parse(source.text).body))
-    except (SyntaxError, ValueError, RecursionError):
-        return ()
-
-
-def _walk_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    for node in body:
-        yield node
-        if isinstance(node, _Block):
-            handlers = [each.body for each in getattr(node, "handlers", ())]
-            for inner in (
-                node.body,
-                *handlers,
-                getattr(node, "orelse", []),
-                getattr(node, "finalbody", []),
-            ):
-                yield from _walk_statements(inner)
-
-
-def _text_of(source: ScriptSource, node: ast.stmt) -> tuple[str, int]:
-    """Return a statement on lines of its own, and its first line number."""
-    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
-    lines = _LINE_END.split(source.text)[first - 1 : node.end_lineno]
-    before = lines[node.lineno - first].encode()[: node.col_offset].strip()
-    after = lines[-1].encode()[node.end_col_offset :].strip()
-    if before or (after and not after.startswith(b"#")):  # It shares a line with others.
-        return f"{ast.unparse(node)}\n", first
-    if node.col_offset:  # It stands in a block.
-        first, lines = first - 1, ["if True:", *lines]
-    return "\n".join(lines) + "\n", first
-
-
-@functools.lru_cache(maxsize=64)
-def _attributes_set(source: ScriptSource) -> frozenset[tuple[str, str]]:
-    """Return (object, attribute) for every attribute that a source sets; "" for a method's
-    class."""
-    found = set()
-    for statement in _parse_statements(source):
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                if isinstance(node.value, ast.Name):
-                    found.add(("" if node.value.id == "cls" else node.value.id, node.attr))
-                elif ast.unparse(node.value) in ("type(self)", "self.__class__", "__class__"):
-                    found.add(("", node.attr))
-    return frozenset(found)
-
-
-def _find_assignments(node: _Made) -> dict[str, ast.expr]:
-    """Return the assignments in the body of a class."""
-    found: dict[str, ast.expr] = {}
-    for each in node.body:
-        targets = (
-            each.targets
-            if isinstance(each, ast.Assign)
-            else [each.target]
-            if isinstance(each, ast.AnnAssign)
-            else []
-        )
-        for target in targets:
-            if (
-                isinstance(target, ast.Name)
-                and isinstance(each, ast.Assign | ast.AnnAssign)
-                and each.value is not None
-            ):
-                found[target.id] = each.value
-    return found
 
 
 def _may_differ(value: object, made_by: ast.expr) -> bool:
@@ -388,27 +310,12 @@ def _is_plain(value: Any, deepest: int = 4) -> bool:
     return is_group and all(_is_plain(each, deepest - 1) for each in value)
 
 
-def _annotation_names(node: ast.AST) -> set[str]:
-    """Return the names in the annotations of a class's attributes, also of those that are text."""
-    found: set[str] = set()
-    waiting: list[ast.AST] = [
-        each.annotation for each in ast.walk(node) if isinstance(each, ast.AnnAssign)
-    ]
-    for each in (inner for annotation in waiting for inner in ast.walk(annotation)):
-        if isinstance(each, ast.Name):
-            found.add(each.id)
-        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
-            with contextlib.suppress(SyntaxError, ValueError):
-                waiting.append(ast.parse(each.value, mode="eval"))
-    return found
-
-
-def _has_values_of(made: type, node: _Made) -> bool:
+def _has_values_of(made: type, node: statements.Made) -> bool:
     """Whether a class has the plain values and the annotations that its statement names."""
-    annotated = _annotated_names(node)
+    annotated = statements.find_annotated(node)
     if annotated != set(vars(made).get("__annotations__", annotated)):
         return False
-    for name, expression in _find_assignments(node).items():
+    for name, expression in statements.find_assignments(node).items():
         if (
             isinstance(expression, ast.Constant)
             and vars(made).get(name, expression.value) != expression.value
@@ -417,7 +324,7 @@ def _has_values_of(made: type, node: _Made) -> bool:
     return True
 
 
-def _is_of(made: Any, source: ScriptSource, node: _Made, set_later: set[str]) -> bool:
+def _is_of(made: Any, source: ScriptSource, node: statements.Made, set_later: set[str]) -> bool:
     """Whether this statement, as the source stands now, made the object, apart from attributes set
     later."""
     fields = (
@@ -449,23 +356,8 @@ def _is_of(made: Any, source: ScriptSource, node: _Made, set_later: set[str]) ->
         return False
     if isinstance(made, FunctionType):
         return bool(own)
-    annotated = _annotated_names(node)
+    annotated = statements.find_annotated(node)
     return annotated <= set(vars(made).get("__annotations__", annotated))
-
-
-def _annotated_names(node: _Made) -> set[str]:
-    return {
-        each.target.id
-        for each in node.body
-        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
-    }
-
-
-def _callee_of(node: ast.expr) -> ast.expr:
-    """Return what a decorator calls: the `f` of `@f`, `@f(…)` and `@partial(f, …)`."""
-    if not isinstance(node, ast.Call):
-        return node
-    return node.args[0] if _last_name(node.func) == "partial" and node.args else node.func
 
 
 def _is_foreign(value: object) -> bool:
@@ -483,16 +375,6 @@ def global_names(code: CodeType) -> tuple[str, ...]:
     and names of builtins."""
     now, later = _names(code)
     return tuple(sorted(now | later))
-
-
-def _last_name(node: ast.expr) -> str:
-    return (
-        node.attr
-        if isinstance(node, ast.Attribute)
-        else node.id
-        if isinstance(node, ast.Name)
-        else ""
-    )
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str]]:

@@ -172,10 +172,11 @@ def width() -> int | None:
 
 def can_redraw() -> bool:
     """Whether stdout is a terminal that moves its cursor; Emacs' shell does not."""
-    import os
+    if not sys.stdout.isatty():
+        return False
+    from rich.console import Console
 
-    is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
-    return sys.stdout.isatty() and not is_dumb
+    return not Console().is_dumb_terminal
 
 
 def can_draw() -> bool:

@@ -453,7 +453,7 @@ def test_a_full_disk_below_stdout_is_told(tmp_path: Path) -> None:
     code = "from kinetic.cli.main import main; main()"
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-c", code, "jobs", "list", "--all"],
+            [sys.executable, "-c", code, "jobs", "list", "--all", "--json"],
             cwd=ROOT,
             env={**os.environ, "KINETIC_STORE": str(tmp_path / "empty"), "PYTHONUNBUFFERED": ""},
             stdout=full,
