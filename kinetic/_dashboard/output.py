@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -166,9 +166,15 @@ class SearchResult(NamedTuple):
     size_bytes: int
 
 
-def search(handle: JobHandle[Any], host: int | None, words: str) -> SearchResult:
+def search(
+    handle: JobHandle[Any],
+    host: int | None,
+    words: str,
+    *,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> SearchResult:
     """Find the lines that have the words, in small or capital letters, in what a host printed, or
-    all hosts, in all attempts.
+    all hosts, in all attempts; end early when that is wanted no more.
 
     Raises:
         KineticError: the output cannot be read at present.
@@ -185,7 +191,7 @@ def search(handle: JobHandle[Any], host: int | None, words: str) -> SearchResult
         for line in folder.fold(chunk):
             if wanted in line.text.casefold():
                 found.append(line)
-        if len(found) >= HITS or size_bytes >= SEARCH_BYTES:
+        if len(found) >= HITS or size_bytes >= SEARCH_BYTES or not is_wanted():
             return SearchResult(found[:HITS], True, size_bytes)
     for each, folder in folders.items():
         if wanted in (rest := folder.rest()).casefold():

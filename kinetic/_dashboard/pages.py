@@ -8,6 +8,8 @@ HTML in one stream of events for each page (`feeds`, `live`).
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 _STATES = [*(str(each).lower() for each in JobStatus if each is not JobStatus.NOT_FOUND), "unknown"]
 _WINDOW = 100
+_LOOK_S = 0.25
+"""How often it is looked whether somebody still waits for a search."""
 _COST_EVERY_S = 5.0
 """Between two looks at what running jobs have cost, where nothing else has changed."""
 _FIRST_WINDOW = 40
@@ -81,7 +85,7 @@ def make_app(access: JobAccess, is_ending: Callable[[], bool]) -> Starlette:
             Route("/live", pages.stream_jobs),
             show(job, pages.show_job),
             Route(f"{job}/live", pages.stream_job),
-            show(f"{job}/search", pages.search_output),
+            Route(f"{job}/search", pages.search_output),
             show(f"{job}/output", pages.download_output),
             show(f"{job}/call", pages.show_call),
             show(f"{job}/compile", pages.show_compile),
@@ -206,15 +210,26 @@ class Pages:
             ChartsFeed(self._access, ref, self.render, host),
         )
 
-    def search_output(self, request: Request) -> Response:
-        """Lines that have the words, of one host or of all."""
+    async def search_output(self, request: Request) -> Response:
+        """Lines that have the words, of one host or of all; nobody waits for those that an earlier
+        word would have found."""
+        is_gone = threading.Event()
+        searching = run_in_thread(self._search, request, is_gone)
+        while not searching.done():
+            await asyncio.wait([searching], timeout=_LOOK_S)
+            if await request.is_disconnected():
+                is_gone.set()
+        return await searching
+
+    def _search(self, request: Request, is_gone: threading.Event) -> Response:
         ref = self._find(request)
         words = request.query_params.get("q", "")
         host = request.query_params.get("host", "0")
         if not words:
             return JSONResponse({"lines": [], "cut": False, "size": ""})
         chosen = None if host == "all" else self._check_host(ref, _number(request, "host", 0))
-        found = output.search(self._access.handle_of(ref), chosen, words)
+        handle = self._access.handle_of(ref)
+        found = output.search(handle, chosen, words, is_wanted=lambda: not is_gone.is_set())
         return JSONResponse(
             {
                 "lines": [line.to_json() for line in found.lines],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import threading
+import time
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +45,8 @@ from kinetic._dashboard.server import DashboardServer
 from kinetic._host.agent.log_writer import open_log
 from kinetic._store import index
 from kinetic.errors import StoreError
+
+PATIENCE_S = 100.0
 
 world, server = dashboard_world.world, dashboard_world.server
 
@@ -322,6 +326,29 @@ def test_a_search_ends(world: World, monkeypatch: pytest.MonkeyPatch):
     assert (len(found.lines), found.is_cut) == (output.HITS, True)
     monkeypatch.setattr(output, "SEARCH_BYTES", 100)
     assert output.search(world.handle(ref), 0, "absent").is_cut
+
+
+def test_a_search_that_nobody_waits_for_ends(server: DashboardServer, world: World):
+    has_begun, is_over = threading.Event(), threading.Event()
+
+    class Endless(list[Any]):
+        def __iter__(self):
+            try:
+                while True:
+                    has_begun.set()
+                    time.sleep(0.01)
+                    yield chunk(b"hay\n")
+            finally:
+                is_over.set()
+
+    ref = world.add()
+    world.backend.output[ref.job_id] = Endless()
+    asking = http.client.HTTPConnection("127.0.0.1", server.port)
+    asking.request("GET", f"{path_of(server)}jobs/{ref.job_id}/search?q=needle")
+    assert has_begun.wait(PATIENCE_S)
+    assert not is_over.is_set()
+    asking.close()
+    assert is_over.wait(PATIENCE_S)
 
 
 # -- nothing is promised that is not there ---------------------------------------------------------

@@ -273,18 +273,19 @@ function showOutput() {
   if ($("host")) $("host").addEventListener("change", chooseHost);
 }
 async function searchOutput() {
-  const words = $("search").value, found = $("found"), mine = searchOutput.last = {};
+  if (searchOutput.last) searchOutput.last.abort();
+  const words = $("search").value, found = $("found"), mine = searchOutput.last = new AbortController();
   found.hidden = !words;
   $("lines").hidden = !!words;
   setText($("hits"), words ? "Searching…" : "");
   if (!words) { $("lines").scrollTop = $("lines").scrollHeight; return; }
   const all = $("everywhere") && $("everywhere").checked;
   try {
-    const result = await ask(`jobs/${$("output").dataset.job}/search?` + new URLSearchParams({ q: words, host: all ? "all" : chosenHost() }));
+    const result = await ask(`jobs/${$("output").dataset.job}/search?` + new URLSearchParams({ q: words, host: all ? "all" : chosenHost() }), { signal: mine.signal });
     if (searchOutput.last !== mine) return;
     found.replaceChildren(...result.lines.map((line) => makeLine(line, all, words)));
     const n = result.lines.length;
-    setText($("hits"), `${n}${result.cut ? " or more" : ""} ${n === 1 ? "line" : "lines"} in ${result.size}`);
+    setText($("hits"), `${n}${result.cut && n ? " or more" : ""} ${n === 1 ? "line" : "lines"} in ${result.cut ? "the first " : ""}${result.size}`);
   } catch (error) { if (searchOutput.last === mine) setText($("hits"), error.message); }
 }
 
