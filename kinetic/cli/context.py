@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kinetic._client.remote import RemoteCallable
     from kinetic._store.base import Store
 
-_PLACES = ("project", "zone", "cluster", "namespace")
+PLACES = ("project", "zone", "cluster", "namespace")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -134,11 +134,11 @@ def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]
 
     @functools.wraps(command)
     def call_command(*args: P.args, **kwargs: P.kwargs) -> R:
-        place = {name: cast("str | None", kwargs.pop(name, None)) for name in _PLACES}
+        place = {name: cast("str | None", kwargs.pop(name, None)) for name in PLACES}
         app: AppContext = click.get_current_context().obj or make_context(place)
         return command(_choose_keeper(app, kwargs), *args, **kwargs)
 
-    for name in reversed(_PLACES):
+    for name in reversed(PLACES):
         call_command = click.option(
             f"--{name}", metavar="NAME", help=f"Use this {name} instead of the configured one."
         )(call_command)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -16,17 +16,20 @@ from click.shell_completion import CompletionItem
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 
+if TYPE_CHECKING:
+    from kinetic.cli.context import AppContext
+
 Words = list[Any]
 _MAX_IDS = 50
 
 
 def _quiet(
-    suggest: Callable[[str], Iterable[CompletionItem]],
+    suggest: Callable[[click.Context, str], Iterable[CompletionItem]],
 ) -> Callable[[click.Context, click.Parameter, str], Words]:
     @functools.wraps(suggest)
-    def quiet(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> Words:
+    def quiet(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Words:
         try:
-            return list(suggest(incomplete))
+            return list(suggest(ctx, incomplete))
         except Exception:  # noqa: BLE001 - see the module's docstring
             return []
 
@@ -34,22 +37,32 @@ def _quiet(
 
 
 @_quiet
-def jobs(incomplete: str) -> Iterable[CompletionItem]:
+def jobs(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     """Ids of jobs, newest first; without "job-" if the word starts without it."""
-    return _ids(incomplete)
+    return _ids(ctx, incomplete)
 
 
 @_quiet
-def running_jobs(incomplete: str) -> Iterable[CompletionItem]:
+def running_jobs(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     """Ids of jobs that have not ended."""
-    return _ids(incomplete, (JobStatus.PENDING, JobStatus.RUNNING))
+    return _ids(ctx, incomplete, (JobStatus.PENDING, JobStatus.RUNNING))
 
 
-def _ids(incomplete: str, states: Collection[str] = ()) -> Iterable[CompletionItem]:
+def _open_app(ctx: click.Context) -> AppContext:
+    """Return the context that the line names so far: --profile, --project and the like."""
+    from kinetic._config import settings
+    from kinetic.cli.context import PLACES, make_context
+
+    settings.choose_profile(ctx.find_root().params.get("profile"))
+    return make_context({name: ctx.params.get(name) for name in PLACES})
+
+
+def _ids(
+    ctx: click.Context, incomplete: str, states: Collection[str] = ()
+) -> Iterable[CompletionItem]:
     from kinetic._client.board import text
-    from kinetic.cli.context import make_context
 
-    app, prefix = make_context({}), incomplete.lower()
+    app, prefix = _open_app(ctx), incomplete.lower()
 
     def choose_word(ref: JobRef) -> str:
         return ref.job_id if ref.job_id.startswith(prefix) else ref.job_id.removeprefix("job-")
@@ -64,10 +77,9 @@ def _ids(incomplete: str, states: Collection[str] = ()) -> Iterable[CompletionIt
 def attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Words:
     """Attempt numbers of the job named on the line, newest first."""
     from kinetic._store import attempts as stored
-    from kinetic.cli.context import make_context
 
     try:
-        app = make_context({})
+        app = _open_app(ctx)
         # click parses no arguments while the last option lacks its value
         named = ctx.params.get("job_id") or ctx.args[0]
         newest = stored.newest(app.store, app.find(named).job_id)
@@ -78,7 +90,7 @@ def attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Wo
 
 
 @_quiet
-def accelerators(incomplete: str) -> Iterable[CompletionItem]:
+def accelerators(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     """Names of accelerators; once there is a colon, with what may follow it."""
     from kinetic._core.accelerators.catalog import catalog_rows
 
@@ -97,7 +109,7 @@ def accelerators(incomplete: str) -> Iterable[CompletionItem]:
 
 
 @_quiet
-def backends(incomplete: str) -> Iterable[CompletionItem]:
+def backends(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     """Names of backends."""
     from kinetic._core.place import BACKENDS
 
@@ -105,7 +117,7 @@ def backends(incomplete: str) -> Iterable[CompletionItem]:
 
 
 @_quiet
-def controllers(incomplete: str) -> Iterable[CompletionItem]:
+def controllers(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     """What --controller takes."""
     return [CompletionItem(name) for name in ("multi", "single") if name.startswith(incomplete)]
 
@@ -117,7 +129,7 @@ def _size(hosts: int, chips: int) -> str:
 
 
 @_quiet
-def profiles(incomplete: str) -> Iterable[CompletionItem]:
+def profiles(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     """Names of profiles."""
     from kinetic._config import profiles as stored
     from kinetic._config import settings
@@ -130,13 +142,13 @@ def profiles(incomplete: str) -> Iterable[CompletionItem]:
 
 
 @_quiet
-def folders(incomplete: str) -> Iterable[CompletionItem]:
+def folders(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     """Folders: the shell lists them itself."""
     return [CompletionItem(incomplete, type="dir")]
 
 
 @_quiet
-def signals(incomplete: str) -> Iterable[CompletionItem]:
+def signals(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     """Signals that end or stop a process."""
     names = ("KILL", "TERM", "INT", "ABRT", "SEGV", "STOP", "CONT")
     return [CompletionItem(name) for name in names if name.startswith(incomplete.upper())]

@@ -247,6 +247,17 @@ def test_names_are_completed(home: Path) -> None:
     assert {"list", "top", "prune"} <= set(offered("jobs", ""))
 
 
+def test_jobs_of_the_profile_on_the_line_are_completed(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "far")
+    ref = JobRef("job-0000000f", Place("local", "local"), "cpu", "f", "f", 1, store.uri)
+    store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+    assert kn("profile", "create", "near", "--store", str(tmp_path / "near")) == 0
+    assert kn("profile", "create", "far", "--store", store.uri) == 0
+    assert offered("jobs", "logs", "job-") == []
+    assert offered("--profile", "far", "jobs", "logs", "job-") == ["job-0000000f"]
+    assert offered("jobs", "logs", "job-") == [], "for that line only"
+
+
 def test_a_completion_that_fails_offers_nothing() -> None:
     place = settings.profiles_file()
     place.parent.mkdir(parents=True)
