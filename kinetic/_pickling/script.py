@@ -270,13 +270,17 @@ class Script:
         found = Definition(text, source.file, first, flags)
         try:
             needed, used = _names(found.code())
-            annotating = statements.find_annotation_names(node)
+            annotating = {
+                each
+                for each in statements.find_annotation_names(node)
+                if _annotates(self.namespace.get(each))
+            }
         except (SyntaxError, ValueError, RecursionError):
             return None
         needed.discard(getattr(node, "name", ""))
         if any(name not in self.namespace and not hasattr(builtins, name) for name in needed):
             return None  # The script has since deleted a name.
-        foreign = {each for each in annotating if _is_from_module(self.namespace.get(each))}
+        foreign = {each for each in annotating if _is_from_module(self.namespace[each])}
         needed, used = needed | foreign, used | annotating
         existing = {
             name
@@ -364,6 +368,13 @@ def _is_foreign(value: object) -> bool:
     """Whether this comes from a module, whose state is not sent; what comes from the script keeps
     its state."""
     return value is not None and getattr(value, "__module__", "__main__") not in MAIN
+
+
+def _annotates(value: object) -> bool:
+    """Whether this may be part of an annotation: its text may have names of other things, such as
+    the axes of an array."""
+    of = type(value).__module__
+    return isinstance(value, type | ModuleType) or of in ("typing", "dataclasses", "types")
 
 
 def _is_from_module(value: object) -> bool:

@@ -432,12 +432,13 @@ def test_a_class_that_is_defined_again_has_the_defaults_and_the_fields_that_it_h
 ) -> None:
     main = """
 from __future__ import annotations
-import dataclasses
+import dataclasses, threading
 from dataclasses import KW_ONLY, InitVar
 from typing import ClassVar
 import kinetic, lib
 
 WIDTH = 64
+lock = threading.Lock()
 
 @lib.register
 @dataclasses.dataclass
@@ -448,6 +449,7 @@ class Layer:
     seed: InitVar[int] = WIDTH
     _: KW_ONLY
     bias: Layer | None = None
+    axes: "tuple[lock, 'lock']" = ()
     def grow(self, by=WIDTH, *, more=WIDTH): return self.width + by + more
     @classmethod
     def make(cls, width=WIDTH): return cls(width)
@@ -469,7 +471,8 @@ print(look() == look.local(), look())
 """
     files = {"main.py": main, "lib.py": REGISTRY}
     (line,) = lines(run(tmp_path, files))
-    assert line.startswith("True ([('width', 64), ('shape', (64, 1)), ('bias', None)], 192, Layer(")
+    fields = [("width", 64), ("shape", (64, 1)), ("bias", None), ("axes", ())]
+    assert line.startswith(f"True ({fields}, 192, Layer(")
     assert line.endswith("(64, 1), True, [True, False])")
 
 

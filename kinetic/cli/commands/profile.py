@@ -148,10 +148,8 @@ def _complete(options: dict[str, str | None]) -> dict[str, str]:
             )
     values = {name: value.strip() for name, value in values.items() if value.strip()}
     if not values:
-        raise UsageError(
-            "A profile needs at least one of --project, --zone, --cluster, --namespace, --address "
-            "and --prices."
-        )
+        *others, last = (f"--{name}" for name in FIELDS)
+        raise UsageError(f"A profile needs at least one of {', '.join(others)} and {last}.")
     return values
 
 
