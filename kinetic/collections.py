@@ -65,7 +65,8 @@ def map(
 
     Args:
         submit_fn: a decorated function or its `run_async`, which are packaged once for all inputs;
-            or any function that submits a job and returns its handle.
+            or any function that submits a job and returns its handle, which is called with the
+            inputs as they are when it is their turn.
         inputs: one entry for each job.
 
     Raises:

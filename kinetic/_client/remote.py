@@ -292,7 +292,8 @@ class RemoteCallable(Generic[P, R_co]):
         cluster: str | None = None,
     ) -> BatchHandle[Any]:
         """Submit a job for each input, and return at once; the source tree and the function are
-        packaged once for all of them.
+        packaged once for all of them. Jobs get the inputs as they are now, whenever they are
+        submitted.
 
         Args:
             inputs: one entry for each job.

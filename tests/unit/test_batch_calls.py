@@ -3,7 +3,10 @@ of its own."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from laptop_fakes import InlineBackend
 import kinetic
 from kinetic import collections, errors
 from kinetic._backends import registry
+from kinetic._client.batch import snapshot
 from kinetic._client.batch.submitters import UNKNOWN_ROOM, CallingSubmitter
 from kinetic._core import layout
 from kinetic._core.plan import Plan
@@ -139,8 +143,6 @@ def test_an_input_that_does_not_fit_is_refused_before_anything_is_submitted(
 
 
 def test_a_function_that_cannot_be_pickled_is_refused_before_anything_is_submitted(backend, home):
-    import threading
-
     lock = threading.Lock()
     held = kinetic.run(accelerator="cpu")(lambda x: lock)
     with pytest.raises(errors.PicklingError, match="lock"):
@@ -157,14 +159,79 @@ def test_a_machine_that_cannot_take_one_job_is_told_at_once(backend, home):
 
 
 def test_an_argument_that_cannot_be_pickled_costs_only_its_own_input(backend):
-    import threading
-
     found = add.run_async_map([1, threading.Lock(), 3]).results(
         timeout=PATIENCE_S, return_exceptions=True
     )
     assert (found[0], found[2]) == (1, 3)
     assert isinstance(found[1], errors.PicklingError)
     assert "rgument 1" in str(found[1])
+
+
+class Gated(InlineBackend):
+    """Creates no job until the gate is open."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.gate = threading.Event()
+
+    def submit(self, *job):
+        assert self.gate.wait(PATIENCE_S)
+        super().submit(*job)
+
+
+@pytest.fixture
+def gated():
+    made = []
+    with registry.substitute_backend(
+        "local", lambda _, store: made.append(Gated(store)) or made[-1]
+    ):
+        yield made
+
+
+@pytest.mark.parametrize("in_memory", [snapshot.IN_MEMORY_BYTES, 1])
+def test_jobs_get_the_inputs_as_they_were_when_the_batch_began(
+    gated, tmp_path, monkeypatch, in_memory
+):
+    monkeypatch.setattr(snapshot, "IN_MEMORY_BYTES", in_memory)
+
+    @kinetic.run(accelerator="cpu")
+    def rate_of(config, where, lock=None):
+        mark = Path(config["marks"], where)
+        if not mark.exists():
+            mark.touch()
+            raise ValueError("only the second try succeeds")
+        return config["rate"]
+
+    config = {"marks": str(tmp_path)}
+    runs = []
+    for rate in (0.1, 0.2):
+        config["rate"] = rate
+        inputs = [{"config": config, "where": f"{rate}-{n}"} for n in range(2)]
+        inputs.append({"config": config, "where": "never", "lock": threading.Lock()})
+        runs.append(rate_of.run_async_map(inputs, max_concurrent=1, retries=1))
+    config["rate"] = "changed"
+    for backend in gated:
+        backend.gate.set()
+    for rate, batch in zip((0.1, 0.2), runs, strict=True):
+        *values, refused = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+        assert values == [rate, rate]
+        assert "Keyword 'lock' cannot be pickled" in str(refused)
+
+
+def test_inputs_for_which_there_is_no_room_are_refused_before_anything_is_submitted(
+    backend, home, monkeypatch
+):
+    class Full:
+        def write(self, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(snapshot.tempfile, "SpooledTemporaryFile", lambda size: Full())
+    with pytest.raises(errors.UsageError, match=r"No space left.*TMPDIR"):
+        add.run_async_map([1, 2])
+    assert not (home / "groups").exists()
 
 
 def test_a_large_function_is_stored_once(backend, home):

@@ -188,6 +188,7 @@ class BatchExecutor:
         self._lease.release()
         with self.changes:
             self._at_work -= 1
+            self._submitter = None  # with the inputs that it keeps
             self._tell()
 
     # -- ending ------------------------------------------------------------------------------------

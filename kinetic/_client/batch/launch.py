@@ -81,10 +81,11 @@ def tags(given: object) -> Any:
 def launch(
     submitter: Submitter, store: Store, total: int, how: BatchRules, *, name: str, notes: Any
 ) -> BatchHandle[Any]:
-    """Begin a batch. Everything is submitted in the background, or before this returns if nothing
-    has to wait.
+    """Begin a batch. Everything is submitted as it is now: in the background, or before this
+    returns if nothing has to wait.
 
     Raises:
+        UsageError: there are too many inputs, or no room to keep them; nothing was submitted.
         StoreError: the store is full or cannot be written; nothing was submitted.
     """
     if total * (how.retries + 1) > _MOST_IDS:
@@ -94,6 +95,9 @@ def launch(
     if how.fitted:
         how = replace(how, max_concurrent=submitter.room(), fitted=False)
         _tell(how, total)
+    here = how.max_concurrent is None and not how.retries and not how.cancels
+    if not here:
+        submitter.keep_inputs()
     batch = new_batch(
         store,
         total,
@@ -106,7 +110,7 @@ def launch(
     executor = BatchExecutor(Ledger(total, how), Manifest.begin(store, batch), submitter)
     handle: BatchHandle[Any] = BatchHandle(executor)
     with handle.interruptible():
-        executor.start(here=how.max_concurrent is None and not how.retries and not how.cancels)
+        executor.start(here=here)
     return handle
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from kinetic._backends import registry
 from kinetic._backends.base import Backend, Capacity
 from kinetic._client import planning, submission
 from kinetic._client.batch.inputs import CallArguments
+from kinetic._client.batch.snapshot import CallSnapshot
 from kinetic._client.handle import JobHandle
 from kinetic._client.planning import Planned, PlanTemplate
 from kinetic._core.place import Place
-from kinetic._pickling.call import BatchPickler
+from kinetic._pickling.call import BatchPickler, Packed
 from kinetic._store.base import Store
 from kinetic.errors import UsageTypeError, a_type
 
@@ -36,6 +37,11 @@ class Submitter(Protocol):
 
     known_ids: bool
     threads: int
+
+    def keep_inputs(self) -> None:
+        """Inputs are submitted once the caller has gone on, and may have changed them by then: keep
+        what they are now."""
+        ...
 
     def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
         """Submit; raises if this input cannot be."""
@@ -62,6 +68,7 @@ class PackagedSubmitter:
         store: Store,
     ) -> None:
         self._calls = calls
+        self._snapshot: CallSnapshot | None = None
         self._about = about
         self._backend = backend
         self._store = store
@@ -74,8 +81,29 @@ class PackagedSubmitter:
         """For the caller, before this leaves the machine."""
         return self._about.complete_plan(self._pickler.function).warnings
 
+    def keep_inputs(self) -> None:
+        """Pickle the arguments of all calls. One that cannot be pickled is told when it is
+        submitted.
+
+        Raises:
+            UsageError: there is no room for them.
+        """
+        self._snapshot = CallSnapshot(self._try_all())
+        self._calls = ()
+
+    def _try_all(self) -> Iterator[Packed | Exception]:
+        for index in range(len(self._calls)):
+            try:
+                yield self._pack_call(index)
+            except Exception as error:  # noqa: BLE001 - packing runs the user's code; one input must not end the others
+                yield error
+
+    def _pack_call(self, index: int) -> Packed:
+        call = self._calls[index]
+        return self._pickler.pack(call.args, call.kwargs)
+
     def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
-        """Pickle the arguments, and create the job."""
+        """Pickle the arguments, unless they are kept, and create the job."""
         planned = self.plan_call(group_id, index, job_id)
         ref = submission.submit(planned, self._backend, self._store, on_sent=self._keep)
         return JobHandle(ref, self._backend, self._store)
@@ -96,9 +124,9 @@ class PackagedSubmitter:
 
     def plan_call(self, group_id: str, index: int, job_id: str) -> Planned:
         """Plan one call, with its own arguments, id and output folder."""
-        call, folder = self._calls[index], self._about.draft.output_dir
+        folder, kept = self._about.draft.output_dir, self._snapshot
         return self._about.complete_plan(
-            self._pickler.pack(call.args, call.kwargs),
+            self._pack_call(index) if kept is None else kept.read_call(index),
             function=self._pickler.function,
             job_id=job_id,
             created_at=time.time(),
@@ -120,6 +148,9 @@ class CallingSubmitter:
         self._calls = calls
         self._store = store
         self._func = func
+
+    def keep_inputs(self) -> None:
+        """Nothing: the function gets the inputs themselves."""
 
     def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
         """Call the function."""
