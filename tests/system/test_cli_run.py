@@ -88,6 +88,52 @@ def test_the_error_of_a_script_shows_the_script_and_nothing_of_ours(project: Pat
     assert str(ROOT / "kinetic") not in done.stderr
 
 
+THREADS = """
+import sys, threading, time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+def work(name):
+    time.sleep(0.1)
+    print("did", name, flush=True)
+
+def begin_another():
+    threading.Thread(target=work, args=["last"]).start()
+
+if __name__ == "__main__":
+    pools = ThreadPoolExecutor(2), ProcessPoolExecutor(1)
+    for n in range(6):
+        pools[n % 2].submit(work, n)
+    threading.Thread(target=begin_another).start()
+    if sys.argv[1] == "raise":
+        raise LookupError("nothing there")
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("program", [("work.py",), ("-m", "work")])
+@pytest.mark.parametrize(("how", "code"), [("0", 0), ("3", 3), ("raise", 1)])
+def test_a_program_ends_once_its_threads_have_ended(
+    project: Path, program: tuple[str, ...], how: str, code: int
+) -> None:
+    (project / "work.py").write_text(THREADS)
+    done = kn(project, "run", "-a", "cpu", *program, how)
+    assert sorted(done.stdout.split()) == [*"012345", *["did"] * 7, "last"], done.stdout
+    assert done.returncode == code
+    assert ("LookupError: nothing there" in done.stderr) == (how == "raise")
+    assert ("once its threads have ended" in done.stderr) == (how == "raise")
+
+
+@pytest.mark.parametrize("end", ["", "; sys.exit(0)", "; raise LookupError"])
+def test_threads_that_never_end_count_against_the_timeout(project: Path, end: str) -> None:
+    (project / "never.py").write_text(
+        "import sys, threading; threading.Thread(target=threading.Event().wait).start(); "
+        f"print('at its end'){end}\n"
+    )
+    done = kn(project, "run", "-a", "cpu", "--timeout", "5s", "never.py")
+    assert (done.stdout, done.returncode) == ("at its end\n", 1)
+    assert "longer than its timeout" in done.stderr
+
+
 @pytest.mark.parametrize("program", [("broken.py",), ("uses.py",), ("-m", "broken")])
 def test_a_syntax_error_is_shown_once_and_where_the_user_has_it(
     project: Path, program: tuple[str, ...]

@@ -23,6 +23,8 @@ ROOT = Path(kinetic.__file__).parent.parent
 def own_interpreter_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "argv", ["pytest"])
     monkeypatch.setattr(sys, "path", list(sys.path))
+    # It ends the pools of this process.
+    monkeypatch.setattr(command.interpreter, "wait_for_threads", lambda: None)
     monkeypatch.chdir(tmp_path)
 
 

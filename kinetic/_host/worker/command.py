@@ -7,6 +7,8 @@ caller's folder as working directory.
 
 from __future__ import annotations
 
+import contextlib
+import pkgutil
 import re
 import runpy
 import signal
@@ -15,13 +17,18 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from kinetic._core.exits import Leaving
 from kinetic._host import identity
-from kinetic._host.worker.report import ProgramExited, short_repr
+from kinetic._host.worker import interpreter, streams
+from kinetic._host.worker.report import ProgramExited, leftover_threads, short_repr, text
 from kinetic._host.worker.signals import Terminated
 
+_runpy: Any = runpy
+"""What `python -m` itself uses of it is not public."""
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 _VARIABLE = re.compile(r"\$(?:(KINETIC_[A-Z_]+)|\{(KINETIC_[A-Z_]+)\})")
@@ -80,12 +87,20 @@ def run_script(path_rel: str, args: Sequence[str]) -> None:
             ".kineticignore?",
             _NOT_FOUND,
         )
-    sys.argv = [
-        path_rel,
-        *args,
-    ]  # run_path sets it to the full path while the script runs
+    sys.argv = [str(path), *args]
     _put_first(str(path.parent))
-    _as_main(lambda: runpy.run_path(str(path), run_name="__main__"))
+    _as_main(lambda: _run_code(*_read_script(path)))
+
+
+def _read_script(path: Path) -> tuple[types.CodeType, ModuleSpec | None, str]:
+    """Return the code of a file that `python FILE` can run: source, compiled, or an archive."""
+    if pkgutil.get_importer(str(path)) is not None:
+        _put_first(str(path))
+        _, spec, code = _runpy._get_main_module_details()
+        return code, spec, str(path)
+    with path.open("rb") as file:
+        compiled = pkgutil.read_code(file)
+    return compiled or compile(path.read_bytes(), str(path), "exec"), None, str(path)
 
 
 def _find(path_rel: str) -> Path | None:
@@ -105,11 +120,16 @@ def run_module(name: str, args: Sequence[str]) -> None:
     sys.argv = [name, *args]
     _put_first(str(Path.cwd()))
     try:
-        _as_main(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
+        _as_main(lambda: _run_code(*_find_module(name)))
     except ImportError as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
             raise  # It is the module's own.
         _leave(f"{error}. `kinetic run --dry-run` lists what is sent along.", 1, "module")
+
+
+def _find_module(name: str) -> tuple[types.CodeType, ModuleSpec | None, str]:
+    _, spec, code = _runpy._get_module_details(name)
+    return code, spec, spec.origin
 
 
 def run_command(argv: Sequence[str]) -> None:
@@ -200,6 +220,34 @@ def _as_main(run: Callable[[], Any]) -> None:
     except BaseException as error:
         error.with_traceback(_without_machinery(error.__traceback__))
         raise
+
+
+def _run_code(code: types.CodeType, spec: ModuleSpec | None, file: str) -> None:
+    """Run code as `__main__`, and wait for its threads. Not by `runpy.run_path`: what threads do
+    with `__main__`, pickling for example, must find it until they have ended."""
+    sys.argv[0] = file
+    before, program = sys.modules["__main__"], types.ModuleType("__main__")
+    sys.modules["__main__"] = program
+    package = "" if spec is None else spec.parent
+    try:
+        _runpy._run_code(code, vars(program), None, "__main__", spec, package, file)
+        interpreter.wait_for_threads()
+    except (Terminated, Leaving):
+        raise
+    except SystemExit:
+        interpreter.wait_for_threads()
+        raise
+    except BaseException as error:
+        if threads := ", ".join(leftover_threads()):
+            streams.say(
+                f"kinetic: {type(error).__name__}: {text(error)}\nkinetic: The program ends once "
+                f"its threads have ended, as under python: {threads}"
+            )
+        with contextlib.suppress(Terminated):  # What was raised says more.
+            interpreter.wait_for_threads()
+        raise
+    finally:
+        sys.modules["__main__"] = before
 
 
 def _without_machinery(trace: types.TracebackType | None) -> types.TracebackType | None:

@@ -19,6 +19,20 @@ EXECUTORS_S = 1.0
 """How long open pools of `concurrent.futures` may take to end."""
 
 
+def wait_for_threads() -> None:
+    """Wait for the pools of `concurrent.futures`, and for all threads that are not daemons, as
+    Python does when a script ends."""
+    for end in reversed(getattr(threading, "_threading_atexits", ())):
+        end()
+    ours = (threading.main_thread(), threading.current_thread())
+    while others := [
+        each for each in threading.enumerate() if each not in ours and not each.daemon
+    ]:
+        for thread in others:
+            with contextlib.suppress(RuntimeError):  # It is just being started.
+                thread.join()
+
+
 def end_executors() -> None:
     """Let `concurrent.futures` end its pools, as the interpreter does before exit handlers; there
     is no public API for it."""
