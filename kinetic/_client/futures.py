@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kinetic.futures")
 _LONG_S = 3600.0
 _NAMED = 5
+_BRIEFLY_S = 1.0
 
 T = TypeVar("T")
 
@@ -235,6 +236,17 @@ async def beside(
     if error is not None:
         raise error
     return value  # type: ignore[return-value]
+
+
+def ask_briefly(question: Callable[[], bool]) -> bool:
+    """Return the answer; False if it takes longer than an event loop should be blocked."""
+    answers: list[bool] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(question()), name="kinetic-ask", daemon=True
+    )
+    asking.start()
+    asking.join(_BRIEFLY_S)
+    return any(answers)
 
 
 def _resolve(done: asyncio.Future[Any], end: Any) -> None:

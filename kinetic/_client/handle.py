@@ -317,8 +317,10 @@ class JobHandle(JobView, Generic[R_co]):
 
     def leave(self) -> None:
         """End the wait in another thread, and say how to come back to the job."""
-        self._left = True
-        self._tell_it_goes_on()
+        self._left, words = True, self._parting_words()
+        if futures.ask_briefly(self._is_known_to_be_over):
+            words = f'kinetic: {self.job_id} has ended: kinetic.attach("{self.job_id}").result()'
+        console.notice(f"\n{words}", once=False)
 
     # -- ending ------------------------------------------------------------------------------------
 
@@ -495,6 +497,3 @@ class JobHandle(JobView, Generic[R_co]):
 
     def _parting_words(self) -> str:
         return f"kinetic: {self.job_id} keeps running; {self._way_back()}"
-
-    def _tell_it_goes_on(self) -> None:
-        console.notice(f"\n{self._parting_words()}", once=False)

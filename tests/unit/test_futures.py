@@ -257,6 +257,27 @@ def test_cancelling_the_waiting_leaves_the_job_running(source, job):
     assert asyncio.run(main()) == (0, 1)
 
 
+def test_who_gives_up_waiting_hears_whether_the_job_has_ended(source, job, capsys):
+    job.leave()
+    assert f"{job.job_id} keeps running; reattach with" in capsys.readouterr().err
+    source.release(0)
+    job.leave()
+    told = capsys.readouterr().err
+    assert f'{job.job_id} has ended: kinetic.attach("{job.job_id}").result()' in told
+    assert "keeps running" not in told
+
+
+def test_a_store_that_does_not_answer_does_not_hold_up_who_gives_up_waiting(
+    job, monkeypatch, capsys
+):
+    answer = threading.Event()
+    monkeypatch.setattr(futures, "_BRIEFLY_S", 0.01)
+    monkeypatch.setattr(job, "_is_known_to_be_over", lambda: answer.wait(PATIENCE_S))
+    job.leave()
+    answer.set()
+    assert f"{job.job_id} keeps running" in capsys.readouterr().err
+
+
 # -- the first of many -----------------------------------------------------------------------------
 
 
