@@ -312,7 +312,8 @@ def _as_completed(jobs: list[J], limit_s: float | None) -> Iterator[J]:
                 )
                 raise WaitTimeout(f"{late} They go on.") from None
             yield left.pop(ended)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        interrupt.__traceback__ = None
         go = "goes" if len(left) == 1 else "go"
         console.notice(
             f"\nkinetic: {_ids(left.values())} {go} on; see `kinetic jobs list`.", once=False

@@ -1,4 +1,5 @@
-"""Errors of kinetic are shown at the user's own line: their message says what to do.
+"""Errors of kinetic, and Ctrl-C while it waits, are shown at the user's own line: what is said with
+them tells what to do.
 
 In: a block of code. Out: the traceback of an error that leaves it.
 """
@@ -9,15 +10,20 @@ from kinetic.errors import KineticError
 
 
 class _OwnFramesHidden:
-    """Drops the frames below the user's call from kinetic's errors, its own included: an exception
-    that is raised again by `with` gets no entry for that frame."""
+    """Drops the frames below the user's call from exceptions of some kinds, its own included: an
+    exception that is raised again by `with` gets no entry for that frame."""
+
+    def __init__(self, *kinds: type[BaseException]) -> None:
+        self._kinds = kinds
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, KineticError):
+        if isinstance(error, self._kinds):
             error.__traceback__ = None
 
 
-own_frames_hidden = _OwnFramesHidden()
+own_frames_hidden = _OwnFramesHidden(KineticError)
+waiting_hidden = _OwnFramesHidden(KineticError, KeyboardInterrupt)
+"""For waits: where Ctrl-C has struck in one says nothing."""

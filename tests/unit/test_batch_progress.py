@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
+import traceback
+from pathlib import Path
 
 import pytest
 from batch_cases import NUMBERS, PATIENCE_S, begin
 from batch_fakes import Scripted
 
+import kinetic
 from kinetic import errors
 from kinetic._backends import registry
 from kinetic._client.batch import handle as handles
@@ -19,6 +22,8 @@ from kinetic._client.batch.progress import BAR_WIDTH
 from kinetic._client.waiter import JobWaiter
 from kinetic._core import layout
 from kinetic._store.local import LocalStore
+
+OURS = f"{Path(kinetic.__file__).parent}/"
 
 
 @pytest.fixture
@@ -110,9 +115,12 @@ def test_ctrl_c_says_how_to_come_back(store, monkeypatch, capsys):
         look(*given)
 
     monkeypatch.setattr(batch._executor, "look", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        batch.results()
-    told = capsys.readouterr().err
+    for waiting in (batch.results, batch.wait, lambda: next(batch.as_completed()), batch.cancel):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            waiting()
+        assert OURS not in "".join(traceback.format_exception(caught.value))
+        if waiting == batch.results:
+            told = capsys.readouterr().err
     assert f'kinetic.attach_batch("{batch.group_id}").results()' in told
     assert f'kinetic.attach_batch("{batch.group_id}").cancel()' in told
     assert "another Ctrl-C" in told

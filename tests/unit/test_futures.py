@@ -9,8 +9,11 @@ import contextlib
 import itertools
 import logging
 import os
+import queue
 import sys
 import threading
+import traceback
+from pathlib import Path
 
 import pytest
 from batch_fakes import Scripted
@@ -290,6 +293,18 @@ def test_jobs_come_as_they_end_each_once(source):
         source.release(index)
         assert next(ends) is handles[index]
     assert list(ends) == []
+
+
+def test_ctrl_c_names_the_jobs_and_shows_no_frames_of_ours(source, job, monkeypatch, capsys):
+    class Interrupted(queue.SimpleQueue):
+        def get(self, timeout=None):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(futures.queue, "SimpleQueue", Interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        next(kinetic.as_completed([job]))
+    assert str(Path(futures.__file__)) not in "".join(traceback.format_exception(caught.value))
+    assert f"{job.job_id} goes on; see `kinetic jobs list`" in capsys.readouterr().err
 
 
 def test_no_jobs():

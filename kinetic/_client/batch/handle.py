@@ -28,7 +28,7 @@ from kinetic._client.waiter import ask_alike
 from kinetic._config import settings as configuration
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.state import JobStatus
-from kinetic._core.tracebacks import own_frames_hidden
+from kinetic._core.tracebacks import own_frames_hidden, waiting_hidden
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
 from kinetic.errors import (
@@ -171,7 +171,7 @@ class BatchHandle(Generic[R_co]):
         Raises:
             WaitTimeout: the time has passed; the batch keeps running.
         """
-        with self.interruptible():
+        with waiting_hidden, self.interruptible():
             for _ in self._ends(timeout, progress):
                 pass
 
@@ -191,7 +191,7 @@ class BatchHandle(Generic[R_co]):
         patience_s(poll_interval)
         ends = self._ends(timeout, progress=False)
         while True:
-            with self.interruptible():
+            with waiting_hidden, self.interruptible():
                 index = next(ends, None)
             if index is None:
                 return
@@ -248,7 +248,7 @@ class BatchHandle(Generic[R_co]):
         """
         found: dict[int, Any] = {}
         failed: dict[int, BaseException] = {}
-        with self.interruptible():
+        with waiting_hidden, self.interruptible():
             for index in self._ends(timeout, progress):
                 try:
                     error = self._failure(index, cleanup)
@@ -272,7 +272,8 @@ class BatchHandle(Generic[R_co]):
         warning.
         """
         try:
-            self._stop()
+            with waiting_hidden:
+                self._stop()
         except WaitTimeout as error:
             _log.warning("%s was cancelled: %s", self.group_id, error)
 
