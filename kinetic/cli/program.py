@@ -17,6 +17,8 @@ from kinetic._core.values import dataclass
 from kinetic._source.project import MODULES, WORDS
 from kinetic.errors import UsageError
 
+_OF_FOLDER = "__main__.py"
+
 
 class ProgramKind(StrEnum):
     """How a program is started."""
@@ -42,8 +44,11 @@ class Program:
 
     @property
     def name(self) -> str:
-        """The name shown in the list of jobs."""
-        return Path(self.target).name or self.target
+        """The name shown in the list of jobs: of a folder that is run, the folder's."""
+        path = Path(self.target)
+        if self.kind is ProgramKind.SCRIPT and path.name == _OF_FOLDER:
+            path = path.parent.absolute()
+        return path.name or self.target
 
 
 def split(words: Sequence[str], value_options: Collection[str]) -> tuple[list[str], Program | None]:
@@ -85,22 +90,23 @@ def _program(kind: ProgramKind, words: Sequence[str]) -> Program | None:
 
 
 def check(program: Program | None) -> Program:
-    """Refuse what cannot run, before anything is created."""
+    """Refuse what cannot run, before anything is created; of a folder, return the program in it."""
     if program is None:
         raise UsageError("Nothing to run: name a script, -m MODULE, or a command after --.")
     if program.kind is ProgramKind.SCRIPT:
-        _check_script(program.target)
+        program = Program(program.kind, _find_script(program.target), program.args)
     if any("\0" in word for word in (program.target, *program.args)) or not program.target:
         raise UsageError(f"{program.target!r} cannot be the name of a {program.kind}.")
     return program
 
 
-def _check_script(target: str) -> None:
+def _find_script(target: str) -> str:
+    """Return the path of the file; of a folder, that of what `python FOLDER` runs."""
     path = Path(target)
     if path.is_dir():
-        raise UsageError(
-            f"{target} is a folder. Name a file in it, or run it as a module: -m {path.name}."
-        )
+        if not (path / _OF_FOLDER).is_file():
+            raise UsageError(f"{target} is a folder without {_OF_FOLDER}. Name a file in it.")
+        return str(path / _OF_FOLDER)
     if not path.is_file():
         remedy = (
             ""
@@ -108,6 +114,7 @@ def _check_script(target: str) -> None:
             else f" To run a command, put -- before it: kinetic run … -- {target}"
         )
         raise UsageError(f"There is no file {target}.{remedy}")
+    return target
 
 
 def script_path(program: Program, cwd: Path) -> Path | None:

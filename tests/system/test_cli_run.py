@@ -163,6 +163,24 @@ def test_a_module_and_its_arguments(project: Path) -> None:
     assert (done.stdout, done.returncode) == ("False __main__ -d\n", 0)
 
 
+@pytest.mark.parametrize(("cwd", "named"), [(".", "my app"), ("my app", ".")])
+def test_a_folder_runs_as_python_runs_it(project: Path, cwd: str, named: str) -> None:
+    (project / "my app").mkdir()
+    (project / "my app/friend.py").write_text("NAME = 'friend'\n")
+    (project / "my app/__main__.py").write_text(
+        "import sys, friend\nprint(__name__, friend.NAME, *sys.argv[1:])\nsys.exit(3)\n"
+    )
+    done = kn(project / cwd, "run", "-a", "cpu", named, "-d")
+    assert (done.stdout, done.returncode) == ("__main__ friend -d\n", 3)
+    assert "my app exited with code 3 " in done.stderr
+
+
+def test_a_folder_without_a_program_is_refused(project: Path) -> None:
+    done = kn(project, "run", "-a", "cpu", "sub")
+    assert (done.stdout, done.returncode) == ("", 2)
+    assert "sub is a folder without __main__.py. Name a file in it." in done.stderr
+
+
 def test_a_command_sees_the_callers_project_wherever_the_console_script_lies(
     project: Path, tmp_path: Path
 ) -> None:
