@@ -101,7 +101,8 @@ class Limits:
     Attributes:
         start_timeout_s: from submission until the function runs on every host; also how long hosts
             wait in JAX for others.
-        timeout_s: from the start of the function until the job is stopped.
+        timeout_s: from the start of the function until the job is stopped; in an elastic job the
+            sum of all attempts, without waits between them.
         budget_s: for how long all attempts together may run on all slices, because of what those
             cost; on fewer slices for longer.
         budget: that limit, as users know it: "budget of $50.00 ($43.20 an hour, your price)".
