@@ -7,7 +7,6 @@ caller's folder as working directory.
 
 from __future__ import annotations
 
-import contextlib
 import pkgutil
 import re
 import runpy
@@ -21,10 +20,9 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from kinetic._core.exits import Leaving
 from kinetic._host import identity
-from kinetic._host.worker import interpreter, streams
-from kinetic._host.worker.report import ProgramExited, leftover_threads, short_repr, text
+from kinetic._host.worker import interpreter
+from kinetic._host.worker.report import ProgramExited, short_repr
 from kinetic._host.worker.signals import Terminated
 
 _runpy: Any = runpy
@@ -223,8 +221,8 @@ def _as_main(run: Callable[[], Any]) -> None:
 
 
 def _run_code(code: types.CodeType, spec: ModuleSpec | None, file: str) -> None:
-    """Run code as `__main__`, and wait for its threads. Not by `runpy.run_path`: what threads do
-    with `__main__`, pickling for example, must find it until they have ended."""
+    """Run code as `__main__`, and wait for its threads unless it fails. Not by `runpy.run_path`:
+    what threads do with `__main__`, pickling for example, must find it until they have ended."""
     sys.argv[0] = file
     before, program = sys.modules["__main__"], types.ModuleType("__main__")
     sys.modules["__main__"] = program
@@ -232,18 +230,9 @@ def _run_code(code: types.CodeType, spec: ModuleSpec | None, file: str) -> None:
     try:
         _runpy._run_code(code, vars(program), None, "__main__", spec, package, file)
         interpreter.wait_for_threads()
-    except (Terminated, Leaving):
-        raise
-    except SystemExit:
-        interpreter.wait_for_threads()
-        raise
-    except BaseException as error:
-        if threads := ", ".join(leftover_threads()):
-            streams.say(
-                f"kinetic: {type(error).__name__}: {text(error)}\nkinetic: The program ends once "
-                f"its threads have ended, as under python: {threads}"
-            )
-        with contextlib.suppress(Terminated):  # What was raised says more.
+    except SystemExit as end:
+        # Other hosts must not wait for the threads of one that has failed.
+        if not end.code:
             interpreter.wait_for_threads()
         raise
     finally:
