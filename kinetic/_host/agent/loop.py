@@ -373,7 +373,7 @@ class Agent:
             Act.EXIT: lambda: worker.channel.send({"exit": True, "leave": True}),
             Act.RUN_EXIT_HANDLERS: lambda: worker.channel.send({"exit": True}),
             Act.LEAVE: lambda: worker.channel.send({"stay": True}),
-            Act.REQUEST_REFORM: (self._workspace.root / REFORM_FILE).touch,
+            Act.REQUEST_REFORM: lambda: (self._workspace.root / REFORM_FILE).touch(),
             Act.SAY_LATE: reporter.tell_of_late_exit,
             Act.SAY_NOT_FREE: reporter.tell_not_free,
             Act.SAY_NOT_LEFT: reporter.tell_not_left,
