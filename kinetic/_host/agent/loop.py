@@ -373,12 +373,15 @@ class Agent:
             Act.EXIT: lambda: worker.channel.send({"exit": True, "leave": True}),
             Act.RUN_EXIT_HANDLERS: lambda: worker.channel.send({"exit": True}),
             Act.LEAVE: lambda: worker.channel.send({"stay": True}),
-            Act.REQUEST_REFORM: lambda: (self._workspace.root / REFORM_FILE).touch(),
+            Act.REQUEST_REFORM: self._request_reform,
             Act.SAY_LATE: reporter.tell_of_late_exit,
             Act.SAY_NOT_FREE: reporter.tell_not_free,
             Act.SAY_NOT_LEFT: reporter.tell_not_left,
         }
         acts[act]()
+
+    def _request_reform(self) -> None:
+        (self._workspace.root / REFORM_FILE).touch()
 
     def _reap(self) -> None:
         if not self._worker.gone:
@@ -404,8 +407,8 @@ class Agent:
         can_tell = self._machine.armed or processes.is_stopped(self._worker.pid)
         text = self._worker.stacks() if can_tell else ""
         tree = self._workspace.tree if self._machine.started else None
-        self._stacks_text = text = workspace.as_client_names(text, tree, self._plan)
-        return text
+        self._stacks_text = workspace.as_client_names(text, tree, self._plan)
+        return self._stacks_text
 
     # -- reporting ---------------------------------------------------------------------------------
 
@@ -416,7 +419,9 @@ class Agent:
             Heartbeat(
                 host=self._who.host,
                 state=(state := self._state_now()),
-                stalled_s=self._stall.observe(now) if self._may_stall(state) else 0.0,
+                stalled_s=self._stall.observe(now)
+                if self._machine.started and state in _MAY_STALL
+                else 0.0,
                 rss_bytes=self._worker.rss_bytes,
                 cpu_s=now.cpu_s,
                 log_bytes=now.log_bytes,
@@ -424,9 +429,6 @@ class Agent:
                 saving_step=workspace.read_saving_step(self._preemption.folder),
             )
         )
-
-    def _may_stall(self, state: Activity) -> bool:
-        return self._machine.started and state in _MAY_STALL
 
     def _state_now(self) -> Activity:
         activity = self._machine.activity
