@@ -70,18 +70,6 @@ class Scale(keras.layers.Layer):
     def get_config(self): return {**super().get_config(), "k": self.k}
 
 @keras.saving.register_keras_serializable()
-REGISTRY = """
-KINDS = []
-
-
-def register(cls):
-    KINDS.append(cls)
-    return cls
-
-
-"""
-
-
 def triple_PACKAGE(x): return x * 3
 
 def count(tree):
