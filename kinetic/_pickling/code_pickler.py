@@ -1,5 +1,5 @@
-"""How code is pickled by value: as cloudpickle does it, with the name of its file, and the
-qualified names of classes.
+"""How code is pickled by value: as cloudpickle does it, with the name of its file, the qualified
+names of classes, and parts of classes that cloudpickle cannot send.
 
 In: live objects. Out: a pickle. Tracebacks, debuggers and notebook cells need a file's name; from
 version 3.1.3 on cloudpickle writes another in its place, so that pickles do not depend on where a
@@ -9,10 +9,17 @@ function was defined. By its qualified name a class is told from another one of 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import typing
+import weakref
+from collections.abc import Callable
 from types import CodeType
 from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
+
+from kinetic._pickling import unpickler
+from kinetic._pickling.origin import MAIN
 
 _FILE = 10
 """The place of `filename` among the arguments of `CodeType`, in Python 3.11 and later."""
@@ -23,19 +30,42 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
     return make, (*parts[:_FILE], code.co_filename, *parts[_FILE + 1 :])
 
 
-_SENTINELS = {
+def _reduce_type_parameter(made: Any) -> Any:
+    is_ours = made.__module__ in MAIN
+    return (type(made), (made.__name__,)) if is_ours else made.__name__
+
+
+def _reduce_new_type(made: Any) -> Any:
+    is_ours = made.__module__ in MAIN
+    parts = made.__name__, made.__supertype__, made.__module__
+    return (unpickler.new_type, parts) if is_ours else made.__reduce__()
+
+
+_REDUCERS: dict[type, Callable[[Any], Any]] = {
+    CodeType: _reduce_code,
+    # Dataclasses know these two by identity.
     type(dataclasses.MISSING): lambda _: "MISSING",
     type(dataclasses.KW_ONLY): lambda _: "KW_ONLY",
+    functools.cached_property: lambda found: (
+        unpickler.cached_property,
+        (found.func, found.attrname),
+    ),  # has a lock
+    type(functools.cache(len)): lambda found: (
+        unpickler.lru_cached,
+        (found.__wrapped__, found.cache_parameters()),
+    ),
+    typing.NewType: _reduce_new_type,
+    typing.ParamSpec: _reduce_type_parameter,
+    typing.TypeVarTuple: _reduce_type_parameter,
+    weakref.WeakKeyDictionary: lambda found: (weakref.WeakKeyDictionary, (dict(found),)),
+    weakref.WeakValueDictionary: lambda found: (weakref.WeakValueDictionary, (dict(found),)),
 }
-"""Dataclasses know them by identity."""
 
 
 class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles code with the name of its file, and classes with their qualified names."""
 
-    dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child(
-        {CodeType: _reduce_code} | _SENTINELS
-    )
+    dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child(_REDUCERS)
 
     def reducer_override(self, obj: Any) -> Any:
         """Decide how an object is pickled."""

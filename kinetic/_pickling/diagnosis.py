@@ -8,7 +8,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType, FunctionType, GetSetDescriptorType, MethodType, ModuleType
+from types import (
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 from kinetic._core.values import dataclass
@@ -140,6 +147,7 @@ def _bisect_items(items: Sequence[Any], attempt: Attempt) -> Iterator[tuple[str,
 def _of_used(thing: Any, component: str, attempt: Attempt, seen: set[int]) -> Diagnosis | None:
     """Follow the failure through functions, classes and modules to the variable that holds it; None
     for a circle."""
+    thing = _undecorate(thing)
     if id(thing) in seen or len(seen) > _MOST:
         return None
     seen.add(id(thing))
@@ -153,6 +161,16 @@ def _of_used(thing: Any, component: str, attempt: Attempt, seen: set[int]) -> Di
     if circle or isinstance(thing, FunctionType | ModuleType | type):
         return None if circle else Diagnosis(component, type(thing).__name__)
     return of_value(thing, component, attempt=attempt)
+
+
+def _undecorate(thing: Any) -> Any:
+    """Return the function that a decorator has put into an object."""
+    try:
+        inner = object.__getattribute__(thing, "__dict__").get("__wrapped__")
+    except AttributeError:
+        return thing
+    is_made = isinstance(inner, FunctionType) and not isinstance(thing, FunctionType | type)
+    return inner if is_made else thing
 
 
 def uses(thing: Any) -> Iterator[tuple[str, object]]:
@@ -179,7 +197,7 @@ def uses(thing: Any) -> Iterator[tuple[str, object]]:
         yield from (
             (f"attribute {name!r} of class {thing.__name__}", _unwrap(value))
             for name, value in vars(thing).items()
-            if not isinstance(value, GetSetDescriptorType)
+            if not isinstance(value, GetSetDescriptorType | MemberDescriptorType)
         )
         yield from (
             (f"class {base.__name__}, base of {thing.__name__}", base) for base in thing.__bases__

@@ -18,14 +18,12 @@ cloudpickle pickles by reference only what it finds under its own name. Here als
 from __future__ import annotations
 
 import dis
-import functools
 import sys
 import typing
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import TextIOWrapper
 from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO
 
 import cloudpickle
 from cloudpickle.cloudpickle import (
@@ -52,11 +50,6 @@ class Circular(Exception):
         self.made = made
 
 
-def _reduce_type_parameter(made: Any) -> Any:
-    is_ours = made.__module__ in MAIN
-    return (type(made), (made.__name__,)) if is_ours else made.__name__
-
-
 class CallPickler(CodePickler):
     """Pickles calls.
 
@@ -71,31 +64,6 @@ class CallPickler(CodePickler):
     """
 
     external: tuple[object, ...] = ()
-
-    dispatch_table: ClassVar[Any] = CodePickler.dispatch_table.new_child(
-        {
-            functools.cached_property: lambda found: (
-                unpickler.cached_property,
-                (found.func, found.attrname),
-            ),  # has a lock
-            type(functools.cache(len)): lambda found: (
-                unpickler.lru_cached,
-                (found.__wrapped__, found.cache_parameters()),
-            ),
-            typing.NewType: lambda made: (
-                (unpickler.new_type, (made.__name__, made.__supertype__, made.__module__))
-                if made.__module__ in MAIN
-                else made.__reduce__()
-            ),
-            typing.ParamSpec: _reduce_type_parameter,
-            typing.TypeVarTuple: _reduce_type_parameter,
-            weakref.WeakKeyDictionary: lambda found: (weakref.WeakKeyDictionary, (dict(found),)),
-            weakref.WeakValueDictionary: lambda found: (
-                weakref.WeakValueDictionary,
-                (dict(found),),
-            ),
-        }
-    )
 
     def __init__(
         self, file: BinaryIO, script: Script, rebuilt: frozenset[int] = frozenset()

@@ -78,10 +78,11 @@ class ResultUnpickler(pickle.Unpickler):
         )
 
     def _find_defined(self, module: str | None, qualname: str, tracker: str | None) -> type | None:
-        """Return the class that its module defines under this name; None if there is none, as for
-        each class of a function's own."""
-        if tracker in self._internals._DYNAMIC_CLASS_TRACKER_BY_ID or module not in sys.modules:
-            return None
+        """Return the class that was sent, or that its module defines under this name; None if there
+        is none, as for each class of a function's own."""
+        sent: type | None = self._internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
+        if sent is not None or module not in sys.modules:
+            return sent
         names = origin.MAIN if module in origin.MAIN else (module,)
         first, *inner = qualname.split(".")
         for space in (

@@ -12,13 +12,6 @@ from one_copy_cases import CONFIG, lines, run
 pytestmark = [pytest.mark.timeout(300)]
 
 
-REGISTRY = """
-KINDS = []
-def register(cls):
-    KINDS.append(cls)
-    return cls
-"""
-
 FLAX = """
 from typing import Any
 import dataclasses, functools
@@ -413,78 +406,3 @@ except Exception as error:
     command = [sys.executable, "-m", "kinetic", "jobs", "result", good]
     shown = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
     assert (shown.returncode, shown.stdout.strip()) == (0, "Config(width=3)"), shown.stderr
-
-
-def test_a_class_that_is_defined_again_has_the_defaults_and_the_fields_that_it_had(
-    tmp_path: Path,
-) -> None:
-    main = """
-from __future__ import annotations
-import dataclasses, threading
-from dataclasses import KW_ONLY, InitVar
-from typing import ClassVar
-import kinetic, lib
-
-WIDTH = 64
-lock = threading.Lock()
-
-@lib.register
-@dataclasses.dataclass
-class Layer:
-    tag: ClassVar[int] = 7
-    width: int = WIDTH
-    shape: tuple = (WIDTH, 1)
-    seed: InitVar[int] = WIDTH
-    _: KW_ONLY
-    bias: Layer | None = None
-    axes: "tuple[lock, 'lock']" = ()
-    def grow(self, by=WIDTH, *, more=WIDTH): return self.width + by + more
-    @classmethod
-    def make(cls, width=WIDTH): return cls(width)
-
-@dataclasses.dataclass
-class Plain:
-    a: int
-    b: int = 1
-
-WIDTH = 128
-
-@kinetic.run(accelerator="cpu")
-def look():
-    fields = [(each.name, each.default) for each in dataclasses.fields(Layer)]
-    needed = [each.default is dataclasses.MISSING for each in dataclasses.fields(Plain)]
-    return fields, Layer().grow(), Layer.make(), Layer(1).shape, Layer in lib.KINDS, needed
-
-print(look() == look.local(), look())
-"""
-    files = {"main.py": main, "lib.py": REGISTRY}
-    (line,) = lines(run(tmp_path, files))
-    fields = [("width", 64), ("shape", (64, 1)), ("bias", None), ("axes", ())]
-    assert line.startswith(f"True ({fields}, 192, Layer(")
-    assert line.endswith("(64, 1), True, [True, False])")
-
-
-def test_objects_of_a_class_that_was_defined_anew_are_registered(tmp_path: Path) -> None:
-    define = """
-@lib.register
-@dataclasses.dataclass
-class Point:
-    x: int
-    def double(self): return Point(2 * self.x)
-"""
-    main = f"""
-import dataclasses, kinetic, lib
-{define}
-old = Point(1)
-{define}
-new = Point(2)
-
-@kinetic.run(accelerator="cpu")
-def look(old, new):
-    kinds = type(old), type(new)
-    return [kind in lib.KINDS for kind in kinds], kinds[1] is Point, kinds[0] is Point, old.double()
-
-print(look(old, new))
-"""
-    files = {"main.py": main, "lib.py": REGISTRY}
-    assert lines(run(tmp_path, files)) == ["([True, True], True, False, Point(x=2))"]

@@ -68,7 +68,7 @@ def make_closure():
 
 
 SCRIPT = """
-import threading
+import functools, threading
 client = threading.Lock()
 def train(): return client
 def outer(): return train()
@@ -77,6 +77,11 @@ def keyword_only(*, z=client): return z
 class Model:
     def fit(self): return client
 def build(): return Model()
+class Slots:
+    __slots__ = ("x",)
+@functools.cache
+def cached(n): return cached(n - 1), Slots, client
+def calls_itself(): return cached(1)
 """
 
 
@@ -88,6 +93,7 @@ def build(): return Model()
         ("defaults", "default of parameter 'y'"),
         ("keyword_only", "default of parameter 'z'"),
         ("build", "global 'client' used by fit"),
+        ("calls_itself", "global 'client' used by cached"),
     ],
 )
 def test_what_a_function_uses_is_named(name, component):
