@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import typing
 import weakref
 from collections.abc import Callable
@@ -69,6 +70,8 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         """Decide how an object is pickled."""
+        if isinstance(obj, type) and (found := find_renamed(obj)) is not None:
+            return unpickler.find_undecorated, (*found, 0)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple):
             make, arguments, *rest = reduced
@@ -77,6 +80,15 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
                 fields = {**fields, "__qualname__": obj.__qualname__}
                 return make, (metaclass, name, bases, fields, *more), *rest
         return reduced
+
+
+def find_renamed(obj: Any) -> tuple[str, str] | None:
+    """Return module and name of a class that its module has under the last part of its name alone,
+    as `jax.Array`, which calls itself jaxlib._jax.Array."""
+    name, module = obj.__qualname__.rpartition(".")[2], sys.modules.get(obj.__module__ or "")
+    if name == obj.__qualname__ or obj.__module__ in MAIN or module is None:
+        return None
+    return (obj.__module__, name) if vars(module).get(name) is obj else None
 
 
 def dump(value: object, file: BinaryIO) -> None:

@@ -33,9 +33,10 @@ from cloudpickle.cloudpickle import (
 )
 
 from kinetic._pickling import unpickler
-from kinetic._pickling.code_pickler import CodePickler
+from kinetic._pickling.code_pickler import CodePickler, find_renamed
 from kinetic._pickling.origin import MAIN
-from kinetic._pickling.script import Script, global_names
+from kinetic._pickling.script import Script, annotates, global_names
+from kinetic._pickling.statements import find_names
 from kinetic._pickling.unpickler import Definition
 
 _DEEPEST = 32
@@ -97,7 +98,7 @@ class CallPickler(CodePickler):
             if isinstance(obj, FunctionType) and (module := _module_of(obj)) is not None:
                 return self._in_module(obj, module)
             reduced = super().reducer_override(obj)
-            return _complete_class(obj, reduced) if isinstance(obj, type) else reduced
+            return self._complete_class(obj, reduced) if isinstance(obj, type) else reduced
         if issubclass(kind, ModuleType):
             by_reference = _should_pickle_by_reference(obj)
             return (
@@ -201,16 +202,26 @@ class CallPickler(CodePickler):
         )
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
-        """Send globals as well that only the body of a class in the function uses: cloudpickle
-        finds those that functions use."""
+        """Send globals as well that only the body of a class in the function uses, or annotations
+        that are text: cloudpickle finds those that functions use."""
         make, args, (attributes, slots), *rest = super()._dynamic_function_reduce(func)
         more = {
             name: func.__globals__[name]
             for name in global_names(func.__code__)
             if name in func.__globals__
-        }
+        } | _list_annotating(func, func.__globals__)
         found = slots["__globals__"]
         return make, args, (attributes, slots | {"__globals__": found | more}), *rest
+
+    def _complete_class(self, made: type, reduced: Any) -> Any:
+        """Have a class of the script find what its annotations name."""
+        reduced = _complete_class(made, reduced)
+        names = _list_annotating(made, self._script.namespace) if made.__module__ in MAIN else {}
+        if not names or not isinstance(reduced, tuple):
+            return reduced
+        make, parts, state, items, pairs, set_state = reduced
+        named = set_state, state, self._globals, names
+        return make, parts, named, items, pairs, unpickler.complete_class
 
     def _in_module(self, func: FunctionType, module: ModuleType) -> Any:
         self.globals_ref.setdefault(id(func.__globals__), _ModuleNamespace(module.__name__))
@@ -290,6 +301,14 @@ class _ModuleNamespace(dict[str, Any]):
         return unpickler.module_namespace, (self["__name__"],)
 
 
+def _list_annotating(made: FunctionType | type, namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what text in annotations names, for those who evaluate it."""
+    names = find_names(
+        vars(made).get("__annotations__") if isinstance(made, type) else made.__annotations__
+    )
+    return {each: namespace[each] for each in names if annotates(namespace.get(each))}
+
+
 def _complete_class(made: type, reduced: Any) -> Any:
     """Have a class rebuilt with its slots: cloudpickle makes it without, and sets the attribute
     later, when it has no effect. Have a `TypedDict("T", …)` rebuilt as one."""
@@ -331,8 +350,9 @@ def _locate(obj: Any) -> tuple[str, str, int] | None:
             return obj.__module__, obj.__qualname__, depth
         found = _find_wrapped(found)
         if found is None:
-            return None
-    return None
+            break
+    renamed = find_renamed(obj)
+    return None if renamed is None else (*renamed, 0)
 
 
 def _is_global(obj: Any) -> bool:

@@ -273,7 +273,7 @@ class Script:
             annotating = {
                 each
                 for each in statements.find_annotation_names(node)
-                if _annotates(self.namespace.get(each))
+                if annotates(self.namespace.get(each))
             }
         except (SyntaxError, ValueError, RecursionError):
             return None
@@ -370,7 +370,7 @@ def _is_foreign(value: object) -> bool:
     return value is not None and getattr(value, "__module__", "__main__") not in MAIN
 
 
-def _annotates(value: object) -> bool:
+def annotates(value: object) -> bool:
     """Whether this may be part of an annotation: its text may have names of other things, such as
     the axes of an array."""
     of = type(value).__module__

@@ -9,6 +9,7 @@ import ast
 import contextlib
 import functools
 import re
+import typing
 from collections.abc import Iterator, Sequence
 
 from kinetic._pickling.origin import ScriptSource
@@ -93,10 +94,33 @@ def find_assignments(node: Made) -> dict[str, ast.expr]:
 
 def find_annotation_names(node: ast.AST) -> set[str]:
     """Return the names in the annotations of a class's attributes, also of those that are text."""
+    return _names_in(
+        [each.annotation for each in ast.walk(node) if isinstance(each, ast.AnnAssign)]
+    )
+
+
+def find_names(annotations: object) -> set[str]:
+    """Return the names in the annotations of a function or a class that are text, or have text in
+    them."""
+    values = list(annotations.values()) if isinstance(annotations, dict) else []
     found: set[str] = set()
-    waiting: list[ast.AST] = [
-        each.annotation for each in ast.walk(node) if isinstance(each, ast.AnnAssign)
-    ]
+    for each in values:
+        if isinstance(each, str):
+            found |= _names_in_text(each)
+        elif isinstance(each, typing.ForwardRef):
+            found |= _names_in_text(each.__forward_arg__)
+        else:
+            values += typing.get_args(each)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_in_text(text: str) -> frozenset[str]:
+    return frozenset(_names_in([ast.Constant(text)]))
+
+
+def _names_in(waiting: list[ast.AST]) -> set[str]:
+    found: set[str] = set()
     for each in (inner for annotation in waiting for inner in ast.walk(annotation)):
         if isinstance(each, ast.Name):
             found.add(each.id)

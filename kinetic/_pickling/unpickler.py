@@ -121,6 +121,15 @@ def use(made: Any, state: _State) -> None:
         defaults.restore(made, known_defaults)
 
 
+def complete_class(
+    made: Any, state: tuple[Callable[[Any, Any], Any], Any, dict[str, Any], Mapping[str, Any]]
+) -> None:
+    """Give a class its state, and the script what its annotations name."""
+    set_state, own, namespace, names = state
+    namespace.update(names)
+    set_state(made, own)
+
+
 def script_namespace(package: str | None, file: str | None) -> dict[str, Any]:
     """Return a namespace for the functions of a script; a host's unpickler gives its `__main__`
     instead."""

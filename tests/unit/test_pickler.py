@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import sys
 import types
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kinetic._pickling import results
 from kinetic._pickling.pickler import CallPickler, Circular
 from kinetic._pickling.script import Script, ScriptSource
 from kinetic._pickling.unpickler import CallUnpickler
@@ -486,3 +488,16 @@ def test_what_only_the_caller_has_of_a_decorated_function_says_so() -> None:
         with pytest.raises(UsageError, match=rf"f\.{name} is of the script that submits jobs"):
             getattr(function, name)(1, x=2)
     assert function.local(2) == 2, "it runs right there, as everywhere"
+
+
+def test_a_class_with_another_name_than_its_module_has_for_it_arrives_as_itself(
+    library: Any,
+) -> None:
+    made = type("Array", (), {"__module__": library.__name__, "__qualname__": "inner._c.Array"})
+    library.Array = made
+    file = io.BytesIO()
+    CallPickler(file, Script({})).dump(made)
+    for data in (file.getvalue(), results.pack_value(made)):
+        assert b"_make_skeleton_class" not in data, "a copy is another class in another process"
+    assert pickle.loads(file.getvalue()) is made
+    assert results.unpack_value(results.pack_value(made)) is made

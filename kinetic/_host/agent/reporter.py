@@ -41,8 +41,13 @@ has ended."""
 LEFTOVERS_NAMED = 5
 POOLS_S = 2.0
 """How long processes that a library's pools keep may take beyond that; they clean up behind it."""
-OF_POOLS = (b"resource_tracker import main", b"loky.backend.popen_loky_posix")
-"""In their command lines: Python's and joblib's trackers, joblib's workers."""
+OF_POOLS = (
+    b"resource_tracker import main",
+    b"forkserver import main",
+    b"loky.backend.popen_loky_posix",
+)
+"""In their command lines: Python's and joblib's trackers, Python's server of forks, joblib's
+workers."""
 
 ENDS_QUIETLY = (".Terminated", ".Preempted")
 """Exceptions that only end the function."""
