@@ -191,6 +191,8 @@ def test_accelerators(world: World, capsys: Capture) -> None:
     assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["tpu-v6e-16", "tpu", "16", "4"]
     assert world("accelerators", "trillium-8") == 0
     assert "tpu-v6e-8" in capsys.readouterr().out
+    assert world("accelerators", "v5e", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)) == 8, "all slices of what it is another name of"
     assert world("accelerators", "tpu-v6e-13") == 2
     assert "tpu-v6e-16" in capsys.readouterr().err
 

@@ -5,6 +5,7 @@ In: part of a name, or a cluster. Out: a table or JSON.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +159,12 @@ def _find_rows(words: str | None) -> tuple[Topology, ...]:
     if not words:
         return rows
     found = tuple(row for row in rows if words.lower() in row.name)
-    return found or (_resolve_name(words),)
+    if found:
+        return found
+    meant = _resolve_name(words)
+    if re.search(r"[-:x]\d", words.removeprefix("tpu-").removeprefix("gpu-")):
+        return (meant,)
+    return tuple(row for row in rows if row.family == meant.family)  # v5e, trillium
 
 
 def _resolve_name(words: str) -> Topology:
