@@ -24,8 +24,10 @@ import dataclasses
 import dis
 import enum
 import functools
+import inspect
 import os
 import typing
+import weakref
 from collections.abc import Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -89,7 +91,10 @@ class Script:
         if found is None:
             return None
         source, node = found
-        does_more = self._has_more(made, node) if isinstance(made, type) else self._registers(node)
+        if isinstance(made, type):
+            does_more = self._has_more(made, node)
+        else:
+            does_more = self._registers(node) or _holds_weakly(made)
         again = self._make_definition(source, node) if does_more else None
         if again is None or self.namespace[made.__qualname__] is made:
             return again
@@ -314,6 +319,17 @@ def _is_plain(value: Any, deepest: int = 4) -> bool:
     return is_group and all(_is_plain(each, deepest - 1) for each in value)
 
 
+def _holds_weakly(made: FunctionType) -> bool:
+    """Whether a decorator has left weak references around a function, as jaxtyping does: such a
+    closure cannot be sent, but its statement can."""
+    try:
+        held = [cell.cell_contents for cell in made.__closure__ or ()]
+    except ValueError:  # Not assigned yet.
+        return False
+    inner = [each for one in held for each in (one if type(one) is list else [one])]
+    return any(isinstance(each, weakref.ReferenceType) for each in inner)
+
+
 def _has_values_of(made: type, node: statements.Made) -> bool:
     """Whether a class has the plain values and the annotations that its statement names."""
     annotated = statements.find_annotated(node)
@@ -334,7 +350,7 @@ def _is_of(made: Any, source: ScriptSource, node: statements.Made, set_later: se
     fields = (
         [value for name, value in vars(made).items() if name not in set_later]
         if isinstance(made, type)
-        else [made]
+        else [inspect.unwrap(made)]
     )
     functions = [getattr(each, "__func__", each) for each in fields]
     codes = [each.__code__ for each in functions if isinstance(each, FunctionType)]

@@ -501,3 +501,25 @@ def test_a_class_with_another_name_than_its_module_has_for_it_arrives_as_itself(
         assert b"_make_skeleton_class" not in data, "a copy is another class in another process"
     assert pickle.loads(file.getvalue()) is made
     assert results.unpack_value(results.pack_value(made)) is made
+
+
+def test_a_function_in_a_closure_that_cannot_be_sent_is_defined_again(library: Any) -> None:
+    text = """
+import functools, weakref
+KEPT = []
+def check(function):
+    KEPT.append(function)
+    held = [weakref.ref(function)]
+    @functools.wraps(function)
+    def call(*args): return held[0]()(*args)
+    return call
+"""
+    exec(compile(text, "picklertest_library.py", "exec", dont_inherit=True), vars(library))
+    text = """
+import picklertest_library as lib
+BY = 3
+@lib.check
+def grow(n): return n * BY
+def look(n): return grow(n) + 1
+"""
+    assert sent(text, "look", library=library).value[0](2) == 7
