@@ -84,9 +84,15 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def find_renamed(obj: Any) -> tuple[str, str] | None:
     """Return module and name of a class that its module has under the last part of its name alone,
-    as `jax.Array`, which calls itself jaxlib._jax.Array."""
+    as `jax.Array`, which calls itself jaxlib._jax.Array. A class that a function has made is none:
+    the module of a host need not have it."""
     name, module = obj.__qualname__.rpartition(".")[2], sys.modules.get(obj.__module__ or "")
-    if name == obj.__qualname__ or obj.__module__ in MAIN or module is None:
+    if (
+        name == obj.__qualname__
+        or "<locals>" in obj.__qualname__
+        or obj.__module__ in MAIN
+        or module is None
+    ):
         return None
     return (obj.__module__, name) if vars(module).get(name) is obj else None
 

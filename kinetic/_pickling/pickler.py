@@ -351,7 +351,7 @@ def _locate(obj: Any) -> tuple[str, str, int] | None:
         found = _find_wrapped(found)
         if found is None:
             break
-    renamed = find_renamed(obj)
+    renamed = find_renamed(obj) if isinstance(obj, type) else None
     return None if renamed is None else (*renamed, 0)
 
 
