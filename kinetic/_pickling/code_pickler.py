@@ -31,6 +31,9 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
     return make, (*parts[:_FILE], code.co_filename, *parts[_FILE + 1 :])
 
 
+_CACHED = type(functools.cache(len))
+
+
 def _reduce_type_parameter(made: Any) -> Any:
     is_ours = made.__module__ in MAIN
     return (type(made), (made.__name__,)) if is_ours else made.__name__
@@ -51,7 +54,7 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
         unpickler.cached_property,
         (found.func, found.attrname),
     ),  # has a lock
-    type(functools.cache(len)): lambda found: (
+    _CACHED: lambda found: (
         unpickler.lru_cached,
         (found.__wrapped__, found.cache_parameters()),
     ),
@@ -72,6 +75,8 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Decide how an object is pickled."""
         if isinstance(obj, type) and (found := find_renamed(obj)) is not None:
             return unpickler.find_undecorated, (*found, 0)
+        if type(obj) is _CACHED and _is_its_modules(obj):
+            return obj.__qualname__
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple):
             make, arguments, *rest = reduced
@@ -92,9 +97,24 @@ def find_renamed(obj: Any) -> tuple[str, str] | None:
         or "<locals>" in obj.__qualname__
         or obj.__module__ in MAIN
         or module is None
+        or is_by_value(obj.__module__)
     ):
         return None
     return (obj.__module__, name) if vars(module).get(name) is obj else None
+
+
+def is_by_value(module: str) -> bool:
+    """Whether hosts do not have this module, or a package that it is in."""
+    registered = cloudpickle.list_registry_pickle_by_value()
+    return any(module == name or module.startswith(f"{name}.") for name in registered)
+
+
+def _is_its_modules(obj: Any) -> bool:
+    """Whether a cached function is what its module has under its name."""
+    found: Any = sys.modules.get(getattr(obj, "__module__", None) or "")
+    for name in getattr(obj, "__qualname__", "<none>").split("."):
+        found = getattr(found, name, None)
+    return found is obj
 
 
 def dump(value: object, file: BinaryIO) -> None:

@@ -6,7 +6,7 @@ In: a class. Out: its plain defaults, by function and parameter, and a class tha
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
@@ -45,9 +45,22 @@ def restore(made: type, defaults: Mapping[str, Mapping[str, Any]]) -> None:
 def _functions_of(made: type) -> Iterator[tuple[str, FunctionType]]:
     """Yield its own functions, from under decorators; libraries hide `__init__` in descriptors."""
     for name, value in vars(made).items():
-        bare = getattr(made, name) if name == "__init__" else getattr(value, "__func__", value)
+        bare = getattr(value, "__func__", value)
+        if name == "__init__":
+            with contextlib.suppress(Exception):  # A metaclass may refuse it.
+                bare = getattr(made, name)
         if isinstance(bare, FunctionType):
-            yield name, inspect.unwrap(bare)
+            yield name, unwrap(bare)
+
+
+def unwrap(function: FunctionType) -> FunctionType:
+    """Return the function below decorators that have wrapped it, as far as those are functions."""
+    seen = [function]
+    inner = vars(function).get("__wrapped__")
+    while isinstance(inner, FunctionType) and inner not in seen:
+        seen.append(inner)
+        inner = vars(inner).get("__wrapped__")
+    return seen[-1]
 
 
 def _defaults_of(function: FunctionType) -> dict[str, Any]:

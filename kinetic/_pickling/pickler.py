@@ -20,12 +20,11 @@ from __future__ import annotations
 import dis
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from io import TextIOWrapper
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import BytesIO, TextIOWrapper
 from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, BinaryIO
 
-import cloudpickle
 from cloudpickle.cloudpickle import (
     _extract_code_globals,
     _find_imported_submodules,
@@ -33,9 +32,9 @@ from cloudpickle.cloudpickle import (
 )
 
 from kinetic._pickling import unpickler
-from kinetic._pickling.code_pickler import CodePickler, find_renamed
+from kinetic._pickling.code_pickler import CodePickler, find_renamed, is_by_value
 from kinetic._pickling.origin import MAIN
-from kinetic._pickling.script import Script, annotates, global_names
+from kinetic._pickling.script import Script, global_names
 from kinetic._pickling.statements import find_names
 from kinetic._pickling.unpickler import Definition
 
@@ -144,7 +143,7 @@ class CallPickler(CodePickler):
             self._define_args(obj.__name__, found),
             (
                 self._globals,
-                self._values(found.used),
+                self._list_own(found) | self._values(found.used),
                 self._script.find_changes(obj),
                 self._script.find_defaults(obj),
             ),
@@ -156,6 +155,15 @@ class CallPickler(CodePickler):
     @property
     def _globals(self) -> Any:
         return self.globals_ref[id(self._script.namespace)]
+
+    def _list_own(self, found: Definition) -> dict[str, Any]:
+        """Return the classes of the script that annotations name: they are there later."""
+        named = self._list_annotating(found.annotating, self._script.namespace)
+        return {name: value for name, value in named.items() if _is_made_by_script(value)}
+
+    def _list_foreign(self, found: Definition) -> dict[str, Any]:
+        named = self._list_annotating(found.annotating, self._script.namespace)
+        return {name: value for name, value in named.items() if not _is_made_by_script(value)}
 
     def _values(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: self._script.namespace[name] for name in names}
@@ -192,7 +200,7 @@ class CallPickler(CodePickler):
         )
 
     def _define_args(self, name: str, found: Definition) -> tuple[Any, ...]:
-        needed = self._values(found.needed)
+        needed = self._list_foreign(found) | self._values(found.needed)
         return (
             self._globals,
             name,
@@ -209,19 +217,48 @@ class CallPickler(CodePickler):
             name: func.__globals__[name]
             for name in global_names(func.__code__)
             if name in func.__globals__
-        } | _list_annotating(func, func.__globals__)
+        }
         found = slots["__globals__"]
-        return make, args, (attributes, slots | {"__globals__": found | more}), *rest
+        here = self._list_annotating(find_names(func.__annotations__), func.__globals__)
+        return make, args, (attributes, slots | {"__globals__": here | found | more}), *rest
 
     def _complete_class(self, made: type, reduced: Any) -> Any:
         """Have a class of the script find what its annotations name."""
         reduced = _complete_class(made, reduced)
-        names = _list_annotating(made, self._script.namespace) if made.__module__ in MAIN else {}
+        is_ours, text = made.__module__ in MAIN, vars(made).get("__annotations__")
+        names = self._list_annotating(find_names(text), self._script.namespace) if is_ours else {}
         if not names or not isinstance(reduced, tuple):
             return reduced
         make, parts, state, items, pairs, set_state = reduced
         named = set_state, state, self._globals, names
         return make, parts, named, items, pairs, unpickler.complete_class
+
+    def _list_annotating(
+        self, names: Iterable[str], namespace: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return what names in annotations stand for, so that hosts can evaluate those that are
+        text. Nothing fails because of it: what cannot be sent, or is nowhere there, is left out,
+        and so is what only looks like a name, such as the axes of an array."""
+        found: dict[str, Any] = {}
+        for name in names:
+            value = namespace.get(name)
+            if not _annotates(value):
+                continue
+            if (place := _place_of(value)) is not None:
+                found[name] = _IfPossible(place)
+            elif self._can_be_sent(value):
+                found[name] = value
+        return found
+
+    def _can_be_sent(self, value: object) -> bool:
+        known = self._script.sendable
+        if id(value) not in known:
+            known[id(value)] = True  # Until it is known: it may name itself.
+            try:
+                CallPickler(BytesIO(), self._script, self._rebuilt).dump(value)
+            except Exception:  # noqa: BLE001 - pickling runs the user's code
+                known[id(value)] = False
+        return known[id(value)]
 
     def _in_module(self, func: FunctionType, module: ModuleType) -> Any:
         self.globals_ref.setdefault(id(func.__globals__), _ModuleNamespace(module.__name__))
@@ -301,12 +338,32 @@ class _ModuleNamespace(dict[str, Any]):
         return unpickler.module_namespace, (self["__name__"],)
 
 
-def _list_annotating(made: FunctionType | type, namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what text in annotations names, for those who evaluate it."""
-    names = find_names(
-        vars(made).get("__annotations__") if isinstance(made, type) else made.__annotations__
-    )
-    return {each: namespace[each] for each in names if annotates(namespace.get(each))}
+class _IfPossible:
+    """A module or a class that a host may lack."""
+
+    def __init__(self, place: tuple[str, str]) -> None:
+        self._place = place
+
+    def __reduce__(self) -> Any:
+        return unpickler.find_if_possible, self._place
+
+
+def _annotates(value: object) -> bool:
+    """Whether this may be part of an annotation."""
+    kind = type(value)
+    is_alias = kind.__module__ == "types" and kind.__name__ in ("GenericAlias", "UnionType")
+    is_special = kind.__module__ in ("typing", "dataclasses")
+    return isinstance(value, type | ModuleType) or is_alias or is_special
+
+
+def _place_of(value: object) -> tuple[str, str] | None:
+    """Return where hosts find a module or a class, if they have it."""
+    if isinstance(value, ModuleType):
+        return (value.__name__, "") if _should_pickle_by_reference(value) else None
+    if not isinstance(value, type) or value.__module__ in MAIN:
+        return None
+    is_there = _should_pickle_by_reference(value)
+    return (value.__module__, value.__qualname__) if is_there else find_renamed(value)
 
 
 def _complete_class(made: type, reduced: Any) -> Any:
@@ -331,6 +388,10 @@ def _complete_class(made: type, reduced: Any) -> Any:
     return make, (kind, name, bases, body, *more), (kept, slots), *rest
 
 
+def _is_made_by_script(value: object) -> bool:
+    return isinstance(value, type) and value.__module__ in MAIN
+
+
 def _is_of_script(value: object) -> bool:
     """Whether this is a function of the script, or an object of one of its classes."""
     return (value if isinstance(value, FunctionType) else type(value)).__module__ in MAIN
@@ -340,7 +401,7 @@ def _locate(obj: Any) -> tuple[str, str, int] | None:
     """Return module, name and number of decorators under which the host finds a function or class;
     None when it does not."""
     module = sys.modules.get(obj.__module__ or "")
-    if module is None or obj.__module__ in MAIN or _is_by_value(obj.__module__):
+    if module is None or obj.__module__ in MAIN or is_by_value(obj.__module__):
         return None
     found: Any = module
     for name in obj.__qualname__.split("."):
@@ -365,7 +426,7 @@ def _is_global(obj: Any) -> bool:
         not isinstance(module, str)
         or not isinstance(qualname, str)
         or module in MAIN
-        or _is_by_value(module)
+        or is_by_value(module)
     ):
         return False
     found: Any = sys.modules.get(module)
@@ -401,7 +462,7 @@ def _module_of(func: FunctionType) -> ModuleType | None:
         module is None
         or {name, func.__module__} & set(MAIN)
         or vars(module) is not func.__globals__
-        or _is_by_value(name)
+        or is_by_value(name)
     ):
         return None
     if getattr(module, "__spec__", None) is None:
@@ -434,8 +495,3 @@ def _stores(code: CodeType) -> bool:
     if any(each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for each in dis.get_instructions(code)):
         return True
     return any(_stores(each) for each in code.co_consts if isinstance(each, CodeType))
-
-
-def _is_by_value(module: str) -> bool:
-    registered = cloudpickle.list_registry_pickle_by_value()
-    return any(module == name or module.startswith(f"{name}.") for name in registered)

@@ -24,7 +24,6 @@ import dataclasses
 import dis
 import enum
 import functools
-import inspect
 import os
 import typing
 import weakref
@@ -64,6 +63,7 @@ class Script:
     def __init__(self, namespace: dict[str, Any], sources: Sequence[ScriptSource] = ()) -> None:
         self.namespace = namespace
         self._sources = sources
+        self.sendable: dict[int, bool] = {}
         self._known: dict[int, tuple[object, Definition | None]] = {}
 
     def uses(self, modules: Sequence[str]) -> bool:
@@ -132,7 +132,12 @@ class Script:
         """Return the statement that made a class or function which the script still has under its
         name, or a class that was defined anew since: there may be objects of it."""
         now = self.namespace.get(made.__qualname__)
-        is_old = isinstance(made, type) and isinstance(now, type) and now.__module__ in MAIN
+        is_old = (
+            isinstance(made, type)
+            and isinstance(now, type)
+            and now.__module__ in MAIN
+            and made not in now.__mro__
+        )
         if made.__module__ not in MAIN or not (now is made or is_old):
             return None
         later = self._find_set_later(made)
@@ -141,6 +146,8 @@ class Script:
             for each in self._statements.get(made.__qualname__, ())
             if _is_of(made, *each, later)
         ]
+        if is_old and len({ast.dump(node) for _, node in found}) != 1:
+            return None  # It cannot be known which of them made it.
         if len(found) > 1 and isinstance(made, type):
             found = [each for each in found if _has_values_of(made, each[1])] or found
         return found[-1] if found else None
@@ -182,7 +189,9 @@ class Script:
         """Return the attributes that the script sets on a class, as in `Point.origin = …` and
         `cls.made += 1`."""
         return {
-            name for on, name in self._attributes_set if on == "" or self.namespace.get(on) is made
+            name
+            for on, name in self._attributes_set
+            if on in ("", made.__qualname__) or self.namespace.get(on) is made
         }
 
     @functools.cached_property
@@ -275,18 +284,11 @@ class Script:
         found = Definition(text, source.file, first, flags)
         try:
             needed, used = _names(found.code())
-            annotating = {
-                each
-                for each in statements.find_annotation_names(node)
-                if annotates(self.namespace.get(each))
-            }
         except (SyntaxError, ValueError, RecursionError):
             return None
         needed.discard(getattr(node, "name", ""))
         if any(name not in self.namespace and not hasattr(builtins, name) for name in needed):
             return None  # The script has since deleted a name.
-        foreign = {each for each in annotating if _is_from_module(self.namespace[each])}
-        needed, used = needed | foreign, used | annotating
         existing = {
             name
             for name in (*needed, *used)
@@ -296,6 +298,7 @@ class Script:
             found,
             needed=tuple(sorted(needed & existing)),
             used=tuple(sorted(used & existing - needed)),
+            annotating=tuple(sorted(statements.find_annotation_names(node) - needed)),
         )
 
 
@@ -350,7 +353,7 @@ def _is_of(made: Any, source: ScriptSource, node: statements.Made, set_later: se
     fields = (
         [value for name, value in vars(made).items() if name not in set_later]
         if isinstance(made, type)
-        else [inspect.unwrap(made)]
+        else [defaults.unwrap(made)]
     )
     functions = [getattr(each, "__func__", each) for each in fields]
     codes = [each.__code__ for each in functions if isinstance(each, FunctionType)]
@@ -384,17 +387,6 @@ def _is_foreign(value: object) -> bool:
     """Whether this comes from a module, whose state is not sent; what comes from the script keeps
     its state."""
     return value is not None and getattr(value, "__module__", "__main__") not in MAIN
-
-
-def annotates(value: object) -> bool:
-    """Whether this may be part of an annotation: its text may have names of other things, such as
-    the axes of an array."""
-    of = type(value).__module__
-    return isinstance(value, type | ModuleType) or of in ("typing", "dataclasses", "types")
-
-
-def _is_from_module(value: object) -> bool:
-    return isinstance(value, ModuleType) or _is_foreign(value)
 
 
 def global_names(code: CodeType) -> tuple[str, ...]:

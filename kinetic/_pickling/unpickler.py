@@ -61,6 +61,7 @@ class Definition:
         flags: of the compiler.
         needed: globals that the statement itself needs.
         used: globals that what it defines needs later.
+        annotating: names in its annotations, also of those that are text.
         binds: whether the script has what it defines under its name; else that name is another's.
     """
 
@@ -70,6 +71,7 @@ class Definition:
     flags: int
     needed: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
+    annotating: tuple[str, ...] = ()
     binds: bool = True
 
     def code(self) -> CodeType:
@@ -159,6 +161,16 @@ def import_if_possible(modules: Sequence[str]) -> None:
     for name in modules:
         with contextlib.suppress(Exception):
             import_module(name)
+
+
+def find_if_possible(module: str, qualname: str) -> Any:
+    """Return a module, or what it has under a name; None where this host does not have it."""
+    with contextlib.suppress(Exception):
+        found: Any = import_module(module)
+        for name in filter(None, qualname.split(".")):
+            found = getattr(found, name)
+        return found
+    return None
 
 
 def cached_property(

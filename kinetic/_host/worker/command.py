@@ -98,7 +98,11 @@ def _read_script(path: Path) -> tuple[types.CodeType, ModuleSpec | None, str]:
         return code, spec, str(path)
     with path.open("rb") as file:
         compiled = pkgutil.read_code(file)
-    return compiled or compile(path.read_bytes(), str(path), "exec"), None, str(path)
+    return (
+        compiled or compile(path.read_bytes(), str(path), "exec", dont_inherit=True),
+        None,
+        str(path),
+    )
 
 
 def _find(path_rel: str) -> Path | None:
