@@ -373,3 +373,9 @@ def test_ctrl_c_leaves_the_job_and_cancel_stops_it(project: Path) -> None:
         kn(project, "jobs", "logs", job).stdout == "up\ncleaned\nkinetic: The job was cancelled.\n"
     )
     assert json.loads(kn(project, "jobs", "status", "--json", job).stdout)["state"] == "CANCELLED"
+
+
+def test_annotations_of_a_script_are_what_python_makes_of_them(project: Path) -> None:
+    (project / "typed.py").write_text("def f(n: int): pass\nprint(f.__annotations__['n'](3.5))\n")
+    done = kn(project, "run", "-a", "cpu", "typed.py")
+    assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr

@@ -523,3 +523,74 @@ def grow(n): return n * BY
 def look(n): return grow(n) + 1
 """
     assert sent(text, "look", library=library).value[0](2) == 7
+
+
+def test_a_class_of_which_it_cannot_be_known_what_made_it_is_rebuilt(library: Any) -> None:
+    text = """
+import picklertest_library as lib
+@lib.register
+class Point:
+    x: int = 1
+def old(): return vars(here)["x"]
+here = Point
+Point.extra = 5
+@lib.register
+class Point:
+    x: int = lib.SEEN and 2
+def wrap(cls):
+    class Inner(cls): pass
+    Inner.__name__, Inner.__qualname__ = cls.__name__, cls.__qualname__
+    return lib.register(Inner)
+@wrap
+class Mine(lib.Base):
+    pass
+"""
+    host = sent(text, "here", "Mine", library=library)
+    old, mine = host.value
+    assert (old.x, old.extra) == (1, 5)
+    assert [each.__name__ for each in mine.__mro__] == ["Mine", "Mine", "Base", "object"]
+
+
+def test_what_annotations_name_is_left_out_where_it_cannot_be_sent(library: Any) -> None:
+    text = """
+from __future__ import annotations
+import threading, types
+import picklertest_library as lib
+class Locked:
+    lock = threading.Lock()
+space = types.SimpleNamespace(lock=Locked.lock)
+class Plain:
+    locked: Locked
+    axes: space
+def look(x: Locked, y: space): return Plain
+@lib.register
+class Registered:
+    locked: Locked
+"""
+    host = sent(text, "look", "Registered")
+    assert host.value[0](1, 2).__annotations__ == {"locked": "Locked", "axes": "space"}
+    assert "Locked" not in host.main
+
+
+def test_odd_wrappers_of_methods_have_no_defaults(library: Any) -> None:
+    text = """
+import functools
+import picklertest_library as lib
+def loop(): pass
+loop.__wrapped__ = loop
+@lib.register
+class Odd:
+    @functools.wraps(functools.partial(print))
+    def of_a_partial(self, n=1): return n
+    @functools.wraps(loop)
+    def of_itself(self, n=2): return n
+Odd.of_itself.__wrapped__ = Odd.of_itself
+"""
+    made = sent(text, "Odd", library=library).value[0]()
+    assert (made.of_a_partial(), made.of_itself()) == (1, 2)
+
+
+def test_a_cached_function_of_a_module_comes_back_as_itself(library: Any) -> None:
+    exec("import functools\n@functools.cache\ndef double(n): return 2 * n", vars(library))
+    library.double.__module__ = library.__name__
+    assert results.unpack_value(results.pack_value([library.double]))[0] is library.double
