@@ -14,7 +14,7 @@ import sys
 import typing
 import weakref
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
@@ -75,7 +75,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Decide how an object is pickled."""
         if isinstance(obj, type) and (found := find_renamed(obj)) is not None:
             return unpickler.find_undecorated, (*found, 0)
-        if type(obj) is _CACHED and _is_its_modules(obj):
+        if type(obj) is _CACHED and find_named(str(obj.__module__), obj.__qualname__) is obj:
             return obj.__qualname__
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple):
@@ -109,12 +109,12 @@ def is_by_value(module: str) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in registered)
 
 
-def _is_its_modules(obj: Any) -> bool:
-    """Whether a cached function is what its module has under its name."""
-    found: Any = sys.modules.get(getattr(obj, "__module__", None) or "")
-    for name in getattr(obj, "__qualname__", "<none>").split("."):
-        found = getattr(found, name, None)
-    return found is obj
+def find_named(module: str, qualname: str) -> Any:
+    """Return what a module has under a qualified name, without running code; None for nothing."""
+    found: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        found = vars(found).get(name) if isinstance(found, ModuleType | type) else None
+    return found
 
 
 def dump(value: object, file: BinaryIO) -> None:

@@ -32,7 +32,7 @@ from cloudpickle.cloudpickle import (
 )
 
 from kinetic._pickling import unpickler
-from kinetic._pickling.code_pickler import CodePickler, find_renamed, is_by_value
+from kinetic._pickling.code_pickler import CodePickler, find_named, find_renamed, is_by_value
 from kinetic._pickling.origin import MAIN
 from kinetic._pickling.script import Script, global_names
 from kinetic._pickling.statements import find_names
@@ -143,7 +143,7 @@ class CallPickler(CodePickler):
             self._define_args(obj.__name__, found),
             (
                 self._globals,
-                self._list_own(found) | self._values(found.used),
+                self._list_named(found, of_script=True) | self._values(found.used),
                 self._script.find_changes(obj),
                 self._script.find_defaults(obj),
             ),
@@ -156,14 +156,15 @@ class CallPickler(CodePickler):
     def _globals(self) -> Any:
         return self.globals_ref[id(self._script.namespace)]
 
-    def _list_own(self, found: Definition) -> dict[str, Any]:
-        """Return the classes of the script that annotations name: they are there later."""
+    def _list_named(self, found: Definition, *, of_script: bool) -> dict[str, Any]:
+        """Return what annotations name: classes of the script, which are there later, or the
+        rest."""
         named = self._list_annotating(found.annotating, self._script.namespace)
-        return {name: value for name, value in named.items() if _is_made_by_script(value)}
-
-    def _list_foreign(self, found: Definition) -> dict[str, Any]:
-        named = self._list_annotating(found.annotating, self._script.namespace)
-        return {name: value for name, value in named.items() if not _is_made_by_script(value)}
+        return {
+            name: value
+            for name, value in named.items()
+            if (isinstance(value, type) and value.__module__ in MAIN) is of_script
+        }
 
     def _values(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: self._script.namespace[name] for name in names}
@@ -200,7 +201,7 @@ class CallPickler(CodePickler):
         )
 
     def _define_args(self, name: str, found: Definition) -> tuple[Any, ...]:
-        needed = self._list_foreign(found) | self._values(found.needed)
+        needed = self._list_named(found, of_script=False) | self._values(found.needed)
         return (
             self._globals,
             name,
@@ -224,7 +225,7 @@ class CallPickler(CodePickler):
 
     def _complete_class(self, made: type, reduced: Any) -> Any:
         """Have a class of the script find what its annotations name."""
-        reduced = _complete_class(made, reduced)
+        reduced = _complete_body(made, reduced)
         is_ours, text = made.__module__ in MAIN, vars(made).get("__annotations__")
         names = self._list_annotating(find_names(text), self._script.namespace) if is_ours else {}
         if not names or not isinstance(reduced, tuple):
@@ -253,12 +254,12 @@ class CallPickler(CodePickler):
     def _can_be_sent(self, value: object) -> bool:
         known = self._script.sendable
         if id(value) not in known:
-            known[id(value)] = True  # Until it is known: it may name itself.
+            known[id(value)] = value, True  # Until it is known: it may name itself.
             try:
                 CallPickler(BytesIO(), self._script, self._rebuilt).dump(value)
             except Exception:  # noqa: BLE001 - pickling runs the user's code
-                known[id(value)] = False
-        return known[id(value)]
+                known[id(value)] = value, False
+        return known[id(value)][1]
 
     def _in_module(self, func: FunctionType, module: ModuleType) -> Any:
         self.globals_ref.setdefault(id(func.__globals__), _ModuleNamespace(module.__name__))
@@ -366,7 +367,7 @@ def _place_of(value: object) -> tuple[str, str] | None:
     return (value.__module__, value.__qualname__) if is_there else find_renamed(value)
 
 
-def _complete_class(made: type, reduced: Any) -> Any:
+def _complete_body(made: type, reduced: Any) -> Any:
     """Have a class rebuilt with its slots: cloudpickle makes it without, and sets the attribute
     later, when it has no effect. Have a `TypedDict("T", …)` rebuilt as one."""
     is_dict = typing.is_typeddict(made)
@@ -388,10 +389,6 @@ def _complete_class(made: type, reduced: Any) -> Any:
     return make, (kind, name, bases, body, *more), (kept, slots), *rest
 
 
-def _is_made_by_script(value: object) -> bool:
-    return isinstance(value, type) and value.__module__ in MAIN
-
-
 def _is_of_script(value: object) -> bool:
     """Whether this is a function of the script, or an object of one of its classes."""
     return (value if isinstance(value, FunctionType) else type(value)).__module__ in MAIN
@@ -400,12 +397,10 @@ def _is_of_script(value: object) -> bool:
 def _locate(obj: Any) -> tuple[str, str, int] | None:
     """Return module, name and number of decorators under which the host finds a function or class;
     None when it does not."""
-    module = sys.modules.get(obj.__module__ or "")
-    if module is None or obj.__module__ in MAIN or is_by_value(obj.__module__):
+    module = obj.__module__ or ""
+    if module not in sys.modules or module in MAIN or is_by_value(module):
         return None
-    found: Any = module
-    for name in obj.__qualname__.split("."):
-        found = vars(found).get(name) if isinstance(found, ModuleType | type) else None
+    found = find_named(obj.__module__, obj.__qualname__)
     for depth in range(_DEEPEST):
         if found is obj:
             return obj.__module__, obj.__qualname__, depth
@@ -429,10 +424,7 @@ def _is_global(obj: Any) -> bool:
         or is_by_value(module)
     ):
         return False
-    found: Any = sys.modules.get(module)
-    for name in qualname.split("."):
-        found = vars(found).get(name) if isinstance(found, ModuleType | type) else None
-    return found is obj
+    return find_named(module, qualname) is obj
 
 
 def _is_made_of_arguments(kind: type) -> bool:

@@ -63,7 +63,7 @@ class Script:
     def __init__(self, namespace: dict[str, Any], sources: Sequence[ScriptSource] = ()) -> None:
         self.namespace = namespace
         self._sources = sources
-        self.sendable: dict[int, bool] = {}
+        self.sendable: dict[int, tuple[object, bool]] = {}  # by id, which it keeps in use
         self._known: dict[int, tuple[object, Definition | None]] = {}
 
     def uses(self, modules: Sequence[str]) -> bool:
