@@ -1,0 +1,195 @@
+"""Classes of a script, and of libraries, as hosts get them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import types
+from typing import Any
+
+import pytest
+import script_host
+from script_host import sent
+
+from kinetic._pickling import results
+from kinetic._pickling.pickler import CallPickler
+from kinetic._pickling.script import Script
+from kinetic.errors import UsageError
+
+library = script_host.library
+
+
+@pytest.mark.parametrize("slots", ["'x', 'y'", "'x', '__y'", "'x', '__dict__'"])
+def test_a_class_keeps_its_slots(slots: str) -> None:
+    host = sent(
+        f"class A:\n    __slots__ = ({slots})\n    def put(self, x): self.x = x; return self\n"
+        "a = A().put(3)\n",
+        "A",
+        "a",
+    )
+    cls, one = host.value
+    here = host.here["A"]
+    assert (cls.__slots__, one.x) == (here.__slots__, 3)
+    assert hasattr(one, "__dict__") == hasattr(host.here["a"], "__dict__")
+    assert vars(cls).keys() == vars(here).keys()
+
+
+def test_slots_of_one_name_and_of_a_subclass() -> None:
+    host = sent(
+        "class A:\n    __slots__ = 'x'\nclass B(A):\n    __slots__ = ('y',)\n"
+        "b = B(); b.x, b.y = 1, 2\n",
+        "b",
+    )
+    (one,) = host.value
+    assert (one.x, one.y, hasattr(one, "__dict__")) == (1, 2, False)
+
+
+def test_typed_classes_and_names_of_a_script_arrive() -> None:
+    host = sent(
+        "from __future__ import annotations\nfrom typing import *\n"
+        "class Params(NamedTuple):\n    w: float\n    b: float = 0.5\n"
+        "Id, P, Ts = NewType('Id', int), ParamSpec('P'), TypeVarTuple('Ts')\n"
+        "Options = TypedDict('Options', {'lr': float})\n"
+        "class More(TypedDict, total=False):\n    lr: float\n"
+        "params = Params(1.0)\n"
+        "class Slots:\n    __slots__ = iter(['x'])\n",
+        "params",
+        "Id",
+        "P",
+        "Ts",
+        "Options",
+        "More",
+        "Slots",
+    )
+    params, made, spec, ts, options, more, slots = host.value
+    assert (params._asdict(), type(params)._field_defaults) == ({"w": 1.0, "b": 0.5}, {"b": 0.5})
+    assert (made(3), made.__name__, made.__supertype__, made.__module__) == (
+        3,
+        "Id",
+        int,
+        "__main__",
+    )
+    assert (spec.__name__, ts.__name__) == ("P", "Ts")
+    assert (options(lr=1), options.__total__, more.__total__) == ({"lr": 1}, True, False)
+    assert not hasattr(slots(), "__dict__")
+
+
+def test_what_only_the_caller_has_of_a_decorated_function_says_so() -> None:
+    host = sent(
+        "import kinetic\n@kinetic.run('cpu')\ndef f(n):\n    return f(n - 1) + 1 if n else 0\n"
+        "def g(): return f\n",
+        "g",
+    )
+    (g,) = host.value
+    function = g()
+    assert (type(function), function(3)) == (types.FunctionType, 3)
+    for name in ("run_async", "run_async_map", "with_options", "plan"):
+        with pytest.raises(UsageError, match=rf"f\.{name} is of the script that submits jobs"):
+            getattr(function, name)(1, x=2)
+    assert function.local(2) == 2, "it runs right there, as everywhere"
+
+
+def test_a_class_with_another_name_than_its_module_has_for_it_arrives_as_itself(
+    library: Any,
+) -> None:
+    made = type("Array", (), {"__module__": library.__name__, "__qualname__": "inner._c.Array"})
+    library.Array = made
+    file = io.BytesIO()
+    CallPickler(file, Script({})).dump(made)
+    for data in (file.getvalue(), results.pack_value(made)):
+        assert b"_make_skeleton_class" not in data, "a copy is another class in another process"
+    assert pickle.loads(file.getvalue()) is made
+    assert results.unpack_value(results.pack_value(made)) is made
+
+
+def test_a_function_in_a_closure_that_cannot_be_sent_is_defined_again(library: Any) -> None:
+    text = """
+import functools, weakref
+KEPT = []
+def check(function):
+    KEPT.append(function)
+    held = [weakref.ref(function)]
+    @functools.wraps(function)
+    def call(*args): return held[0]()(*args)
+    return call
+"""
+    exec(compile(text, "picklertest_library.py", "exec", dont_inherit=True), vars(library))
+    text = """
+import picklertest_library as lib
+BY = 3
+@lib.check
+def grow(n): return n * BY
+def look(n): return grow(n) + 1
+"""
+    assert sent(text, "look", library=library).value[0](2) == 7
+
+
+def test_a_class_of_which_it_cannot_be_known_what_made_it_is_rebuilt(library: Any) -> None:
+    text = """
+import picklertest_library as lib
+@lib.register
+class Point:
+    x: int = 1
+def old(): return vars(here)["x"]
+here = Point
+Point.extra = 5
+@lib.register
+class Point:
+    x: int = lib.SEEN and 2
+def wrap(cls):
+    class Inner(cls): pass
+    Inner.__name__, Inner.__qualname__ = cls.__name__, cls.__qualname__
+    return lib.register(Inner)
+@wrap
+class Mine(lib.Base):
+    pass
+"""
+    host = sent(text, "here", "Mine", library=library)
+    old, mine = host.value
+    assert (old.x, old.extra) == (1, 5)
+    assert [each.__name__ for each in mine.__mro__] == ["Mine", "Mine", "Base", "object"]
+
+
+def test_what_annotations_name_is_left_out_where_it_cannot_be_sent(library: Any) -> None:
+    text = """
+from __future__ import annotations
+import threading, types
+import picklertest_library as lib
+class Locked:
+    lock = threading.Lock()
+space = types.SimpleNamespace(lock=Locked.lock)
+class Plain:
+    locked: Locked
+    axes: space
+def look(x: Locked, y: space): return Plain
+@lib.register
+class Registered:
+    locked: Locked
+"""
+    host = sent(text, "look", "Registered")
+    assert host.value[0](1, 2).__annotations__ == {"locked": "Locked", "axes": "space"}
+    assert "Locked" not in host.main
+
+
+def test_odd_wrappers_of_methods_have_no_defaults(library: Any) -> None:
+    text = """
+import functools
+import picklertest_library as lib
+def loop(): pass
+loop.__wrapped__ = loop
+@lib.register
+class Odd:
+    @functools.wraps(functools.partial(print))
+    def of_a_partial(self, n=1): return n
+    @functools.wraps(loop)
+    def of_itself(self, n=2): return n
+Odd.of_itself.__wrapped__ = Odd.of_itself
+"""
+    made = sent(text, "Odd", library=library).value[0]()
+    assert (made.of_a_partial(), made.of_itself()) == (1, 2)
+
+
+def test_a_cached_function_of_a_module_comes_back_as_itself(library: Any) -> None:
+    exec("import functools\n@functools.cache\ndef double(n): return 2 * n", vars(library))
+    library.double.__module__ = library.__name__
+    assert results.unpack_value(results.pack_value([library.double]))[0] is library.double
