@@ -163,16 +163,20 @@ def _fork_on(requests: socket.socket, run: Callable[[], int], owner: int) -> NoR
         requests.send(f"no process could be forked: {error.strerror}".encode())
         os._exit(1)
     if child == 0:
-        requests.close()
-        processes.exit_with(functools.partial(_run_once_adopted, run, owner))
-    requests.send(str(child).encode())
+        processes.exit_with(functools.partial(_run_once_adopted, requests, run, owner))
     os._exit(0)
 
 
-def _run_once_adopted(run: Callable[[], int], owner: int) -> int:
+def _run_once_adopted(requests: socket.socket, run: Callable[[], int], owner: int) -> int:
+    """Answer only then: before, the owner has no child of this id to wait for."""
     deadline = time.monotonic() + _ADOPTED_S
     while os.getppid() != owner:
         if time.monotonic() > deadline:
             return 1
         time.sleep(0.0005)
+    try:
+        requests.send(str(os.getpid()).encode())
+    except OSError:
+        return 1  # nobody waits for it any more
+    requests.close()
     return run()
