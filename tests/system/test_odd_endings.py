@@ -104,6 +104,11 @@ def test_odd_exit_codes_are_told(code):
     assert f"sys.exit({code!r})" in str(failure_of(started(exit_with, code), errors.UserCodeFailed))
 
 
+def test_an_exit_code_with_too_many_digits_is_the_functions_own():
+    failed = failure_of(started(exit_with, 10**5000), errors.UserCodeFailed)
+    assert "the function called sys.exit(<repr raised ValueError>)" in str(failed)
+
+
 # -- values ----------------------------------------------------------------------------------------
 
 

@@ -131,6 +131,8 @@ def _report_exit(error: SystemExit, start: Start) -> Message:
     code = int(error.code) if isinstance(error.code, int) else 1  # sys.exit(True) is 1
     if not isinstance(error.code, int):
         streams.say(text(error.code))  # as the interpreter does
+    elif code.bit_length() > 31:
+        code = 255  # what a process that exits with -1 gives
     ended = {"event": Exit.SYS_EXIT, "exit_code": code, "detail": exit_detail(error)}
     if isinstance(error, ProgramExited):  # The caller has no such class.
         error = SystemExit(error.code).with_traceback(error.__traceback__)
