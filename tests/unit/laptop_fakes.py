@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import json
 import os
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -108,6 +109,10 @@ class FakeBackend:
         self.calls.append("cleanup")
 
 
+_FORKING = threading.Lock()
+"""filelock refuses a fork while another thread forks."""
+
+
 class InlineBackend(FakeBackend):
     """Runs the call before `submit` returns, and leaves the records of a gang.
 
@@ -117,12 +122,13 @@ class InlineBackend(FakeBackend):
 
     def submit(self, ref: JobRef, documents: list[dict[str, Any]], secrets: Any) -> None:
         super().submit(ref, documents, secrets)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                self._run(ref)
-            finally:
-                os._exit(0)
+        with _FORKING:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    self._run(ref)
+                finally:
+                    os._exit(0)
         os.waitpid(pid, 0)
 
     def _run(self, ref: JobRef) -> None:
