@@ -61,6 +61,20 @@ class FutureWatcher:
         self._lock = threading.Lock()
         self._tells: dict[AwaitedJob, list[Tell]] = {}
         self._thread: threading.Thread | None = None
+        self._holds = 0
+
+    def hold(self) -> None:
+        """Start the thread, and keep it until `release`: from Python 3.12 on nobody can start one
+        once the main thread has ended."""
+        with self._lock:
+            self._holds += 1
+            self._start()
+
+    def release(self) -> None:
+        """Let the thread end when nobody waits; once for each `hold`."""
+        with self._lock:
+            self._holds -= 1
+        self._waiter.ring()
 
     def add(self, job: AwaitedJob, tell: Tell) -> None:
         """Call `tell` once when the job has ended, from the thread that watches: it must be
@@ -70,17 +84,19 @@ class FutureWatcher:
                 self._tells[job] = []
                 self._waiter.add(job)
             self._tells[job].append(tell)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._watch, name="kinetic-futures", daemon=True
-                )
-                self._thread.start()
+            self._start()
 
     def drop(self, job: AwaitedJob, tell: Tell) -> None:
         """Remove a callback."""
         with self._lock, suppress(KeyError, ValueError):
             self._tells[job].remove(tell)
         self._waiter.ring()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._watch, name="kinetic-futures", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _watch(self) -> None:
         try:
@@ -100,7 +116,7 @@ class FutureWatcher:
 
     def _is_wanted(self) -> bool:
         with self._lock:
-            wanted = any(self._tells.values())
+            wanted = self._holds > 0 or any(self._tells.values())
             self._thread = self._thread if wanted else None
             return wanted
 

@@ -102,17 +102,28 @@ def test_each_input_of_a_slice_has_its_own_gang_and_folder(tmp_path):
     assert [(tmp_path / str(i) / "found").read_text() for i in range(2)] == ["1", "2"]
 
 
-def test_a_script_that_only_submits_submits_everything(tmp_path):
-    body = """
-        import kinetic
+ONLY_SUBMITS = """
+    import kinetic
 
-        @kinetic.run(accelerator="cpu")
-        def double(x):
-            return 2 * x
+    @kinetic.run(accelerator="cpu")
+    def double(x):
+        return 2 * x
 
-        print(double.run_async_map(range(12), max_concurrent=2).group_id)
-    """
-    with script(tmp_path, body) as process:
+    print(double.run_async_map(range(12), max_concurrent=2).group_id)
+"""
+NO_THREADS_AT_THE_END = """
+    import threading
+
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    threading._register_atexit(setattr, threading.Thread, "start", refuse)
+"""
+
+
+@pytest.mark.parametrize("ending", ["", NO_THREADS_AT_THE_END], ids=["", "as in Python 3.12"])
+def test_a_script_that_only_submits_submits_everything(tmp_path, ending):
+    with script(tmp_path, ending + ONLY_SUBMITS) as process:
         out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     batch = kinetic.attach_batch(out.strip())

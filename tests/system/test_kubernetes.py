@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from doubles.cluster.fixtures import SHARES_FILES
-from gangs import wait_until
+from gangs import PATIENCE_S, wait_until
 from on_pods import answer, fail_on_host_2, nap, token_size, wait_at_first, wait_for_ever, world
 
 import kinetic
@@ -177,6 +177,28 @@ def test_a_submission_that_is_killed_leaves_a_job_that_can_be_found(on_cluster, 
 def test_many_jobs_are_asked_for_with_few_calls(on_cluster):
     batch = kinetic.run(accelerator="cpu")(abs).run_async_map(range(-20, 0), max_concurrent=8)
     assert batch.results(progress=False) == list(range(20, 0, -1))
+
+
+ONLY_SUBMITS = """
+import threading
+import kinetic
+
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+threading._register_atexit(setattr, threading.Thread, "start", refuse)  # as in Python 3.12
+batch = kinetic.run(accelerator="cpu")(abs).run_async_map(range(-5, 0), max_concurrent=2)
+print(batch.group_id)
+"""
+
+
+def test_a_script_that_only_submits_submits_everything(on_cluster):
+    done = subprocess.run(
+        [sys.executable, "-c", ONLY_SUBMITS], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    batch = kinetic.attach_batch(done.stdout.strip())
+    assert batch.results(timeout=PATIENCE_S, progress=False) == [5, 4, 3, 2, 1]
 
 
 @pytest.mark.double

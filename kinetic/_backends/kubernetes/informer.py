@@ -255,7 +255,11 @@ class Informer:
                     self.api, resource, chosen, patience=self._patience, wanted=wanted
                 )
                 self._kinds[resource] = kind = _ObjectKind(watcher, self._clock)
-                self._start(kind.run)
+                try:
+                    self._start(kind.run)
+                except RuntimeError:  # The main thread has ended. Lists tell as much, but later.
+                    self._may_watch = False
+                    return self._end()
 
     def _end(self) -> None:
         for kind in self._kinds.values():

@@ -66,6 +66,7 @@ class BatchExecutor:
         """Submit everything: in this thread, or in threads of its own."""
         assert self._submitter is not None
         self._lease = self.manifest.hold()
+        futures.watcher().hold()
         self._at_work = 1 if here else self._submitter.threads
         if here:
             return self._work()
@@ -186,6 +187,7 @@ class BatchExecutor:
         with _logged("the end of the batch could not be kept"):
             self.manifest.note_end(self.ledger.stopped, skipped)
         self._lease.release()
+        futures.watcher().release()
         with self.changes:
             self._at_work -= 1
             self._submitter = None  # with the inputs that it keeps
