@@ -380,15 +380,17 @@ def _serialize(module: Any) -> bytes:
         return make(mlir.module_to_bytecode(module), version, True)
 
 
+_LEVELS = {"UNKNOWN": 0, "O0": 9, "O1": 19, "O2": 29, "O3": 39}
+"""XLA's numbers for the values of such a setting; https://openxla.org/xla/effort_levels."""
+
+
 def _read_efforts() -> dict[str, Any]:
     """How much JAX is set to have the compiler do, where that is not the default."""
     from jax._src import config
 
-    told = {name: getattr(config, name).value for name in sorted(EFFORTS)}
-    numbers = {
-        name: value if isinstance(value, float) else config.EffortLevel(value).value
-        for name, value in told.items()
-    }
+    known = (name for name in sorted(EFFORTS) if hasattr(config, name))
+    told = {name: getattr(config, name).value for name in known}
+    numbers = {name: _LEVELS.get(value, value) for name, value in told.items()}
     return {name: number for name, number in numbers.items() if number}
 
 
