@@ -18,8 +18,8 @@ EFFORTS = frozenset(
         *("optimization_level", "memory_fitting_level"),
     )
 )
-"""Options that JAX has settings of the same names for, with `jax_` before them; JAX 0.12 has only the
-levels."""
+"""Options that JAX has settings of the same names for, with `jax_` before them; since
+JAX 0.12 only for the levels."""
 
 
 @dataclass(frozen=True)

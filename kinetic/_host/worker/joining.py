@@ -333,10 +333,15 @@ class ProfilingRefused(RuntimeError):
 
 
 def refuse_profiling() -> None:
-    """Have JAX's profiler say no in an elastic job; `trace` is made of `start_trace`."""
+    """Have JAX's profiler say no in an elastic job. `trace` is made of `start_trace`, and both of
+    `ProfileSession` since JAX 0.12."""
     from jax._src import profiler
 
-    for name in ("start_trace", "start_server") if os.environ.get(ELASTIC) else ():
+    if not os.environ.get(ELASTIC):
+        return
+    if session := getattr(profiler, "ProfileSession", None):
+        session.start = _make_refusing(session.start, "trace")
+    for name in ("start_trace", "start_server"):
         if original := getattr(profiler, name, None):
             refusing = _make_refusing(original, name)
             for module in (profiler, sys.modules.get("jax.profiler", profiler)):
