@@ -42,7 +42,7 @@ def name_culprit(
     data: bytes | memoryview, failed: pickle.Unpickler, error: BaseException, spent_s: float
 ) -> str:
     """Return what rebuilds the object as a sentence with a leading space; "" if that is not known,
-    or if the error names a module already.
+    or if the error says enough: of a module, of a stop.
 
     Args:
         data: the pickles, one after the other.
@@ -50,13 +50,13 @@ def name_culprit(
         error: what it raised.
         spent_s: for how many seconds it ran.
     """
-    if isinstance(error, (ImportError, SetupFailed)) or spent_s > _MOST_S:
+    if isinstance(error, (ImportError, SetupFailed, SystemExit)) or spent_s > _MOST_S:
         return ""
     reader = _PythonUnpickler(io.BytesIO(data), failed)
     try:
         while True:
             reader.load()
-    except (Exception, SystemExit) as again:  # noqa: BLE001 - unpickling runs the objects' own code
+    except Exception as again:  # noqa: BLE001 - unpickling runs the objects' own code
         named = [*_names_of_made(again.__traceback__)]
     return f" The object that failed is rebuilt by {named[-1]}." if named else ""
 
