@@ -30,6 +30,7 @@ def run(channel: Channel, freedom: Unblocker, call: Call, start: Start) -> Messa
     own_pid, end = os.getpid(), [_NOTHING]
     try:
         _call(end, func, *args, **kwargs)
+        os.getpid()  # What a signal that came before raises, it raises after a call: here.
     except BaseException:  # noqa: BLE001 - a tracer of the function may raise here; `end` is set already
         pass
     for attempt in range(REPORT_TRIES):
