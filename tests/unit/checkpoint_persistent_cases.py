@@ -287,3 +287,23 @@ def test_a_save_that_was_cut_off_with_its_world_is_no_news(words, is_told, tmp_p
         logging.getLogger("absl").exception("Save Finalize thread failed.")
     told = [record.getMessage() for record in caplog.records]  # others end saves of earlier tests
     assert ("Save Finalize thread failed." in told) is is_told
+
+
+@pytest.mark.parametrize(("forced", "stays"), [(True, [0, 5]), (False, [0])])
+def test_a_save_that_was_cut_off_is_finished_by_the_restore(tmp_path, forced, stays):
+    """... and nothing else is: the function may have no step left that it would save."""
+    folder, options = tmp_path / "run", {"local_directory": tmp_path / "memory"}
+    with kinetic.Checkpointer(folder, every=100, local_every=1, best="loss", **options) as ckpt:
+        for step in range(6):
+            ckpt.save(step, {"n": step}, metrics={"loss": 0.5}, force=forced and step == 5)
+    shutil.rmtree(folder / "5", ignore_errors=True)  # as if its host had been killed before
+    with kinetic.Checkpointer(folder, every=100, best="loss", **options) as ckpt:
+        assert ckpt.restore({"n": 0}) == ({"n": 5}, 6)
+        assert ckpt.restored is not None
+        assert ckpt.restored.tier == "local"
+    assert sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) == stays
+    with kinetic.Checkpointer(folder, local_every=None) as ckpt:
+        assert ckpt.restore({"n": 0}) == ({"n": stays[-1]}, stays[-1] + 1)
+    metrics = [file.read_text() for file in folder.glob("*/metrics/metrics")]
+    assert len(metrics) == len(stays)
+    assert all("0.5" in text for text in metrics)

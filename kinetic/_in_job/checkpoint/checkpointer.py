@@ -34,7 +34,7 @@ from kinetic._in_job.checkpoint.cadence import cadence
 from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.opening import Opened
 from kinetic._in_job.checkpoint.persistent import Persistent
-from kinetic._in_job.checkpoint.restoring import Restored, Restoring
+from kinetic._in_job.checkpoint.restoring import Restored, Restoring, SavedState
 from kinetic._in_job.checkpoint.sync_points import SyncPoints, SyncRequest
 from kinetic._in_job.checkpoint.tree import Leaf, TreeState
 from kinetic._in_job.metrics import mark_step, send_now
@@ -187,6 +187,8 @@ class Checkpointer:
             positions.put_back(data, found.data, self._peers.index, self._peers.count)
         self.restored, self._last = found.restored, found.restored.step
         self._say(f"{_name_step(self._last)} is restored from {found.where}.")
+        if found.is_unfinished:
+            self._finish_save(opened, found)
         return found.state, self._last + 1
 
     def save(
@@ -256,14 +258,18 @@ class Checkpointer:
         if any(to.values()):
             send_now()
             position = None if data is None else positions.take_position(data)
-            due = Due(next(self._numbers), step, tree.take_apart(state_of()), position)
+            numbers = arguments.read_metrics(metrics) if to["persistent"] else None
+            due = Due(next(self._numbers), step, tree.take_apart(state_of()), position, numbers)
             if self._pattern is not None:  # Better now than when a host has been lost.
                 self._check_first(due, self._pattern)
                 self._pattern = None
             if self._local_saves is not None and to["local"] and step > self._last:
                 self._local_saves.begin(due)
             if to["persistent"]:
-                to["persistent"] = self._save_for_good(opened, due, metrics)
+                data_of_all = local_saves.of_all_hosts(
+                    self._peers, f"positions/{due.number}", due.position
+                )
+                to["persistent"] = self._save_for_good(opened, due, data_of_all)
             self._last = step
         if requested in (SyncRequest.PREEMPTED, SyncRequest.REFORM):
             self._leave(requested, step)
@@ -446,7 +452,16 @@ class Checkpointer:
 
     # -- the tiers ---------------------------------------------------------------------------------
 
-    def _save_for_good(self, opened: Opened, due: Due, metrics: Mapping[str, Any] | None) -> bool:
+    def _finish_save(self, opened: Opened, found: SavedState) -> None:
+        """Save a restored step to the persistent tier, too, where it was to be: the function may
+        have nothing left to save."""
+        assert found.whole is not None  # it comes from memory
+        state = tree.take_apart(found.state)
+        due = Due(next(self._numbers), self._last, state, None, found.whole.metrics)
+        self._save_for_good(opened, due, found.data)
+
+    def _save_for_good(self, opened: Opened, due: Due, data: list[Any]) -> bool:
+        """Save to the persistent tier; `data`: the positions of iterators, by host."""
         if opened.lease is not None:
             opened.lease.check()
         record = {
@@ -458,7 +473,7 @@ class Checkpointer:
             "saved_at": time.time(),
             "leaves": [leaf.to_json() for leaf in due.state.leaves],
             "is_by_name": bool(due.state.look_alike()),
-            "data": local_saves.of_all_hosts(self._peers, f"positions/{due.number}", due.position),
+            "data": data,
         }
         if self._sync_points is not None:
             self._sync_points.note_save()
@@ -466,8 +481,7 @@ class Checkpointer:
         if opened.verify:
             own = verifying.digests_here(due.state, self._peers.index)
             record["digests"] = self._peers.count
-        numbers = arguments.read_metrics(metrics)
-        return opened.persistent.save(due.step, due.state.plain(), record, numbers, own)
+        return opened.persistent.save(due.step, due.state.plain(), record, due.metrics or {}, own)
 
 
 def _name_step(step: int) -> str:

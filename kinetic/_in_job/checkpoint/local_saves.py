@@ -10,7 +10,7 @@ import itertools
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,12 +33,14 @@ class Due(NamedTuple):
         step: of the training.
         state: after it.
         position: of the iterator, or None.
+        metrics: if it is saved to the persistent tier as well; else None.
     """
 
     number: int
     step: int
     state: TreeState
     position: Any
+    metrics: Mapping[str, float] | None = None
 
 
 class LocalSaves:
@@ -116,7 +118,7 @@ class LocalSaves:
             data = of_all_hosts(self._peers, f"local-positions/{due.number}", due.position)
             if local is not None:
                 try:
-                    self._tier.commit(replace(local, data=data))
+                    self._tier.commit(replace(local, data=data, metrics=due.metrics))
                 except LocalSaveFailed as error:
                     failed = str(error)
             if self._is_committed(failed):

@@ -60,6 +60,7 @@ class Local:
         leaves: of the state.
         pieces: what of it lies on this host.
         data: the positions of iterators, by host; None where none was given.
+        metrics: of the step, if it was to be saved to the persistent tier as well; else None.
     """
 
     step: int
@@ -68,6 +69,7 @@ class Local:
     leaves: tuple[Leaf, ...]
     pieces: tuple[Piece, ...]
     data: Any = None
+    metrics: Mapping[str, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -79,6 +81,7 @@ class Local:
             "leaves": [leaf.to_json() for leaf in self.leaves],
             "pieces": [list(piece) for piece in self.pieces],
             "data": self.data,
+            "metrics": self.metrics,
         }
 
     @classmethod
@@ -101,6 +104,7 @@ class Local:
                     for n, start, shape, offset, size, *digest in data["pieces"]
                 ),
                 data.get("data"),
+                data.get("metrics"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptRecord(f"The local checkpoint's index is damaged: {error!r}.") from error
@@ -131,6 +135,11 @@ class CompleteStep(NamedTuple):
     def data(self) -> list[Any]:
         """The positions of iterators, by host."""
         return self._any.data or []
+
+    @property
+    def metrics(self) -> Mapping[str, float] | None:
+        """If it was to be saved to the persistent tier as well; else None."""
+        return self._any.metrics
 
     @property
     def _any(self) -> Local:

@@ -56,6 +56,8 @@ class SavedState(NamedTuple):
         where: in words.
         whole: the local step that it is; None where it comes from the persistent tier.
         is_start: whether another training or program has saved it, elsewhere.
+        is_unfinished: whether it was to be in the persistent tier, too, and is not: its hosts were
+            lost before that was done.
     """
 
     state: Any
@@ -64,6 +66,7 @@ class SavedState(NamedTuple):
     where: str
     whole: CompleteStep | None = None
     is_start: bool = False
+    is_unfinished: bool = False
 
 
 class Restoring:
@@ -110,6 +113,8 @@ class Restoring:
         while (whole := pieces.newest(local)) is not None or steps:
             if whole is not None and whole.step >= max(steps, default=-1):
                 found, damaged = self._from_memory(whole, now, cast)
+                is_unfinished = whole.metrics is not None and whole.step not in steps
+                found = found and found._replace(is_unfinished=is_unfinished)
                 local = pieces.without(local, whole, damaged)
                 said = _of_damage(whole, damaged, is_left=_is(whole, pieces.newest(local)))
             else:
