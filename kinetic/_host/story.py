@@ -50,11 +50,13 @@ class Story:
         self._lines: list[str] = []
         self._is_elastic = not policy.is_fixed
         self.attempt = policy.attempt
-        self.lost_at = 0.0
+        self.lost_at = self._failed_at = 0.0
         self._told_losses, self._told_faults = len(policy.failures), len(policy.faults)
 
     def write(self, event: GangEvent) -> None:
         """Write an event of the current attempt."""
+        if event.kind is EventKind.FAILURE:
+            self._failed_at = self._failed_at or time.time()
         self._events.write(verdicts.line_of(self.attempt, event))
 
     def close(self) -> None:
@@ -65,6 +67,7 @@ class Story:
 
     def tell_of_form(self) -> None:
         """An attempt begins on some of the slices."""
+        self._failed_at = 0.0
         slices = self._policy.slices
         self._tell(EventKind.FORMED, slices, hosts=indices_of(slices, self._each))
 
@@ -107,7 +110,8 @@ class Story:
         )
 
     def _note_loss(self, failure: Failure) -> None:
-        self.lost_at = self.lost_at or time.time()
+        # Survivors may take seconds to end: that is time lost, too.
+        self.lost_at = self.lost_at or self._failed_at or time.time()
         self._tell(EventKind.SLICE_LOST, failure.slices, failure.why)
 
     def tell_of_waiting(self) -> None:
