@@ -4,6 +4,7 @@ and an installed libtpu changes nothing else."""
 from __future__ import annotations
 
 import json
+import contextlib
 import os
 import signal
 import subprocess
@@ -95,8 +96,12 @@ def test_an_interrupt_ends_the_compilers_and_says_how_to_go_on(
     handle.wait()
 
     def find_compilers() -> list[int]:
-        found = processes.children(os.getpid())
-        return [pid for pid in found if b"kinetic-compile-" in processes.command_line(pid)]
+        found = []
+        for pid in processes.children(os.getpid()):
+            with contextlib.suppress(OSError):  # it has ended
+                if b"kinetic-compile-" in processes.command_line(pid):
+                    found.append(pid)
+        return found
 
     def interrupt() -> None:
         while not find_compilers() and not has_ended.is_set():
