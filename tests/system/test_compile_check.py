@@ -3,8 +3,8 @@ and an installed libtpu changes nothing else."""
 
 from __future__ import annotations
 
-import json
 import contextlib
+import json
 import os
 import signal
 import subprocess
