@@ -67,29 +67,59 @@ def _calls_of(module: Module, where: str, each: Instruction) -> Iterator[tuple[s
 
 
 def _trips(module: Module, where: Computation, loop: Instruction) -> float:
-    """How often the loop's body runs: from its limit, and from where its counter begins."""
+    """How often the loop's body runs: from its limit, where its counter begins, and what each run
+    adds to it; once where one of these is not a number."""
     known = re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest)
     if known:
         return float(known[1])
     condition = module.computations.get(loop.attribute("condition"), {})
-    root = next((each for each in condition.values() if each.is_root), None)
-    if root is None or root.opcode != "compare" or "direction=LT" not in root.rest:
+    test = _root(condition)
+    if test is None or test.opcode != "compare" or "direction=LT" not in test.rest:
         return 1.0
-    counter, limit = (condition.get(name) for name in root.operands[:2])
-    most = _constant(condition, limit)
-    if most is None or counter is None:
-        return 1.0
-    index = counter.attribute("index")
+    counter, limit = (_original(condition, name) for name in test.operands[:2])
+    index = counter.attribute("index") if counter is not None else ""
     begins = where.get(loop.operands[0]) if loop.operands else None
-    first = None
-    if begins is not None and begins.opcode == "tuple" and index.isdigit():
-        first = _constant(where, where.get(begins.operands[int(index)]))
-    return float(max(most - (first or 0), 0))
+    first = _constant(_element(where, begins, index))
+    most = _constant(limit)
+    step = _step(module.computations.get(loop.attribute("body"), {}), index)
+    if first is None or most is None or not step:
+        return 1.0
+    return float(max(math.ceil((most - first) / step), 0))
 
 
-def _constant(where: Computation, each: Instruction | None) -> int | None:
+def _step(body: Computation, index: str) -> int:
+    """What a run of the body adds to an element of its state; 0 if it does something else to it."""
+    made = _element(body, _root(body), index)
+    if made is None or made.opcode != "add":
+        return 0
+    terms = [_original(body, name) for name in made.operands]
+    has_own = any(
+        term is not None and term.opcode == "get-tuple-element" and term.attribute("index") == index
+        for term in terms
+    )
+    added = [number for number in map(_constant, terms) if number is not None]
+    return max(added[0], 0) if has_own and len(added) == 1 else 0
+
+
+def _root(computation: Computation) -> Instruction | None:
+    return next((each for each in computation.values() if each.is_root), None)
+
+
+def _element(where: Computation, state: Instruction | None, index: str) -> Instruction | None:
+    if state is None or state.opcode != "tuple" or not index.isdigit():
+        return None
+    return _original(where, state.operands[int(index)])
+
+
+def _original(where: Computation, name: str) -> Instruction | None:
+    """The instruction behind copies."""
+    each = where.get(name)
     while each is not None and each.opcode in ("copy", "bitcast") and each.operands:
         each = where.get(each.operands[0])
+    return each
+
+
+def _constant(each: Instruction | None) -> int | None:
     number = re.match(r"(-?\d+)", each.rest) if each is not None else None
     return int(number[1]) if each is not None and each.opcode == "constant" and number else None
 

@@ -29,6 +29,25 @@ def test_a_loop_runs_from_where_its_counter_begins_to_its_limit(module: hlo.Modu
     assert "add" not in runs
 
 
+@pytest.mark.parametrize(
+    ("written", "otherwise", "times"),
+    [
+        ("%one = s32[]{:T(128)} constant(1)", "%one = s32[]{:T(128)} constant(2)", 3),  # 1, 3, 5
+        ("add(%at, %one)", "add(%one, %at)", 5),
+        ("add(%at, %one)", "multiply(%at, %one)", 1),
+        ("add(%at, %one)", "add(%at, %at)", 1),
+        ("%first = s32[]{:T(128)} constant(1)", "%first = s32[]{:T(128)} parameter(2)", 1),
+        ("%six = s32[]{:T(128)} constant(6)", "%six = s32[]{:T(128)} parameter(1)", 1),
+    ],
+)
+def test_a_loop_counts_by_what_each_run_adds_and_once_where_data_decide(
+    written: str, otherwise: str, times: int
+) -> None:
+    text = (TEXTS / "loop.hlo").read_text()
+    assert written in text
+    assert costs.count_runs(hlo.read(text.replace(written, otherwise)))["body"] == times
+
+
 def test_what_a_loop_computes_counts_each_time(module: hlo.Module) -> None:
     assert costs.count_flops(module, costs.count_runs(module)) == 5 * 2 * 256 * 512 * 1024
 
