@@ -344,11 +344,7 @@ def _describe_transfer(
 ) -> tuple[str, float, float, str, bool]:
     kind = each.opcode.removesuffix("-start")
     if each.opcode == "send" and "xla_megascale" in each.rest:
-        told = re.search(r'_xla_megascale_transfer_type="(\w+)"', each.rest)
-        size = float(each.arrays[0].data_bytes) if each.arrays else 0.0
-        kind = told[1].lower().replace("_", "-") if told else "send"
-        wire = size * _share_sent(kind, layout.slice_count)
-        return kind, size, wire, layout.between_slices, True
+        return _describe_transfer_between(each, layout)
     if kind not in _KINDS or not each.arrays:
         return _NOTHING
     group = layout.read_group(each.rest)
@@ -359,6 +355,20 @@ def _describe_transfer(
         kind = "reduce-scatter"  # as this compiler writes one
     wire = size * _share_sent(kind, len(group))
     return kind, size, wire, layout.name_axes(group), layout.crosses(group)
+
+
+def _describe_transfer_between(
+    each: Instruction, layout: DeviceLayout
+) -> tuple[str, float, float, str, bool]:
+    """What a slice sends to others: its whole operand, which is one part of what a gather makes."""
+    told = re.search(r'_xla_megascale_transfer_type="(\w+)"', each.rest)
+    kind = told[1].lower().replace("_", "-") if told else "send"
+    kind = "collective-permute" if kind == "one-to-one" else kind
+    size = float(each.arrays[0].data_bytes) if each.arrays else 0.0
+    if kind == "all-gather":
+        size *= layout.slice_count
+    wire = size * _share_sent(kind, layout.slice_count)
+    return kind, size, wire, layout.between_slices, True
 
 
 def _share_sent(kind: str, members: int) -> float:

@@ -115,6 +115,29 @@ def test_collectives_are_named_by_the_axis_and_the_network(module: hlo.Module) -
     assert reduce.wire_bytes == reduce.bytes == 8 * 128 * 128 * 2
 
 
+@pytest.mark.parametrize(
+    ("transfer", "kind", "parts", "sent"),
+    [
+        ("ALL_REDUCE", "all-reduce", 1, 1.5),
+        ("ALL_GATHER", "all-gather", 4, 3),  # what is sent is one of four parts
+        ("REDUCE_SCATTER", "reduce-scatter", 1, 0.75),
+        ("ALL_TO_ALL", "all-to-all", 1, 0.75),
+        ("ONE_TO_ONE", "collective-permute", 1, 1),
+    ],
+)
+def test_what_four_slices_send_each_other_is_counted_by_its_kind(
+    transfer: str, kind: str, parts: int, sent: float
+) -> None:
+    text = (TEXTS / "loop.hlo").read_text()
+    read = hlo.read(text.replace('"ALL_REDUCE"', f'"{transfer}"'))
+    layout = DeviceLayout(ON_2_BY_2.axes, ON_2_BY_2.members, ON_2_BY_2.slices, "data", 4)
+    found = costs.find_collectives(read, costs.count_runs(read), layout)
+    between = next(each for each in found if each.between_slices)
+    operand = 8 * 128 * 128 * 2
+    assert (between.kind, between.axes, between.bytes) == (kind, "data", parts * operand)
+    assert between.wire_bytes == sent * operand
+
+
 def test_the_largest_arrays_have_the_users_line_not_the_librarys(module: hlo.Module) -> None:
     largest, *others = costs.find_buffers(module, costs.count_runs(module), 10)
     assert (largest.array, largest.what) == ("bf16[6,512,1024]", "argument params['w']")
