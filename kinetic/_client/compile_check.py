@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from kinetic._client.board import console
 from kinetic._client.board.reader import JobBoard
-from kinetic._client.compiling import FOLDER, CompileProgress, find_price
+from kinetic._client.compiling import FOLDER, CompileProgress, find_flags, find_price
 from kinetic._compile import topologies
 from kinetic._compile.checked import CheckReport, ProgramCheck
 from kinetic._compile.processes import Compilers
@@ -54,6 +54,7 @@ def check_programs(
         chosen.cache_dir / FOLDER,
         watch=CompileProgress(),
         price=find_price(chosen, plan.topology),
+        flags=find_flags(),
     )
     folder = root / layout.programs(ref.job_id, attempt)
     check = ProgramCheck(folder, target, compilers, client_root=plan.client_root)

@@ -25,6 +25,7 @@ from kinetic._core.tracebacks import own_frames_hidden
 
 FOLDER = "compiled"
 """Below the cache folder: reports of what was compiled."""
+FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
 _QUIET_S = 30.0
 
 
@@ -56,12 +57,19 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
         timeout_s=limit_s,
         watch=CompileProgress(),
         find_price=functools.partial(find_price, chosen),
+        find_flags=find_flags,
     )
 
 
 def find_price(chosen: Settings, topology: Topology) -> Price | None:
     """Return what a slice costs by these settings; None where that is not known."""
     return price_of(topology, chosen.zone or "", chosen.prices)
+
+
+def find_flags() -> dict[str, str]:
+    """Return the variables that compilers heed, as they are at this moment."""
+    here = settings.variables()
+    return {name: here[name] for name in FLAGS if name in here}
 
 
 class CompileProgress:

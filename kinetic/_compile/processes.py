@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -112,14 +112,18 @@ class Compilers:
         at_once: int | None = None,
         watch: Watch | None = None,
         price: Price | None = None,
+        flags: Mapping[str, str] | None = None,
     ) -> None:
-        """`cache`: the folder that keeps reports; None: none is kept. `price`: of one slice."""
+        """`cache`: the folder that keeps reports; None: none is kept. `price`: of one slice.
+        `flags`: the variables of this environment that compilers heed; what was compiled with
+        others is not looked at."""
         self._target = target
         self._cache = cache
         self._timeout_s = timeout_s
         self._at_once = at_once or count_at_once()
         self._watch = watch or (lambda _: None)
         self._price = price
+        self._flags = dict(flags or {})
 
     def compile(self, programs: Sequence[Lowered]) -> Iterator[tuple[int, CompileReport]]:
         """Yield the index of each program and its report, as they are ready. To leave the loop, or
@@ -254,7 +258,7 @@ class Compilers:
         fixed = replace(program, source="", origins=())
         compiled_by = str(topologies.find_compiler(self._target.python))
         target = replace(self._target, python="")
-        about = [fixed.to_json(), target.to_json(), __version__, compiled_by]
+        about = [fixed.to_json(), target.to_json(), __version__, compiled_by, self._flags]
         digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
         return self._cache / f"{digest.hexdigest()[:40]}.json"
 

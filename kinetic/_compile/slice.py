@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from dataclasses import replace
 from pathlib import Path
@@ -51,12 +51,14 @@ class CompileSlice:
         timeout_s: float = TIMEOUT_S,
         watch: Watch | None = None,
         find_price: Callable[[Topology], Price | None] = price_of,
+        find_flags: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._target = target
         self._cache = cache
         self._timeout_s = timeout_s
         self._watch = watch
         self._find_price = find_price
+        self._find_flags = find_flags
         self._tokens: list[Token[CompileTarget | None]] = []
 
     def __repr__(self) -> str:
@@ -102,6 +104,7 @@ class CompileSlice:
             timeout_s=self._timeout_s,
             watch=self._watch,
             price=self._find_price(self._target.topology),
+            flags=self._find_flags(),
         )
         return next(report for _, report in compilers.compile([lowered]))
 
@@ -142,6 +145,7 @@ class CompileSlice:
                 timeout_s=min(self._timeout_s, left_s),
                 watch=self._watch,
                 find_price=self._find_price,
+                find_flags=self._find_flags,
             )
             try:
                 with tried:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from compile_cases import PATIENCE_S, needs_libtpu
 
+import kinetic
 from kinetic._compile import lowering, topologies
 from kinetic._compile.lowering import Lowered
 from kinetic._compile.processes import Compilers, Compiling
@@ -54,6 +55,28 @@ def test_what_was_compiled_is_kept_for_the_next_time(lowered: Lowered, tmp_path:
     price = Price(5.0, "your price")
     again = compile_all([Lowered(lowered.program, b"never looked at")], cache=tmp_path, price=price)
     assert again == {0: replace(report, usd_per_hour=5.0, price_origin="your price")}
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=32768"),
+        ("XLA_FLAGS", "--xla_cpu_enable_fast_math=false"),
+    ],
+)
+def test_what_was_compiled_with_other_flags_is_compiled_again(
+    name: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jax
+
+    monkeypatch.setenv("KINETIC_CACHE_DIR", str(tmp_path))
+    target, kept = kinetic.compile_for("tpu-v6e-4"), []
+    for flags in ("", other, ""):
+        monkeypatch.setenv(name, flags)
+        assert target.compile(lambda x: x @ x, jax.ShapeDtypeStruct((128, 128), "f4")).fits
+        kept.append(len(list(tmp_path.rglob("*.json"))))
+    assert kept == [1, 2, 2]
 
 
 @needs_libtpu
