@@ -80,13 +80,12 @@ def compile_program(
         read = hlo.read(next((folder / _DUMP).glob(_OPTIMIZED)).read_text(errors="replace"))
     except (OSError, StopIteration):
         return replace(fits, detail="The compiler has not left its program: only memory is known.")
-    runs = costs.count_runs(read)
     return replace(
         fits,
-        buffers=tuple(costs.find_buffers(read, runs, _BUFFERS)),
-        collectives=tuple(costs.find_collectives(read, runs, _lay_out(program, own))),
-        flops=costs.count_flops(read, runs),
-        hbm_bytes=costs.count_bytes(read, runs),
+        buffers=tuple(costs.find_buffers(read, _BUFFERS)),
+        collectives=tuple(costs.find_collectives(read, _lay_out(program, own))),
+        flops=costs.count_flops(read),
+        hbm_bytes=costs.count_bytes(read),
     )
 
 

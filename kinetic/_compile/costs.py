@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kinetic._compile.hlo import Array, Computation, Instruction, Module
 from kinetic._compile.report import Buffer, Collective
@@ -34,36 +34,64 @@ _KINDS = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
     *("ragged-all-to-all", "collective-broadcast"),
 )
-_TAKE_PARTS = ("dynamic-slice", "slice", "gather", "dynamic-update-slice")
+_TAKE_PARTS = ("dynamic-slice", "slice", "gather")
+_PUT_PARTS = ("dynamic-update-slice", "scatter")
 _LEAST_BUFFER = 1 << 20
 _MOST_POSITIONS = 1 << 22
 """Of a window, in one dimension: more are counted as if none were padding."""
+Cost = Callable[[str, Instruction], float]
+"""What an instruction of the named computation costs each time that it runs."""
 
 
-def count_runs(module: Module) -> dict[str, float]:
-    """Return how often each computation runs, fusions included; loops whose length cannot be read
-    count once."""
-    runs: dict[str, float] = defaultdict(float)
+def count_runs(module: Module, cost: Cost) -> dict[str, float]:
+    """Return how often each computation runs at least, fusions included. Loops whose length cannot
+    be read count once; of branches the one that costs least counts, and the others 0 times."""
+    known: dict[str, dict[str, float]] = {}
 
-    def enter(name: str, times: float) -> None:
-        runs[name] += times
-        for each in module.computations.get(name, {}).values():
-            for called, repeats in _calls_of(module, name, each):
-                enter(called, times * repeats)
+    def count(name: str) -> dict[str, float]:
+        if name not in known:
+            runs: dict[str, float] = defaultdict(float, {name: 1.0})
+            for each in module.computations.get(name, {}).values():
+                for called, repeats in _calls_of(module, name, each, weigh):
+                    for inner, times in count(called).items():
+                        runs[inner] += times * repeats
+            known[name] = dict(runs)
+        return known[name]
 
-    enter(module.entry, 1.0)
-    return dict(runs)
+    def weigh(name: str) -> float:
+        return _sum_up(module, count(name), cost)
+
+    return count(module.entry)
 
 
-def _calls_of(module: Module, where: str, each: Instruction) -> Iterator[tuple[str, float]]:
+def _sum_up(module: Module, runs: Mapping[str, float], cost: Cost) -> float:
+    return sum(
+        times * cost(name, each)
+        for name, times in runs.items()
+        if times
+        for each in module.computations.get(name, {}).values()
+    )
+
+
+def _calls_of(
+    module: Module, where: str, each: Instruction, weigh: Callable[[str], float]
+) -> Iterator[tuple[str, float]]:
     if each.opcode == "while":
         yield each.attribute("body"), _trips(module, module.computations[where], each)
     elif each.opcode == "conditional":
-        branches = re.search(r"branch_computations=\{([^}]*)\}", each.rest)
-        named = branches[1] if branches else each.attribute("true_computation")
-        yield named.split(",")[0].strip().lstrip("%"), 1.0
+        branches = _branches(each)
+        cheapest = min(branches, key=weigh)
+        yield from ((name, float(name == cheapest)) for name in branches)
     elif each.opcode in ("fusion", "call", "async-start"):
         yield each.attribute("calls") or each.attribute("to_apply"), 1.0
+
+
+def _branches(each: Instruction) -> list[str]:
+    """The computations that a conditional chooses from, each once."""
+    listed = re.search(r"branch_computations=\{([^}]*)\}", each.rest)
+    two = ("true_computation", "false_computation")
+    names = listed[1].split(",") if listed else map(each.attribute, two)
+    return list(dict.fromkeys(name.strip().lstrip("%") for name in names))
 
 
 def _trips(module: Module, where: Computation, loop: Instruction) -> float:
@@ -127,16 +155,15 @@ def _constant(each: Instruction | None) -> int | None:
 # -- operations ------------------------------------------------------------------------------------
 
 
-def count_flops(module: Module, runs: Mapping[str, float]) -> float:
+def count_flops(module: Module) -> float:
     """Return the operations of all matrix multiplications and convolutions; what else is computed
     is small beside them, and never bounds a matrix unit."""
-    return sum(
-        times * _flops_of(computation, each)
-        for name, times in runs.items()
-        for computation in [module.computations.get(name, {})]
-        for each in computation.values()
-        if each.opcode in ("dot", "convolution")
-    )
+
+    def cost(name: str, each: Instruction) -> float:
+        is_product = each.opcode in ("dot", "convolution")
+        return _flops_of(module.computations[name], each) if is_product else 0.0
+
+    return _sum_up(module, count_runs(module, cost), cost)
 
 
 def _flops_of(where: Computation, each: Instruction) -> float:
@@ -207,36 +234,35 @@ def _array_of(where: Computation, name: str) -> Array | None:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def count_bytes(module: Module, runs: Mapping[str, float]) -> float:
+def count_bytes(module: Module) -> float:
     """Return at least how many bytes are read from and written to the chip's memory. Of arrays that
-    an instruction only takes a part of, that part counts."""
-    return sum(
-        runs[name] * _bytes_of(module, computation, each)
-        for name, computation in _find_executed(module, runs)
-        for each in computation.values()
-        if each.opcode not in _FREE and not each.opcode.endswith("-done")
-    )
+    an instruction only takes or puts a part of, that part counts."""
+    fused = _find_fused(module)
+
+    def cost(name: str, each: Instruction) -> float:
+        if name in fused or each.opcode in _FREE or each.opcode.endswith("-done"):
+            return 0.0
+        return _bytes_of(module, module.computations[name], each)
+
+    return _sum_up(module, count_runs(module, cost), cost)
 
 
-def _find_executed(module: Module, runs: Mapping[str, float]) -> Iterator[tuple[str, Computation]]:
-    """The computations whose instructions have arrays of their own: all but those of fusions."""
-    fused = {
+def _find_fused(module: Module) -> set[str]:
+    """The computations of fusions, whose instructions have no arrays of their own."""
+    return {
         each.attribute("calls")
         for computation in module.computations.values()
         for each in computation.values()
         if each.opcode == "fusion"
     }
-    for name in runs:
-        if name not in fused and name in module.computations:
-            yield name, module.computations[name]
 
 
 def _bytes_of(module: Module, where: Computation, each: Instruction) -> float:
     inner = module.computations.get(each.attribute("calls"), {}) if each.opcode == "fusion" else {}
     taken = [_bytes_read(where, name, inner, number) for number, name in enumerate(each.operands)]
-    if each.opcode in _TAKE_PARTS:
-        part = 0 if "update" in each.opcode else sum(made.padded_bytes for made in each.arrays)
-        taken[0] = min(taken[0], part)
+    part = 0 if each.opcode in _PUT_PARTS else sum(made.padded_bytes for made in each.arrays)
+    for number in range(len(_wholes(each))):
+        taken[number] = min(taken[number], part)
     return sum(taken) + _bytes_written(where, each, inner)
 
 
@@ -246,16 +272,19 @@ def _bytes_read(where: Computation, name: str, inner: Computation, number: int) 
         return 0.0
     own = _parameter(inner, number)
     users = [each for each in inner.values() if own is not None and own.name in each.operands]
-    if users and all(_takes_a_part(each, own) for each in users):
+    if users and all(own is not None and own.name in _wholes(each) for each in users):
         return float(
-            sum(each.arrays[0].padded_bytes for each in users if "update" not in each.opcode)
+            sum(each.arrays[0].padded_bytes for each in users if each.opcode in _TAKE_PARTS)
         )
     return float(array.padded_bytes)
 
 
-def _takes_a_part(each: Instruction, of: Instruction | None) -> bool:
-    is_taken_from = of is not None and each.operands[0] == of.name
-    return is_taken_from and each.opcode in _TAKE_PARTS
+def _wholes(each: Instruction) -> Sequence[str]:
+    """The operands that an instruction takes a part of, or puts one in: a scatter has as many of
+    them as of updates, with the indices between."""
+    if each.opcode == "scatter":
+        return each.operands[: len(each.operands) // 2]
+    return each.operands[:1] if each.opcode in _TAKE_PARTS + _PUT_PARTS else ()
 
 
 def _parameter(inner: Computation, number: int) -> Instruction | None:
@@ -270,22 +299,38 @@ def _parameter(inner: Computation, number: int) -> Instruction | None:
 
 
 def _bytes_written(where: Computation, each: Instruction, inner: Computation) -> float:
-    updates = [of for of in inner.values() if of.opcode == "dynamic-update-slice"]
-    if each.opcode == "dynamic-update-slice":
+    updates = [of for of in inner.values() if of.opcode in _PUT_PARTS]
+    if each.opcode in _PUT_PARTS:
         updates, inner = [each], where
     if updates:
-        parts = [_array_of(inner, update.operands[1]) for update in updates]
-        return float(sum(part.padded_bytes for part in parts if part is not None))
+        return sum(_bytes_put(inner, update) for update in updates)
     made = each.arrays[:1] if each.opcode.endswith("-start") else each.arrays
     return float(sum(array.padded_bytes for array in made if array.in_hbm))
 
 
-def find_buffers(module: Module, runs: Mapping[str, float], most: int) -> list[Buffer]:
+def _bytes_put(where: Computation, each: Instruction) -> float:
+    """Of an array that has fewer bytes than what is put into it, each byte once."""
+    names = _wholes(each)
+    wholes = [_array_of(where, name) for name in names]
+    parts = [_array_of(where, name) for name in each.operands[-len(names) :]]
+    if each.opcode == "dynamic-update-slice":
+        parts = [_array_of(where, each.operands[1])]
+    return float(
+        sum(
+            min(whole.padded_bytes, part.padded_bytes)
+            for whole, part in zip(wholes, parts, strict=True)
+            if whole is not None and part is not None and whole.in_hbm
+        )
+    )
+
+
+def find_buffers(module: Module, most: int) -> list[Buffer]:
     """Return the largest arrays in the chip's memory, with the lines that made them; arguments by
-    their names. Of equal ones from one line the first."""
+    their names. Of equal ones from one line the first. There is room for those of all branches."""
     found: dict[tuple[str, str], Buffer] = {}
-    for name, computation in _find_executed(module, runs):
-        for each in computation.values():
+    fused = _find_fused(module)
+    for name in count_runs(module, lambda *_: 0.0):
+        for each in module.computations.get(name, {}).values() if name not in fused else ():
             if _is_given(each, name == module.entry):
                 for array in each.arrays:
                     _note_buffer(found, module, each, array)
@@ -316,14 +361,16 @@ def _note_buffer(
 # -- between chips ---------------------------------------------------------------------------------
 
 
-def find_collectives(
-    module: Module, runs: Mapping[str, float], layout: DeviceLayout
-) -> list[Collective]:
+def find_collectives(module: Module, layout: DeviceLayout) -> list[Collective]:
     """Return what is sent between chips and slices, the same kinds over the same axes together,
     the most bytes first."""
+
+    def cost(name: str, each: Instruction) -> float:
+        return _describe_transfer(module, name, each, layout)[2]
+
     sums: dict[tuple[str, str, bool], list[float]] = {}
-    for name, times in runs.items():
-        for each in module.computations.get(name, {}).values():
+    for name, times in count_runs(module, cost).items():
+        for each in module.computations.get(name, {}).values() if times else ():
             kind, size, wire, axes, crosses = _describe_transfer(module, name, each, layout)
             if kind:
                 total = sums.setdefault((kind, axes, crosses), [0.0, 0.0, 0.0])

@@ -18,13 +18,17 @@ ON_2_BY_2 = DeviceLayout(
 )
 
 
+def cost_nothing(*_: object) -> float:
+    return 0.0
+
+
 @pytest.fixture(scope="module")
 def module() -> hlo.Module:
     return hlo.read((TEXTS / "loop.hlo").read_text())
 
 
 def test_a_loop_runs_from_where_its_counter_begins_to_its_limit(module: hlo.Module) -> None:
-    runs = costs.count_runs(module)
+    runs = costs.count_runs(module, cost_nothing)
     assert (runs["main"], runs["body"], runs["multiply"], runs["take"]) == (1, 5, 5, 5)
     assert "add" not in runs
 
@@ -45,20 +49,20 @@ def test_a_loop_counts_by_what_each_run_adds_and_once_where_data_decide(
 ) -> None:
     text = (TEXTS / "loop.hlo").read_text()
     assert written in text
-    assert costs.count_runs(hlo.read(text.replace(written, otherwise)))["body"] == times
+    read = hlo.read(text.replace(written, otherwise))
+    assert costs.count_runs(read, cost_nothing)["body"] == times
 
 
 def test_what_a_loop_computes_counts_each_time(module: hlo.Module) -> None:
-    assert costs.count_flops(module, costs.count_runs(module)) == 5 * 2 * 256 * 512 * 1024
+    assert costs.count_flops(module) == 5 * 2 * 256 * 512 * 1024
 
 
 def test_a_slice_of_an_array_costs_the_slice(module: hlo.Module) -> None:
-    runs = costs.count_runs(module)
     layer, hidden, made = 512 * 1024 * 2, 256 * 512 * 2, 256 * 1024 * 2
     taken = 2 * layer  # from the array of all layers, and into its own
     multiplied = hidden + layer + made
     gathered = made + 1024 * 1024 * 2
-    counted = costs.count_bytes(module, runs)
+    counted = costs.count_bytes(module)
     small = 5 * 5 * 512  # numbers of a loop
     assert 0 <= counted - 5 * (taken + multiplied + gathered) <= small
 
@@ -94,15 +98,84 @@ def test_parts_that_are_moved_meanwhile_cost_the_parts() -> None:
     read = hlo.read(ASYNC)
     part = 4 << 20
     read_and_put = part + (part + part)  # to the scratchpad; from memory to memory
-    assert costs.count_bytes(read, costs.count_runs(read)) == pytest.approx(read_and_put, rel=1e-5)
-    assert {each.what for each in costs.find_buffers(read, costs.count_runs(read), 9)} <= {
+    assert costs.count_bytes(read) == pytest.approx(read_and_put, rel=1e-5)
+    assert {each.what for each in costs.find_buffers(read, 9)} <= {
         "argument ",
         "dynamic-update-slice",
     }
 
 
+SCATTER = """HloModule m
+
+%put (table: f32[4096,1024], at: s32[64], rows: f32[64,1024]) -> f32[4096,1024] {
+  %table = f32[4096,1024]{1,0} parameter(0)
+  %at = s32[64]{0} parameter(1)
+  %rows = f32[64,1024]{1,0} parameter(2)
+  ROOT %set = f32[4096,1024]{1,0} scatter(%table, %at, %rows), to_apply=%add
+}
+
+ENTRY %main (p: f32[4096,1024], i: s32[64], x: f32[64,1024], q: f32[32,1024]) -> f32[4096,1024] {
+  %p = f32[4096,1024]{1,0} parameter(0)
+  %i = s32[64]{0} parameter(1)
+  %x = f32[64,1024]{1,0} parameter(2)
+  %q = f32[32,1024]{1,0} parameter(3)
+  %fused = f32[4096,1024]{1,0} fusion(%p, %i, %x), kind=kCustom, calls=%put
+  %bare = (f32[32,1024]{1,0}, f32[32,1024]{1,0}) scatter(%q, %q, %i, %x, %x), to_apply=%add
+  ROOT %out = f32[4096,1024]{1,0} scatter(%fused, %i, %x), to_apply=%add
+}
+"""
+
+
+def test_a_scatter_costs_its_updates_and_indices_not_the_array() -> None:
+    rows, indices = 64 * 1024 * 4, 64 * 4
+    into_table = rows + indices + rows
+    into_two_small_ones = rows + rows + indices + rows // 2 + rows // 2
+    counted = costs.count_bytes(hlo.read(SCATTER))
+    assert counted == 2 * into_table + into_two_small_ones
+
+
+BRANCHES = """HloModule m
+
+%multiply (x: f32[1024,1024]) -> f32[1024,1024] {
+  %x = f32[1024,1024]{1,0} parameter(0)
+  %sent = f32[1024,1024]{1,0} all-reduce(%x), replica_groups={{0,1},{2,3}}, to_apply=%add
+  ROOT %made = f32[1024,1024]{1,0} dot(%sent, %sent), lhs_contracting_dims={1}, metadata={op_name="f/dot"}
+}
+
+%twice (y: f32[1024,1024]) -> f32[1024,1024] {
+  %y = f32[1024,1024]{1,0} parameter(0)
+  %one = f32[1024,1024]{1,0} sine(%y), metadata={op_name="f/sin"}
+  ROOT %two = f32[1024,1024]{1,0} cosine(%one)
+}
+
+ENTRY %main (c: pred[], a: f32[1024,1024]) -> f32[1024,1024] {
+  %c = pred[] parameter(0)
+  %a = f32[1024,1024]{1,0} parameter(1)
+  ROOT %out = f32[1024,1024]{1,0} conditional(%c, %a, %a), CHOICE
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "branch_computations={%multiply, %twice}",
+        "branch_computations={%twice, %multiply}",
+        "true_computation=%multiply, false_computation=%twice",
+        "true_computation=%twice, false_computation=%multiply",
+    ],
+)
+def test_of_branches_the_cheapest_counts_and_there_is_room_for_all(choice: str) -> None:
+    read = hlo.read(BRANCHES.replace("CHOICE", choice))
+    assert costs.count_flops(read) == 0
+    assert costs.find_collectives(read, ON_2_BY_2) == []
+    array = 1024 * 1024 * 4
+    assert costs.count_bytes(read) == (2 + 2) * array  # read and written by each function
+    assert {"sin", "dot"} <= {each.what for each in costs.find_buffers(read, 9)}
+
+
 def test_collectives_are_named_by_the_axis_and_the_network(module: hlo.Module) -> None:
-    found = costs.find_collectives(module, costs.count_runs(module), ON_2_BY_2)
+    found = costs.find_collectives(module, ON_2_BY_2)
     gather, reduce = found
     assert (gather.kind, gather.axes, gather.between_slices, gather.count) == (
         "all-gather",
@@ -131,7 +204,7 @@ def test_what_four_slices_send_each_other_is_counted_by_its_kind(
     text = (TEXTS / "loop.hlo").read_text()
     read = hlo.read(text.replace('"ALL_REDUCE"', f'"{transfer}"'))
     layout = DeviceLayout(ON_2_BY_2.axes, ON_2_BY_2.members, ON_2_BY_2.slices, "data", 4)
-    found = costs.find_collectives(read, costs.count_runs(read), layout)
+    found = costs.find_collectives(read, layout)
     between = next(each for each in found if each.between_slices)
     operand = 8 * 128 * 128 * 2
     assert (between.kind, between.axes, between.bytes) == (kind, "data", parts * operand)
@@ -139,7 +212,7 @@ def test_what_four_slices_send_each_other_is_counted_by_its_kind(
 
 
 def test_the_largest_arrays_have_the_users_line_not_the_librarys(module: hlo.Module) -> None:
-    largest, *others = costs.find_buffers(module, costs.count_runs(module), 10)
+    largest, *others = costs.find_buffers(module, 10)
     assert (largest.array, largest.what) == ("bf16[6,512,1024]", "argument params['w']")
     assert [each.source for each in others if each.array == "bf16[256,1024]"] == []
     made = next(each for each in module.computations["body"].values() if each.name == "made")
@@ -193,7 +266,7 @@ def test_axes_between_slices_are_those_along_which_the_slice_changes() -> None:
 
 def test_a_batch_of_matrices_is_a_window_with_gaps() -> None:
     read = hlo.read((TEXTS / "batch.hlo").read_text())
-    assert costs.count_flops(read, costs.count_runs(read)) == 8 * 2 * 16 * 32 * 64
+    assert costs.count_flops(read) == 8 * 2 * 16 * 32 * 64
 
 
 def test_a_report_reads_back_and_says_what_bounds_a_run() -> None:
