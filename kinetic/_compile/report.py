@@ -195,7 +195,7 @@ class CompileReport(Record, called="The report of the compiler"):
     @property
     def step_s(self) -> float:
         """A lower bound of the time of a run: as if all parts of the chip were busy at once, at
-        their peaks."""
+        their peaks; that of matrix units is for bfloat16, and int8 may be faster."""
         return max(self.times_s.values())
 
     @property
