@@ -128,6 +128,7 @@ class CompileSlice:
 
         Raises:
             ValueError: it was raised for every size.
+            UsageTypeError: `build` does not return a function and its arguments.
         """
         _check_callable("find_fit", build, "that returns a function and its arguments")
         reports = list[CompileReport]()
@@ -149,8 +150,10 @@ class CompileSlice:
             )
             try:
                 with tried:
-                    function, *args = build()
+                    function, *args = call_build(build)
                     reports.append(tried.compile(function, *args))
+            except UsageTypeError:  # a ValueError, too, and the same for every size
+                raise
             except ValueError as error:
                 unsuited.append(error)
                 reports.append(_describe_skip(build, target, first_sentence(str(error))))
@@ -159,6 +162,26 @@ class CompileSlice:
         if len(unsuited) == len(reports):
             raise unsuited[-1]
         return reports
+
+
+def call_build(build: Callable[[], Built]) -> Built:
+    """Return the function to compile and its arguments, which the caller's function returns.
+
+    Raises:
+        UsageTypeError: it returns something else.
+    """
+    made: object = build()
+    if not isinstance(made, tuple) or not made:
+        what = type(made).__name__ if made != () else "an empty tuple"
+        raise UsageTypeError(
+            f"{_name_build(build)}() must return the function to compile and its arguments, as "
+            f"`return step, params, batch`; it returned {what}."
+        )
+    return made
+
+
+def _name_build(build: Callable[[], Built]) -> str:
+    return getattr(build, "__name__", "build")
 
 
 def _check_callable(method: str, given: object, rest: str) -> None:
@@ -179,8 +202,7 @@ def _describe_rest(
 
 
 def _describe_skip(build: Callable[[], Built], target: CompileTarget, why: str) -> CompileReport:
-    name = getattr(build, "__name__", "build")
-    return describe_refusal(name, "", target.topology, target.slices, detail=why)
+    return describe_refusal(_name_build(build), "", target.topology, target.slices, detail=why)
 
 
 def _find_sizes(target: CompileTarget) -> list[CompileTarget]:

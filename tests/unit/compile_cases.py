@@ -403,6 +403,20 @@ def test_what_is_no_function_is_refused_in_a_sentence(what: Any) -> None:
 
 
 @needs_libtpu
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [(print, "builtin_function_or_method"), ((), "an empty tuple"), ([print, 3], "list")],
+)
+def test_a_build_that_returns_something_else_is_refused_in_a_sentence(made: Any, what: str) -> None:
+    def build() -> Any:
+        return made
+
+    said = rf"^build\(\) must return the function to compile and .*; it returned {what}\.$"
+    with pytest.raises(UsageTypeError, match=said):
+        slice_to_compile_for().find_fit(build)
+
+
+@needs_libtpu
 def test_arrays_that_are_kept_on_the_host_are_told_apart() -> None:
     import jax
 

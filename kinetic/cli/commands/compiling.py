@@ -82,6 +82,7 @@ def compile_(
 ) -> int:
     """Print what the compiler says."""
     from kinetic._client.compiling import compile_for
+    from kinetic._compile.slice import call_build
 
     target = compile_for(accelerator, slices=slices, timeout=timeout)
     # What the caller's code prints is no part of the document.
@@ -91,7 +92,7 @@ def compile_(
             reports = target.find_fit(function, most_sizes=most_sizes, within=within)
         else:
             with target:
-                compiled, *arguments = _call(function)
+                compiled, *arguments = call_build(function)
                 reports = [target.compile(compiled, *arguments)]
     _print_reports(reports, is_search=fit, as_json=as_json)
     return exit_codes.OK if reports[-1].fits else exit_codes.FAILED
@@ -141,16 +142,6 @@ def _import_module(name: str) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise UsageError(f"There is no module {name}. A file is named with its .py.") from error
-
-
-def _call(function: Callable[[], Any]) -> tuple[Any, ...]:
-    made = function()
-    if not isinstance(made, tuple) or not made:
-        raise UsageError(
-            f"{function.__name__}() must return the function to compile and its arguments, as "
-            f"`return step, params, batch`; it returned {type(made).__name__}."
-        )
-    return made
 
 
 def _print_reports(reports: list[CompileReport], *, is_search: bool, as_json: bool) -> None:
