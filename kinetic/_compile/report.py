@@ -227,13 +227,15 @@ class CompileReport(Record, called="The report of the compiler"):
         return f"<pre>{escape(self.text())}</pre>"
 
     def summary(self) -> dict[str, Any]:
-        """Return a JSON object with what follows from the figures beside them."""
+        """Return a JSON object with what follows from the figures beside them: null where they are
+        not known."""
+        is_known = _has_costs(self)
         return self.to_json() | {
             "total_bytes": self.memory.total,
             "hbm_bytes_there": self.hbm_bytes_there,
-            "step_s": self.step_s,
-            "bound": self.bound,
-            "usd_per_1000_runs": self.usd_per_1000_runs,
+            "step_s": self.step_s if is_known else None,
+            "bound": self.bound if is_known else None,
+            "usd_per_1000_runs": self.usd_per_1000_runs if is_known else None,
         }
 
 
@@ -268,7 +270,7 @@ def draw(report: CompileReport, width: int | None) -> str:
         lines += ["", *_draw_memory(report)]
     if report.verdict is CompileVerdict.TOO_LARGE:
         lines += _draw_arrays(report)
-    if report.verdict is CompileVerdict.FITS and not report.detail:
+    if _has_costs(report):
         lines += _draw_arrays(report)
         lines += _draw_collectives(report)
         lines += _draw_time(report)
@@ -281,9 +283,14 @@ def summarize(report: CompileReport) -> str:
         return f"{report.name}: {report.verdict}: {first_sentence(report.detail)}"
     used, there = report.memory.total, report.hbm_bytes_there
     fits = f"{report.name}: fits, {gib(used)} of {gib(there)} per device"
-    if report.detail or not report.step_s:
+    if not _has_costs(report) or not report.step_s:
         return fits
     return f"{fits}; at least {_time(report.step_s)} a run, bound by {report.bound}"
+
+
+def _has_costs(report: CompileReport) -> bool:
+    """Whether it is known what a run costs: the compiler has left its program."""
+    return report.fits and not report.detail
 
 
 def first_sentence(text: str) -> str:

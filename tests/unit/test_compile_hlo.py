@@ -294,3 +294,28 @@ def test_a_report_reads_back_and_says_what_bounds_a_run() -> None:
     assert "at least" not in idle.text() + summarize(idle)
     assert report._repr_html_().startswith("<pre>step: FITS on tpu-v6e-16")
     assert report.summary()["bound"] == "matrix units"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "detail"),
+    [
+        (CompileVerdict.TOO_LARGE, "Ran out of memory"),
+        (CompileVerdict.REFUSED, "unknown operation"),
+        (CompileVerdict.NOT_COMPILED, "it was ended"),
+        (CompileVerdict.FITS, "only memory is known"),
+    ],
+)
+def test_a_document_has_no_time_where_costs_are_not_known(
+    verdict: CompileVerdict, detail: str
+) -> None:
+    report = CompileReport(
+        name="step",
+        accelerator="tpu-v6e-16",
+        family="v6e",
+        verdict=verdict,
+        detail=detail,
+        usd_per_hour=36.0,
+    )
+    found = report.summary()
+    assert [found[name] for name in ("step_s", "bound", "usd_per_1000_runs")] == [None] * 3
+    assert "at least" not in report.text() + summarize(report)
