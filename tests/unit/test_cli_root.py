@@ -183,6 +183,17 @@ def test_an_accelerator_is_needed(world: World, capsys: Capture) -> None:
 # -- accelerators, the root, and errors ------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("zone", "region"),
+    [("mars", "us-central1"), ("europe-west4-a", "europe-west4"), ("us-east5", "us-east5")],
+)
+def test_prices_are_told_with_their_region(
+    zone: str, region: str, world: World, capsys: Capture
+) -> None:
+    assert world("accelerators", "v6e", "--zone", zone) == 0
+    assert capsys.readouterr().err.startswith(f"Prices in {region}: Google Cloud's price list")
+
+
 def test_accelerators(world: World, capsys: Capture) -> None:
     assert world("accelerators", "--json") == 0
     rows = json.loads(capsys.readouterr().out)

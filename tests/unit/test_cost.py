@@ -54,7 +54,8 @@ def test_a_slice_has_the_list_price_of_its_region(name, zone, usd, origin):
         assert price is None
     else:
         source = prices.BILLING if "h200" in name else prices.LIST
-        assert price == (pytest.approx(usd), origin, source)
+        region = origin.split(", ")[1]
+        assert price == (pytest.approx(usd), origin, source, region)
 
 
 def test_ones_own_price_comes_first_and_is_for_one_chip():

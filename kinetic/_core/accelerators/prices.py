@@ -48,11 +48,13 @@ class Price(NamedTuple):
         usd_per_hour: of all its chips.
         origin: where the figure is from, for users: "list price, us-central1, spot".
         source: the list that has it, with its date; "" for what the user has said.
+        region: whose price it is; "" likewise.
     """
 
     usd_per_hour: float
     origin: str
     source: str = ""
+    region: str = ""
 
 
 _CHIPS: Mapping[str, Mapping[str, Rate]] = {
@@ -145,7 +147,7 @@ def price_of(
     units = topology.chips if topology.family in _CHIPS else topology.hosts
     kind = ", spot" if topology.spot else ""
     source = BILLING if topology.machine_type in _IN_BILLING else LIST
-    return Price(round(each * units, 5), f"list price, {region}{kind}", source)
+    return Price(round(each * units, 5), f"list price, {region}{kind}", source, region)
 
 
 def _find_rate(topology: Topology, zone: str) -> tuple[str, Rate | None]:

@@ -97,7 +97,8 @@ def accelerators(words: str | None, as_json: bool, live: bool, **place: str | No
         output.table(columns, shown, right=_NUMBERS, cut=_COLUMNS[-1])
         priced = [price for row in rows for price in _prices(row, chosen).values() if price]
         for source in dict.fromkeys(price.source for price in priced if price.source):
-            output.notice(f"Prices: {source}.")
+            regions = dict.fromkeys(price.region for price in priced if price.source == source)
+            output.notice(f"Prices in {', '.join(regions)}: {source}.")
 
 
 def _print_live(words: str | None, flags: dict[str, str | None], *, as_json: bool) -> None:
