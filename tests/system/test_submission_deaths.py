@@ -17,6 +17,7 @@ from gangs import PATIENCE_S, wait_until
 
 import kinetic
 from kinetic import errors
+from kinetic._backends.local import launcher
 from kinetic._client.board.reader import JobBoard
 from kinetic._core import state
 
@@ -153,6 +154,29 @@ def test_a_supervisor_that_comes_after_its_job_was_removed_makes_nothing(home):
     ended = subprocess.run(run, capture_output=True, text=True, timeout=PATIENCE_S)
     assert "FileNotFoundError" in ended.stderr
     assert list(home.glob("jobs/*")) == []
+
+
+@pytest.mark.parametrize("when", ["at once", "once the job has ended"])
+def test_a_zygote_that_dies_before_it_answers_starts_no_second_supervisor(
+    when, home, tmp_path, monkeypatch
+):
+    read, calls = launcher.Zygote._read_line, tmp_path / "calls"
+
+    def die(zygote):
+        read(zygote)
+        if when != "at once":
+            wait_until(lambda: list(home.glob("jobs/*/outcome.json")), "the job has not ended")
+        zygote._process.kill()
+        monkeypatch.setattr(launcher.Zygote, "_read_line", read)
+        raise ConnectionResetError
+
+    def call():
+        with calls.open("a") as file:
+            file.write("called\n")
+
+    monkeypatch.setattr(launcher.Zygote, "_read_line", die)
+    kinetic.run(accelerator="cpu")(call)()
+    assert calls.read_text() == "called\n"
 
 
 def remove_the_only_job(home):

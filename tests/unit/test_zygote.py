@@ -12,6 +12,7 @@ import pytest
 
 from kinetic._backends.local import launcher
 from kinetic._host.local import zygote
+from kinetic.errors import SubmitError
 
 
 @pytest.mark.parametrize("name", [name for name in zygote.LATE if name.startswith("kinetic.")])
@@ -56,3 +57,19 @@ def test_a_fork_during_a_launch_can_launch_too_and_holds_no_zygote():
     finally:
         del launcher._zygotes["of this test",]
         zygote.close()
+
+
+def test_what_a_signal_handler_raises_amid_a_launch_reaches_the_caller(tmp_path, monkeypatch):
+    """Even an OSError, by which a launch would else know that its zygote has died."""
+
+    def interrupted(_):
+        raise TimeoutError("took too long")
+
+    request = {"store": str(tmp_path), "job_id": "job-1"}
+    environ = {**os.environ, "PYTHON_OF_THIS_TEST": "1"}  # A zygote of its own.
+    with monkeypatch.context() as amid:
+        amid.setattr(launcher.Zygote, "_read_line", interrupted)
+        with pytest.raises(TimeoutError, match="took too long"):
+            launcher.launch(request, modules=(), environ=environ)
+    with pytest.raises(SubmitError, match="job-1 could not begin"):  # It has no folder.
+        launcher.launch(request, modules=(), environ=environ)

@@ -86,6 +86,11 @@ class Zygote:
             },
         )
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests, as far as is known."""
+        return self._socket.fileno() >= 0
+
     def launch(self, request: dict[str, Any]) -> int:
         """Fork a supervisor; return its process id once it holds the job's lock.
 
@@ -100,11 +105,12 @@ class Zygote:
         try:
             self._socket.sendall(line)
             answer = self._read_line()
-        except OSError:
+        except ConnectionError:
             answer = b""
-        except BaseException:  # Ctrl-C: it must not start this job later, nor answer the next one.
-            self._process.kill()
-            self._end()
+        # Ctrl-C, or what a handler of signals raises, of any kind: it must not start this job
+        # later, nor answer the next one.
+        except BaseException:
+            self.close()
             raise
         if not answer:
             raise _ZygoteDied(f"The process that starts simulated slices died{self._last_words()}")
@@ -118,7 +124,7 @@ class Zygote:
         missing = [name for name in libraries if name not in self.imports]
         self.imports.update(missing)
         if missing:
-            with contextlib.suppress(OSError):  # Whoever launches notices that it has died.
+            with contextlib.suppress(ConnectionError):  # Whoever launches notices its death.
                 self._socket.sendall(json.dumps({"import": missing}).encode() + b"\n")
 
     def _read_line(self) -> bytes:
@@ -225,7 +231,7 @@ def try_out(modules: tuple[str, ...], environ: Mapping[str, str], *, limit_s: fl
 
 def _zygote_for(modules: tuple[str, ...], environ: Mapping[str, str]) -> Zygote:
     key = (os.getpid(), sys.executable, modules, _settings_of_zygote(environ))
-    if key not in _zygotes:
+    if key not in _zygotes or not _zygotes[key].is_open:
         if not _zygotes:
             atexit.register(_close_all)
         _zygotes[key] = Zygote(modules, environ)

@@ -38,6 +38,7 @@ RESERVE_BYTES = 1 << 16
 those of the attempts before."""
 ATTEMPT_FILES = ("state.json", "fetching")
 """What is true of one attempt only."""
+LOOK_AGAIN_S = 0.002
 FREE_AFTER_S = 3600.0
 """How long what a job that has succeeded has in memory stays when nobody fetches its value."""
 
@@ -69,8 +70,8 @@ class Request:
 def main(request: Request, answer_fd: int = -1) -> NoReturn:
     """Run the gang and exit. Never returns into the code of the process that forked.
 
-    To `answer_fd` this process's id is written as soon as the job's lock is held, or why it cannot
-    be; it is closed then.
+    To `answer_fd` the id of the job's supervisor is written as soon as it holds the job's lock, or
+    why it cannot; it is closed then. That is another process where the request comes a second time.
     """
     processes.exit_with(lambda: Supervisor(request).run(answer_fd))
 
@@ -109,11 +110,13 @@ class Supervisor:
         """Return 0 when a verdict was written."""
         try:
             self._init_process()
-            self._lock()
+            leader = self._lock()
         except OSError as error:
             _answer(answer_fd, {"error": str(error), "errno": error.errno})
             raise
-        _answer(answer_fd, {"pid": os.getpid()})
+        _answer(answer_fd, {"pid": leader})
+        if leader != os.getpid():
+            return 0
         plan, ended = self._lead_to_end()
         processes.kill_descendants()
         self._clear_up(plan)
@@ -141,21 +144,29 @@ class Supervisor:
         processes.adopt_orphans()
         processes.raise_file_limit()
         processes.set_title(f"kinetic-supervisor {self._request.job_id}")
-        self._scratch.mkdir(exist_ok=True, mode=0o700)
 
-    def _lock(self) -> None:
+    def _lock(self) -> int:
         """Hold the job's lock for as long as this process lives. A record lock is not inherited by
-        children.
+        children. Return this process's id, or that of the supervisor that was first: a zygote that
+        dies before it answers is asked for once more. 0 if that one has ended.
 
         Raises:
             FileNotFoundError: the submission was taken back.
         """
-        self._lock_file = open(self._own / "lock", "w")
-        locks.hold_record(self._lock_file.fileno())
+        path = self._own / "lock"
+        self._lock_file = open(path, "a")
+        while not locks.try_hold_record(self._lock_file.fileno()):
+            if first := locks.record_holder(path):
+                return first
+            time.sleep(LOOK_AGAIN_S)  # Somebody looks at the lock.
         if not self._holds_the_lock():
             raise FileNotFoundError(errno.ENOENT, "the job was removed", str(self._job))
+        if os.fstat(self._lock_file.fileno()).st_size > 0:
+            return 0
+        self._scratch.mkdir(exist_ok=True, mode=0o700)
         self._lock_file.write("held\n")  # An empty one says that no supervisor has begun.
         self._lock_file.flush()
+        return os.getpid()
 
     def _clear_up(self, plan: Plan | None) -> None:
         """Remove what an attempt has used, also for killed agents."""
