@@ -40,6 +40,8 @@ _URGENT_TICK_S = 0.05
 _STACKS_POLL_S = 0.02
 _MAX_DUMP_S = 60.0
 _STOP_GRACE_S = 1.0
+_STOP_LIMIT_S = 3.0
+"""gRPC never finishes where the system makes no threads."""
 _MOST_PATH_BYTES = 107
 
 Context = Any  # grpc.aio.ServicerContext; gRPC brings no types
@@ -161,7 +163,8 @@ class Coordinator:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
-        await server.stop(_STOP_GRACE_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(server.stop(_STOP_GRACE_S), _STOP_LIMIT_S)
 
     # --- time -------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
@@ -251,3 +252,18 @@ def test_closing_ends_the_watch_and_closing_twice_is_fine(serve, agents):
     agent.close()
     agent.close()
     assert not agent._watcher.is_alive()
+
+
+def test_a_server_that_never_stops_does_not_keep_the_coordinator(serve, monkeypatch):
+    """As gRPC's does where the system makes no threads."""
+
+    async def never(self, grace):
+        await asyncio.Event().wait()
+
+    served = serve(1)
+    server = served.coordinator._server
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr("kinetic._rpc.server._STOP_LIMIT_S", 0.1)
+        without_threads.setattr(type(server), "stop", never)
+        served.run(served.coordinator.stop())
+    served.run(server.stop(0))
