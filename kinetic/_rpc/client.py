@@ -221,13 +221,16 @@ class AgentClient:
         """Answer a request for stacks (`HostView.stacks_request`); raises like `join`."""
         self._call(codec.STACKS, codec.StacksAnswer(self._host, request, text))
 
-    def watch(self, on_view: Callable[[HostView], None]) -> None:
+    def watch(
+        self, on_view: Callable[[HostView], None], on_fault: Callable[[Exception], None]
+    ) -> None:
         """Call `on_view` with every new view, starting with the current one, until `close` or the
-        end of the gang."""
-        self._watcher = threading.Thread(
-            target=self._watch, args=(on_view,), name="kinetic-watch", daemon=True
+        end of the gang; and `on_fault` with what ends the watch before."""
+        watcher = threading.Thread(
+            target=self._watch, args=(on_view, on_fault), name="kinetic-watch", daemon=True
         )
-        self._watcher.start()
+        watcher.start()
+        self._watcher = watcher
 
     def close(self) -> None:
         """Hang up. Idempotent."""
@@ -240,7 +243,16 @@ class AgentClient:
         self._patience.renew()
         return reply
 
-    def _watch(self, on_view: Callable[[HostView], None]) -> None:
+    def _watch(
+        self, on_view: Callable[[HostView], None], on_fault: Callable[[Exception], None]
+    ) -> None:
+        try:
+            self._follow(on_view)
+        except Exception as error:  # noqa: BLE001 - no thread could be made, for example
+            if not self._caller.closed.is_set():
+                on_fault(error)
+
+    def _follow(self, on_view: Callable[[HostView], None]) -> None:
         last = HostView(version=-1)
         pause_s = _FIRST_PAUSE_S
         while not self._caller.closed.is_set():

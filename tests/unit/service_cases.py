@@ -84,7 +84,7 @@ class Agent(AgentClient):
         self.heard: queue.Queue = queue.Queue()
 
     def listen(self) -> None:
-        self.watch(self.heard.put)
+        self.watch(self.heard.put, self.heard.put)
 
     def hear(self, wanted):
         while not wanted(view := self.heard.get(timeout=PATIENCE_S)):

@@ -120,7 +120,7 @@ from kinetic._core.endpoint import Endpoint
 from kinetic._rpc.client import AgentClient
 agent = AgentClient(Endpoint(*sys.argv[1:4], 1, sys.argv[4]), 1)
 heard = threading.Event()
-agent.watch(lambda view: heard.set())
+agent.watch(lambda view: heard.set(), print)
 agent.join("b", "y")
 heard.wait()
 print("watches", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import select
 import threading
 import time
 from collections import Counter
@@ -16,6 +17,8 @@ from service_cases import PATIENCE_S, ended
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Activity, Heartbeat
 from kinetic._core.outcome import RemoteError
+from kinetic._host.agent.link import Link
+from kinetic._host.identity import Identity
 from kinetic._rpc import client, codec
 
 LARGE = 2000
@@ -172,7 +175,7 @@ def test_a_view_that_cannot_be_acted_on_does_not_end_the_watch(serve, agents, ca
         seen.put(view)
         raise KeyError(view.version)
 
-    agent.watch(stumble)
+    agent.watch(stumble, seen.put)
     seen.get(timeout=PATIENCE_S)
     agent.join("a", "x")
     assert seen.get(timeout=PATIENCE_S).ready
@@ -267,3 +270,21 @@ def test_a_server_that_never_stops_does_not_keep_the_coordinator(serve, monkeypa
         without_threads.setattr(type(server), "stop", never)
         served.run(served.coordinator.stop())
     served.run(server.stop(0))
+
+
+@pytest.mark.parametrize("step", ["watch", "_follow"])
+def test_an_agent_that_cannot_hear_its_coordinator_learns_why(serve, tmp_path, monkeypatch, step):
+    def fail(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(client.AgentClient, step, fail)
+    where = serve(1).endpoint
+    who = Identity(str(tmp_path), where.job_id, 0, 1, where.target, where.token, "", str(tmp_path))
+    link = Link(who, lambda: Heartbeat(0))
+    link.start()
+    try:
+        assert select.select([link.wake_fd], [], [], PATIENCE_S)[0]
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            link.events()
+    finally:
+        link.stop()

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """Something the agent's loop must know: a new view, a delivered report, or that the coordinator
-    is lost."""
+    """Something the agent's loop must know: a new view, a delivered report, that the coordinator is
+    lost, or what else has ended the link."""
 
     view: HostView | None = None
     reported: bool = False
     lost: str = ""
+    fault: Exception | None = None
 
 
 HANG_UP_S = 2.0
@@ -62,7 +63,7 @@ class Link:
     def start(self) -> None:
         """Connect and watch, without joining the gang yet. Idempotent."""
         if self._thread is None:
-            self._orders.put(lambda client: client.watch(self._on_view))
+            self._orders.put(lambda client: client.watch(self._on_view, self._on_fault))
             self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)
             self._thread.start()
 
@@ -109,16 +110,30 @@ class Link:
                 os.close(fd)
 
     def events(self) -> list[Event]:
-        """Events since the last call; empties the wake pipe."""
+        """Events since the last call; empties the wake pipe.
+
+        Raises:
+            Exception: what has ended the link, unless the coordinator is lost.
+        """
         os.read(self.wake_fd, 4096)
         found = []
         while not self._events.empty():
-            found.append(self._events.get())
+            found.append(event := self._events.get())
+            if event.fault is not None:  # An agent that hears nothing must not live on.
+                raise event.fault
         return found
 
     def _on_view(self, view: HostView) -> None:
         self._reached = True
         self._post(Event(view=view))
+
+    def _on_fault(self, fault: Exception) -> None:
+        if isinstance(fault, CoordinatorLost):
+            self._post(Event(lost=str(fault)))
+        elif isinstance(fault, KineticError):
+            self._post(Event(lost=f"The coordinator refused this host: {fault}"))
+        else:
+            self._post(Event(fault=fault))
 
     def _post(self, event: Event) -> None:
         self._events.put(event)
@@ -130,22 +145,19 @@ class Link:
         )
 
         who = self._identity
-        client = AgentClient(
-            who.endpoint,
-            who.host,
-            unreachable_after_s=who.unreachable_after_s,
-            join_timeout_s=who.join_timeout_s,
-        )
         try:
-            self._serve(client)
+            client = AgentClient(
+                who.endpoint,
+                who.host,
+                unreachable_after_s=who.unreachable_after_s,
+                join_timeout_s=who.join_timeout_s,
+            )
+            with contextlib.closing(client):
+                self._serve(client)
         except _HungUpError:
             return
-        except CoordinatorLost as error:
-            self._post(Event(lost=str(error)))
-        except KineticError as error:
-            self._post(Event(lost=f"The coordinator refused this host: {error}"))
-        finally:
-            client.close()
+        except Exception as error:  # noqa: BLE001 - the agent's loop raises it
+            self._on_fault(error)
 
     def _serve(self, client: AgentClient) -> None:
         due = time.monotonic() + self._identity.heartbeat_s
