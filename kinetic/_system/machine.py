@@ -1,14 +1,17 @@
 """What this machine has room for: its processors and memory, as far as a container's limits leave
-them.
+them; and whether its programs can talk to each other.
 
-In: /proc and the limits of the control group. Out: numbers.
+In: /proc, the limits of the control group, a connection. Out: numbers; what the system says.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
+
+_WITHOUT_LOOPBACK = (errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EPERM)
 
 
 def usable_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
@@ -34,6 +37,19 @@ def available_memory_bytes() -> int | None:
                 free = int(line.split()[1]) * 1024
                 return min(free, _group_headroom_bytes() or free)
     return None
+
+
+def loopback_fault() -> str:
+    """Why programs here cannot talk to each other over 127.0.0.1; "" if they can."""
+    import socket  # not needed for a list of running jobs
+
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+            client.connect(server.getsockname())
+    except OSError as error:
+        # Other errors (no descriptors left) say nothing about it.
+        return os.strerror(error.errno) if error.errno in _WITHOUT_LOOPBACK else ""
+    return ""
 
 
 def boot_id() -> str:

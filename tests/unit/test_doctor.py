@@ -77,6 +77,7 @@ def test_a_machine_in_order() -> None:
             *checks.versions(MACHINE, has_cluster=False),
             checks.memory(MACHINE, SLICES),
             checks.namespaces(MACHINE),
+            checks.loopback(MACHINE),
         )
     ) == {"ok"}
 
@@ -151,6 +152,12 @@ def test_a_quota_leaves_fewer_processors(tmp_path: Path, quota: str, most: int |
 def test_namespaces() -> None:
     assert checks.namespaces(replace(MACHINE, namespaces=None)).level == "ok"
     assert checks.namespaces(replace(MACHINE, namespaces=False)).level == "warn"
+
+
+def test_a_machine_whose_programs_cannot_talk_to_each_other() -> None:
+    found = checks.loopback(replace(MACHINE, loopback_fault="Network is unreachable"))
+    assert found.level == "problem"
+    assert "ip link set lo up" in found.remedy
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+
 import pytest
 from laptop_fakes import plan
 
 from kinetic._backends.local import simulation
+from kinetic._backends.local.backend import LocalBackend
+from kinetic._store.local import LocalStore
+from kinetic.errors import PreflightError
 
 
 @pytest.mark.parametrize(
@@ -25,3 +31,22 @@ def test_jax_is_imported_once_where_it_joins_hosts_or_has_the_devices_of_all(
     chosen = options | {"controller": controller}
     document = simulation.document(plan(accelerator=accelerator, options=chosen))
     assert document["preload"] == modules
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(errno.ENETUNREACH, "Network is unreachable"), (errno.EADDRNOTAVAIL, "Cannot assign")],
+)
+def test_several_hosts_need_a_loopback_address(tmp_path, monkeypatch, number, said):
+    backend = LocalBackend(LocalStore(tmp_path), {}, available_memory_bytes=lambda: None)
+    backend.preflight(several := plan(accelerator="tpu-v6e-16"))
+
+    def refuse(*_, **__):
+        raise OSError(number, "")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(PreflightError, match=rf"127.0.0.1.*{said}.*`ip link set lo up`"):
+        backend.preflight(several)
+    backend.preflight(plan(accelerator="cpu"))
+    number = errno.EMFILE  # It says nothing about the network.
+    backend.preflight(several)

@@ -60,6 +60,7 @@ class LocalBackend:
         usable_cpus: Callable[[], int] = machine.usable_cpus,
         unreachable_after_s: float = 30.0,
         has_debugger: Callable[[], bool] = simulation.has_debugger,
+        loopback_fault: Callable[[], str] = machine.loopback_fault,
         system: str = sys.platform,
     ) -> None:
         self._store = store
@@ -68,6 +69,7 @@ class LocalBackend:
         self._available_memory_bytes = available_memory_bytes
         self._usable_cpus = usable_cpus
         self._has_debugger = has_debugger
+        self._loopback_fault = loopback_fault
         self._system = system
         self._unreachable_after_s = unreachable_after_s
         self._orphaned_at: dict[str, float] = {}
@@ -88,6 +90,7 @@ class LocalBackend:
         simulation.check_reach(plan, self._store.as_folder())
         simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
         self._check_memory(plan)
+        simulation.check_loopback(plan, self._loopback_fault)
         simulation.check_debugger(plan, installed=self._has_debugger)
         simulation.check_pathways(plan)
 

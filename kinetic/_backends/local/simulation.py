@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from kinetic._core.place import Place
     from kinetic._core.plan import Plan
 
+LOOPBACK_REMEDY = (
+    "As root, `ip link set lo up` brings it up; where it is up, with IPv6 alone, `ip addr add "
+    "127.0.0.1/8 dev lo` gives it this address."
+)
 _READ_BY_LIBRARIES = ("KERAS_", "FLAX_", "EQX_", "ORBAX_", "TF_")
 PLAIN_HOST_BYTES = 40 << 20
 """Agent and worker of a host that may not use JAX: measured 25-40 MiB of private memory."""
@@ -167,6 +171,19 @@ def room(plan: Plan | None, cpus: int, available_bytes: int | None, peak_bytes: 
     need = max(need, SHARED_BYTES + hosts * (peak_bytes - SHARED_BYTES))
     by_memory = cpus if available_bytes is None else available_bytes // need
     return max(1, min(cpus // hosts, by_memory))
+
+
+def check_loopback(plan: Plan, fault: Callable[[], str]) -> None:
+    """Refuse several hosts if they could not talk to each other.
+
+    Raises:
+        PreflightError: with how to make it possible.
+    """
+    if plan.hosts > 1 and (why := fault()):
+        raise PreflightError(
+            "The hosts of a simulated slice talk to each other over 127.0.0.1, which cannot be "
+            f"used here: {why}. {LOOPBACK_REMEDY} Nothing was submitted."
+        )
 
 
 def check_debugger(plan: Plan, *, installed: Callable[[], bool]) -> None:

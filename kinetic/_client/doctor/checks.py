@@ -10,6 +10,7 @@ from dataclasses import field
 
 from kinetic._backends.local.simulation import (
     JAX_HOST_BYTES,
+    LOOPBACK_REMEDY,
     SHARED_BYTES,
     can_simulate,
     name_system,
@@ -45,6 +46,7 @@ class Machine:
         cpus: processors that this process may use, within its quota; None when unknown.
         namespaces: whether a user may create mount namespaces; None when unknown.
         arch: of its processors, as Python calls it.
+        loopback_fault: why its programs cannot talk over 127.0.0.1; "" if they can.
     """
 
     system: str
@@ -54,6 +56,7 @@ class Machine:
     namespaces: bool | None = None
     cpus: int | None = None
     arch: str = "x86_64"
+    loopback_fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -259,6 +262,17 @@ def namespaces(machine: Machine) -> Finding:
         "paths of its own.",
         "Allow them (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces), or pass "
         "data as arguments.",
+    )
+
+
+def loopback(machine: Machine) -> Finding:
+    """Check whether simulated hosts can talk to each other."""
+    if not machine.loopback_fault:
+        return ok("loopback", "Programs here can talk over 127.0.0.1.")
+    return problem(
+        "loopback",
+        f"127.0.0.1 cannot be used: {machine.loopback_fault}. Jobs of several hosts need it.",
+        LOOPBACK_REMEDY,
     )
 
 

@@ -52,7 +52,7 @@ def examine(*, fix: bool = False) -> Report:
     if simulates:
         slices = facts.slices()
         found += [checks.processors(machine, slices), checks.memory(machine, slices)]
-        found.append(checks.namespaces(machine))
+        found += [checks.namespaces(machine), checks.loopback(machine)]
     compiler = facts.tpu_compiler(chosen.compile_python if chosen else "")
     found.append(checks.tpu_compiler(machine, compiler))
     found += checks.configuration(fault, *_profiles())

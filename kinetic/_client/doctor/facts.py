@@ -36,7 +36,7 @@ from kinetic._store.local import LocalStore
 from kinetic._store.many import has_many
 from kinetic._store.open import open_store
 from kinetic._system import locks, processes
-from kinetic._system.machine import available_memory_bytes, usable_cpus
+from kinetic._system.machine import available_memory_bytes, loopback_fault, usable_cpus
 from kinetic.errors import KineticError, NotFound, PreflightError, UnsupportedVersion
 from kinetic.version import __version__
 
@@ -62,6 +62,7 @@ def machine() -> Machine:
         _namespaces(sys.platform),
         usable_cpus(),
         platform.machine(),
+        loopback_fault(),
     )
 
 
