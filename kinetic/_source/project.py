@@ -72,6 +72,20 @@ class Project:
         )
 
 
+def current_folder() -> Path:
+    """The working directory.
+
+    Raises:
+        UsageError: it was removed.
+    """
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(
+            "The working directory does not exist any more: change to another one."
+        ) from error
+
+
 def find_project(
     entry: Path | None,
     *,

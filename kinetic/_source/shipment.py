@@ -21,7 +21,6 @@ from kinetic._source.beside import Beside
 from kinetic._source.bundle import Bundle
 from kinetic._source.gitconfig import NO_FILES, GitFiles
 from kinetic._source.project import MODULES, WORDS, Project
-from kinetic.errors import UsageError
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -67,7 +66,7 @@ def of(
     Raises:
         UsageError: the tree cannot be shipped.
     """
-    cwd, home = _cwd(), _home()
+    cwd, home = project.current_folder(), _home()
     found = project.find_project(
         entry_dir(func, cwd),
         cwd=cwd,
@@ -214,15 +213,6 @@ def _holding_code(found: Project) -> set[Path]:
         for folder in (each, *each.parents)
         if folder.is_relative_to(found.root)
     }
-
-
-def _cwd() -> Path:
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise UsageError(
-            "The working directory does not exist any more: change to another one."
-        ) from error
 
 
 def _home() -> Path:

@@ -25,6 +25,17 @@ def test_a_function_is_found_by_its_file_or_its_module(named: str) -> None:
     assert find_function(named)() == (print, 3)
 
 
+def test_a_module_is_not_looked_for_in_a_folder_that_is_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UsageError, match="working directory does not exist any more"):
+        find_function("steps_of_a_test:build")
+
+
 @pytest.mark.parametrize(
     ("named", "said"),
     [

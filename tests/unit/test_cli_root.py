@@ -180,6 +180,17 @@ def test_an_accelerator_is_needed(world: World, capsys: Capture) -> None:
     assert "--accelerator" in capsys.readouterr().err
 
 
+def test_run_in_a_folder_that_is_gone(
+    world: World, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert world("run", "-a", "cpu", "--", "ls") == 2
+    assert "The working directory does not exist any more" in capsys.readouterr().err
+
+
 # -- accelerators, the root, and errors ------------------------------------------------------------
 
 

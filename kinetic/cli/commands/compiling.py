@@ -135,7 +135,9 @@ def _import_file(path: Path) -> Any:
 
 
 def _import_module(name: str) -> Any:
-    sys.path.insert(0, str(Path.cwd()))
+    from kinetic._source.project import current_folder
+
+    sys.path.insert(0, str(current_folder()))
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,6 +18,7 @@ import click
 from kinetic._client.board import text
 from kinetic._core.option_rows import Flag, Option, Takes
 from kinetic._core.options import TABLE
+from kinetic._source.project import current_folder
 from kinetic.cli import exit_codes, misplaced, output
 from kinetic.cli import program as programs
 from kinetic.cli.commands.output import print_failure
@@ -201,7 +201,7 @@ def run(
         raise UsageError("--json goes with --dry-run: a program prints what it likes.")
     if form is not None and (as_json or not dry_run):
         raise UsageError(f"-o {form} goes with --dry-run, and without --json.")
-    function = programs.function(program, Path.cwd())
+    function = programs.function(program, current_folder())
     if dry_run:
         view = app.plan(function, _arguments(program, options))
         return _print_plan(view, as_json=as_json) if form is None else _print_documents(view, form)
