@@ -5,9 +5,12 @@ In: descriptors 0, 1 and 2. Out: open ones.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import sys
+
+_ESCAPE = "kinetic-escape"
 
 
 def replace_closed() -> None:
@@ -29,3 +32,23 @@ def escape() -> None:
     with contextlib.suppress(AttributeError):  # It was replaced by something simpler.
         if sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        elif sys.stdout.errors == "surrogateescape" and not _is_utf8(sys.stdout.encoding):
+            codecs.register_error(_ESCAPE, _escape_letter)
+            sys.stdout.reconfigure(errors=_ESCAPE)  # type: ignore[union-attr]
+
+
+def _is_utf8(encoding: str) -> bool:
+    return codecs.lookup(encoding).name == "utf-8"
+
+
+def _escape_letter(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Return what stands for the first letter that cannot be encoded: bytes of file names are what
+    they were (the locale is C), other letters are escapes."""
+    assert isinstance(error, UnicodeEncodeError)
+    first = UnicodeEncodeError(
+        error.encoding, error.object, error.start, error.start + 1, error.reason
+    )
+    try:
+        return codecs.lookup_error("surrogateescape")(first)
+    except UnicodeEncodeError:
+        return codecs.backslashreplace_errors(first)
