@@ -73,3 +73,20 @@ def test_what_a_signal_handler_raises_amid_a_launch_reaches_the_caller(tmp_path,
             launcher.launch(request, modules=(), environ=environ)
     with pytest.raises(SubmitError, match="job-1 could not begin"):  # It has no folder.
         launcher.launch(request, modules=(), environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("raise ImportError('jaxlib is too old.')", "died: ImportError: jaxlib is too old. kin"),
+        ("import os; os._exit(3)", "died: it said nothing. kin"),
+    ],
+)
+def test_a_zygote_that_cannot_import_says_why_and_what_to_try(tmp_path, content, said):
+    (tmp_path / "broken.py").write_text(content)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with pytest.raises(SubmitError) as caught:
+        launcher.launch({"job_id": "job-1"}, modules=("broken",), environ=environ)
+    assert caught.type is SubmitError
+    assert said in str(caught.value)
+    assert "python -c 'import broken'" in str(caught.value)

@@ -40,8 +40,9 @@ _PROGRAM = str(Path(__file__).resolve().parents[2] / "_host" / "local" / "__main
 """The zygote's program. Not started with `-m`, which imports more."""
 
 
-class _ZygoteDied(SubmitError):
-    """There is nobody any more who could start a supervisor; another zygote may."""
+class _ZygoteDied(Exception):
+    """There is nobody any more who could start a supervisor; another zygote may. Its text is what
+    it said last, if anything."""
 
 
 class Zygote:
@@ -113,7 +114,7 @@ class Zygote:
             self.close()
             raise
         if not answer:
-            raise _ZygoteDied(f"The process that starts simulated slices died{self._last_words()}")
+            raise _ZygoteDied(self._last_words().rpartition("\n")[2])
         told = json.loads(answer)
         if "error" in told:
             raise _refusal(request["job_id"], told["error"], told.get("errno"))
@@ -198,9 +199,16 @@ def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mappin
         zygote.imports |= before.imports  # One of them may have killed it: none is imported again.
         try:
             return zygote.launch(request)
-        except _ZygoteDied:
+        except _ZygoteDied as death:
             _forget(zygote)
-            raise
+            raise SubmitError(_why_died(str(death), modules)) from None
+
+
+def _why_died(last_line: str, modules: tuple[str, ...]) -> str:
+    said = last_line.rstrip(".") or "it said nothing"
+    imports = f", or python -c 'import {', '.join(modules)}'," if modules else ""
+    more = f"kinetic doctor{imports} shows more."
+    return f"The process that starts simulated slices died: {said}. {more}"
 
 
 def _refusal(job_id: str, why: str, number: int | None) -> KineticError:
