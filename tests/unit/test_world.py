@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import pytest
 
 from kinetic._host.worker import coordination, jaxworld, joining
+from kinetic._host.worker.home import Home
 from kinetic._host.worker.joining import World
 
 WORLD = World("127.0.0.1:4001", 2, 1, 4, "tpu", True, port=4002, file="/host/world", limit_s=60.0)
@@ -207,3 +209,17 @@ def test_an_error_that_follows_a_broken_collective_is_one_unless_it_says_not(own
 def test_a_collective_that_breaks_while_it_is_launched_is_a_consequence(text, follows):
     """jaxlib raises a ValueError then."""
     assert jaxworld.is_consequence(ValueError(text)) is follows
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, "No space left on device. To do: free some, or set KINETIC_LOCAL_DIR in"),
+        (errno.EROFS, "Read-only file system. To do: set KINETIC_LOCAL_DIR in env="),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(number, said):
+    home = Home("/dev/shm/kinetic-0/job-1/host-0", "/dev/shm/kinetic-0/job-1/local", 0, 4)
+    told = home.explain(OSError(number, os.strerror(number)))
+    assert told.startswith("The folder of local files /dev/shm/kinetic-0/job-1 cannot")
+    assert said in told

@@ -184,7 +184,7 @@ def _move_in(start: Start) -> dict[str, str]:
     try:
         start.home.tell(start.world)
     except OSError as error:
-        detail = f"The host's own folder (KINETIC_LOCAL_DIR) cannot be written: {error}."
+        detail = start.home.explain(error)
         raise _NoValueError({"event": Exit.SETUP_FAILED, "detail": detail}) from error
     moved_in = start.home.is_shared and home.enter(start.home, start.scratch)
     if moved_in:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from kinetic._core.values import dataclass
 from kinetic._host.worker.joining import World
+from kinetic._store import files
 from kinetic._system import memory_folder
 
 HOSTS_FILE = Path("/etc/hosts")
@@ -61,6 +62,15 @@ class Home:
         file = Path(self.folder, memory_folder.JAX_INIT_INFO)
         file.unlink(missing_ok=True)
         file.write_text(f"{world.process}\n{world.coordinator}\n")
+
+    def explain(self, error: OSError) -> str:
+        """Say why it cannot be written, and what to do; in the same words on all hosts."""
+        free = "free some, or " if error.errno in files.FULL else ""
+        folder = Path(self.folder).parent if self.is_shared else self.folder
+        return (
+            f"The folder of local files {folder} cannot be written: {error.strerror or error}. To "
+            f"do: {free}set KINETIC_LOCAL_DIR in env= to another folder."
+        )
 
 
 def enter(home: Home, scratch: str) -> bool:
