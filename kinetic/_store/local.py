@@ -286,20 +286,17 @@ def _translate_errors(doing: str, root: str, *, writes: bool = False) -> Iterato
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         if writes:
-            raise StoreError(
-                f"Could not {doing} in the store {root}: {error}. {_REMEDY}"
-            ) from error
+            raise StoreError(f"Could not {doing} in the store {root}: {error}. {_REMEDY}") from None
         raise
     except OSError as error:
+        error.__suppress_context__ = True  # What was tried before says nothing to the user.
         if error.errno in files.FULL:
             raise StoreFull(
                 f"Could not {doing} in the store {root}: {files.shortage(root)}. Free some, or set "
                 "KINETIC_HOME elsewhere."
             ) from error
         if error.errno in _DENIED:
-            raise StoreError(
-                f"Could not {doing} in the store {root}: {error}. {_REMEDY}"
-            ) from error
+            raise StoreError(f"Could not {doing} in the store {root}: {error}. {_REMEDY}") from None
         raise StoreError(f"Could not {doing} in the store {root}: {error}.") from error
 
 

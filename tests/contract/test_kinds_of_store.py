@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import socket
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -174,8 +175,25 @@ def test_an_unwritable_root_says_what_to_do(tmp_path):
         LocalStore(tmp_path / "file").put("a", b"")
     with pytest.raises(StoreError):
         LocalStore(tmp_path / "file" / "below").put("a", b"")
-    with pytest.raises(StoreError, match="KINETIC_HOME"):
+    with pytest.raises(StoreError, match="KINETIC_HOME") as caught:
         LocalStore(Path("/proc/1/store")).put("a", b"")
+    assert shown_tracebacks(caught.value) == 1
+
+
+def test_no_space_for_the_folders_is_not_told_with_all_that_was_tried(tmp_path, monkeypatch):
+    import errno
+
+    def full(path, mode):
+        raise OSError(errno.ENOSPC if path.endswith("store") else errno.ENOENT, "no", path)
+
+    monkeypatch.setattr("kinetic._store.local.os.mkdir", full)
+    with pytest.raises(StoreFull, match="no space is left") as caught:
+        LocalStore(tmp_path / "store").put("a", b"")
+    assert shown_tracebacks(caught.value) == 2
+
+
+def shown_tracebacks(error):
+    return "".join(traceback.format_exception(error)).count("Traceback")
 
 
 def test_a_file_and_a_folder_cannot_share_a_name(tmp_path):
