@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from laptop_fakes import chunk
 
 from kinetic._client.board import console
 from kinetic._client.board.console import Printer
-from kinetic._core.log_format import STDERR
+from kinetic._core.log_format import STDERR, STDOUT
 
 NASTY = b"[rank0] arr[i] [/tmp/x] \x1b[31mred\x1b[0m \xff\xfe " + b"x" * 5000 + b"\n"
 
@@ -61,6 +62,30 @@ def test_a_broken_stream_is_left_alone(monkeypatch, capsys, caplog, closed):
     printer.write(chunk(b"to stderr\n", stream=STDERR))
     assert capsys.readouterr().err == "to stderr\n"
     assert len(caplog.records) == 1
+
+
+class FailingObject:
+    def write(self, text):
+        raise RuntimeError("no")
+
+
+def test_an_object_that_fails_in_place_of_a_stream_is_left_alone(monkeypatch, caplog):
+    monkeypatch.setattr(sys, "stdout", FailingObject())
+    monkeypatch.setattr(sys, "stderr", FailingObject())
+    printer = Printer()
+    for stream in (STDOUT, STDERR, STDOUT):
+        printer.write(chunk(b"a\n", stream=stream))
+    console.notice("told to nobody", once=False)
+    assert len(caplog.records) == 2
+
+
+def test_an_object_without_flush_gets_everything(monkeypatch):
+    got = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=got.append))
+    printer = Printer()
+    printer.write(chunk(b"a\n"))
+    printer.write(chunk(b"b\n"))
+    assert got == ["a\n", "b\n"]
 
 
 def test_no_stream_at_all(monkeypatch):

@@ -20,6 +20,10 @@ from kinetic._core.log_format import STDERR, LogChunk
 _log = logging.getLogger("kinetic.following")
 
 
+class _StreamFailedError(Exception):
+    """What a caller's own object raises in place of a stream."""
+
+
 class Printer:
     """Writes output to this process's stdout and stderr: the same bytes, on the same stream, at
     once.
@@ -41,7 +45,8 @@ class Printer:
         stream = sys.stderr if chunk.stream == STDERR else sys.stdout
         try:
             self._put(stream, self.format_chunk(chunk), (chunk.host, chunk.stream))
-        except (OSError, ValueError) as error:  # ValueError: the stream was closed.
+        # ValueError: the stream was closed.
+        except (OSError, ValueError, _StreamFailedError) as error:
             self._broken.add(chunk.stream)
             _log.warning(
                 "output cannot be written any more (%s); it is kept, see `kinetic jobs logs`", error
@@ -55,8 +60,7 @@ class Printer:
             decoder = self._decoders.setdefault(
                 source, codecs.getincrementaldecoder("utf-8")("replace")
             )
-            stream.write(decoder.decode(data))
-            stream.flush()
+            _write_text(stream, decoder.decode(data))
             return
         stream.flush()
         _write_all(raw, data)
@@ -73,6 +77,16 @@ class Printer:
         start = b"" if self._open_line_of == chunk.host else start + prefix
         self._open_line_of = None if end else chunk.host
         return start + text
+
+
+def _write_text(stream: Any, text: str) -> None:
+    """Write to what stands for a stream, maybe an object of the caller's that has no `flush`."""
+    try:
+        stream.write(text)
+        if hasattr(stream, "flush"):
+            stream.flush()
+    except Exception as error:
+        raise _StreamFailedError(f"{type(error).__name__}: {error}") from error
 
 
 def _write_all(raw: Any, data: bytes) -> None:
@@ -110,7 +124,7 @@ def notice(text: str, *, once: bool = True) -> None:
     try:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # AttributeError: there is no stderr (pythonw).
+    except Exception:  # noqa: BLE001 - an object of the caller's may raise any
         _log.info("%s", text)
 
 
