@@ -11,7 +11,6 @@ import hashlib
 import io
 import pickle
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import field, replace
@@ -367,25 +366,23 @@ def unpack(
             f"{here.python}. Use Python {here.python} on the calling side, or an image with "
             f"Python {header.versions.python}."
         )
-    from kinetic._pickling.unpickler import CallUnpickler
-
+    body = memoryview(data)[header.body_offset :]
     function_body = _function_body(header, function)
-    file = io.BytesIO(b"".join((function_body or b"", memoryview(data)[header.body_offset :])))
-    reader = CallUnpickler(file, main, source_map, external)
-    began = time.monotonic()
     try:
+        from kinetic._pickling.unpickler import CallUnpickler
+
         if function_body is None:
+            reader = CallUnpickler(io.BytesIO(body), main, source_map, external)
             func, args, kwargs = reader.load()
             _load_registrations(reader)
         else:
+            whole = io.BytesIO(b"".join((function_body, body)))
+            reader = CallUnpickler(whole, main, source_map, external)
             func = reader.load()
             _load_registrations(reader)
             args, kwargs = reader.load()
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
         why = envelope.why_not_rebuilt(error, header.versions, here)
-        from kinetic._pickling.culprit import name_culprit
-
-        why += name_culprit(file.getbuffer(), reader, error, time.monotonic() - began)
         raise SetupFailed(f"The function could not be rebuilt on this host: {why}") from error
     return func, args, kwargs
 

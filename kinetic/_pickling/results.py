@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import io
 import pickle
-import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kinetic._core.plan import Versions
 from kinetic._pickling import envelope
 from kinetic.errors import ResultUnavailable
-
-if TYPE_CHECKING:
-    from kinetic._pickling.result_unpickler import ResultUnpickler
 
 
 def pack_value(value: object) -> bytes:
@@ -46,16 +42,10 @@ def unpack_value(data: bytes) -> Any:
         ResultUnavailable: this process cannot rebuild it, for example because a module is missing.
     """
     header = envelope.verify_record(data, "value")
-    body = memoryview(data)[header.body_offset :]
-    reader = _unpickler(body, header.versions)
-    began = time.monotonic()
     try:
-        return reader.load()
+        return _loads(memoryview(data)[header.body_offset :], header.versions)
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
-        from kinetic._pickling.culprit import name_culprit
-
         why = envelope.why_not_rebuilt(error, header.versions, envelope.versions_here())
-        why += name_culprit(body, reader, error, time.monotonic() - began)
         raise ResultUnavailable(f"The value could not be rebuilt here: {why}") from error
 
 
@@ -87,7 +77,7 @@ def unpack_exception(data: bytes) -> BaseException:
 
     header = envelope.verify_record(data, "exception")
     nodes = pickle.loads(memoryview(data)[header.body_offset :])
-    return exceptions.rebuild(nodes, loads=lambda body: _unpickler(body, header.versions).load())
+    return exceptions.rebuild(nodes, loads=lambda body: _loads(body, header.versions))
 
 
 def _container(kind: str, body: object, env_vars: Mapping[str, str]) -> bytes:
@@ -113,16 +103,11 @@ def _attempt(value: object) -> BaseException | None:
     return None
 
 
-def _loads(data: bytes | memoryview) -> Any:
-    return _unpickler(data).load()
-
-
-def _unpickler(data: bytes | memoryview, made: Versions | None = None) -> ResultUnpickler:
-    """Return an unpickler of what comes back from a host, which does not change the classes that
-    are known here."""
+def _loads(data: bytes | memoryview, made: Versions | None = None) -> Any:
+    """Unpickle what comes back from a host, without changing the classes that are known here."""
     from cloudpickle import cloudpickle as internals
 
     from kinetic._pickling.result_unpickler import ResultUnpickler
 
     python = "" if made is None or made.python == envelope.versions_here().python else made.python
-    return ResultUnpickler(data, internals, python)
+    return ResultUnpickler(data, internals, python).load()

@@ -11,7 +11,7 @@ import payload_cases
 import pytest
 from payload_cases import LOCK, double, elsewhere, in_main
 
-from kinetic._pickling import call, culprit, envelope, results
+from kinetic._pickling import call, envelope, results
 from kinetic._pickling.modules import Shipped
 from kinetic.errors import (
     PicklingError,
@@ -279,48 +279,3 @@ def test_the_attribute_that_cannot_be_pickled_is_named_for_a_class_that_is_regis
     )
     with pytest.raises(PicklingError, match=r"[Aa]ttribute 'lock' of class Point"):
         pack(space["make"])
-
-
-class NeedsTwo(Exception):
-    def __init__(self, first, second):
-        super().__init__(first)
-
-
-class Stateful:
-    def __init__(self):
-        self.x = 1
-
-    def __setstate__(self, state):
-        raise ValueError("no such state")
-
-
-def make_nothing(what):
-    raise OSError(f"no {what}")
-
-
-class Opened:
-    def __reduce__(self):
-        return make_nothing, ("connection",)
-
-
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [(NeedsTwo(1, 2), "NeedsTwo"), (Stateful(), "Stateful"), (Opened(), "make_nothing")],
-)
-def test_what_rebuilds_an_object_that_cannot_be_rebuilt_is_named(value, name):
-    said = rf"The object that failed is rebuilt by {__name__}\.{name}\."
-    with pytest.raises(SetupFailed, match=said):
-        call.unpack(pack(double, [{"a": value}]).data)
-    with pytest.raises(ResultUnavailable, match=said):
-        results.unpack_value(results.pack_value([{"a": value}]))
-    batch = call.BatchPickler(double, env_vars={})
-    with pytest.raises(SetupFailed, match=said):
-        call.unpack(batch.pack((value,), {}).data, batch.function.data)
-
-
-def test_what_took_long_is_not_rebuilt_again_to_name_it(monkeypatch):
-    data = results.pack_value(Opened())
-    monkeypatch.setattr(culprit, "_MOST_S", -1.0)
-    with pytest.raises(ResultUnavailable, match="no connection") as caught:
-        results.unpack_value(data)
-    assert "is rebuilt by" not in str(caught.value)
