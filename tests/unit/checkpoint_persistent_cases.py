@@ -289,21 +289,63 @@ def test_a_save_that_was_cut_off_with_its_world_is_no_news(words, is_told, tmp_p
     assert ("Save Finalize thread failed." in told) is is_told
 
 
+def cut_off(folder, forced, value=5):
+    """A training whose hosts were killed before its last step was saved for good."""
+    options = {"every": 100, "best": "loss", "local_directory": folder / "memory"}
+    with kinetic.Checkpointer(folder / "run", local_every=1, **options) as ckpt:
+        for step in range(6):
+            state = {"n": value if step == 5 else step}
+            ckpt.save(step, state, metrics={"loss": 0.5}, force=forced and step == 5)
+    shutil.rmtree(folder / "run" / "5", ignore_errors=True)
+    return folder / "run", options
+
+
+def numbers_in(folder):
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
 @pytest.mark.parametrize(("forced", "stays"), [(True, [0, 5]), (False, [0])])
 def test_a_save_that_was_cut_off_is_finished_by_the_restore(tmp_path, forced, stays):
     """... and nothing else is: the function may have no step left that it would save."""
-    folder, options = tmp_path / "run", {"local_directory": tmp_path / "memory"}
-    with kinetic.Checkpointer(folder, every=100, local_every=1, best="loss", **options) as ckpt:
-        for step in range(6):
-            ckpt.save(step, {"n": step}, metrics={"loss": 0.5}, force=forced and step == 5)
-    shutil.rmtree(folder / "5", ignore_errors=True)  # as if its host had been killed before
-    with kinetic.Checkpointer(folder, every=100, best="loss", **options) as ckpt:
+    folder, options = cut_off(tmp_path, forced)
+    with kinetic.Checkpointer(folder, **options) as ckpt:
         assert ckpt.restore({"n": 0}) == ({"n": 5}, 6)
         assert ckpt.restored is not None
         assert ckpt.restored.tier == "local"
-    assert sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) == stays
+    assert numbers_in(folder) == stays
     with kinetic.Checkpointer(folder, local_every=None) as ckpt:
         assert ckpt.restore({"n": 0}) == ({"n": stays[-1]}, stays[-1] + 1)
     metrics = [file.read_text() for file in folder.glob("*/metrics/metrics")]
     assert len(metrics) == len(stays)
     assert all("0.5" in text for text in metrics)
+
+
+def test_who_forces_the_finished_step_is_told_that_it_is_saved_for_good(tmp_path):
+    folder, options = cut_off(tmp_path, forced=True)
+    with kinetic.Checkpointer(folder, **options) as ckpt:
+        state, after = ckpt.restore({"n": 0})
+        assert ckpt.save(after - 1, state, metrics={"loss": 0.5}, force=True) == ("persistent",)
+
+
+def test_numbers_that_were_cast_are_not_saved_in_place_of_those_before(tmp_path):
+    folder, options = cut_off(tmp_path, forced=True, value=np.full(3, 5.005, np.float32))
+    with kinetic.Checkpointer(folder, **options) as ckpt:
+        state, after = ckpt.restore({"n": np.zeros(3, np.float16)}, cast=True)
+        assert (state["n"].dtype, after) == (np.float16, 6)
+    assert numbers_in(folder) == [0]
+
+
+def test_a_folder_that_cannot_be_written_does_not_keep_the_training_from_going_on(
+    tmp_path, monkeypatch, caplog
+):
+    folder, options = cut_off(tmp_path, forced=True)
+
+    def refuse(*args, **options):
+        raise CheckpointError("there is no room")
+
+    with kinetic.Checkpointer(folder, **options) as ckpt:
+        with monkeypatch.context() as patched:
+            patched.setattr(persistent.Persistent, "save", refuse)
+            assert ckpt.restore({"n": 0}) == ({"n": 5}, 6)
+        assert "step 5 is not saved for good: there is no room" in caplog.text
+        assert ckpt.save(6, {"n": 6}, force=True) == ("persistent",)

@@ -41,6 +41,7 @@ from kinetic._in_job.metrics import mark_step, send_now
 from kinetic._system import memory_folder
 from kinetic.errors import (
     CheckpointError,
+    CheckpointInUse,
     CheckpointMismatch,
     UsageError,
     UsageTypeError,
@@ -114,7 +115,7 @@ class Checkpointer:
         self._peers: peers.Peers = peers.Alone()
         self._local_saves: LocalSaves | None = None
         self._numbers = itertools.count()
-        self._last = -1
+        self._last = self._finished = -1  # steps: saved or restored, saved for good by restore()
         self._pattern: list[Leaf] | None = None  # of restore(), until a save was compared with it
         self._has_iterator = False  # restore() was given one
         self._casts = False  # restore() may lose numbers
@@ -187,8 +188,8 @@ class Checkpointer:
             positions.put_back(data, found.data, self._peers.index, self._peers.count)
         self.restored, self._last = found.restored, found.restored.step
         self._say(f"{_name_step(self._last)} is restored from {found.where}.")
-        if found.is_unfinished:
-            self._finish_save(opened, found)
+        if found.unfinished is not None:
+            self._finish_save(opened, found, found.unfinished.metrics)
         return found.state, self._last + 1
 
     def save(
@@ -269,7 +270,8 @@ class Checkpointer:
                 data_of_all = local_saves.of_all_hosts(
                     self._peers, f"positions/{due.number}", due.position
                 )
-                to["persistent"] = self._save_for_good(opened, due, data_of_all)
+                is_new = self._save_for_good(opened, due, data_of_all)
+                to["persistent"] = is_new or step == self._finished
             self._last = step
         if requested in (SyncRequest.PREEMPTED, SyncRequest.REFORM):
             self._leave(requested, step)
@@ -452,13 +454,16 @@ class Checkpointer:
 
     # -- the tiers ---------------------------------------------------------------------------------
 
-    def _finish_save(self, opened: Opened, found: SavedState) -> None:
-        """Save a restored step to the persistent tier, too, where it was to be: the function may
-        have nothing left to save."""
-        assert found.whole is not None  # it comes from memory
+    def _finish_save(self, opened: Opened, found: SavedState, metrics: Any) -> None:
+        """Save a restored step for good, as it was to be: nothing may be left to do after it."""
         state = tree.take_apart(found.state)
-        due = Due(next(self._numbers), self._last, state, None, found.whole.metrics)
-        self._save_for_good(opened, due, found.data)
+        due = Due(next(self._numbers), self._last, state, None, metrics)
+        try:
+            self._finished = self._last if self._save_for_good(opened, due, found.data) else -1
+        except CheckpointInUse:
+            raise
+        except CheckpointError as error:
+            self._warn(f"{_name_step(self._last)} is not saved for good: {error}")
 
     def _save_for_good(self, opened: Opened, due: Due, data: list[Any]) -> bool:
         """Save to the persistent tier; `data`: the positions of iterators, by host."""

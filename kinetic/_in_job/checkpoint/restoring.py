@@ -56,8 +56,8 @@ class SavedState(NamedTuple):
         where: in words.
         whole: the local step that it is; None where it comes from the persistent tier.
         is_start: whether another training or program has saved it, elsewhere.
-        is_unfinished: whether it was to be in the persistent tier, too, and is not: its hosts were
-            lost before that was done.
+        unfinished: the local step that it is, if it was to be in the persistent tier, too, and is
+            not: its hosts were lost before that was done.
     """
 
     state: Any
@@ -66,7 +66,7 @@ class SavedState(NamedTuple):
     where: str
     whole: CompleteStep | None = None
     is_start: bool = False
-    is_unfinished: bool = False
+    unfinished: CompleteStep | None = None
 
 
 class Restoring:
@@ -113,8 +113,8 @@ class Restoring:
         while (whole := pieces.newest(local)) is not None or steps:
             if whole is not None and whole.step >= max(steps, default=-1):
                 found, damaged = self._from_memory(whole, now, cast)
-                is_unfinished = whole.metrics is not None and whole.step not in steps
-                found = found and found._replace(is_unfinished=is_unfinished)
+                if found is not None and _is_unfinished(whole, steps, now):
+                    found = found._replace(unfinished=whole)
                 local = pieces.without(local, whole, damaged)
                 said = _of_damage(whole, damaged, is_left=_is(whole, pieces.newest(local)))
             else:
@@ -230,6 +230,14 @@ class Restoring:
         for (host, step), text in faults.items():
             if step >= restored.step:
                 self._warn(f"host {host}: {text}. It is not used.")
+
+
+def _is_unfinished(whole: CompleteStep, steps: list[int], now: TreeState) -> bool:
+    """Whether a step was due in the persistent tier, too, and is not there. Not where its arrays
+    were cast: the numbers of today are not those that were due."""
+    here = now.as_saved(whole.leaves).leaves
+    is_cast = any(one.dtype != was.dtype for one, was in zip(here, whole.leaves, strict=True))
+    return whole.metrics is not None and whole.step not in steps and not is_cast
 
 
 def _is(one: CompleteStep, other: CompleteStep | None) -> bool:
