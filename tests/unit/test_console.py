@@ -69,9 +69,12 @@ class FailingObject:
         raise RuntimeError("no")
 
 
-def test_an_object_that_fails_in_place_of_a_stream_is_left_alone(monkeypatch, caplog):
-    monkeypatch.setattr(sys, "stdout", FailingObject())
-    monkeypatch.setattr(sys, "stderr", FailingObject())
+@pytest.mark.parametrize("has_buffer", [False, True])
+def test_an_object_that_fails_in_place_of_a_stream_is_left_alone(monkeypatch, caplog, has_buffer):
+    made = FailingObject()
+    made = SimpleNamespace(write=made.write, flush=print, buffer=made) if has_buffer else made
+    monkeypatch.setattr(sys, "stdout", made)
+    monkeypatch.setattr(sys, "stderr", made)
     printer = Printer()
     for stream in (STDOUT, STDERR, STDOUT):
         printer.write(chunk(b"a\n", stream=stream))

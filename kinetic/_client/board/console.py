@@ -20,10 +20,6 @@ from kinetic._core.log_format import STDERR, LogChunk
 _log = logging.getLogger("kinetic.following")
 
 
-class _StreamFailedError(Exception):
-    """What a caller's own object raises in place of a stream."""
-
-
 class Printer:
     """Writes output to this process's stdout and stderr: the same bytes, on the same stream, at
     once.
@@ -45,8 +41,7 @@ class Printer:
         stream = sys.stderr if chunk.stream == STDERR else sys.stdout
         try:
             self._put(stream, self.format_chunk(chunk), (chunk.host, chunk.stream))
-        # ValueError: the stream was closed.
-        except (OSError, ValueError, _StreamFailedError) as error:
+        except Exception as error:  # noqa: BLE001 - closed, or an object of the caller's, which may raise any
             self._broken.add(chunk.stream)
             _log.warning(
                 "output cannot be written any more (%s); it is kept, see `kinetic jobs logs`", error
@@ -81,12 +76,9 @@ class Printer:
 
 def _write_text(stream: Any, text: str) -> None:
     """Write to what stands for a stream, maybe an object of the caller's that has no `flush`."""
-    try:
-        stream.write(text)
-        if hasattr(stream, "flush"):
-            stream.flush()
-    except Exception as error:
-        raise _StreamFailedError(f"{type(error).__name__}: {error}") from error
+    stream.write(text)
+    if hasattr(stream, "flush"):
+        stream.flush()
 
 
 def _write_all(raw: Any, data: bytes) -> None:
