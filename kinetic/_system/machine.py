@@ -11,6 +11,8 @@ import errno
 import os
 from pathlib import Path
 
+_CONNECT_S = 5.0
+"""The kernel answers at once, unless packets are dropped."""
 _WITHOUT_LOOPBACK = (errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EPERM)
 
 
@@ -45,7 +47,10 @@ def loopback_fault() -> str:
 
     try:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+            client.settimeout(_CONNECT_S)
             client.connect(server.getsockname())
+    except TimeoutError:
+        return "connections to it are not answered"
     except OSError as error:
         # Other errors (no descriptors left) say nothing about it.
         return os.strerror(error.errno) if error.errno in _WITHOUT_LOOPBACK else ""

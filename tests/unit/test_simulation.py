@@ -11,6 +11,7 @@ from laptop_fakes import plan
 from kinetic._backends.local import simulation
 from kinetic._backends.local.backend import LocalBackend
 from kinetic._store.local import LocalStore
+from kinetic._system import machine
 from kinetic.errors import PreflightError
 
 
@@ -50,3 +51,13 @@ def test_several_hosts_need_a_loopback_address(tmp_path, monkeypatch, number, sa
     backend.preflight(plan(accelerator="cpu"))
     number = errno.EMFILE  # It says nothing about the network.
     backend.preflight(several)
+
+
+def test_a_loopback_address_that_drops_what_is_sent_is_found(monkeypatch):
+    def wait_in_vain(client, address):
+        assert client.gettimeout(), "it would wait for minutes"
+        raise TimeoutError("timed out")
+
+    waiting = type("Waiting", (socket.socket,), {"connect": wait_in_vain})
+    monkeypatch.setattr(socket, "socket", waiting)
+    assert machine.loopback_fault() == "connections to it are not answered"
