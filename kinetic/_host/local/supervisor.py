@@ -156,17 +156,20 @@ class Supervisor:
         path = self._own / "lock"
         self._lock_file = open(path, "a")
         while not locks.try_hold_record(self._lock_file.fileno()):
-            if first := locks.record_holder(path):
+            if self._has_begun() and (first := locks.record_holder(path)):
                 return first
-            time.sleep(LOOK_AGAIN_S)  # Somebody looks at the lock.
+            time.sleep(LOOK_AGAIN_S)  # It begins, or somebody looks at the lock.
         if not self._holds_the_lock():
             raise FileNotFoundError(errno.ENOENT, "the job was removed", str(self._job))
-        if os.fstat(self._lock_file.fileno()).st_size > 0:
+        if self._has_begun():
             return 0
         self._scratch.mkdir(exist_ok=True, mode=0o700)
         self._lock_file.write("held\n")  # An empty one says that no supervisor has begun.
         self._lock_file.flush()
         return os.getpid()
+
+    def _has_begun(self) -> bool:
+        return os.fstat(self._lock_file.fileno()).st_size > 0
 
     def _clear_up(self, plan: Plan | None) -> None:
         """Remove what an attempt has used, also for killed agents."""
