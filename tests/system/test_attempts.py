@@ -176,10 +176,12 @@ def test_a_job_of_version_0_1_is_refused_with_a_sentence_and_can_be_removed(home
     for words in (["list"], ["status", handle.job_id], ["wait", handle.job_id]):
         assert call(["jobs", *words]) == 0
     assert handle.job_id in capfd.readouterr().out
-    prune = ["jobs", "prune", "--older-than", "0.01s", "--yes"]
-    wait_until(  # its supervisor may still be ending
-        lambda: call(prune) == 0 and not job.exists(), "it is not removed"
-    )
+    before = time.time()
+    assert call(["jobs", "prune", "--older-than", "0.01s", "--yes"]) == 0
+    if job.exists():  # seen once, cause unknown: what did it know of the job?
+        call(["jobs", "status", handle.job_id, "--json"])
+        print(before, time.time(), old.status(), old.outcome())
+    assert not job.exists()
     assert not ref_file.exists()
 
 
