@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -23,7 +22,6 @@ from kinetic._system import processes
 Run = Callable[[dict[str, Any], Sequence[int]], int]
 """Takes a request and the descriptors that came with it; returns an exit code."""
 _ANSWER_S = 10.0
-_ADOPTED_S = 10.0
 _MOST_BYTES, _MOST_FDS = 1 << 16, 8
 _BECOME = "become"
 """A request that is not for `run`: the spare takes the place of the fork server, whose title is
@@ -135,6 +133,7 @@ def _serve(requests: socket.socket, run: Run, title: str, owner: int) -> int:
         data, fds, _, _ = socket.recv_fds(requests, _MOST_BYTES, _MOST_FDS)
         if not data:
             return 0
+        freed, held = os.pipe()
         try:
             between = os.fork()
         except OSError as error:
@@ -143,19 +142,21 @@ def _serve(requests: socket.socket, run: Run, title: str, owner: int) -> int:
             request = json.loads(data)
             if (now := request.get(_BECOME)) is not None:
                 processes.set_title(now)
-            if between == 0 and now is not None:
-                spare = socket.socket(fileno=fds[0])
+            if between == 0:
+                os.close(held)
+                act = functools.partial(run, request, fds)
+                if now is not None:
+                    spare = socket.socket(fileno=fds[0])
+                    act = functools.partial(_serve, spare, run, _SPARE + now, owner)
                 _fork_on(
-                    requests, functools.partial(_serve, spare, run, _SPARE + now, owner), owner
+                    requests, functools.partial(_run_once_adopted, requests, freed, act, owner)
                 )
-            elif between == 0:
-                _fork_on(requests, functools.partial(run, request, fds), owner)
             os.waitpid(between, 0)
-        for fd in fds:
+        for fd in (*fds, freed, held):
             os.close(fd)
 
 
-def _fork_on(requests: socket.socket, run: Callable[[], int], owner: int) -> NoReturn:
+def _fork_on(requests: socket.socket, act: Callable[[], int]) -> NoReturn:
     """Fork again and end, so that the child becomes one of the owner."""
     try:
         child = os.fork()
@@ -163,17 +164,20 @@ def _fork_on(requests: socket.socket, run: Callable[[], int], owner: int) -> NoR
         requests.send(f"no process could be forked: {error.strerror}".encode())
         os._exit(1)
     if child == 0:
-        processes.exit_with(functools.partial(_run_once_adopted, requests, run, owner))
+        processes.exit_with(act)
     os._exit(0)
 
 
-def _run_once_adopted(requests: socket.socket, run: Callable[[], int], owner: int) -> int:
-    """Answer only then: before, the owner has no child of this id to wait for."""
-    deadline = time.monotonic() + _ADOPTED_S
-    while os.getppid() != owner:
-        if time.monotonic() > deadline:
-            return 1
-        time.sleep(0.0005)
+def _run_once_adopted(
+    requests: socket.socket, freed: int, run: Callable[[], int], owner: int
+) -> int:
+    """Answer only once the fork server has waited for the process between, and so closed the other
+    end of `freed`: before, the owner has no child of this id to wait for, and if the fork server is
+    killed the owner gets the process between, too."""
+    os.read(freed, 1)
+    os.close(freed)
+    if os.getppid() != owner:
+        return 1  # the fork server was killed: the spare is asked again
     try:
         requests.send(str(os.getpid()).encode())
     except OSError:
