@@ -208,7 +208,8 @@ def _undo(ref: JobRef, backend: Backend, store: Store, *raised: Any) -> None:
     error = raised[1]
     if error is None:
         return
-    if not isinstance(error, Exception):  # Ctrl-C: the job may or may not have been created.
+    # Ctrl-C, or what a signal handler raised: the job may or may not have been created.
+    if isinstance(error, TimeoutError) or not isinstance(error, KineticError | OSError):
         take_back(ref, backend, store, error)
         return
     if isinstance(error, BackendUnavailable):  # The job may or may not have been created.

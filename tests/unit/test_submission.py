@@ -150,18 +150,23 @@ def test_a_backend_that_may_have_made_a_part_of_the_job(tmp_path, planned, answe
     assert ("cancel" in backend.calls) is answers_again
 
 
-def test_ctrl_c_while_the_job_is_created(tmp_path, planned, monkeypatch):
+class Alarm(Exception):
+    """What a handler of SIGALRM raises."""
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, TimeoutError, Alarm])
+def test_ctrl_c_while_the_job_is_created(tmp_path, planned, monkeypatch, interrupt):
     store = LocalStore(tmp_path)
     backend = FakeBackend(store)
-    backend.failure = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
+    backend.failure = interrupt()
+    with pytest.raises(interrupt):
         submission.submit(planned, backend, store)
     assert backend.calls[-1] == "cancel"
     assert list(store.list(layout.REFS)) == [], "it was not created"
 
     backend.phases[planned.plan.job_id] = JobStatus.RUNNING
     monkeypatch.setattr(submission, "TAKE_BACK_S", 0.5)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(interrupt):
         submission.submit(planned, backend, store)
     assert list(store.list(layout.REFS)) == [layout.ref(planned.plan.job_id)], (
         "it was created: it can be found"
