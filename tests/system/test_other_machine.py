@@ -114,10 +114,10 @@ def test_a_job_is_followed_and_its_value_fetched(accelerator, elsewhere, gate):
 
 def test_a_job_is_cancelled(elsewhere, gate):
     handle = running("tpu-v6e-8", gate)
-    elsewhere.run("jobs", "cancel", handle.job_id)
-    assert "CANCELLED" in elsewhere.run("jobs", "status", handle.job_id)
+    assert "is being cancelled" in elsewhere.run("jobs", "cancel", handle.job_id)
     with pytest.raises(errors.JobCancelled):
         handle.result(timeout=PATIENCE_S)
+    assert "CANCELLED" in elsewhere.run("jobs", "status", handle.job_id)
 
 
 def test_a_job_that_runs_is_removed(elsewhere, gate):
