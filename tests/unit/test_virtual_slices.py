@@ -76,6 +76,13 @@ def test_this_jax_has_all_that_is_needed():
     assert virtual_slices.check() == []
 
 
+def test_a_jax_whose_error_arrays_cannot_be_made_is_refused(monkeypatch):
+    import jax
+
+    monkeypatch.setattr(jax, "__version_info__", (0, 10, 0))
+    assert virtual_slices.check() == ["make_error_array that works"]
+
+
 def test_devices_look_like_those_of_pathways(run):
     assert run(
         """
