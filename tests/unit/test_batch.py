@@ -164,12 +164,15 @@ def test_a_watch_that_broke_breaks_one_wait_and_not_the_next(store, monkeypatch)
             raise bugs.pop()
         return wait(self, timeout_s)
 
-    monkeypatch.setattr(JobWaiter, "wait", break_once)
-    with pytest.raises(ZeroDivisionError):
+    def wait_in_vain():
         while True:  # The watch has begun with the batch, and may break before somebody waits.
             bugs[:] = [ZeroDivisionError("a bug")]
             with contextlib.suppress(TimeoutError):
                 batch.results(timeout=1)
+
+    monkeypatch.setattr(JobWaiter, "wait", break_once)
+    with pytest.raises(ZeroDivisionError):
+        wait_in_vain()
     source.release(0)
     assert batch.results(timeout=PATIENCE_S) == [(0, 1)]
 
