@@ -249,9 +249,7 @@ def _stars(pattern: str, at: int, whole_path: bool) -> tuple[int, str]:
         end += 1
     if not whole_path:
         return end, ".*"
-    # git strips the literal prefix first, and treats the rest as the start of a pattern.
-    opens = at == 0 or pattern[at - 1] == "/" or not re.search(r"[*?\[\\]", pattern[:at])
-    if end - at > 1 and opens:
+    if end - at > 1 and (at == 0 or pattern[at - 1] == "/"):
         if end == len(pattern):
             return end, ".*"
         if pattern[end] == "/":
