@@ -14,12 +14,13 @@ import sys
 import typing
 import weakref
 from collections.abc import Callable
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
 
 from kinetic._pickling import unpickler
+from kinetic._pickling.annotations import CODE, IS_LAZY, read_annotations
 from kinetic._pickling.origin import MAIN
 
 _FILE = 10
@@ -45,6 +46,21 @@ def _reduce_new_type(made: Any) -> Any:
     return (unpickler.new_type, parts) if is_ours else made.__reduce__()
 
 
+def _reduce_alias(made: Any) -> Any:
+    """Of `type Name = …` (PEP 695), which may name itself: its value comes after it."""
+    if made.__module__ not in MAIN:
+        return made.__reduce__()
+    try:
+        value = made.__value__
+    except NameError:  # It is for type checkers alone.
+        value = Any
+    if made.__type_params__:
+        return unpickler.generic_alias, (made.__name__, value, made.__type_params__)
+    held: list[Any] = []
+    parts = made.__name__, made.__module__, held
+    return unpickler.type_alias, parts, (held, value), None, None, unpickler.fill_alias
+
+
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     CodeType: _reduce_code,
     # Dataclasses know these two by identity.
@@ -59,6 +75,7 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
         (found.__wrapped__, found.cache_parameters()),
     ),
     typing.NewType: _reduce_new_type,
+    getattr(typing, "TypeAliasType", type(NotImplemented)): _reduce_alias,
     typing.ParamSpec: _reduce_type_parameter,
     typing.TypeVarTuple: _reduce_type_parameter,
     weakref.WeakKeyDictionary: lambda found: (weakref.WeakKeyDictionary, (dict(found),)),
@@ -83,8 +100,34 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             if make.__name__ == "_make_skeleton_class":
                 metaclass, name, bases, fields, *more = arguments
                 fields = {**fields, "__qualname__": obj.__qualname__}
+                if IS_LAZY:
+                    rest = _annotate(obj, *rest)
                 return make, (metaclass, name, bases, fields, *more), *rest
         return reduced
+
+    def _dynamic_function_reduce(self, func: FunctionType) -> Any:
+        """Send annotations as they are known here: cloudpickle evaluates them."""
+        code = getattr(func, CODE, None) if IS_LAZY else None
+        if code is None:
+            return super()._dynamic_function_reduce(func)
+        bare = FunctionType(
+            func.__code__, func.__globals__, func.__name__, func.__defaults__, func.__closure__
+        )
+        for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__"):
+            setattr(bare, name, getattr(func, name))
+        vars(bare).update(vars(func))
+        make, args, (attributes, slots), *rest = super()._dynamic_function_reduce(bare)
+        slots["__annotations__"] = read_annotations(func)
+        return make, args, (attributes, slots), *rest
+
+
+def _annotate(made: type, state: tuple[dict[str, Any], Any], *rest: Any) -> Any:
+    """Send a class's annotations, which cloudpickle leaves to the code that it leaves out."""
+    attributes, slots = state
+    kept = {name: value for name, value in attributes.items() if name != "__annotations_cache__"}
+    if found := read_annotations(made):
+        kept["__annotations__"] = found
+    return (kept, slots), *rest
 
 
 def find_renamed(obj: Any) -> tuple[str, str] | None:

@@ -19,6 +19,7 @@ from types import (
 from typing import Any
 
 from kinetic._core.values import dataclass
+from kinetic._pickling.annotations import read_annotations
 from kinetic.errors import PicklingError, with_article
 
 Attempt = Callable[[object], BaseException | None]
@@ -230,7 +231,7 @@ def _uses_of_function(func: FunctionType) -> Iterator[tuple[str, object]]:
         if name in func.__globals__:
             yield f"global {name!r} used by {named}", func.__globals__[name]
     yield from ((f"attribute {name!r} of {named}", value) for name, value in func.__dict__.items())
-    yield f"annotations of {named}", func.__annotations__
+    yield f"annotations of {named}", read_annotations(func)
 
 
 def _global_names(code: CodeType) -> list[str]:

@@ -32,6 +32,7 @@ from cloudpickle.cloudpickle import (
 )
 
 from kinetic._pickling import unpickler
+from kinetic._pickling.annotations import read_annotations
 from kinetic._pickling.code_pickler import CodePickler, find_named, find_renamed, is_by_value
 from kinetic._pickling.origin import MAIN
 from kinetic._pickling.script import Script, global_names
@@ -220,14 +221,14 @@ class CallPickler(CodePickler):
             if name in func.__globals__
         }
         found = slots["__globals__"]
-        here = self._list_annotating(find_names(func.__annotations__), func.__globals__)
+        here = self._list_annotating(find_names(read_annotations(func)), func.__globals__)
         return make, args, (attributes, slots | {"__globals__": here | found | more}), *rest
 
     def _complete_class(self, made: type, reduced: Any) -> Any:
         """Have a class of the script find what its annotations name."""
         reduced = _complete_body(made, reduced)
-        is_ours, text = made.__module__ in MAIN, vars(made).get("__annotations__")
-        names = self._list_annotating(find_names(text), self._script.namespace) if is_ours else {}
+        text = read_annotations(made) if made.__module__ in MAIN else {}
+        names = self._list_annotating(find_names(text), self._script.namespace)
         if not names or not isinstance(reduced, tuple):
             return reduced
         make, parts, state, items, pairs, set_state = reduced

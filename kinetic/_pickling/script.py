@@ -32,6 +32,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from kinetic._pickling import defaults, statements
+from kinetic._pickling.annotations import CODE, list_annotated
 from kinetic._pickling.origin import MAIN, ScriptSource
 from kinetic._pickling.unpickler import Definition
 
@@ -48,6 +49,8 @@ _NEVER_AGAIN = (atexit.register,)
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
+_OF_CLASS = "__annotate_func__"
+"""The attribute of a class that is the code of its annotations."""
 _OPTIMIZED = 1
 """The compiler's flag for functions; class bodies do not have it."""
 
@@ -284,8 +287,10 @@ class Script:
         found = Definition(text, source.file, first, flags)
         try:
             needed, used = _names(found.code())
+            annotating = _names_of_annotations(found.code())
         except (SyntaxError, ValueError, RecursionError):
             return None
+        needed |= annotating & self.namespace.keys() - self._find_later(source, node)
         needed.discard(getattr(node, "name", ""))
         if any(name not in self.namespace and not hasattr(builtins, name) for name in needed):
             return None  # The script has since deleted a name.
@@ -300,6 +305,14 @@ class Script:
             used=tuple(sorted(used & existing - needed)),
             annotating=tuple(sorted(statements.find_annotation_names(node) - needed)),
         )
+
+    def _find_later(self, source: ScriptSource, node: ast.stmt) -> set[str]:
+        """Return the names of what a source defines only after a statement."""
+        return {
+            name
+            for name, made in self._statements.items()
+            if all(of is source and each.lineno > node.lineno for of, each in made)
+        }
 
 
 def _may_differ(value: object, made_by: ast.expr) -> bool:
@@ -336,7 +349,7 @@ def _holds_weakly(made: FunctionType) -> bool:
 def _has_values_of(made: type, node: statements.Made) -> bool:
     """Whether a class has the plain values and the annotations that its statement names."""
     annotated = statements.find_annotated(node)
-    if annotated != set(vars(made).get("__annotations__", annotated)):
+    if list_annotated(made) not in (None, annotated):
         return False
     for name, expression in statements.find_assignments(node).items():
         if (
@@ -351,7 +364,7 @@ def _is_of(made: Any, source: ScriptSource, node: statements.Made, set_later: se
     """Whether this statement, as the source stands now, made the object, apart from attributes set
     later."""
     fields = (
-        [value for name, value in vars(made).items() if name not in set_later]
+        [value for name, value in vars(made).items() if name not in (*set_later, _OF_CLASS)]
         if isinstance(made, type)
         else [defaults.unwrap(made)]
     )
@@ -379,8 +392,8 @@ def _is_of(made: Any, source: ScriptSource, node: statements.Made, set_later: se
         return False
     if isinstance(made, FunctionType):
         return bool(own)
-    annotated = statements.find_annotated(node)
-    return annotated <= set(vars(made).get("__annotations__", annotated))
+    known = list_annotated(made)
+    return known is None or statements.find_annotated(node) <= known
 
 
 def _is_foreign(value: object) -> bool:
@@ -414,3 +427,16 @@ def _names(code: CodeType) -> tuple[set[str], set[str]]:
             (now if runs_at_once else later).update(inner_now)
             later |= inner_later
     return now, later
+
+
+def _names_of_annotations(code: CodeType) -> set[str]:
+    """Return the globals that annotations need where they are evaluated later (see `annotations`):
+    a decorator may do that at once."""
+    found: set[str] = set()
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            if inner.co_name == CODE:
+                found.update(*_names(inner))
+            elif not inner.co_flags & _OPTIMIZED:
+                found |= _names_of_annotations(inner)
+    return found

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import pickle
 import sys
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, ModuleType
 from typing import Any, BinaryIO, NewType, NoReturn
@@ -193,6 +194,25 @@ def new_type(name: str, of: Any, module: str) -> Any:
     made = make(name, of)
     made.__module__ = module
     return made
+
+
+def type_alias(name: str, module: str, held: list[Any]) -> Any:
+    """Return what `type name = …` makes; its value is what the list will hold."""
+    namespace: dict[str, Any] = {"__name__": module, "held": held}
+    exec(f"type {name} = held[0]", namespace)
+    return namespace[name]
+
+
+def fill_alias(made: object, state: tuple[list[Any], Any]) -> None:
+    """Give a type alias its value."""
+    held, value = state
+    held.append(value)
+
+
+def generic_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
+    """Return what `type name[…] = …` makes."""
+    make: Any = getattr(typing, "TypeAliasType", None)  # from Python 3.12 on
+    return make(name, value, type_params=parameters)
 
 
 def make_bare(kind: type) -> Any:
