@@ -39,10 +39,10 @@ def in_seconds(value: object) -> float | None:
     """Return a length of time in seconds, of any size; None when the value has another type.
 
     Raises:
-        ValueError: it is text, and not a duration above zero.
+        ValueError: it is text, and not a duration, or below zero.
     """
     if isinstance(value, str):
-        return parse_duration_s(value)
+        return parse_duration_s(value, may_be_zero=True)
     if isinstance(value, timedelta):
         return value.total_seconds()
     return None if isinstance(value, bool) or not isinstance(value, int | float) else value

@@ -216,6 +216,12 @@ def test_lengths_of_time(given, seconds):
     assert (options.timeout_s, options.start_timeout_s, options.hang_timeout_s) == (seconds,) * 3
 
 
+@pytest.mark.parametrize("given", [0, "0s", timedelta(0)])
+def test_a_limit_of_no_time_is_refused_as_such(given):
+    with pytest.raises(errors.UsageError, match="must be more than 0 seconds"):
+        kinetic.run("cpu", timeout=given)
+
+
 def test_slices_are_joined():
     for accelerator, hosts in (("cpu:2", 4), ("gpu-h100x8", 4), ("tpu-v6e-16", 16)):
         remote = kinetic.run(accelerator)(add).with_options(slices=4)
