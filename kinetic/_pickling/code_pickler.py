@@ -36,8 +36,8 @@ _CACHED = type(functools.cache(len))
 
 
 def _reduce_type_parameter(made: Any) -> Any:
-    is_ours = made.__module__ in MAIN
-    return (type(made), (made.__name__,)) if is_ours else made.__name__
+    is_there = made.__module__ not in MAIN and find_named(made.__module__, made.__name__) is made
+    return made.__name__ if is_there else (type(made), (made.__name__,))
 
 
 def _reduce_new_type(made: Any) -> Any:

@@ -47,7 +47,8 @@ _PLAIN_DECORATORS = (
 )
 _NEVER_AGAIN = (atexit.register,)
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
-_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_AT_ONCE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<generic parameters of ")
+"""Functions that the compiler makes and the statement calls; the last ones have a class's bases."""
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _OF_CLASS = "__annotate_func__"
 """The attribute of a class that is the code of its annotations."""
@@ -423,7 +424,7 @@ def _names(code: CodeType) -> tuple[set[str], set[str]]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             inner_now, inner_later = _names(inner)
-            runs_at_once = not inner.co_flags & _OPTIMIZED or inner.co_name in _COMPREHENSIONS
+            runs_at_once = not inner.co_flags & _OPTIMIZED or inner.co_name.startswith(_AT_ONCE)
             (now if runs_at_once else later).update(inner_now)
             later |= inner_later
     return now, later

@@ -84,3 +84,22 @@ def test_type_aliases_are_sent_with_what_they_stand_for() -> None:
     assert nested.__value__ == dict[str, nested] | a
     assert pair.__value__ == tuple[pair.__type_params__ * 2]
     assert pair[int].__args__ == (int,)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters are of Python 3.12")
+def test_generic_classes_have_their_bases_and_parameters(library) -> None:
+    host = sent(
+        "from picklertest_library import Base\n"
+        "class Box[T](Base, key=2):\n    def first(self, x: T) -> T: return x\n"
+        "class Wrap[**P, R]: pass\n"
+        "class Row[*Ts]: pass\n",
+        "Box",
+        "Wrap",
+        "Row",
+        library=library,
+    )
+    box, wrap, row = host.value
+    assert library.SEEN == [("Box", ["first"], {"key": 2})]
+    assert box().first(3) == 3
+    parameters = *wrap.__type_params__, *row.__type_params__
+    assert [each.__name__ for each in parameters] == ["P", "R", "Ts"]
