@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -200,8 +199,8 @@ class _CallerState:
         return modules.by_value(self._modules, cloudpickle)
 
     def dump(self, file: io.BytesIO, call: object, *, registrations: bool = True) -> CallPickler:
-        """Pickle the call, then what the script has registered; return the pickler, which knows
-        what it has written."""
+        """Pickle what the script has registered, which what the call holds may need as soon as it
+        is unpickled, then the call; return the pickler, which knows what it has written."""
         from kinetic._pickling.pickler import CallPickler, Circular, ExternalObjectPickler
 
         start = file.tell()
@@ -212,12 +211,12 @@ class _CallerState:
                 else ExternalObjectPickler(file, self.script, self._rebuilt, self._external)
             )
             try:
-                pickler.dump(call)
                 if registrations:
                     pickler.dump_registrations(
                         self._registering,
                         [each for each in self.script.list_registered() if not self.attempt(each)],
                     )
+                pickler.dump(call)
             except Circular as circular:
                 self._rebuilt |= {id(circular.made)}
                 file.seek(start)
@@ -373,24 +372,18 @@ def unpack(
 
         if function_body is None:
             reader = CallUnpickler(io.BytesIO(body), main, source_map, external)
+            reader.load()  # what the script has registered
             func, args, kwargs = reader.load()
-            _load_registrations(reader)
         else:
             whole = io.BytesIO(b"".join((function_body, body)))
             reader = CallUnpickler(whole, main, source_map, external)
+            reader.load()
             func = reader.load()
-            _load_registrations(reader)
             args, kwargs = reader.load()
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
         why = envelope.why_not_rebuilt(error, header.versions, here)
         raise SetupFailed(f"The function could not be rebuilt on this host: {why}") from error
     return func, args, kwargs
-
-
-def _load_registrations(reader: pickle.Unpickler) -> None:
-    """Execute the script's registrations, if the record has any."""
-    with suppress(EOFError):
-        reader.load()
 
 
 def _function_body(header: Header, function: bytes) -> memoryview | None:

@@ -186,8 +186,7 @@ class CallPickler(CodePickler):
         return CallPickler(file, self._script, self._rebuilt)
 
     def dump_registrations(self, modules: Sequence[str], objects: Sequence[object]) -> None:
-        """Write, after the call, what registers something on the host, whether the call uses it or
-        not.
+        """Write what registers something on the host, whether the call uses it or not.
 
         Args:
             modules: names of modules to import, as the script has imported them.

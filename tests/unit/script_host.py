@@ -33,6 +33,13 @@ def register_with(*things, **options):
     SEEN.extend(thing.__name__ for thing in things)
     return register
 
+def look():
+    return tuple(SEEN)
+
+class Looking:
+    def __reduce__(self):
+        return look, ()
+
 class Base:
     def __init_subclass__(cls, **options):
         SEEN.append((cls.__name__, sorted(k for k in vars(cls) if not k.startswith('_')), options))
@@ -63,8 +70,8 @@ class Host:
         self.here = here
         self.main: dict[str, Any] = {"__name__": "__main__"}
         unpickler = CallUnpickler(io.BytesIO(data), self.main)
-        self.value = unpickler.load()
         self.again = unpickler.load()
+        self.value = unpickler.load()
 
 
 def sent(text: str, *names: str, library: types.ModuleType | None = None) -> Host:
@@ -76,8 +83,8 @@ def sent(text: str, *names: str, library: types.ModuleType | None = None) -> Hos
         file = io.BytesIO()
         pickler = CallPickler(file, script, rebuilt)
         try:
-            pickler.dump([space[name] for name in names])
             pickler.dump_registrations((), script.list_registered())
+            pickler.dump([space[name] for name in names])
             data = file.getvalue()
         except Circular as circular:
             rebuilt |= {id(circular.made)}

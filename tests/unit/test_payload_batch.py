@@ -3,6 +3,7 @@ single pickle would have been."""
 
 from __future__ import annotations
 
+import io
 import pickle
 import threading
 
@@ -115,8 +116,5 @@ def test_a_damaged_call_is_refused():
 def test_a_call_of_its_own_needs_no_other_record():
     packed = payload.pack(print, (1,), {}, env_vars={})
     assert payload.unpack(packed.data) == (print, (1,), {})
-    assert pickle.loads(packed.data[envelope.read_header(packed.data).body_offset :]) == (
-        print,
-        (1,),
-        {},
-    )
+    body = io.BytesIO(packed.data[envelope.read_header(packed.data).body_offset :])
+    assert [pickle.load(body) for _ in range(2)] == [[None], (print, (1,), {})]

@@ -54,6 +54,14 @@ def test_what_the_call_does_not_use_is_registered_too(library: Any) -> None:
     assert sorted(library.SEEN) == ["A", "f", "g"]
 
 
+def test_what_is_registered_is_so_before_the_call_is_unpickled(library: Any) -> None:
+    text = (
+        "import picklertest_library as lib\n@lib.register\nclass A: pass\n"
+        "class B: pass\nlib.register_with(B)\nlooking = lib.Looking()\n"
+    )
+    assert sent(text, "looking", library=library).value == [("A", "B")]
+
+
 def test_definitions_have_the_globals_that_they_need_now_and_later(library: Any) -> None:
     text = f"""{IMPORT}
 WIDTH, LATER = 3, [4]
