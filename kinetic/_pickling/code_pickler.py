@@ -14,7 +14,7 @@ import sys
 import typing
 import weakref
 from collections.abc import Callable
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
@@ -88,6 +88,11 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child(_REDUCERS)
 
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self.cells: dict[int, tuple[CellType, CellType]] = {}
+        """By the id of a closure's cell: it, and the empty one that stands for it."""
+
     def reducer_override(self, obj: Any) -> Any:
         """Decide how an object is pickled."""
         if isinstance(obj, type) and (found := find_renamed(obj)) is not None:
@@ -104,6 +109,17 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
                     rest = _annotate(obj, *rest)
                 return make, (metaclass, name, bases, fields, *more), *rest
         return reduced
+
+    def _function_getnewargs(self, func: FunctionType) -> Any:
+        """Let functions share there what they share here (`nonlocal`): cloudpickle gives each its
+        own cells. They are filled after the function, which may be in them, is made."""
+        *parts, _ = super()._function_getnewargs(func)
+        if func.__closure__ is None:
+            return (*parts, None)
+        return (
+            *parts,
+            tuple(self.cells.setdefault(id(c), (c, CellType()))[1] for c in func.__closure__),
+        )
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
         """Send annotations as they are known here: cloudpickle evaluates them."""

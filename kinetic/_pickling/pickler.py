@@ -179,6 +179,7 @@ class CallPickler(CodePickler):
         pickler = self._make_another(file)
         pickler.memo = self.memo
         pickler.globals_ref = dict(self.globals_ref)
+        pickler.cells = dict(self.cells)
         pickler.dump(arguments)
         return pickler
 

@@ -62,6 +62,22 @@ def test_what_is_registered_is_so_before_the_call_is_unpickled(library: Any) -> 
     assert sent(text, "looking", library=library).value == [("A", "B")]
 
 
+def test_functions_that_share_a_variable_share_it_there() -> None:
+    (inc, get, again), held = sent(
+        "def counter():\n    n = 0\n"
+        "    def inc():\n        nonlocal n\n        n += 1\n        return inc\n"
+        "    def get(): return n\n    def unset(): return later\n    return inc, get, unset\n"
+        "    later = 1\n"
+        "both = counter()\nheld = {'get': both[1], 'own': counter()[1]}\n",
+        "both",
+        "held",
+    ).value
+    inc()()
+    assert (get(), held["get"](), held["own"]()) == (2, 2, 0)
+    with pytest.raises(NameError):
+        again()
+
+
 def test_definitions_have_the_globals_that_they_need_now_and_later(library: Any) -> None:
     text = f"""{IMPORT}
 WIDTH, LATER = 3, [4]
