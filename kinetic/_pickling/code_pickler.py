@@ -99,6 +99,8 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return unpickler.find_undecorated, (*found, 0)
         if type(obj) is _CACHED and find_named(str(obj.__module__), obj.__qualname__) is obj:
             return obj.__qualname__
+        if holds_weakly(obj) and isinstance(inner := vars(obj).get("__wrapped__"), FunctionType):
+            obj = inner
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple):
             make, arguments, *rest = reduced
@@ -144,6 +146,19 @@ def _annotate(made: type, state: tuple[dict[str, Any], Any], *rest: Any) -> Any:
     if found := read_annotations(made):
         kept["__annotations__"] = found
     return (kept, slots), *rest
+
+
+def holds_weakly(made: object) -> bool:
+    """Whether a decorator has left weak references around a function, as jaxtyping does: such a
+    closure cannot be sent, but its statement can, or the function in it."""
+    if type(made) is not FunctionType or made.__closure__ is None:
+        return False
+    try:
+        held = [cell.cell_contents for cell in made.__closure__]
+    except ValueError:  # Not assigned yet.
+        return False
+    inner = [each for one in held for each in (one if type(one) is list else [one])]
+    return any(isinstance(each, weakref.ReferenceType) for each in inner)
 
 
 def find_renamed(obj: Any) -> tuple[str, str] | None:

@@ -26,13 +26,13 @@ import enum
 import functools
 import os
 import typing
-import weakref
 from collections.abc import Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from kinetic._pickling import defaults, statements
 from kinetic._pickling.annotations import CODE, list_annotated
+from kinetic._pickling.code_pickler import holds_weakly
 from kinetic._pickling.origin import MAIN, ScriptSource
 from kinetic._pickling.unpickler import Definition
 
@@ -96,9 +96,9 @@ class Script:
             return None
         source, node = found
         if isinstance(made, type):
-            does_more = self._has_more(made, node)
+            does_more = self._has_more(made, node) or any(map(holds_weakly, vars(made).values()))
         else:
-            does_more = self._registers(node) or _holds_weakly(made)
+            does_more = self._registers(node) or holds_weakly(made)
         again = self._make_definition(source, node) if does_more else None
         if again is None or self.namespace[made.__qualname__] is made:
             return again
@@ -334,17 +334,6 @@ def _is_plain(value: Any, deepest: int = 4) -> bool:
         value = (*value, *value.values())
     is_group = deepest > 0 and type(value) in (list, set, tuple)
     return is_group and all(_is_plain(each, deepest - 1) for each in value)
-
-
-def _holds_weakly(made: FunctionType) -> bool:
-    """Whether a decorator has left weak references around a function, as jaxtyping does: such a
-    closure cannot be sent, but its statement can."""
-    try:
-        held = [cell.cell_contents for cell in made.__closure__ or ()]
-    except ValueError:  # Not assigned yet.
-        return False
-    inner = [each for one in held for each in (one if type(one) is list else [one])]
-    return any(isinstance(each, weakref.ReferenceType) for each in inner)
 
 
 def _has_values_of(made: type, node: statements.Made) -> bool:

@@ -102,8 +102,7 @@ def test_a_class_with_another_name_than_its_module_has_for_it_arrives_as_itself(
     assert results.unpack_value(results.pack_value(made)) is made
 
 
-def test_a_function_in_a_closure_that_cannot_be_sent_is_defined_again(library: Any) -> None:
-    text = """
+CHECKING = """
 import functools, weakref
 KEPT = []
 def check(function):
@@ -113,15 +112,26 @@ def check(function):
     def call(*args): return held[0]()(*args)
     return call
 """
-    exec(compile(text, "picklertest_library.py", "exec", dont_inherit=True), vars(library))
+
+
+def test_a_function_in_a_closure_that_cannot_be_sent_is_defined_again(library: Any) -> None:
+    exec(compile(CHECKING, "picklertest_library.py", "exec", dont_inherit=True), vars(library))
     text = """
 import picklertest_library as lib
 BY = 3
 @lib.check
 def grow(n): return n * BY
 def look(n): return grow(n) + 1
+class Layer:
+    @lib.check
+    def grow(self, n): return n * BY
+layer = Layer()
 """
-    assert sent(text, "look", library=library).value[0](2) == 7
+    look, layer = sent(text, "look", "layer", library=library).value
+    assert (look(2), layer.grow(2)) == (7, 6)
+    assert len(library.KEPT) == 4, "checked on the host, too"
+    again = results.unpack_value(results.pack_value(layer))
+    assert again.grow(2) == 6
 
 
 def test_a_class_of_which_it_cannot_be_known_what_made_it_is_rebuilt(library: Any) -> None:
