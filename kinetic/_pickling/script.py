@@ -104,6 +104,16 @@ class Script:
             return again
         return dataclasses.replace(again, binds=False)
 
+    def find_outer(self, made: type) -> type | None:
+        """Return the class of the script in whose body this class stands."""
+        first, *inner = made.__qualname__.split(".")
+        if made.__module__ not in MAIN or not inner:
+            return None
+        found = outer = self.namespace.get(first)
+        for name in inner:
+            outer, found = found, vars(found).get(name) if isinstance(found, type) else None
+        return outer if found is made else None
+
     def find_changes(self, made: FunctionType | type) -> dict[str, Any]:
         """Return the attributes of a class that may differ from what its statement gives it
         when it is executed again."""
@@ -210,6 +220,11 @@ class Script:
         )
         metaclasses = () if type(cls) in _PLAIN_METACLASSES else (type(cls),)
         decorators = map(self._value, map(statements.callee_of, node.decorator_list))
+        for each in node.body:
+            if isinstance(each, ast.ClassDef):
+                inner = vars(cls).get(each.name)
+                if isinstance(inner, type) and self._has_more(inner, each):
+                    return True
         return any(
             _is_foreign(each) or self._has_registering(each)
             for each in (*bases, *metaclasses, *decorators)
