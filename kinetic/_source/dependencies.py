@@ -22,7 +22,7 @@ from kinetic._source.requirements_txt import KEPT, find_name
 
 OF_THE_ACCELERATOR = ("jax", "jaxlib", "libtpu", "libtpu-nightly")
 _EXTRA = {"tpu": "[tpu]", "gpu": "[cuda12]", "cpu": "", "proxy": ""}
-OWN = ("cryptography>=42", "grpcio>=1.73.1", "setproctitle>=1.3.3", "xxhash>=3.5")
+OWN = ("cryptography>=42", "grpcio>=1.80", "setproctitle>=1.3.3", "xxhash>=3.5")
 """What kinetic itself needs on a host, besides cloudpickle, which must match the caller's."""
 OWN_FOR_BUCKETS = ("google-cloud-storage>=3.0",)
 ORBAX, ORBAX_FOR_BUCKETS = ("orbax-checkpoint", "orbax"), "gcsfs"

@@ -68,7 +68,7 @@ def test_the_runner_starts_from_a_folder(pod):
 def test_the_real_package_runs_where_its_requirements_are_met(pod, tmp_path):
     pod.python = sys.executable
     pod.sends(runtime.archive(tmp_path / "mine").data)
-    pod.requires("cloudpickle>=3", "grpcio>=1.73.1")
+    pod.requires("cloudpickle>=3", "grpcio>=1.80")
     pod.has_uv()
     code, _, err = pod.run()
     assert code == 2
