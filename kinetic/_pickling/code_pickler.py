@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import sys
 import typing
 import weakref
 from collections.abc import Callable
+from io import BytesIO
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, ClassVar
 
@@ -83,6 +85,16 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
 }
 
 
+class CallOnLoad:
+    """A function call that happens when it is unpickled."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._done = function, args
+
+    def __reduce__(self) -> Any:
+        return self._done
+
+
 class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles code with the name of its file, and classes with their qualified names."""
 
@@ -92,6 +104,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file)
         self.cells: dict[int, tuple[CellType, CellType]] = {}
         """By the id of a closure's cell: it, and the empty one that stands for it."""
+        self.registers = True
 
     def reducer_override(self, obj: Any) -> Any:
         """Decide how an object is pickled."""
@@ -106,11 +119,40 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             make, arguments, *rest = reduced
             if make.__name__ == "_make_skeleton_class":
                 metaclass, name, bases, fields, *more = arguments
-                fields = {**fields, "__qualname__": obj.__qualname__}
+                body = _body_for_hooks(obj)
+                fields = body | fields | {"__qualname__": obj.__qualname__}
+                if not body and (entry := self._find_pytree(obj)) is not None:
+                    (attributes, slots), *others = rest
+                    again = CallOnLoad(unpickler.register_pytree, (obj, *entry))
+                    rest = [(attributes, slots | {"registered": again}), *others]
                 if IS_LAZY:
                     rest = _annotate(obj, *rest)
                 return make, (metaclass, name, bases, fields, *more), *rest
         return reduced
+
+    def _find_pytree(self, made: type) -> tuple[str, Any, Any] | None:
+        """Return the function of JAX that registers a class, and its arguments, if somebody has
+        registered it, in whatever way: made again from its parts, it is not."""
+        known = getattr(sys.modules.get("jax._src.tree_util"), "_registry", {})
+        entry = known.get(made) if self.registers else None
+        if entry is None:
+            return None
+        flatten, unflatten = entry
+        fields = inspect.getclosurevars(flatten).nonlocals if type(flatten) is FunctionType else {}
+        if fields.keys() >= {"data_fields", "meta_fields"}:
+            return "register_dataclass", fields["data_fields"], fields["meta_fields"]
+        if getattr(unflatten, "__self__", None) is made:
+            unflatten = unflatten.__name__
+        probe = self._make_another(BytesIO())
+        probe.registers = False  # It may need the class.
+        try:
+            probe.dump((flatten, unflatten))
+        except Exception:  # noqa: BLE001 - it was not sent before, either
+            return None
+        return "register_pytree_node", flatten, unflatten
+
+    def _make_another(self, file: BinaryIO) -> CodePickler:
+        return CodePickler(file)
 
     def _function_getnewargs(self, func: FunctionType) -> Any:
         """Let functions share there what they share here (`nonlocal`): cloudpickle gives each its
@@ -137,6 +179,39 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         make, args, (attributes, slots), *rest = super()._dynamic_function_reduce(bare)
         slots["__annotations__"] = read_annotations(func)
         return make, args, (attributes, slots), *rest
+
+
+def _body_for_hooks(made: type) -> dict[str, Any]:
+    """Return what a metaclass or `__init_subclass__` of a library has to see when it makes a class
+    again: cloudpickle gives it an empty one, of which equinox and flax know no fields."""
+    bases = (base for base in made.__mro__[1:-1] if "__init_subclass__" in vars(base))
+    hooks = (*bases, *(() if type(made) is type else (type(made),)))
+    if not any(hook.__module__ not in (*MAIN, "abc", "enum", "typing") for hook in hooks):
+        return {}
+    annotations = {name: _as_text(of) for name, of in read_annotations(made).items()}
+    own = vars(made).get("__dataclass_fields__", {})
+    values = {
+        name: _again(own[name]) if name in own else vars(made)[name]
+        for name in annotations
+        if name in own or name in vars(made)
+    }
+    return values | {"__annotations__": annotations} if annotations else {}
+
+
+def _again(field: Any) -> Any:
+    """Return a field of a dataclass as its statement gave it."""
+    given = {
+        name: getattr(field, name)
+        for name in ("default", "default_factory", "init", "repr", "hash", "compare", "metadata")
+    }
+    return dataclasses.field(**given, kw_only=field.kw_only)
+
+
+def _as_text(annotation: Any) -> Any:
+    """Return the text of an annotation, which may name the class itself; but for what dataclasses
+    look at."""
+    is_special = "ClassVar" in str(annotation) or "InitVar" in str(annotation)
+    return annotation if is_special else getattr(annotation, "__name__", str(annotation))
 
 
 def _annotate(made: type, state: tuple[dict[str, Any], Any], *rest: Any) -> Any:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dis
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO, TextIOWrapper
 from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, BinaryIO
@@ -33,7 +33,13 @@ from cloudpickle.cloudpickle import (
 
 from kinetic._pickling import unpickler
 from kinetic._pickling.annotations import read_annotations
-from kinetic._pickling.code_pickler import CodePickler, find_named, find_renamed, is_by_value
+from kinetic._pickling.code_pickler import (
+    CallOnLoad,
+    CodePickler,
+    find_named,
+    find_renamed,
+    is_by_value,
+)
 from kinetic._pickling.origin import MAIN
 from kinetic._pickling.script import Script, global_names
 from kinetic._pickling.statements import find_names
@@ -203,11 +209,11 @@ class CallPickler(CodePickler):
             objects: classes and functions of the script.
         """
         statements = [
-            _CallOnLoad(unpickler.define, self._define_args("", each))
+            CallOnLoad(unpickler.define, self._define_args("", each))
             for each in self._script.registrations()
         ]
         self.dump(
-            [_CallOnLoad(unpickler.import_if_possible, (tuple(modules),)), *objects, *statements]
+            [CallOnLoad(unpickler.import_if_possible, (tuple(modules),)), *objects, *statements]
         )
 
     def _define_args(self, name: str, found: Definition) -> tuple[Any, ...]:
@@ -316,16 +322,6 @@ class ExternalObjectPickler(CallPickler):
 
     def _make_another(self, file: BinaryIO) -> CallPickler:
         return ExternalObjectPickler(file, self._script, self._rebuilt, self._kind, self._left_out)
-
-
-class _CallOnLoad:
-    """A function call that happens when it is unpickled."""
-
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._done = function, args
-
-    def __reduce__(self) -> Any:
-        return self._done
 
 
 class _ScriptNamespace(dict[str, Any]):

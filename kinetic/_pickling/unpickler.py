@@ -100,7 +100,11 @@ def define(
     """
     namespace.update(needed)
     before = namespace.get(name, namespace)
-    exec(found.code(), namespace)
+    try:
+        exec(found.code(), namespace)
+    except ValueError as error:
+        if name or "uplicate" not in str(error):
+            raise  # A class that a statement registers may have brought its registration along.
     made = namespace.get(name)
     if not found.binds and namespace.pop(name, None) is not None and before is not namespace:
         namespace[name] = before
@@ -213,6 +217,24 @@ def generic_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
     """Return what `type name[…] = …` makes."""
     make: Any = getattr(typing, "TypeAliasType", None)  # from Python 3.12 on
     return make(name, value, type_params=parameters)
+
+
+def register_pytree(made: type, how: str, first: Any, second: Any) -> None:
+    """Have JAX take a class apart as it did where it came from, unless it does already.
+
+    Args:
+        made: the class.
+        how: the name of the function that registers it.
+        first, second: its arguments; text is the name of the class's own function.
+    """
+
+    def call_own(rest: Any, children: Any) -> Any:
+        return getattr(made, second)(rest, children)
+
+    register = find_if_possible("jax.tree_util", how)
+    if register is not None:
+        with contextlib.suppress(ValueError):
+            register(made, first, call_own if isinstance(second, str) else second)
 
 
 def make_bare(kind: type) -> Any:

@@ -1,0 +1,91 @@
+"""Classes that JAX knows, made where their statements cannot be executed again: it knows them where
+they arrive, in both directions.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import dataclasses, io, pickle, sys
+import equinox as eqx, flax, jax, numpy as np
+from jax import tree_util
+from kinetic._pickling import code_pickler
+from kinetic._pickling.pickler import CallPickler
+from kinetic._pickling.script import Script
+from kinetic._pickling.unpickler import CallUnpickler
+
+def make():
+    class Linear(eqx.Module):
+        w: np.ndarray
+        made: list = dataclasses.field(default_factory=list)
+        kind: str = eqx.field(static=True, default="k")
+        def double(self): return self.w * 2
+    @flax.struct.dataclass
+    class State:
+        w: np.ndarray
+        kind: str = flax.struct.field(pytree_node=False, default="k")
+    @tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Data:
+        w: np.ndarray
+        kind: str = dataclasses.field(default="k", metadata={"static": True})
+    @tree_util.register_pytree_node_class
+    class Node:
+        def __init__(self, w): self.w = w
+        def tree_flatten(self): return (self.w,), "rest"
+        @classmethod
+        def tree_unflatten(cls, rest, children): return cls(*children)
+    class Plain:
+        def __init__(self, w): self.w = w
+    register(Plain)
+    return [each(np.ones(2)) for each in (Linear, State, Data, Node, Plain)]
+
+def register(cls):
+    tree_util.register_pytree_node(cls, lambda x: ((x.w,), None), lambda _, children: cls(*children))
+
+made = make()
+if sys.argv[1] == "result":
+    code_pickler.dump((made, tree_util.tree_structure(made[2])), sys.stdout.buffer)
+else:
+    CallPickler(sys.stdout.buffer, Script({"__name__": "__main__"})).dump(
+        (made, tree_util.tree_structure(made[2]))
+    )
+"""
+READING = """
+import pickle, sys
+data = sys.stdin.buffer.read()
+if sys.argv[1] == "result":
+    from cloudpickle import cloudpickle
+    from kinetic._pickling.result_unpickler import ResultUnpickler
+    found, structure = ResultUnpickler(data, cloudpickle).load()
+else:
+    import io
+    from kinetic._pickling.unpickler import CallUnpickler
+    found, structure = CallUnpickler(io.BytesIO(data)).load()
+import jax
+for each in found:
+    grown = jax.tree.map(lambda x: x + 1, each)
+    print(type(each).__name__, len(jax.tree.leaves(each)), type(grown) is type(each), grown.w.tolist())
+assert found[0].double().tolist() == [2, 2] and found[0].made == []
+assert structure == jax.tree.structure(found[2])
+"""
+
+
+def test_jax_knows_them_where_they_arrive() -> None:
+    for way in ("result", "call"):
+        sent = subprocess.run(
+            [sys.executable, "-c", PROGRAM, way], capture_output=True, check=False, timeout=300
+        )
+        assert sent.returncode == 0, sent.stderr.decode()
+        read = subprocess.run(
+            [sys.executable, "-c", READING, way],
+            input=sent.stdout,
+            capture_output=True,
+            check=False,
+            timeout=300,
+        )
+        assert read.stdout.decode().splitlines() == [
+            f"{name} 1 True [2.0, 2.0]" for name in ("Linear", "State", "Data", "Node", "Plain")
+        ], read.stderr.decode()
