@@ -43,7 +43,7 @@ def make():
     return [each(np.ones(2)) for each in (Linear, State, Data, Node, Plain)]
 
 def register(cls):
-    tree_util.register_pytree_node(cls, lambda x: ((x.w,), None), lambda _, children: cls(*children))
+    tree_util.register_pytree_node(cls, lambda x: ((x.w,), None), lambda _, held: cls(*held))
 
 made = make()
 if sys.argv[1] == "result":
@@ -67,7 +67,8 @@ else:
 import jax
 for each in found:
     grown = jax.tree.map(lambda x: x + 1, each)
-    print(type(each).__name__, len(jax.tree.leaves(each)), type(grown) is type(each), grown.w.tolist())
+    leaves = len(jax.tree.leaves(each))
+    print(type(each).__name__, leaves, type(grown) is type(each), grown.w.tolist())
 assert found[0].double().tolist() == [2, 2] and found[0].made == []
 assert structure == jax.tree.structure(found[2])
 """
