@@ -68,6 +68,10 @@ def list_attributes_set(source: ScriptSource) -> frozenset[tuple[str, str]]:
                     found.add(("" if node.value.id == "cls" else node.value.id, node.attr))
                 elif ast.unparse(node.value) in ("type(self)", "self.__class__", "__class__"):
                     found.add(("", node.attr))
+            elif isinstance(node, ast.Call) and last_name(node.func) == "setattr":
+                on, name = [*node.args, node, node][:2]
+                if isinstance(on, ast.Name) and isinstance(name, ast.Constant):
+                    found.add(("" if on.id == "cls" else on.id, str(name.value)))
     return frozenset(found)
 
 

@@ -134,6 +134,15 @@ layer = Layer()
     assert again.grow(2) == 6
 
 
+def test_attributes_set_by_name_travel_with_a_class_that_is_defined_again(library: Any) -> None:
+    text = (
+        "import picklertest_library as lib\n@lib.register\nclass A: pass\n"
+        "setattr(A, 'more', 7)\nB = A\nsetattr(B, 'most', 8)\nvars(A)\n"
+    )
+    (made,) = sent(text, "A", library=library).value
+    assert (made.more, made.most) == (7, 8)
+
+
 def test_a_class_of_which_it_cannot_be_known_what_made_it_is_rebuilt(library: Any) -> None:
     text = """
 import picklertest_library as lib
