@@ -119,37 +119,34 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             make, arguments, *rest = reduced
             if make.__name__ == "_make_skeleton_class":
                 metaclass, name, bases, fields, *more = arguments
-                body = _body_for_hooks(obj)
-                fields = body | fields | {"__qualname__": obj.__qualname__}
-                if not body and (entry := self._find_pytree(obj)) is not None:
-                    (attributes, slots), *others = rest
-                    again = CallOnLoad(unpickler.register_pytree, (obj, *entry))
-                    rest = [(attributes, slots | {"registered": again}), *others]
+                fields = {**fields, "__qualname__": obj.__qualname__}
+                if self.registers and (entry := _find_in_jax(obj)) is not None:
+                    body = _body_for_hooks(obj)
+                    fields = body | fields
+                    rest = rest if body else self._register_again(obj, entry, *rest)
                 if IS_LAZY:
                     rest = _annotate(obj, *rest)
                 return make, (metaclass, name, bases, fields, *more), *rest
         return reduced
 
-    def _find_pytree(self, made: type) -> tuple[str, Any, Any] | None:
-        """Return the function of JAX that registers a class, and its arguments, if somebody has
-        registered it, in whatever way: made again from its parts, it is not."""
-        known = getattr(sys.modules.get("jax._src.tree_util"), "_registry", {})
-        entry = known.get(made) if self.registers else None
-        if entry is None:
-            return None
+    def _register_again(self, made: type, entry: Any, state: Any, *rest: Any) -> list[Any]:
+        """Send, with the state of a class, what registers it with JAX."""
         flatten, unflatten = entry
         fields = inspect.getclosurevars(flatten).nonlocals if type(flatten) is FunctionType else {}
         if fields.keys() >= {"data_fields", "meta_fields"}:
-            return "register_dataclass", fields["data_fields"], fields["meta_fields"]
-        if getattr(unflatten, "__self__", None) is made:
-            unflatten = unflatten.__name__
+            how = "register_dataclass", fields["data_fields"], fields["meta_fields"]
+        else:
+            own = getattr(unflatten, "__self__", None) is made
+            how = "register_pytree_node", flatten, unflatten.__name__ if own else unflatten
         probe = self._make_another(BytesIO())
         probe.registers = False  # It may need the class.
         try:
-            probe.dump((flatten, unflatten))
+            probe.dump(how)
         except Exception:  # noqa: BLE001 - it was not sent before, either
-            return None
-        return "register_pytree_node", flatten, unflatten
+            return [state, *rest]
+        attributes, slots = state
+        again = CallOnLoad(unpickler.register_pytree, (made, *how))
+        return [(attributes, slots | {"registered": again}), *rest]
 
     def _make_another(self, file: BinaryIO) -> CodePickler:
         return CodePickler(file)
@@ -179,6 +176,12 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         make, args, (attributes, slots), *rest = super()._dynamic_function_reduce(bare)
         slots["__annotations__"] = read_annotations(func)
         return make, args, (attributes, slots), *rest
+
+
+def _find_in_jax(made: type) -> Any:
+    """Return how JAX takes instances of a class apart and makes them again, if somebody has
+    registered it, in whatever way: made again from its parts, it is not."""
+    return getattr(sys.modules.get("jax._src.tree_util"), "_registry", {}).get(made)
 
 
 def _body_for_hooks(made: type) -> dict[str, Any]:

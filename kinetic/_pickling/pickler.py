@@ -278,7 +278,9 @@ class CallPickler(CodePickler):
         return known[id(value)][1]
 
     def _in_module(self, func: FunctionType, module: ModuleType) -> Any:
-        self.globals_ref.setdefault(id(func.__globals__), _ModuleNamespace(module.__name__))
+        # Another function of it, which needs no more than some values, may have been first.
+        if not isinstance(self.globals_ref.get(id(func.__globals__)), _ModuleNamespace):
+            self.globals_ref[id(func.__globals__)] = _ModuleNamespace(module.__name__)
         make, args, (attributes, slots), *rest = self._dynamic_function_reduce(func)
         return make, args, (attributes, slots | {"__globals__": {}}), *rest
 

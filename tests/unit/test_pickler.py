@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import io
 import sys
 import types
@@ -60,6 +61,22 @@ def test_what_is_registered_is_so_before_the_call_is_unpickled(library: Any) -> 
         "class B: pass\nlib.register_with(B)\nlooking = lib.Looking()\n"
     )
     assert sent(text, "looking", library=library).value == [("A", "B")]
+
+
+def test_functions_that_a_module_has_made_find_what_it_has(library: Any) -> None:
+    text = """
+STATE = [4]
+def make():
+    def plain(): return len('abc')
+    def needs(): return STATE[0]
+    return plain, needs
+"""
+    exec(compile(text, "picklertest_library.py", "exec", dont_inherit=True), vars(library))
+    library.__spec__ = importlib.machinery.ModuleSpec(library.__name__, None)
+    host = sent("import picklertest_library as lib\nboth = lib.make()\n", "both", library=library)
+    (plain, needs) = host.value[0]
+    assert (plain(), needs()) == (3, 4)
+    assert needs.__globals__ is vars(library)
 
 
 def test_functions_that_share_a_variable_share_it_there() -> None:
