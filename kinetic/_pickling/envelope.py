@@ -163,7 +163,7 @@ def why_not_rebuilt(error: BaseException, made: Versions, here: Versions) -> str
         )
     elif made != here:
         what += " The versions differ: install the same ones on both sides."
-    return f"{what} Made with {_text(made)}; here is {_text(here)}."
+    return what if made == here else f"{what} Made with {_text(made)}; here is {_text(here)}."
 
 
 def _text(versions: Versions) -> str:

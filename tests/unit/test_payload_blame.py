@@ -208,7 +208,6 @@ def test_a_missing_module_is_named(project):
     )
     said = elsewhere(code, packed.data)
     assert "'proj_mod' is missing" in said
-    assert "cloudpickle" in said
     assert said.endswith("ModuleNotFoundError")
 
 
@@ -255,6 +254,13 @@ def test_code_of_another_python_is_refused() -> None:  # it would end the proces
         with pytest.raises(ResultUnavailable, match=r"code of Python 2\.7.*Made with Python 2\.7"):
             results.unpack_value(of_python_2(results.pack_value(value)))
         results.unpack_value(results.pack_value(value))
+
+
+def test_versions_are_named_only_where_they_differ() -> None:
+    space = in_main("class Odd:\n    def __reduce__(self): return int, ('x',)\nvalue = Odd()")
+    with pytest.raises(ResultUnavailable, match="invalid literal") as caught:
+        results.unpack_value(results.pack_value(space["value"]))
+    assert "Made with" not in str(caught.value)
 
 
 def test_values_without_code_come_from_any_python() -> None:
