@@ -145,8 +145,7 @@ CALLS_AT_ONCE = """
         print(at_once(str, range(9), 4))
 
     is_over = threading.Event()
-    threading._register_atexit(is_over.set)
-    threading._threading_atexits.sort(key=lambda hook: hook.func != is_over.set)  # the last one
+    threading._threading_atexits.insert(0, is_over.set)  # the last one that is called
     threading.Thread(target=call).start()
 """
 

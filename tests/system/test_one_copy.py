@@ -32,6 +32,7 @@ def check(config):
 """
     main = """
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 import kinetic
 import cfgmod
 from cfgmod import Color, Config, ConfigError, square
@@ -53,7 +54,7 @@ def job(config, color):
         cache is again.CACHE is trainer.CACHE,
         trainer.cached(1) is trainer.cached(1),
     )
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor(2, get_context("fork")) as pool:  # This script has no guard.
         print("pool:", list(pool.map(square, [1, 2, 3])))
     return Config(7), Color.RED
 
