@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic._backends.base import Backend, Kills, LogRequest
-from kinetic._client import following, futures, killing, notebook
+from kinetic._client import following, futures, killing, notebook, parting
 from kinetic._client import result as collecting
 from kinetic._client.board import console
 from kinetic._client.board.console import Printer, hide_frames
@@ -319,7 +319,7 @@ class JobHandle(JobView, Generic[R_co]):
         """End the wait in another thread, and say how to come back to the job."""
         self._left, words = True, self._parting_words()
         if futures.ask_briefly(self._is_known_to_be_over):
-            words = f'kinetic: {self.job_id} has ended: kinetic.attach("{self.job_id}").result()'
+            words = parting.has_ended(self.job_id)
         console.notice(f"\n{words}", once=False)
 
     # -- ending ------------------------------------------------------------------------------------
@@ -459,10 +459,10 @@ class JobHandle(JobView, Generic[R_co]):
                 fault = event.fault if isinstance(event, Tick) else ""
                 if self._left:
                     why = f"The wait for {self.job_id} was given up."
-                    raise WaitTimeout(f"{why} {self._say_it_goes_on(fault)}")
+                    raise WaitTimeout(f"{why} {parting.goes_on(self.job_id, fault)}")
                 if self._clock() >= deadline and not self._has_verdict():
                     why = f"{self.job_id} has not ended within {patience:g} s."
-                    raise WaitTimeout(f"{why} {self._say_it_goes_on(fault)}")
+                    raise WaitTimeout(f"{why} {parting.goes_on(self.job_id, fault)}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
 
     def _has_verdict(self) -> bool:
@@ -482,18 +482,5 @@ class JobHandle(JobView, Generic[R_co]):
         except (KineticError, OSError) as error:
             _log.warning("%s could not be cleaned up: %s", self.job_id, error)
 
-    def _way_back(self) -> str:
-        return (
-            f'reattach with kinetic.attach("{self.job_id}").result() or `kinetic jobs logs -f '
-            f"{self.job_id}`, "
-            f"stop it with `kinetic jobs cancel {self.job_id}`."
-        )
-
-    def _say_it_goes_on(self, fault: str) -> str:
-        goes_on = "It keeps running"
-        if fault:
-            goes_on = f"Whether it keeps running cannot be told now ({fault.rstrip('.')})"
-        return f"{goes_on}; {self._way_back()}"
-
     def _parting_words(self) -> str:
-        return f"kinetic: {self.job_id} keeps running; {self._way_back()}"
+        return parting.keeps_running(self.job_id)
