@@ -12,12 +12,13 @@ import functools
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from kinetic._client import waiter
 from kinetic._client.board import console
@@ -28,6 +29,7 @@ from kinetic.errors import NotFound, UsageTypeError, WaitTimeout, a_type
 
 if TYPE_CHECKING:
     import asyncio
+    from asyncio import AbstractEventLoop
 
 _log = logging.getLogger("kinetic.futures")
 _LONG_S = 3600.0
@@ -46,7 +48,7 @@ class JobFuture(AwaitedJob, Protocol):
 
 
 J = TypeVar("J", bound=JobFuture)
-Callback = Callable[[], object]
+Callback = Callable[[Any], object]
 Tell = Callable[[AwaitedJob, Outcome | BaseException], object]
 """Takes a job and how it ended: `NotFound` if its records were removed, another error if it cannot
 be watched any more."""
@@ -139,22 +141,30 @@ class Callbacks:
     def __init__(self, job: JobFuture) -> None:
         self._job = job
         self._lock = threading.Lock()
-        self._waiting: list[Callback] = []
+        self._waiting: list[tuple[Callback, AbstractEventLoop | None]] = []
         self._watching = False
         self._pid = os.getpid()
 
     def add(self, call: Callback) -> None:
-        """Call it when the job has ended, at once if it has."""
+        """Call it with the job when that has ended, at once if it has."""
+        loop = _loop_of(call)
         if self._job.done():
-            _invoke(call, self._job)
+            _invoke(call, loop, self._job)
             return
         with self._lock:
             if self._pid != os.getpid():  # The callbacks of the process that forked are its own.
                 self._waiting, self._watching, self._pid = [], False, os.getpid()
-            self._waiting.append(call)
+            self._waiting.append((call, loop))
             is_watched, self._watching = self._watching, True
         if not is_watched:
             watcher().add(self._job, self._begin)
+
+    def remove(self, call: Callback) -> int:
+        """Do not call it any more; return how often it was to be called."""
+        with self._lock:
+            before = len(self._waiting)
+            self._waiting = [each for each in self._waiting if each[0] != call]
+            return before - len(self._waiting)
 
     def _begin(self, job: AwaitedJob, end: object) -> None:
         with suppress(RuntimeError):  # No thread can be started while the interpreter shuts down.
@@ -168,16 +178,29 @@ class Callbacks:
                 if not self._waiting:
                     self._watching = False
                     return
-                call = self._waiting.pop(0)
+                call, loop = self._waiting.pop(0)
             try:
-                _invoke(call, self._job)
+                _invoke(call, loop, self._job)
             except BaseException as error:  # noqa: BLE001 - `sys.exit()`, for example: the others are still called
                 _log.warning("a callback of %s raised %r", self._job.ref.job_id, error)
 
 
-def _invoke(call: Callback, job: JobFuture) -> None:
+def _loop_of(call: Callback) -> AbstractEventLoop | None:
+    """Return the event loop in which a callback of asyncio's own belongs: `asyncio.wait` takes a
+    handle for a future of its loop, and would not be woken by another thread."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or not str(getattr(call, "__module__", "")).startswith("asyncio."):
+        return None
+    return cast("AbstractEventLoop | None", asyncio._get_running_loop())
+
+
+def _invoke(call: Callback, loop: AbstractEventLoop | None, job: JobFuture) -> None:
+    if loop is not None:
+        with suppress(RuntimeError):  # The loop has been closed.
+            loop.call_soon_threadsafe(call, job)
+        return
     try:
-        call()
+        call(job)
     except Exception:  # noqa: BLE001 - a user's own code
         _log.exception("a callback of %s failed", job.ref.job_id)
 

@@ -27,6 +27,7 @@ from kinetic._core.duration import Duration, patience_s
 from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic._store import index as stored
 from kinetic._store.base import Store
 from kinetic.errors import KineticError, NotFound, StoreError, UsageError, WaitTimeout
@@ -289,6 +290,10 @@ class JobHandle(JobView, Generic[R_co]):
         """Return whether the job has ended, successfully or not."""
         return self.status().ended
 
+    def cancelled(self) -> bool:
+        """Return whether the job has ended because it was cancelled."""
+        return self.status() is JobStatus.CANCELLED
+
     def exception(self, timeout: Duration | None = None) -> BaseException | None:
         """Wait for the job and return what `result` raises for it; None for a job that succeeded.
 
@@ -304,7 +309,11 @@ class JobHandle(JobView, Generic[R_co]):
         Callbacks are called in the order in which they were added, in a daemon thread: they do not
         keep the process alive. An exception in one is logged and has no other effect.
         """
-        self._callbacks.add(functools.partial(fn, self))
+        self._callbacks.add(fn)
+
+    def remove_done_callback(self, fn: Callable[[JobHandle[R_co]], object]) -> int:
+        """Do not call `fn` any more; return how often it had been added."""
+        return self._callbacks.remove(fn)
 
     def __await__(self) -> Generator[Any, Any, R_co]:
         """Wait as `result()` does, without blocking the asyncio event loop. Cancelling the wait

@@ -281,6 +281,34 @@ def test_a_store_that_does_not_answer_does_not_hold_up_who_gives_up_waiting(
     assert f"{job.job_id} keeps running" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize(
+    "until", [asyncio.ALL_COMPLETED, asyncio.FIRST_COMPLETED, asyncio.FIRST_EXCEPTION]
+)
+def test_asyncio_waits_for_handles(source, until, debug):
+    handles = jobs(source, 2)
+
+    async def main():
+        waiting = asyncio.ensure_future(asyncio.wait(handles, return_when=until))
+        await asyncio.sleep(0)
+        source.release(0)
+        if until != asyncio.FIRST_COMPLETED:
+            source.release(1)
+        return await asyncio.wait_for(waiting, PATIENCE_S)
+
+    ended, _ = asyncio.run(main(), debug=debug)
+    assert handles[0] in ended
+    assert (handles[1] in ended) is (until != asyncio.FIRST_COMPLETED)
+
+
+def test_a_wait_of_asyncio_that_gives_up_takes_its_callbacks_back(source, job):
+    async def main():
+        return await asyncio.wait([job], timeout=0.01)
+
+    assert asyncio.run(main()) == (set(), {job})
+    assert job._callbacks._waiting == []
+
+
 # -- the first of many -----------------------------------------------------------------------------
 
 

@@ -53,7 +53,7 @@ PARTICIPLES = re.compile(
     r"|meant|paid|spent|spoken|stuck|thought|thrown|torn|understood|used|wound|bound|caught)_*"
 )
 NO_PARTICIPLES = {"embed", "feed", "listing", "need", "ping", "ring", "seed", "setting", "string"}
-DICTATED = {"_missing_", "done", "preempted"}
+DICTATED = {"_missing_", "cancelled", "done", "preempted"}
 """By enum, concurrent.futures, and users' code: `kinetic.preempted()`."""
 CHANGING = {"update", "clear", "pop", "setdefault", "__setitem__"}
 
