@@ -17,7 +17,9 @@ from kinetic import errors
 from kinetic._backends import registry
 from kinetic._client.batch import handle as handles
 from kinetic._client.batch import launch
+from kinetic._client.batch.executor import BatchExecutor
 from kinetic._client.batch.ledger import BatchRules, Ledger
+from kinetic._client.batch.manifest import Manifest
 from kinetic._client.batch.progress import BAR_WIDTH
 from kinetic._client.waiter import JobWaiter
 from kinetic._core import layout
@@ -134,12 +136,64 @@ def test_ctrl_c_while_all_is_submitted_at_once(store, capsys):
     with pytest.raises(KeyboardInterrupt):
         launch.launch(source, store, 3, BatchRules(max_concurrent=None), name="", notes={})
     (group_id,) = {key.split("/")[1] for key in store.list(layout.GROUPS)}
-    assert f'kinetic.attach_batch("{group_id}").cancel()' in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f'kinetic.attach_batch("{group_id}").cancel()' in told
+    assert "1 of its 3 inputs was submitted, the others are not" in told
     with registry.substitute_backend("local", lambda _, store: source):
         batch = handles._attach(store, group_id)
         batch.cancel()
         found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
     assert [type(e) for e in found] == [errors.JobCancelled, errors.SubmitError, errors.SubmitError]
+
+
+def interrupt_call(store, source, total):
+    """Begin a batch, while Ctrl-C comes."""
+    how = BatchRules(max_concurrent=2)
+    with pytest.raises(KeyboardInterrupt):
+        launch.launch(source, store, total, how, name="", notes={})
+    for thread in threading.enumerate():
+        if thread.name.startswith("kinetic-grp-"):
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+def test_ctrl_c_before_a_batch_has_begun_leaves_nothing(store, monkeypatch, capsys):
+    for owner, name in ((Manifest, "hold"), (threading.Thread, "start"), (Manifest, "begin")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            interrupt_call(store, source := Scripted(store), 4)
+        assert (source.order, list(store.list("groups"))) == ([], [])
+        told = capsys.readouterr().err
+        assert "was interrupted: none of its 4 inputs was submitted" in told
+        assert "go on" not in told
+
+
+def test_ctrl_c_once_the_threads_have_started_has_nothing_more_submitted(
+    store, monkeypatch, capsys
+):
+    source, start = Scripted(store, [["hang"]] * 4), BatchExecutor.start
+
+    def interrupt(self, *, here):
+        start(self, here=here)
+        with self.changes:
+            assert self.changes.wait_for(lambda: len(source.order) == 2, PATIENCE_S)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BatchExecutor, "start", interrupt)
+    interrupt_call(store, source, 4)
+    (group_id,) = {key.split("/")[1] for key in store.list(layout.GROUPS)}
+    told = capsys.readouterr().err
+    assert (
+        f"{group_id} was interrupted: 2 of its 4 inputs were submitted, the others are not" in told
+    )
+    assert f'kinetic.attach_batch("{group_id}").cancel()' in told
+    for index in (0, 1):
+        source.release(index)
+    with registry.substitute_backend("local", lambda _, store: source):
+        found = handles._attach(store, group_id).results(timeout=PATIENCE_S, return_exceptions=True)
+    assert found[:2] == [(0, 1), (1, 1)]
+    assert [type(error) for error in found[2:]] == [errors.SubmitError] * 2
+    assert source.order == [0, 1]
 
 
 def test_an_input_that_would_end_the_submitting_thread_ends_only_itself(store):

@@ -56,6 +56,9 @@ class BatchExecutor:
         self._broken: BaseException | None = None
         self._interested = 0
         self._at_work = 0
+        self._to_begin = 0
+        """Of the threads at work, those that have not begun."""
+        self._is_here = False
         self._cancelling = False
         self._refusals = 0
         self._lease: Lease | None = None
@@ -65,9 +68,10 @@ class BatchExecutor:
     def start(self, *, here: bool) -> None:
         """Submit everything: in this thread, or in threads of its own."""
         assert self._submitter is not None
+        self._is_here = here
         self._lease = self.manifest.hold()
         futures.watcher().hold()
-        self._at_work = 1 if here else self._submitter.threads
+        self._at_work = self._to_begin = 1 if here else self._submitter.threads
         if here:
             return self._work()
         name = f"kinetic-{self.manifest.batch.group_id}"
@@ -75,7 +79,25 @@ class BatchExecutor:
             threading.Thread(target=self._work, name=name, daemon=False).start()
         return None
 
+    def give_up(self, why: str, patience_s: float) -> None:
+        """Submit nothing more after `start` was interrupted, and wait until nothing is being
+        submitted."""
+        self.stop(why)
+        with self.changes:
+            self._at_work = 0 if self._is_here else self._at_work - self._to_begin
+            self._to_begin = -1
+            is_open = not self._at_work and self._submitter is not None
+            self._at_work += is_open
+        if is_open:
+            self._end_submitting()
+        with self.changes:
+            self.changes.wait_for(lambda: not self._at_work, patience_s)
+
     def _work(self) -> None:
+        with self.changes:
+            if self._to_begin < 0:
+                return  # It was given up before.
+            self._to_begin -= 1
         try:
             with self.watch_jobs():
                 while self._step():
@@ -192,6 +214,12 @@ class BatchExecutor:
             self._at_work -= 1
             self._submitter = None  # with the inputs that it keeps
             self._tell()
+
+    def count_submitted(self) -> int:
+        """Return the number of inputs that have a job, or are about to have one."""
+        with self.changes:
+            tasks = self.ledger.tasks
+            return sum(1 for each in tasks if each.ref or each.state is InputState.SUBMITTING)
 
     # -- ending ------------------------------------------------------------------------------------
 

@@ -341,7 +341,7 @@ class BatchHandle(Generic[R_co]):
                 if left_s <= 0:
                     raise WaitTimeout(
                         f"{self._stand()} within {patience:g} s. It keeps running; "
-                        f"{self._way_back()}"
+                        f"{way_back(self.group_id)}"
                     )
                 executor.look(
                     min(left_s, notebook.QUICK_S) if drawing is not None else left_s, seen
@@ -381,12 +381,6 @@ class BatchHandle(Generic[R_co]):
             f"{'has' if done == 1 else 'have'} ended"
         )
 
-    def _way_back(self) -> str:
-        return (
-            f'come back to it with kinetic.attach_batch("{self.group_id}").results(), '
-            f'stop it with kinetic.attach_batch("{self.group_id}").cancel().'
-        )
-
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
         """On Ctrl-C, say what keeps running and how to come back to it."""
@@ -394,7 +388,8 @@ class BatchHandle(Generic[R_co]):
             yield
         except KeyboardInterrupt:
             console.notice(
-                f"\nkinetic: {self._stand()}, the others go on{self._rest()}; {self._way_back()}",
+                f"\nkinetic: {self._stand()}, the others go on{self._rest()}; "
+                f"{way_back(self.group_id)}",
                 once=False,
             )
             raise
@@ -415,6 +410,14 @@ class BatchHandle(Generic[R_co]):
                 "running.",
                 once=False,
             )
+
+
+def way_back(group_id: str) -> str:
+    """Return how to come back to a batch, and how to stop it."""
+    return (
+        f'come back to it with kinetic.attach_batch("{group_id}").results(), '
+        f'stop it with kinetic.attach_batch("{group_id}").cancel().'
+    )
 
 
 def attach_batch(

@@ -5,21 +5,25 @@ In: a submitter, options of `run_async_map`. Out: `BatchHandle`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
 from kinetic._client.batch.executor import BatchExecutor
-from kinetic._client.batch.handle import BatchHandle
+from kinetic._client.batch.handle import BatchHandle, way_back
 from kinetic._client.batch.ledger import BatchRules, Ledger
 from kinetic._client.batch.manifest import Manifest, new_batch
 from kinetic._client.batch.submitters import Submitter
 from kinetic._client.board import console
+from kinetic._client.submission import TAKE_BACK_S
 from kinetic._core import checks
 from kinetic._store.base import Store
-from kinetic.errors import UsageError, UsageTypeError
+from kinetic.errors import KineticError, UsageError, UsageTypeError
 
+_log = logging.getLogger("kinetic.batch")
+_INTERRUPTED = "the call that began the batch was interrupted"
 AtOnce = int | Literal["auto"] | None
 Tags = Mapping[str, str] | Sequence[str]
 
@@ -107,11 +111,42 @@ def launch(
         name=name,
         tags=notes,
     )
-    executor = BatchExecutor(Ledger(total, how), Manifest.begin(store, batch), submitter)
-    handle: BatchHandle[Any] = BatchHandle(executor)
-    with handle.interruptible():
+    executor = BatchExecutor(Ledger(total, how), Manifest(store, batch), submitter)
+    try:
+        Manifest.begin(store, batch)
+        handle: BatchHandle[Any] = BatchHandle(executor)
         executor.start(here=here)
-    return handle
+        return handle
+    except KeyboardInterrupt:
+        _take_back(executor)
+        raise
+
+
+def _take_back(executor: BatchExecutor) -> None:
+    """Submit nothing more of a batch whose beginning was interrupted, and say what there is of it;
+    if there is no job, remove its records."""
+    try:
+        executor.give_up(_INTERRUPTED, TAKE_BACK_S)
+        if not executor.count_submitted():
+            executor.manifest.remove()
+    except (KineticError, OSError) as error:
+        _log.info("%s could not be taken back: %s", executor.manifest.batch.group_id, error)
+    finally:  # A second Ctrl-C ends the wait.
+        console.notice(f"\nkinetic: {_say_what_is_left(executor)}", once=False)
+
+
+def _say_what_is_left(executor: BatchExecutor) -> str:
+    group_id, total = executor.manifest.batch.group_id, executor.manifest.batch.total
+    submitted = executor.count_submitted()
+    what = f"the submission of {group_id} was interrupted:"
+    of_all = f"of its {total:,} {'input' if total == 1 else 'inputs'}"
+    if not submitted:
+        return f"{what} none {of_all} was submitted."
+    others = "" if submitted == total else ", the others are not"
+    return (
+        f"{what} {submitted:,} {of_all} {'was' if submitted == 1 else 'were'} submitted{others}; "
+        f"{way_back(group_id)}"
+    )
 
 
 def _tell(how: BatchRules, total: int) -> None:
