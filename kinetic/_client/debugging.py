@@ -12,12 +12,14 @@ import logging
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from kinetic._backends.base import Backend, Connection, Tunnels
+from kinetic._config import settings
 from kinetic._core import layout
 from kinetic._core.debug_address import Debugger, launch_configuration
 from kinetic._core.ref import JobRef
@@ -226,6 +228,21 @@ def free_port(wanted: int = DEFAULT_PORT) -> int:
     except UsageError:
         return 0
     return wanted
+
+
+def follow_call(submit: Callable[[], Any]) -> Any:
+    """Submit a job, bring its debugger to this machine, and wait for the value: the function starts
+    once an editor has attached."""
+    __tracebackhide__ = True
+    check_terminal(
+        has_terminal=bool(sys.stdin and sys.stdin.isatty()), allowed=settings.load().no_tty_debug
+    )
+    handle = submit()
+    with contextlib.ExitStack() as stack:
+        # It ended before it could be debugged; its result says why.
+        with contextlib.suppress(NotFound):
+            stack.callback(handle.debug_attach(free_port()).terminate)
+        return handle.result(stream_logs=True)
 
 
 def check_terminal(*, has_terminal: bool, allowed: bool) -> None:

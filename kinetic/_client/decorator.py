@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 from kinetic._client.client import warm_up_ahead
-from kinetic._client.options import check_options, document_options
-from kinetic._client.remote import RemoteCallable, warn_of_spot
+from kinetic._client.options import check_options, document_options, warn_of_spot
+from kinetic._client.remote import RemoteCallable
 from kinetic._core.options import Keywords
 from kinetic._core.tracebacks import own_frames_hidden
 from kinetic.errors import UsageTypeError

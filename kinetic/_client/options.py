@@ -77,6 +77,17 @@ def check_options(before: Options | None, given: Mapping[str, Any]) -> Options:
     return options
 
 
+def warn_of_spot(options: Options) -> None:
+    """Warn that debugging on preemptible machines may be cut short."""
+    import warnings
+
+    if options.debug and options.topology.spot:
+        text = (
+            "debug=True on preemptible machines: the session ends when the machine is taken away."
+        )
+        warnings.warn(text, UserWarning, stacklevel=3)
+
+
 def _topology(before: Topology | None, given: Mapping[str, Any]) -> Topology:
     from kinetic._core.accelerators.resolve import SPOT, resolve  # not needed on hosts
 

@@ -26,13 +26,13 @@ from typing import (
     overload,
 )
 
-from kinetic._client import coroutines
+from kinetic._client import coroutines, reloads
 from kinetic._client.client import Client, client_of
-from kinetic._client.options import OptionChanges, check_options
+from kinetic._client.options import OptionChanges, check_options, warn_of_spot
 from kinetic._core import checks, spec
 from kinetic._core.options import Options
 from kinetic._core.spec import JobSpec
-from kinetic._core.tracebacks import own_frames_hidden
+from kinetic._core.tracebacks import drop_frames, own_frames_hidden
 from kinetic._pickling import origin
 from kinetic.errors import UsageError, UsageTypeError
 
@@ -52,17 +52,6 @@ R_co = TypeVar("R_co", covariant=True)
 P2 = ParamSpec("P2")
 R2 = TypeVar("R2")
 First = TypeVar("First")
-
-
-def warn_of_spot(options: Options) -> None:
-    """Warn that debugging on preemptible machines may be cut short."""
-    import warnings
-
-    if options.debug and options.topology.spot:
-        text = (
-            "debug=True on preemptible machines: the session ends when the machine is taken away."
-        )
-        warnings.warn(text, UserWarning, stacklevel=3)
 
 
 class RemoteCallable(Generic[P, R_co]):
@@ -93,13 +82,34 @@ class RemoteCallable(Generic[P, R_co]):
         if not hasattr(func, "__name__"):
             self.__name__ = self.__qualname__ = spec.name_of(func)
         self._func = func
-        self._options = options
+        self._options, self._are_chosen = options, False
         self._bound = bound
+        self._made_in = reloads.find_execution(self.__module__)
 
     @property
     def options(self) -> Options:
         """The options of the decorator."""
+        self._catch_up()
         return self._options
+
+    def _catch_up(self) -> None:
+        """Become what the module makes of the function now, if it was executed again; options that
+        were chosen stay."""
+        found = reloads.find_successor(self, self._made_in)
+        others = [] if found is None else reloads.find_namesakes(found)
+        if found is None or any(each._func is not found._func for each in others):
+            return
+        kept = {"_bound": self._bound, "_are_chosen": self._are_chosen}
+        if self._are_chosen or not all(each._are_chosen for each in others):
+            kept["_options"] = self._options
+        vars(self).update(vars(found) | kept)
+
+    def _derive(self, options: Options, bound: tuple[Any, ...]) -> RemoteCallable[Any, Any]:
+        func = self._func if bound else self._unbound
+        made: RemoteCallable[Any, Any] = RemoteCallable(func, options, bound=bound)
+        made._made_in = self._made_in
+        made._are_chosen = self._are_chosen or options is not self._options
+        return made
 
     if not TYPE_CHECKING:  # A type checker should report them.
 
@@ -121,10 +131,9 @@ class RemoteCallable(Generic[P, R_co]):
             UsageError: an option cannot work.
         """
         with own_frames_hidden:
-            options = check_options(self._options, changes)
+            options = check_options(self.options, changes)
         warn_of_spot(options)
-        func = self._func if self._bound else self._unbound
-        return RemoteCallable(func, options, bound=self._bound)
+        return self._derive(options, self._bound)
 
     # -- calling -----------------------------------------------------------------------------------
 
@@ -157,7 +166,7 @@ class RemoteCallable(Generic[P, R_co]):
             value = self._body(args, kwargs)
             is_ours = inspect.iscoroutine(value) and not coroutines.is_loop_running()
             return cast("R_co", coroutines.run_coroutine(value) if is_ours else value)
-        if self._options.debug:
+        if self.options.debug:
             return self._call_debugged(args, kwargs)
         handle = self.run_async(*args, **kwargs)
         try:
@@ -169,26 +178,10 @@ class RemoteCallable(Generic[P, R_co]):
                 show_report(handle.compile_report)
 
     def _call_debugged(self, args: Any, kwargs: Any) -> R_co:
-        """Submit, bring the debugger to this machine, and wait: the function starts once an editor
-        has attached."""
         __tracebackhide__ = True
-        import contextlib
-        import sys
-
         from kinetic._client import debugging
-        from kinetic._config import settings
-        from kinetic.errors import NotFound
 
-        debugging.check_terminal(
-            has_terminal=bool(sys.stdin and sys.stdin.isatty()),
-            allowed=settings.load().no_tty_debug,
-        )
-        handle = self.run_async(*args, **kwargs)
-        with contextlib.ExitStack() as stack:
-            # It ended before it could be debugged; its result says why.
-            with contextlib.suppress(NotFound):
-                stack.callback(handle.debug_attach(debugging.free_port()).terminate)
-            return handle.result(stream_logs=True)
+        return cast("R_co", debugging.follow_call(lambda: self.run_async(*args, **kwargs)))
 
     @overload
     async def aio(
@@ -210,7 +203,7 @@ class RemoteCallable(Generic[P, R_co]):
         if settings.on_host():
             value = self._body(args, kwargs)
             return cast("R_co", await value if inspect.isawaitable(value) else value)
-        if self._options.debug:
+        if self.options.debug:
             return await futures.beside(lambda: self._call_debugged(args, kwargs), daemon=True)
         handle = await futures.beside(
             lambda: self.run_async(*args, **kwargs), late=lambda made: made.leave(), daemon=False
@@ -236,6 +229,7 @@ class RemoteCallable(Generic[P, R_co]):
     def _check_place(self) -> None:
         """Jobs are submitted from where people work: a job submitted by a job would outlive it, and
         nobody would look after it."""
+        self._catch_up()
         from kinetic._config import settings
 
         if settings.on_host():
@@ -374,6 +368,7 @@ class RemoteCallable(Generic[P, R_co]):
         return cast("R_co", coroutines.run_coroutine(value) if is_ours else value)
 
     def _body(self, args: Any, kwargs: Any) -> Any:
+        self._catch_up()
         if _DATA in sys.modules:
             from kinetic._datasets import call_data
 
@@ -419,9 +414,10 @@ class RemoteCallable(Generic[P, R_co]):
             first = None
         if first is None or self._bound:
             return self
-        return RemoteCallable(self._func, self._options, bound=(first,))
+        return self._derive(self._options, (first,))
 
     def __reduce__(self) -> tuple[Any, ...] | str:
+        self._catch_up()
         if origin.is_found(self) and not origin.is_cloudpickle(sys._getframe(1)):
             return self.__qualname__
         # As the plain function, with the standard library only: the other side needs no kinetic.
@@ -489,7 +485,4 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
         RemoteCallable.local,
         JobHandle.result,
     )
-    ours = {function.__code__ for function in passed}
-    while traceback is not None and traceback.tb_frame.f_code in ours:
-        traceback = traceback.tb_next
-    return traceback
+    return drop_frames(traceback, {function.__code__ for function in passed})

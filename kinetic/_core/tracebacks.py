@@ -6,6 +6,9 @@ In: a block of code. Out: the traceback of an error that leaves it.
 
 from __future__ import annotations
 
+from collections.abc import Container
+from types import CodeType, TracebackType
+
 from kinetic.errors import KineticError
 
 
@@ -27,3 +30,10 @@ class _OwnFramesHidden:
 own_frames_hidden = _OwnFramesHidden(KineticError)
 waiting_hidden = _OwnFramesHidden(KineticError, KeyboardInterrupt)
 """For waits: where Ctrl-C has struck in one says nothing."""
+
+
+def drop_frames(trace: TracebackType | None, codes: Container[CodeType]) -> TracebackType | None:
+    """Return a traceback without its first frames, as far as they run this code."""
+    while trace is not None and trace.tb_frame.f_code in codes:
+        trace = trace.tb_next
+    return trace

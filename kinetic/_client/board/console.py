@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from kinetic._core.log_format import STDERR, LogChunk
+from kinetic._core.tracebacks import drop_frames
 
 _log = logging.getLogger("kinetic.following")
 
@@ -154,10 +155,8 @@ def hide_frames(method: F) -> F:
             interrupt.__traceback__ = None
             raise
         except Exception as error:
-            trace = error.__traceback__
-            while trace is not None and trace.tb_frame.f_code in (call.__code__, method.__code__):
-                trace = trace.tb_next
-            error.with_traceback(trace)
+            passed = (call.__code__, method.__code__)
+            error.with_traceback(drop_frames(error.__traceback__, passed))
             raise
 
     return cast("F", functools.wraps(method)(call))
