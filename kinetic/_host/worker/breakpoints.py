@@ -1,13 +1,14 @@
 """What a breakpoint does in a job: it stops for a debugger if there is one, else it is an error of
 one line.
 
-In: a worker, whose standard input is empty. Out: a debugger, or the hooks of `breakpoint()` and
-`pdb.set_trace()`. Plain Python would print a prompt, read
+In: a worker, whose standard input is empty. Out: a debugger, or the hooks of `breakpoint()`,
+`pdb.set_trace()` and those of ipdb and IPython. Plain Python would print a prompt, read
 the end of its input, and raise `bdb.BdbQuit` at the line below.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +25,13 @@ ADVICE = (
     "PYTHONBREAKPOINT=0 among the variables in env= passes over calls of breakpoint()."
 )
 _PDB = "pdb.set_trace"
+_DEBUGGERS = {
+    "pdb": f"{_PDB}()",
+    "ipdb.__main__": "ipdb.set_trace()",
+    "IPython.core.debugger": "set_trace()",
+}
+"""Modules that have a `set_trace`, and how people write its call. Notebooks say nothing of
+`bdb.BdbQuit`."""
 
 
 def set_up(channel: Channel, start: Start) -> None:
@@ -44,14 +52,16 @@ def _refuse(wanted: str) -> None:
     """Refuse breakpoints from now on, unless the job wants something else of them."""
     if wanted in ("", _PDB):
         sys.breakpointhook = _refuse_breakpoint
-    if "pdb" in sys.modules:
-        _replace_pdb()
-    else:
-        sys.meta_path.insert(0, Awaiting("pdb", _replace_pdb))
+    for module, words in _DEBUGGERS.items():
+        replace = functools.partial(_replace_debugger, module, words)
+        if module in sys.modules:
+            replace()
+        else:
+            sys.meta_path.insert(0, Awaiting(module, replace))
 
 
-def _replace_pdb() -> None:
-    setattr(sys.modules["pdb"], "set_trace", _refuse_pdb)  # noqa: B010 - mypy forbids the assignment
+def _replace_debugger(module: str, words: str) -> None:
+    setattr(sys.modules[module], "set_trace", functools.partial(_refuse_debugger, words))  # noqa: B010 - mypy forbids the assignment
 
 
 def _refuse_breakpoint(*args: Any, **kwargs: Any) -> NoReturn:
@@ -59,6 +69,6 @@ def _refuse_breakpoint(*args: Any, **kwargs: Any) -> NoReturn:
         raise UsageError(f"breakpoint(): {ADVICE}")
 
 
-def _refuse_pdb(*args: Any, **kwargs: Any) -> NoReturn:
+def _refuse_debugger(words: str, *args: Any, **kwargs: Any) -> NoReturn:
     with own_frames_hidden:
-        raise UsageError(f"pdb.set_trace(): {ADVICE}")
+        raise UsageError(f"{words}: {ADVICE}")
