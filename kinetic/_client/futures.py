@@ -25,11 +25,13 @@ from kinetic._client.board import console
 from kinetic._client.waiter import AwaitedJob, JobWaiter
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.outcome import Outcome
+from kinetic._core.tracebacks import drop_frames
 from kinetic.errors import NotFound, UsageTypeError, WaitTimeout, a_type
 
 if TYPE_CHECKING:
     import asyncio
     from asyncio import AbstractEventLoop
+    from types import CodeType
 
 _log = logging.getLogger("kinetic.futures")
 _LONG_S = 3600.0
@@ -240,6 +242,7 @@ async def beside(
         late: called with the value if the wait was cancelled before it had it.
         daemon: whether the process may end before the thread does.
     """
+    __tracebackhide__ = True  # Notebooks and pytest hide this frame.
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -258,7 +261,8 @@ async def beside(
             if is_late:
                 late(value)
         except BaseException as error:  # noqa: BLE001 - raised where it is awaited; a future cannot hold StopIteration
-            end = (None, error)
+            passed = (run.__code__, _code_of(work))
+            end = (None, error.with_traceback(drop_frames(error.__traceback__, passed)))
         with suppress(RuntimeError):  # The loop has been closed.
             loop.call_soon_threadsafe(_resolve, done, end)
 
@@ -275,6 +279,11 @@ async def beside(
     if error is not None:
         raise error
     return value  # type: ignore[return-value]
+
+
+def _code_of(work: Callable[[], object]) -> CodeType | None:
+    function = work.func if isinstance(work, functools.partial) else work
+    return getattr(function, "__code__", None)
 
 
 def ask_briefly(question: Callable[[], bool]) -> bool:

@@ -28,6 +28,7 @@ from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
+from kinetic._core.tracebacks import waiting_hidden
 from kinetic._store import index as stored
 from kinetic._store.base import Store
 from kinetic.errors import KineticError, NotFound, StoreError, UsageError, WaitTimeout
@@ -321,6 +322,7 @@ class JobHandle(JobView, Generic[R_co]):
         return self._await_result().__await__()
 
     async def _await_result(self) -> R_co:
+        __tracebackhide__ = True
         await futures.wait_for_end(self)
         return await futures.beside(self.result, daemon=True)
 
@@ -340,9 +342,10 @@ class JobHandle(JobView, Generic[R_co]):
         with a warning. With 0 it does not wait.
         """
         limit_s = patience_s(cleanup_timeout)
-        self._backend.cancel(self.ref)
-        if limit_s:
-            self._wait_for_the_end(limit_s)
+        with waiting_hidden:
+            self._backend.cancel(self.ref)
+            if limit_s:
+                self._wait_for_the_end(limit_s)
 
     def kill_hosts(
         self,
@@ -409,19 +412,20 @@ class JobHandle(JobView, Generic[R_co]):
             UsageError: only records were to be removed, and the job is running.
             WaitTimeout: the job did not stop within `cleanup_timeout` seconds.
         """
-        if not self.status().ended:
-            if not k8s:
-                raise UsageError(
-                    f"{self.job_id} is running and needs its records. Cancel it first, or clean up "
-                    "with k8s=True."
-                )
-            self.cancel(cleanup_timeout=0)
-            with contextlib.suppress(NotFound):
-                self._watch(LogRequest(hosts=()), timeout=cleanup_timeout)
-        if k8s:
-            self._backend.cleanup(self.ref)
-        if gcs:
-            stored.remove(self._store, self.job_id)
+        with waiting_hidden:
+            if not self.status().ended:
+                if not k8s:
+                    raise UsageError(
+                        f"{self.job_id} is running and needs its records. Cancel it first, or "
+                        "clean up with k8s=True."
+                    )
+                self.cancel(cleanup_timeout=0)
+                with contextlib.suppress(NotFound):
+                    self._watch(LogRequest(hosts=()), timeout=cleanup_timeout)
+            if k8s:
+                self._backend.cleanup(self.ref)
+            if gcs:
+                stored.remove(self._store, self.job_id)
 
     # -- inside ------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from kinetic._client.options import OptionChanges, check_options, warn_of_spot
 from kinetic._core import checks, spec
 from kinetic._core.options import Options
 from kinetic._core.spec import JobSpec
-from kinetic._core.tracebacks import drop_frames, own_frames_hidden
+from kinetic._core.tracebacks import drop_frames, own_frames_hidden, waiting_hidden
 from kinetic._pickling import origin
 from kinetic.errors import UsageError, UsageTypeError
 
@@ -197,6 +197,7 @@ class RemoteCallable(Generic[P, R_co]):
 
         Cancelling it leaves the job running and says how to come back to it.
         """
+        __tracebackhide__ = True
         from kinetic._client import futures
         from kinetic._config import settings
 
@@ -205,12 +206,10 @@ class RemoteCallable(Generic[P, R_co]):
             return cast("R_co", await value if inspect.isawaitable(value) else value)
         if self.options.debug:
             return await futures.beside(lambda: self._call_debugged(args, kwargs), daemon=True)
-        handle = await futures.beside(
-            lambda: self.run_async(*args, **kwargs), late=lambda made: made.leave(), daemon=False
-        )
-        return await futures.beside(
-            lambda: handle.result(stream_logs=True), abandoned=handle.leave, daemon=True
-        )
+        submit = functools.partial(self.run_async, *args, **kwargs)
+        handle = await futures.beside(submit, late=lambda made: made.leave(), daemon=False)
+        wait = functools.partial(handle.result, stream_logs=True)
+        return await futures.beside(wait, abandoned=handle.leave, daemon=True)
 
     @overload
     def run_async(
@@ -223,7 +222,7 @@ class RemoteCallable(Generic[P, R_co]):
     def run_async(self, *args: Any, **kwargs: Any) -> JobHandle[Any]:
         """Submit and return at once; the job runs independently of this process."""
         __tracebackhide__ = True
-        with own_frames_hidden:
+        with waiting_hidden:
             return self._submit_job(args, kwargs)
 
     def _check_place(self) -> None:
@@ -312,7 +311,7 @@ class RemoteCallable(Generic[P, R_co]):
         from kinetic._client.batch import launch
         from kinetic._client.batch.inputs import calls
 
-        with own_frames_hidden:
+        with waiting_hidden:
             self._check_place()
             how = launch.rules(
                 max_concurrent=max_concurrent,
@@ -343,7 +342,7 @@ class RemoteCallable(Generic[P, R_co]):
         """Return what a call would submit. Creates nothing."""
         from kinetic._client.plan_view import PlanView
 
-        with own_frames_hidden:
+        with waiting_hidden:
             client = self._client(args, kwargs)
             planned = client.plan_call(self._spec(args, kwargs))
             documents, files = (

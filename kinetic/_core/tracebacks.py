@@ -32,7 +32,9 @@ waiting_hidden = _OwnFramesHidden(KineticError, KeyboardInterrupt)
 """For waits: where Ctrl-C has struck in one says nothing."""
 
 
-def drop_frames(trace: TracebackType | None, codes: Container[CodeType]) -> TracebackType | None:
+def drop_frames(
+    trace: TracebackType | None, codes: Container[CodeType | None]
+) -> TracebackType | None:
     """Return a traceback without its first frames, as far as they run this code."""
     while trace is not None and trace.tb_frame.f_code in codes:
         trace = trace.tb_next

@@ -289,14 +289,15 @@ class BatchHandle(Generic[R_co]):
             UsageError: only records were to be removed, and jobs are running.
             WaitTimeout: the jobs did not stop within three minutes.
         """
-        if k8s and (self._executor.submits or not self._executor.ledger.done):
-            self._stop()
-        for job in self.jobs:
-            if job is not None:
-                with contextlib.suppress(NotFound):
-                    job.cleanup(k8s=k8s, gcs=gcs)
-        if gcs:
-            self._executor.manifest.remove()
+        with waiting_hidden:
+            if k8s and (self._executor.submits or not self._executor.ledger.done):
+                self._stop()
+            for job in self.jobs:
+                if job is not None:
+                    with contextlib.suppress(NotFound):
+                        job.cleanup(k8s=k8s, gcs=gcs)
+            if gcs:
+                self._executor.manifest.remove()
 
     # -- inside ------------------------------------------------------------------------------------
 
