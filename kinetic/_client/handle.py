@@ -63,7 +63,7 @@ class JobHandle(JobView, Generic[R_co]):
         self._clock = clock
         self._collected: tuple[Any] | None = None
         self._callbacks = futures.Callbacks(self)
-        self._left = False
+        self._left = self._is_over = False
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobHandle) and other.ref == self.ref
@@ -328,10 +328,9 @@ class JobHandle(JobView, Generic[R_co]):
 
     def leave(self) -> None:
         """End the wait in another thread, and say how to come back to the job."""
-        self._left, words = True, self._parting_words()
-        if futures.ask_briefly(self._is_known_to_be_over):
-            words = parting.has_ended(self.job_id)
-        console.notice(f"\n{words}", once=False)
+        self._left = True
+        self._is_over = self._is_over or futures.ask_briefly(self._is_known_to_be_over)
+        console.notice(f"\n{self._parting_words()}", once=False)
 
     # -- ending ------------------------------------------------------------------------------------
 
@@ -459,6 +458,7 @@ class JobHandle(JobView, Generic[R_co]):
         with notebook.progress(self.picture, self._clock) as show:
             for event in following.follow(self._backend, self._store, self.ref, request):
                 if isinstance(event, Finished):
+                    self._is_over = True
                     look(event.outcome)
                     show(event.outcome)
                     return event.outcome
@@ -472,10 +472,10 @@ class JobHandle(JobView, Generic[R_co]):
                 fault = event.fault if isinstance(event, Tick) else ""
                 if self._left:
                     why = f"The wait for {self.job_id} was given up."
-                    raise WaitTimeout(f"{why} {parting.goes_on(self.job_id, fault)}")
+                    raise WaitTimeout(f"{why} {parting.say_it_goes_on(self.job_id, fault)}")
                 if self._clock() >= deadline and not self._has_verdict():
                     why = f"{self.job_id} has not ended within {patience:g} s."
-                    raise WaitTimeout(f"{why} {parting.goes_on(self.job_id, fault)}")
+                    raise WaitTimeout(f"{why} {parting.say_it_goes_on(self.job_id, fault)}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
 
     def _has_verdict(self) -> bool:
@@ -496,4 +496,5 @@ class JobHandle(JobView, Generic[R_co]):
             _log.warning("%s could not be cleaned up: %s", self.job_id, error)
 
     def _parting_words(self) -> str:
-        return parting.keeps_running(self.job_id)
+        has_value = self._collected is not None
+        return parting.say_how_it_is(self.job_id, ended=self._is_over, is_here=has_value)

@@ -6,17 +6,16 @@ In: a job's id. Out: sentences.
 from __future__ import annotations
 
 
-def keeps_running(job_id: str) -> str:
-    """For who is interrupted."""
-    return f"kinetic: {job_id} keeps running; {_way_back(job_id)}"
+def say_how_it_is(job_id: str, *, ended: bool, is_here: bool) -> str:
+    """For who is interrupted; whether the job has ended, and whether the handle has its value, so
+    that the records may be removed."""
+    if not ended:
+        return f"kinetic: {job_id} keeps running; {_way_back(job_id)}"
+    way = "this handle's result()" if is_here else f'kinetic.attach("{job_id}").result()'
+    return f"kinetic: {job_id} has ended: {way} returns its value, or raises its error."
 
 
-def has_ended(job_id: str) -> str:
-    """For who has not waited until it had ended."""
-    return f'kinetic: {job_id} has ended: kinetic.attach("{job_id}").result()'
-
-
-def goes_on(job_id: str, fault: str) -> str:
+def say_it_goes_on(job_id: str, fault: str) -> str:
     """For an error; `fault` is why it cannot be told whether the job runs."""
     it = "It keeps running"
     if fault:

@@ -21,6 +21,7 @@ from laptop_fakes import (
 
 import kinetic
 from kinetic import errors
+from kinetic._client import result as collecting
 from kinetic._client.board import console
 from kinetic._core import layout
 from kinetic.job_status import JobStatus
@@ -159,6 +160,32 @@ def test_ctrl_c_tells_the_way_back_and_leaves_the_job(backend, job, handle):
         assert f"kinetic jobs cancel {job.job_id}" in told[-1]
         assert not [line for line in told if OURS in line], "no frames of ours"
     assert backend.calls == []
+
+
+@pytest.mark.parametrize("named", ["value", "_free"])
+def test_ctrl_c_once_the_job_has_ended_says_how_to_get_the_value(
+    store, job, handle, monkeypatch, named
+):
+    put_success(store, job, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(collecting if named == "value" else handle, named, raise_interrupt)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            handle.result()
+    (told,) = caught.value.__notes__
+    assert f'{job.job_id} has ended: kinetic.attach("{job.job_id}").result() returns its' in told
+    assert "running" not in told
+    assert handle.result() == 1
+
+
+def test_ctrl_c_while_the_records_are_removed_says_who_has_the_value(
+    store, job, handle, monkeypatch
+):
+    put_success(store, job, 1)
+    monkeypatch.setattr(handle, "_free", raise_interrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        handle.result(cleanup=True)
+    assert "has ended: this handle's result() returns its value" in caught.value.__notes__[0]
+    assert handle.result() == 1
 
 
 INTERRUPTED = """
