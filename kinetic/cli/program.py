@@ -127,13 +127,13 @@ def function(program: Program, cwd: Path) -> Callable[[], None]:
     """Return the function that hosts call. It closes over text only and imports its code by name,
     so nothing else of this process is pickled."""
     script = script_path(program, cwd)
-    kind, args = str(program.kind), program.args
+    kind, args, written = str(program.kind), program.args, program.target
     target = program.target if script is None else os.path.relpath(script, cwd.resolve())
 
     def run_program() -> None:
         from importlib import import_module
 
-        import_module("kinetic._host.worker.command").run(kind, target, args)
+        import_module("kinetic._host.worker.command").run(kind, target, args, written)
 
     # frames of this file name are left out of tracebacks
     run_program.__code__ = run_program.__code__.replace(co_filename="<kinetic>")

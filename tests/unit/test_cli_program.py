@@ -49,6 +49,25 @@ def test_a_script_runs_as_main_with_its_folder_first(
     del sys.modules["friend"]
 
 
+@pytest.mark.parametrize("written", ["sub/s.py", "./sub/s.py", "{}/sub/s.py", "gone/s.py"])
+def test_a_script_is_called_as_it_was_written(
+    written: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = write(tmp_path / "sub/s.py", "import sys; print(sys.argv[0], __file__)")
+    written = written.format(tmp_path)
+    command.run("script", "sub/s.py", (), written)
+    is_here = not written.startswith(("/", "gone"))
+    assert capfd.readouterr().out == f"{written if is_here else script} {script}\n"
+
+
+def test_what_is_sent_says_how_the_script_was_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "s.py", "import sys; print(sys.argv)")
+    program.function(Program(ProgramKind.SCRIPT, "./s.py", ("a",)), tmp_path)()
+    assert capfd.readouterr().out == "['./s.py', 'a']\n"
+
+
 def test_a_script_is_found_by_its_folder_when_the_caller_was_elsewhere(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

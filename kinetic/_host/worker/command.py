@@ -35,8 +35,9 @@ _IS_C = re.compile(r"-[a-z]*c\Z")
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
-def run(kind: str, target: str, args: Sequence[str]) -> None:
-    """Run a "script", a "module" or a "command".
+def run(kind: str, target: str, args: Sequence[str], written: str = "") -> None:
+    """Run a "script", a "module" or a "command"; `written` is the script's path as its user wrote
+    it.
 
     In its arguments `$KINETIC_OUTPUT_DIR` and other variables of the job are replaced by their
     values on this host.
@@ -44,7 +45,7 @@ def run(kind: str, target: str, args: Sequence[str]) -> None:
     args = fill_in_args(target if kind == "command" else "", args, identity.variables_of_the_job())
     try:
         if kind == "script":
-            run_script(target, args)
+            run_script(target, args, written)
         elif kind == "module":
             run_module(target, args)
         else:
@@ -71,7 +72,7 @@ def fill_in_args(command: str, args: Sequence[str], environ: Mapping[str, str]) 
     return [word if at == code else fill_word(word) for at, word in enumerate(args)]
 
 
-def run_script(path_rel: str, args: Sequence[str]) -> None:
+def run_script(path_rel: str, args: Sequence[str], written: str) -> None:
     """Run a Python file as `python FILE ARGS…` does: as `__main__`, with its folder first on
     sys.path.
 
@@ -85,7 +86,8 @@ def run_script(path_rel: str, args: Sequence[str]) -> None:
             ".kineticignore?",
             _NOT_FOUND,
         )
-    sys.argv = [str(path), *args]
+    is_here = not Path(written).is_absolute() and Path(written).resolve() == path
+    sys.argv = [written if is_here else str(path), *args]
     _put_first(str(path.parent))
     _as_main(lambda: _run_code(*_read_script(path)))
 
@@ -131,6 +133,7 @@ def run_module(name: str, args: Sequence[str]) -> None:
 
 def _find_module(name: str) -> tuple[types.CodeType, ModuleSpec | None, str]:
     _, spec, code = _runpy._get_module_details(name)
+    sys.argv[0] = spec.origin
     return code, spec, spec.origin
 
 
@@ -227,7 +230,6 @@ def _as_main(run: Callable[[], Any]) -> None:
 def _run_code(code: types.CodeType, spec: ModuleSpec | None, file: str) -> None:
     """Run code as `__main__`, and wait for its threads unless it fails. Not by `runpy.run_path`:
     what threads do with `__main__`, pickling for example, must find it until they have ended."""
-    sys.argv[0] = file
     before, program = sys.modules["__main__"], types.ModuleType("__main__")
     sys.modules["__main__"] = program
     package = "" if spec is None else spec.parent
