@@ -178,6 +178,16 @@ class _CallerState:
             return diagnosis.sizes_of_call(*call, size)
 
     def _warnings(self) -> tuple[str, ...]:
+        lost = ", ".join(self.script.lost)
+        found = (
+            f"It is not known what source {lost} comes from: exec has executed it, or it was typed "
+            "at a prompt, or its file was edited. Hosts get a copy, and what its decorators do "
+            "(register it with a library other than JAX, for example) is not done there. Define it "
+            "in a plain cell or a file, and run that again."
+        )
+        return ((found,) if lost else ()) + self._warnings_of_modules()
+
+    def _warnings_of_modules(self) -> tuple[str, ...]:
         if not self._edited:
             return ()
         as_imported = all(

@@ -1,20 +1,22 @@
-"""The script that a function comes from: its globals, and its source as it was when kinetic first
-saw it.
+"""The script that a function comes from: its globals, and its source as it was whenever kinetic saw
+it.
 
 In: functions. Out: globals, `ScriptSource`s.
 
-A program may run for hours while its file is edited or removed. What counts is the source
-that runs.
+A program may run for hours while its file is edited or removed, or executes it again. What counts
+is the source that runs: `matching` finds out which that is.
 """
 
 from __future__ import annotations
 
 import functools
+import linecache
+import os
 import sys
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from kinetic._core.values import dataclass
@@ -22,9 +24,8 @@ from kinetic._core.values import dataclass
 MAIN = ("__main__", "__mp_main__")
 """The script; the second is its name in a process that multiprocessing has spawned."""
 _DEEPEST = 32
-_SEEN: dict[str, tuple[dict[str, Any], bytes]] = {}
-"""By file: the globals it made, and its content."""
-_NONE: tuple[dict[str, Any], bytes] = ({}, b"")
+_MOST_VERSIONS = 8
+"""Of one file: the first and the newest."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +36,44 @@ class ScriptSource:
     text: str
 
 
-def see(func: object) -> None:
-    """Read the source of the function's script, unless it was read before."""
-    space = _namespace(func)
-    file = None if space is None else _file(func, space)
-    if space is not None and file is not None and space is not _SEEN.get(file, _NONE)[0]:
+class _SeenFile:
+    """The globals that a file has made, and the versions of its content, newest last: in a session
+    it may be edited and executed again."""
+
+    def __init__(self) -> None:
+        self.space: dict[str, Any] = {}
+        self.versions: list[ScriptSource] = []
+        self._state: object = None
+
+    def read(self, file: str, space: dict[str, Any]) -> None:
+        """Read the file, if it has changed since it was read."""
         with suppress(OSError):
-            _SEEN[file] = space, Path(file).read_bytes()
+            found = os.stat(file)  # noqa: PTH116
+            state = found.st_mtime_ns, found.st_size, found.st_ino
+            if state != self._state:
+                self._add(file)
+            self.space, self._state = space, state
+
+    def _add(self, file: str) -> None:
+        with suppress(SyntaxError, UnicodeDecodeError, LookupError), tokenize.open(file) as opened:
+            version = ScriptSource(file, opened.read())
+            self.versions = [each for each in self.versions if each != version] + [version]
+            del self.versions[1 : 1 - _MOST_VERSIONS]
+
+
+_SEEN: dict[str, _SeenFile] = {}
+
+
+def see(func: object) -> None:
+    """Read the source of the function's script, unless it is known."""
+    space = _namespace(func)
+    if space is not None:
+        _read_files(func, space)
 
 
 def namespaces() -> list[dict[str, Any]]:
     """Return the globals of the scripts that were seen."""
-    return [space for space, _ in _SEEN.values()]
+    return [seen.space for seen in _SEEN.values()]
 
 
 def find_class_of(made: Any) -> type | None:
@@ -77,60 +104,82 @@ def is_cloudpickle(caller: FrameType) -> bool:
 
 def find_script(func: object) -> tuple[dict[str, Any], list[ScriptSource]]:
     """Return the globals and the source of the script that a function comes from, or else of
-    `__main__`."""
-    see(func)
-    space = _namespace(func)
+    `__main__`: its file, and cells."""
     main = vars(sys.modules["__main__"])
-    if space is None:
-        space = main
-    file = _file(func, space)
-    if file is not None:
-        return space, list(_decode_source(file, space))
-    return space, list(_list_typed_sources()) if space is main else []
+    space = _namespace(func)
+    space = main if space is None else space
+    sources: list[ScriptSource] = []
+    for seen in _read_files(func, space):
+        sources += seen.versions
+    if space is main and not sources:
+        sources += _list_typed_sources()
+    return space, sources
 
 
-def _namespace(func: object) -> dict[str, Any] | None:
-    """Return the globals of a script's function. They are not always those of the module
-    `__main__`: with `python -m cProfile`, for example."""
+def _find_innermost(func: object) -> Any:
+    """Return the function under decorators."""
     found: Any = func
     for _ in range(_DEEPEST):
-        space = getattr(found, "__globals__", None)
         inner = (
             found.func
             if isinstance(found, functools.partial)
             else getattr(found, "__wrapped__", None)
         )
         if inner is None:
-            return space if type(space) is dict and space.get("__name__") in MAIN else None
+            return found
         found = inner
     return None
 
 
-def _file(func: Any, space: dict[str, Any]) -> str | None:
-    code = getattr(func, "__code__", None)
-    for name in (space.get("__file__"), getattr(code, "co_filename", None)):
-        if isinstance(name, str) and (name in _SEEN or Path(name).is_file()):
-            return name
-    return None
+def _namespace(func: object) -> dict[str, Any] | None:
+    """Return the globals of a script's function. They are not always those of the module
+    `__main__`: with `python -m cProfile`, for example."""
+    space = getattr(_find_innermost(func), "__globals__", None)
+    return space if type(space) is dict and space.get("__name__") in MAIN else None
 
 
-def _decode_source(file: str, space: dict[str, Any]) -> Iterator[ScriptSource]:
-    import io
-    import tokenize
+def _find_code_file(func: object) -> str:
+    code = getattr(_find_innermost(func), "__code__", None)
+    return code.co_filename if isinstance(code, CodeType) else ""
 
-    with suppress(OSError, SyntaxError, UnicodeDecodeError, LookupError):
-        owner, data = _SEEN.get(file, _NONE)
-        data = data if owner is space else Path(file).read_bytes()
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        yield ScriptSource(file, io.TextIOWrapper(io.BytesIO(data), encoding).read())
+
+def _read_files(func: object, space: dict[str, Any]) -> list[_SeenFile]:
+    """Return the files of a script, up to date: the one that it names, and the function's own."""
+    names = [space.get("__file__")]
+    if _namespace(func) is space:
+        names.append(_find_code_file(func))
+    files = {
+        os.path.abspath(name): name  # noqa: PTH100
+        for name in names[::-1]
+        if isinstance(name, str) and name and not name.endswith(".ipynb")
+    }
+    found = []
+    for name in files.values():
+        if name in _SEEN or os.path.isfile(name):  # noqa: PTH113
+            seen = _SEEN.setdefault(name, _SeenFile())
+            seen.read(name, space)
+            found.append(seen)
+    return found
 
 
 def _list_typed_sources() -> Iterator[ScriptSource]:
-    """What was typed into a notebook or at a prompt, or given to `python -c`."""
-    import linecache
-
+    """What was typed into a notebook or at a prompt, or given to `python -c`; what ran last comes
+    last."""
     if sys.argv and sys.argv[0] == "-c" and len(sys.argv) < len(sys.orig_argv):
         yield ScriptSource("<string>", sys.orig_argv[-len(sys.argv)])
-    for name, entry in list(linecache.cache.items()):
-        if len(entry) == 4 and entry[1] is None:
-            yield ScriptSource(name, "".join(entry[2]))
+    entries = [
+        (name, entry)
+        for name, entry in list(linecache.cache.items())
+        if len(entry) == 4 and entry[1] is None
+    ]
+    numbers = _number_cells()
+    for name, entry in sorted(entries, key=lambda each: numbers.get(each[0], 0)):
+        yield ScriptSource(name, "".join(entry[2]))
+
+
+def _number_cells() -> Mapping[str, int]:
+    """Return when each cell of IPython last ran: one that runs again keeps its place in
+    `linecache`."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    found = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return found if isinstance(found, dict) else {}

@@ -24,14 +24,13 @@ import dataclasses
 import dis
 import enum
 import functools
-import os
 import typing
 from collections.abc import Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from kinetic._pickling import defaults, statements
-from kinetic._pickling.annotations import CODE, list_annotated
+from kinetic._pickling import defaults, matching, statements
+from kinetic._pickling.annotations import CODE
 from kinetic._pickling.code_pickler import holds_weakly
 from kinetic._pickling.origin import MAIN, ScriptSource
 from kinetic._pickling.unpickler import Definition
@@ -50,8 +49,6 @@ _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _AT_ONCE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<generic parameters of ")
 """Functions that the compiler makes and the statement calls; the last ones have a class's bases."""
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
-_OF_CLASS = "__annotate_func__"
-"""The attribute of a class that is the code of its annotations."""
 _OPTIMIZED = 1
 """The compiler's flag for functions; class bodies do not have it."""
 
@@ -62,13 +59,20 @@ class Script:
     Args:
         namespace: its globals.
         sources: its source, newest last: of two definitions of a name the later one counts.
+
+    Attributes:
+        lost: by name, the classes so far that no source is known to have made, and that a library
+            may have registered.
+        sendable: by id, whether an object that annotations name can be sent; keeps it in use.
     """
 
     def __init__(self, namespace: dict[str, Any], sources: Sequence[ScriptSource] = ()) -> None:
         self.namespace = namespace
         self._sources = sources
-        self.sendable: dict[int, tuple[object, bool]] = {}  # by id, which it keeps in use
+        self.lost: dict[str, type] = {}
+        self.sendable: dict[int, tuple[object, bool]] = {}
         self._known: dict[int, tuple[object, Definition | None]] = {}
+        self._made_by: dict[int, tuple[object, matching.Found | None]] = {}
 
     def uses(self, modules: Sequence[str]) -> bool:
         """Whether the script itself has imported one of these modules, or something from them."""
@@ -93,6 +97,7 @@ class Script:
     def _definition(self, made: FunctionType | type) -> Definition | None:
         found = self._statement(made)
         if found is None:
+            self._note_lost(made)
             return None
         source, node = found
         if isinstance(made, type):
@@ -113,6 +118,15 @@ class Script:
         for name in inner:
             outer, found = found, vars(found).get(name) if isinstance(found, type) else None
         return outer if found is made else None
+
+    def _note_lost(self, made: FunctionType | type) -> None:
+        """Remember a class whose decorators cannot be executed again, if they are a library's: its
+        name's other statements have such."""
+        if isinstance(made, type) and self.namespace.get(made.__qualname__) is made:
+            for _, node in self._statements.get(made.__qualname__, ()):
+                decorators = map(self._value, map(statements.callee_of, node.decorator_list))
+                if any(_is_foreign(each) and each not in _PLAIN_DECORATORS for each in decorators):
+                    self.lost[made.__qualname__] = made
 
     def find_changes(self, made: FunctionType | type) -> dict[str, Any]:
         """Return the attributes of a class that may differ from what its statement gives it
@@ -142,7 +156,12 @@ class Script:
             ),
         )
 
-    def _statement(self, made: FunctionType | type) -> tuple[ScriptSource, statements.Made] | None:
+    def _statement(self, made: FunctionType | type) -> matching.Found | None:
+        if id(made) not in self._made_by:
+            self._made_by[id(made)] = made, self._find_statement(made)
+        return self._made_by[id(made)][1]
+
+    def _find_statement(self, made: FunctionType | type) -> matching.Found | None:
         """Return the statement that made a class or function which the script still has under its
         name, or a class that was defined anew since: there may be objects of it."""
         now = self.namespace.get(made.__qualname__)
@@ -154,16 +173,10 @@ class Script:
         )
         if made.__module__ not in MAIN or not (now is made or is_old):
             return None
-        later = self._find_set_later(made)
-        found = [
-            each
-            for each in self._statements.get(made.__qualname__, ())
-            if _is_of(made, *each, later)
-        ]
+        named = self._statements.get(made.__qualname__, ())
+        found = matching.choose(made, named, self._find_set_later(made)) if named else []
         if is_old and len({ast.dump(node) for _, node in found}) != 1:
             return None  # It cannot be known which of them made it.
-        if len(found) > 1 and isinstance(made, type):
-            found = [each for each in found if _has_values_of(made, each[1])] or found
         return found[-1] if found else None
 
     def list_registered(self) -> list[Any]:
@@ -191,8 +204,8 @@ class Script:
         return [source for source in self._sources if "regist" in source.text.lower()]
 
     @functools.cached_property
-    def _statements(self) -> dict[str, list[tuple[ScriptSource, statements.Made]]]:
-        found: dict[str, list[tuple[ScriptSource, statements.Made]]] = {}
+    def _statements(self) -> dict[str, list[matching.Found]]:
+        found: dict[str, list[matching.Found]] = {}
         for source in self._sources:
             for node in statements.parse(source):
                 if isinstance(node, statements.Made):
@@ -349,56 +362,6 @@ def _is_plain(value: Any, deepest: int = 4) -> bool:
         value = (*value, *value.values())
     is_group = deepest > 0 and type(value) in (list, set, tuple)
     return is_group and all(_is_plain(each, deepest - 1) for each in value)
-
-
-def _has_values_of(made: type, node: statements.Made) -> bool:
-    """Whether a class has the plain values and the annotations that its statement names."""
-    annotated = statements.find_annotated(node)
-    if list_annotated(made) not in (None, annotated):
-        return False
-    for name, expression in statements.find_assignments(node).items():
-        if (
-            isinstance(expression, ast.Constant)
-            and vars(made).get(name, expression.value) != expression.value
-        ):
-            return False
-    return True
-
-
-def _is_of(made: Any, source: ScriptSource, node: statements.Made, set_later: set[str]) -> bool:
-    """Whether this statement, as the source stands now, made the object, apart from attributes set
-    later."""
-    fields = (
-        [value for name, value in vars(made).items() if name not in (*set_later, _OF_CLASS)]
-        if isinstance(made, type)
-        else [defaults.unwrap(made)]
-    )
-    functions = [getattr(each, "__func__", each) for each in fields]
-    codes = [each.__code__ for each in functions if isinstance(each, FunctionType)]
-    own = [
-        code
-        for code in codes
-        if source.file in (code.co_filename, os.path.basename(code.co_filename))  # noqa: PTH119
-    ]
-    lines = {
-        each.lineno: each.name
-        for each in ast.walk(node)
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    starts = {
-        min([each.lineno, *(decorator.lineno for decorator in each.decorator_list)]): each.name
-        for each in ast.walk(node)
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    if any(
-        code.co_name != "<lambda>" and (starts | lines).get(code.co_firstlineno) != code.co_name
-        for code in own
-    ):
-        return False
-    if isinstance(made, FunctionType):
-        return bool(own)
-    known = list_annotated(made)
-    return known is None or statements.find_annotated(node) <= known
 
 
 def _is_foreign(value: object) -> bool:
