@@ -12,10 +12,12 @@ from __future__ import annotations
 import functools
 import linecache
 import os
+import re
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import field
 from types import CodeType, FrameType
 from typing import Any
 
@@ -24,16 +26,24 @@ from kinetic._core.values import dataclass
 MAIN = ("__main__", "__mp_main__")
 """The script; the second is its name in a process that multiprocessing has spawned."""
 _DEEPEST = 32
+_INPUT = re.compile(r"<python-input-(\d+)>")
 _MOST_VERSIONS = 8
 """Of one file: the first and the newest."""
 
 
 @dataclass(frozen=True)
 class ScriptSource:
-    """A file of source, or a cell."""
+    """A file of source, or a cell.
+
+    Attributes:
+        file: its name.
+        text: the source.
+        number: greater for a cell that ran later; 0 for a file, and where it is not known.
+    """
 
     file: str
     text: str
+    number: int = field(default=0, compare=False)
 
 
 class _SeenFile:
@@ -174,12 +184,13 @@ def _list_typed_sources() -> Iterator[ScriptSource]:
     ]
     numbers = _number_cells()
     for name, entry in sorted(entries, key=lambda each: numbers.get(each[0], 0)):
-        yield ScriptSource(name, "".join(entry[2]))
+        yield ScriptSource(name, "".join(entry[2]), numbers.get(name, 0))
 
 
 def _number_cells() -> Mapping[str, int]:
-    """Return when each cell of IPython last ran: one that runs again keeps its place in
-    `linecache`."""
+    """Return when each cell of IPython last ran, and each input at the prompt of Python 3.13:
+    `linecache` has them in the order in which they first ran."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     found = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    return found if isinstance(found, dict) else {}
+    typed = filter(None, map(_INPUT.fullmatch, list(linecache.cache)))
+    return {each[0]: int(each[1]) + 1 for each in typed} | dict(found)

@@ -190,14 +190,32 @@ class Script:
         ]
 
     def registrations(self) -> list[Definition]:
-        """Return separate statements that register a class of the script."""
-        made = [
-            self._make_definition(source, node)
-            for source in self._registering
-            for node in statements.parse(source)
-            if self._is_registering(node)
-        ]
-        return [each for each in made if each is not None]
+        """Return separate statements that register a class of the script. Of those that register
+        the same in several sources (a cell was edited, or has failed) the newest are in force."""
+        newest: dict[str, ScriptSource] = {}
+        found: list[Definition] = []
+        for source in reversed(self._registering):
+            nodes = [
+                node
+                for node in statements.parse(source)
+                if self._is_registering(node)
+                and newest.setdefault(statements.name_registration(node), source) is source
+                and self._is_in_force(source, node)
+            ]
+            made = [self._make_definition(source, node) for node in nodes]
+            found[:0] = [each for each in made if each is not None]
+        return found
+
+    def _is_in_force(self, source: ScriptSource, node: ast.stmt) -> bool:
+        """Whether a statement has registered classes as they are, not as they were before they were
+        defined again."""
+        named = [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
+        found = [self._statement(self.namespace[name]) for name in named if self._is_class(name)]
+        defining = [each[0] for each in found if each is not None]
+        return not any(
+            source.number < each.number or (source.file == each.file and source != each)
+            for each in defining
+        )
 
     @functools.cached_property
     def _registering(self) -> list[ScriptSource]:

@@ -147,3 +147,74 @@ def test_a_class_whose_fields_only_its_library_keeps_is_the_one_that_was_typed(
     made: Any = session.send("use").value[0]()
     fields = getattr(made, kept)
     assert (fields["size"] if "pydantic" in kept else fields[0]).default == 3
+
+
+STATEMENT = "class Net:\n    def size(self): return {}\nlib.register_{}with(Net, n={})\n"
+
+
+@pytest.fixture
+def registered(library: Any) -> list[Any]:
+    """What `register_with` gets; it refuses a class that it has, as JAX does."""
+    text = """
+REGISTERED = []
+def register_with(cls, n):
+    if n < 0: raise TypeError("n")
+    if cls in [each for each, _ in REGISTERED]: raise ValueError(f"Duplicate {cls}")
+    REGISTERED.append((cls, n))
+def register_also_with(cls, n): register_with(cls, n)
+"""
+    exec(text, vars(library))
+    found: list[Any] = library.REGISTERED
+    return found
+
+
+def registered_there(session: Session, registered: list[Any]) -> tuple[Any, list[int]]:
+    """Return the size of the class that a host registers, and how it does it."""
+    registered.clear()
+    net = session.send("use").value[0]()
+    assert all(cls is net for cls, _ in registered)
+    return read_size(net), [n for _, n in registered]
+
+
+def test_a_cell_with_a_class_and_a_statement_that_registers_it_runs_again(
+    session: Session, registered: list[Any]
+) -> None:
+    for cell in [(1, "", 1), (1, "", 2), (2, "also_", 3), (1, "", 1)]:
+        session.run(STATEMENT.format(*cell))
+        assert registered_there(session, registered) == (cell[0], [cell[2]])
+    session.run(STATEMENT.format(1, "", 1).partition("lib.")[0])
+    assert registered_there(session, registered) == (1, [])
+
+
+def test_a_registration_that_failed_and_was_mended_is_left_out(
+    session: Session, registered: list[Any]
+) -> None:
+    session.run("class Net:\n    size = 1\n")
+    with pytest.raises(TypeError):
+        session.run("lib.register_with(Net, n=-1)")
+    session.run("lib.register_with(Net, n=2)")
+    assert registered_there(session, registered) == (1, [2])
+
+
+def test_a_class_registered_in_several_ways_by_several_cells_is_on_hosts_as_well(
+    session: Session, registered: list[Any], library: Any
+) -> None:
+    exec(
+        "def register_name(name, cls): REGISTERED.append((cls, name))\n"
+        "def register_each(cls, n): register_name(n, cls)",
+        vars(library),
+    )
+    session.run("class Net:\n    size = 1\nlib.register_name('a', Net)\n")
+    session.run("lib.register_name('b', Net)\nlib.register_name('c', Net)\n")
+    session.run("for each in [Net]: lib.register_each(each, n=1)\n")
+    session.run("for each in [Net]: lib.register_name('e', each)\n")
+    assert registered_there(session, registered) == (1, ["a", "b", "c", 1, "e"])
+
+
+def test_a_second_registration_does_not_break_a_call(
+    session: Session, registered: list[Any]
+) -> None:
+    session.run("class Net:\n    size = 1\nlib.register_with(Net, n=1)\n")
+    with pytest.raises(ValueError, match="Duplicate"):
+        session.run("lib.register_also_with(Net, n=2)\n")
+    assert registered_there(session, registered) == (1, [1])
