@@ -9,6 +9,7 @@ is the source that runs: `matching` finds out which that is.
 
 from __future__ import annotations
 
+import ast
 import functools
 import linecache
 import os
@@ -26,6 +27,8 @@ from kinetic._core.values import dataclass
 MAIN = ("__main__", "__mp_main__")
 """The script; the second is its name in a process that multiprocessing has spawned."""
 _DEEPEST = 32
+_OF_MAGIC = "get_ipython().run_cell_magic("
+_MAGICS = {"time": "<timed exec>", "prun": "<string>"}
 _INPUT = re.compile(r"<python-input-(\d+)>")
 _MOST_VERSIONS = 8
 """Of one file: the first and the newest."""
@@ -121,7 +124,7 @@ def find_script(func: object) -> tuple[dict[str, Any], list[ScriptSource]]:
     sources: list[ScriptSource] = []
     for seen in _read_files(func, space):
         sources += seen.versions
-    if space is main and not sources:
+    if _is_typed(func) or (space is main and (not sources or hasattr(sys, "ps1"))):
         sources += _list_typed_sources()
     return space, sources
 
@@ -172,6 +175,12 @@ def _read_files(func: object, space: dict[str, Any]) -> list[_SeenFile]:
     return found
 
 
+def _is_typed(func: object) -> bool:
+    """Whether a function comes from a cell."""
+    entry = linecache.cache.get(_find_code_file(func), ())
+    return len(entry) == 4 and entry[1] is None
+
+
 def _list_typed_sources() -> Iterator[ScriptSource]:
     """What was typed into a notebook or at a prompt, or given to `python -c`; what ran last comes
     last."""
@@ -184,7 +193,22 @@ def _list_typed_sources() -> Iterator[ScriptSource]:
     ]
     numbers = _number_cells()
     for name, entry in sorted(entries, key=lambda each: numbers.get(each[0], 0)):
-        yield ScriptSource(name, "".join(entry[2]), numbers.get(name, 0))
+        text, number = "".join(entry[2]), numbers.get(name, 0)
+        yield ScriptSource(name, text, number)
+        if text.startswith(_OF_MAGIC):
+            yield from (ScriptSource(*each, number) for each in _read_magic(text))
+
+
+@functools.lru_cache(maxsize=256)
+def _read_magic(text: str) -> list[tuple[str, str]]:
+    """Return what a cell such as `%%time` executes itself, and the file that its code names."""
+    with suppress(SyntaxError, ValueError, AttributeError):
+        (statement,) = ast.parse(text).body
+        call: Any = getattr(statement, "value", None)
+        name, _, body = map(ast.literal_eval, call.args)
+        if name in _MAGICS:
+            return [(_MAGICS[name], body)]
+    return []
 
 
 def _number_cells() -> Mapping[str, int]:

@@ -118,11 +118,19 @@ class Session:
 
     def run(self, text: str) -> None:
         """Run a cell. IPython gives it the same name each time, made of its text."""
+        self.execute(text, self._keep(text))
+
+    def run_magic(self, name: str, text: str, file: str) -> None:
+        """Run a cell that begins with `%%name`."""
+        self._keep(f"get_ipython().run_cell_magic({name!r}, '', {text!r})\n")
+        self.execute(text, file)
+
+    def _keep(self, text: str) -> str:
         self._count += 1
         name = f"/tmp/ipykernel_1/{zlib.crc32(text.encode())}.py"
         self._compile._filename_map[name] = self._count
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        self.execute(text, name)
+        return name
 
     def execute(self, text: str, file: str) -> None:
         exec(compile(text, file, "exec", dont_inherit=True), vars(self.main))

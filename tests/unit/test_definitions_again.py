@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -218,3 +219,50 @@ def test_a_second_registration_does_not_break_a_call(
     with pytest.raises(ValueError, match="Duplicate"):
         session.run("lib.register_also_with(Net, n=2)\n")
     assert registered_there(session, registered) == (1, [1])
+
+
+@pytest.mark.parametrize("text", [NET, BARE, WRAPPED])
+def test_cells_count_in_a_session_that_names_a_file(
+    text: str, session: Session, library: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    session.main.__file__ = str(file)
+    for size in (1, 2, 1):
+        file.write_text(f"# %%\n{USE}# %%\n{text.format(size)}")
+        session.run(text.format(size))
+        assert size_there(session, library) == size
+    session.execute(file.read_text().replace(USE, "#\n#\n"), str(file))
+    assert size_there(session, library) == 1
+
+
+def test_registrations_of_a_file_do_not_count_for_classes_of_cells(
+    session: Session, registered: list[Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    session.main.__file__ = str(file)
+    file.write_text(f"# %%\n{STATEMENT.format(1, '', 1)}")
+    session.run(STATEMENT.format(1, "", 2))
+    assert registered_there(session, registered) == (1, [2])
+
+
+def test_cells_count_where_they_run_in_a_namespace_of_their_own(
+    session: Session, library: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text("def cell():\n    pass\n")
+    session.main.__file__ = str(tmp_path / "app.py")
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    monkeypatch.delattr(sys, "ps1")
+    for size in (1, 2):
+        session.run(NET.format(size))
+        assert size_there(session, library) == size
+
+
+@pytest.mark.parametrize("text", [NET, BARE, WRAPPED])
+@pytest.mark.parametrize("magic", [("time", "<timed exec>"), ("prun", "<string>")])
+def test_cells_count_that_a_magic_executes(
+    magic: tuple[str, str], text: str, session: Session, library: Any
+) -> None:
+    name, file = magic
+    for size in (1, 200, 1):
+        session.run_magic(name, text.format(size), file)
+        assert size_there(session, library) == size
