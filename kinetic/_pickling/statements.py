@@ -41,6 +41,14 @@ def _walk_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
                 getattr(node, "finalbody", []),
             ):
                 yield from _walk_statements(inner)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_cell(node):
+            yield from _walk_statements(node.body)
+
+
+def _is_cell(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function is a cell of marimo, which executes its body at the top level."""
+    called = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
+    return any(isinstance(each, ast.Attribute) and each.attr == "cell" for each in called)
 
 
 def text_of(source: ScriptSource, node: ast.stmt) -> tuple[str, int]:

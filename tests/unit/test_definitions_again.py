@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import types
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,14 @@ def test_cells_count_that_a_magic_executes(
     for size in (1, 200, 1):
         session.run_magic(name, text.format(size), file)
         assert size_there(session, library) == size
+
+
+def test_cells_of_a_file_count_that_marimo_executes(
+    session: Session, library: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "app.py"
+    session.main.__file__ = str(file)
+    cell = "    @lib.register\n    class Net:\n        def size(self): return 2\n"
+    file.write_text(f"@app.cell(hide_code=True)\ndef _(lib):\n{cell}    return (Net,)\n")
+    session.execute("\n" * 2 + textwrap.dedent(cell), str(file))
+    assert size_there(session, library) == 2
