@@ -181,6 +181,30 @@ count()
     assert shown.value["text/plain"] == "3", "a class that was defined again in a later cell"
 
 
+def test_cells_that_run_again_define_and_register_their_classes_again(kernel, folder):
+    (folder / "train.py").write_text("# %%\nclass Pair: pass\n")
+    kernel.run(f"__file__ = {str(folder / 'train.py')!r}\nimport dataclasses, functools, jax")
+    kernel.run("""
+@kinetic.run(accelerator="cpu")
+def count():
+    return [len(jax.tree_util.tree_leaves(each)) for each in (Pair(1, 2), Late())]
+""")
+    cell = """
+@functools.partial(jax.tree_util.register_dataclass, data_fields={0}, meta_fields={1})
+@dataclasses.dataclass
+class Pair:
+    a: int
+    b: int
+class Late:
+    pass
+jax.tree_util.register_pytree_node(Late, lambda _: ({0}, None), lambda *_: Late())
+"""
+    one, two = cell.format(["a"], ["b"]), cell.format(["a", "b"], [])
+    for text, leaves in ((one, [1, 1]), (two, [2, 2]), (one, [1, 1]), (f"%%time\n{two}", [2, 2])):
+        assert not kernel.run(text).error
+        assert kernel.run("count()").value["text/plain"] == str(leaves)
+
+
 def test_an_edited_module_is_what_the_notebook_has(kernel, folder):
     module = folder / "part.py"
     module.write_text("def version():\n    return 1\n")

@@ -89,7 +89,7 @@ def test_a_file_that_is_edited_and_executed_again_defines_the_class_again(
         assert size_there(session, library) == size
 
 
-@pytest.mark.parametrize("text", [NET, WRAPPED])
+@pytest.mark.parametrize("text", [NET, BARE, WRAPPED])
 def test_a_file_that_is_only_edited_changes_nothing(
     text: str, session: Session, library: Any, tmp_path: Path
 ) -> None:
