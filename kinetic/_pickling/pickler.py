@@ -101,8 +101,6 @@ class CallPickler(CodePickler):
             found = None if id(obj) in self._rebuilt else self._script.definition(obj)
             if found is not None:
                 return self._reduce_defined(obj, found)
-            if isinstance(obj, type) and (outer := self._find_defined_outer(obj)) is not None:
-                return getattr, (outer, obj.__name__)
             if isinstance(obj, FunctionType) and (module := _module_of(obj)) is not None:
                 return self._in_module(obj, module)
             reduced = super().reducer_override(obj)
@@ -122,13 +120,6 @@ class CallPickler(CodePickler):
         if _find_wrapped(obj) is not None and _is_made_of_arguments(kind):
             return unpickler.make_bare, (kind,), vars(obj)
         return NotImplemented
-
-    def _find_defined_outer(self, made: type) -> type | None:
-        """Return the class in whose body a class stands, if it is defined again with it."""
-        outer = around = self._script.find_outer(made)
-        while around is not None and self._script.definition(around) is None:
-            around = self._script.find_outer(around)
-        return None if around is None or id(around) in self._rebuilt else outer
 
     def _note_kind(self, obj: object) -> None:
         """Remember a kind that needs no decision again, or what arrives as something else."""

@@ -109,16 +109,6 @@ class Script:
             return again
         return dataclasses.replace(again, binds=False)
 
-    def find_outer(self, made: type) -> type | None:
-        """Return the class of the script in whose body this class stands."""
-        first, *inner = made.__qualname__.split(".")
-        if made.__module__ not in MAIN or not inner:
-            return None
-        found = outer = self.namespace.get(first)
-        for name in inner:
-            outer, found = found, vars(found).get(name) if isinstance(found, type) else None
-        return outer if found is made else None
-
     def _note_lost(self, made: FunctionType | type) -> None:
         """Remember a class whose decorators cannot be executed again, if they are a library's: its
         name's other statements have such."""
@@ -251,11 +241,6 @@ class Script:
         )
         metaclasses = () if type(cls) in _PLAIN_METACLASSES else (type(cls),)
         decorators = map(self._value, map(statements.callee_of, node.decorator_list))
-        for each in node.body:
-            if isinstance(each, ast.ClassDef):
-                inner = vars(cls).get(each.name)
-                if isinstance(inner, type) and self._has_more(inner, each):
-                    return True
         return any(
             _is_foreign(each) or self._has_registering(each)
             for each in (*bases, *metaclasses, *decorators)

@@ -212,21 +212,3 @@ def test_a_cached_function_of_a_module_comes_back_as_itself(library: Any) -> Non
     exec("import functools\n@functools.cache\ndef double(n): return 2 * n", vars(library))
     library.double.__module__ = library.__name__
     assert results.unpack_value(results.pack_value([library.double]))[0] is library.double
-
-
-def test_a_class_in_a_class_is_registered_again(library: Any) -> None:
-    text = """
-import picklertest_library as lib
-class Agent:
-    class Plain: pass
-    class Group:
-        @lib.register
-        class State:
-            def grow(self): return Agent.Group.State, Agent.Plain
-state = Agent.Group.State()
-"""
-    host = sent(text, "state", "Agent", library=library)
-    state, agent = host.value
-    assert library.SEEN == ["State"]
-    assert state.grow() == (type(state), agent.Plain)
-    assert type(state) is agent.Group.State
