@@ -213,13 +213,14 @@ class _CallerState:
         is unpickled, then the call; return the pickler, which knows what it has written."""
         from kinetic._pickling.pickler import CallPickler, Circular, ExternalObjectPickler
 
-        start = file.tell()
+        start, carries_functions = file.tell(), True
         while True:
             pickler = (
                 CallPickler(file, self.script, self._rebuilt)
                 if self._external is None
                 else ExternalObjectPickler(file, self.script, self._rebuilt, self._external)
             )
+            pickler.carries_functions = carries_functions
             try:
                 if registrations:
                     pickler.dump_registrations(
@@ -229,10 +230,14 @@ class _CallerState:
                 pickler.dump(call)
             except Circular as circular:
                 self._rebuilt |= {id(circular.made)}
-                file.seek(start)
-                file.truncate()
+            except Exception:
+                if not pickler.has_carried or not carries_functions:
+                    raise
+                carries_functions = False  # One of them may be what cannot be sent.
             else:
                 return pickler
+            file.seek(start)
+            file.truncate()
 
     def attempt(self, value: object) -> BaseException | None:
         """Return why the value cannot be pickled, or None."""

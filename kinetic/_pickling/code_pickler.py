@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import sys
 import typing
 import weakref
 from collections.abc import Callable
-from io import BytesIO
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
 
-from kinetic._pickling import unpickler
+from kinetic._pickling import pytrees, unpickler
 from kinetic._pickling.annotations import CODE, IS_LAZY, read_annotations
 from kinetic._pickling.origin import MAIN
 
@@ -63,6 +61,10 @@ def _reduce_alias(made: Any) -> Any:
     return unpickler.type_alias, parts, (held, value), None, None, unpickler.fill_alias
 
 
+class _Absent:
+    """Stands for a class that this Python does not have."""
+
+
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     CodeType: _reduce_code,
     # Dataclasses know these two by identity.
@@ -77,7 +79,7 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
         (found.__wrapped__, found.cache_parameters()),
     ),
     typing.NewType: _reduce_new_type,
-    getattr(typing, "TypeAliasType", type(NotImplemented)): _reduce_alias,
+    getattr(typing, "TypeAliasType", _Absent): _reduce_alias,
     typing.ParamSpec: _reduce_type_parameter,
     typing.TypeVarTuple: _reduce_type_parameter,
     weakref.WeakKeyDictionary: lambda found: (weakref.WeakKeyDictionary, (dict(found),)),
@@ -104,7 +106,9 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file)
         self.cells: dict[int, tuple[CellType, CellType]] = {}
         """By the id of a closure's cell: it, and the empty one that stands for it."""
-        self.registers = True
+        self.carries_functions = False
+        """Whether functions that register classes with JAX are sent with these."""
+        self.has_carried = False
 
     def reducer_override(self, obj: Any) -> Any:
         """Decide how an object is pickled."""
@@ -112,44 +116,36 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return unpickler.find_undecorated, (*found, 0)
         if type(obj) is _CACHED and find_named(str(obj.__module__), obj.__qualname__) is obj:
             return obj.__qualname__
-        if holds_weakly(obj) and isinstance(inner := vars(obj).get("__wrapped__"), FunctionType):
-            obj = inner
+        if holds_weakly(obj) and obj.__globals__.get("__name__", "").startswith("jaxtyping."):
+            obj = vars(obj).get("__wrapped__", obj)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple):
             make, arguments, *rest = reduced
             if make.__name__ == "_make_skeleton_class":
                 metaclass, name, bases, fields, *more = arguments
                 fields = {**fields, "__qualname__": obj.__qualname__}
-                if self.registers and (entry := _find_in_jax(obj)) is not None:
-                    body = _body_for_hooks(obj)
-                    fields = body | fields
-                    rest = rest if body else self._register_again(obj, entry, *rest)
+                if pytrees.is_registered(obj) and not self.is_registered_there(obj):
+                    fields = pytrees.make_body(obj) | fields
+                    rest = self._register_again(obj, *rest)
                 if IS_LAZY:
                     rest = _annotate(obj, *rest)
                 return make, (metaclass, name, bases, fields, *more), *rest
         return reduced
 
-    def _register_again(self, made: type, entry: Any, state: Any, *rest: Any) -> list[Any]:
+    def is_registered_there(self, made: type) -> bool:
+        """Whether a class of the script is registered with JAX where it arrives: the caller has
+        those that a host returns."""
+        return find_named(made.__module__, made.__qualname__) is made
+
+    def _register_again(self, made: type, state: Any, *rest: Any) -> list[Any]:
         """Send, with the state of a class, what registers it with JAX."""
-        flatten, unflatten = entry
-        fields = inspect.getclosurevars(flatten).nonlocals if type(flatten) is FunctionType else {}
-        if fields.keys() >= {"data_fields", "meta_fields"}:
-            how = "register_dataclass", fields["data_fields"], fields["meta_fields"]
-        else:
-            own = getattr(unflatten, "__self__", None) is made
-            how = "register_pytree_node", flatten, unflatten.__name__ if own else unflatten
-        probe = self._make_another(BytesIO())
-        probe.registers = False  # It may need the class.
-        try:
-            probe.dump(how)
-        except Exception:  # noqa: BLE001 - it was not sent before, either
+        how = pytrees.describe(made, with_functions=self.carries_functions)
+        if how is None:
             return [state, *rest]
+        self.has_carried = True
         attributes, slots = state
         again = CallOnLoad(unpickler.register_pytree, (made, *how))
         return [(attributes, slots | {"registered": again}), *rest]
-
-    def _make_another(self, file: BinaryIO) -> CodePickler:
-        return CodePickler(file)
 
     def _function_getnewargs(self, func: FunctionType) -> Any:
         """Let functions share there what they share here (`nonlocal`): cloudpickle gives each its
@@ -176,45 +172,6 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         make, args, (attributes, slots), *rest = super()._dynamic_function_reduce(bare)
         slots["__annotations__"] = read_annotations(func)
         return make, args, (attributes, slots), *rest
-
-
-def _find_in_jax(made: type) -> Any:
-    """Return how JAX takes instances of a class apart and makes them again, if somebody has
-    registered it, in whatever way: made again from its parts, it is not."""
-    return getattr(sys.modules.get("jax._src.tree_util"), "_registry", {}).get(made)
-
-
-def _body_for_hooks(made: type) -> dict[str, Any]:
-    """Return what a metaclass or `__init_subclass__` of a library has to see when it makes a class
-    again: cloudpickle gives it an empty one, of which equinox and flax know no fields."""
-    bases = (base for base in made.__mro__[1:-1] if "__init_subclass__" in vars(base))
-    hooks = (*bases, *(() if type(made) is type else (type(made),)))
-    if not any(hook.__module__ not in (*MAIN, "abc", "enum", "typing") for hook in hooks):
-        return {}
-    annotations = {name: _as_text(of) for name, of in read_annotations(made).items()}
-    own = vars(made).get("__dataclass_fields__", {})
-    values = {
-        name: _again(own[name]) if name in own else vars(made)[name]
-        for name in annotations
-        if name in own or name in vars(made)
-    }
-    return values | {"__annotations__": annotations} if annotations else {}
-
-
-def _again(field: Any) -> Any:
-    """Return a field of a dataclass as its statement gave it."""
-    given = {
-        name: getattr(field, name)
-        for name in ("default", "default_factory", "init", "repr", "hash", "compare", "metadata")
-    }
-    return dataclasses.field(**given, kw_only=field.kw_only)
-
-
-def _as_text(annotation: Any) -> Any:
-    """Return the text of an annotation, which may name the class itself; but for what dataclasses
-    look at."""
-    is_special = "ClassVar" in str(annotation) or "InitVar" in str(annotation)
-    return annotation if is_special else getattr(annotation, "__name__", str(annotation))
 
 
 def _annotate(made: type, state: tuple[dict[str, Any], Any], *rest: Any) -> Any:

@@ -76,6 +76,7 @@ class CallPickler(CodePickler):
         self, file: BinaryIO, script: Script, rebuilt: frozenset[int] = frozenset()
     ) -> None:
         super().__init__(file)
+        self.carries_functions = True
         self._script = script
         self._rebuilt = rebuilt
         self._begun: set[int] = set()
@@ -186,11 +187,16 @@ class CallPickler(CodePickler):
         pickler.memo = self.memo
         pickler.globals_ref = dict(self.globals_ref)
         pickler.cells = dict(self.cells)
+        pickler.carries_functions = self.carries_functions
         pickler.dump(arguments)
         return pickler
 
     def _make_another(self, file: BinaryIO) -> CallPickler:
         return CallPickler(file, self._script, self._rebuilt)
+
+    def is_registered_there(self, made: type) -> bool:
+        """Whether a statement that is executed again registers a class with JAX."""
+        return id(made) in self._script.registered
 
     def dump_registrations(self, modules: Sequence[str], objects: Sequence[object]) -> None:
         """Write what registers something on the host, whether the call uses it or not.

@@ -196,6 +196,13 @@ class Script:
             found[:0] = [each for each in made if each is not None]
         return found
 
+    @functools.cached_property
+    def registered(self) -> set[int]:
+        """The ids of the classes that these statements register."""
+        values = [self.namespace[name] for each in self.registrations() for name in each.needed]
+        groups = (each if isinstance(each, list | tuple) else [each] for each in values)
+        return {id(each) for group in groups for each in group if isinstance(each, type)}
+
     def _is_in_force(self, source: ScriptSource, node: ast.stmt) -> bool:
         """Whether a statement has registered classes as they are, not as they were before they were
         defined again."""

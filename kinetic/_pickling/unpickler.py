@@ -103,8 +103,9 @@ def define(
     try:
         exec(found.code(), namespace)
     except ValueError as error:
-        if name or "uplicate" not in str(error):
-            raise  # A class that a statement registers may have brought its registration along.
+        is_call = not name and not found.source.startswith("for ")
+        if not is_call or "uplicate" not in str(error):
+            raise  # What a statement registers may be registered already.
     made = namespace.get(name)
     if not found.binds and namespace.pop(name, None) is not None and before is not namespace:
         namespace[name] = before
@@ -219,22 +220,27 @@ def generic_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
     return make(name, value, type_params=parameters)
 
 
-def register_pytree(made: type, how: str, first: Any, second: Any) -> None:
+def register_pytree(made: type, how: str, *given: Any) -> None:
     """Have JAX take a class apart as it did where it came from, unless it does already.
 
     Args:
         made: the class.
-        how: the name of the function that registers it.
-        first, second: its arguments; text is the name of the class's own function.
+        how: the name of the function of JAX that registers it.
+        given: its other arguments; text is the name of a function of the class.
     """
-
-    def call_own(rest: Any, children: Any) -> Any:
-        return getattr(made, second)(rest, children)
-
     register = find_if_possible("jax.tree_util", how)
     if register is not None:
         with contextlib.suppress(ValueError):
-            register(made, first, call_own if isinstance(second, str) else second)
+            register(made, *(_own_function(made, x) if isinstance(x, str) else x for x in given))
+
+
+def _own_function(of: type, name: str) -> Callable[..., Any]:
+    """Return a function that calls one of a class, which it may not have yet."""
+
+    def call(*args: Any) -> Any:
+        return getattr(of, name)(*args)
+
+    return call
 
 
 def make_bare(kind: type) -> Any:

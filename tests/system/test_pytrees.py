@@ -65,13 +65,20 @@ else:
     from kinetic._pickling.unpickler import CallUnpickler
     found, structure = CallUnpickler(io.BytesIO(data)).load()
 import jax
-for each in found:
+for each in found if sys.argv[1] == "call" else found[:4]:
     grown = jax.tree.map(lambda x: x + 1, each)
     leaves = len(jax.tree.leaves(each))
     print(type(each).__name__, leaves, type(grown) is type(each), grown.w.tolist())
 assert found[0].double().tolist() == [2, 2] and found[0].made == []
 assert structure == jax.tree.structure(found[2])
 """
+
+
+NAMES = {
+    "result": ("Linear", "State", "Data", "Node"),
+    "call": ("Linear", "State", "Data", "Node", "Plain"),
+}
+"""Functions of the script are not sent back."""
 
 
 def test_jax_knows_them_where_they_arrive() -> None:
@@ -88,5 +95,5 @@ def test_jax_knows_them_where_they_arrive() -> None:
             timeout=300,
         )
         assert read.stdout.decode().splitlines() == [
-            f"{name} 1 True [2.0, 2.0]" for name in ("Linear", "State", "Data", "Node", "Plain")
+            f"{name} 1 True [2.0, 2.0]" for name in NAMES[way]
         ], read.stderr.decode()

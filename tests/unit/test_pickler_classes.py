@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 import types
 from typing import Any
 
@@ -114,10 +115,14 @@ def check(function):
 """
 
 
-def test_a_function_in_a_closure_that_cannot_be_sent_is_defined_again(library: Any) -> None:
-    exec(compile(CHECKING, "picklertest_library.py", "exec", dont_inherit=True), vars(library))
+def test_a_function_in_a_closure_that_cannot_be_sent_is_defined_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library: Any = types.ModuleType("jaxtyping._like")
+    exec(compile(CHECKING, "like.py", "exec", dont_inherit=True), vars(library))
+    monkeypatch.setitem(sys.modules, library.__name__, library)
     text = """
-import picklertest_library as lib
+import jaxtyping._like as lib
 BY = 3
 @lib.check
 def grow(n): return n * BY
@@ -127,7 +132,7 @@ class Layer:
     def grow(self, n): return n * BY
 layer = Layer()
 """
-    look, layer = sent(text, "look", "layer", library=library).value
+    look, layer = sent(text, "look", "layer").value
     assert (look(2), layer.grow(2)) == (7, 6)
     assert len(library.KEPT) == 4, "checked on the host, too"
     again = results.unpack_value(results.pack_value(layer))
