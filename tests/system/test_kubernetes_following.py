@@ -163,7 +163,9 @@ def test_an_elastic_job_tells_its_story_over_a_distant_store(site):
     site.bucket.before = lambda *_: time.sleep(0.01)
     handle = kinetic.run("cpu", slices=(1, 2))(die_once_aloud).run_async()
     handle.result(timeout=PATIENCE_S)
-    first, lost, waiting, begins, _, second = "".join(handle.logs()).splitlines()
+    story = "".join(handle.logs()).splitlines()
+    assert len(story) == 6, story
+    first, lost, waiting, begins, _, second = story
     assert (first, second) == ("attempt 1", "attempt 2")
     assert lost.startswith("kinetic: slice 1 lost (failure 1 of at most 10): host 0 of slice 1")
     assert waiting.startswith("kinetic: waiting for slice 1 to return")
