@@ -29,6 +29,7 @@ MAIN = ("__main__", "__mp_main__")
 _DEEPEST = 32
 _OF_MAGIC = "get_ipython().run_cell_magic("
 _MAGICS = {"time": "<timed exec>", "prun": "<string>"}
+_BLANK_LINES = re.compile(r"\A(?:[ \t]*\n)+")
 _INPUT = re.compile(r"<python-input-(\d+)>")
 _MOST_VERSIONS = 8
 """Of one file: the first and the newest."""
@@ -207,7 +208,7 @@ def _read_magic(text: str) -> list[tuple[str, str]]:
         call: Any = getattr(statement, "value", None)
         name, _, body = map(ast.literal_eval, call.args)
         if name in _MAGICS:
-            return [(_MAGICS[name], body)]
+            return [(_MAGICS[name], _BLANK_LINES.sub("", body))]  # As IPython does.
     return []
 
 
