@@ -8,9 +8,11 @@ code shows which text that source had then. A class without functions is known b
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import functools
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType
@@ -18,11 +20,12 @@ from typing import Any
 
 from kinetic._pickling import defaults, statements
 from kinetic._pickling.annotations import CODE, list_annotated
-from kinetic._pickling.origin import ScriptSource
+from kinetic._pickling.origin import MAIN, ScriptSource
 from kinetic._pickling.unpickler import Definition
 
 Found = tuple[ScriptSource, statements.Made]
 _NOTHING = object()
+_FLAGS = __future__.annotations.compiler_flag
 
 
 def choose(made: FunctionType | type, found: Sequence[Found], set_later: set[str]) -> list[Found]:
@@ -49,10 +52,11 @@ def _choose_by_codes(codes: Sequence[CodeType], found: Sequence[Found]) -> list[
     from. Where that is not known, or has changed, the functions must be the same."""
     fitting = [each for each in found if _are_on_lines(codes, each[1])]
     here = [each for each in fitting if all(_is_in(code, each[0].file) for code in codes)]
-    if len(here) == 1:
-        return here
+    if here and len({_dump(node) for _, node in here}) == 1:
+        return here[-1:]
     looks = {_look_of(code) for code in codes}
-    return [each for each in here or fitting if looks <= _looks_of(*each)]
+    flags = functools.reduce(operator.or_, (code.co_flags for code in codes)) & _FLAGS
+    return [each for each in here or fitting if looks <= _looks_of(*each, flags)]
 
 
 def _list_codes(made: FunctionType | type, set_later: set[str]) -> list[CodeType]:
@@ -67,7 +71,7 @@ def _list_codes(made: FunctionType | type, set_later: set[str]) -> list[CodeType
         if id(each) not in seen:
             seen.add(id(each))
             waiting += _list_functions(each, made)
-            if isinstance(each, FunctionType):
+            if isinstance(each, FunctionType) and each.__globals__.get("__name__") in MAIN:
                 found.append(each.__code__)
     prefix = f"{made.__qualname__}."
     return [code for code in found if code.co_qualname.startswith(prefix) and code.co_name != CODE]
@@ -84,9 +88,10 @@ def _list_functions(value: Any, of: type) -> list[Any]:
         return list(vars(value).values()) if is_inner else []
     try:
         held = object.__getattribute__(value, "__dict__")
-    except AttributeError:
+    except Exception:  # noqa: BLE001 - it may be a property
         return []
-    return [each for each in held.values() if isinstance(each, FunctionType)]
+    values = held.values() if type(held) is dict else ()
+    return [each for each in values if isinstance(each, FunctionType)]
 
 
 def _is_in(code: CodeType, file: str) -> bool:
@@ -114,12 +119,17 @@ def _first_line_of(node: statements.Made) -> int:
     return min([node.lineno, *(each.lineno for each in node.decorator_list)])
 
 
-@functools.lru_cache(maxsize=256)
-def _looks_of(source: ScriptSource, node: statements.Made) -> frozenset[object]:
+@functools.lru_cache(maxsize=1024)
+def _dump(node: statements.Made) -> str:
+    return ast.dump(node)
+
+
+@functools.lru_cache(maxsize=1024)
+def _looks_of(source: ScriptSource, node: statements.Made, flags: int) -> frozenset[object]:
     """Return how the functions look that a statement makes."""
     text, first = statements.text_of(source, node)
     try:
-        waiting = [Definition(text, source.file, first, 0).code()]
+        waiting = [Definition(text, source.file, first, flags).code()]
     except (SyntaxError, ValueError, RecursionError):
         return frozenset()
     for each in waiting:

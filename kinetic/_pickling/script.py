@@ -189,8 +189,8 @@ class Script:
                 node
                 for node in statements.parse(source)
                 if self._is_registering(node)
-                and newest.setdefault(statements.name_registration(node), source) is source
                 and self._is_in_force(source, node)
+                and newest.setdefault(self._name_registration(node), source) is source
             ]
             made = [self._make_definition(source, node) for node in nodes]
             found[:0] = [each for each in made if each is not None]
@@ -206,13 +206,38 @@ class Script:
     def _is_in_force(self, source: ScriptSource, node: ast.stmt) -> bool:
         """Whether a statement has registered classes as they are, not as they were before they were
         defined again."""
-        named = [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
-        found = [self._statement(self.namespace[name]) for name in named if self._is_class(name)]
+        found = [self._statement(self.namespace[name]) for name in self._list_classes(node)]
         defining = [each[0] for each in found if each is not None]
         return not any(
             source.number < each.number or (source.file == each.file and source != each)
             for each in defining
         )
+
+    def _list_classes(self, node: ast.stmt) -> list[str]:
+        """Return the names of the classes that a statement registers: the first of a call's
+        arguments that is one, those over which a loop goes."""
+        if isinstance(node, ast.For):
+            named = [each.id for each in ast.walk(node.iter) if isinstance(each, ast.Name)]
+            return list(filter(self._is_class, named))
+        last = self._list_arguments(node)[-1]
+        return [last.id] if isinstance(last, ast.Name) else []
+
+    def _list_arguments(self, node: ast.stmt) -> list[ast.expr]:
+        """Return the arguments of a call up to the class that it registers."""
+        call: Any = getattr(node, "value", None)
+        given = [*call.args, *(each.value for each in call.keywords)]
+        is_class = [isinstance(each, ast.Name) and self._is_class(each.id) for each in given]
+        return given[: is_class.index(True) + 1]
+
+    def _name_registration(self, node: ast.stmt) -> str:
+        """Return what two statements have in common that register the same in the same way."""
+        called = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
+        heads = (
+            [node.iter, *called]
+            if isinstance(node, ast.For)
+            else [called[0], *self._list_arguments(node)]
+        )
+        return "".join(map(ast.dump, heads))
 
     @functools.cached_property
     def _registering(self) -> list[ScriptSource]:

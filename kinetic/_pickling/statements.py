@@ -157,17 +157,6 @@ def callee_of(node: ast.expr) -> ast.expr:
     return node.args[0] if last_name(node.func) == "partial" and node.args else node.func
 
 
-def name_registration(node: ast.stmt) -> str:
-    """Return a statement up to what it registers: the `f(A` of `f(A, …)`, the heads of a loop."""
-    if isinstance(node, ast.For):
-        return ast.dump(node.iter) + "".join(map(name_registration, node.body))
-    call = node.value if isinstance(node, ast.Expr | ast.Assign) else None
-    if not isinstance(call, ast.Call):
-        return ""
-    first = (*call.args, *(each.value for each in call.keywords))[:1]
-    return "".join(map(ast.dump, (call.func, *first)))
-
-
 def last_name(node: ast.expr) -> str:
     return (
         node.attr

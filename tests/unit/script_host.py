@@ -123,7 +123,7 @@ class Session:
     def run_magic(self, name: str, text: str, file: str) -> None:
         """Run a cell that begins with `%%name`."""
         self._keep(f"get_ipython().run_cell_magic({name!r}, '', {text!r})\n")
-        self.execute(text, file)
+        self.execute(text.lstrip("\n"), file)  # As IPython does.
 
     def _keep(self, text: str) -> str:
         self._count += 1

@@ -278,3 +278,56 @@ def test_cells_of_a_file_count_that_marimo_executes(
     file.write_text(f"@app.cell(hide_code=True)\ndef _(lib):\n{cell}    return (Net,)\n")
     session.execute("\n" * 2 + textwrap.dedent(cell), str(file))
     assert size_there(session, library) == 2
+
+
+def test_registrations_stay_in_force_beside_others(
+    session: Session, registered: list[Any], library: Any
+) -> None:
+    exec("def register_kind(kind, *cls): REGISTERED.append((cls[0], kind))\n", vars(library))
+    session.run("class Net:\n    size = 1\nlib.register_kind('kind', Net)\n")
+    session.run("class Other:\n    size = 2\nlib.register_kind('kind', Other)\n")
+    session.run("class Codec: pass\nlib.register_kind('coded', Net, Codec)\n")
+    session.run("class Codec:\n    again = True\n")
+    registered.clear()
+    session.send("use")
+    assert [(cls.__name__, kind) for cls, kind in registered] == [
+        ("Net", "kind"),
+        ("Other", "kind"),
+        ("Net", "coded"),
+    ]
+
+
+@pytest.mark.parametrize("edited", ["{}# below\n", "# above\n{}"])
+def test_a_file_may_be_edited_above_and_below_a_class(
+    edited: str, session: Session, registered: list[Any], library: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    text = (
+        "from __future__ import annotations\n@lib.register\nclass Net(lib.Base):\n"
+        "    def size(self):\n        def one(x: int) -> int: return x\n        return one(1)\n"
+        "lib.register_with(Net, n=1)\n"
+    )
+    file.write_text(text)
+    session.main.__file__ = str(file)
+    session.execute(text, str(file))
+    for now in ("{}", edited):
+        file.write_text(now.format(text))
+        library.SEEN.clear()
+        assert registered_there(session, registered) == (1, [1])
+        assert "Net" in library.SEEN
+
+
+def test_attributes_and_functions_of_libraries_say_nothing_of_a_class(
+    session: Session, library: Any
+) -> None:
+    exec(
+        "class Odd:\n    @property\n    def __dict__(self): raise RuntimeError\n"
+        "def hello(self): return 1\nhello.__qualname__ = 'Net.hello'\n"
+        "hello.__code__ = hello.__code__.replace(co_qualname='Net.hello')\n",
+        vars(library),
+    )
+    session.run(
+        "@lib.register\nclass Net:\n    odd = lib.Odd()\n    hello = lib.hello\n"
+        "    def size(self): return 3\n"
+    )
+    assert size_there(session, library) == 3

@@ -145,6 +145,7 @@ def test_gitignore_means_what_git_means(repository, top, nested, private):
 def test_two_stars_beside_a_letter_are_one(repository):
     """As git documents it; older versions took "a**/b" for "ab", too."""
     (repository / ".gitignore").write_text("a**/b")
+    (repository / ".git/info/exclude").unlink(missing_ok=True)
     (repository / "a" / ".gitignore").unlink(missing_ok=True)
     kept = kept_here(repository)
     assert {"ab/a", "a/a/b/a"} <= kept
