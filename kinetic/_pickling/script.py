@@ -180,10 +180,20 @@ class Script:
         ]
 
     def registrations(self) -> list[Definition]:
-        """Return separate statements that register a class of the script. Of those that register
-        the same in several sources (a cell was edited, or has failed) the newest are in force."""
+        """Return separate statements that register a class of the script."""
+        return [found for found, _ in self._found_registrations]
+
+    @functools.cached_property
+    def registered(self) -> set[int]:
+        """The ids of the classes that these statements register."""
+        return {id(each) for _, classes in self._found_registrations for each in classes}
+
+    @functools.cached_property
+    def _found_registrations(self) -> list[tuple[Definition, list[type]]]:
+        """Those statements, and what each registers. Of those that register the same in several
+        sources (a cell was edited, or has failed) the newest are in force."""
         newest: dict[str, ScriptSource] = {}
-        found: list[Definition] = []
+        found: list[tuple[Definition, list[type]]] = []
         for source in reversed(self._registering):
             nodes = [
                 node
@@ -192,35 +202,30 @@ class Script:
                 and self._is_in_force(source, node)
                 and newest.setdefault(self._name_registration(node), source) is source
             ]
-            made = [self._make_definition(source, node) for node in nodes]
-            found[:0] = [each for each in made if each is not None]
+            made = [
+                (self._make_definition(source, node), self._list_classes(node)) for node in nodes
+            ]
+            found[:0] = [(again, classes) for again, classes in made if again is not None]
         return found
-
-    @functools.cached_property
-    def registered(self) -> set[int]:
-        """The ids of the classes that these statements register."""
-        values = [self.namespace[name] for each in self.registrations() for name in each.needed]
-        groups = (each if isinstance(each, list | tuple) else [each] for each in values)
-        return {id(each) for group in groups for each in group if isinstance(each, type)}
 
     def _is_in_force(self, source: ScriptSource, node: ast.stmt) -> bool:
         """Whether a statement has registered classes as they are, not as they were before they were
         defined again."""
-        found = [self._statement(self.namespace[name]) for name in self._list_classes(node)]
+        found = map(self._statement, self._list_classes(node))
         defining = [each[0] for each in found if each is not None]
         return not any(
             source.number < each.number or (source.file == each.file and source != each)
             for each in defining
         )
 
-    def _list_classes(self, node: ast.stmt) -> list[str]:
-        """Return the names of the classes that a statement registers: the first of a call's
-        arguments that is one, those over which a loop goes."""
+    def _list_classes(self, node: ast.stmt) -> list[type]:
+        """Return the classes that a statement registers: the first of a call's arguments that is
+        one, those over which a loop goes."""
         if isinstance(node, ast.For):
             named = [each.id for each in ast.walk(node.iter) if isinstance(each, ast.Name)]
-            return list(filter(self._is_class, named))
+            return [each for name in named for each in self._classes_of(name)]
         last = self._list_arguments(node)[-1]
-        return [last.id] if isinstance(last, ast.Name) else []
+        return self._classes_of(last.id) if isinstance(last, ast.Name) else []
 
     def _list_arguments(self, node: ast.stmt) -> list[ast.expr]:
         """Return the arguments of a call up to the class that it registers."""
@@ -310,7 +315,7 @@ class Script:
                 for each in (*node.body, *node.orelse)
             ]
             named = [each.id for each in ast.walk(node.iter) if isinstance(each, ast.Name)]
-            return any(map(self._is_of_classes, named)) and all(
+            return any(map(self._classes_of, named)) and all(
                 isinstance(call, ast.Call) and self._is_register(call.func) for call in calls
             )
         call = node.value if isinstance(node, ast.Expr | ast.Assign) else None
@@ -322,12 +327,12 @@ class Script:
     def _is_class(self, name: str) -> bool:
         return name in self._statements and isinstance(self.namespace.get(name), type)
 
-    def _is_of_classes(self, name: str) -> bool:
+    def _classes_of(self, name: str) -> list[type]:
+        """Return the class of the script that a name refers to, or those in its list."""
         value = self.namespace.get(name)
-        return self._is_class(name) or (
-            isinstance(value, list | tuple)
-            and any(isinstance(each, type) and each.__module__ in MAIN for each in value)
-        )
+        if isinstance(value, list | tuple):
+            return [each for each in value if isinstance(each, type) and each.__module__ in MAIN]
+        return [self.namespace[name]] if self._is_class(name) else []
 
     def _value(self, node: ast.expr) -> Any:
         """Return what a dotted name of modules and classes refers to; None if that cannot be known

@@ -73,6 +73,39 @@ assert found[0].double().tolist() == [2, 2] and found[0].made == []
 assert structure == jax.tree.structure(found[2])
 """
 
+MENTIONED = """
+from jax import tree_util
+
+class Held:
+    def __init__(self, w): self.w = w
+
+def register(cls):
+    tree_util.register_pytree_node(cls, lambda x: ((x.w,), None), lambda _, held: cls(*held))
+
+ALL = [Held]
+for each in ALL:
+    register(each)
+
+class Point:
+    pass
+
+tree_util.register_pytree_node(Point, lambda x, kind=Held: ((), kind), lambda kind, _: Point())
+"""
+SENDING = """
+import sys
+from kinetic._pickling.origin import ScriptSource
+from kinetic._pickling.pickler import CallPickler
+from kinetic._pickling.script import Script
+
+text = sys.stdin.read()
+space = {"__name__": "__main__"}
+exec(compile(text, "train.py", "exec"), space)
+import numpy as np
+held = space["Held"](np.ones(2))
+script = Script(space, [ScriptSource("train.py", text)])
+CallPickler(sys.stdout.buffer, script).dump(((held,), held))
+"""
+
 
 NAMES = {
     "result": ("Linear", "State", "Data", "Node"),
@@ -83,17 +116,27 @@ NAMES = {
 
 def test_jax_knows_them_where_they_arrive() -> None:
     for way in ("result", "call"):
-        sent = subprocess.run(
-            [sys.executable, "-c", PROGRAM, way], capture_output=True, check=False, timeout=300
-        )
-        assert sent.returncode == 0, sent.stderr.decode()
-        read = subprocess.run(
-            [sys.executable, "-c", READING, way],
-            input=sent.stdout,
-            capture_output=True,
-            check=False,
-            timeout=300,
-        )
-        assert read.stdout.decode().splitlines() == [
-            f"{name} 1 True [2.0, 2.0]" for name in NAMES[way]
-        ], read.stderr.decode()
+        sent = _run(PROGRAM, way)
+        assert _run(READING, way, sent).splitlines() == [
+            f"{name} 1 True [2.0, 2.0]".encode() for name in NAMES[way]
+        ]
+
+
+def test_a_class_that_a_statement_only_mentions_keeps_its_registration() -> None:
+    reading = READING[: READING.index("import jax")] + (
+        "import jax; print(jax.tree.map(lambda x: x + 1, found[0]).w.tolist())"
+    )
+    assert _run(reading, "call", _run(SENDING, "", MENTIONED.encode())) == b"[2.0, 2.0]\n"
+
+
+def _run(program: str, argument: str, given: bytes = b"") -> bytes:
+    """Run a program in a process of its own, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, argument],
+        input=given,
+        capture_output=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
