@@ -133,8 +133,9 @@ def _serve(requests: socket.socket, run: Run, title: str, owner: int) -> int:
         data, fds, _, _ = socket.recv_fds(requests, _MOST_BYTES, _MOST_FDS)
         if not data:
             return 0
-        freed, held = os.pipe()
+        freed = held = -1
         try:
+            freed, held = os.pipe()
             between = os.fork()
         except OSError as error:
             requests.send(f"no process could be forked: {error.strerror}".encode())
@@ -152,7 +153,7 @@ def _serve(requests: socket.socket, run: Run, title: str, owner: int) -> int:
                     requests, functools.partial(_run_once_adopted, requests, freed, act, owner)
                 )
             os.waitpid(between, 0)
-        for fd in (*fds, freed, held):
+        for fd in (*fds, *(fd for fd in (freed, held) if fd >= 0)):
             os.close(fd)
 
 

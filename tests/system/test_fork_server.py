@@ -13,7 +13,7 @@ from gangs import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 
 STORY = """
-import os, signal, threading, time
+import os, resource, signal, threading, time
 from kinetic._host.fork_server import ForkServer
 from kinetic._system import processes
 
@@ -41,6 +41,22 @@ def fork(n):
     assert os.read(read_end, 100) == f"{n} {os.getpid()}".encode(), "of a spare, too"
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == n
 
+def limit_files(pid, most):
+    hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
+    return resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, hard))
+first, spare = fork_server.pids
+taken = set(map(int, os.listdir(f"/proc/{first}/fd")))
+free = [fd for fd in range(100) if fd not in taken]
+before = limit_files(first, free[1] + 1)
+try:
+    fork(3)
+except OSError as error:
+    assert "forked: Too many open files" in str(error), error
+else:
+    raise AssertionError("it has room for two descriptors, and needs three")
+limit_files(first, before[0])
+fork(3)
+assert fork_server.pids == (first, spare), "it goes on"
 assert set(processes.children(os.getpid())) == {*fork_server.pids}
 for n in range(5, 25):
     first, spare = fork_server.pids
