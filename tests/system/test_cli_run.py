@@ -38,7 +38,13 @@ def project(tmp_path: Path) -> Path:
 def kn(project: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [*KINETIC, *argv], cwd=project, env=env, capture_output=True, text=True, timeout=PATIENCE_S
+        [*KINETIC, *argv],
+        cwd=project,
+        env=env,
+        input="piped\n",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
 
 
@@ -72,6 +78,11 @@ def test_a_script_that_leaves_with_a_truth_value_leaves_with_a_number(project: P
     done = kn(project, "run", "-a", "cpu", "check.py")
     assert done.returncode == 1
     assert "check.py exited with code 1 " in done.stderr
+
+
+def test_what_is_piped_in_does_not_reach_a_program(project: Path) -> None:
+    done = kn(project, "run", "-a", "cpu", "--", "sh", "-c", "cat; echo end")
+    assert (done.stdout, done.returncode) == ("end\n", 0)
 
 
 def test_a_script_may_be_named_from_anywhere(project: Path, tmp_path: Path) -> None:
