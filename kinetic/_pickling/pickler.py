@@ -203,7 +203,7 @@ class CallPickler(CodePickler):
 
         Args:
             modules: names of modules to import, as the script has imported them.
-            objects: classes and functions of the script.
+            objects: what else the host needs first, such as classes and functions of the script.
         """
         statements = [
             CallOnLoad(unpickler.define, self._define_args("", each))
