@@ -211,11 +211,10 @@ class _CallerState:
     def dump(self, file: io.BytesIO, call: object, *, registrations: bool = True) -> CallPickler:
         """Pickle what the script has registered, which what the call holds may need as soon as it
         is unpickled, then the call; return the pickler, which knows what it has written."""
-        from kinetic._pickling import loggers
+        from kinetic._pickling import keras_config, loggers
         from kinetic._pickling.pickler import CallPickler, Circular, ExternalObjectPickler
 
         start, carries_functions = file.tell(), True
-        logging = loggers.read(lambda each: not self.attempt(each)) if registrations else None
         while True:
             pickler = (
                 CallPickler(file, self.script, self._rebuilt)
@@ -225,10 +224,11 @@ class _CallerState:
             pickler.carries_functions = carries_functions
             try:
                 if registrations:
+                    states = loggers.read(lambda each: not self.attempt(each)), keras_config.read()
                     registered = self.script.list_registered()
                     pickler.dump_registrations(
                         self._registering,
-                        [logging, *(each for each in registered if not self.attempt(each))],
+                        [states, *(each for each in registered if not self.attempt(each))],
                     )
                 pickler.dump(call)
             except Circular as circular:
@@ -390,15 +390,16 @@ def unpack(
 
         if function_body is None:
             reader = CallUnpickler(io.BytesIO(body), main, source_map, external)
-            _, logging, *_ = reader.load()  # what the script has registered
+            _, states, *_ = reader.load()  # what the script has registered
             func, args, kwargs = reader.load()
         else:
             whole = io.BytesIO(b"".join((function_body, body)))
             reader = CallUnpickler(whole, main, source_map, external)
-            _, logging, *_ = reader.load()
+            _, states, *_ = reader.load()
             func = reader.load()
             args, kwargs = reader.load()
-        logging.apply()  # After the imports, which may add handlers of their own.
+        for each in states:
+            each.apply()  # After the imports, which may add handlers of their own.
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
         why = envelope.why_not_rebuilt(error, header.versions, here)
         raise SetupFailed(f"The function could not be rebuilt on this host: {why}") from error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from gangs import PATIENCE_S
 from one_copy_cases import CONFIG, lines, run
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -132,6 +134,41 @@ def test_what_scripts_and_modules_register_with_jax_flax_and_keras_is_registered
         "back: True Point(x=2.0, y=3.0)",
         "unused by name: 5 6",
     ]
+
+
+KERAS = """
+import keras, numpy
+from kinetic._pickling import call
+
+def build():
+    dense = keras.layers.Dense(2)
+    drawn = numpy.random.rand()
+    dense.build((1, 3))
+    config = keras.config.image_data_format(), keras.config.epsilon(), dense.dtype_policy.name
+    return config, drawn, dense.kernel.numpy().tolist()
+
+def set_all(policy, form, epsilon, seed):
+    keras.mixed_precision.set_global_policy(policy)
+    keras.config.set_image_data_format(form)
+    keras.config.set_epsilon(epsilon)
+    keras.utils.set_random_seed(seed)
+
+plain = call.pack(build, (), {}, env_vars={}).data
+set_all("mixed_bfloat16", "channels_first", 1e-5, 812)
+sent, here = call.pack(build, (), {}, env_vars={}).data, build()
+set_all("float32", "channels_last", 1e-7, 1)
+assert call.unpack(sent)[0]() == here, (here, build())
+assert here[0] == ("channels_first", 1e-5, "mixed_bfloat16"), here
+set_all("float16", "channels_first", 1e-6, 2)
+here = build()
+keras.utils.set_random_seed(2)
+assert call.unpack(plain)[0]() == here, "what was not set there is as it was"
+"""
+
+
+def test_a_model_is_built_with_what_the_script_has_set_in_keras() -> None:
+    env = os.environ | {"KERAS_BACKEND": "jax"}
+    subprocess.run([sys.executable, "-c", KERAS], check=True, env=env, timeout=PATIENCE_S)
 
 
 EQUINOX = """
