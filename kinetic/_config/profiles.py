@@ -31,7 +31,7 @@ from kinetic.errors import CorruptRecord, StoreError, StoreFull, UsageError
 OF_THE_CLUSTER = ("project", "zone", "cluster", "namespace")
 FIELDS = (*OF_THE_CLUSTER, "address", "store", "prices")
 """The settings that a profile can hold."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEYS = {"checksum", "current", "profiles"}
 """kinetic 0.1 wrote a checksum, which is ignored."""
 

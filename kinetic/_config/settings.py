@@ -379,11 +379,15 @@ def _first(name: str, env: Environ, flags: Mapping[str, Any], profile: _Profile)
 
 
 def _profiles_place(env: Environ) -> Setting | None:
-    """The default file of profiles; None without a home folder."""
+    """The default file of profiles, or that of keras-kinetic; None without a home folder."""
     config = env.get("XDG_CONFIG_HOME", "")
     if not config.startswith("/") and not env.get("HOME"):
         return None
-    return Setting(_xdg(env, "XDG_CONFIG_HOME", "~/.config") + "/profiles.json", DEFAULT)
+    ours = _xdg(env, "XDG_CONFIG_HOME", "~/.config") + "/profiles.json"
+    if env.get("HOME") and not _exists(str(_expand_path(ours, env))):
+        theirs = f"{env['HOME']}/.kinetic/profiles.json"
+        return Setting(theirs if _exists(theirs) else ours, DEFAULT)
+    return Setting(ours, DEFAULT)
 
 
 def _read_profile(env: Environ, flags: Mapping[str, Any], place: Setting | None) -> _Profile:
@@ -396,23 +400,19 @@ def _read_profile(env: Environ, flags: Mapping[str, Any], place: Setting | None)
     from kinetic._config import profiles
 
     kept = profiles.read(path)
-    if chosen is not None:
-        return _Profile(kept.get(str(chosen.value)), str(chosen.value), chosen.source)
-    return (
-        _Profile({})
-        if kept.current is None
-        else _Profile(kept.get(kept.current), kept.current, SettingSource(Origin.PROFILES_FILE))
-    )
+    if chosen is None and kept.current is not None:
+        chosen = Setting(kept.current, SettingSource(Origin.PROFILES_FILE))
+    if chosen is None:
+        return _Profile({})
+    return _Profile(kept.get(str(chosen.value)), str(chosen.value), chosen.source)
 
 
 def _exists(path: str) -> bool:
     """Whether there may be something to read."""
     try:
         os.stat(path)  # noqa: PTH116 - Path("") would be the current folder
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError | NotADirectoryError)
     return True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
 import threading
@@ -52,7 +53,7 @@ def test_the_first_profile_is_in_use_and_a_removed_one_is_not() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["", " ", "-x", ".x", "a b", "a/b", "ä", "a\n", "x" * 64])
+@pytest.mark.parametrize("name", ["", " ", "-x", ".x", "a b", "a/b", "ä", "a\n", "x" * 65])
 def test_what_cannot_be_a_name(name: str) -> None:
     with pytest.raises(UsageError, match="letters, digits"):
         Profiles().with_profile(name, DEV)
@@ -287,6 +288,28 @@ def test_where_profiles_are_kept() -> None:
     )
     with pytest.raises(UsageError, match="KINETIC_PROFILES_FILE"):
         settings.profiles_file({})
+
+
+def test_the_profiles_of_keras_kinetic_are_known_where_there_are_no_others(tmp_path: Path) -> None:
+    theirs = tmp_path / ".kinetic" / "profiles.json"
+    theirs.parent.mkdir()
+    kept = {"cluster": "c", "namespace": "default", "project": "p", "zone": "z"}
+    theirs.write_text(json.dumps({"current": "team", "profiles": {"team": kept}}))
+    env = {"HOME": str(tmp_path)}
+    found = settings.load(env)
+    assert (found.profile, found.cluster, found.project) == ("team", "c", "p")
+    assert settings.profiles_file(env) == found.profiles_file == theirs
+    ours = tmp_path / ".config/kinetic/profiles.json"
+    profiles.change(ours, lambda before: BOTH)
+    assert settings.load(env).profile == BOTH.current
+    assert settings.load(env | {"XDG_CONFIG_HOME": str(tmp_path / "conf")}).profile == "team"
+
+
+def test_who_has_no_home_needs_none_for_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: {}[0])
+    assert settings.profiles_file({"XDG_CONFIG_HOME": "/conf"}) == Path(
+        "/conf/kinetic/profiles.json"
+    )
 
 
 def test_a_damaged_file_stops_whoever_would_read_it(tmp_path: Path) -> None:
