@@ -5,6 +5,7 @@ In: what went wrong, as text and as attributes. Out: exceptions.
     KineticError
     ├── UsageError (ValueError)             what the caller wrote cannot work; nothing was created
     │   ├── UsageTypeError (TypeError)      ... because a value has the wrong type
+    │   ├── DataNotFound (FileNotFoundError)   ... because declared data does not exist
     │   ├── UnknownAccelerator              ... because no such accelerator exists
     │   ├── PicklingError                   ... because a part of the call cannot be pickled
     │   └── SourceChanged                   ... because declared data has changed
@@ -66,6 +67,10 @@ class UsageError(KineticError, ValueError):
 
 class UsageTypeError(UsageError, TypeError):
     """A value given by the caller has the wrong type. Nothing was created."""
+
+
+class DataNotFound(UsageError, FileNotFoundError):
+    """There is no file or folder of this name to declare as data. Nothing was created."""
 
 
 class UnknownAccelerator(UsageError):

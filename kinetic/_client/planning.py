@@ -7,6 +7,7 @@ warnings. Reads the local disk and the environment, and writes only the cache of
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -461,7 +462,7 @@ def _warnings(
     if (
         plan.tree is not None
         and bundle is not None
-        and plan.tree.size_bytes > settings.context_size_warn_mb * _MB
+        and plan.tree.size_bytes > (settings.context_size_warn_mb or math.inf) * _MB
     ):
         shown = [
             (rel, size)
@@ -477,7 +478,7 @@ def _warnings(
     call_bytes = plan.payload.size_bytes + (
         plan.function.size_bytes if plan.function is not None else 0
     )
-    if call_bytes > settings.payload_size_warn_mb * _MB:
+    if call_bytes > (settings.payload_size_warn_mb or math.inf) * _MB:
         large = [(name, size) for name, size in parts()[:_LARGEST_SHOWN] if size * 10 >= call_bytes]
         named = (
             f" Its largest parts: {', '.join(f'{name}: {_mb(size)}' for name, size in large)}."

@@ -18,6 +18,7 @@ from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.failure import Evidence, exception_of
 from kinetic._core.outcome import Outcome
+from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic.errors import (
     CorruptRecord,
@@ -107,7 +108,23 @@ def error(
         tail=last_lines(first.host),
         stacks=_stacks(outcome) if first.exit is Exit.HANG else "",
     )
-    return exception_of(evidence)
+    found = exception_of(evidence)
+    if isinstance(found, FileNotFoundError) and isinstance(found.filename, str):
+        _note_unsent_file(board.plan(ref), found)
+    return found
+
+
+def _note_unsent_file(plan: Plan | None, error: FileNotFoundError) -> None:
+    """Say so if the caller's project has the file that the function has not found."""
+    name = error.filename
+    if plan is None or not plan.client_root or Path(name).is_absolute():
+        return
+    if Path(plan.client_root, plan.cwd_rel or "", name).exists():
+        error.add_note(
+            f"{name} is here, but was not sent with the project: .gitignore, .kineticignore or "
+            "kinetic's own rules leave it out, or it is newer than the job. Pass "
+            f"kinetic.Data({name!r}), or let it be sent by a line !/… in .kineticignore."
+        )
 
 
 def _read_original(board: JobBoard, ref: JobRef, key: str) -> BaseException | None:

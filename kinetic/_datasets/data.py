@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._source.threads import in_threads
-from kinetic.errors import UsageError, UsageTypeError
+from kinetic.errors import DataNotFound, UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     from kinetic._source.bundle import Bundle
@@ -256,7 +256,7 @@ def _local(text: str) -> tuple[str, bool]:
         return place, False
     if os.path.lexists(place):
         raise UsageError(f"Data({text!r}): {place} is neither a file nor a folder.")
-    raise UsageError(
+    raise DataNotFound(
         f"Data({text!r}): there is no file or folder {place}. Relative paths start at the working "
         "directory."
     )

@@ -171,6 +171,29 @@ def test_a_file_that_cannot_be_read_is_named_and_stays_behind(project, home):
     assert "locked.txt" in done.stderr
 
 
+def test_a_file_that_was_not_sent_is_told_about_where_it_is_missed(project):
+    (project / ".gitignore").write_text("data/\n")
+    (project / "data").mkdir()
+    (project / "data/x.csv").touch()
+    program = """
+        import kinetic
+
+        @kinetic.run(accelerator="cpu")
+        def read(name):
+            return open(name).read()
+
+        for name in ("data/x.csv", "data/y.csv"):
+            try:
+                read(name)
+            except FileNotFoundError as error:
+                print(*[note for note in error.__notes__ if "ignore" in note])
+    """
+    done = run(project, program)
+    assert done.stdout.startswith("data/x.csv is here, but was not sent with the project"), done
+    assert "kinetic.Data('data/x.csv')" in done.stdout
+    assert done.stdout.endswith("in .kineticignore.\n\n"), "of y.csv there is nothing to say"
+
+
 def test_unknown_ids_are_answered_with_near_ones(home, capfd):
     job_id = kinetic.run(accelerator="cpu")(int).run_async().job_id
     kinetic.attach(job_id).wait(PATIENCE_S)

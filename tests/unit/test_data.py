@@ -104,6 +104,11 @@ def test_what_cannot_be_data_is_refused(arguments, told):
         Data(**dict(zip(names, arguments, strict=False)))
 
 
+def test_missing_data_is_a_missing_file():
+    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
+        Data("nowhere/at/all")
+
+
 def test_wrong_types_are_refused(folder):
     with pytest.raises(UsageTypeError, match="takes a path"):
         Data(7)  # type: ignore[arg-type]

@@ -126,6 +126,8 @@ def test_a_large_tree_and_a_large_payload_are_warned_about(project):
         "The call of train is large when pickled: 0.0 MB. Its largest parts: argument 1 (str): 0.0 "
         "MB. Pass a path, or kinetic.Data, and load the data on the host."
     )
+    environ |= {"KINETIC_CONTEXT_SIZE_WARN_MB": "0", "KINETIC_PAYLOAD_SIZE_WARN_MB": "0"}
+    assert make(len, "y" * 5000, environ=environ).warnings == ()
 
 
 def test_a_view_lists_what_would_be_sent_largest_first(project):
