@@ -130,7 +130,15 @@ def _bundle(data: Data, cache_dir: Path, exclude: Sequence[Path]) -> Bundle | No
 def _dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
     tree = None if bundle is None else bundle.tree
     trusts_code, writable = data.hf_trust_remote_code, data.writable
-    return Dataset(data.path, data.is_dir, tree, mount, data.fuse, trusts_code, writable)
+    place = _place_file(data.path, mount) if mount and not data.is_dir else mount
+    return Dataset(data.path, data.is_dir, tree, place, data.fuse, trusts_code, writable)
+
+
+def _place_file(source: str, mount: str) -> str:
+    """Return where a file appears: in a folder, unless the path's name is one for this file."""
+    (name, kind), (_, asked) = (posixpath.splitext(posixpath.basename(p)) for p in (source, mount))
+    is_for_file = posixpath.basename(mount) == name + kind or (kind and kind == asked)
+    return mount if is_for_file else f"{mount}/{name}{kind}"
 
 
 def find_data(value: object) -> Iterator[Data]:

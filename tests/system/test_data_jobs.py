@@ -187,6 +187,7 @@ def test_volumes_are_where_they_were_asked_for_and_nowhere_else(folder, disk_pat
     (disk_path / "exists").mkdir()
     (disk_path / "exists" / "hidden").write_text("mine")
     places = [f"{TOP}/data", str(inside), str(disk_path / "exists"), f"{TOP}/file.txt", f"{TOP}-2"]
+    places += [f"{TOP}/copied/a.txt", f"{TOP}/in-place/a.txt"]
 
     @kinetic.run(
         accelerator="cpu",
@@ -196,6 +197,8 @@ def test_volumes_are_where_they_were_asked_for_and_nowhere_else(folder, disk_pat
             places[2]: kinetic.Data(folder),
             places[3]: kinetic.Data(folder / "a.txt"),
             places[4]: kinetic.Data(folder / "sub", fuse=True),
+            f"{TOP}/copied": kinetic.Data(folder / "a.txt"),
+            f"{TOP}/in-place": kinetic.Data(folder / "a.txt", fuse=True),
         },
     )
     def look():
@@ -209,7 +212,7 @@ def test_volumes_are_where_they_were_asked_for_and_nowhere_else(folder, disk_pat
         )
 
     seen, written, has_proc, bin_is_link, cwd = look()
-    assert seen == [["a.txt", "sub"], ["a.txt", "sub"], ["a.txt", "sub"], "a", ["b.txt"]]
+    assert seen == [*[["a.txt", "sub"]] * 3, "a", ["b.txt"], "a", "a"]
     assert set(written) <= set(READ_ONLY)
     assert (has_proc, bin_is_link) == (True, os.path.islink("/bin"))
     assert cwd.endswith("/tree") or "/tree/" in cwd

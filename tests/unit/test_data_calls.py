@@ -48,11 +48,26 @@ def cache(tmp_path: Path) -> Path:
 # -- with a call -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("mount", "place"),
+    [
+        ("/in", "/in/a.txt"),
+        ("/in/a.txt", "/in/a.txt"),
+        ("/in/b.txt", "/in/b.txt"),
+        ("/in/a.csv", "/in/a.csv/a.txt"),
+        ("/in.d/a", "/in.d/a/a.txt"),
+    ],
+)
+def test_a_file_is_in_a_folder_or_has_a_path_of_its_kind(mount, place, folder, cache):
+    found = load(cache=cache, volumes={mount: Data(folder / "a.txt")})
+    assert [each.mount for each in found.data] == [place]
+
+
 def test_what_the_plan_says(folder, cache):
     data, mounted = Data(folder), Data(folder / "a.txt", fuse=True)
     found = load(data, Data("gs://bucket/x/"), cache=cache, volumes={"/in/a": mounted})
     assert [(each.source, each.is_dir, each.mount) for each in found.data] == [
-        (mounted.path, False, "/in/a"),
+        (mounted.path, False, "/in/a/a.txt"),
         (data.path, True, ""),
         ("gs://bucket/x/", True, ""),
     ]
