@@ -118,7 +118,7 @@ class _CallerState:
     """
 
     def __init__(self, func: object, shipped: Shipped | None, external: type | None = None) -> None:
-        from kinetic._pickling import modules, origin
+        from kinetic._pickling import module_values, modules, origin
         from kinetic._pickling.script import Script
 
         found = modules.LoadedModules() if shipped is None else modules.classify(shipped)
@@ -134,6 +134,7 @@ class _CallerState:
         self._edited = found.edited
         # A test runner loads many modules of a project; a script only those that it uses.
         self._registering = found.registering if self.script.uses(found.imported) else ()
+        self._changed = module_values.list_changes(func, found.imported)
 
     def make_record(
         self,
@@ -185,7 +186,7 @@ class _CallerState:
             "(register it with a library other than JAX, for example) is not done there. Define it "
             "in a plain cell or a file, and run that again."
         )
-        return ((found,) if lost else ()) + self._warnings_of_modules()
+        return ((found,) if lost else ()) + self._warnings_of_modules() + self._changed
 
     def _warnings_of_modules(self) -> tuple[str, ...]:
         if not self._edited:

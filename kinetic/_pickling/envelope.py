@@ -161,9 +161,22 @@ def why_not_rebuilt(error: BaseException, made: Versions, here: Versions) -> str
             f" Module {error.name!r} is missing here: install it, or keep it inside the project's "
             "folder."
         )
+    elif isinstance(error, KeyError) and _is_of_environment(error):
+        what += (
+            f" The variable {error} is not set here: name it in env= or capture_env_vars= of "
+            "@kinetic.run."
+        )
     elif made != here:
         what += " The versions differ: install the same ones on both sides."
     return what if made == here else f"{what} Made with {_text(made)}; here is {_text(here)}."
+
+
+def _is_of_environment(error: KeyError) -> bool:
+    """Whether a variable of the environment was missing."""
+    import traceback
+
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].co_qualname == "_Environ.__getitem__"
 
 
 def _text(versions: Versions) -> str:

@@ -230,6 +230,17 @@ def test_a_value_that_cannot_be_rebuilt_is_unavailable():
         call.unpack(pack(double, Unreadable()).data)
 
 
+class ReadsVariable:
+    def __reduce__(self):
+        return (eval, ("__import__('os').environ['KINETIC_TEST_MODEL']",))
+
+
+def test_a_missing_variable_is_named_with_how_to_set_it():
+    told = "variable 'KINETIC_TEST_MODEL' is not set here: name it in env= or capture_env_vars="
+    with pytest.raises(SetupFailed, match=told):
+        call.unpack(pack(double, ReadsVariable()).data)
+
+
 def test_importing_loads_no_vendor():
     code = (
         "import kinetic._pickling.call\nprint(sorted({'cloudpickle', 'tblib', 'pathspec'} & "

@@ -1,0 +1,135 @@
+"""The caller is told of values in modules that the program has changed: hosts import the files."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic._pickling.module_values import list_changes
+
+NAME = "module_values_test"
+SOURCE = """
+import typing
+RATE: float = 0.1
+LARGE = 2
+NAMES = ["a"]
+MODEL = None
+TWICE = 1
+TWICE = 2
+MADE = dict(a=1)
+made_once = None
+def setup(model):
+    global MODEL
+    MODEL = model
+def get():
+    global made_once
+    if made_once is None:
+        made_once = object()
+    return made_once
+def own():
+    return RATE, get(), made_once
+class Kept:
+    RATE = 7
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    (tmp_path / f"{NAME}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module(NAME)
+    del sys.modules[NAME]
+
+
+def told(
+    func: Callable[..., Any], config: types.ModuleType, modules: tuple[str, ...] = (NAME,)
+) -> str:
+    space = {"__name__": "__main__", "config": config}
+    made = types.FunctionType(func.__code__, space, func.__name__)
+    return "\n".join(list_changes(made, modules))
+
+
+config: Any
+"""What functions of the script call the module."""
+
+
+def read() -> object:
+    return config.RATE, config.LARGE, config.NAMES, config.MODEL, config.TWICE, config.MADE
+
+
+def set_first() -> object:
+    config.LARGE = 1
+    return config.LARGE, [lambda: config.MADE]
+
+
+def import_there() -> object:
+    from module_values_test import RATE  # type: ignore[import-not-found]
+
+    return RATE
+
+
+def test_the_module_may_be_reached_in_any_way(config: types.ModuleType) -> None:
+    config.RATE = 7
+
+    def closed_over() -> object:
+        return [config.RATE for _ in range(1)]
+
+    for func in (closed_over, import_there, functools.partial(closed_over)):
+        (said,) = list_changes(func, [NAME])
+        assert said.startswith(f"{NAME}.RATE has changed")
+
+
+def test_nothing_is_said_of_what_is_as_the_file_says(config: types.ModuleType) -> None:
+    vars(config)["LARGE"] = 2.0
+    assert told(read, config) == ""
+
+
+def test_what_was_set_or_changed_in_place_is_named(config: types.ModuleType) -> None:
+    config.RATE = 0.5
+    config.NAMES.append("b")
+    config.setup(config.Kept())
+    config.TWICE, config.MADE = 3, {}  # What the file gives is not known.
+    assert told(read, config) == (
+        f"{NAME}.RATE has changed since {NAME} was imported: hosts import the file and find 0.1 "
+        f"there in place of 0.5. Pass it as an argument.\n"
+        f"{NAME}.NAMES has changed since {NAME} was imported: hosts import the file and find ['a'] "
+        f"there in place of ['a', 'b']. Pass it as an argument.\n"
+        f"{NAME}.MODEL has changed since {NAME} was imported: hosts import the file and find None "
+        f"there in place of a Kept. Pass it as an argument."
+    )
+    assert told(read, config, ()) == "", "it is sent by value"
+
+
+def test_only_what_the_function_reads_counts(config: types.ModuleType) -> None:
+    config.RATE = config.LARGE = 7
+    assert told(set_first, config) == ""
+
+
+def test_functions_of_the_module_read_their_own(config: types.ModuleType) -> None:
+    config.get()
+    assert list_changes(config.own, [NAME]) == ()
+    config.RATE = 7
+    (said,) = list_changes(types.MethodType(config.own, 1), [NAME])
+    assert said.startswith(f"{NAME}.RATE has changed")
+
+
+def test_what_cannot_be_compared_or_read_is_no_error(config: types.ModuleType) -> None:
+    class Odd:
+        def __ne__(self, other: object) -> bool:
+            raise TypeError
+
+        def __repr__(self) -> str:
+            raise TypeError
+
+    config.NAMES[:] = [Odd()]
+    assert f"{NAME}.NAMES has changed" in told(read, config)
+    assert list_changes(print, [NAME]) == ()
+    Path(str(config.__file__)).write_text("RATE = (")
+    assert told(read, config) == ""
