@@ -17,7 +17,7 @@ import pickle
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, NewType, NoReturn
 
 from kinetic._core.values import dataclass
@@ -318,11 +318,33 @@ class CallUnpickler(pickle.Unpickler):
                 dataclasses.replace(statement, file=self._map_path(statement.file)),
                 *rest,
             )
-        if name == "_make_skeleton_class" and module.startswith("cloudpickle"):
-            return lambda *parts: _without_hooks(found, *parts)
-        if self._moves and name == "_builtin_type" and module.startswith("cloudpickle"):
+        if not module.startswith("cloudpickle"):
+            return found
+        if name == "_make_skeleton_class":
+            return lambda *parts: self._bind_class(_without_hooks(found, *parts))
+        if name == "_make_skeleton_enum":
+            return lambda *parts: self._bind_class(found(*parts))
+        if name == "_make_function":
+            return lambda code, *parts: self._bind_function(found(code, *parts), code)
+        if self._moves and name == "_builtin_type":
             return lambda kind: self._code if kind == "CodeType" else found(kind)
         return found
+
+    def _bind_class(self, made: type) -> type:
+        """Let the host's `__main__` have a class of the script under its name, so that what the
+        function pickles can name it."""
+        if made.__module__ in MAIN:
+            self._bind_name(made.__qualname__, made)
+        return made
+
+    def _bind_function(self, made: FunctionType, code: CodeType) -> FunctionType:
+        if made.__globals__ is self._main and made.__name__ == code.co_name:
+            self._bind_name(code.co_qualname, made)
+        return made
+
+    def _bind_name(self, name: str, made: object) -> None:
+        if self._main is not None and name.isidentifier():
+            self._main.setdefault(name, made)
 
     def persistent_load(self, pid: Any) -> object:
         """Return what stands for an object that was left out of the pickle."""

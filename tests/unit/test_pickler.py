@@ -316,6 +316,24 @@ def test_registrations_are_found_however_they_are_written(
     assert host.value[0].__name__ == "Point"
 
 
+def test_what_a_call_holds_can_be_pickled_there_by_its_name() -> None:
+    text = """
+import enum
+class Model: pass
+class Kind(enum.Enum): A = 1
+def double(x): return x
+def make():
+    class Inner: pass
+    return Inner(), lambda: 1
+held = Model(), Kind.A, double, *make()
+class Model: pass
+"""
+    host = sent(text, "held")
+    model, kind, double, *_ = host.value[0]
+    names = {name: value for name, value in host.main.items() if not name.startswith("__")}
+    assert names == {"Model": type(model), "Kind": type(kind), "double": double}
+
+
 def test_a_class_that_is_defined_again_has_the_attributes_that_it_had(
     library: types.ModuleType,
 ) -> None:
