@@ -141,6 +141,7 @@ def test_one_that_takes_connections_and_never_answers(home, monkeypatch):
 def test_a_token_goes_only_where_it_was_used(home, monkeypatch, caplog):
     """The token of tonight's cluster, and a cluster of last week, whose address may be anybody's by
     now."""
+    monkeypatch.setenv("HOME", str(home.parent))  # Ray's own programs leave a token there.
     for before, now, is_asked in (("", "mine", False), ("mine", "mine", True), ("mine", "", True)):
         caplog.clear()
         monkeypatch.setattr(elsewhere, "_PATIENCE_S", 0.5)
