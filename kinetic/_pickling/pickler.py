@@ -49,6 +49,10 @@ _DEEPEST = 32
 """The most decorators on one function."""
 
 
+_ANNOTATION_BYTES = 100_000
+"""What is larger only has a name that stands in an annotation, too."""
+
+
 class Circular(Exception):
     """The definition of a class needs the class itself, which must be rebuilt from its parts."""
 
@@ -268,10 +272,13 @@ class CallPickler(CodePickler):
         known = self._script.sendable
         if id(value) not in known:
             known[id(value)] = value, True  # Until it is known: it may name itself.
+            file = BytesIO()
             try:
-                CallPickler(BytesIO(), self._script, self._rebuilt).dump(value)
+                CallPickler(file, self._script, self._rebuilt).dump(value)
             except Exception:  # noqa: BLE001 - pickling runs the user's code
                 known[id(value)] = value, False
+            else:
+                known[id(value)] = value, file.tell() <= _ANNOTATION_BYTES
         return known[id(value)][1]
 
     def _in_module(self, func: FunctionType, module: ModuleType) -> Any:
@@ -355,11 +362,10 @@ class _IfPossible:
 
 
 def _annotates(value: object) -> bool:
-    """Whether this may be part of an annotation."""
-    kind = type(value)
-    is_alias = kind.__module__ == "types" and kind.__name__ in ("GenericAlias", "UnionType")
-    is_special = kind.__module__ in ("typing", "dataclasses")
-    return isinstance(value, type | ModuleType) or is_alias or is_special
+    """Whether this may be part of an annotation; an array or a container only has a name that
+    stands there, too."""
+    is_plain = value is not None and not hasattr(type(value), "__len__")
+    return is_plain or isinstance(value, type | str)
 
 
 def _place_of(value: object) -> tuple[str, str] | None:

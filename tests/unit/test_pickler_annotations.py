@@ -54,6 +54,25 @@ def test_classes_that_name_themselves_and_later_ones_have_their_annotations() ->
     assert typing.get_type_hints(local, host.main) == {"n": int}
 
 
+def test_annotations_may_name_functions_and_values() -> None:
+    host = sent(
+        f"{LATE}import dataclasses\nfrom typing import Annotated\nLIMIT = 3\nclass Gt: pass\n"
+        "AT_LEAST = Gt()\nweights = bytearray(10)\ndef model(w=bytes(200_000)): pass\n"
+        "def describe(text): return text.upper()\n"
+        "@dataclasses.dataclass\nclass A:\n    n: Annotated[int, LIMIT, AT_LEAST]\n"
+        "class Sized:\n    w: weights\n    m: model\n"
+        "def f(x: Annotated[float, describe('x')]): return x\n",
+        "A",
+        "f",
+        "Sized",
+    )
+    a, f, _ = host.value
+    assert typing.get_type_hints(f, include_extras=True) == {"x": typing.Annotated[float, "X"]}
+    hint = typing.get_type_hints(a, host.main, include_extras=True)["n"]
+    assert typing.get_args(hint)[:2] == (int, 3)
+    assert not set(host.main) & {"weights", "model"}, "they may only be names of axes"
+
+
 def test_what_is_registered_may_name_what_comes_later(library) -> None:
     host = sent(
         f"{UNKNOWN}import picklertest_library as lib\n"
