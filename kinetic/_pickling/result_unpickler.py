@@ -5,7 +5,8 @@ In: bytes of a pickle, and the internals of cloudpickle. Out: the value.
 A class that was sent by value comes back by value. cloudpickle finds the original in this process,
 but then overwrites its methods with those that came back, bound to globals of their own; and in
 another process (`attach`) it makes a new class that no `except` clause names. Here a class that is
-known is left alone, and one that its module already defines is used.
+known is left alone, and one that its module already defines is used. So is a function that its
+module has with the same code.
 
 Code of another version of Python is refused: running it would crash the process.
 """
@@ -15,7 +16,8 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
 from typing import Any
 
 from kinetic._pickling import origin
@@ -34,11 +36,13 @@ class ResultUnpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(data))
         self._internals = internals
         self._python = python
-        self._known = set(internals._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+        self._known: set[object] = set(internals._DYNAMIC_CLASS_TRACKER_BY_CLASS)
         self._own = {
             "_make_skeleton_class": self._skeleton_class,
             "_make_skeleton_enum": self._skeleton_enum,
             "_class_setstate": self._set_state,
+            "_make_function": self._make_function,
+            "_function_setstate": self._set_function_state,
             "_builtin_type": self._builtin_type,
         }
 
@@ -81,21 +85,27 @@ class ResultUnpickler(pickle.Unpickler):
         """Return the class that was sent, or that its module defines under this name; None if there
         is none, as for each class of a function's own."""
         sent: type | None = self._internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
-        if sent is not None or module not in sys.modules:
+        if sent is not None:
             return sent
-        names = origin.MAIN if module in origin.MAIN else (module,)
-        first, *inner = qualname.split(".")
-        for space in (
-            vars(sys.modules[module]),
-            *(origin.namespaces() if module in origin.MAIN else ()),
-        ):
-            found = space.get(first)
-            for name in inner:
-                found = getattr(found, name, None)
-            if isinstance(found, type) and found.__module__ in names:
+        for found in _find_all(module, qualname):
+            if isinstance(found, type):
                 self._known.add(found)
                 return found
         return None
+
+    def _make_function(
+        self, code: CodeType, namespace: dict[str, Any], name: str, *rest: Any
+    ) -> FunctionType:
+        for found in _find_all(namespace.get("__name__"), code.co_qualname):
+            if isinstance(found, FunctionType) and found.__code__ == code:
+                self._known.add(found)
+                return found
+        made: FunctionType = self._internals._make_function(code, namespace, name, *rest)
+        return made
+
+    def _set_function_state(self, func: FunctionType, state: Any) -> None:
+        if func not in self._known:
+            self._internals._function_setstate(func, state)
 
     def _set_state(self, cls: Any, state: Any) -> Any:
         return cls if cls in self._known else self._internals._class_setstate(cls, state)
@@ -106,3 +116,19 @@ class ResultUnpickler(pickle.Unpickler):
                 f"it holds code of Python {self._python} (a function, or a class of a script)"
             )
         return self._internals._builtin_type(name)
+
+
+def _find_all(module: str | None, qualname: str) -> Iterator[Any]:
+    """Yield what a module has under a name and has defined itself; a script in each of its
+    namespaces."""
+    if module not in sys.modules:
+        return
+    names = origin.MAIN if module in origin.MAIN else (module,)
+    first, *inner = qualname.split(".")
+    spaces = origin.namespaces() if module in origin.MAIN else ()
+    for space in (vars(sys.modules[module]), *spaces):
+        found = space.get(first)
+        for name in inner:
+            found = getattr(found, name, None)
+        if getattr(found, "__module__", None) in names:
+            yield found

@@ -218,6 +218,23 @@ def test_known_classes_are_left_alone():
     assert space["count"] == [1]
 
 
+def test_known_functions_come_back_as_themselves(monkeypatch):
+    space = in_main(
+        "count = 0\ndef hit():\n    global count; count += 1\n"
+        "class Box:\n    def get(self): return 1\nheld = [hit, Box.get, lambda: 2]\n"
+        "def make():\n    def hit(): return 3\n    return hit\nheld.append(make())\n"
+    )
+    monkeypatch.setattr(sys.modules["__main__"], "hit", space["hit"], raising=False)
+    data = results.pack_value(space["held"])
+    hit, get, *others = results.unpack_value(data)
+    assert hit is space["hit"]
+    hit()
+    assert space["count"] == 1
+    assert [get(None), *(each() for each in others)] == [1, 2, 3]
+    monkeypatch.setattr(sys.modules["__main__"], "hit", in_main("def hit(): return 4")["hit"])
+    assert results.unpack_value(data)[0] not in (space["hit"], sys.modules["__main__"].hit)
+
+
 def test_in_another_process_classes_are_found_by_name(project):
     payload_of = "from kinetic._pickling import call as payload, results\n"
     made = call.pack(
