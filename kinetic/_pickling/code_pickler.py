@@ -14,6 +14,7 @@ import sys
 import typing
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, ClassVar
 
@@ -226,6 +227,26 @@ def find_named(module: str, qualname: str) -> Any:
     return found
 
 
+class NamingPickler(CodePickler):
+    """Names classes and functions of the script in place of sending them: the caller has them."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Decide how an object is pickled."""
+        is_code = isinstance(obj, type | FunctionType) and obj.__module__ in MAIN
+        if is_code and find_named(obj.__module__, obj.__qualname__) is obj:
+            return obj.__qualname__
+        return super().reducer_override(obj)
+
+
 def dump(value: object, file: BinaryIO) -> None:
-    """Pickle a value into a file."""
-    CodePickler(file).dump(value)
+    """Pickle a value into a file. What of the script cannot be sent is named."""
+    start = file.tell()
+    try:
+        CodePickler(file).dump(value)
+    except Exception:
+        file.seek(start)
+        file.truncate()
+        with suppress(Exception):
+            NamingPickler(file).dump(value)
+            return
+        raise

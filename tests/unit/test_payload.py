@@ -235,6 +235,17 @@ def test_known_functions_come_back_as_themselves(monkeypatch):
     assert results.unpack_value(data)[0] not in (space["hit"], sys.modules["__main__"].hit)
 
 
+def test_a_class_that_cannot_be_sent_is_named(monkeypatch):
+    """The caller has it, and the host's main, too."""
+    text = "import ctypes\nclass Pair(ctypes.Structure):\n    _fields_ = [('x', ctypes.c_int)]\n"
+    space = in_main(f"{text}pair = Pair(7)")
+    with pytest.raises(PicklingError, match="CField"):
+        results.pack_value(space["pair"])
+    monkeypatch.setattr(sys.modules["__main__"], "Pair", space["Pair"], raising=False)
+    back = results.unpack_value(results.pack_value([space["pair"]]))
+    assert (type(back[0]), back[0].x) == (space["Pair"], 7)
+
+
 def test_in_another_process_classes_are_found_by_name(project):
     payload_of = "from kinetic._pickling import call as payload, results\n"
     made = call.pack(
