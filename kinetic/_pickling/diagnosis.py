@@ -261,7 +261,7 @@ def _advice(type_name: str, *, returned: bool) -> str:
         return "Make a list of it first."
     if returned:
         return "Return what it is made from, or what it holds."
-    if "wrapper" in kind or "reader" in kind or "writer" in kind:
+    if kind.endswith(("iowrapper", "reader", "writer")):
         return "Pass the file's path and open it inside the function."
     # absl parses them only where the program starts.
     if kind.endswith(("flag", "flagvalues", "flagholder")):
