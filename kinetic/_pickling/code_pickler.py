@@ -239,7 +239,7 @@ class NamingPickler(CodePickler):
 
 
 def dump(value: object, file: BinaryIO) -> None:
-    """Pickle a value into a file. What of the script cannot be sent is named."""
+    """Pickle a value into a file that can be sought. What of the script cannot be sent is named."""
     start = file.tell()
     try:
         CodePickler(file).dump(value)

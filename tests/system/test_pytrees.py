@@ -47,7 +47,9 @@ def register(cls):
 
 made = make()
 if sys.argv[1] == "result":
-    code_pickler.dump((made, tree_util.tree_structure(made[2])), sys.stdout.buffer)
+    file = io.BytesIO()
+    code_pickler.dump((made, tree_util.tree_structure(made[2])), file)
+    sys.stdout.buffer.write(file.getvalue())
 else:
     CallPickler(sys.stdout.buffer, Script({"__name__": "__main__"})).dump(
         (made, tree_util.tree_structure(made[2]))
