@@ -34,11 +34,6 @@ _OF_ANY_PROCESS = """
     GOOGLE_APPLICATION_CREDENTIALS CLOUDSDK_CONFIG STORAGE_EMULATOR_HOST HF_ENDPOINT HF_HOME
 """
 """The last lines are how a bucket or a hub is reached: of credentials, only the file's path."""
-_OF_THE_JOB = frozenset(
-    f"KINETIC_{name}"
-    for name in ("JOB_ID", "HOST_INDEX", "HOSTS", "ACCELERATOR", "ATTEMPT", "OUTPUT_DIR")
-)
-"""Variables that every host sets: "KINETIC_*" must not capture the caller's."""
 MACHINE_BOUND = frozenset(_OF_THIS_MACHINE.split())
 """Variables that a wildcard never captures: they describe this machine. An exact name does capture
 them."""
@@ -93,12 +88,10 @@ def _warn_once(names: str) -> None:
 def _match_vars(pattern: str, env: Mapping[str, str]) -> dict[str, str]:
     if not pattern.endswith("*"):
         return {pattern: env[pattern]} if pattern in env else {}
-    prefix = pattern[:-1]
-    return {
-        k: v
-        for k, v in env.items()
-        if k.startswith(prefix) and k not in MACHINE_BOUND | _OF_THE_JOB
-    }
+    from kinetic._core.checks import OF_THE_JOB
+
+    skipped, prefix = MACHINE_BOUND | OF_THE_JOB, pattern[:-1]
+    return {k: v for k, v in env.items() if k.startswith(prefix) and k not in skipped}
 
 
 def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -336,6 +336,15 @@ def variable(where: str, name: object) -> str:
     return name
 
 
+OF_THE_JOB = frozenset(
+    f"KINETIC_{name}"
+    for name in (
+        *("JOB_ID", "HOST_INDEX", "HOSTS", "ACCELERATOR", "ATTEMPT", "SLICE_INDEX", "OUTPUT_DIR"),
+    )
+)
+"""Variables that every host sets."""
+
+
 def variables(name: str, value: object) -> dict[str, str]:
     """Check a dict of variables and their values."""
     if value is None:
@@ -343,7 +352,9 @@ def variables(name: str, value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise UsageTypeError(f'{name} must be a dict such as {{"SEED": "1"}}; it is {value!r}.')
     for each, content in value.items():
-        variable(name, each)
+        if variable(name, each) in OF_THE_JOB:
+            way = "Use output_dir=." if each == "KINETIC_OUTPUT_DIR" else "Choose another name."
+            raise UsageError(f"{name}: each host sets {each} itself. {way}")
         if not isinstance(content, str):
             raise UsageTypeError(
                 f"{name}[{each!r}] must be a string; it is {content!r}. Write {str(content)!r}."

@@ -64,12 +64,10 @@ class Assignment(_PairType):
             return value
         name, equals, content = str(value).partition("=")
         if not equals or not name:
-            self.fail(
-                f"{value!r} is not NAME=VALUE. To pass a value of your own environment unseen, use "
-                f"--secret {name}.",
-                param,
-                ctx,
-            )
+            wanted = (param and param.metavar) or self.name
+            unseen = "To pass a value of your own environment unseen, use --secret"
+            advice = f" {unseen} {name}." if wanted == self.name else ""
+            self.fail(f"{value!r} is not {wanted}.{advice}", param, ctx)
         return name, content
 
 

@@ -6,11 +6,13 @@ In: files as Orbax and `kinetic.Checkpointer` write them. Out: tables, documents
 from __future__ import annotations
 
 import json
+import types
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from cli_fakes import Capture, World
 from doubles.gcs import serving
@@ -130,15 +132,30 @@ def test_steps_are_removed(
     assert store.has("notes/of the user")
 
 
+def answer_no(monkeypatch: Any) -> list[str]:
+    """Decline on a terminal; return what was asked."""
+    asked: list[str] = []
+
+    def decline(text: str, **_: object) -> None:
+        asked.append(text)
+        raise click.Abort
+
+    monkeypatch.setattr("click.confirm", decline)
+    monkeypatch.setattr("sys.stdin", types.SimpleNamespace(isatty=lambda: True))
+    return asked
+
+
 @pytest.mark.parametrize(("numbers", "what"), [((4,), "step 4"), ((4, 20), "steps 4, 20")])
 def test_it_asks_before_it_removes(
     world: World, saved: Any, numbers: Any, what: str, monkeypatch: Any, capsys: Capture
 ):
-    asked: list[str] = []
-    monkeypatch.setattr("click.confirm", asked.append)
+    asked = answer_no(monkeypatch)
     steps = [word for number in numbers for word in ("--step", str(number))]
-    assert world("checkpoint", "rm", saved[0], *steps) == 1
+    assert world("checkpoint", "rm", saved[0], *steps) == 130
     assert asked[0].startswith(f"Remove {what} (")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    assert world("checkpoint", "rm", saved[0], *steps) == 2
+    assert "Add --yes to remove without being asked" in capsys.readouterr().err
     assert listed(world, capsys, saved[0]) == ALL
 
 
@@ -234,9 +251,8 @@ def test_checkpoints_of_others_are_shown_and_left_as_they_are(
 def test_whose_checkpoints_are_removed_is_asked(
     world: World, foreign: Any, monkeypatch: Any, capsys: Capture
 ) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr("click.confirm", asked.append)
-    assert world("checkpoint", "rm", foreign[0], "--all") == 1
+    asked = answer_no(monkeypatch)
+    assert world("checkpoint", "rm", foreign[0], "--all") == 130
     assert asked[0].endswith(f"from {foreign[0]}, where Orbax has written?")
 
 

@@ -160,7 +160,7 @@ def test_a_batch_without_a_job_and_one_that_is_not_there(world: World, capsys: C
     Manifest.begin(world.store, Batch("grp-00000001", 5, NOW, name="a sweep"))
     assert world("jobs", "status", "grp-00000001") == 0
     words = " ".join(capsys.readouterr().out.split())
-    assert words == "Batch: a sweep (grp-00000001) Inputs: 5 Jobs: none so far"
+    assert words == "Batch: a sweep (grp-00000001) Inputs: 5 Jobs: none"
     assert world("jobs", "status", "--json", "grp-00000001") == 0
     assert json.loads(capsys.readouterr().out) == {
         "group_id": "grp-00000001",

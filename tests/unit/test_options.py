@@ -152,6 +152,8 @@ class Trainer:
         ({"secrets": "HF_TOKEN"}, "secrets must be a list"),
         ({"secrets": ["A-B"]}, "'A-B' cannot be the name"),
         ({"secrets": ["A"], "env": {"A": "1"}}, "A is in env= and in secrets="),
+        ({"env": {"KINETIC_ATTEMPT": "9"}}, "each host sets KINETIC_ATTEMPT itself"),
+        ({"env": {"KINETIC_OUTPUT_DIR": "/x"}}, "Use output_dir="),
         ({"capture_env_vars": "A"}, "capture_env_vars must be a list"),
         ({"capture_env_vars": ["A*B"]}, "capture_env_vars"),
         ({"volumes": ["/data"]}, "volumes must be a dict"),

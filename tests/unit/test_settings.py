@@ -205,3 +205,9 @@ def test_folders_for_temporary_files():
     named = settings.temporary_folders({"TMPDIR": "/scratch", "TEMP": "", "TMP": "/t"})
     assert named[:2] == (Path("/scratch"), Path("/t"))
     assert Path("/tmp") in settings.temporary_folders({})
+
+
+def test_the_reference_lists_what_a_simulated_host_inherits():
+    page = Path(__file__).parents[2] / "docs/reference/settings.md"
+    listed = page.read_text()
+    assert [name for name in environment._INHERITED if f"`{name}`" not in listed] == []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
+from dataclasses import replace
 
 import pytest
 from laptop_fakes import plan
@@ -12,7 +14,7 @@ from kinetic._backends.local import simulation
 from kinetic._backends.local.backend import LocalBackend
 from kinetic._store.local import LocalStore
 from kinetic._system import machine
-from kinetic.errors import PreflightError
+from kinetic.errors import PreflightError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,19 @@ def test_jax_is_imported_once_where_it_joins_hosts_or_has_the_devices_of_all(
     chosen = options | {"controller": controller}
     document = simulation.document(plan(accelerator=accelerator, options=chosen))
     assert document["preload"] == modules
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
+    def check(folder):
+        simulation.check_places(replace(plan(), output_dir=str(folder)), [])
+
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file is a file"):
+        check(tmp_path / "file/out")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    check(tmp_path)  # It may be there to be read.
+    with pytest.raises(UsageError, match=f"you may not write to {tmp_path}"):
+        check(tmp_path / "a/b")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ In: a plan. Out: the local backend's document, an estimate of memory.
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -265,16 +266,8 @@ def check_places(plan: Plan, needed: Sequence[str]) -> None:
     Raises:
         UsageError: with the path and what to do.
     """
-    for folder in (
-        (Path(plan.output_dir), *Path(plan.output_dir).parents)
-        if plan.output_dir and "://" not in plan.output_dir
-        else ()
-    ):
-        if folder.exists() and not folder.is_dir():
-            raise UsageError(
-                f"The output folder {plan.output_dir} cannot be created: {folder} is a file. Set "
-                "output_dir= to a folder."
-            )
+    if plan.output_dir and "://" not in plan.output_dir:
+        _check_output_dir(plan.output_dir)
     for mount in (each.mount for each in plan.data if each.mount):
         hidden = [folder for folder in needed if Path(folder).is_relative_to(mount)]
         if hidden:
@@ -282,3 +275,14 @@ def check_places(plan: Plan, needed: Sequence[str]) -> None:
                 f"volumes: data at {mount} would hide {hidden[0]}, which jobs need. Choose another "
                 "path, such as /data."
             )
+
+
+def _check_output_dir(path: str) -> None:
+    # Path.exists raises where a folder cannot be searched.
+    there = next(p for p in (Path(path), *Path(path).parents) if os.path.exists(p))  # noqa: PTH110
+    if there.is_dir() and (there == Path(path) or os.access(there, os.W_OK | os.X_OK)):
+        return
+    why = f"you may not write to {there}" if there.is_dir() else f"{there} is a file"
+    raise UsageError(
+        f"The output folder {path} cannot be created: {why}. Set output_dir= to a folder."
+    )

@@ -135,7 +135,7 @@ def _report_orphans(traces: Traces) -> list[Finding]:
     if not ids:
         return []
     detail = (
-        f"{_count_noun(len(ids), 'job')} ended without a verdict, because what supervised them was "
+        f"{_count_noun(len(ids), 'job')} ended without a verdict, because the supervisor was "
         f"killed: {_join_first(ids)}."
     )
     return [

@@ -41,15 +41,22 @@ def _judge(store: LocalStore, job_ids: Sequence[str], now: float) -> list[str]:
         try:
             refs.append(index.find(store, job_id))
         except KineticError as error:
-            done.append(f"{job_id} could not be judged: {error}")
+            done.append(_explain_unjudged(job_id, error))
     here = [ref for ref in refs if ref.backend == HERE.backend]
     found = JobBoard(store, lambda _: registry.make(HERE, store), lambda: now).settle(here)
     for job_id, outcome in found.items():
         if isinstance(outcome, KineticError):
-            done.append(f"{job_id} could not be judged: {outcome}")
+            done.append(_explain_unjudged(job_id, outcome))
         elif outcome is not None:
             done.append(f"{job_id} is judged: {outcome.verdict}.")
     return done
+
+
+def _explain_unjudged(job_id: str, why: KineticError) -> str:
+    return (
+        f"{job_id} could not be judged: {why} `kinetic jobs cleanup {job_id}` removes what is left "
+        "of it."
+    )
 
 
 def _remove(store: LocalStore, job_id: str, path: Path) -> str:

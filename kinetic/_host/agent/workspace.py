@@ -104,11 +104,18 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
         function = (
             None if plan.function is None else _file_of(store, plan.function, root / "function.pkl")
         )
-        output_dir = _output_dir(store, plan)
         home = local_folder.prepare(identity, plan)
     except (StoreError, LookupError, OSError) as error:
         raise SetupFailed(
             f"The source of the job could not be unpacked: {error}", job_id=plan.job_id
+        ) from error
+    try:
+        output_dir = _output_dir(store, plan)
+    except (StoreError, OSError) as error:
+        raise SetupFailed(
+            f"The output folder {plan.output_dir or ''} cannot be made on this host: {error}. Set "
+            "output_dir= to a folder that it can write to.",
+            job_id=plan.job_id,
         ) from error
     try:
         data = datasets.prepare(identity, plan, store, root)

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import socket
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +186,7 @@ def inspect(app: AppContext, /, *, uri: str, step: int | None, as_json: bool) ->
 def _about(found: Checkpoints, step: Step) -> list[tuple[str, str]]:
     arrays = [each for each in step.leaves or () if "dtype" in each]
     saved = "" if step.saved_at is None else f"{text.age(time.time() - step.saved_at)} ago"
-    job = f"{step.job_id}, {step.hosts} hosts" if step.job_id else ""
+    job = f"{step.job_id}, {step.hosts} host{'s' * (step.hosts != 1)}" if step.job_id else ""
     is_unknown = step.layout.program == ANOTHER
     items = (*step.layout.trees, *step.layout.others) if step.layout.program else ()
     said = [
@@ -277,8 +278,11 @@ def rm(
     where = (
         f"{found.where}, where {program} has written" if (program := found.program) else found.where
     )
-    if not yes and not click.confirm(f"Remove {what} {names} ({size}) from {where}?"):
-        return exit_codes.FAILED
+    asked = f"{what} {names} ({size}) from {where}"
+    if not yes and not sys.stdin.isatty():
+        raise UsageError(f"Would remove {asked}. Add --yes to remove without being asked.")
+    if not yes:
+        click.confirm(f"Remove {asked}?", abort=True, err=True)
     if force or (program and not found.has_owner):  # else our name would be left there
         found.remove(chosen)
     else:

@@ -306,7 +306,7 @@ def _print_batch(app: AppContext, text_of_id: str, *, as_json: bool) -> None:
     told = [
         ("Batch", app.batch_name(group_id)),
         ("Inputs", "" if batch is None else f"{batch.total:,}"),
-        ("Jobs", f"{len(jobs):,}: {states}" if jobs else "none so far"),
+        ("Jobs", f"{len(jobs):,}: {states}" if jobs else "none"),
         ("Cost", spending.describe() if jobs else ""),
     ]
     output.line(text.align_pairs([(name, value) for name, value in told if value]))
@@ -327,6 +327,11 @@ def _members(app: AppContext, ref: JobRef) -> list[HostLine]:
         return [line for line in found if line.host is not None]
 
 
+def _describe_backend(ref: JobRef) -> str:
+    asked = ref.place.stands_in_for
+    return f"{ref.backend} (stands in for {asked})" if asked else ref.backend
+
+
 def _facts(
     app: AppContext,
     ref: JobRef,
@@ -342,7 +347,7 @@ def _facts(
         ("State", found.state),
         ("Reason", found.reason if outcome is None else ""),
         ("Accelerator", shape.describe_shape(ref, _slices(app, ref))),
-        ("Backend", ref.backend),
+        ("Backend", _describe_backend(ref)),
         *(
             [("Batch", f"{app.batch_name(ref.group_id)}, input {ref.group_index}")]
             if ref.group_id
