@@ -249,7 +249,8 @@ class JobView:
     def _check_host(self, host: int) -> int:
         if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < self.hosts:
             raise UsageError(
-                f"{self.job_id} has hosts 0 to {self.hosts - 1}; there is no host {host!r}."
+                f"There is no host {host!r}: {self.job_id} has {self.hosts} "
+                f"host{'s' * (self.hosts != 1)}, from 0 on."
             )
         return host
 

@@ -281,7 +281,7 @@ class Options(documents.Record, called="The options of the job"):
     timeout_s: float | None = option(
         checks.seconds,
         "Stop the job when the function runs longer than this, in all attempts of an elastic job "
-        "together; waits for hosts or slices do not count: seconds, 90s, 30m, 1h30m.",
+        "together; waits for hosts or slices do not count. In seconds, or as 90s, 30m, 1h30m.",
         name="timeout",
         flag=Flag(("--timeout",), "DURATION", Takes.DURATION),
         becomes="limits",

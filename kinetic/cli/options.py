@@ -38,17 +38,19 @@ class Duration(_FloatType):
         """Return seconds."""
         if isinstance(value, int | float):
             return float(value)
-        try:
-            from kinetic._core.duration import parse_duration_s  # lists do without
+        from kinetic._core.duration import parse_duration_s  # lists do without
 
+        try:
             return parse_duration_s(value, may_be_zero=self._may_be_zero)
         except ValueError:
-            self.fail(
-                f"{value!r} is not a length of time. Write a number and a unit: 30s, 5m, 2h, "
-                "1h30m, 7d.",
-                param,
-                ctx,
-            )
+            pass
+        try:
+            parse_duration_s(str(value).lstrip("-"), may_be_zero=True)
+        except ValueError:
+            units = "Write seconds, or a number and a unit: 30s, 5m, 2h, 1h30m, 7d."
+            self.fail(f"{value!r} is not a length of time. {units}", param, ctx)
+        least = "0 or more" if self._may_be_zero else "more than 0"
+        self.fail(f"{value!r} is no such length of time: it must be {least}.", param, ctx)
 
 
 class Assignment(_PairType):

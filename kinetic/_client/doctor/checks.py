@@ -358,7 +358,11 @@ def configuration(settings_fault: str, profiles_fault: str, profile: str | None)
         )
     if profiles_fault:
         found.append(
-            problem("profiles", profiles_fault, "Until then no command that needs settings works.")
+            problem(
+                "profiles",
+                profiles_fault,
+                "No command that needs settings works until the file is mended.",
+            )
         )
     if not found:
         found.append(
