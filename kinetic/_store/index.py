@@ -182,6 +182,11 @@ def _find_only(wanted: str, store: Store) -> str:
             f"{wanted!r} is the beginning of {len(found)} ids: {', '.join(found[:_SHOWN])}{more}. "
             "Write one more letter."
         )
+    if wanted.startswith("grp-"):
+        raise NotFound(
+            f"{wanted} is the id of a batch: `kinetic jobs list --group {wanted}` shows its jobs. "
+            "`kinetic jobs status`, `cancel` and `cleanup` take it, too."
+        )
     nearest = _find_nearest(wanted, existing)
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     raise NotFound(

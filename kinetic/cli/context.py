@@ -101,6 +101,30 @@ class AppContext:
         except StoreError:
             return False
 
+    def list_batch(self, text: str) -> list[JobRef]:
+        """Return the jobs of the batch with this id, or of the only one whose id starts with it.
+
+        Raises:
+            NotFound: there is no such batch.
+            UsageError: several ids start with it.
+        """
+        refs = self.board.refs()
+        group_ids = sorted({ref.group_id for ref in refs if ref.group_id})
+        found = [i for i in group_ids if i == text] or [
+            i for i in group_ids if text and i.startswith((text, f"grp-{text}"))
+        ]
+        if len(found) > 1:
+            raise UsageError(
+                f"{text!r} is the beginning of {len(found)} batch ids: {', '.join(found[:5])}. "
+                "Write one more letter."
+            )
+        if not found and not self.has_batch(text):
+            raise NotFound(
+                f"There is no batch {text!r} in the store {self.store.uri}. `kinetic jobs list "
+                "--all --json` names the batch of each job."
+            )
+        return [ref for ref in refs if ref.group_id in found]
+
     def batch_name(self, group_id: str) -> str:
         """Return a batch's name and id; only the id if the name is missing or unreadable."""
         with contextlib.suppress(KineticError):

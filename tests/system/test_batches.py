@@ -16,6 +16,7 @@ from remotes import fail_on_odd, square, wait_for
 
 import kinetic
 from kinetic import errors
+from kinetic.cli.root import call
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 200.0
@@ -215,11 +216,14 @@ def test_the_submitting_process_is_killed(tmp_path):
     ] == [0, 1, 2]
 
 
-def test_another_process_attaches_and_cancels(tmp_path):
+@pytest.mark.parametrize(
+    "cancel", [lambda batch: batch.cancel(), lambda batch: call(["jobs", "cancel", batch.group_id])]
+)
+def test_another_process_attaches_and_cancels(cancel, tmp_path):
     with script(tmp_path, SUBMITTER, tmp_path / "never") as process:
         batch = kinetic.attach_batch(process.stdout.readline().strip())
         wait_until(lambda: batch.status_counts().get("RUNNING") == 3, "three jobs run")
-        batch.cancel()
+        cancel(batch)
         found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
         _, err = process.communicate(timeout=PATIENCE_S)
     assert [type(e) for e in found] == [errors.JobCancelled] * 3 + [errors.SubmitError] * 5

@@ -96,7 +96,7 @@ class BatchHandle(Generic[R_co]):
         return len(self.jobs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._executor.manifest.store.uri, self.group_id)
+        return reopen_batch, (self._executor.manifest.store.uri, self.group_id)
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -476,7 +476,8 @@ def _attach(
     return BatchHandle(attach_executor(manifest, slowest_s, patience_s))
 
 
-def _reopen(store_uri: str, group_id: str) -> BatchHandle[Any]:
+def reopen_batch(store_uri: str, group_id: str) -> BatchHandle[Any]:
+    """Return a batch of one store."""
     return _attach(open_store(store_uri), group_id)
 
 

@@ -17,7 +17,7 @@ from kinetic.cli import output
 from kinetic.cli.context import BATCH, AppContext, pass_app
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import ignore_option, job_argument, json_option
-from kinetic.errors import KineticError, NotFound, StoreError, UsageError
+from kinetic.errors import KineticError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -153,7 +153,7 @@ def list_jobs(
     as_json: bool,
 ) -> None:
     """Print one line for each job."""
-    refs = app.board.refs() if group is None else _refs_of_batch(app, group)
+    refs = app.board.refs() if group is None else app.list_batch(group)
     wanted, most = {state.upper() for state in states}, None if show_all else limit
     shown, more = _select(app, refs, most, wanted)
     for other in app.elsewhere() if group is None else ():
@@ -194,31 +194,6 @@ def _select(
 ) -> tuple[list[tuple[JobRef, JobStanding]], bool]:
     shown, more = app.board.select(refs, limit, states)
     return app.board.add_starts(shown), more
-
-
-def _refs_of_batch(app: AppContext, text: str) -> list[JobRef]:
-    """The jobs of the batch with this id, or of the only one whose id starts with it.
-
-    Raises:
-        NotFound: there is no such batch.
-        UsageError: several ids start with it.
-    """
-    refs = app.board.refs()
-    group_ids = sorted({ref.group_id for ref in refs if ref.group_id})
-    found = [i for i in group_ids if i == text] or [
-        i for i in group_ids if text and i.startswith((text, f"grp-{text}"))
-    ]
-    if len(found) > 1:
-        raise UsageError(
-            f"{text!r} is the beginning of {len(found)} batch ids: {', '.join(found[:5])}. Write "
-            "one more letter."
-        )
-    if not found and not app.has_batch(text):
-        raise NotFound(
-            f"There is no batch {text!r} in the store {app.store.uri}. `kinetic jobs list --all "
-            "--json` names the batch of each job."
-        )
-    return [ref for ref in refs if ref.group_id in found]
 
 
 def _cells(ref: JobRef, found: JobStanding, now: float) -> tuple[str, ...]:
@@ -290,7 +265,7 @@ def _print_batch(app: AppContext, text_of_id: str, *, as_json: bool) -> None:
     from kinetic._client.batch.manifest import Manifest
     from kinetic._client.board.spending import SpendingWatch
 
-    refs = _refs_of_batch(app, text_of_id)
+    refs = app.list_batch(text_of_id)
     group_id = (refs[0].group_id if refs else None) or text_of_id
     batch: Batch | None = None
     with contextlib.suppress(KineticError):  # It was removed, or is damaged; its jobs are there.

@@ -13,11 +13,12 @@ import click
 from kinetic._client.board import text
 from kinetic._core.ref import JobRef
 from kinetic.cli import exit_codes, output
-from kinetic.cli.context import AppContext, pass_app
+from kinetic.cli.context import BATCH, AppContext, pass_app
 from kinetic.cli.options import AGE, job_argument, jobs_argument, json_option, yes_option
 from kinetic.errors import BackendUnavailable, KineticError
 
 if TYPE_CHECKING:
+    from kinetic._client.batch.handle import BatchHandle
     from kinetic._core.place import Place
     from kinetic.cli.pruning import Swept
 
@@ -39,6 +40,7 @@ _CANCEL_HELP = """Stop jobs. Their functions get SIGTERM first; their logs and r
 Examples:
   kinetic jobs cancel job-1a2b
   kinetic jobs cancel 1a2b 77c0
+  kinetic jobs cancel grp-1a2b      a batch: nothing more is submitted
 """
 
 _CLEANUP_HELP = """Remove what jobs hold on their backend (--k8s) and what they left in the store
@@ -99,7 +101,11 @@ def cancel(
     cleanup_poll_interval: float,
 ) -> None:
     """Ask jobs to stop."""
-    for ref in _find_all(app, job_ids):
+    batches, refs = _find_all(app, job_ids)
+    for batch in batches:
+        batch.cancel()
+        output.line(f"{batch.group_id} is cancelled: nothing more is submitted.")
+    for ref in refs:
         if app.board.verdict(ref) is not None:
             output.notice(f"{ref.job_id} has already ended.")
             continue
@@ -130,7 +136,10 @@ def cleanup(
     cleanup_poll_interval: float,
 ) -> None:
     """Remove jobs."""
-    for ref in _find_all(app, job_ids):
+    batches, refs = _find_all(app, job_ids)
+    for batch in batches:
+        batch.cleanup(k8s=k8s, gcs=gcs)
+    for ref in refs:
         app.handle_of(ref).cleanup(
             k8s=k8s,
             gcs=gcs,
@@ -140,9 +149,20 @@ def cleanup(
         output.line(f"{ref.job_id} is cleaned up.")
 
 
-def _find_all(app: AppContext, job_ids: tuple[str, ...]) -> list[JobRef]:
-    """Find all jobs before anything is done: one wrong id must not leave half of the work done."""
-    return list({ref.job_id: ref for ref in map(app.find_to_end, job_ids)}.values())
+def _find_all(app: AppContext, ids: tuple[str, ...]) -> tuple[list[BatchHandle[Any]], list[JobRef]]:
+    """Find all batches and jobs before anything is done: one wrong id must not leave half of the
+    work done."""
+    groups = [each for each in ids if each.startswith(BATCH)]
+    names = {refs[0].group_id or "" if (refs := app.list_batch(each)) else each for each in groups}
+    found = map(app.find_to_end, (each for each in ids if each not in groups))
+    refs = list({ref.job_id: ref for ref in found}.values())
+    return [_open_batch(app, name) for name in sorted(names)], refs
+
+
+def _open_batch(app: AppContext, group_id: str) -> BatchHandle[Any]:
+    from kinetic._client.batch.handle import reopen_batch  # most commands do without
+
+    return reopen_batch(app.store.uri, group_id)
 
 
 @click.command("prune", help=_PRUNE_HELP)
