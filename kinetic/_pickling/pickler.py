@@ -17,16 +17,14 @@ cloudpickle pickles by reference only what it finds under its own name. Here als
 
 from __future__ import annotations
 
-import dis
 import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO, TextIOWrapper
-from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
+from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, BinaryIO
 
 from cloudpickle.cloudpickle import (
-    _extract_code_globals,
     _find_imported_submodules,
     _should_pickle_by_reference,
 )
@@ -40,6 +38,7 @@ from kinetic._pickling.code_pickler import (
     find_renamed,
     is_by_value,
 )
+from kinetic._pickling.namespaces import ModuleNamespace, ScriptNamespace, find_module_of
 from kinetic._pickling.origin import MAIN
 from kinetic._pickling.script import Script, global_names
 from kinetic._pickling.statements import find_names
@@ -88,7 +87,7 @@ class CallPickler(CodePickler):
         self._seen: set[int] = set()
         self._plain_types: set[type] = set()
         self.changes: tuple[str, ...] = ()
-        self.globals_ref[id(script.namespace)] = _ScriptNamespace(script.namespace)
+        self.globals_ref[id(script.namespace)] = ScriptNamespace(script.namespace)
 
     def reducer_override(self, obj: Any) -> Any:
         """Decide how an object is pickled; called for all but the simplest objects."""
@@ -106,7 +105,7 @@ class CallPickler(CodePickler):
             found = None if id(obj) in self._rebuilt else self._script.definition(obj)
             if found is not None:
                 return self._reduce_defined(obj, found)
-            if isinstance(obj, FunctionType) and (module := _module_of(obj)) is not None:
+            if isinstance(obj, FunctionType) and (module := find_module_of(obj)) is not None:
                 return self._in_module(obj, module)
             reduced = super().reducer_override(obj)
             return self._complete_class(obj, reduced) if isinstance(obj, type) else reduced
@@ -283,8 +282,8 @@ class CallPickler(CodePickler):
 
     def _in_module(self, func: FunctionType, module: ModuleType) -> Any:
         # Another function of it, which needs no more than some values, may have been first.
-        if not isinstance(self.globals_ref.get(id(func.__globals__)), _ModuleNamespace):
-            self.globals_ref[id(func.__globals__)] = _ModuleNamespace(module.__name__)
+        if not isinstance(self.globals_ref.get(id(func.__globals__)), ModuleNamespace):
+            self.globals_ref[id(func.__globals__)] = ModuleNamespace(module.__name__)
         make, args, (attributes, slots), *rest = self._dynamic_function_reduce(func)
         return make, args, (attributes, slots | {"__globals__": {}}), *rest
 
@@ -328,27 +327,6 @@ class ExternalObjectPickler(CallPickler):
 
     def _make_another(self, file: BinaryIO) -> CallPickler:
         return ExternalObjectPickler(file, self._script, self._rebuilt, self._kind, self._left_out)
-
-
-class _ScriptNamespace(dict[str, Any]):
-    """Stands for the globals of `__main__`."""
-
-    def __init__(self, namespace: Mapping[str, Any]) -> None:
-        super().__init__(__name__="__main__")
-        self._of = namespace
-
-    def __reduce__(self) -> Any:
-        return unpickler.script_namespace, (self._of.get("__package__"), self._of.get("__file__"))
-
-
-class _ModuleNamespace(dict[str, Any]):
-    """Stands for the globals of a module that the host imports."""
-
-    def __init__(self, module: str) -> None:
-        super().__init__(__name__=module)
-
-    def __reduce__(self) -> Any:
-        return unpickler.module_namespace, (self["__name__"],)
 
 
 class _IfPossible:
@@ -454,47 +432,3 @@ def _find_wrapped(obj: Any) -> Any:
     except AttributeError:
         return None
     return fields.get("__wrapped__") if type(fields) is dict else None
-
-
-def _module_of(func: FunctionType) -> ModuleType | None:
-    """Return the module whose globals the function has, if the host can import it and the function
-    needs them as they are there."""
-    name = str(func.__globals__.get("__name__"))
-    module = sys.modules.get(name)
-    if (
-        module is None
-        or {name, func.__module__} & set(MAIN)
-        or vars(module) is not func.__globals__
-        or is_by_value(name)
-    ):
-        return None
-    if getattr(module, "__spec__", None) is None:
-        return None
-    return module if _needs_module(func) else None
-
-
-def _needs_module(func: FunctionType) -> bool:
-    """Whether the function changes globals, or uses one that is more than a name for something that
-    is found elsewhere.
-
-    Otherwise it is rebuilt without its module, which may take long to import on a host, or need
-    something that only the caller has.
-    """
-    used = [
-        func.__globals__[name]
-        for name in {*_extract_code_globals(func.__code__), *global_names(func.__code__)}
-        if name in func.__globals__
-    ]
-    return any(map(_is_state, used)) or _stores(func.__code__)
-
-
-def _is_state(value: object) -> bool:
-    return not isinstance(
-        value, ModuleType | FunctionType | type | str | bytes | int | float | complex | None
-    ) and not (callable(value) and hasattr(value, "__module__") and hasattr(value, "__qualname__"))
-
-
-def _stores(code: CodeType) -> bool:
-    if any(each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for each in dis.get_instructions(code)):
-        return True
-    return any(_stores(each) for each in code.co_consts if isinstance(each, CodeType))

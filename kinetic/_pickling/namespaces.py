@@ -1,0 +1,85 @@
+"""What stands for the globals of functions in a pickle.
+
+In: live functions. Out: objects that are pickled in place of their globals: hosts have the
+`__main__` of the call, and the modules that they import.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from cloudpickle.cloudpickle import _extract_code_globals
+
+from kinetic._pickling import unpickler
+from kinetic._pickling.code_pickler import is_by_value
+from kinetic._pickling.origin import MAIN
+from kinetic._pickling.script import global_names
+
+
+class ScriptNamespace(dict[str, Any]):
+    """Stands for the globals of `__main__`."""
+
+    def __init__(self, namespace: Mapping[str, Any]) -> None:
+        super().__init__(__name__="__main__")
+        self._of = namespace
+
+    def __reduce__(self) -> Any:
+        return unpickler.script_namespace, (self._of.get("__package__"), self._of.get("__file__"))
+
+
+class ModuleNamespace(dict[str, Any]):
+    """Stands for the globals of a module that the host imports."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(__name__=module)
+
+    def __reduce__(self) -> Any:
+        return unpickler.module_namespace, (self["__name__"],)
+
+
+def find_module_of(func: FunctionType) -> ModuleType | None:
+    """Return the module whose globals the function has, if the host can import it and the function
+    needs them as they are there."""
+    name = str(func.__globals__.get("__name__"))
+    module = sys.modules.get(name)
+    if (
+        module is None
+        or {name, func.__module__} & set(MAIN)
+        or vars(module) is not func.__globals__
+        or is_by_value(name)
+    ):
+        return None
+    if getattr(module, "__spec__", None) is None:
+        return None
+    return module if _needs_module(func) else None
+
+
+def _needs_module(func: FunctionType) -> bool:
+    """Whether the function changes globals, or uses one that is more than a name for something that
+    is found elsewhere.
+
+    Otherwise it is rebuilt without its module, which may take long to import on a host, or need
+    something that only the caller has.
+    """
+    used = [
+        func.__globals__[name]
+        for name in {*_extract_code_globals(func.__code__), *global_names(func.__code__)}
+        if name in func.__globals__
+    ]
+    return any(map(_is_state, used)) or _stores(func.__code__)
+
+
+def _is_state(value: object) -> bool:
+    return not isinstance(
+        value, ModuleType | FunctionType | type | str | bytes | int | float | complex | None
+    ) and not (callable(value) and hasattr(value, "__module__") and hasattr(value, "__qualname__"))
+
+
+def _stores(code: CodeType) -> bool:
+    if any(each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for each in dis.get_instructions(code)):
+        return True
+    return any(_stores(each) for each in code.co_consts if isinstance(each, CodeType))
