@@ -213,15 +213,11 @@ class _CallerState:
         """Pickle what the script has registered, which what the call holds may need as soon as it
         is unpickled, then the call; return the pickler, which knows what it has written."""
         from kinetic._pickling import keras_config, loggers
-        from kinetic._pickling.pickler import CallPickler, Circular, ExternalObjectPickler
+        from kinetic._pickling.pickler import Circular, make_pickler
 
         start, carries_functions = file.tell(), True
         while True:
-            pickler = (
-                CallPickler(file, self.script, self._rebuilt)
-                if self._external is None
-                else ExternalObjectPickler(file, self.script, self._rebuilt, self._external)
-            )
+            pickler = make_pickler(file, self.script, self._rebuilt, self._external)
             pickler.carries_functions = carries_functions
             try:
                 if registrations:

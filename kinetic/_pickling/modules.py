@@ -137,7 +137,6 @@ def by_value(modules: Sequence[ModuleType], registry: Any) -> Iterator[None]:
 def _list_uninstalled() -> Iterator[tuple[ModuleType, str]]:
     """Yield the loaded modules that come from a file that is not installed, with the file; never
     kinetic itself."""
-    installed = _list_installed_folders()
     for name, module in list(sys.modules.items()):
         if name in MAIN or name.partition(".")[0] == "kinetic":
             continue
@@ -146,8 +145,19 @@ def _list_uninstalled() -> Iterator[tuple[ModuleType, str]]:
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or module.__name__ != name:
             continue
-        if not file.startswith(installed) and not any(part in file for part in _INSTALLED):
+        if not _is_installed_file(file):
             yield module, file
+
+
+def is_installed(module: ModuleType) -> bool:
+    """Whether a module is part of Python, of kinetic, or of an installed package."""
+    file = getattr(module, "__file__", None)
+    is_ours = module.__name__.partition(".")[0] == "kinetic"
+    return is_ours or not isinstance(file, str) or _is_installed_file(file)
+
+
+def _is_installed_file(file: str) -> bool:
+    return file.startswith(_list_installed_folders()) or any(part in file for part in _INSTALLED)
 
 
 def _list_made_here() -> list[ModuleType]:

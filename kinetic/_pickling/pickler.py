@@ -38,6 +38,7 @@ from kinetic._pickling.code_pickler import (
     find_renamed,
     is_by_value,
 )
+from kinetic._pickling.imported_names import CONTAINERS, ImportedValue
 from kinetic._pickling.namespaces import ModuleNamespace, ScriptNamespace, find_module_of
 from kinetic._pickling.origin import MAIN
 from kinetic._pickling.script import Script, global_names
@@ -86,6 +87,7 @@ class CallPickler(CodePickler):
         self._own = {id(each) for each in script.namespace.values() if _is_of_script(each)}
         self._seen: set[int] = set()
         self._plain_types: set[type] = set()
+        self._imported_types = {type(each.value) for each in script.imported.values()}
         self.changes: tuple[str, ...] = ()
         self.globals_ref[id(script.namespace)] = ScriptNamespace(script.namespace)
 
@@ -116,6 +118,8 @@ class CallPickler(CodePickler):
                 if by_reference
                 else super().reducer_override(obj)
             )
+        if kind in self._imported_types and id(obj) in self._script.imported:
+            return self._script.imported[id(obj)].__reduce__()
         self._note_kind(obj)
         if _is_global(obj):
             return obj.__qualname__
@@ -128,7 +132,8 @@ class CallPickler(CodePickler):
     def _note_kind(self, obj: object) -> None:
         """Remember a kind that needs no decision again, or what arrives as something else."""
         if type(obj) not in (memoryview, TextIOWrapper):
-            self._plain_types |= set() if callable(obj) else {type(obj)}
+            is_asked_again = callable(obj) or type(obj) in self._imported_types
+            self._plain_types |= set() if is_asked_again else {type(obj)}
             return
         if isinstance(obj, memoryview):
             words = "a memoryview is bytes on its hosts: what they write to it stays there"
@@ -290,11 +295,12 @@ class CallPickler(CodePickler):
 
 class ExternalObjectPickler(CallPickler):
     """Leaves the objects of one class out wherever they occur: they are sent beside the pickle,
-    which holds their numbers. A separate class, because `persistent_id` runs for every object.
+    which holds their numbers. Of lists and dicts that the script has imported by name it sends
+    where they are. A separate class, because `persistent_id` runs for every object.
 
     Args:
         file, script, rebuilt: as of `CallPickler`.
-        kind: the class.
+        kind: the class; () for none.
         before: objects that have numbers already.
     """
 
@@ -303,11 +309,12 @@ class ExternalObjectPickler(CallPickler):
         file: BinaryIO,
         script: Script,
         rebuilt: frozenset[int],
-        kind: type,
+        kind: type | tuple[()],
         before: Sequence[object] = (),
     ) -> None:
         super().__init__(file, script, rebuilt)
         self._kind = kind
+        self._replaced = (kind, CONTAINERS) if script.imports_containers else kind
         self._number = {id(obj): number for number, obj in enumerate(before)}
         self._left_out = list(before)
 
@@ -316,10 +323,13 @@ class ExternalObjectPickler(CallPickler):
         """The objects that were left out, each once, by number."""
         return tuple(self._left_out)
 
-    def persistent_id(self, obj: Any) -> int | None:
-        """Return the number of an object that is left out; None for all others."""
-        if not issubclass(type(obj), self._kind):
+    def persistent_id(self, obj: Any) -> int | ImportedValue | None:
+        """Return the number of an object that is left out, or what stands for an imported
+        container; None for all others."""
+        if not issubclass(type(obj), self._replaced):
             return None
+        if not issubclass(type(obj), self._kind):
+            return self._script.imported.get(id(obj))
         if id(obj) not in self._number:
             self._number[id(obj)] = len(self._left_out)
             self._left_out.append(obj)  # keeps its id from being reused
@@ -327,6 +337,15 @@ class ExternalObjectPickler(CallPickler):
 
     def _make_another(self, file: BinaryIO) -> CallPickler:
         return ExternalObjectPickler(file, self._script, self._rebuilt, self._kind, self._left_out)
+
+
+def make_pickler(
+    file: BinaryIO, script: Script, rebuilt: frozenset[int], external: type | None = None
+) -> CallPickler:
+    """Return what pickles a call: the plain class, which is faster, if it will do."""
+    if external is None and not script.imports_containers:
+        return CallPickler(file, script, rebuilt)
+    return ExternalObjectPickler(file, script, rebuilt, external or ())
 
 
 class _IfPossible:

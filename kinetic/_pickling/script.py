@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from kinetic._pickling import defaults, matching, statements
+from kinetic._pickling import defaults, imported_names, matching, statements
 from kinetic._pickling.annotations import CODE
 from kinetic._pickling.code_pickler import holds_weakly
 from kinetic._pickling.origin import MAIN, ScriptSource
@@ -73,6 +73,17 @@ class Script:
         self.sendable: dict[int, tuple[object, bool]] = {}
         self._known: dict[int, tuple[object, Definition | None]] = {}
         self._made_by: dict[int, tuple[object, matching.Found | None]] = {}
+
+    @functools.cached_property
+    def imported(self) -> dict[int, imported_names.ImportedValue]:
+        """By id, the values that hosts take from their modules."""
+        return imported_names.find_imported(self.namespace, self._sources)
+
+    @functools.cached_property
+    def imports_containers(self) -> bool:
+        """Whether there are lists, dicts and sets among them."""
+        kinds = {type(each.value) for each in self.imported.values()}
+        return not kinds.isdisjoint(imported_names.CONTAINERS)
 
     def uses(self, modules: Sequence[str]) -> bool:
         """Whether the script itself has imported one of these modules, or something from them."""

@@ -172,11 +172,16 @@ def import_if_possible(modules: Sequence[str]) -> None:
 def find_if_possible(module: str, qualname: str) -> Any:
     """Return a module, or what it has under a name; None where this host does not have it."""
     with contextlib.suppress(Exception):
-        found: Any = import_module(module)
-        for name in filter(None, qualname.split(".")):
-            found = getattr(found, name)
-        return found
+        found = import_module(module)
+        return follow_path(found, qualname) if qualname else found
     return None
+
+
+def follow_path(found: Any, path: str) -> Any:
+    """Return the attribute that a path with dots leads to."""
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
 
 
 def cached_property(
@@ -250,12 +255,33 @@ def make_bare(kind: type) -> Any:
 
 def find_undecorated(module: str, qualname: str, depth: int) -> Any:
     """Return a function of a module from under `depth` decorators."""
-    found: Any = import_module(module)
-    for name in qualname.split("."):
-        found = getattr(found, name)
+    found = follow_path(import_module(module), qualname)
     for _ in range(depth):
         found = found.__wrapped__
     return found
+
+
+def find_changed(module: str, path: str, kind: Any) -> Any:
+    """Return what a module has at a path, which is filled next. An empty object of this class comes
+    in its place if it is another one, or if this host cannot import the module."""
+    with contextlib.suppress(Exception, SystemExit):  # A module may parse a command line.
+        found = follow_path(import_module(module), path)
+        if type(found) is kind:
+            return found
+    made = kind.__new__(kind)
+    if isinstance(sys.modules.get(module), ModuleType) and "." not in path:
+        setattr(sys.modules[module], path, made)
+    return made
+
+
+def fill(found: Any, content: Any) -> None:
+    """Replace what an object holds."""
+    if isinstance(found, list | bytearray):
+        found[:] = content
+        return
+    held = found if isinstance(found, dict | set) else vars(found)
+    held.clear()
+    held.update(content)
 
 
 _OF_THE_CALLER = ("run_async", "run_async_map", "with_options", "plan", "aio")
@@ -347,7 +373,10 @@ class CallUnpickler(pickle.Unpickler):
             self._main.setdefault(name, made)
 
     def persistent_load(self, pid: Any) -> object:
-        """Return what stands for an object that was left out of the pickle."""
+        """Return what stands for an object that was left out of the pickle, or one that was found
+        in a module."""
+        if not isinstance(pid, int):
+            return pid
         if not 0 <= pid < len(self._external):
             raise SetupFailed(
                 f"The call needs its data {pid}, which is not on this host. Submit the job again."

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kinetic._pickling import origin
-from kinetic._pickling.pickler import CallPickler, Circular
+from kinetic._pickling.pickler import Circular, make_pickler
 from kinetic._pickling.script import Script, ScriptSource
 from kinetic._pickling.unpickler import CallUnpickler
 
@@ -92,7 +92,7 @@ def pickled(script: Script, values: list[Any]) -> bytes:
     rebuilt = frozenset[int]()
     while True:
         file = io.BytesIO()
-        pickler = CallPickler(file, script, rebuilt)
+        pickler = make_pickler(file, script, rebuilt)
         try:
             pickler.dump_registrations((), script.list_registered())
             pickler.dump(values)
