@@ -46,9 +46,13 @@ def find_module_of(func: FunctionType) -> ModuleType | None:
     needs them as they are there."""
     name = str(func.__globals__.get("__name__"))
     module = sys.modules.get(name)
+    # A decorator may have copied `__module__` from a function of the script. Who has set it to
+    # "__main__" by hand wants a copy.
+    is_by_hand = func.__module__ in MAIN and "__wrapped__" not in vars(func)
     if (
         module is None
-        or {name, func.__module__} & set(MAIN)
+        or name in MAIN
+        or is_by_hand
         or vars(module) is not func.__globals__
         or is_by_value(name)
     ):

@@ -79,6 +79,24 @@ def make():
     assert needs.__globals__ is vars(library)
 
 
+def test_a_decorator_of_a_module_works_with_what_the_module_has(library: Any) -> None:
+    text = """
+import functools
+CALLS = []
+def logged(f):
+    @functools.wraps(f)
+    def inner(*args):
+        CALLS.append(f.__name__)
+        return f(*args)
+    return inner
+"""
+    exec(compile(text, "picklertest_library.py", "exec", dont_inherit=True), vars(library))
+    library.__spec__ = importlib.machinery.ModuleSpec(library.__name__, None)
+    script = "import picklertest_library as lib\n@lib.logged\ndef double(x): return 2 * x\n"
+    assert sent(script, "double", library=library).value[0](2) == 4
+    assert library.CALLS == ["double"]
+
+
 def test_functions_that_share_a_variable_share_it_there() -> None:
     (inc, get, again), held = sent(
         "def counter():\n    n = 0\n"
