@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from cloudpickle.cloudpickle import _extract_code_globals
+from cloudpickle.cloudpickle import _extract_code_globals, dynamic_subimport
 
 from kinetic._pickling import unpickler
 from kinetic._pickling.code_pickler import is_by_value
@@ -39,6 +39,43 @@ class ModuleNamespace(dict[str, Any]):
 
     def __reduce__(self) -> Any:
         return unpickler.module_namespace, (self["__name__"],)
+
+
+class _EmptyCopy:
+    """Stands for a module that is sent by value, without what is in it."""
+
+    def __init__(self, module: ModuleType) -> None:
+        names = ("__package__", "__path__", "__file__")
+        self._named = {name: vars(module)[name] for name in names if name in vars(module)}
+        self._name = module.__name__
+
+    def __reduce__(self) -> Any:
+        return dynamic_subimport, (self._name, self._named)
+
+
+class CopiedNamespace(dict[str, Any]):
+    """Stands for the globals of a module that is sent by value, whether the module itself is sent
+    or functions of it alone."""
+
+    def __init__(self, module: ModuleType) -> None:
+        super().__init__(__name__=module.__name__)
+        self._copy = _EmptyCopy(module)
+
+    def __reduce__(self) -> Any:
+        return vars, (self._copy,)
+
+    def reduce_module(self, module: ModuleType) -> Any:
+        """Return how the module is pickled, with what is in it."""
+        content = {name: value for name, value in vars(module).items() if name != "__builtins__"}
+        return unpickler.take, (self._copy,), content, None, None, unpickler.fill_module
+
+
+def find_copied(func: FunctionType) -> ModuleType | None:
+    """Return the module whose globals the function has, if it is sent by value."""
+    name = str(func.__globals__.get("__name__"))
+    module = sys.modules.get(name)
+    is_its = isinstance(module, ModuleType) and vars(module) is func.__globals__
+    return module if is_its and is_by_value(name) else None
 
 
 def find_module_of(func: FunctionType) -> ModuleType | None:

@@ -39,7 +39,13 @@ from kinetic._pickling.code_pickler import (
     is_by_value,
 )
 from kinetic._pickling.imported_names import CONTAINERS, ImportedValue
-from kinetic._pickling.namespaces import ModuleNamespace, ScriptNamespace, find_module_of
+from kinetic._pickling.namespaces import (
+    CopiedNamespace,
+    ModuleNamespace,
+    ScriptNamespace,
+    find_copied,
+    find_module_of,
+)
 from kinetic._pickling.origin import MAIN
 from kinetic._pickling.script import Script, global_names
 from kinetic._pickling.statements import find_names
@@ -112,11 +118,10 @@ class CallPickler(CodePickler):
             reduced = super().reducer_override(obj)
             return self._complete_class(obj, reduced) if isinstance(obj, type) else reduced
         if issubclass(kind, ModuleType):
-            by_reference = _should_pickle_by_reference(obj)
             return (
                 (unpickler.import_module, (obj.__name__,))
-                if by_reference
-                else super().reducer_override(obj)
+                if _should_pickle_by_reference(obj)
+                else self._copy_namespace(obj).reduce_module(obj)
             )
         if kind in self._imported_types and id(obj) in self._script.imported:
             return self._script.imported[id(obj)].__reduce__()
@@ -234,6 +239,8 @@ class CallPickler(CodePickler):
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
         """Send globals as well that only the body of a class in the function uses, or annotations
         that are text: cloudpickle finds those that functions use."""
+        if (module := find_copied(func)) is not None:
+            self._copy_namespace(module)
         make, args, (attributes, slots), *rest = super()._dynamic_function_reduce(func)
         more = {
             name: func.__globals__[name]
@@ -284,6 +291,9 @@ class CallPickler(CodePickler):
             else:
                 known[id(value)] = value, file.tell() <= _ANNOTATION_BYTES
         return known[id(value)][1]
+
+    def _copy_namespace(self, module: ModuleType) -> Any:
+        return self.globals_ref.setdefault(id(vars(module)), CopiedNamespace(module))
 
     def _in_module(self, func: FunctionType, module: ModuleType) -> Any:
         # Another function of it, which needs no more than some values, may have been first.

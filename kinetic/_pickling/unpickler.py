@@ -154,6 +154,16 @@ def module_namespace(name: str) -> dict[str, Any]:
     return vars(import_module(name))
 
 
+def take(made: Any) -> Any:
+    """Return what was made before."""
+    return made
+
+
+def fill_module(module: ModuleType, content: Mapping[str, Any]) -> None:
+    """Give a module what is in it; functions of it, which may be there already, see that."""
+    vars(module).update(content)
+
+
 def import_module(name: str) -> ModuleType:
     """Import as pickle does: a file of the project comes before a module of the standard library
     with its name."""

@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import pytest
 import script_host
 from script_host import Host, sent
@@ -95,6 +96,27 @@ def logged(f):
     script = "import picklertest_library as lib\n@lib.logged\ndef double(x): return 2 * x\n"
     assert sent(script, "double", library=library).value[0](2) == 4
     assert library.CALLS == ["double"]
+
+
+@pytest.mark.parametrize("names", [("outside", "bump"), ("bump", "outside"), ("all",)])
+def test_a_module_that_is_sent_has_the_namespace_of_its_functions(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = types.ModuleType("picklertest_outside")
+    text = "N = 0\ndef bump():\n    global N\n    N += 1\ndef read(): return N, __name__\n"
+    exec(text, vars(outside))
+    monkeypatch.setitem(sys.modules, outside.__name__, outside)
+    cloudpickle.register_pickle_by_value(outside)
+    try:
+        script = "import picklertest_outside as outside\nfrom picklertest_outside import *\n"
+        host = sent(script + "all = {'bump': bump, 'outside': outside}\n", *names)
+    finally:
+        cloudpickle.unregister_pickle_by_value(outside)
+    found = host.value[0] if names == ("all",) else dict(zip(names, host.value, strict=True))
+    found["bump"]()
+    copy = found["outside"]
+    assert (copy.N, copy.read(), outside.N) == (1, (1, outside.__name__), 0)  # type: ignore[attr-defined]
+    assert copy.bump is found["bump"]
 
 
 def test_functions_that_share_a_variable_share_it_there() -> None:
