@@ -93,7 +93,8 @@ class CallPickler(CodePickler):
         self._own = {id(each) for each in script.namespace.values() if _is_of_script(each)}
         self._seen: set[int] = set()
         self._plain_types: set[type] = set()
-        self._imported_types = {type(each.value) for each in script.imported.values()}
+        values = (each.value for each in script.imported.values())
+        self._known_types = {type(each) for each in (*values, *script.singletons.values())}
         self.changes: tuple[str, ...] = ()
         self.globals_ref[id(script.namespace)] = ScriptNamespace(script.namespace)
 
@@ -123,8 +124,8 @@ class CallPickler(CodePickler):
                 if _should_pickle_by_reference(obj)
                 else self._copy_namespace(obj).reduce_module(obj)
             )
-        if kind in self._imported_types and id(obj) in self._script.imported:
-            return self._script.imported[id(obj)].__reduce__()
+        if kind in self._known_types and (known := self._reduce_known(obj)) is not None:
+            return known
         self._note_kind(obj)
         if _is_global(obj):
             return obj.__qualname__
@@ -134,10 +135,20 @@ class CallPickler(CodePickler):
             return unpickler.make_bare, (kind,), vars(obj)
         return NotImplemented
 
+    def _reduce_known(self, obj: Any) -> Any:
+        """Reduce what the script has imported by name, and what only `__main__` has by a name."""
+        if id(obj) in self._script.imported:
+            return self._script.imported[id(obj)].__reduce__()
+        name = obj.__reduce_ex__(4) if id(obj) in self._script.singletons else None
+        if not isinstance(name, str) or self._script.namespace.get(name) is not obj:
+            return None
+        state = self._globals, name, dict(getattr(obj, "__dict__", {}))
+        return unpickler.make_bare, (type(obj),), state, None, None, unpickler.bind
+
     def _note_kind(self, obj: object) -> None:
         """Remember a kind that needs no decision again, or what arrives as something else."""
         if type(obj) not in (memoryview, TextIOWrapper):
-            is_asked_again = callable(obj) or type(obj) in self._imported_types
+            is_asked_again = callable(obj) or type(obj) in self._known_types
             self._plain_types |= set() if is_asked_again else {type(obj)}
             return
         if isinstance(obj, memoryview):

@@ -85,6 +85,16 @@ class Script:
         kinds = {type(each.value) for each in self.imported.values()}
         return not kinds.isdisjoint(imported_names.CONTAINERS)
 
+    @functools.cached_property
+    def singletons(self) -> dict[int, object]:
+        """By id, objects that may say of themselves that `__main__` has them under a name."""
+        return {
+            id(value): value
+            for value in self.namespace.values()
+            if isinstance(getattr(type(value), "__reduce__", None), FunctionType)
+            and getattr(value, "__module__", None) in MAIN
+        }
+
     def uses(self, modules: Sequence[str]) -> bool:
         """Whether the script itself has imported one of these modules, or something from them."""
         values = [

@@ -263,6 +263,14 @@ def make_bare(kind: type) -> Any:
     return object.__new__(kind)
 
 
+def bind(made: Any, state: tuple[dict[str, Any], str, Mapping[str, Any]]) -> None:
+    """Give an object its attributes, and have the script's globals name it."""
+    namespace, name, attributes = state
+    namespace[name] = made
+    if attributes:
+        vars(made).update(attributes)
+
+
 def find_undecorated(module: str, qualname: str, depth: int) -> Any:
     """Return a function of a module from under `depth` decorators."""
     found = follow_path(import_module(module), qualname)

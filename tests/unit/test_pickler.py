@@ -119,6 +119,28 @@ def test_a_module_that_is_sent_has_the_namespace_of_its_functions(
     assert copy.bump is found["bump"]
 
 
+def test_an_object_that_is_known_by_its_name_is_there_under_it() -> None:
+    text = """
+import functools
+class Missing:
+    def __reduce__(self): return "MISSING"
+MISSING = Missing()
+MISSING.seen = [1]
+class Cached:
+    def __init__(self, f): functools.update_wrapper(self, f)
+    def __call__(self, x): return self.__wrapped__(x)
+    def __reduce__(self): return self.__qualname__
+@Cached
+def double(x): return 2 * x
+def f(x=MISSING): return x is MISSING, x is given["it"], double(2)
+given = {"it": MISSING}
+"""
+    host = sent(text, "f", "given")
+    assert host.value[0]() == (True, True, 4)
+    assert host.main["MISSING"] is host.value[1]["it"]
+    assert host.main["MISSING"].seen == [1]
+
+
 def test_functions_that_share_a_variable_share_it_there() -> None:
     (inc, get, again), held = sent(
         "def counter():\n    n = 0\n"
