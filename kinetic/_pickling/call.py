@@ -134,7 +134,7 @@ class _CallerState:
         self._edited = found.edited
         # A test runner loads many modules of a project; a script only those that it uses.
         self._registering = found.registering if self.script.uses(found.imported) else ()
-        self._changed = module_values.list_changes(func, found.imported)
+        self._changed = module_values.list_changes(func, found.imported, self.script.imported)
 
     def make_record(
         self,

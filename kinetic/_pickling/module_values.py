@@ -40,12 +40,15 @@ class _Source:
     set_later: frozenset[str]
 
 
-def list_changes(func: object, modules: Collection[str]) -> tuple[str, ...]:
+def list_changes(
+    func: object, modules: Collection[str], sent: Collection[int] = ()
+) -> tuple[str, ...]:
     """Return a sentence about each value that hosts find as its module's file gives it.
 
     Args:
         func: the function of the call.
         modules: the modules that hosts import from files.
+        sent: ids of values whose content is sent where the function uses them by name.
     """
     found = {}
     for module, name, is_own in _list_read(func, frozenset(modules)) if modules else ():
@@ -53,7 +56,7 @@ def list_changes(func: object, modules: Collection[str]) -> tuple[str, ...]:
         if name not in source.literals or (is_own and name in source.set_later):
             continue
         value, given = vars(module)[name], source.literals[name]
-        if _differs(value, given):
+        if id(value) not in sent and _differs(value, given):
             found[f"{module.__name__}.{name}"] = (
                 f"{module.__name__}.{name} has changed since {module.__name__} was imported: hosts "
                 f"import the file and find {reprlib.repr(given)} there in place of "

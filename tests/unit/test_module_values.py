@@ -49,11 +49,14 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Mo
 
 
 def told(
-    func: Callable[..., Any], config: types.ModuleType, modules: tuple[str, ...] = (NAME,)
+    func: Callable[..., Any],
+    config: types.ModuleType,
+    modules: tuple[str, ...] = (NAME,),
+    sent: tuple[int, ...] = (),
 ) -> str:
     space = {"__name__": "__main__", "config": config}
     made = types.FunctionType(func.__code__, space, func.__name__)
-    return "\n".join(list_changes(made, modules))
+    return "\n".join(list_changes(made, modules, sent))
 
 
 config: Any
@@ -133,3 +136,9 @@ def test_what_cannot_be_compared_or_read_is_no_error(config: types.ModuleType) -
     assert list_changes(print, [NAME]) == ()
     Path(str(config.__file__)).write_text("RATE = (")
     assert told(read, config) == ""
+
+
+def test_what_is_sent_with_its_content_is_as_here(config: types.ModuleType) -> None:
+    config.NAMES.append("b")
+    assert f"{NAME}.NAMES has changed" in told(read, config)
+    assert told(read, config, sent=(id(config.NAMES),)) == ""
