@@ -8,6 +8,7 @@ modules of kinetic are imported before the command is known.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -200,7 +201,10 @@ def _report_misuse(problem: BaseException) -> int:
 
 
 def _report_failure(problem: BaseException) -> int:
-    if why := output.silence_broken_stdout():
+    why = output.silence_broken_stdout()
+    if not why and isinstance(problem, OSError) and problem.errno == errno.ENOSPC:
+        why = problem.strerror or ""  # Full disks of stores are errors of their own.
+    if why:
         output.error(f"The output could not be written: {why}.")
     elif isinstance(problem, KeyboardInterrupt):
         pass  # the interrupted command has reported what keeps running

@@ -473,11 +473,12 @@ def test_a_command_ends_without_taking_its_modules_apart() -> None:
         assert ("no-such-option" in done.stderr) == (expected != 0)
 
 
-def test_a_full_disk_below_stdout_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["jobs list --all --json", "accelerators --json"])
+def test_a_full_disk_below_stdout_is_told(command: str, tmp_path: Path) -> None:
     code = "from kinetic.cli.main import main; main()"
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-c", code, "jobs", "list", "--all", "--json"],
+            [sys.executable, "-c", code, *command.split()],
             cwd=ROOT,
             env={**os.environ, "KINETIC_STORE": str(tmp_path / "empty"), "PYTHONUNBUFFERED": ""},
             stdout=full,
