@@ -9,6 +9,7 @@ function was defined. By its qualified name a class is told from another one of 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import sys
 import typing
@@ -20,7 +21,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
 
-from kinetic._pickling import pytrees, unpickler
+from kinetic._pickling import enums, pytrees, unpickler
 from kinetic._pickling.annotations import CODE, IS_LAZY, read_annotations
 from kinetic._pickling.origin import MAIN
 
@@ -119,6 +120,10 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return obj.__qualname__
         if holds_weakly(obj) and obj.__globals__.get("__name__", "").startswith("jaxtyping."):
             obj = vars(obj).get("__wrapped__", obj)
+        if isinstance(obj, enum.Enum):
+            return enums.reduce_member(obj)
+        if isinstance(obj, enum.EnumMeta):
+            return enums.reduce_class(obj)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple):
             make, arguments, *rest = reduced

@@ -17,6 +17,7 @@ cloudpickle pickles by reference only what it finds under its own name. Here als
 
 from __future__ import annotations
 
+import enum
 import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from cloudpickle.cloudpickle import (
     _should_pickle_by_reference,
 )
 
-from kinetic._pickling import unpickler
+from kinetic._pickling import enums, unpickler
 from kinetic._pickling.annotations import read_annotations
 from kinetic._pickling.code_pickler import (
     CallOnLoad,
@@ -124,8 +125,15 @@ class CallPickler(CodePickler):
                 if _should_pickle_by_reference(obj)
                 else self._copy_namespace(obj).reduce_module(obj)
             )
+        return self._reduce_object(obj)
+
+    def _reduce_object(self, obj: Any) -> Any:
+        """Reduce what is no function, class or module."""
+        kind = type(obj)
         if kind in self._known_types and (known := self._reduce_known(obj)) is not None:
             return known
+        if issubclass(kind, enum.Enum):
+            return enums.reduce_member(obj)
         self._note_kind(obj)
         if _is_global(obj):
             return obj.__qualname__
@@ -400,7 +408,8 @@ def _complete_body(made: type, reduced: Any) -> Any:
     """Have a class rebuilt with its slots: cloudpickle makes it without, and sets the attribute
     later, when it has no effect. Have a `TypedDict("T", …)` rebuilt as one."""
     is_dict = typing.is_typeddict(made)
-    if not (is_dict or "__slots__" in vars(made)) or not isinstance(reduced, tuple):
+    has_slots = "__slots__" in vars(made) and not isinstance(made, enum.EnumMeta)
+    if not (is_dict or has_slots) or not isinstance(reduced, tuple):
         return reduced
     make, (kind, name, bases, body, *more), (state, slots), *rest = reduced
     if is_dict:

@@ -43,6 +43,7 @@ _PLAIN_DECORATORS = (
     typing.final,
     typing.runtime_checkable,
     enum.unique,
+    enum.verify,
 )
 _NEVER_AGAIN = (atexit.register,)
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")

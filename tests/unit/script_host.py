@@ -13,6 +13,7 @@ import zlib
 from typing import Any
 
 import pytest
+from cloudpickle import cloudpickle
 
 from kinetic._pickling import origin
 from kinetic._pickling.pickler import Circular, make_pickler
@@ -72,6 +73,7 @@ class Host:
     def __init__(self, data: bytes, here: dict[str, Any]) -> None:
         self.here = here
         self.main: dict[str, Any] = {"__name__": "__main__"}
+        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # A host has none of the classes.
         unpickler = CallUnpickler(io.BytesIO(data), self.main)
         self.again = unpickler.load()
         self.value = unpickler.load()
