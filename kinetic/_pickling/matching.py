@@ -11,10 +11,11 @@ from __future__ import annotations
 import __future__
 
 import ast
+import contextlib
 import functools
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -57,6 +58,59 @@ def _choose_by_codes(codes: Sequence[CodeType], found: Sequence[Found]) -> list[
     looks = {_look_of(code) for code in codes}
     flags = functools.reduce(operator.or_, (code.co_flags for code in codes)) & _FLAGS
     return [each for each in here or fitting if looks <= _looks_of(*each, flags)]
+
+
+def list_added(made: type, node: statements.Made, files: Container[str]) -> set[str]:
+    """Return the attributes of a class whose functions its statement has not made: they were put
+    into it later, by whatever means.
+
+    Args:
+        made: the class.
+        node: its statement.
+        files: where the script's functions come from.
+    """
+    computed = {*statements.find_assignments(node), *statements.find_decorated(node)}
+
+    def is_from_elsewhere(value: Any) -> bool:
+        code = getattr(value, "__code__", None)
+        return (
+            code is not None
+            and value.__globals__.get("__name__") in MAIN
+            and code.co_filename in files
+            and not is_from_here(value)
+        )
+
+    def is_from_here(function: FunctionType) -> bool:
+        code = function.__code__
+        is_inside = _first_line_of(node) <= code.co_firstlineno <= (node.end_lineno or 0)
+        return is_inside and code.co_qualname.startswith(f"{made.__qualname__}.")
+
+    return {
+        name
+        for name, value in vars(made).items()
+        if any(map(is_from_elsewhere, _list_own(value, made)))
+        and not (name in computed and any(map(is_from_here, _walk_functions(value, made))))
+    }
+
+
+def _list_own(value: Any, of: type) -> list[Any]:
+    """Return an attribute that is a function, or the functions in it."""
+    if isinstance(value, FunctionType):
+        return [value]
+    return [] if isinstance(value, type) else _list_functions(value, of)
+
+
+def _walk_functions(value: Any, of: type) -> Iterator[FunctionType]:
+    """Yield the functions in an attribute, and those that they hold: decorators wrap them."""
+    waiting = _list_own(value, of)
+    seen: set[int] = set()
+    for each in waiting:
+        if isinstance(each, FunctionType) and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += _list_functions(each, of)
+            with contextlib.suppress(ValueError):  # A variable that has no value yet.
+                waiting += [cell.cell_contents for cell in each.__closure__ or ()]
 
 
 def _list_codes(made: FunctionType | type, set_later: set[str]) -> list[CodeType]:

@@ -144,15 +144,20 @@ class Script:
         """Return the attributes of a class that may differ from what its statement gives it
         when it is executed again."""
         found = self._statement(made) if isinstance(made, type) else None
-        if found is None:
+        if found is None or not isinstance(made, type):
             return {}
         in_body = statements.find_assignments(found[1])
         later = self._find_set_later(made)
+        files = {source.file for source in self._sources} - {"<string>"}  # Libraries use it, too.
+        added = self._find_set_on(made) | matching.list_added(made, found[1], files)
         return {
             name: value
             for name, value in vars(made).items()
-            if not name.startswith("__")
-            and (name in later or (name in in_body and _may_differ(value, in_body[name])))
+            if name in added
+            or (
+                not name.startswith("__")
+                and (name in later or (name in in_body and _may_differ(value, in_body[name])))
+            )
         }
 
     def find_defaults(self, made: FunctionType | type) -> defaults.Defaults:
@@ -282,10 +287,15 @@ class Script:
     def _find_set_later(self, made: FunctionType | type) -> set[str]:
         """Return the attributes that the script sets on a class, as in `Point.origin = …` and
         `cls.made += 1`."""
+        in_methods = {name for on, name in self._attributes_set if not on}
+        return in_methods | self._find_set_on(made)
+
+    def _find_set_on(self, made: FunctionType | type) -> set[str]:
+        """Return the attributes that it sets by the name of the class."""
         return {
             name
             for on, name in self._attributes_set
-            if on in ("", made.__qualname__) or self.namespace.get(on) is made
+            if on == made.__qualname__ or (on and self.namespace.get(on) is made)
         }
 
     @functools.cached_property

@@ -104,6 +104,15 @@ def find_assignments(node: Made) -> dict[str, ast.expr]:
     return found
 
 
+def find_decorated(node: Made) -> set[str]:
+    """Return the functions in the body of a class that have decorators."""
+    return {
+        each.name
+        for each in ast.walk(node)
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.decorator_list
+    }
+
+
 def find_annotation_names(node: ast.AST) -> set[str]:
     """Return the names in the annotations of a class's attributes, also of those that are text."""
     return _names_in(

@@ -148,6 +148,47 @@ def test_attributes_set_by_name_travel_with_a_class_that_is_defined_again(librar
     assert (made.more, made.most) == (7, 8)
 
 
+def test_functions_put_into_a_class_travel_with_it_when_it_is_defined_again(library: Any) -> None:
+    text = """
+import functools, threading
+import picklertest_library as lib
+def keep(function):
+    lock = threading.Lock()  # It cannot be sent.
+    return functools.wraps(function)(lambda self: (lock, function(self))[1])
+@lib.register
+class Net:
+    def __call__(self, x): return x
+    def __str__(self): return "old"
+    def kept(self): return 1
+    @keep
+    def wrapped(self): return 2
+    @property
+    def size(self): return 0
+    @classmethod
+    def name(cls): return "old"
+    __repr__ = __str__
+def add_to_class(cls):
+    def put(function):
+        setattr(cls, function.__name__, function)
+    return put
+Net.__call__ = lambda self, x: 100 * x
+@add_to_class(Net)
+def __str__(self): return "new"
+@add_to_class(Net)
+def forward(self): return Net.name()
+for each, value in {"size": property(lambda self: 3), "name": classmethod(lambda cls: "n")}.items():
+    setattr(Net, each, value)
+Net.__bool__ = lib.register
+Net.__hash__ = None
+"""
+    (made,) = sent(text, "Net", library=library).value
+    one = made()
+    assert (one(2), str(one), repr(one), one.forward(), one.size) == (200, "new", "old", "n", 3)
+    assert (one.kept(), one.wrapped()) == (1, 2)
+    assert vars(made)["__bool__"] is library.register
+    assert vars(made)["__hash__"] is None
+
+
 def test_a_class_of_which_it_cannot_be_known_what_made_it_is_rebuilt(library: Any) -> None:
     text = """
 import picklertest_library as lib
