@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
 
-from kinetic._pickling import enums, pytrees, unpickler
+from kinetic._pickling import class_bodies, enums, pytrees, unpickler
 from kinetic._pickling.annotations import CODE, IS_LAZY, read_annotations
 from kinetic._pickling.origin import MAIN
 
@@ -130,6 +130,8 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             if make.__name__ == "_make_skeleton_class":
                 metaclass, name, bases, fields, *more = arguments
                 fields = {**fields, "__qualname__": obj.__qualname__}
+                if class_bodies.is_struct(obj):
+                    metaclass = class_bodies.find_struct_maker(obj)
                 if pytrees.is_registered(obj) and not self.is_registered_there(obj):
                     fields = pytrees.make_body(obj) | fields
                     rest = self._register_again(obj, *rest)

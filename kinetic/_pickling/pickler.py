@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import enum
 import sys
-import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO, TextIOWrapper
-from types import FunctionType, MemberDescriptorType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, BinaryIO
 
 from cloudpickle.cloudpickle import (
@@ -30,7 +29,7 @@ from cloudpickle.cloudpickle import (
     _should_pickle_by_reference,
 )
 
-from kinetic._pickling import enums, unpickler
+from kinetic._pickling import class_bodies, enums, unpickler
 from kinetic._pickling.annotations import read_annotations
 from kinetic._pickling.code_pickler import (
     CallOnLoad,
@@ -272,7 +271,7 @@ class CallPickler(CodePickler):
 
     def _complete_class(self, made: type, reduced: Any) -> Any:
         """Have a class of the script find what its annotations name."""
-        reduced = _complete_body(made, reduced)
+        reduced = class_bodies.complete(made, reduced)
         text = read_annotations(made) if made.__module__ in MAIN else {}
         names = self._list_annotating(find_names(text), self._script.namespace)
         if not names or not isinstance(reduced, tuple):
@@ -402,29 +401,6 @@ def _place_of(value: object) -> tuple[str, str] | None:
         return None
     is_there = _should_pickle_by_reference(value)
     return (value.__module__, value.__qualname__) if is_there else find_renamed(value)
-
-
-def _complete_body(made: type, reduced: Any) -> Any:
-    """Have a class rebuilt with its slots: cloudpickle makes it without, and sets the attribute
-    later, when it has no effect. Have a `TypedDict("T", …)` rebuilt as one."""
-    is_dict = typing.is_typeddict(made)
-    has_slots = "__slots__" in vars(made) and not isinstance(made, enum.EnumMeta)
-    if not (is_dict or has_slots) or not isinstance(reduced, tuple):
-        return reduced
-    make, (kind, name, bases, body, *more), (state, slots), *rest = reduced
-    if is_dict:
-        bases = (typing.TypedDict,) if bases == (dict,) else bases
-        return make, (kind, name, bases, body, *more), (state, slots), *rest
-    if typing.NamedTuple in bases:  # It has none of its own, and takes none.
-        return reduced
-    names = vars(made)["__slots__"]
-    if isinstance(names, Iterator):  # Making the class has used it up.
-        names = tuple(n for n, v in vars(made).items() if isinstance(v, MemberDescriptorType))
-    body = body | {"__slots__": names}
-    kept = {
-        name: value for name, value in state.items() if not isinstance(value, MemberDescriptorType)
-    }
-    return make, (kind, name, bases, body, *more), (kept, slots), *rest
 
 
 def _is_of_script(value: object) -> bool:
