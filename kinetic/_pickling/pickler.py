@@ -179,7 +179,7 @@ class CallPickler(CodePickler):
         self._begun.add(id(obj))
         return (
             unpickler.define,
-            self._define_args(obj.__name__, found),
+            self._define_args(obj.__name__, found, self._script.find_kept_defaults(obj)),
             (
                 self._globals,
                 self._list_named(found, of_script=True) | self._values(found.used),
@@ -244,8 +244,11 @@ class CallPickler(CodePickler):
             [CallOnLoad(unpickler.import_if_possible, (tuple(modules),)), *objects, *statements]
         )
 
-    def _define_args(self, name: str, found: Definition) -> tuple[Any, ...]:
-        needed = self._list_named(found, of_script=False) | self._values(found.needed)
+    def _define_args(
+        self, name: str, found: Definition, given: dict[str, Any] | None = None
+    ) -> tuple[Any, ...]:
+        named = self._list_named(found, of_script=False)
+        needed = named | self._values(found.needed) | (given or {})
         return (
             self._globals,
             name,

@@ -29,7 +29,14 @@ from collections.abc import Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from kinetic._pickling import defaults, imported_names, matching, statements
+from kinetic._pickling import (
+    defaults,
+    imported_names,
+    kept_defaults,
+    matching,
+    plain_values,
+    statements,
+)
 from kinetic._pickling.annotations import CODE
 from kinetic._pickling.code_pickler import holds_weakly
 from kinetic._pickling.origin import MAIN, ScriptSource
@@ -49,7 +56,6 @@ _NEVER_AGAIN = (atexit.register,)
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _AT_ONCE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<generic parameters of ")
 """Functions that the compiler makes and the statement calls; the last ones have a class's bases."""
-_SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _OPTIMIZED = 1
 """The compiler's flag for functions; class bodies do not have it."""
 
@@ -127,9 +133,10 @@ class Script:
         else:
             does_more = self._registers(node) or holds_weakly(made)
         again = self._make_definition(source, node) if does_more else None
-        if again is None or self.namespace[made.__qualname__] is made:
-            return again
-        return dataclasses.replace(again, binds=False)
+        if again is None:
+            return None
+        binds = self.namespace[made.__qualname__] is made
+        return dataclasses.replace(again, binds=binds, given=tuple(self.find_kept_defaults(made)))
 
     def _note_lost(self, made: FunctionType | type) -> None:
         """Remember a class whose decorators cannot be executed again, if they are a library's: its
@@ -156,7 +163,10 @@ class Script:
             if name in added
             or (
                 not name.startswith("__")
-                and (name in later or (name in in_body and _may_differ(value, in_body[name])))
+                and (
+                    name in later
+                    or (name in in_body and plain_values.may_differ(value, in_body[name]))
+                )
             )
         }
 
@@ -169,9 +179,16 @@ class Script:
         return defaults.find(
             made,
             lambda name, value: (
-                _may_differ(value, in_body[name]) if name in in_body else _is_plain(value)
+                plain_values.may_differ(value, in_body[name])
+                if name in in_body
+                else plain_values.is_plain(value)
             ),
         )
+
+    def find_kept_defaults(self, made: FunctionType | type) -> dict[str, Any]:
+        """Return the defaults of fields that its statement is given, by names of globals."""
+        found = self._statement(made)
+        return kept_defaults.find(made, found[1]) if found and isinstance(made, type) else {}
 
     def _statement(self, made: FunctionType | type) -> matching.Found | None:
         if id(made) not in self._made_by:
@@ -414,26 +431,6 @@ class Script:
             for name, made in self._statements.items()
             if all(of is source and each.lineno > node.lineno for of, each in made)
         }
-
-
-def _may_differ(value: object, made_by: ast.expr) -> bool:
-    """Whether an expression, evaluated again, may give another value than this plain one."""
-    if type(value) not in (*_SCALARS, list, dict, set, tuple):
-        return False
-    try:
-        return bool(value != ast.literal_eval(made_by))
-    except Exception:  # noqa: BLE001 - not a literal, or user-defined comparison
-        return _is_plain(value)
-
-
-def _is_plain(value: Any, deepest: int = 4) -> bool:
-    """Whether a value consists of scalars."""
-    if type(value) in _SCALARS:
-        return True
-    if type(value) is dict:
-        value = (*value, *value.values())
-    is_group = deepest > 0 and type(value) in (list, set, tuple)
-    return is_group and all(_is_plain(each, deepest - 1) for each in value)
 
 
 def _is_foreign(value: object) -> bool:

@@ -84,23 +84,15 @@ def list_attributes_set(source: ScriptSource) -> frozenset[tuple[str, str]]:
 
 
 def find_assignments(node: Made) -> dict[str, ast.expr]:
-    """Return the assignments in the body of a class."""
+    """Return the assignments in the body of a class; of `x, y = …` the names alone."""
     found: dict[str, ast.expr] = {}
     for each in node.body:
-        targets = (
-            each.targets
-            if isinstance(each, ast.Assign)
-            else [each.target]
-            if isinstance(each, ast.AnnAssign)
-            else []
-        )
-        for target in targets:
-            if (
-                isinstance(target, ast.Name)
-                and isinstance(each, ast.Assign | ast.AnnAssign)
-                and each.value is not None
-            ):
-                found[target.id] = each.value
+        if not isinstance(each, ast.Assign | ast.AnnAssign) or each.value is None:
+            continue
+        for target in each.targets if isinstance(each, ast.Assign) else [each.target]:
+            for name in ast.walk(target):
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                    found[name.id] = each.value if name is target else name
     return found
 
 

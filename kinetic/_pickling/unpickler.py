@@ -21,7 +21,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, NewType, NoReturn
 
 from kinetic._core.values import dataclass
-from kinetic._pickling import defaults
+from kinetic._pickling import defaults, kept_defaults
 from kinetic._pickling.origin import MAIN
 from kinetic.errors import SetupFailed, UsageError
 
@@ -64,6 +64,7 @@ class Definition:
         used: globals that what it defines needs later.
         annotating: names in its annotations, also of those that are text.
         binds: whether the script has what it defines under its name; else that name is another's.
+        given: globals that have defaults of its fields, which it does not compute again.
     """
 
     source: str
@@ -74,11 +75,13 @@ class Definition:
     used: tuple[str, ...] = ()
     annotating: tuple[str, ...] = ()
     binds: bool = True
+    given: tuple[str, ...] = ()
 
     def code(self) -> CodeType:
         """Compile the statement; its lines have the numbers that they have in the file."""
         text = "\n" * (self.line - 1) + self.source
-        code: CodeType = compile(text, self.file, "exec", self.flags, dont_inherit=True)
+        made_of = kept_defaults.put(text, self.given) if self.given else text
+        code: CodeType = compile(made_of, self.file, "exec", self.flags, dont_inherit=True)
         return code
 
 
@@ -106,6 +109,8 @@ def define(
         is_call = not name and not found.source.startswith("for ")
         if not is_call or "uplicate" not in str(error):
             raise  # What a statement registers may be registered already.
+    for each in found.given:
+        del namespace[each]
     made = namespace.get(name)
     if not found.binds and namespace.pop(name, None) is not None and before is not namespace:
         namespace[name] = before

@@ -1,0 +1,77 @@
+"""Defaults of fields that a library keeps where they cannot be set later (pydantic, msgspec): the
+statement gets them when it is executed again, instead of computing others.
+
+In: a class and its statement. Out: the defaults, by name of the global that has them there, and a
+statement that takes them from there.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from kinetic._pickling import plain_values, statements
+
+_PREFIX = "_kinetic_default_"
+_MAKE_FIELDS = ("field", "Field", "PrivateAttr")
+
+
+def find(made: type, node: statements.Made) -> dict[str, Any]:
+    """Return the plain defaults that the statement may compute anew."""
+    in_body = _find_expressions(node)
+    whole = statements.find_assignments(node)
+    return {
+        f"{_PREFIX}{name}": value
+        for name, value, has_more in _list_kept(made)
+        if name in in_body
+        and plain_values.may_differ(value, in_body[name])
+        and not (has_more and in_body[name] is whole[name] and isinstance(whole[name], ast.Call))
+    }
+
+
+def put(text: str, given: Collection[str]) -> ast.Module:
+    """Return the class in a text as one that takes defaults from these globals."""
+    tree = ast.parse(text)
+    node = next(each for each in ast.walk(tree) if isinstance(each, ast.ClassDef))
+    places = {id(place): f"{_PREFIX}{name}" for name, place in _find_expressions(node).items()}
+
+    class Put(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> ast.AST:
+            name = places.get(id(node))
+            if name not in given:
+                return self.generic_visit(node)
+            return ast.copy_location(ast.Name(str(name), ast.Load()), node)
+
+    Put().visit(node)
+    return tree
+
+
+def _list_kept(made: type) -> Iterator[tuple[str, Any, bool]]:
+    """Yield the defaults of a class with their names, and whether their fields say more, as a
+    function of the script may have made them say."""
+    of = vars(made)
+    fields = {**of.get("__pydantic_fields__", {}), **of.get("__private_attributes__", {})}
+    for name, field in fields.items():
+        told = set(getattr(field, "_attributes_set", ()))
+        has_more = bool(getattr(field, "metadata", ())) or not told <= {"annotation", "default"}
+        yield name, getattr(field, "default", None), has_more
+    names, values = (getattr(made, f"__struct_{each}__", ()) for each in ("fields", "defaults"))
+    for name, value in zip(names[len(names) - len(values) :], values, strict=True):
+        yield name, value, False
+
+
+def _find_expressions(node: statements.Made) -> dict[str, ast.expr]:
+    """Return the expressions for defaults in the body of a class: of `Field(default=…)` the
+    argument."""
+    return {
+        name: _find_argument(made_by) or made_by
+        for name, made_by in statements.find_assignments(node).items()
+    }
+
+
+def _find_argument(made_by: ast.expr) -> ast.expr | None:
+    if not isinstance(made_by, ast.Call) or statements.last_name(made_by.func) not in _MAKE_FIELDS:
+        return None
+    named = [each.value for each in made_by.keywords if each.arg == "default"]
+    return next(iter([*named, *made_by.args]), None)
