@@ -177,12 +177,13 @@ class CallPickler(CodePickler):
         if id(obj) in self._begun or needs_unfinished:
             raise Circular(obj)
         self._begun.add(id(obj))
+        bases = self._script.find_bases(obj)
         return (
             unpickler.define,
-            self._define_args(obj.__name__, found, self._script.find_kept_defaults(obj)),
+            self._define_args(obj.__name__, found, self._script.find_kept_defaults(obj) | bases),
             (
                 self._globals,
-                self._list_named(found, of_script=True) | self._values(found.used),
+                self._list_named(found, of_script=True) | self._values((*found.used, *bases)),
                 self._script.find_changes(obj),
                 self._script.find_defaults(obj),
             ),

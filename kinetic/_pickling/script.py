@@ -31,8 +31,8 @@ from typing import Any
 
 from kinetic._pickling import (
     defaults,
+    given,
     imported_names,
-    kept_defaults,
     matching,
     plain_values,
     statements,
@@ -185,10 +185,17 @@ class Script:
             ),
         )
 
+    def find_bases(self, made: FunctionType | type) -> dict[str, type]:
+        """Return the bases that its statement is given, by their names."""
+        found = self._statement(made) if isinstance(made, type) else None
+        if found is None or not isinstance(made, type):
+            return {}
+        return given.find_bases(made, found[1], self.namespace)
+
     def find_kept_defaults(self, made: FunctionType | type) -> dict[str, Any]:
         """Return the defaults of fields that its statement is given, by names of globals."""
         found = self._statement(made)
-        return kept_defaults.find(made, found[1]) if found and isinstance(made, type) else {}
+        return given.find_defaults(made, found[1]) if found and isinstance(made, type) else {}
 
     def _statement(self, made: FunctionType | type) -> matching.Found | None:
         if id(made) not in self._made_by:

@@ -21,7 +21,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, NewType, NoReturn
 
 from kinetic._core.values import dataclass
-from kinetic._pickling import defaults, kept_defaults
+from kinetic._pickling import defaults, given
 from kinetic._pickling.origin import MAIN
 from kinetic.errors import SetupFailed, UsageError
 
@@ -80,7 +80,7 @@ class Definition:
     def code(self) -> CodeType:
         """Compile the statement; its lines have the numbers that they have in the file."""
         text = "\n" * (self.line - 1) + self.source
-        made_of = kept_defaults.put(text, self.given) if self.given else text
+        made_of = given.put_defaults(text, self.given) if self.given else text
         code: CodeType = compile(made_of, self.file, "exec", self.flags, dont_inherit=True)
         return code
 

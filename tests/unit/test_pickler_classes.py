@@ -148,6 +148,26 @@ def test_attributes_set_by_name_travel_with_a_class_that_is_defined_again(librar
     assert (made.more, made.most) == (7, 8)
 
 
+def test_a_class_keeps_its_bases_where_their_names_stand_for_others_now(library: Any) -> None:
+    text = """
+import picklertest_library as lib
+class One: size = 1
+class Two: size = 2
+Base = One
+@lib.register
+class Model(Base, lib.Base):
+    def look(self): return self.size, Base.size
+@lib.register
+class Again(Model): pass
+Base = Two
+"""
+    host = sent(text, "Again", "Base", "One", library=library)
+    again, base, one = host.value
+    assert again().look() == (1, 2)
+    assert again.__mro__[1].__bases__ == (one, library.Base)
+    assert host.main["Base"] is base
+
+
 def test_functions_put_into_a_class_travel_with_it_when_it_is_defined_again(library: Any) -> None:
     text = """
 import functools, threading

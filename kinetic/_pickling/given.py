@@ -1,14 +1,15 @@
-"""Defaults of fields that a library keeps where they cannot be set later (pydantic, msgspec): the
-statement gets them when it is executed again, instead of computing others.
+"""What the statement of a class is given when it is executed again, instead of what it would find
+or compute then: bases, if their names stand for other classes by now, and defaults of fields that
+a library keeps where they cannot be set later (pydantic, msgspec).
 
-In: a class and its statement. Out: the defaults, by name of the global that has them there, and a
-statement that takes them from there.
+In: a class and its statement. Out: these by name of the global that has them there, and a
+statement that takes defaults from there.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from kinetic._pickling import plain_values, statements
@@ -17,7 +18,25 @@ _PREFIX = "_kinetic_default_"
 _MAKE_FIELDS = ("field", "Field", "PrivateAttr")
 
 
-def find(made: type, node: statements.Made) -> dict[str, Any]:
+def find_bases(made: type, node: statements.Made, namespace: Mapping[str, Any]) -> dict[str, type]:
+    """Return the bases whose names stand for other classes by now."""
+    nodes = getattr(node, "bases", ())
+    if len(nodes) != len(made.__bases__):
+        return {}  # It got others from a decorator, or from what stood there.
+    named = {
+        each.id: base
+        for each, base in zip(nodes, made.__bases__, strict=True)
+        if isinstance(each, ast.Name)
+    }
+    now = {name: namespace.get(name) for name in named}
+    return {
+        name: base
+        for name, base in named.items()
+        if isinstance(now[name], type) and now[name] not in made.__mro__
+    }
+
+
+def find_defaults(made: type, node: statements.Made) -> dict[str, Any]:
     """Return the plain defaults that the statement may compute anew."""
     in_body = _find_expressions(node)
     whole = statements.find_assignments(node)
@@ -30,7 +49,7 @@ def find(made: type, node: statements.Made) -> dict[str, Any]:
     }
 
 
-def put(text: str, given: Collection[str]) -> ast.Module:
+def put_defaults(text: str, given: Collection[str]) -> ast.Module:
     """Return the class in a text as one that takes defaults from these globals."""
     tree = ast.parse(text)
     node = next(each for each in ast.walk(tree) if isinstance(each, ast.ClassDef))
