@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -119,11 +120,11 @@ def _note_unsent_file(plan: Plan | None, error: FileNotFoundError) -> None:
     name = error.filename
     if plan is None or not plan.client_root or Path(name).is_absolute():
         return
-    if Path(plan.client_root, plan.cwd_rel or "", name).exists():
+    if os.path.exists(Path(plan.client_root, plan.cwd_rel or "", name)):  # noqa: PTH110 - Path.exists raises where a folder cannot be searched
         error.add_note(
-            f"{name} is here, but was not sent with the project: .gitignore, .kineticignore or "
-            "kinetic's own rules leave it out, or it is newer than the job. Pass "
-            f"kinetic.Data({name!r}), or let it be sent by a line !/… in .kineticignore."
+            f"{name} is here. If it was not sent with the project, .gitignore, .kineticignore or "
+            f"kinetic's own rules leave it out: pass kinetic.Data({name!r}), or let it be sent by "
+            "a line !/… in .kineticignore."
         )
 
 

@@ -137,7 +137,7 @@ def _dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
 def _place_file(source: str, mount: str) -> str:
     """Return where a file appears: in a folder, unless the path's name is one for this file."""
     (name, kind), (_, asked) = (posixpath.splitext(posixpath.basename(p)) for p in (source, mount))
-    is_for_file = posixpath.basename(mount) == name + kind or (kind and kind == asked)
+    is_for_file = posixpath.basename(mount) == name + kind or asked
     return mount if is_for_file else f"{mount}/{name}{kind}"
 
 

@@ -134,7 +134,7 @@ class _CallerState:
         self._edited = found.edited
         # A test runner loads many modules of a project; a script only those that it uses.
         self._registering = found.registering if self.script.uses(found.imported) else ()
-        self._changed = module_values.list_changes(func, found.imported, self.script.imported)
+        self._changed = module_values.list_changes(func, found.imported)
 
     def make_record(
         self,
@@ -221,7 +221,7 @@ class _CallerState:
             pickler.carries_functions = carries_functions
             try:
                 if registrations:
-                    states = loggers.read(lambda each: not self.attempt(each)), keras_config.read()
+                    states = [loggers.read(), *filter(None, [keras_config.read()])]
                     registered = self.script.list_registered()
                     pickler.dump_registrations(
                         self._registering,
@@ -355,6 +355,7 @@ def unpack(
     main: dict[str, Any] | None = None,
     source_map: tuple[str, str] | None = None,
     external: Sequence[object] = (),
+    when_imported: Callable[[str, Callable[[], object]], object] = lambda _, act: act(),
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Rebuild a call.
 
@@ -366,6 +367,7 @@ def unpack(
         source_map: (folder there, folder here): code from a file below the first names the one
             below the second.
         external: what stands here for each object that was left out of the pickle.
+        when_imported: acts once a module is imported: it sets what the caller has set there.
 
     Raises:
         CorruptRecord: the bytes are not what was written.
@@ -383,6 +385,7 @@ def unpack(
     body = memoryview(data)[header.body_offset :]
     function_body = _function_body(header, function)
     try:
+        from kinetic._pickling import unpickler
         from kinetic._pickling.unpickler import CallUnpickler
 
         if function_body is None:
@@ -395,8 +398,9 @@ def unpack(
             _, states, *_ = reader.load()
             func = reader.load()
             args, kwargs = reader.load()
+        unpickler.settle(when_imported)
         for each in states:
-            each.apply()  # After the imports, which may add handlers of their own.
+            when_imported(each.library, each.apply)  # Imports may have added handlers.
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
         why = envelope.why_not_rebuilt(error, header.versions, here)
         raise SetupFailed(f"The function could not be rebuilt on this host: {why}") from error

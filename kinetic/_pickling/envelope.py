@@ -23,7 +23,7 @@ from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 from kinetic.version import __version__
 
-SCHEMA = 2
+SCHEMA = 3
 _NO_DIGEST = "0" * 64
 _DEEPEST = 4000
 """Python's own limit is 1,000, of which pickle takes two for each level of nesting."""

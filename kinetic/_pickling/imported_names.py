@@ -3,9 +3,10 @@ module has under that name, not a copy.
 
 In: the globals of the script, and its source. Out: `ImportedValue`s, by the ids of the values.
 
-Functions, classes and modules are none of these: they travel by reference anyway. What belongs to a
-module of the project may have changed since it was imported, so its content is sent as well, and
-set into the object that the host's module has. What has its own way of being pickled is copied.
+Functions, classes and modules are none of these: they travel by reference anyway. What a module
+holds may have changed since it was imported, so its content is sent as well, and set into the
+object that the host's module has, if the host has imported that by then: importing it may take
+long. What has its own way of being pickled is copied, and so is what is of the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from importlib import util
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
-from kinetic._pickling import modules, statements, unpickler
+from kinetic._pickling import statements, unpickler
 from kinetic._pickling.code_pickler import CodePickler, is_by_value
 from kinetic._pickling.origin import MAIN, ScriptSource
 
@@ -68,16 +69,15 @@ def find_imported(
     """Return, by id, the values that a script has imported by name."""
     found: dict[int, ImportedValue] = {}
     for name, path in _ALWAYS:
-        if name in sys.modules:
+        with suppress(KeyError, AttributeError):  # A test may have put something in its place.
             value = unpickler.follow_path(sys.modules[name], path)
             found[id(value)] = ImportedValue(value, name, path, has_content=False)
     for node in (each for source in sources for each in statements.parse(source)):
         module = _find_module(node, namespace) if isinstance(node, ast.ImportFrom) else None
         if isinstance(node, ast.ImportFrom) and module is not None:
-            has_content = not modules.is_installed(module)
             for path, value in _list_values(node, module, namespace):
-                if not has_content or _is_ordinary(value):
-                    made = ImportedValue(value, module.__name__, path, has_content=has_content)
+                if _is_ordinary(value):
+                    made = ImportedValue(value, module.__name__, path, has_content=True)
                     found.setdefault(id(value), made)
     return found
 
@@ -89,7 +89,8 @@ def _find_module(node: ast.ImportFrom, namespace: Mapping[str, Any]) -> ModuleTy
         with suppress(ImportError):  # It was executed in another package.
             name = util.resolve_name("." * node.level + name, namespace.get("__package__") or "")
     module = sys.modules.get(name)
-    is_there = isinstance(module, ModuleType) and name not in MAIN and not is_by_value(name)
+    is_of_python = name.partition(".")[0] in sys.stdlib_module_names or name in MAIN
+    is_there = isinstance(module, ModuleType) and not is_of_python and not is_by_value(name)
     return module if is_there else None
 
 

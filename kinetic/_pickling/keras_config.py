@@ -31,14 +31,12 @@ class KerasState:
     config: dict[str, Any]
     policy: Any = None
     seed: int | None = None
+    library = "keras"
 
     def apply(self) -> None:
-        """Set it here. Keras is imported only if something differs from its defaults."""
-        if not self.config and self.policy is None and self.seed is None:
-            return
-        try:
-            import keras
-        except ImportError:
+        """Set it here, where Keras is imported."""
+        keras: Any = sys.modules.get("keras")
+        if keras is None:
             return
         for name, value in self.config.items():
             getattr(keras.config, f"set_{name}")(value)
@@ -48,8 +46,8 @@ class KerasState:
             keras.utils.set_random_seed(self.seed)
 
 
-def read() -> KerasState:
-    """Return what this thread has set in Keras."""
+def read() -> KerasState | None:
+    """Return what this thread has set in Keras; None for nothing."""
     keras: Any = sys.modules.get("keras")
     try:
         now = {name: getattr(keras.config, name)() for name in _DEFAULTS}
@@ -60,6 +58,7 @@ def read() -> KerasState:
                 None if policy.name == now["floatx"] else keras.dtype_policies.serialize(policy)
             )
     except (AttributeError, KeyError, TypeError):  # Another version, or not imported.
-        return KerasState({})
+        return None
     config = {name: value for name, value in now.items() if value != _DEFAULTS[name]}
-    return KerasState(config, policy, seed)
+    is_usual = not config and policy is None and seed is None
+    return None if is_usual else KerasState(config, policy, seed)

@@ -4,20 +4,25 @@ In: the loggers of this process. Out: their levels, and the handlers that write 
 on a host.
 
 `logging.basicConfig(level=logging.INFO)` at the top of a script is not part of a function: without
-this, a host would drop what the function logs. Handlers of other kinds (files, sockets) stay here,
-and so do those of libraries, which add their own where they are imported.
+this, a host would drop what the function logs. Only levels and formats travel: handlers that write
+elsewhere (files, sockets), filters and formatters of other classes may hold anything, and stay
+here. Libraries add their own handlers where they are imported.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from kinetic._core.values import dataclass
+from kinetic._pickling import modules
 
 _OURS = "kinetic"
+_STYLES: dict[Any, Any] = {style[0]: name for name, style in logging._STYLES.items()}
+_USUAL_VERBOSITY = -1
+"""Of absl: warnings."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +32,12 @@ class LoggingHandler:
     Attributes:
         stream: "stdout" or "stderr".
         level: the least level that it writes.
-        formatter: None for that of the library.
-        filters: what decides about each record.
+        format: as `logging.Formatter` takes them: the format, that of dates, the style.
     """
 
     stream: str
     level: int
-    formatter: logging.Formatter | None
-    filters: tuple[Any, ...]
+    format: tuple[Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,12 @@ class LoggerState:
         name: empty for the root.
         level: the least level that it passes on; 0 for that of the logger above.
         propagates: whether the loggers above get its records, too.
-        filters: what decides about each record.
         handlers: those that write to the output of the process.
     """
 
     name: str
     level: int
     propagates: bool
-    filters: tuple[Any, ...]
     handlers: tuple[LoggingHandler, ...]
 
 
@@ -62,68 +63,76 @@ class LoggingState:
 
     Attributes:
         loggers: those of the standard library.
-        absl: the verbosity of absl, and whether its handler is in use; None if it is not imported.
+        disabled: the level up to which all are disabled.
+        absl: the verbosity of absl, and whether its handler is in use; None if they are as usual.
     """
 
     loggers: tuple[LoggerState, ...] = ()
+    disabled: int = 0
     absl: tuple[int, bool] | None = None
+    library = "logging"
 
     def apply(self) -> None:
         """Set the loggers of this process. A logger that has handlers of its own keeps them."""
         while _added:
-            logger, handler = _added.pop()
-            logger.removeHandler(handler)
+            _added.pop().leave()
+        logging.disable(self.disabled)
         if self.absl is not None:
             _apply_absl(*self.absl)
         for each in self.loggers:
             logger = logging.getLogger(each.name)
             logger.setLevel(each.level)
             logger.propagate = each.propagates
-            _set_filters(logger, each.filters)
-            for made in () if logger.handlers else tuple(map(_make_handler, each.handlers)):
-                logger.addHandler(made)
-                _added.append((logger, made))
+            _added.extend(HostHandler(logger, made) for made in each.handlers)
 
 
-_added: list[tuple[logging.Logger, logging.Handler]] = []
+class HostHandler(logging.StreamHandler[Any]):
+    """Writes what its logger gets, unless the logger has other handlers, which the function or a
+    module that it imports may add at any time."""
+
+    def __init__(self, logger: logging.Logger, made: LoggingHandler) -> None:
+        super().__init__(getattr(sys, made.stream))
+        self._logger = logger
+        self.setLevel(made.level)
+        self.setFormatter(_SafeFormatter(*made.format))
+        logger.addHandler(self)
+
+    def leave(self) -> None:
+        """Leave the logger."""
+        self._logger.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        if all(isinstance(each, HostHandler) for each in self._logger.handlers):
+            super().emit(record)
 
 
-def read(can_be_sent: Callable[[object], bool]) -> LoggingState:
-    """Return how this process logs.
+class _SafeFormatter(logging.Formatter):
+    """Writes records that lack what the format names, as a filter sets it, in the usual format."""
 
-    Args:
-        can_be_sent: whether a formatter or a filter can be pickled; those that cannot are left out.
-    """
+    def format(self, record: logging.LogRecord) -> str:
+        try:
+            return super().format(record)
+        except (KeyError, ValueError):
+            return logging.Formatter(logging.BASIC_FORMAT).format(record)
 
-    def select(filters: Any) -> tuple[Any, ...]:
-        return tuple(each for each in filters if can_be_sent(each))
 
-    def describe(handler: logging.Handler) -> LoggingHandler | None:
-        stream = _stream_of(handler)
-        if stream is None:
-            return None
-        formatter = handler.formatter if can_be_sent(handler.formatter) else None
-        return LoggingHandler(stream, handler.level, formatter, select(handler.filters))
+_added: list[HostHandler] = []
 
+
+def read() -> LoggingState:
+    """Return how this process logs."""
     found = []
     for name, logger in _list_loggers():
-        handlers = map(describe, () if _is_of_library(name) else logger.handlers)
-        found.append(
-            LoggerState(
-                name,
-                logger.level,
-                logger.propagate,
-                select(logger.filters),
-                tuple(each for each in handlers if each is not None),
-            )
-        )
-    return LoggingState(
-        tuple(each for each in found if each != _make_unchanged(each.name)), _read_absl()
-    )
-
-
-def _make_unchanged(name: str) -> LoggerState:
-    return LoggerState(name, logging.NOTSET if name else logging.WARNING, True, (), ())
+        if _is_of_library(name):
+            state = LoggerState(name, logger.level, True, ())
+        else:
+            handlers = tuple(each for each in map(_describe, logger.handlers) if each is not None)
+            propagates = logger.propagate or len(handlers) < len(logger.handlers)
+            state = LoggerState(name, logger.level, propagates, handlers)
+        if state != LoggerState(name, logging.NOTSET if name else logging.WARNING, True, ()):
+            found.append(state)
+    return LoggingState(tuple(found), logging.root.manager.disable, _read_absl())
 
 
 def _list_loggers() -> Iterator[tuple[str, logging.Logger]]:
@@ -135,39 +144,39 @@ def _list_loggers() -> Iterator[tuple[str, logging.Logger]]:
 
 
 def _is_of_library(name: str) -> bool:
-    top = name.partition(".")[0]
-    return top in sys.modules and top != "__main__"
+    found: Any = sys.modules.get(name.partition(".")[0])
+    return found is not None and found.__name__ != "__main__" and modules.is_installed(found)
 
 
-def _stream_of(handler: logging.Handler) -> str | None:
-    """Return the standard stream that a handler writes to, also through the console of rich."""
+def _describe(handler: logging.Handler) -> LoggingHandler | None:
+    """Describe a handler that writes to a standard stream, also through the console of rich, which
+    adds level and time itself; None for all others."""
     stream = getattr(handler, "stream", None)
+    console = getattr(handler, "console", None)
     if stream is None:
-        stream = getattr(getattr(handler, "console", None), "file", None)
+        stream = getattr(console, "file", None)
     for name in ("stdout", "stderr"):
         if stream is not None and stream in (getattr(sys, name), getattr(sys, f"__{name}__")):
-            return name
+            made = None if console is not None else handler.formatter
+            return LoggingHandler(name, handler.level, _format_of(made, has_console=bool(console)))
     return None
 
 
-def _make_handler(made: LoggingHandler) -> logging.Handler:
-    handler = logging.StreamHandler(getattr(sys, made.stream))
-    handler.setLevel(made.level)
-    handler.setFormatter(made.formatter)
-    _set_filters(handler, made.filters)
-    return handler
-
-
-def _set_filters(on: logging.Handler | logging.Logger, filters: tuple[Any, ...]) -> None:
-    for each in filters:
-        on.addFilter(each)
+def _format_of(formatter: logging.Formatter | None, *, has_console: bool) -> tuple[Any, Any, Any]:
+    if has_console:
+        return logging.BASIC_FORMAT, None, "%"
+    style = _STYLES.get(type(getattr(formatter, "_style", None)))
+    if formatter is None or style is None or not isinstance(formatter._fmt, str):
+        return None, None, "%"
+    return formatter._fmt, formatter.datefmt, style
 
 
 def _read_absl() -> tuple[int, bool] | None:
     absl = sys.modules.get("absl.logging")
     if absl is None:
         return None
-    return absl.get_verbosity(), absl.get_absl_handler() in logging.root.handlers
+    found = absl.get_verbosity(), absl.get_absl_handler() in logging.root.handlers
+    return None if found == (_USUAL_VERBOSITY, False) else found
 
 
 def _apply_absl(verbosity: int, is_used: bool) -> None:

@@ -148,7 +148,7 @@ class CallPickler(CodePickler):
             return self._script.imported[id(obj)].__reduce__()
         name = obj.__reduce_ex__(4) if id(obj) in self._script.singletons else None
         if not isinstance(name, str) or self._script.namespace.get(name) is not obj:
-            return None
+            return name
         state = self._globals, name, dict(getattr(obj, "__dict__", {}))
         return unpickler.make_bare, (type(obj),), state, None, None, unpickler.bind
 
@@ -394,7 +394,7 @@ def _annotates(value: object) -> bool:
     """Whether this may be part of an annotation; an array or a container only has a name that
     stands there, too."""
     is_plain = value is not None and not hasattr(type(value), "__len__")
-    return is_plain or isinstance(value, type | str)
+    return is_plain or isinstance(value, type)
 
 
 def _place_of(value: object) -> tuple[str, str] | None:

@@ -17,10 +17,12 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from kinetic._pickling import origin
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class ResultUnpickler(pickle.Unpickler):
@@ -97,14 +99,18 @@ class ResultUnpickler(pickle.Unpickler):
         self, code: CodeType, namespace: dict[str, Any], name: str, *rest: Any
     ) -> FunctionType:
         for found in _find_all(namespace.get("__name__"), code.co_qualname):
-            if isinstance(found, FunctionType) and found.__code__ == code:
+            is_same = isinstance(found, FunctionType) and found.__code__ == code
+            if is_same and _has_no_state(found, set()):
                 self._known.add(found)
-                return found
+                same: FunctionType = found
+                return same
         made: FunctionType = self._internals._make_function(code, namespace, name, *rest)
         return made
 
     def _set_function_state(self, func: FunctionType, state: Any) -> None:
-        if func not in self._known:
+        if func in self._known:
+            func.__dict__.update(state[0])
+        else:
             self._internals._function_setstate(func, state)
 
     def _set_state(self, cls: Any, state: Any) -> Any:
@@ -116,6 +122,30 @@ class ResultUnpickler(pickle.Unpickler):
                 f"it holds code of Python {self._python} (a function, or a class of a script)"
             )
         return self._internals._builtin_type(name)
+
+
+def _has_no_state(func: FunctionType, seen: set[FunctionType]) -> bool:
+    """Whether a function, and those of the script that it calls, use nothing that a host may have
+    changed: values of globals, of closures, or defaults that are not plain."""
+    if func in seen:
+        return True
+    seen.add(func)
+    defaults = (*(func.__defaults__ or ()), *(func.__kwdefaults__ or {}).values())
+    used = [func.__globals__[n] for n in _list_names(func.__code__) if n in func.__globals__]
+    calls = [each for each in used if isinstance(each, FunctionType)]
+    return (
+        func.__closure__ is None
+        and all(isinstance(each, _PLAIN) for each in defaults)
+        and all(isinstance(each, FunctionType | ModuleType | type) for each in used)
+        and all(each.__module__ not in origin.MAIN or _has_no_state(each, seen) for each in calls)
+    )
+
+
+def _list_names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _list_names(inner)
 
 
 def _find_all(module: str | None, qualname: str) -> Iterator[Any]:

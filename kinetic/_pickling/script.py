@@ -97,9 +97,10 @@ class Script:
         """By id, objects that may say of themselves that `__main__` has them under a name."""
         return {
             id(value): value
-            for value in self.namespace.values()
+            for value in list(self.namespace.values())
             if isinstance(getattr(type(value), "__reduce__", None), FunctionType)
             and getattr(value, "__module__", None) in MAIN
+            and not getattr(type(value), "is_plain_in_jobs", False)
         }
 
     def uses(self, modules: Sequence[str]) -> bool:

@@ -10,6 +10,7 @@ show.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 import functools
@@ -284,17 +285,41 @@ def find_undecorated(module: str, qualname: str, depth: int) -> Any:
     return found
 
 
+_waiting: list[tuple[str, str, Any]] = []
+"""What was made in place of a module's own object: module, path, object."""
+
+
 def find_changed(module: str, path: str, kind: Any) -> Any:
     """Return what a module has at a path, which is filled next. An empty object of this class comes
-    in its place if it is another one, or if this host cannot import the module."""
-    with contextlib.suppress(Exception, SystemExit):  # A module may parse a command line.
-        found = follow_path(import_module(module), path)
+    in its place if it is another one, or if the module is not imported yet."""
+    if kind is object:  # It may be compared with what the module's functions have.
+        with contextlib.suppress(Exception, SystemExit):  # A module may parse a command line.
+            import_module(module)
+    with contextlib.suppress(KeyError, AttributeError):
+        found = follow_path(sys.modules[module], path)
         if type(found) is kind:
             return found
     made = kind.__new__(kind)
-    if isinstance(sys.modules.get(module), ModuleType) and "." not in path:
-        setattr(sys.modules[module], path, made)
+    _waiting.append((module, path, made))
     return made
+
+
+def settle(when_imported: Callable[[str, Callable[[], object]], object]) -> None:
+    """Have modules see what was made in place of their objects, once they are imported."""
+    while _waiting:
+        module, path, made = _waiting.pop()
+        when_imported(module, functools.partial(_put, module, path, made))
+
+
+def _put(module: str, path: str, made: Any) -> None:
+    if module in sys.modules and "." not in path:
+        before = vars(sys.modules[module]).get(path)
+        if type(before) is type(made) and type(made) is not object:  # Others may have it, too.
+            fill(before, made if isinstance(made, _CONTAINERS) else vars(made))
+        setattr(sys.modules[module], path, made)
+
+
+_CONTAINERS = (dict, list, set, bytearray)
 
 
 def fill(found: Any, content: Any) -> None:
@@ -392,7 +417,7 @@ class CallUnpickler(pickle.Unpickler):
         return made
 
     def _bind_name(self, name: str, made: object) -> None:
-        if self._main is not None and name.isidentifier():
+        if self._main is not None and name.isidentifier() and not hasattr(builtins, name):
             self._main.setdefault(name, made)
 
     def persistent_load(self, pid: Any) -> object:

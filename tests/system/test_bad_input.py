@@ -189,7 +189,7 @@ def test_a_file_that_was_not_sent_is_told_about_where_it_is_missed(project):
                 print(*[note for note in error.__notes__ if "ignore" in note])
     """
     done = run(project, program)
-    assert done.stdout.startswith("data/x.csv is here, but was not sent with the project"), done
+    assert done.stdout.startswith("data/x.csv is here. If it was not sent with the project"), done
     assert "kinetic.Data('data/x.csv')" in done.stdout
     assert done.stdout.endswith("in .kineticignore.\n\n"), "of y.csv there is nothing to say"
 

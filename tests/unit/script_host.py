@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from cloudpickle import cloudpickle
 
+from kinetic._host.worker.startup.kinetic_awaiting import act_when_imported
 from kinetic._pickling import origin
 from kinetic._pickling.pickler import Circular, make_pickler
 from kinetic._pickling.script import Script, ScriptSource
-from kinetic._pickling.unpickler import CallUnpickler
+from kinetic._pickling.unpickler import CallUnpickler, settle
 
 REGISTERED: list[Any] = []
 
@@ -77,6 +78,7 @@ class Host:
         unpickler = CallUnpickler(io.BytesIO(data), self.main)
         self.again = unpickler.load()
         self.value = unpickler.load()
+        settle(act_when_imported)
 
 
 def sent(text: str, *names: str, library: types.ModuleType | None = None) -> Host:

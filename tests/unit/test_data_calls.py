@@ -54,7 +54,7 @@ def cache(tmp_path: Path) -> Path:
         ("/in", "/in/a.txt"),
         ("/in/a.txt", "/in/a.txt"),
         ("/in/b.txt", "/in/b.txt"),
-        ("/in/a.csv", "/in/a.csv/a.txt"),
+        ("/in/a.csv", "/in/a.csv"),
         ("/in.d/a", "/in.d/a/a.txt"),
     ],
 )

@@ -15,12 +15,9 @@ from kinetic._pickling import call
 NAME = "loggers_test"
 
 
-class Upper(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).upper()
+class Redacting(logging.Formatter):
+    secret = "s3cret"
 
-
-class Unpicklable(logging.Formatter):
     def __reduce__(self) -> Any:
         raise TypeError("it holds a lock")
 
@@ -65,19 +62,36 @@ def test_the_root_is_as_basic_config_made_it(
     assert capsys.readouterr().err == f"{NAME}: level 20\n{NAME}: level 30\n"
 
 
-def test_a_logger_keeps_its_level_handlers_and_filters(
+def test_a_logger_keeps_its_level_and_handlers(
     log: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log.setLevel(logging.DEBUG)
     log.propagate = False
-    log.addFilter(lambda record: record.levelno != logging.INFO)
+    log.addFilter(lambda record: record.levelno != logging.INFO)  # It may hold anything.
     for stream in (sys.stdout, sys.stderr):
         log.addHandler(logging.StreamHandler(stream))
-        log.handlers[-1].setFormatter(Upper())
-    log.handlers[0].addFilter(lambda record: record.levelno < logging.WARNING)
+        log.handlers[-1].setFormatter(Redacting("%(levelno)d %(message)s"))
     log.handlers[1].setLevel(logging.WARNING)
     send(work)
-    assert capsys.readouterr() == ("LEVEL 10\n", "LEVEL 30\n")
+    assert capsys.readouterr() == ("10 level 10\n20 level 20\n30 level 30\n", "30 level 30\n")
+
+
+def test_what_a_filter_would_have_set_is_not_missed(
+    log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logging.basicConfig(format="%(run)s %(message)s")
+    send(work)
+    assert capsys.readouterr().err == f"WARNING:{NAME}:level 30\n"
+
+
+def test_all_may_be_disabled(log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    logging.basicConfig()
+    logging.disable(logging.CRITICAL)
+    try:
+        send(work, lambda: logging.disable(logging.NOTSET))
+        assert capsys.readouterr().err == ""
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("name", ["pickle", "kinetic.pickling"])
@@ -95,21 +109,30 @@ def test_libraries_add_their_own_handlers(
 def test_handlers_that_a_host_has_are_not_doubled(
     log: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logging.basicConfig()
-    send(work, logging.basicConfig)
-    send(work)
-    send(work)
-    assert capsys.readouterr().err == f"WARNING:{NAME}:level 30\n" * 3
+    """Neither those of modules nor those that the function adds itself, once or again."""
+
+    def add_and_work() -> None:
+        logging.getLogger(NAME).addHandler(logging.StreamHandler())
+        work()
+
+    def send_again(func: Callable[[], None], on_host: Callable[[], object] = lambda: None) -> None:
+        log.handlers[:], log.propagate = [logging.StreamHandler()], False
+        send(func, on_host)
+
+    send_again(work, lambda: logging.getLogger(NAME).addHandler(logging.StreamHandler()))
+    send_again(add_and_work)
+    send_again(work)
+    send_again(work)
+    assert capsys.readouterr().err == "level 30\n" * 4
 
 
-def test_what_writes_elsewhere_or_cannot_be_sent_stays_here(
+def test_what_writes_elsewhere_stays_here(
     log: logging.Logger, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
     log.addHandler(logging.FileHandler(tmp_path / "log", delay=True))
-    logging.root.addHandler(logging.StreamHandler())
-    logging.root.handlers[0].setFormatter(Unpicklable())
+    log.propagate = False
     send(work)
-    assert capsys.readouterr().err == "level 30\n"
+    assert capsys.readouterr().err == "level 30\n", "as nothing does it there, the root does"
     assert not (tmp_path / "log").exists()
 
 
@@ -120,7 +143,7 @@ def test_the_console_of_rich_is_the_output(
     vars(handler)["console"] = types.SimpleNamespace(file=sys.stdout)
     logging.root.addHandler(handler)
     send(work)
-    assert capsys.readouterr().out == "level 30\n"
+    assert capsys.readouterr().out == f"WARNING:{NAME}:level 30\n"
 
 
 def test_absl_is_as_verbose_as_here(

@@ -49,14 +49,11 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Mo
 
 
 def told(
-    func: Callable[..., Any],
-    config: types.ModuleType,
-    modules: tuple[str, ...] = (NAME,),
-    sent: tuple[int, ...] = (),
+    func: Callable[..., Any], config: types.ModuleType, modules: tuple[str, ...] = (NAME,)
 ) -> str:
     space = {"__name__": "__main__", "config": config}
     made = types.FunctionType(func.__code__, space, func.__name__)
-    return "\n".join(list_changes(made, modules, sent))
+    return "\n".join(list_changes(made, modules))
 
 
 config: Any
@@ -69,7 +66,7 @@ def read() -> object:
 
 def set_first() -> object:
     config.LARGE = 1
-    return config.LARGE, [lambda: config.MADE]
+    return config.LARGE, [lambda: config.MADE], "7".count("RATE"), config
 
 
 def import_there() -> object:
@@ -86,7 +83,7 @@ def test_the_module_may_be_reached_in_any_way(config: types.ModuleType) -> None:
 
     for func in (closed_over, import_there, functools.partial(closed_over)):
         (said,) = list_changes(func, [NAME])
-        assert said.startswith(f"{NAME}.RATE has changed")
+        assert said.startswith(f"{NAME}.RATE was changed")
 
 
 def test_nothing_is_said_of_what_is_as_the_file_says(config: types.ModuleType) -> None:
@@ -94,18 +91,14 @@ def test_nothing_is_said_of_what_is_as_the_file_says(config: types.ModuleType) -
     assert told(read, config) == ""
 
 
-def test_what_was_set_or_changed_in_place_is_named(config: types.ModuleType) -> None:
+def test_what_was_set_is_named_and_not_its_value(config: types.ModuleType) -> None:
     config.RATE = 0.5
     config.NAMES.append("b")
     config.setup(config.Kept())
     config.TWICE, config.MADE = 3, {}  # What the file gives is not known.
     assert told(read, config) == (
-        f"{NAME}.RATE has changed since {NAME} was imported: hosts import the file and find 0.1 "
-        f"there in place of 0.5. Pass it as an argument.\n"
-        f"{NAME}.NAMES has changed since {NAME} was imported: hosts import the file and find ['a'] "
-        f"there in place of ['a', 'b']. Pass it as an argument.\n"
-        f"{NAME}.MODEL has changed since {NAME} was imported: hosts import the file and find None "
-        f"there in place of a Kept. Pass it as an argument."
+        f"{NAME}.RATE was changed since {NAME} was imported: hosts import the file, and find 0.1 "
+        "there. Pass it as an argument."
     )
     assert told(read, config, ()) == "", "it is sent by value"
 
@@ -120,25 +113,11 @@ def test_functions_of_the_module_read_their_own(config: types.ModuleType) -> Non
     assert list_changes(config.own, [NAME]) == ()
     config.RATE = 7
     (said,) = list_changes(types.MethodType(config.own, 1), [NAME])
-    assert said.startswith(f"{NAME}.RATE has changed")
+    assert said.startswith(f"{NAME}.RATE was changed")
 
 
-def test_what_cannot_be_compared_or_read_is_no_error(config: types.ModuleType) -> None:
-    class Odd:
-        def __ne__(self, other: object) -> bool:
-            raise TypeError
-
-        def __repr__(self) -> str:
-            raise TypeError
-
-    config.NAMES[:] = [Odd()]
-    assert f"{NAME}.NAMES has changed" in told(read, config)
+def test_what_cannot_be_read_is_no_error(config: types.ModuleType) -> None:
+    config.RATE = 7
     assert list_changes(print, [NAME]) == ()
     Path(str(config.__file__)).write_text("RATE = (")
     assert told(read, config) == ""
-
-
-def test_what_is_sent_with_its_content_is_as_here(config: types.ModuleType) -> None:
-    config.NAMES.append("b")
-    assert f"{NAME}.NAMES has changed" in told(read, config)
-    assert told(read, config, sent=(id(config.NAMES),)) == ""

@@ -107,7 +107,7 @@ def test_any_damaged_byte_is_seen(data):
 
 @given(
     garbage=st.binary(max_size=60)
-    | st.binary(max_size=20).map(lambda b: b'{"schema": 2}\n' + b)
+    | st.binary(max_size=20).map(lambda b: b'{"schema": 3}\n' + b)
     | st.just(b"[]\n")
     | st.just(b"1\n")
 )
@@ -126,7 +126,7 @@ def test_a_truncated_record_and_the_wrong_kind_are_corrupt():
 
 
 def test_a_newer_schema_is_refused():
-    data = results.pack_value(1).replace(b'"schema": 2', b'"schema": 9', 1)
+    data = results.pack_value(1).replace(b'"schema": 3', b'"schema": 9', 1)
     with pytest.raises(CorruptRecord, match="schema 9"):
         results.unpack_value(data)
 
@@ -219,20 +219,30 @@ def test_known_classes_are_left_alone():
 
 
 def test_known_functions_come_back_as_themselves(monkeypatch):
+    """But not those that use what a host may have changed."""
+    main = sys.modules["__main__"]
     space = in_main(
-        "count = 0\ndef hit():\n    global count; count += 1\n"
-        "class Box:\n    def get(self): return 1\nheld = [hit, Box.get, lambda: 2]\n"
-        "def make():\n    def hit(): return 3\n    return hit\nheld.append(make())\n"
+        "import math\ncount = 0\ndef relu(x, least=0): return max(x, math.floor(least))\n"
+        "def twice(x): return relu(relu(x))\n"
+        "def hit():\n    global count; count += 1; return count\n"
+        "def hit_twice(): return hit() + hit()\n"
+        "def grow(to=[]): to.append(1); return to\n"
+        "class Box:\n    def get(self): return 1\nheld = [Box.get, lambda: 2]\n"
+        "def make():\n    def relu(): return 3\n    return relu\nheld.append(make())\n"
     )
-    monkeypatch.setattr(sys.modules["__main__"], "hit", space["hit"], raising=False)
-    data = results.pack_value(space["held"])
-    hit, get, *others = results.unpack_value(data)
-    assert hit is space["hit"]
-    hit()
-    assert space["count"] == 1
+    for name in ("relu", "twice", "hit", "hit_twice", "grow"):
+        monkeypatch.setattr(main, name, space[name], raising=False)
+    relu, twice, hit_twice, grow, get, *others = results.unpack_value(
+        results.pack_value(
+            [space[n] for n in ("relu", "twice", "hit_twice", "grow")] + space["held"]
+        )
+    )
+    assert (relu, twice) == (space["relu"], space["twice"])
+    assert (hit_twice(), space["count"], grow(), space["grow"]()) == (3, 0, [1], [1])
     assert [get(None), *(each() for each in others)] == [1, 2, 3]
-    monkeypatch.setattr(sys.modules["__main__"], "hit", in_main("def hit(): return 4")["hit"])
-    assert results.unpack_value(data)[0] not in (space["hit"], sys.modules["__main__"].hit)
+    monkeypatch.setattr(main, "relu", in_main("def relu(x): return 4")["relu"])
+    back = results.unpack_value(results.pack_value(space["relu"]))
+    assert back not in (space["relu"], main.relu)
 
 
 def test_a_class_that_cannot_be_sent_is_named(monkeypatch):

@@ -24,6 +24,7 @@ from kinetic._host.channel import Channel, Message, WorkerEvent
 from kinetic._host.worker import call as calling
 from kinetic._host.worker import forks, home, jaxworld, report, script, signals, streams
 from kinetic._host.worker.start import Start
+from kinetic._host.worker.startup.kinetic_awaiting import act_when_imported
 from kinetic._host.worker.staying import Call, RetainedCall, Unblocker
 from kinetic._store import files
 from kinetic._system import processes
@@ -109,6 +110,7 @@ def _prepare(channel: Channel, freedom: Unblocker, start: Start) -> Call:
             main=vars(sys.modules["__main__"]),
             source_map=script.source_map(start),
             external=start.places,
+            when_imported=act_when_imported,
         )
     except CorruptRecord as error:  # The payload is intact, so it is the function's record.
         digest = envelope.read_header(data).function_digest

@@ -37,3 +37,21 @@ class Awaiting:
 
             spec.loader.exec_module = exec_module
         return spec
+
+
+_awaited: dict[str, list[Callable[[], object]]] = {}
+
+
+def act_when_imported(name: str, act: Callable[[], object]) -> None:
+    """Act as soon as a module is there. One waits for each: two would find each other."""
+
+    def act_all() -> None:
+        while _awaited[name]:
+            _awaited[name].pop(0)()
+
+    if name in sys.modules:
+        act()
+        return
+    if name not in _awaited:
+        sys.meta_path.insert(0, Awaiting(name, act_all))
+    _awaited.setdefault(name, []).append(act)
