@@ -6,7 +6,7 @@ In: names, and the settings of a cluster. Out: the changed file of profiles; tab
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,18 @@ def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def _check_readers(path: Path, values: Mapping[str, str]) -> None:
+    """Refuse a profile that keras-kinetic, whose file this may be, could not read."""
+    fits = {"project", "zone", "cluster"} <= values.keys() <= set(OF_THE_CLUSTER)
+    if fits or path.parent.name != ".kinetic":
+        return
+    raise UsageError(
+        f"keras-kinetic reads {path}, too: each profile in it needs project, zone and cluster, and "
+        "can have a namespace besides. To have a file of your own, copy it to "
+        "~/.config/kinetic/profiles.json."
+    )
+
+
 @profile.command("create", help=_CREATE_HELP, short_help="Create a profile.")
 @click.argument("name", required=False)
 @_field_options
@@ -124,6 +136,7 @@ def create(name: str | None, force: bool, **options: str | None) -> None:
             f"There is a profile {name!r} already. Choose another name, or replace it with --force."
         )
     values = _complete(options)
+    _check_readers(path, values)
     stored = profiles.change(path, lambda before: before.with_profile(name, values, force=force))
     output.line(
         f"Profile {name} is kept in {path}" + (" and in use." if stored.current == name else ".")
