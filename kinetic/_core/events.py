@@ -64,6 +64,7 @@ class GangEvent(NamedTuple):
         verdict: on the attempt.
         attempt: the attempt in which it happened, from 1.
         time: seconds since the epoch; 0.0 until it is written.
+        ago_s: how long before it is written it happened; it is not written itself.
     """
 
     kind: EventKind
@@ -75,6 +76,7 @@ class GangEvent(NamedTuple):
     verdict: Verdict | None = None
     attempt: int = 1
     time: float = 0.0
+    ago_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value, without empty

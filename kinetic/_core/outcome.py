@@ -91,6 +91,11 @@ class HostReport(Record, called="The report of a host"):
         """Whether the function returned on this host."""
         return self.exit is Exit.RETURNED
 
+    @property
+    def ran_s(self) -> float:
+        """For how long the function ran; 0.0 when it never started, or a clock was set."""
+        return max(self.ended_at - self.started_at, 0.0) if self.started_at else 0.0
+
     def is_like(self, other: HostReport) -> bool:
         """Whether both hosts ended in the same way with the same message. Messages about a broken
         collective vary, and are not compared."""

@@ -123,11 +123,6 @@ class Limits:
     still_notice_s: float = 60.0
     debug_wait_s: float = 600.0
 
-    @property
-    def shortest_s(self) -> float | None:
-        """How long the function may run at most, whatever limits it."""
-        return min((s for s in (self.timeout_s, self.budget_s) if s is not None), default=None)
-
 
 @dataclass(frozen=True)
 class Cost:

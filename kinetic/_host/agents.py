@@ -72,7 +72,7 @@ class Agents:
     def fork(self, identities: Iterable[Identity], *, again: bool = False) -> None:
         """Fork an agent for each; this process must not have started a thread (gRPC does). `again`
         is whether hosts may be started again later."""
-        _block_sigchld()
+        _block_signals()
         read_end, write_end = os.pipe()
         if again:
             identities = list(identities)
@@ -192,8 +192,9 @@ class Agents:
 
     def _run_agent(self, identity: Identity, alive: int) -> int:
         processes.set_title(f"kinetic-agent {identity.job_id} host {identity.host}")
-        # It says that this host is taken away; the agent unblocks it.
-        signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM])
+        # They say that this host is taken away, and that its leader listens; the agent unblocks
+        # them.
+        signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM, signal.SIGCONT])
         os.setpgid(0, 0)
         processes.adopt_orphans()
         if identity.stays:
@@ -280,9 +281,10 @@ class Agents:
         return None
 
 
-def _block_sigchld() -> None:
-    """It stays blocked until a gang is served; `await_death` takes it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+def _block_signals() -> None:
+    """SIGCHLD stays blocked until a gang is served; `await_death` takes it. SIGCONT waits until an
+    agent can act on it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD, signal.SIGCONT])
 
 
 def import_gang_modules() -> None:

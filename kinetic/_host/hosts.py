@@ -176,7 +176,8 @@ class Hosts(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Continue agents that were stopped (SIGSTOP): they must hear that their gang stops."""
+        """Continue agents that were stopped (SIGSTOP): they must hear that their gang stops. One
+        that is alone connects now, if it has not yet."""
 
     @abstractmethod
     def kill(self, indices: Collection[int] | None = None) -> None:

@@ -133,10 +133,10 @@ class Leader:
 
     def _lead_alone(self) -> Attempt | None:
         """Return how the job has ended; None where its host runs on."""
-        while self._hosts.await_death(alone_s(self._plan.limits.shortest_s)):
+        while self._hosts.await_death(alone_s(self._gang.spec.shortest_s)):
             self._hosts.reap()
             if not self._gang.finished:
-                return None
+                break
             ended = self._end_attempt()
             if not self._goes_on(ended.outcome):
                 return ended
@@ -151,6 +151,7 @@ class Leader:
             if not self._record(ended.outcome):
                 return ended
             self._begin(first_line(ended.outcome.reason))
+        self._hosts.wake()  # It connects now.
         return None
 
     def _sweep_alone(self) -> None:
@@ -229,6 +230,7 @@ class Leader:
                 if not await desk.ask(partial(self._record, ended.outcome)):
                     return ended
                 self._begin(first_line(ended.outcome.reason))
+                self._hosts.wake()
             elif isinstance(decision, GiveUp):
                 return ended.mark_given_up(decision.reason)
             elif self._needs_programs and not self._gang.unwanted:
@@ -408,8 +410,8 @@ class Leader:
         """`are_there`: all hosts, which were forked or have waited for their places; one that is
         alone connects when it has prepared."""
         spec = make_gang_spec(self._plan, self._policy, self._beat_s)
-        if are_there and not self._hosts.alone:
-            spec = replace(spec, first_sign_s=FIRST_SIGN_S)
+        first_sign_s = FIRST_SIGN_S if are_there and not self._hosts.alone else None
+        spec = replace(spec, first_sign_s=first_sign_s, joins_late=self._hosts.alone)
         return Gang(spec, time.monotonic())
 
     # -- what happens ------------------------------------------------------------------------------
@@ -454,8 +456,6 @@ class Leader:
 
     def on_report(self, report: HostReport) -> None:
         """A host has ended; the only one of a gang may not have joined."""
-        if not self._gang.ready and self._hosts.alone:
-            self._gang.join(report.host, "kept", "", time.monotonic())
         self._gang.report(report, time.monotonic())
         self._sweep()
 
@@ -489,7 +489,7 @@ class Leader:
         if event.kind is EventKind.FAILURE and event.exit is Exit.EVICTED:
             self._cancel_if_asked()
         if event.kind is EventKind.READY:
-            self._ready_at = time.monotonic()
+            self._ready_at = time.monotonic() - event.ago_s
             self._story.tell_of_recovery()
             self._on_ready()
 

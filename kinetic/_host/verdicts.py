@@ -97,8 +97,9 @@ def has_left(outcome: Outcome) -> bool:
 
 
 def line_of(attempt: int, event: GangEvent) -> str:
-    """Return the line of an event that happens now."""
-    return json.dumps(event._replace(time=time.time(), attempt=attempt).to_json()) + "\n"
+    """Return the line of an event that happens now, or has happened `ago_s` before."""
+    at = time.time() - event.ago_s
+    return json.dumps(event._replace(time=at, attempt=attempt).to_json()) + "\n"
 
 
 def repeat(store: Store, job_id: str, outcome: Outcome) -> None:

@@ -182,15 +182,15 @@ class AgentClient:
         self._watcher: threading.Thread | None = None
         self._stream: Any = None
 
-    def join(self, incarnation: str, address: str) -> HostView:
+    def join(self, incarnation: str, address: str, began_at: float = 0.0) -> HostView:
         """Join the gang. `incarnation` identifies this start of the agent; other hosts reach it at
-        `address`.
+        `address`; its function began at `began_at`, 0.0 if it has not.
 
         Raises:
             CoordinatorLost: no answer for `join_timeout_s`, or the coordinator is another job's.
             UsageError: the gang has no host with this index.
         """
-        request = codec.JoinRequest(self._host, incarnation, address)
+        request = codec.JoinRequest(self._host, incarnation, address, began_at)
         view: HostView = self._caller.call(codec.JOIN, request, give_up_s=self._join_timeout_s)
         self._patience.renew()
         return view

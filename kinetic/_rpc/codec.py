@@ -77,11 +77,19 @@ def metadata_of(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """An agent is there; `incarnation` identifies this start of it."""
+    """An agent is there.
+
+    Attributes:
+        host: index in the gang.
+        incarnation: identifies this start of it.
+        address: how other hosts reach it.
+        began_at: when its function began, in seconds since the epoch; 0.0 if it has not.
+    """
 
     host: int
     incarnation: str
     address: str
+    began_at: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,10 @@ class Coordinator:
     # --- for agents -------------------------------------------------------------------------------
 
     async def _join(self, request: codec.JoinRequest, context: Context) -> bytes:
-        self._gang.join(request.host, request.incarnation, request.address, self._clock())
+        ran_s = max(time.time() - request.began_at, 0.0) if request.began_at else 0.0
+        self._gang.join(
+            request.host, request.incarnation, request.address, self._clock(), ran_s=ran_s
+        )
         self.sweep()
         return self._view(request.host)
 

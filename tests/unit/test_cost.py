@@ -157,7 +157,6 @@ def test_a_simulated_slice_costs_nothing_and_the_plan_says_what_the_real_one_wou
 def test_processors_of_this_machine_cost_what_the_user_says(home, monkeypatch):
     view = plan_of(monkeypatch, "cpu:2", "cpu=1.5", budget="$6")
     assert view.plan.limits.budget_s == 7200
-    assert view.plan.limits.shortest_s == 7200
     assert "about $3.00 an hour (your price); stops after its budget of $6.00" in repr(view)
     assert plan_of(monkeypatch, "cpu:2", budget=6).plan.cost is None  # nobody knows
     assert plan_of(monkeypatch, "cpu", "cpu=0", budget=6).plan.limits.budget_s is None  # it is free

@@ -23,6 +23,7 @@ EVENTS = st.builds(
     verdict=st.none() | st.sampled_from(Verdict),
     attempt=st.integers(1, 3),
     time=st.floats(0, 2e9),
+    ago_s=st.just(0.0),
 )
 
 

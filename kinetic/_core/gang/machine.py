@@ -86,21 +86,18 @@ class Gang:
 
     # --- from hosts -------------------------------------------------------------------------------
 
-    def join(self, host: int, incarnation: str, address: str, now: float) -> None:
-        """A host has joined. Idempotent for one incarnation; another one means that the first has
-        died."""
+    def join(
+        self, host: int, incarnation: str, address: str, now: float, *, ran_s: float = 0.0
+    ) -> None:
+        """A host has joined; its function has run for `ran_s` already. Idempotent for one
+        incarnation; another one means that the first has died."""
         member = self._hosts[host]
         if not incarnation:
-            raise UsageError(
-                "An agent joins with a name of its own for this start (incarnation); it must not "
-                "be empty."
-            )
+            raise UsageError("The name of an agent's start (incarnation) must not be empty.")
         self._advance(now)
         member.seen = self._watched
         if not member.joined:
-            self._hosts.enroll(member, incarnation, address)
-            self._emit(EventKind.JOINED, host, address)
-            self._start_if_complete()
+            self._enroll(host, incarnation, address, ran_s)
         elif member.incarnation != incarnation:
             member.incarnation = incarnation
             self.mark_lost(host, "the host was restarted: a second agent joined in its place", now)
@@ -119,6 +116,8 @@ class Gang:
         self._advance(now)
         self._hosts[host].connected, self._hosts[host].seen = True, self._watched
         self._broken.note_repair(host)
+        if self.phase is GangPhase.STOPPING:
+            self._give_up_absent()
 
     def mark_disconnected(self, host: int, now: float) -> None:
         """The connection of a host has broken; before it has joined, it may come back any time."""
@@ -137,6 +136,8 @@ class Gang:
         if report.announced and member.joined:
             member.announced = report
             return self._fail_host(report)
+        if self.spec.joins_late and report.started_at and not self.ready:
+            self._enroll(report.host, "reported", "", report.ran_s)
         if not report.stacks:
             report = replace(report, stacks=member.stacks_to_keep(report.exit, hung=self._hung))
         self._hosts.record(member, report)
@@ -223,7 +224,7 @@ class Gang:
             if self._peers.are_late(self._now):
                 self._stop_failed()
         elif self._window_opened is not None:
-            self._close_window()
+            self._close_window(*self._window_opened)
         elif self.phase is GangPhase.JOINING:
             first_sign_s = self.spec.first_sign_s
             if self._now - self._started >= self.spec.start_timeout_s:
@@ -294,9 +295,7 @@ class Gang:
             "attempt": self.spec.attempt,
             "slices": list(self.spec.slices),
             "ready": self.ready,
-            "running_s": round(self._now - self._ready_at, 3)
-            if self._ready_at is not None
-            else 0.0,
+            "running_s": 0.0 if self._ready_at is None else round(self._now - self._ready_at, 3),
             "stop_reason": self.stop_reason,
             "first_failure": list(self.first_failure),
         } | self._hosts.describe(self._watched)
@@ -367,11 +366,8 @@ class Gang:
                 self._stop_failed()
             elif min(self._failures)[0] <= SILENT_RANK:
                 last = self._hosts[self._failures[-1][1]].report
-                if (
-                    self.phase is GangPhase.JOINING
-                    or last is None
-                    or not self._peers.may_follow(last, self._now)
-                ):
+                runs = self.phase is GangPhase.RUNNING
+                if not (runs and last and self._peers.may_follow(last, self._now)):
                     self._stop_failed()
             elif self._window_opened is None:
                 self._window_opened = self._now, self._watched
@@ -379,15 +375,11 @@ class Gang:
             self._stop(Stop(Exit.STOPPED, "the function left, to make room for a slice"))
         self._finish_if_complete()
 
-    def _close_window(self) -> None:
+    def _close_window(self, since: float, opened: float) -> None:
         """Stop on a consequence once every host without a report has proved to be alive, or to be
-        silent."""
-        if (
-            self._window_opened is None
-            or self._now - self._window_opened[0] < self.spec.blame_window_s
-        ):
+        silent. It was reported at `since`, in watched time at `opened`."""
+        if self._now - since < self.spec.blame_window_s:
             return
-        opened = self._window_opened[1]
         unproven = [(seen, i) for seen, i in self._hosts.last_heard() if seen <= opened]
         late_s = _LATE_INTERVALS * self.spec.heartbeat_timeout_s / _INTERVALS
         silent = [(seen, i) for seen, i in unproven if self._watched - seen > late_s]
@@ -416,12 +408,17 @@ class Gang:
 
     # --- start, stop, finish ----------------------------------------------------------------------
 
-    def _start_if_complete(self) -> None:
-        if self._hosts.joined == self.spec.hosts and self.phase is GangPhase.JOINING:
-            self.phase = GangPhase.RUNNING
-            self._ready_at = self._now
+    def _enroll(self, host: int, incarnation: str, address: str, ran_s: float) -> None:
+        if not self._hosts[host].joined:
+            self._hosts.enroll(self._hosts[host], incarnation, address)
+            self._emit(EventKind.JOINED, host, address, ago_s=ran_s)
+        is_new = self.phase is GangPhase.JOINING
+        if self._hosts.joined == self.spec.hosts and (is_new or ran_s) and not self.finished:
+            self.phase = GangPhase.RUNNING if is_new else self.phase
+            self._ready_at = self._now - ran_s
             self._bump_version()
-            self._emit(EventKind.READY, None, f"all {self.spec.hosts} hosts have joined")
+            joined = f"all {self.spec.hosts} hosts have joined"
+            self._emit(EventKind.READY, None, joined, ago_s=ran_s)
 
     def _has_run(self, limit_s: float | None) -> bool:
         began = self._ready_at
@@ -453,10 +450,15 @@ class Gang:
         self._hangs.forget()
         self._bump_version()
         self._emit(EventKind.STOP, stop.blamed[0] if stop.blamed else None, stop.reason)
-        # Do not wait for hosts that have not joined: the error must come in seconds.
-        absent = f"had not joined when the gang was stopped: {stop.reason}"
+        self._give_up_absent()
+
+    def _give_up_absent(self) -> None:
+        """Do not wait for hosts that have not joined: the error must come in seconds. One that may
+        have begun before joins first when it connects."""
+        detail = f"had not joined when the gang was stopped: {self.stop_reason}"
         for host in self._hosts.find_absent():
-            self._report_on_behalf(host, stop.exit, absent)
+            if self._hosts[host].connected or not self.spec.joins_late:
+                self._report_on_behalf(host, self._stop_exit or Exit.STOPPED, detail)
         self._finish_if_complete()
 
     def _report_on_behalf(self, host: int, how: Exit, detail: str) -> None:
@@ -466,7 +468,7 @@ class Gang:
 
     def _give_up(self) -> None:
         waited_s = self.spec.grace_s + self.spec.report_s
-        for _, host in self._hosts.last_heard():
+        for _, host in self._hosts.find_in_touch() + self._hosts.find_unheard():
             self._lose(host, f"did not report within {waited_s:g} s after it was told to stop")
         self._finish_if_complete()
 

@@ -51,6 +51,7 @@ class GangSpec:
             where nobody knows when it starts.
         attempt: from 1.
         repeats: whether another attempt follows when the function fails.
+        joins_late: the only host begins by itself, and joins later, or never.
         slices: that take part, in the order of their hosts; () unless the job is elastic.
     """
 
@@ -72,7 +73,13 @@ class GangSpec:
     first_sign_s: float | None = None
     attempt: int = 1
     repeats: bool = False
+    joins_late: bool = False
     slices: tuple[int, ...] = ()
+
+    @property
+    def shortest_s(self) -> float | None:
+        """How long the function may run at most, whatever limits it."""
+        return min((s for s in (self.timeout_s, self.budget_s) if s is not None), default=None)
 
 
 class Activity(StrEnum):

@@ -63,17 +63,18 @@ class Link:
     def start(self) -> None:
         """Connect and watch, without joining the gang yet. Idempotent."""
         if self._thread is None:
-            self._orders.put(lambda client: client.watch(self._on_view, self._on_fault))
             self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)
+            self._orders.put(lambda client: client.watch(self._on_view, self._on_fault))
             self._thread.start()
 
-    def join(self, address: str) -> None:
-        """Join as a host that its peers reach at `address`. Heartbeats are sent since the
-        coordinator was reached first; from now on they must arrive."""
+    def join(self, address: str, began_at: Callable[[], float]) -> None:
+        """Join as a host that its peers reach at `address`, and whose function began at `began_at`,
+        0.0 if it has not. Heartbeats are sent since the coordinator was reached first; from now on
+        they must arrive."""
         incarnation = os.urandom(8).hex()
 
         def join(client: AgentClient) -> None:
-            client.join(incarnation, address)
+            client.join(incarnation, address, began_at())
             self._joined = True
 
         self._orders.put(join)

@@ -39,7 +39,7 @@ from kinetic._host.agent.start_message import WORLD_FILE, start_message
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.agent.workspace import REFORM_FILE, RetainedWorkspace
 from kinetic._host.channel import Message, WorkerEvent
-from kinetic._host.identity import Identity, alone_s
+from kinetic._host.identity import ALONE_S, Identity
 from kinetic._host.worker import joining
 from kinetic._store.base import Store
 from kinetic._system import processes
@@ -75,10 +75,8 @@ class Agent:
         one may take that can stay; None where none can."""
         self._who = identity
         self._plan = plan
-        self._store = store
-        self._worker = worker
-        self._alive_fd = alive_fd
-        self._log_paths = logs
+        self._store, self._worker = store, worker
+        self._alive_fd, self._log_paths = alive_fd, logs
         self._before, self._patience = kept, patience
         self._mountpoints = (
             Mountpoints(datasets.root(identity, store)) if kept is None else kept.mountpoints
@@ -94,14 +92,12 @@ class Agent:
             patience=patience,
         )
         self._preemption = Preemption(identity, plan.options.env)
-        self._link_at: float | None = None
         self._report: HostReport | None = None
         self._ending: Message | None = None
         self._end: Message | None = None
         self._open_since: float | None = None
         self._stacks_asked, self._stacks_text = 0, ""
-        self._started_at = 0.0
-        self._supervisor = os.getppid()
+        self._started_at, self._supervisor = 0.0, os.getppid()
         self._gate: Gate | None = None
         if plan.options.debug:
             from kinetic._host.worker.debugger import Gate  # few jobs are debugged
@@ -134,14 +130,13 @@ class Agent:
         self._reporter.announce_attempt()
         self._stall = StallDetector(Sample(time.monotonic(), 0.0, None, 0))  # until it has started
         self._link = Link(self._who, self._beat)
+        self._link_at: float | None = time.monotonic() + ALONE_S if self._alone else None
         self._watch()
-        if self._alone:
-            self._link_at = time.monotonic() + alone_s(self._plan.limits.shortest_s)
-        else:
+        if not self._alone:
             self._link.start()
         self._prepare()
         self._ports, self._address = ports.reserve(self._who)
-        self._link.join(self._address)
+        self._link.join(self._address, lambda: self._started_at)
         self._tell(self._machine.on_prepared, failed=self._end is not None)
         try:
             while not self._machine.finished:
@@ -179,6 +174,8 @@ class Agent:
             handlers.append((self._alive_fd, self._on_supervisor_gone))
             self._sigterm_fd = processes.waking_fd(signal.SIGTERM, self._on_early_sigterm)
             handlers.append((self._sigterm_fd, self._on_sigterm))
+            if self._alone:
+                processes.waking_fd(signal.SIGCONT, self._on_leader_listening)
         for fd, handler in handlers:
             self._selector.register(fd, selectors.EVENT_READ, handler)
 
@@ -291,8 +288,14 @@ class Agent:
         if not self._machine.may_be_taken_away():  # It holds for the next attempt, if any.
             self._selector.unregister(self._sigterm_fd)
             return
-        os.read(self._sigterm_fd, 64)
-        self._on_taken_away()
+        if signal.SIGTERM in os.read(self._sigterm_fd, 64):
+            self._on_taken_away()
+
+    def _on_leader_listening(self) -> None:
+        """Connect, though it is early: the leader may have to stop this host."""
+        self._link_at = 0.0
+        if self._machine.activity is Activity.PREPARING:  # The loop does not run yet.
+            self._link.start()
 
     def _on_taken_away(self) -> None:
         """Tell the gang now that this host is taken away."""
@@ -413,22 +416,20 @@ class Agent:
     # -- reporting ---------------------------------------------------------------------------------
 
     def _beat(self) -> Heartbeat:
-        now = self._worker.sample(self._log.output_bytes)
+        now, state = self._worker.sample(self._log.output_bytes), self._state_now()
+        may_stall = self._machine.started and state in _MAY_STALL
         self._memory.look()
-        return self._metrics.note(
-            Heartbeat(
-                host=self._who.host,
-                state=(state := self._state_now()),
-                stalled_s=self._stall.observe(now)
-                if self._machine.started and state in _MAY_STALL
-                else 0.0,
-                rss_bytes=self._worker.rss_bytes,
-                cpu_s=now.cpu_s,
-                log_bytes=now.log_bytes,
-                last_line=self._log.last_line(),
-                saving_step=workspace.read_saving_step(self._preemption.folder),
-            )
+        beat = Heartbeat(
+            host=self._who.host,
+            state=state,
+            stalled_s=self._stall.observe(now) if may_stall else 0.0,
+            rss_bytes=self._worker.rss_bytes,
+            cpu_s=now.cpu_s,
+            log_bytes=now.log_bytes,
+            last_line=self._log.last_line(),
+            saving_step=workspace.read_saving_step(self._preemption.folder),
         )
+        return self._metrics.note(beat)
 
     def _state_now(self) -> Activity:
         activity = self._machine.activity
@@ -487,10 +488,9 @@ class Agent:
         self._log.close()
         self._metrics.close()
         self._reserve.unlink(missing_ok=True)
-        if self._machine.kept:
-            return
-        self._mountpoints.release(self._plan.data)
-        workspace.remove(Path(self._who.scratch) / f"host-{self._who.index}")
+        if not self._machine.kept:
+            self._mountpoints.release(self._plan.data)
+            workspace.remove(Path(self._who.scratch) / f"host-{self._who.index}")
 
     def release(self) -> None:
         """Free what outlives the attempt in an agent that goes on."""
