@@ -18,6 +18,7 @@ from on_logging_hosts import (
     log_and_raise,
     log_from_everywhere,
     log_lost_arrays,
+    log_now_and_then,
     log_until_killed,
     log_what_jax_computes,
     log_where_it_cannot_work,
@@ -201,3 +202,8 @@ def test_commands_show_what_was_logged(home, tmp_path, capsys):
     assert lines[0].split() == ["METRIC", "HOST", "VALUES", "STEP", "LAST", "LEAST", "GREATEST"]
     assert lines[1].split() == ["loss", "0", "40", "39", "2", "1", "2"]
     assert lines[2].split() == ["loss", "1", "40", "39", "102", "101", "102"]
+
+
+def test_what_is_logged_is_progress(home):
+    run = kinetic.run(accelerator="cpu", hang_timeout=4)
+    assert run(log_now_and_then)(10) == "trained"

@@ -89,3 +89,15 @@ def test_a_folder_with_them_has_no_trouble(tmp_path):
     assert tee.trouble == ""
     tee.close()
     assert not Path(tmp_path, "metrics-pipe-0").exists()
+
+
+def test_what_the_function_logs_is_counted_and_the_figures_of_its_host_are_not(tmp_path):
+    tee = make_tee(tmp_path)
+    tee._figures = SimpleNamespace(is_due=lambda now: True)
+    tee.note(Heartbeat(0, rss_bytes=1 << 20))
+    assert tee.row_bytes == 0
+    frame = Frame(("loss",), array("d", [1.0]), array("q", [1]), [array("d", [0.5])]).encode()
+    Path(tmp_path, "metrics-pipe-0").write_bytes(frame)
+    tee.drain()
+    tee.close()
+    assert tee.row_bytes == len(frame)

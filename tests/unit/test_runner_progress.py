@@ -7,8 +7,8 @@ import pytest
 from kinetic._host.agent.stall import Sample, StallDetector
 
 
-def at(time_s, *, cpu_s=0.0, main_ns=0, log_bytes=0):
-    return Sample(time_s, cpu_s, main_ns, log_bytes)
+def at(time_s, *, cpu_s=0.0, main_ns=0, log_bytes=0, row_bytes=0, saving_step=None):
+    return Sample(time_s, cpu_s, main_ns, log_bytes, row_bytes, saving_step)
 
 
 def looks(*samples):
@@ -20,7 +20,16 @@ def test_a_worker_that_sleeps_stands_still_for_longer_and_longer():
     assert looks(*(at(t) for t in range(5))) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("sign", [{"log_bytes": 1}, {"cpu_s": 0.9}, {"main_ns": 5_000_000}])
+@pytest.mark.parametrize(
+    "sign",
+    [
+        {"log_bytes": 1},
+        {"row_bytes": 1},
+        {"saving_step": 0},
+        {"cpu_s": 0.9},
+        {"main_ns": 5_000_000},
+    ],
+)
 def test_any_sign_of_life_counts_from_anew(sign):
     assert looks(at(0), at(1), at(2, **sign), at(3, **sign)) == [1, 0, 1]
 

@@ -37,7 +37,7 @@ from kinetic._host.agent.reporter import Reporter, last_message
 from kinetic._host.agent.stall import Sample, StallDetector
 from kinetic._host.agent.start_message import WORLD_FILE, start_message
 from kinetic._host.agent.worker_process import WorkerProcess
-from kinetic._host.agent.workspace import REFORM_FILE, RetainedWorkspace
+from kinetic._host.agent.workspace import RetainedWorkspace
 from kinetic._host.channel import Message, WorkerEvent
 from kinetic._host.identity import ALONE_S, Identity
 from kinetic._host.worker import joining
@@ -243,7 +243,7 @@ class Agent:
         elif event == WorkerEvent.STARTED:
             self._machine.on_called()
             self._started_at = message["time"]
-            self._stall = StallDetector(self._worker.sample(self._log.output_bytes))
+            self._stall = StallDetector(self._sample())
             self._reporter.announce_recovery(self._started_at)
         elif event == WorkerEvent.ENDING:
             self._ending = message
@@ -376,15 +376,12 @@ class Agent:
             Act.EXIT: lambda: worker.channel.send({"exit": True, "leave": True}),
             Act.RUN_EXIT_HANDLERS: lambda: worker.channel.send({"exit": True}),
             Act.LEAVE: lambda: worker.channel.send({"stay": True}),
-            Act.REQUEST_REFORM: self._request_reform,
+            Act.REQUEST_REFORM: lambda: workspace.request_reform(self._workspace),
             Act.SAY_LATE: reporter.tell_of_late_exit,
             Act.SAY_NOT_FREE: reporter.tell_not_free,
             Act.SAY_NOT_LEFT: reporter.tell_not_left,
         }
         acts[act]()
-
-    def _request_reform(self) -> None:
-        (self._workspace.root / REFORM_FILE).touch()
 
     def _reap(self) -> None:
         if not self._worker.gone:
@@ -394,7 +391,7 @@ class Agent:
         self._machine.note_gone()
 
     def _start(self) -> None:
-        self._stall = StallDetector(self._worker.sample(self._log.output_bytes))
+        self._stall = StallDetector(self._sample())
         debugging = None if self._gate is None else self._gate.start_message()
         view = self._machine.view
         leader = view.addresses[0] if view is not None and view.ready else self._address
@@ -416,7 +413,7 @@ class Agent:
     # -- reporting ---------------------------------------------------------------------------------
 
     def _beat(self) -> Heartbeat:
-        now, state = self._worker.sample(self._log.output_bytes), self._state_now()
+        now, state = self._sample(), self._state_now()
         may_stall = self._machine.started and state in _MAY_STALL
         self._memory.look()
         beat = Heartbeat(
@@ -427,9 +424,13 @@ class Agent:
             cpu_s=now.cpu_s,
             log_bytes=now.log_bytes,
             last_line=self._log.last_line(),
-            saving_step=workspace.read_saving_step(self._preemption.folder),
+            saving_step=now.saving_step,
         )
         return self._metrics.note(beat)
+
+    def _sample(self) -> Sample:
+        saving_step = workspace.read_saving_step(self._preemption.folder)
+        return self._worker.sample(self._log.output_bytes, self._metrics.row_bytes, saving_step)
 
     def _state_now(self) -> Activity:
         activity = self._machine.activity
@@ -448,9 +449,8 @@ class Agent:
             return
         if self._started_at > 0:
             self._reporter.name_files(self._workspace)
-        end = self._end or {}
         self._report, stored = self._reporter.conclude(
-            self._exit_report(), end, voided=self._preemption.voids
+            self._exit_report(), self._end or {}, voided=self._preemption.voids
         )
         # The supervisor will find it in the store.
         self._machine.note_report(self._report, arrives=self._alone and stored)

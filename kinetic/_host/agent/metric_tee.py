@@ -36,6 +36,7 @@ class MetricTee:
     Attributes:
         fd: to read from.
         has_open_line: False: nobody waits for the rest of a frame.
+        row_bytes: what the function has logged so far.
         trouble: why nothing can be logged, "" if it can: the host's folder takes no named pipes.
             The function runs all the same, and the host's own figures are kept.
     """
@@ -61,7 +62,7 @@ class MetricTee:
         self._log: HostLog | None = None
         self._unopened_bytes = 0
         self._lock = threading.Lock()
-        self._rest = b""
+        self._rest, self.row_bytes = b"", 0
         self._figures = FigureCadence(time.monotonic())
         self._epoch_s = time.time() - time.monotonic()  # A clock that is set must not move them.
         self._last: tuple[float, float] | None = None
@@ -125,6 +126,7 @@ class MetricTee:
         whole = self._rest + data
         end = find_end(whole)
         self._rest = whole[end:]
+        self.row_bytes += end
         self._write(whole[:end])
         return len(data)
 

@@ -1,11 +1,12 @@
-"""Whether a worker makes progress, judged by its processor time and output, without its help.
+"""Whether a worker makes progress, judged by its processor time and by what it prints, logs and
+saves, without its help.
 
 In: samples of counters, time as an argument. Out: for how long it has been stalled.
 
-A worker is stalled when it prints nothing, its process and its children use less than `BUSY_SHARE`
-of one processor, and its main thread uses less than `MAIN_SHARE`: a host that sleeps or waits in a
-broken collective uses none at all, while a loop that feeds an accelerator returns to Python at
-every step and so always uses some.
+A worker is stalled when it prints and logs nothing, begins and ends no save, its process and its
+children use less than `BUSY_SHARE` of one processor, and its main thread uses less than
+`MAIN_SHARE`: a host that sleeps or waits in a broken collective uses none at all, while a loop that
+feeds an accelerator returns to Python at every step and so always uses some.
 """
 
 from __future__ import annotations
@@ -31,18 +32,24 @@ class Sample:
         cpu_s: processor time of the worker and its children.
         main_ns: processor time of its main thread, nanoseconds; None if unknown.
         log_bytes: output so far.
+        row_bytes: what it has logged of metrics so far.
+        saving_step: of the checkpoint that it is writing; None for none.
     """
 
     time_s: float
     cpu_s: float
     main_ns: int | None
     log_bytes: int
+    row_bytes: int = 0
+    saving_step: int | None = None
 
 
 def has_moved(since: Sample, now: Sample) -> bool:
     """Whether the worker made progress between two samples."""
     elapsed = max(now.time_s - since.time_s, 0.0)
-    if now.log_bytes > since.log_bytes:
+    if now.log_bytes > since.log_bytes or now.row_bytes > since.row_bytes:
+        return True
+    if now.saving_step != since.saving_step:
         return True
     if now.cpu_s < since.cpu_s:  # A child has ended whose time nobody inherits.
         return True

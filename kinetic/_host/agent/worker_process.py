@@ -98,13 +98,13 @@ class WorkerProcess:
         """Its memory now."""
         return 0 if self.gone else processes.rss_bytes(self.pid)
 
-    def sample(self, log_bytes: int) -> Sample:
-        """Read its counters."""
+    def sample(self, log_bytes: int, row_bytes: int, saving_step: int | None) -> Sample:
+        """Read its counters; its agent knows those of what it prints, logs and saves."""
         descendants = processes.descendants(self.pid)
         self._peak_bytes = max([self._peak_bytes, *map(processes.high_water_bytes, descendants)])
         below = sum(map(processes.cpu_s, descendants))
-        used = processes.cpu_s(self.pid) + below
-        return Sample(time.monotonic(), used, processes.main_thread_cpu_ns(self.pid), log_bytes)
+        used, main_ns = processes.cpu_s(self.pid) + below, processes.main_thread_cpu_ns(self.pid)
+        return Sample(time.monotonic(), used, main_ns, log_bytes, row_bytes, saving_step)
 
     def terminate(self) -> None:
         """Ask it to end; a stopped one (SIGSTOP) is continued, so that it can."""

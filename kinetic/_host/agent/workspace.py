@@ -136,6 +136,11 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     )
 
 
+def request_reform(space: Workspace) -> None:
+    """Tell the function that a slice is back."""
+    (space.root / REFORM_FILE).touch()
+
+
 def read_saving_step(root: Path) -> int | None:
     """Return the step that the function is saving; None if it is not saving any."""
     for name in SAVING.values():
