@@ -257,13 +257,13 @@ def test_time_that_runs_backwards_stands_still():
 
 
 def test_the_timeout_counts_from_ready():
-    gang = gang_of(1, joined=False, timeout_s=30.0)
+    gang = gang_of(1, joined=False, timeout_s=30.0, timeout="timeout of 60 s")
     gang.join(0, "a", "h", 100.0)
     now = let_pass(gang, 100.0, 29.0, beating=(0,))
     assert gang.phase is GangPhase.RUNNING
     gang.sweep(now + 1.0)
     assert gang.view(0).stop_exit is Exit.TIMEOUT
-    assert gang.stop_reason == "the job ran longer than its timeout of 30 s"
+    assert gang.stop_reason == "the job ran longer than its timeout of 60 s"
 
 
 @pytest.mark.parametrize("joined", [True, False])

@@ -15,6 +15,7 @@ from kinetic._core.gang.policy import (
     slices_to_end,
 )
 from kinetic._core.outcome import HostReport, judge
+from kinetic._core.plan import Limits
 
 STOPPED = Exit.STOPPED
 
@@ -50,6 +51,15 @@ def test_only_the_last_attempt_waits_for_others_to_fail_alike():
     assert make_gang_spec(plan, policy, 10.0).repeats
     policy.note_repeat(FAILED, (), 1.0)
     assert not make_gang_spec(plan, policy, 10.0).repeats
+
+
+def test_the_limit_that_attempts_share_is_told_as_it_was_given():
+    plan = planned("cpu", slices=(1, 2), limits=Limits(timeout_s=6.0))
+    first, second = make_policy(plan), make_policy(plan, attempt=2)
+    assert make_gang_spec(plan, first, 10.0).timeout == "timeout of 6 s"
+    second.count_time(2.0411)
+    spec = make_gang_spec(plan, second, 10.0)
+    assert (spec.timeout_s, spec.timeout) == (3.9589, "timeout of 6 s, all attempts together")
 
 
 def test_a_fixed_job_whose_host_is_taken_away_keeps_its_retries():

@@ -61,6 +61,7 @@ def make_gang_spec(plan: Plan, policy: AttemptPolicy, heartbeat_timeout_s: float
         hosts=plan.hosts,
         start_timeout_s=limits.start_timeout_s,
         timeout_s=limits.timeout_s,
+        timeout="" if limits.timeout_s is None else f"timeout of {limits.timeout_s:g} s",
         budget_s=_left_of(limits.budget_s, policy.paid_s),
         budget=limits.budget,
         hang_timeout_s=limits.hang_timeout_s,
@@ -73,6 +74,7 @@ def make_gang_spec(plan: Plan, policy: AttemptPolicy, heartbeat_timeout_s: float
     )
     if policy.is_fixed:
         return spec
+    together = ", all attempts together" if policy.attempt > 1 else ""
     budget_s, share = spec.budget_s, len(policy.slices) / policy.rules.most
     return replace(
         spec,
@@ -80,6 +82,7 @@ def make_gang_spec(plan: Plan, policy: AttemptPolicy, heartbeat_timeout_s: float
         slices=policy.slices,
         report_s=patience_with(policy.rules.survivors).report_s,
         timeout_s=_left_of(limits.timeout_s, policy.ran_s),
+        timeout=f"{spec.timeout}{together}",
         budget_s=None if budget_s is None else budget_s / share,
     )
 

@@ -233,8 +233,7 @@ class Gang:
                 late = f"nothing was heard from it within {first_sign_s:g} s"
                 self._lose_all(self._hosts.find_unheard(), late)
         elif self._has_run(self.spec.timeout_s):
-            reason = f"the job ran longer than its timeout of {self.spec.timeout_s:g} s"
-            self._stop(Stop(Exit.TIMEOUT, reason))
+            self._stop(Stop(Exit.TIMEOUT, f"the job ran longer than its {self.spec.timeout}"))
         elif self._has_run(self.spec.budget_s):
             self._stop(Stop(Exit.OVER_BUDGET, f"the job has used up its {self.spec.budget}"))
         else:

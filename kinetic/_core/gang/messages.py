@@ -31,7 +31,7 @@ class GangSpec:
         hosts: hosts of the gang.
         start_timeout_s: until every host has joined and its worker runs the function; also how long
             hosts may wait in JAX for others that have not joined its world.
-        timeout_s: from "ready" until the gang is stopped.
+        timeout_s: from "ready" until the gang is stopped; `timeout` says so to users.
         budget_s: ... until it is stopped because of what it costs; `budget` says so to users.
         hang_timeout_s: longest time that a running host may be stalled.
         heartbeat_timeout_s: silence after which a host counts as lost; agents send ten heartbeats
@@ -58,6 +58,7 @@ class GangSpec:
     hosts: int
     start_timeout_s: float = 600.0
     timeout_s: float | None = None
+    timeout: str = ""
     budget_s: float | None = None
     budget: str = ""
     hang_timeout_s: float | None = None
