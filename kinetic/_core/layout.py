@@ -147,9 +147,14 @@ def pathways(job_id: str) -> str:
     return f"{job(job_id)}/pathways"
 
 
+def attempts(job_id: str) -> str:
+    """Prefix of everything that belongs to attempts."""
+    return f"{job(job_id)}/attempts"
+
+
 def attempt(job_id: str, number: int) -> str:
     """Prefix of everything that belongs to one attempt, from 1."""
-    return f"{job(job_id)}/attempts/{number}"
+    return f"{attempts(job_id)}/{number}"
 
 
 def attempt_outcome(job_id: str, number: int) -> str:

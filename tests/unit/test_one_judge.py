@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 
 import pytest
 from laptop_fakes import NOW, FakeBackend, put_outcome, put_ref, put_report, ref
@@ -177,3 +178,14 @@ def test_nobody_is_to_blame_for_a_cancel():
         repr(judge(1, [HostReport(0, Exit.RETURNED, result_digest="x")], now=1.0))
         == "<Outcome succeeded, 1 host>"
     )
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_job_whose_leader_was_killed_ended_when_its_hosts_were_last_heard_from(
+    store, backend, left
+):
+    job = killed_after(store, backend, *[HostReport(0, Exit.STOPPED)] * left)
+    if left:
+        os.utime(store.path(layout.report(job.job_id, 1, 0)), times=(NOW + 5, NOW + 5))
+    ended_at = app(store, backend, NOW + 74).board.look_at(job).ended_at
+    assert ended_at == (NOW + 5 if left else job.created_at)

@@ -92,7 +92,14 @@ def judge_orphan(
 
 def _judge(store: Store, ref: JobRef, now: float, reason: str = "") -> Outcome:
     reports, attempt = _last_attempt(store, ref)
-    return judge(ref.hosts, reports, reason=reason, now=now, attempt=attempt)
+    ended_at = min(_last_heard(store, ref), now)
+    return judge(ref.hosts, reports, reason=reason, now=ended_at, attempt=attempt)
+
+
+def _last_heard(store: Store, ref: JobRef) -> float:
+    """Return when the hosts of a job have last left something: nobody has noted its end."""
+    kept = store.entries(layout.attempts(ref.job_id))
+    return max((entry.written_at for entry in kept), default=ref.created_at)
 
 
 def _last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
