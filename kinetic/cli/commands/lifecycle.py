@@ -139,6 +139,7 @@ def cleanup(
     batches, refs = _find_all(app, job_ids)
     for batch in batches:
         batch.cleanup(k8s=k8s, gcs=gcs)
+        output.line(f"{batch.group_id} is cleaned up.")
     for ref in refs:
         app.handle_of(ref).cleanup(
             k8s=k8s,
