@@ -213,7 +213,8 @@ class _CallerState:
         """Pickle what the script has registered, which what the call holds may need as soon as it
         is unpickled, then the call; return the pickler, which knows what it has written."""
         from kinetic._pickling import keras_config, loggers
-        from kinetic._pickling.pickler import Circular, make_pickler
+        from kinetic._pickling.code_pickler import Circular
+        from kinetic._pickling.pickler import make_pickler
 
         start, carries_functions = file.tell(), True
         while True:
@@ -221,7 +222,7 @@ class _CallerState:
             pickler.carries_functions = carries_functions
             try:
                 if registrations:
-                    states = [loggers.read(), *filter(None, [keras_config.read()])]
+                    states = [loggers.read(), *keras_config.read()]
                     registered = self.script.list_registered()
                     pickler.dump_registrations(
                         self._registering,

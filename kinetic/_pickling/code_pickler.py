@@ -11,11 +11,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import math
 import sys
 import typing
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from io import BytesIO
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, ClassVar
 
@@ -99,6 +101,14 @@ class CallOnLoad:
         return self._done
 
 
+class Circular(Exception):
+    """The definition of a class needs the class itself, which must be rebuilt from its parts."""
+
+    def __init__(self, made: object) -> None:
+        super().__init__()
+        self.made = made
+
+
 class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles code with the name of its file, and classes with their qualified names."""
 
@@ -111,6 +121,28 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.carries_functions = False
         """Whether functions that register classes with JAX are sent with these."""
         self.has_carried = False
+        self.sendable: dict[int, tuple[object, float]] = {}
+        """By id, the size in bytes of what was tried, infinite if it cannot be sent."""
+
+    def can_be_sent(self, value: object, *, at_most_bytes: int = sys.maxsize) -> bool:
+        """Whether an object can be pickled, and is no larger than that; it is tried once."""
+        if id(value) not in self.sendable:
+            self.sendable[id(value)] = value, 0  # Until it is known: it may hold itself.
+            file = BytesIO()
+            trial = self._make_another(file)
+            trial.sendable = self.sendable
+            try:
+                trial.dump(value)
+            except Circular:
+                pass
+            except Exception:  # noqa: BLE001 - pickling runs the user's code
+                self.sendable[id(value)] = value, math.inf
+            else:
+                self.sendable[id(value)] = value, file.tell()
+        return self.sendable[id(value)][1] <= at_most_bytes
+
+    def _make_another(self, file: BinaryIO) -> CodePickler:
+        return type(self)(file)
 
     def reducer_override(self, obj: Any) -> Any:
         """Decide how an object is pickled."""
@@ -123,7 +155,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, enum.Enum):
             return enums.reduce_member(obj)
         if isinstance(obj, enum.EnumMeta):
-            return enums.reduce_class(obj)
+            return enums.reduce_class(obj, self.can_be_sent)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple):
             make, arguments, *rest = reduced

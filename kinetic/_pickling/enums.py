@@ -8,6 +8,7 @@ attributes of their own, a data type, a `__new__` that computes) would be others
 
 from __future__ import annotations
 
+import collections
 import copyreg
 import enum
 import operator
@@ -26,11 +27,14 @@ from cloudpickle.cloudpickle import (
 _MADE_ANEW = ("_member_names_", "_member_map_", "_member_type_", "_value2member_map_")
 _UNHASHABLE = ("_unhashable_values_", "_unhashable_values_map_", "_hashable_values_")
 _OF_MEMBERS = ("_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_")
+_FILLED = (list, dict, set, bytearray, collections.deque)
+"""Types whose `__init__` fills them."""
 _State = tuple[Callable[[Any, Any], Any], Any, type, Mapping[str, Any]]
 
 
-def reduce_class(made: Any) -> Any:
-    """Return how to make an enumeration again, or NotImplemented if its module is there."""
+def reduce_class(made: Any, can_be_sent: Callable[[object], bool]) -> Any:
+    """Return how to make an enumeration again, or NotImplemented if its module is there. Attributes
+    of members that cannot be sent are left out."""
     if _should_pickle_by_reference(made):
         return NotImplemented
     members = made.__members__
@@ -53,7 +57,10 @@ def reduce_class(made: Any) -> Any:
             _class_setstate,
             (kept, slots),
             type(made),
-            {name: _attributes_of(each) for name, each in members.items()},
+            {
+                name: {k: v for k, v in _attributes_of(each).items() if can_be_sent(v)}
+                for name, each in members.items()
+            },
         ),
         None,
         None,
@@ -74,10 +81,17 @@ def reduce_member(member: Any) -> Any:
 
 def _arguments_of(member: Any) -> tuple[Any, ...]:
     """Return what the data type needs to make a member: 3.0 for a `float` of this value."""
-    make, args, *_ = type(member)._member_type_.__reduce_ex__(member, 2)
-    if make is copyreg.__newobj__:  # type: ignore[attr-defined]
+    kind = type(member)._member_type_
+    try:
+        make, args, *more = kind.__reduce_ex__(member, 2)
+    except Exception:  # noqa: BLE001 - a class may refuse
+        return ()
+    if make is copyreg.__newobj__ and not any(more[1:]):  # type: ignore[attr-defined]
         return tuple(args[1:])
-    return tuple(args) if make is type(member) else ()
+    if kind.__new__ is object.__new__ or isinstance(kind.__new__, FunctionType):
+        return ()
+    is_whole = all(each is None or type(each) is dict for each in more)
+    return tuple(args) if make is type(member) and is_whole else (member._value_,)
 
 
 def _attributes_of(member: Any) -> dict[str, Any]:
@@ -92,6 +106,8 @@ def make_member(cls: Any, *given: Any) -> Any:
     """Make a member with its value; stands for `__new__` while an enumeration is made."""
     args, value = given if len(given) == 2 else given[0]  # Those of tuples come as one.
     made = cls._member_type_.__new__(cls, *args) if args else _find_bare_new(cls)(cls)
+    if args and isinstance(made, _FILLED):
+        cls._member_type_.__init__(made, *args)
     made._value_ = value
     return made
 

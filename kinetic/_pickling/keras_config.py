@@ -43,11 +43,27 @@ class KerasState:
         if self.policy is not None:
             keras.config.set_dtype_policy(keras.dtype_policies.get(self.policy))
         if self.seed is not None:
+            random, numpy = sys.modules["random"], sys.modules["numpy"].random
+            kept = random.getstate(), numpy.get_state()  # The function may have seeded them.
             keras.utils.set_random_seed(self.seed)
+            random.setstate(kept[0])
+            numpy.set_state(kept[1])
 
 
-def read() -> KerasState | None:
-    """Return what this thread has set in Keras; None for nothing."""
+@dataclass(frozen=True)
+class SeedState:
+    """A seed of `keras.utils.set_random_seed` for another library's generator."""
+
+    library: str
+    seed: int
+
+    def apply(self) -> None:
+        """Seed it here."""
+        sys.modules[self.library].seed(self.seed)
+
+
+def read() -> list[KerasState | SeedState]:
+    """Return what this thread has set in Keras."""
     keras: Any = sys.modules.get("keras")
     try:
         now = {name: getattr(keras.config, name)() for name in _DEFAULTS}
@@ -58,7 +74,9 @@ def read() -> KerasState | None:
                 None if policy.name == now["floatx"] else keras.dtype_policies.serialize(policy)
             )
     except (AttributeError, KeyError, TypeError):  # Another version, or not imported.
-        return None
+        return []
     config = {name: value for name, value in now.items() if value != _DEFAULTS[name]}
-    is_usual = not config and policy is None and seed is None
-    return None if is_usual else KerasState(config, policy, seed)
+    if not config and policy is None and seed is None:
+        return []
+    seeds = [] if seed is None else [SeedState(name, seed) for name in ("random", "numpy.random")]
+    return [*seeds, KerasState(config, policy, seed)]

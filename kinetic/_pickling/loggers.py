@@ -5,8 +5,9 @@ on a host.
 
 `logging.basicConfig(level=logging.INFO)` at the top of a script is not part of a function: without
 this, a host would drop what the function logs. Only levels and formats travel: handlers that write
-elsewhere (files, sockets), filters and formatters of other classes may hold anything, and stay
-here. Libraries add their own handlers where they are imported.
+elsewhere (files, sockets) and formatters of other classes may hold anything, and stay here. So do
+loggers with filters, which may hide something. Libraries add their own handlers where they are
+imported.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from kinetic._core.values import dataclass
@@ -87,14 +89,14 @@ class LoggingState:
 
 
 class HostHandler(logging.StreamHandler[Any]):
-    """Writes what its logger gets, unless the logger has other handlers, which the function or a
-    module that it imports may add at any time."""
+    """Writes what its logger gets, unless another handler of the logger does, which the function or
+    a module that it imports may add at any time."""
 
     def __init__(self, logger: logging.Logger, made: LoggingHandler) -> None:
         super().__init__(getattr(sys, made.stream))
         self._logger = logger
         self.setLevel(made.level)
-        self.setFormatter(_SafeFormatter(*made.format))
+        self.setFormatter(_SafeFormatter(*made.format, validate=False))
         logger.addHandler(self)
 
     def leave(self) -> None:
@@ -103,7 +105,8 @@ class HostHandler(logging.StreamHandler[Any]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
-        if all(isinstance(each, HostHandler) for each in self._logger.handlers):
+        others = (each for each in self._logger.handlers if not isinstance(each, HostHandler))
+        if all(getattr(each, "stream", None) is not self.stream for each in others):
             super().emit(record)
 
 
@@ -122,17 +125,30 @@ _added: list[HostHandler] = []
 
 def read() -> LoggingState:
     """Return how this process logs."""
-    found = []
-    for name, logger in _list_loggers():
-        if _is_of_library(name):
-            state = LoggerState(name, logger.level, True, ())
-        else:
-            handlers = tuple(each for each in map(_describe, logger.handlers) if each is not None)
-            propagates = logger.propagate or len(handlers) < len(logger.handlers)
-            state = LoggerState(name, logger.level, propagates, handlers)
-        if state != LoggerState(name, logging.NOTSET if name else logging.WARNING, True, ()):
-            found.append(state)
-    return LoggingState(tuple(found), logging.root.manager.disable, _read_absl())
+    found = [_describe_logger(name, logger) for name, logger in _list_loggers()]
+    changed = (each for each in found if each is not None and each != _make_usual(each.name))
+    return LoggingState(tuple(changed), logging.root.manager.disable, _read_absl())
+
+
+def _make_usual(name: str) -> LoggerState:
+    return LoggerState(name, logging.NOTSET if name else logging.WARNING, True, ())
+
+
+def _describe_logger(name: str, logger: logging.Logger) -> LoggerState | None:
+    """Describe a logger; None for one that has filters, without which it might write what nobody
+    should see."""
+    handlers = [each for each in logger.handlers if type(each) is not logging.NullHandler]
+    if logger.filters or any(each.filters for each in handlers):
+        return None
+    if _is_of_library(name):
+        return LoggerState(name, logger.level, True, ())
+    found: list[LoggingHandler | None] = []
+    for handler in handlers:
+        with suppress(Exception):  # It is the program's code.
+            found.append(_describe(handler))
+    made = tuple(each for each in found if each is not None)
+    propagates = logger.propagate or len(made) < len(handlers)
+    return LoggerState(name, logger.level, propagates, made)
 
 
 def _list_loggers() -> Iterator[tuple[str, logging.Logger]]:

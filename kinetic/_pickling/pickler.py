@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from io import BytesIO, TextIOWrapper
+from io import TextIOWrapper
 from types import FunctionType, ModuleType
 from typing import Any, BinaryIO
 
@@ -33,6 +33,7 @@ from kinetic._pickling import class_bodies, enums, unpickler
 from kinetic._pickling.annotations import read_annotations
 from kinetic._pickling.code_pickler import (
     CallOnLoad,
+    Circular,
     CodePickler,
     find_named,
     find_renamed,
@@ -59,14 +60,6 @@ _ANNOTATION_BYTES = 100_000
 """What is larger only has a name that stands in an annotation, too."""
 
 
-class Circular(Exception):
-    """The definition of a class needs the class itself, which must be rebuilt from its parts."""
-
-    def __init__(self, made: object) -> None:
-        super().__init__()
-        self.made = made
-
-
 class CallPickler(CodePickler):
     """Pickles calls.
 
@@ -86,6 +79,7 @@ class CallPickler(CodePickler):
         self, file: BinaryIO, script: Script, rebuilt: frozenset[int] = frozenset()
     ) -> None:
         super().__init__(file)
+        self.sendable = script.sendable
         self.carries_functions = True
         self._script = script
         self._rebuilt = rebuilt
@@ -184,13 +178,23 @@ class CallPickler(CodePickler):
             (
                 self._globals,
                 self._list_named(found, of_script=True) | self._values((*found.used, *bases)),
-                self._script.find_changes(obj),
+                self._select(self._script.find_changes(obj)),
                 self._script.find_defaults(obj),
             ),
             None,
             None,
             unpickler.use,
         )
+
+    def _select(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave to the statement what holds functions, which it may have made, and cannot be
+        sent."""
+        return {
+            name: value
+            for name, value in changes.items()
+            if not (hasattr(value, "__code__") or hasattr(value, "__dict__"))
+            or self.can_be_sent(value)
+        }
 
     @property
     def _globals(self) -> Any:
@@ -297,22 +301,9 @@ class CallPickler(CodePickler):
                 continue
             if (place := _place_of(value)) is not None:
                 found[name] = _IfPossible(place)
-            elif self._can_be_sent(value):
+            elif self.can_be_sent(value, at_most_bytes=_ANNOTATION_BYTES):
                 found[name] = value
         return found
-
-    def _can_be_sent(self, value: object) -> bool:
-        known = self._script.sendable
-        if id(value) not in known:
-            known[id(value)] = value, True  # Until it is known: it may name itself.
-            file = BytesIO()
-            try:
-                CallPickler(file, self._script, self._rebuilt).dump(value)
-            except Exception:  # noqa: BLE001 - pickling runs the user's code
-                known[id(value)] = value, False
-            else:
-                known[id(value)] = value, file.tell() <= _ANNOTATION_BYTES
-        return known[id(value)][1]
 
     def _copy_namespace(self, module: ModuleType) -> Any:
         return self.globals_ref.setdefault(id(vars(module)), CopiedNamespace(module))

@@ -70,14 +70,14 @@ class Script:
     Attributes:
         lost: by name, the classes so far that no source is known to have made, and that a library
             may have registered.
-        sendable: by id, whether an object that annotations name can be sent; keeps it in use.
+        sendable: see `CodePickler.sendable`; for all picklers of a call.
     """
 
     def __init__(self, namespace: dict[str, Any], sources: Sequence[ScriptSource] = ()) -> None:
         self.namespace = namespace
         self._sources = sources
         self.lost: dict[str, type] = {}
-        self.sendable: dict[int, tuple[object, bool]] = {}
+        self.sendable: dict[int, tuple[object, float]] = {}
         self._known: dict[int, tuple[object, Definition | None]] = {}
         self._made_by: dict[int, tuple[object, matching.Found | None]] = {}
 

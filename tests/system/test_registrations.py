@@ -159,6 +159,19 @@ sent, here = call.pack(build, (), {}, env_vars={}).data, build()
 set_all("float32", "channels_last", 1e-7, 1)
 assert call.unpack(sent)[0]() == here, (here, build())
 assert here[0] == ("channels_first", 1e-5, "mixed_bfloat16"), here
+later = []
+def drawn(seed):
+    numpy.random.seed(seed)
+    while later:
+        later.pop(0)()  # As where Keras is imported in the function.
+    return numpy.random.rand()
+
+def act_later(name, act):
+    later.append(act) if name == "keras" else act()
+
+call.unpack(sent, when_imported=act_later)
+assert drawn(5) == drawn(5), "the function's own seed counts"
+
 set_all("float16", "channels_first", 1e-6, 2)
 here = build()
 keras.utils.set_random_seed(2)

@@ -17,7 +17,8 @@ from cloudpickle import cloudpickle
 
 from kinetic._host.worker.startup.kinetic_awaiting import act_when_imported
 from kinetic._pickling import origin
-from kinetic._pickling.pickler import Circular, make_pickler
+from kinetic._pickling.code_pickler import Circular
+from kinetic._pickling.pickler import make_pickler
 from kinetic._pickling.script import Script, ScriptSource
 from kinetic._pickling.unpickler import CallUnpickler, settle
 

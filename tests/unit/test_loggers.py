@@ -67,13 +67,45 @@ def test_a_logger_keeps_its_level_and_handlers(
 ) -> None:
     log.setLevel(logging.DEBUG)
     log.propagate = False
-    log.addFilter(lambda record: record.levelno != logging.INFO)  # It may hold anything.
     for stream in (sys.stdout, sys.stderr):
         log.addHandler(logging.StreamHandler(stream))
         log.handlers[-1].setFormatter(Redacting("%(levelno)d %(message)s"))
     log.handlers[1].setLevel(logging.WARNING)
     send(work)
     assert capsys.readouterr() == ("10 level 10\n20 level 20\n30 level 30\n", "30 level 30\n")
+
+
+@pytest.mark.parametrize("on_handler", [False, True])
+def test_a_logger_with_a_filter_stays_as_it_is_there(
+    on_handler: bool, log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.setLevel(logging.DEBUG)
+    log.addHandler(logging.StreamHandler())
+    (log.handlers[0] if on_handler else log).addFilter(lambda record: "secret" not in record.msg)
+    send(work)
+    assert capsys.readouterr().err == "level 30\n"
+
+
+def test_odd_handlers_are_no_fault(log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    class Odd(logging.Handler):
+        @property
+        def stream(self) -> Any:
+            raise RuntimeError("no stream yet")
+
+    log.handlers[:] = [Odd(), logging.NullHandler(), logging.StreamHandler()]
+    log.handlers[2].setFormatter(logging.Formatter("plain text", validate=False))
+    send(work)
+    assert capsys.readouterr().err == "plain text\n"
+
+
+def test_a_logger_without_output_stays_silent(
+    log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logging.basicConfig(level=logging.DEBUG)
+    log.addHandler(logging.NullHandler())
+    log.propagate = False
+    send(work, lambda: log.addHandler(logging.NullHandler()))
+    assert capsys.readouterr().err == ""
 
 
 def test_what_a_filter_would_have_set_is_not_missed(

@@ -279,3 +279,16 @@ def test_a_cached_function_of_a_module_comes_back_as_itself(library: Any) -> Non
     exec("import functools\n@functools.cache\ndef double(n): return 2 * n", vars(library))
     library.double.__module__ = library.__name__
     assert results.unpack_value(results.pack_value([library.double]))[0] is library.double
+
+
+def test_what_cannot_be_sent_is_left_to_the_statement(library: types.ModuleType) -> None:
+    host = sent(
+        "import threading\nfrom picklertest_library import register\n"
+        "def locked():\n    lock = threading.Lock()\n    def go(self):\n        with lock: return 7\n"
+        "    return go\n"
+        "@register\nclass A:\n    go = locked()\n",
+        "A",
+        library=library,
+    )
+    (cls,) = host.value
+    assert cls().go() == 7
