@@ -284,7 +284,8 @@ def test_a_cached_function_of_a_module_comes_back_as_itself(library: Any) -> Non
 def test_what_cannot_be_sent_is_left_to_the_statement(library: types.ModuleType) -> None:
     host = sent(
         "import threading\nfrom picklertest_library import register\n"
-        "def locked():\n    lock = threading.Lock()\n    def go(self):\n        with lock: return 7\n"
+        "def locked():\n    lock = threading.Lock()\n"
+        "    def go(self):\n        with lock: return 7\n"
         "    return go\n"
         "@register\nclass A:\n    go = locked()\n",
         "A",
