@@ -19,7 +19,6 @@ from contextlib import suppress
 from typing import Any
 
 from kinetic._core.values import dataclass
-from kinetic._pickling import modules
 
 _OURS = "kinetic"
 _STYLES: dict[Any, Any] = {style[0]: name for name, style in logging._STYLES.items()}
@@ -160,6 +159,8 @@ def _list_loggers() -> Iterator[tuple[str, logging.Logger]]:
 
 
 def _is_of_library(name: str) -> bool:
+    from kinetic._pickling import modules  # hosts do without
+
     found: Any = sys.modules.get(name.partition(".")[0])
     return found is not None and found.__name__ != "__main__" and modules.is_installed(found)
 

@@ -22,7 +22,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, NewType, NoReturn
 
 from kinetic._core.values import dataclass
-from kinetic._pickling import defaults, given
+from kinetic._pickling import defaults
 from kinetic._pickling.origin import MAIN
 from kinetic.errors import SetupFailed, UsageError
 
@@ -80,8 +80,11 @@ class Definition:
 
     def code(self) -> CodeType:
         """Compile the statement; its lines have the numbers that they have in the file."""
-        text = "\n" * (self.line - 1) + self.source
-        made_of = given.put_defaults(text, self.given) if self.given else text
+        made_of: Any = "\n" * (self.line - 1) + self.source
+        if self.given:
+            from kinetic._pickling import given  # few statements are changed
+
+            made_of = given.put_defaults(made_of, self.given)
         code: CodeType = compile(made_of, self.file, "exec", self.flags, dont_inherit=True)
         return code
 
