@@ -186,8 +186,8 @@ def test_volumes_are_where_they_were_asked_for_and_nowhere_else(folder, disk_pat
     inside = disk_path / "machine" / "deep" / "data"
     (disk_path / "exists").mkdir()
     (disk_path / "exists" / "hidden").write_text("mine")
-    places = [f"{TOP}/data", str(inside), str(disk_path / "exists"), f"{TOP}/file.txt", f"{TOP}-2"]
-    places += [f"{TOP}/copied/a.txt", f"{TOP}/in-place/a.txt"]
+    at_top = [f"{TOP}{end}" for end in ("/file.txt", "-2", "/copied/a.txt", "/in-place/a.txt")]
+    places = [f"{TOP}/data", str(inside), str(disk_path / "exists"), *at_top]
 
     @kinetic.run(
         accelerator="cpu",
@@ -203,13 +203,8 @@ def test_volumes_are_where_they_were_asked_for_and_nowhere_else(folder, disk_pat
     )
     def look():
         seen = [sorted(os.listdir(p)) if os.path.isdir(p) else open(p).read() for p in places]
-        return (
-            seen,
-            [try_to_write(p) for p in places],
-            os.path.isdir("/proc/self"),
-            os.path.islink("/bin"),
-            os.getcwd(),
-        )
+        about = os.path.isdir("/proc/self"), os.path.islink("/bin"), os.getcwd()
+        return seen, [try_to_write(p) for p in places], *about
 
     seen, written, has_proc, bin_is_link, cwd = look()
     assert seen == [*[["a.txt", "sub"]] * 3, "a", ["b.txt"], "a", "a"]
