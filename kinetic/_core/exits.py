@@ -92,8 +92,6 @@ class ProgramCode(IntEnum):
     them."""
     WORKER_LOST = 4
     """Of a host of an elastic job: its worker was killed between two attempts."""
-    NOT_KEPT = 5
-    """Of a host of an elastic job: its worker cannot stay for the next attempt, and has to."""
     TAKEN_AWAY = 43
     """On host 0: as START_AGAIN, because the cluster has taken a host away, which does not
     count."""

@@ -166,15 +166,13 @@ class Agents:
         try:
             return self._run_agent(identity, alive)
         except Exception as error:
-            self._leave_words(identity, f"{type(error).__name__}: {error}")
+            words = f"host {identity.index}: {type(error).__name__}: {error}\n"
+            os.write(self._last_words, words.encode())
             raise
         finally:
             # Its program, which would do it, was killed.
             if identity.is_program and select.select([alive], [], [], 0)[0]:
                 shutil.rmtree(identity.scratch, ignore_errors=True)
-
-    def _leave_words(self, identity: Identity, words: str) -> None:
-        os.write(self._last_words, f"host {identity.index}: {words}\n".encode())
 
     def cause_of_death(self, host: int, status: int) -> str:
         """Return a sentence for the wait status of an agent, with the exception that has ended it,
@@ -210,11 +208,7 @@ class Agents:
         from kinetic._host.agent.attempt_loop import AttemptLoop
 
         logs = functools.partial(log_files, store=self._store)
-        loop = AttemptLoop(identity, self._plan, self._store, logs=logs, alive_fd=alive)
-        code = loop.run()
-        if code == ProgramCode.NOT_KEPT:
-            self._leave_words(identity, loop.why_not_kept)
-        return code
+        return AttemptLoop(identity, self._plan, self._store, logs=logs, alive_fd=alive).run()
 
     def await_death(self, timeout_s: float, *, unless: signal.Signals | None = None) -> bool:
         """Return whether a child died within this time; call `dead` for details. `unless` is a
@@ -317,6 +311,4 @@ def cause_of_death(status: int) -> str:
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
     if code == ProgramCode.WORKER_LOST:
         return "Its worker process was killed while it waited for its place."
-    if code == ProgramCode.NOT_KEPT:
-        return 'Its process cannot stay for the next attempt, and survivors is "keep".'
     return f"Its agent process {processes.describe_end(status)}."

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from kinetic._core.events import EventKind, GangEvent
@@ -106,6 +106,12 @@ class Hosts(ABC):
     def count_kept(self, indices: Collection[int]) -> int:
         """How many of these wait with the worker that they had."""
         return self.waiting_room.count_kept(indices) if self.stay else 0
+
+    def why_not_kept(self, slice_: Sequence[int]) -> str:
+        """Say which host of a slice waits with a new worker because the one that it had could not
+        stay, and why; "" where there is none."""
+        host, why = self.waiting_room.find_not_kept(slice_) if self.stay else (0, "")
+        return f"host {host - slice_[0]} of slice {slice_[0] // len(slice_)}: {why}" if why else ""
 
     def may_write(self, index: int) -> bool:
         """Whether this host's agent may still write to the log of the last attempt."""

@@ -294,12 +294,11 @@ class Leader:
 
     def _look(self) -> Decision | None:
         """See who is there, and do what is due."""
-        policy = self._policy
+        policy, now = self._policy, time.monotonic()
         for which in policy.missing:
             if not policy.stays_away(which) and self._hosts.are_ready(self._indices(which)):
                 self._story.tell_of_return(which)
-                policy.note_ready(which)
-        now = time.monotonic()
+                policy.note_ready(which, self._hosts.why_not_kept(self._indices(which)), now)
         self._hosts.note_late(self._indices_of(policy.find_late(now)))
         decision = policy.decide(now)
         for failure in self._story.tell_news():

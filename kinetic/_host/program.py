@@ -222,11 +222,12 @@ class _Joining(_HostProgram):
         shutil.rmtree(self._who.scratch, ignore_errors=True)
         if code is ProgramCode.CODE_FAILED:
             # A cluster ends all hosts when one exits with a failure: the leader comes first.
-            from kinetic._rpc.client import place_of
+            from kinetic._rpc import client, codec
 
             endpoint = replace(self._who.endpoint, attempt=0)
+            request = codec.PlaceRequest(self._who.host, start=1, kept=False)
             with contextlib.suppress(KineticError):  # It is gone.
-                place_of(endpoint, self._who.host, 1, kept=False, unreachable_after_s=0.0)
+                client.place_of(endpoint, request, unreachable_after_s=0.0)
         return code
 
     def _await_agent(self, agents: Agents) -> ProgramCode:

@@ -325,23 +325,20 @@ class ControlClient:
 
 
 def place_of(
-    endpoint: Endpoint, index: int, start: int, *, kept: bool, unreachable_after_s: float
+    endpoint: Endpoint, request: codec.PlaceRequest, *, unreachable_after_s: float
 ) -> HostAssignment | None:
     """Wait for the place of a host of an elastic job in the next attempt; None when nothing
     follows.
 
     Args:
         endpoint: of the coordinator.
-        index: the host's index among all hosts of the job.
-        start: which start of the host this is, from 1.
-        kept: whether its worker has run an attempt before.
+        request: which host asks.
         unreachable_after_s: as for `AgentClient`.
 
     Raises:
         CoordinatorLost: it has not answered for so long.
     """
     caller = _Caller(endpoint, unreachable_after_s, time.monotonic)
-    request = codec.PlaceRequest(index, start, kept)
     try:
         while True:
             place: HostAssignment | None = caller.call(codec.PLACE, request, timeout_s=_PLACE_S)

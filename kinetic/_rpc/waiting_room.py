@@ -57,6 +57,7 @@ class WaitingRoom:
         self._asking: Counter[int] = Counter()
         self._waiting: set[int] = set()
         self._kept: set[int] = set()
+        self._not_kept: dict[int, str] = {}
         self._places: dict[int, HostAssignment] = {}
         self._changed = asyncio.Event()
         self._over = False
@@ -79,6 +80,10 @@ class WaitingRoom:
         """How many of these wait with the worker that they had."""
         return len(self._kept.intersection(indices))
 
+    def find_not_kept(self, indices: Collection[int]) -> tuple[int, str]:
+        """Return the first of these whose worker could not stay, and why; (0, "") if all could."""
+        return next(((i, self._not_kept[i]) for i in indices if i in self._not_kept), (0, ""))
+
     def waits(self, index: int) -> bool:
         """Whether this host waits."""
         return index in self._waiting
@@ -98,17 +103,24 @@ class WaitingRoom:
         self._over = True
         self._wake()
 
-    async def ask(self, index: int, start: int, *, kept: bool = False) -> HostAssignment | None:
+    async def ask(
+        self, index: int, start: int, *, kept: bool = False, why_not_kept: str = ""
+    ) -> HostAssignment | None:
         """Wait for a place; return one that says to ask again after a while, None when nothing
-        follows. `kept`: the host has the worker of its last attempt."""
+        follows. `kept`: the host has the worker of its last attempt; else `why_not_kept`, if there
+        was one that could have stayed."""
         if self._announced:
             self._announce(index, start)
         if not self._counts(index, start):
             return None
+        (self._kept.add if kept else self._kept.discard)(index)
+        self._not_kept.pop(index, None)
+        if why_not_kept:
+            self._not_kept[index] = why_not_kept
         self._asking[index] += 1
         absent_s = CUT_OFF_S
         try:
-            place = await self._wait(index, start, kept=kept)
+            place = await self._wait(index, start)
             absent_s = PATIENCE_S
         finally:  # Also when the connection breaks, which cancels this.
             self._asking[index] -= 1
@@ -118,10 +130,9 @@ class WaitingRoom:
             self._listener.on_told(index)
         return place
 
-    async def _wait(self, index: int, start: int, *, kept: bool) -> HostAssignment | None:
+    async def _wait(self, index: int, start: int) -> HostAssignment | None:
         loop = asyncio.get_running_loop()
         due = loop.time() + PATIENCE_S
-        (self._kept.add if kept else self._kept.discard)(index)
         self._enter(index)
         while self._counts(index, start):
             if (place := self._places.pop(index, None)) is not None:

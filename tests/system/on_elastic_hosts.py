@@ -6,6 +6,7 @@ and not those of the tests: pytest would cost each of them more than its whole j
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -159,6 +160,22 @@ def fail(folder):
     if os.environ["KINETIC_HOST_INDEX"] == "1":
         raise ValueError("no luck")
     time.sleep(600)
+
+
+def hold_out(folder, end):
+    """Host 3 ends when host 0 is there, by an exception or a signal; host 0 does not let go."""
+    host, mark = int(os.environ["KINETIC_HOST_INDEX"]), Path(folder, "host 0 is there")
+    while kinetic.attempt() == 1 and host == 0:
+        with contextlib.suppress(BaseException):
+            mark.touch()
+            time.sleep(600)
+    while kinetic.attempt() == 1:
+        if host == 3 and mark.exists():
+            if end == "raise":
+                raise LookupError("attempt 1")
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.05)
+    return kinetic.attempt(), kinetic.num_slices()
 
 
 def fail_or_die(folder, ends):

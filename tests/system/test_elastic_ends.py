@@ -19,6 +19,7 @@ from gangs import wait_until
 from on_elastic_hosts import (
     fail,
     fail_or_die,
+    hold_out,
     leave_alone,
     leave_unasked,
     pids,
@@ -107,6 +108,25 @@ def test_a_function_that_fails_is_called_again_and_losses_are_counted_apart(
     replaced = re.findall(r"(?m)^\[host [01]\] kinetic: this host gets a new process", told)
     kept = 0 if survivors == "restart" else 2 - len(replaced)
     assert [len(a & b) for a, b in itertools.pairwise(each)] == [0, kept, 0]
+
+
+@pytest.mark.long
+def test_a_function_that_fails_may_have_new_processes_though_all_should_stay(begin):
+    remote = elastic(function=hold_out, retries=1, max_failures=0, survivors="keep")
+    job = begin(remote, "raise", wait=False)
+    assert job.handle.result(timeout=LIMIT_S) == (2, 2)
+    assert job.losses() == []
+
+
+@pytest.mark.long
+def test_a_slice_whose_process_cannot_stay_is_lost_when_all_should(begin):
+    remote = elastic(function=hold_out, max_failures=1, survivors="keep")
+    job = begin(remote, "die", wait=False)
+    with pytest.raises(HostLost, match=r"slice 1 lost: .*slice 0 lost: ") as caught:
+        job.handle.result(timeout=LIMIT_S)
+    assert "host 0 of slice 0: the function did not end within 12 s, and survivors is" in str(
+        caught.value
+    )
 
 
 @pytest.mark.long

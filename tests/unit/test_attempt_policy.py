@@ -146,6 +146,26 @@ def test_hosts_that_never_come_back_are_lost_in_the_end(survivors):
     assert [failure.slices for failure in machine.failures] == [(1,), (2,)]
 
 
+@pytest.mark.parametrize("survivors", ["auto", "keep"])
+@pytest.mark.parametrize("cause", ["loss", "exception", "fault"])
+def test_a_slice_with_a_new_process_is_lost_where_it_had_to_stay(survivors, cause):
+    rules = Elastic(1, 2, 5, 60.0, survivors=survivors)
+    machine = AttemptPolicy(rules, retries=1)
+    if cause == "loss":
+        machine.note_failure(Loss((0,), DIED), 0.0)
+    elif cause == "exception":
+        machine.note_repeat(FAILED, (0,), 0.0)
+    else:
+        machine.note_breakdown((0,), "its service died", 0.0)
+    failures = len(machine.failures)
+    machine.note_ready(1, "host 0 of slice 1: it was late", 1.0)
+    is_lost = survivors == "keep" and cause == "loss"
+    assert machine.state_of(1) is (SliceState.AWAY if is_lost else SliceState.THERE)
+    assert len(machine.failures) - failures == is_lost
+    machine.note_ready(0, "host 0 of slice 0: it was late", 1.0)
+    assert machine.state_of(0) is SliceState.THERE, "it was lost before"
+
+
 @pytest.mark.parametrize("survivors", ["auto", "restart", "keep"])
 def test_nobody_gives_up_a_host_while_its_agent_still_has_time(survivors):
     """Each limit leaves time for a machine that is busy."""

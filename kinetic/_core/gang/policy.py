@@ -332,9 +332,12 @@ class AttemptPolicy:
             self._count(Loss((which,), first_line(why)))
         self._send_away(which, now)
 
-    def note_ready(self, which: int) -> None:
-        """All hosts of a slice are ready for the next attempt."""
-        if self._standing[which] is not SliceState.TAKES_PART:
+    def note_ready(self, which: int, not_kept: str = "", now: float = 0.0) -> None:
+        """All hosts of a slice are ready; `not_kept`: one with a new worker, and why it has one."""
+        has_to_stay = self.rules.survivors == "keep" and not (self.begins_anew or self._is_fault)
+        if not_kept and has_to_stay and self._standing[which] is SliceState.COMING:
+            self.lose_slice(which, f'{not_kept}, and survivors is "keep"', now)
+        elif self._standing[which] is not SliceState.TAKES_PART:
             self._standing[which] = SliceState.THERE
 
     def decide(self, now: float) -> Decision | None:
@@ -414,8 +417,7 @@ class AttemptPolicy:
     def _form(self, ready: tuple[int, ...]) -> Form:
         self.attempt += not self.gathers
         self.gathers, self.slices, self._forming_since = False, ready, None
-        for which in ready:
-            self._standing[which] = SliceState.TAKES_PART
+        self._standing |= dict.fromkeys(ready, SliceState.TAKES_PART)
         return Form(ready)
 
 
@@ -467,9 +469,9 @@ def _history(failures: Sequence[Failure]) -> str:
 def name_slices(which: Sequence[int]) -> str:
     """Return "slice 1" or "slices 0 and 2"."""
     names = [str(each) for each in which]
-    if len(names) == 1:
-        return f"slice {names[0]}"
-    return f"slices {', '.join(names[:-1])} and {names[-1]}" if names else "no slice"
+    if len(names) < 2:
+        return f"slice {names[0]}" if names else "no slice"
+    return f"slices {', '.join(names[:-1])} and {names[-1]}"
 
 
 def describe_returned(which: Sequence[int]) -> str:
@@ -495,5 +497,4 @@ def tell_who_stays(kept: int, hosts: int) -> str:
 
 def first_line(text: str) -> str:
     """Return the first line of a text; "" if it has none."""
-    lines = text.splitlines()
-    return lines[0] if lines else ""
+    return (text.splitlines() or [""])[0]

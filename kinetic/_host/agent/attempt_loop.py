@@ -44,7 +44,6 @@ class AttemptLoop:
         self._store = store
         self._logs = logs
         self._alive_fd = alive_fd
-        self.why_not_kept = ""
         self._folder = Path(identity.scratch) / f"host-{identity.assigned_index}"
         label = f"{identity.job_id} host {identity.assigned_index}"
         self._title = f"kinetic-worker {label}"
@@ -56,9 +55,10 @@ class AttemptLoop:
         """Take part until nothing follows; return the exit code of the agent process."""
         who: Identity | None = self._who if self._who.start == 1 else None
         worker, kept, code = self._new_worker(), None, int(ProgramCode.DELIVERED)
+        why_not_kept = ""
         while True:
             if who is None:
-                place, over = self._await_place(worker, kept=kept is not None)
+                place, over = self._await_place(worker, kept=kept is not None, why=why_not_kept)
                 if place is None:
                     # Where the cluster looks at all hosts together, each tells how it has ended.
                     is_last = over is ProgramCode.DELIVERED and not self._who.is_led_from_afar
@@ -83,13 +83,10 @@ class AttemptLoop:
                 self._fork_server.close()
                 return code
             agent.release()
-            kept = agent.left
+            kept, why_not_kept = agent.left, ""
             if kept is None:
                 worker.close()
-                if patience is not None and self._plan.survivors == "keep":
-                    self._fork_server.close()
-                    self.why_not_kept = agent.why_not_kept
-                    return ProgramCode.NOT_KEPT
+                why_not_kept = "" if patience is None else agent.why_not_kept
                 worker = self._new_worker()
             who = None
 
@@ -125,10 +122,11 @@ class AttemptLoop:
         return who.join_timeout_s if who.is_pod else who.unreachable_after_s
 
     def _await_place(
-        self, worker: WorkerProcess, *, kept: bool
+        self, worker: WorkerProcess, *, kept: bool, why: str
     ) -> tuple[HostAssignment | None, ProgramCode]:
         """Wait for a place in the next attempt; None, and what to exit with, when nothing follows,
-        the leader is gone, or the worker, which has nothing to do yet, was killed."""
+        the leader is gone, or the worker, which has nothing to do yet, was killed. `why`: it has
+        a new one, though it could have kept the one before."""
         told: list[tuple[HostAssignment | None, ProgramCode]] = [(None, ProgramCode.UNDELIVERED)]
         done, wake = os.pipe()
         if self._who.is_led_from_afar:  # A cluster that takes the host away stops its pod.
@@ -136,16 +134,13 @@ class AttemptLoop:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
         def ask() -> None:
-            from kinetic._rpc.client import place_of
+            from kinetic._rpc import client, codec
 
             who = self._who
+            request = codec.PlaceRequest(who.assigned_index, who.start, kept, why)
             try:
-                place = place_of(
-                    replace(who.endpoint, attempt=0),
-                    who.assigned_index,
-                    who.start,
-                    kept=kept,
-                    unreachable_after_s=self._patience_s,
+                place = client.place_of(
+                    replace(who.endpoint, attempt=0), request, unreachable_after_s=self._patience_s
                 )
                 told[0] = place, ProgramCode.DELIVERED
             except (CoordinatorLost, KineticError):

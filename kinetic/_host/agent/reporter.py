@@ -165,9 +165,7 @@ class Reporter:
     def tell_why_not_kept(self, why: str) -> None:
         """Log that the function's process does not stay for the next attempt."""
         self.why_not_kept = why
-        has_to_stay = self._plan.survivors == "keep"
-        end = "is lost" if has_to_stay else "gets a new process for the next attempt"
-        self._log.say(f"kinetic: this host {end}: {why}.")
+        self._log.say(f"kinetic: this host gets a new process for the next attempt: {why}.")
 
     def tell_not_free(self) -> None:
         """Log that the function has not ended in time."""
