@@ -56,8 +56,8 @@ class WaitingRoom:
         self._past: defaultdict[int, set[int]] = defaultdict(set)
         self._asking: Counter[int] = Counter()
         self._waiting: set[int] = set()
-        self._kept: set[int] = set()
-        self._not_kept: dict[int, str] = {}
+        self._new_because: dict[int, str | None] = {}
+        """None: the host has the worker of its last attempt."""
         self._places: dict[int, HostAssignment] = {}
         self._changed = asyncio.Event()
         self._over = False
@@ -78,11 +78,12 @@ class WaitingRoom:
 
     def count_kept(self, indices: Collection[int]) -> int:
         """How many of these wait with the worker that they had."""
-        return len(self._kept.intersection(indices))
+        return sum(self._new_because.get(index, "") is None for index in indices)
 
     def find_not_kept(self, indices: Collection[int]) -> tuple[int, str]:
         """Return the first of these whose worker could not stay, and why; (0, "") if all could."""
-        return next(((i, self._not_kept[i]) for i in indices if i in self._not_kept), (0, ""))
+        found = ((index, why) for index in indices if (why := self._new_because.get(index)))
+        return next(found, (0, ""))
 
     def waits(self, index: int) -> bool:
         """Whether this host waits."""
@@ -113,10 +114,7 @@ class WaitingRoom:
             self._announce(index, start)
         if not self._counts(index, start):
             return None
-        (self._kept.add if kept else self._kept.discard)(index)
-        self._not_kept.pop(index, None)
-        if why_not_kept:
-            self._not_kept[index] = why_not_kept
+        self._new_because[index] = None if kept else why_not_kept
         self._asking[index] += 1
         absent_s = CUT_OFF_S
         try:
