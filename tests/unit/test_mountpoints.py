@@ -117,6 +117,27 @@ def test_what_a_killed_one_left_is_removed_by_the_next(root, place):
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_who_is_killed_while_it_removes_leaves_it_to_the_next(root, place, monkeypatch, when):
+    data = [volume(place / "a" / "b"), volume(place / "a" / "c")]
+    kept = Mountpoints(root)
+    kept.keep(data)
+    remove = os.rmdir
+
+    def die(path: str) -> None:
+        if when == "after":
+            remove(path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rmdir", die)
+    with pytest.raises(KeyboardInterrupt):
+        kept.release(data)
+    monkeypatch.undo()
+    Mountpoints(root).release(data)
+    assert list(place.iterdir()) == []
+    assert not (root / RECORD).exists()
+
+
 def test_what_a_killed_one_left_is_removed_by_a_job_with_other_volumes(root, place):
     dead = os.fork()
     if dead == 0:

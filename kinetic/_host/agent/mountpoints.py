@@ -50,7 +50,7 @@ class Mountpoints:
         if not volumes:
             return
         with cached_copy.hold_lock(self._root):
-            made = _sweep_unused(self._read())
+            made = self._sweep_unused()
             try:
                 for each in volumes:
                     path = os.path.realpath(each.mount)
@@ -70,7 +70,36 @@ class Mountpoints:
         with suppress(OSError, StoreError), cached_copy.hold_lock(self._root):
             while self._held:
                 os.close(self._held.pop())
-            self._write(_sweep_unused(self._read()))
+            self._write(self._sweep_unused())
+
+    def _sweep_unused(self) -> dict[str, str]:
+        """Remove what no job uses, and return the remaining records. The caller holds the lock."""
+        made = self._read()
+        left = {path: stamp for path, stamp in made.items() if _is_ours(path, made)}
+        for path in sorted(left, reverse=True):  # what lies in a folder before the folder
+            with suppress(OSError):  # something is in it
+                descriptor = _open_nofollow(path)
+                try:
+                    if locks.try_hold(descriptor):  # else another job keeps it
+                        self._remove(path, left)
+                finally:
+                    os.close(descriptor)
+        return left
+
+    def _remove(self, path: str, left: dict[str, str]) -> None:
+        """Remove a path from the file system and the records. That changes the folder above it: who
+        is killed meanwhile leaves a record of that in which any change is ours."""
+        above, stamp = os.path.dirname(path), None
+        if _is_ours(above, left):
+            stamp = left[above]
+            left[above] = stamp.rpartition(":")[0] + ":"
+            self._write(left)
+        try:
+            os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
+            del left[path]
+            stamp = stamp and _stamp(above)
+        finally:
+            left |= {above: stamp} if stamp else {}
 
     def _read(self) -> dict[str, str]:
         try:
@@ -119,28 +148,11 @@ def _stamp(path: str) -> str:
 
 
 def _is_ours(path: str, made: dict[str, str]) -> bool:
-    return path in made and made[path] == _stamp(path)
+    recorded, stamp = str(made.get(path, "")), _stamp(path)
+    if recorded.endswith(":"):  # Who was to remove something in it was killed.
+        return stamp.startswith(recorded)
+    return path in made and recorded == stamp
 
 
 def _open_nofollow(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-
-def _sweep_unused(made: dict[str, str]) -> dict[str, str]:
-    """Remove what no job uses, and return the remaining records. The caller holds the lock."""
-    left = {path: stamp for path, stamp in made.items() if _is_ours(path, made)}
-    for path in sorted(left, reverse=True):  # what lies in a folder before the folder
-        above = os.path.dirname(path)
-        ours_above = _is_ours(above, left)
-        with suppress(OSError):  # something is in it
-            descriptor = _open_nofollow(path)
-            try:
-                if not locks.try_hold(descriptor):
-                    continue  # another job keeps it
-                os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
-            finally:
-                os.close(descriptor)
-            del left[path]
-            if ours_above:
-                left[above] = _stamp(above)
-    return left
