@@ -163,6 +163,7 @@ def test_ctrl_c_says_how_to_come_back(world: World, capfd: Capture) -> None:
         ["--retries", "-1", "--", "ls"],
         ["--hang-timeout", "5m", "--", "ls"],
         ["--unknown", "--", "ls"],
+        ["--detach", "--all-hosts", "--", "ls"],
     ],
 )
 def test_a_wrong_command_line_creates_nothing(

@@ -10,7 +10,8 @@ import contextlib
 import dataclasses
 import errno
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -197,19 +198,52 @@ def run(
             "Use --timeout."
         )
     _check_elastic(options)
+    if detach and all_hosts:
+        raise UsageError(
+            "--all-hosts says what is printed, and --detach prints no output: leave it away, and "
+            "see it by `kinetic jobs logs --follow --all-hosts JOB`."
+        )
     if as_json and not dry_run:
         raise UsageError("--json goes with --dry-run: a program prints what it likes.")
     if form is not None and (as_json or not dry_run):
         raise UsageError(f"-o {form} goes with --dry-run, and without --json.")
     function = programs.function(program, current_folder())
-    if dry_run:
-        view = app.plan(function, _arguments(program, options))
-        return _print_plan(view, as_json=as_json) if form is None else _print_documents(view, form)
-    handle = app.submit(function, _arguments(program, options))
+    with _naming_flags():
+        if not dry_run:
+            handle = app.submit(function, _arguments(program, options))
+        else:
+            view = app.plan(function, _arguments(program, options))
+            if form is None:
+                return _print_plan(view, as_json=as_json)
+            return _print_documents(view, form)
     if detach:
         output.line(handle.job_id)
         return exit_codes.OK
     return _follow(handle, program, all_hosts, checks=bool(options["compile_check"]))
+
+
+@contextlib.contextmanager
+def _naming_flags() -> Iterator[None]:
+    """Have messages about options name them as they are written here."""
+    try:
+        yield
+    except UsageError as error:
+        error.args = (name_flags(str(error)), *error.args[1:])
+        raise
+
+
+def name_flags(message: str) -> str:
+    """Return a message with the flags of the options that it names as arguments of Python."""
+    flags = {row.name: row.flag.names for row in TABLE.values() if row.flag is not None}
+
+    def write_flag(found: re.Match[str]) -> str:
+        flag = next(name for name in flags[found["name"]] if name.startswith("--"))
+        value = (found["value"] or "").strip('"()').replace(", ", ":")
+        return f"{flag} {value}" if value not in ("", "True") else flag
+
+    names = "|".join(flags)
+    value = r'"[^"]+"|\(\w+, \w+\)|\w+(?:\.\d+)?'
+    return re.sub(rf"(?<![-\w])(?P<name>{names})=(?P<value>{value})?", write_flag, message)
 
 
 def _check_elastic(options: Mapping[str, Any]) -> None:
