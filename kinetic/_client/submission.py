@@ -127,11 +127,12 @@ def _check_distant(plan: Plan, secrets: Mapping[str, str]) -> None:
 
 def ref_of(plan: Plan, store_uri: str) -> JobRef:
     """Return the reference of a planned job."""
+    is_program = plan.options.joins_jax == "program"  # Its name may be that of a file.
     return JobRef(
         job_id=plan.job_id,
         place=plan.place,
         accelerator=plan.topology.name,
-        func_name=plan.name.rpartition(".")[2],
+        func_name=plan.name if is_program else plan.name.rpartition(".")[2],
         display_name=plan.name,
         created_at=plan.created_at,
         store_uri=store_uri,

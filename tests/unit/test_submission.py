@@ -65,6 +65,13 @@ def test_the_order_of_writes(tmp_path, planned):
     )
 
 
+@pytest.mark.parametrize(("joins_jax", "name"), [("program", "train.py"), (True, "py")])
+def test_the_name_of_a_function_and_of_a_program(planned, joins_jax, name):
+    options = dataclasses.replace(planned.plan.options, joins_jax=joins_jax)
+    named = dataclasses.replace(planned.plan, name="train.py", options=options)
+    assert submission.ref_of(named, "/store").func_name == name
+
+
 def test_what_pods_install_is_sent_once(tmp_path, planned):
     archive, listed = ("1" * 64, b"archive"), ("2" * 64, b"numpy\n")
     changes = {"runtime": Blob(archive[0], 7), "requirements": Blob(listed[0], 6)}
