@@ -92,7 +92,7 @@ def test_one_that_must_stay_and_cannot_is_lost(begin, tmp_path, how, why):
     os.kill(pids(tmp_path, 1)[1], signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S) == 2
     assert job.losses() == [(1,), (0,)]
-    assert any(f'survivors is "keep": {why}' in line for line in job.story())
+    assert any(f'{why}, and survivors is "keep"' in line for line in job.story())
 
 
 @pytest.mark.long
