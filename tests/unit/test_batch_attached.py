@@ -222,6 +222,14 @@ def test_cleaning_up_takes_the_batch_away(store):
         handles._attach(store, batch.group_id)
 
 
+def test_cleaning_up_takes_earlier_tries_away(store):
+    batch = begin(Scripted(store, [["raise", "raise", "ok"]]), 1, BatchRules(retries=2))
+    assert batch.results(timeout=PATIENCE_S) == [(0, 3)]
+    assert len(list(store.list(layout.REFS))) == 3
+    batch.cleanup()
+    assert list(store.list(layout.JOBS)) == list(store.list(layout.REFS)) == []
+
+
 def test_collecting_can_remove_what_succeeded(store):
     source = Scripted(store, [["ok"], ["raise"]])
     batch = begin(source, 2)

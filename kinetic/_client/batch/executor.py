@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from kinetic._client import futures
@@ -326,18 +327,20 @@ class BatchExecutor:
         self.changes.notify_all()
 
 
+def open_job(manifest: Manifest, ref: JobRef) -> JobHandle[Any]:
+    """Return the handle of a job of a batch."""
+    store = manifest.store
+    return JobHandle(ref, store=store if ref.store_uri == store.uri else None)
+
+
 def attach_executor(
     manifest: Manifest, slowest_s: float = 10.0, patience_s: float = 1800.0
 ) -> BatchExecutor:
     """Return one that follows a batch which another process submits, or has submitted; for the
     times see `BatchUpdates`."""
     rules = BatchRules(max_concurrent=None, retries=manifest.batch.retries)
-    store = manifest.store
-
-    def open_job(ref: JobRef) -> JobHandle[Any]:
-        return JobHandle(ref, store=store if ref.store_uri == store.uri else None)
-
-    updates = BatchUpdates(manifest, open_job, slowest_s=slowest_s, patience_s=patience_s)
+    open_own = partial(open_job, manifest)
+    updates = BatchUpdates(manifest, open_own, slowest_s=slowest_s, patience_s=patience_s)
     executor = BatchExecutor(Ledger(manifest.batch.total, rules), manifest, updates=updates)
     executor.catch_up()
     return executor

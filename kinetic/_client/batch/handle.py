@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic._client import elsewhere, notebook
 from kinetic._client.batch import interruption
-from kinetic._client.batch.executor import BatchExecutor, attach_executor
+from kinetic._client.batch.executor import BatchExecutor, attach_executor, open_job
 from kinetic._client.batch.failures import batch_error, error_of
 from kinetic._client.batch.ledger import InputState, Task
 from kinetic._client.batch.manifest import Manifest
@@ -292,12 +292,14 @@ class BatchHandle(Generic[R_co]):
         with waiting_hidden:
             if k8s and (self._executor.submits or not self._executor.ledger.done):
                 self._stop()
-            for job in self.jobs:
-                if job is not None:
-                    with contextlib.suppress(NotFound):
-                        job.cleanup(k8s=k8s, gcs=gcs)
+            manifest, jobs = self._executor.manifest, {job.job_id: job for job in self.jobs if job}
+            for ref in manifest.refs():  # Also of tries that others have followed.
+                jobs.setdefault(ref.job_id, open_job(manifest, ref))
+            for job in jobs.values():
+                with contextlib.suppress(NotFound):
+                    job.cleanup(k8s=k8s, gcs=gcs)
             if gcs:
-                self._executor.manifest.remove()
+                manifest.remove()
 
     # -- inside ------------------------------------------------------------------------------------
 

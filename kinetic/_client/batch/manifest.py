@@ -17,6 +17,7 @@ import re
 import secrets
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
 from typing import Any, Self
 
@@ -235,6 +236,12 @@ class Manifest:
             frozenset(told.get("skipped", ())),
             str(told.get("stopped", "")),
         )
+
+    def refs(self) -> Iterator[JobRef]:
+        """Yield the references of all tries of all inputs, as far as they can be read."""
+        for _, _, key in self._tries():
+            with suppress(NotFound, CorruptRecord):
+                yield JobRef.from_json(_read_record(self.store, key))
 
     def _end(self) -> dict[str, Any] | None:
         try:
