@@ -92,6 +92,8 @@ def _class_of(outcome: Outcome) -> type[JobFailed]:
         return errors.SupervisorLost
     if first is None:
         return errors.ResultUnavailable
+    if outcome.given_up and first.exit in (Exit.LEFT, Exit.STOPPED):
+        return errors.HostLost  # Of the next attempt, which nobody could begin.
     return first.exit.kind.error
 
 

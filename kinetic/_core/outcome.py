@@ -302,8 +302,10 @@ def judge_leaderless(
         return judge(
             hosts, [*others, *rest], blamed=blamed, reason=reason, now=now, attempt=attempt
         )
-    if any(r.exit is Exit.CANCELLED for r in others):
-        all_of_them = [*reports, *others]
+    stopped = {r.host for r in reports if r.exit is Exit.STOPPED}
+    cancelled = [r for r in told if r.exit is Exit.CANCELLED and r.host not in reported - stopped]
+    if cancelled:
+        all_of_them = [*reports, *others, *cancelled]
         return judge(hosts, all_of_them, reason=reason, now=now, attempt=attempt)
     if head:
         why = "the head, which led the job, was lost" + (f": {reason}" if reason else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import traceback
 
@@ -19,7 +20,7 @@ from laptop_fakes import (
 from kinetic import errors
 from kinetic._core import layout
 from kinetic._core.exits import Exit
-from kinetic._core.outcome import HostReport, RemoteError
+from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict
 from kinetic.job_status import JobStatus
 
 store, backend = handle_cases.store, handle_cases.backend
@@ -174,6 +175,16 @@ def test_each_way_to_fail_has_its_error(store, job, handle, report, kind, words)
 def test_every_way_to_end_is_covered():
     no_failures = {Exit.RETURNED, Exit.STOPPED, Exit.LEFT}
     assert {c[0].exit for c in CASES} | {Exit.RAISED} | no_failures == set(Exit)
+
+
+@pytest.mark.parametrize("exit", [Exit.LEFT, Exit.STOPPED])
+def test_a_job_given_up_between_two_attempts_has_lost_a_host(store, job, handle, exit):
+    every = tuple(HostReport(host, exit) for host in range(job.hosts))
+    why = "Given up: it failed once, and max_failures is 0. attempt 1: slice 1 lost: killed."
+    outcome = Outcome(Verdict.FAILED, blamed=(0,), reports=every, given_up=why)
+    store.put(layout.outcome(job.job_id), json.dumps(outcome.to_json()).encode())
+    with pytest.raises(errors.HostLost, match="given up: it failed once"):
+        handle.result()
 
 
 def test_several_hosts_to_blame_are_named(store, job, handle):

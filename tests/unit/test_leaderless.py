@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport, RemoteError, Verdict, judge_leaderless
 
@@ -69,10 +71,13 @@ def test_a_host_that_can_never_start_is_to_blame_and_not_those_that_wait_for_it(
     assert [r.exit for r in outcome.reports] == [Exit.STOPPED, Exit.STOPPED, Exit.SETUP_FAILED]
 
 
-def test_a_gang_that_was_cancelled_is_cancelled():
+@pytest.mark.parametrize("hosts", [(), (1,), (0, 1)])
+@pytest.mark.parametrize("head", [False, True])
+def test_a_gang_that_was_cancelled_is_cancelled(hosts, head):
     told = [HostReport(host, Exit.CANCELLED) for host in range(2)]
+    stopped = [HostReport(host, Exit.STOPPED) for host in hosts]
     outcome = judge_leaderless(
-        2, [HostReport(1, Exit.STOPPED)], told=told, reason="The job was cancelled.", now=9.0
+        2, stopped, told=told, reason="The job was cancelled.", head=head, now=9.0
     )
     assert (outcome.verdict, outcome.reason) == (Verdict.CANCELLED, "The job was cancelled.")
 
