@@ -155,8 +155,7 @@ class Agent:
     @property
     def left(self) -> RetainedWorkspace | None:
         """For the next attempt; None if the worker has ended."""
-        kept = RetainedWorkspace(self._workspace, self._mountpoints)
-        return kept if self._machine.kept else None
+        return RetainedWorkspace(self._workspace, self._mountpoints) if self._machine.kept else None
 
     @property
     def why_not_kept(self) -> str:
