@@ -280,7 +280,10 @@ class ForkedHosts(Hosts):
             return
         for index, place in places.items():
             self._attempt = place.attempt
-            self._agents.fork_again(index, place)
+            try:
+                self._agents.fork_again(index, place)
+            except OSError as error:
+                self._die(index, f"its agent could not be started: {error}.")
 
     def end(self, indices: Collection[int]) -> None:
         """Kill them, and count their next start."""

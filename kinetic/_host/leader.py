@@ -409,7 +409,7 @@ class Leader:
         """`are_there`: all hosts, which were forked or have waited for their places; one that is
         alone connects when it has prepared."""
         spec = make_gang_spec(self._plan, self._policy, self._beat_s)
-        first_sign_s = FIRST_SIGN_S if are_there and not self._hosts.alone else None
+        first_sign_s = FIRST_SIGN_S if are_there else None
         spec = replace(spec, first_sign_s=first_sign_s, joins_late=self._hosts.alone)
         return Gang(spec, time.monotonic())
 

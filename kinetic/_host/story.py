@@ -21,7 +21,6 @@ from kinetic._core.gang.policy import (
     count_slices,
     describe_returned,
     name_slices,
-    tell_who_stays,
 )
 from kinetic._host import verdicts
 from kinetic._host.agent.log_writer import open_log
@@ -106,7 +105,7 @@ class Story:
         self._note_loss(fault)
         self._say(
             f"{fault.why}: this is kinetic's own fault, and counts against nothing ({number} of at "
-            f"most {MOST_FAULTS}); the job is formed again."
+            f"most {MOST_FAULTS}){'; the job is formed again' if number < MOST_FAULTS else ''}."
         )
 
     def _note_loss(self, failure: Failure) -> None:
@@ -186,3 +185,11 @@ class Story:
 def indices_of(slices: Sequence[int], each: int) -> tuple[int, ...]:
     """Return the indices of these slices' hosts among all hosts of a job."""
     return tuple(index for which in slices for index in range(which * each, (which + 1) * each))
+
+
+def tell_who_stays(kept: int, hosts: int) -> str:
+    """Return how many hosts of the next attempt have the process of the last one."""
+    if hosts == 1:
+        return "the host of this slice goes on in the process that it has."
+    who = f"all {kept}" if kept == hosts else f"{kept} of {hosts}"
+    return f"{who} hosts go on in the process that they have."

@@ -210,6 +210,6 @@ def test_a_retry_survives_the_death_of_the_process_that_forks_for_it(home, tmp_p
         if (accelerator, victims) != ("cpu", 2):
             assert handle.result() == "again"
             continue
-        with pytest.raises(errors.JobFailed, match="the process that forks for this one has ended"):
+        with pytest.raises(errors.HostLost, match="the process that forks for this one has ended"):
             handle.result()
         assert handle.outcome().attempt == 2

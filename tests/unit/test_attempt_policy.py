@@ -21,7 +21,6 @@ from kinetic._core.gang.policy import (
     SliceState,
     loss_of,
     may_follow_from_fault,
-    tell_who_stays,
 )
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import HostReport, RemoteError, judge
@@ -184,60 +183,6 @@ def test_a_survivor_that_must_stay_may_take_as_long_to_leave_as_its_agent_lets_i
     assert machine.decide(patience_with("keep").leave_s + 1.0) == Form((0, 1))
 
 
-# -- the first attempt, where slices come one by one -----------------------------------------------
-
-
-def gathering(least=1, most=3, wait=60.0, **rules):
-    machine = AttemptPolicy(Elastic(least, most, 5, 300.0, start_wait_s=wait, **rules))
-    machine.gather(0.0)
-    return machine
-
-
-def test_it_starts_at_once_when_all_are_there():
-    machine = gathering()
-    for each in machine.missing:
-        assert machine.decide(1000.0) is None
-        machine.note_ready(each)
-    assert machine.decide(1000.0) == Form((0, 1, 2))
-    assert (machine.attempt, machine.failures, machine.gathers) == (1, (), False)
-
-
-def test_it_starts_with_what_is_there_a_while_after_it_was_enough():
-    machine = gathering(least=2)
-    machine.note_ready(2)
-    assert machine.decide(500.0) is None
-    machine.note_ready(0)
-    assert machine.decide(510.0) is None
-    assert machine.decide(569.0) is None
-    assert machine.decide(570.0) == Form((0, 2))
-    assert (machine.attempt, machine.missing, machine.could_grow) == (1, (1,), False)
-    machine.note_ready(1)
-    assert machine.could_grow
-    machine.note_departure(600.0)
-    for each in machine.missing:
-        machine.note_ready(each)
-    assert (machine.decide(600.0), machine.attempt) == (Form((0, 1, 2)), 2)
-
-
-def test_a_slice_that_goes_before_the_start_is_no_failure_and_the_wait_begins_anew():
-    machine = gathering(most=2)
-    machine.note_ready(0)
-    assert machine.decide(0.0) is None
-    machine.lose_slice(0, "its connection broke", 30.0)
-    assert machine.decide(30.0) == Restart((0,))
-    machine.note_ready(0)
-    assert machine.decide(60.0) is None
-    assert machine.decide(120.0) == Form((0,))
-    assert machine.failures == ()
-
-
-def test_who_is_not_there_in_time_is_for_the_gang_to_say():
-    machine = gathering()
-    machine.take_all()
-    assert (machine.slices, machine.attempt, machine.forming) == ((0, 1, 2), 1, False)
-    assert machine.missing == ()
-
-
 # -- retries ---------------------------------------------------------------------------------------
 
 
@@ -318,6 +263,22 @@ def test_hosts_that_cannot_be_started_are_a_fault_only_while_the_job_waits_for_t
     lost(machine, 0, now=now)
     machine.note_failed_start(0, "no process", now)
     assert len(machine.faults) == len(machine.failures) - 1 == 1
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_hosts_that_cannot_be_started_end_only_a_job_that_needs_them(is_fixed):
+    machine = AttemptPolicy.make_fixed(2, retries=1) if is_fixed else elasticity(most=2)
+    if is_fixed:
+        machine.note_repeat(FAILED, (0, 1), 0.0)
+    else:
+        lost(machine, 1)
+    for now in range(59):
+        if isinstance(machine.decide(float(now)), Restart):
+            machine.note_failed_start(1, "the hosts of slice 1 do not start: no process", now)
+            machine.note_failed_start(1, "the hosts of slice 1 do not start: no process", now)
+    assert len(machine.faults) == (4 if is_fixed else 1)
+    decision = machine.decide(60.0)
+    assert isinstance(decision, GiveUp) if is_fixed else decision == Form((0,))
 
 
 @pytest.mark.parametrize(
@@ -497,11 +458,3 @@ def test_what_comes_and_goes_while_its_slice_is_away_may_not_count():
     assert machine.stays_away(1)
     machine.lose_slice(1, DIED, 2.0)
     assert [failure.slices for failure in machine.failures] == [(1,), (1,)]
-
-
-@pytest.mark.parametrize(
-    ("kept", "hosts", "told"),
-    [(1, 1, "the host of this slice goes on"), (2, 2, "all 2 hosts go"), (1, 2, "1 of 2 hosts go")],
-)
-def test_it_tells_how_many_hosts_keep_their_process(kept, hosts, told):
-    assert tell_who_stays(kept, hosts).startswith(told)

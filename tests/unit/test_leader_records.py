@@ -43,15 +43,13 @@ def test_an_attempt_that_lost_its_leader_ended_too():
 @pytest.mark.parametrize(
     ("accelerator", "kind", "first_sign_s"),
     [
-        ("cpu", ForkedHosts, None),
+        ("cpu", ForkedHosts, leader.FIRST_SIGN_S),
         ("tpu-v6e-8", ForkedHosts, leader.FIRST_SIGN_S),
         ("tpu-v6e-8", JoinedHosts, None),
     ],
 )
-def test_only_hosts_that_are_there_and_connect_at_once_must_be_heard_from(
-    accelerator, kind, first_sign_s
-):
-    """The agent of a gang of one connects when it has fetched its data; programs may come late."""
+def test_only_hosts_that_are_there_must_be_heard_from(accelerator, kind, first_sign_s):
+    """Programs may come late."""
     planned = plan("job-00000001", accelerator, {})
     agents = SimpleNamespace(pids={100: 0})
     more = {"hosts": planned.hosts} if kind is JoinedHosts else {}

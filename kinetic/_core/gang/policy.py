@@ -227,8 +227,7 @@ class AttemptPolicy:
 
     def take_all(self) -> None:
         """Do not gather any longer: the first attempt is on all slices, there or not."""
-        self.gathers, self._forming_since = False, None
-        self._start_at.clear()
+        self.gathers, self._forming_since, self._start_at = False, None, {}
         self._standing = dict.fromkeys(self.slices, SliceState.TAKES_PART)
 
     # -- what is known -----------------------------------------------------------------------------
@@ -310,8 +309,10 @@ class AttemptPolicy:
         self._leave(slices, now)
 
     def note_failed_start(self, which: int, why: str, now: float) -> None:
-        """The hosts of a slice could not be started again."""
-        if self.forming:
+        """The hosts of a slice could not be started again; once for each cause if others go on."""
+        told = any(each.why.endswith(why.partition(": ")[2]) for each in self.faults)
+        left = sum(its in (SliceState.COMING, SliceState.THERE) for its in self._standing.values())
+        if self.forming and not (told and left >= self.rules.least):
             self._note_fault((which,), why)
         self._send_away(which, now)
 
@@ -485,14 +486,6 @@ def describe_returned(which: Sequence[int]) -> str:
 def count_slices(number: int) -> str:
     """Return "1 slice" or "2 slices"."""
     return f"{number} slice{'' if number == 1 else 's'}"
-
-
-def tell_who_stays(kept: int, hosts: int) -> str:
-    """Return how many hosts of the next attempt have the process of the last one."""
-    if hosts == 1:
-        return "the host of this slice goes on in the process that it has."
-    who = f"all {kept}" if kept == hosts else f"{kept} of {hosts}"
-    return f"{who} hosts go on in the process that they have."
 
 
 def first_line(text: str) -> str:
