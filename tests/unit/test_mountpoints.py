@@ -138,6 +138,25 @@ def test_who_is_killed_while_it_removes_leaves_it_to_the_next(root, place, monke
     assert not (root / RECORD).exists()
 
 
+@pytest.mark.parametrize("made", [1, 2])
+def test_who_is_killed_while_it_makes_folders_leaves_them_to_the_next(root, place, made):
+    data, make = [volume(place / "a" / "b")], os.mkdir
+
+    def die(path: str, mode: int) -> None:
+        make(path, mode)
+        if path == str([place / "a", place / "a" / "b"][made - 1]):
+            os._exit(9)
+
+    if (pid := os.fork()) == 0:
+        os.mkdir = die
+        Mountpoints(root).keep(data)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 9 << 8
+    assert (place / "a").is_dir()
+    Mountpoints(root).release(data)
+    assert list(place.iterdir()) == []
+
+
 def test_what_a_killed_one_left_is_removed_by_a_job_with_other_volumes(root, place):
     dead = os.fork()
     if dead == 0:

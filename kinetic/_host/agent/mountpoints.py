@@ -32,6 +32,10 @@ RECORD = "mountpoints.json"
 """In the root folder: the stamp of each path that was created."""
 
 
+_ANY = ":*"
+"""At the end of a stamp: whenever it was changed last."""
+
+
 class Mountpoints:
     """The mount points that a host keeps. `root` is the folder whose lock all hosts of this machine
     share."""
@@ -55,7 +59,7 @@ class Mountpoints:
                 for each in volumes:
                     path = os.path.realpath(each.mount)
                     if not os.path.lexists(path):
-                        _make(path, each.is_dir, made)
+                        self._make(path, each.is_dir, made)
                     if _is_ours(path, made):
                         descriptor = _open_nofollow(path)
                         self._held.append(descriptor)
@@ -92,7 +96,7 @@ class Mountpoints:
         above, stamp = os.path.dirname(path), None
         if _is_ours(above, left):
             stamp = left[above]
-            left[above] = stamp.rpartition(":")[0] + ":"
+            left[above] = _any_change_of(stamp)
             self._write(left)
         try:
             os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
@@ -100,6 +104,27 @@ class Mountpoints:
             stamp = stamp and _stamp(above)
         finally:
             left |= {above: stamp} if stamp else {}
+
+    def _make(self, path: str, is_dir: bool, made: dict[str, str]) -> None:
+        """Create the path and the folders above it, unless that is better done in memory. They are
+        in the record before: who is killed meanwhile leaves them to the next job."""
+        missing, above = [path], os.path.dirname(path)
+        while not os.path.lexists(above):
+            missing.append(above)
+            above = os.path.dirname(above)
+        if above == "/" or not os.access(above, os.W_OK | os.X_OK):
+            return
+        ours = [*missing, *([above] if _is_ours(above, made) else [])]
+        self._write(made | {each: _any_change_of(made.get(each, "")) for each in ours})
+        try:
+            for folder in reversed(missing[1:]):
+                os.mkdir(folder, 0o755)
+            if is_dir:
+                os.mkdir(path, 0o755)
+            else:
+                Path(path).touch(0o644, exist_ok=False)
+        finally:
+            made |= {each: stamp for each in ours if (stamp := _stamp(each))}
 
     def _read(self) -> dict[str, str]:
         try:
@@ -116,26 +141,6 @@ class Mountpoints:
             record.unlink(missing_ok=True)
 
 
-def _make(path: str, is_dir: bool, made: dict[str, str]) -> None:
-    """Create the path and the folders above it, unless that is better done in memory."""
-    missing, above = [path], os.path.dirname(path)
-    while not os.path.lexists(above):
-        missing.append(above)
-        above = os.path.dirname(above)
-    if above == "/" or not os.access(above, os.W_OK | os.X_OK):
-        return
-    ours = [*missing, *([above] if _is_ours(above, made) else [])]
-    try:
-        for folder in reversed(missing[1:]):
-            os.mkdir(folder, 0o755)
-        if is_dir:
-            os.mkdir(path, 0o755)
-        else:
-            Path(path).touch(0o644, exist_ok=False)
-    finally:
-        made |= {each: stamp for each in ours if (stamp := _stamp(each))}
-
-
 def _stamp(path: str) -> str:
     """Changes with any use of the path; "" for anything but a folder or an empty file."""
     try:
@@ -149,9 +154,14 @@ def _stamp(path: str) -> str:
 
 def _is_ours(path: str, made: dict[str, str]) -> bool:
     recorded, stamp = str(made.get(path, "")), _stamp(path)
-    if recorded.endswith(":"):  # Who was to remove something in it was killed.
-        return stamp.startswith(recorded)
+    if recorded.endswith(_ANY):  # Who was to make it, or to change something in it, was killed.
+        return bool(stamp) and stamp.startswith(recorded.removesuffix(_ANY))
     return path in made and recorded == stamp
+
+
+def _any_change_of(stamp: str) -> str:
+    """Return what is recorded of a path that is about to change, or to be made."""
+    return stamp.rpartition(":")[0] + _ANY
 
 
 def _open_nofollow(path: str) -> int:
