@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 _log = logging.getLogger("kinetic.packaging")
@@ -21,11 +22,12 @@ _MOST = 2000
 
 
 def note(cache_dir: Path, output_dir: str | None) -> None:
-    """Remember a job's output folder; failure to do so is ignored, as are None and URIs."""
+    """Remember a job's output folder, if it is for results alone; failure to do so is ignored, as
+    are None and URIs."""
     if output_dir is None or "://" in output_dir:
         return
     known = list_noted(cache_dir)
-    if output_dir in known:
+    if output_dir in known or not is_for_results(output_dir, known):
         return
     file = os.path.join(cache_dir, _NAME)
     try:
@@ -37,6 +39,18 @@ def note(cache_dir: Path, output_dir: str | None) -> None:
             notes.write(os.fsencode(output_dir) + b"\0")
     except OSError as error:
         _log.debug("the output folder %s could not be remembered: %s", output_dir, error)
+
+
+def is_for_results(output_dir: str, noted: Collection[str]) -> bool:
+    """Whether nothing is in an output folder that no job has left there: it was `noted`, or is
+    missing, or empty but for files of git's."""
+    if output_dir in noted:
+        return True
+    try:
+        with os.scandir(output_dir) as entries:
+            return all(entry.name.startswith(".git") for entry in entries)
+    except OSError:
+        return True
 
 
 def list_noted(cache_dir: Path) -> list[str]:

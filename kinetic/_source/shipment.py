@@ -77,10 +77,11 @@ def of(
     )
     if found.root is None:
         return found, None
-    output_dirs = [
-        *outputs.list_noted(settings.cache_dir),
-        *([] if output_dir is None or "://" in output_dir else [output_dir]),
-    ]
+    output_dirs = outputs.list_noted(settings.cache_dir)
+    if output_dir is not None and "://" in output_dir:
+        output_dir = None
+    if output_dir is not None and outputs.is_for_results(output_dir, output_dirs):
+        output_dirs = [*output_dirs, output_dir]
     exclude = _without_code(found, [settings.store, settings.cache_dir, *data])
     also = _find_beside(
         found, settings, home, [settings.store, settings.cache_dir, *data, *output_dirs]
@@ -108,12 +109,9 @@ def of(
             also=also,
             cache_dir=settings.cache_dir,
         )
-    if output_dir is not None and Path(os.path.realpath(output_dir)) in _holding_code(found):
-        mixed = (
-            f"The output folder {output_dir} holds code as well, so later calls send what is left "
-            "there. Choose another one."
-        )
-        packed = dataclasses.replace(packed, warnings=(*packed.warnings, mixed))
+    if output_dir is not None:
+        mixed = _warn_of_output(output_dir, found, packed)
+        packed = dataclasses.replace(packed, warnings=(*packed.warnings, *mixed))
     return found.rebase_below(packed.root, also.imported), packed
 
 
@@ -192,6 +190,26 @@ def _list_loaded_files() -> list[str]:
 def _is_foreign(rel: str) -> bool:
     """Whether a file is installed, or in a hidden folder."""
     return any(part in _INSTALLED or part.startswith(".") for part in rel.split("/")[:-1])
+
+
+def _warn_of_output(folder: str, found: Project, packed: Bundle) -> tuple[str, ...]:
+    """Say that what jobs leave in a folder is sent with later calls, if it is."""
+    assert found.root is not None
+    real = Path(os.path.realpath(folder))
+    if real in _holding_code(found):
+        why = "holds code as well, so later calls send what is left there. Choose another one."
+        return (f"The output folder {folder} {why}",)
+    if not real.is_relative_to(packed.root):
+        return ()
+    below = f"{real.relative_to(packed.root)}/"
+    first = next((path for path in packed.digests() if path.startswith(below)), None)
+    if first is None:
+        return ()
+    return (
+        f"The output folder {folder} holds files that no job has left there, such as {first}: they "
+        "are sent, and with later calls what is left there, too. Choose another folder; if none of "
+        "it is source, name it in .kineticignore.",
+    )
 
 
 def _without_code(found: Project, places: Sequence[str | Path]) -> list[Path]:

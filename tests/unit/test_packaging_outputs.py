@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 import types
@@ -51,30 +52,56 @@ def frame(**options) -> planning.PlanTemplate:
     return planning.template(spec, configuration.load(), Place("local"))
 
 
+def note(root: Path, name: str) -> None:
+    """A job has left what is in this folder."""
+    away = (root / name).rename(root.parent / "away")
+    outputs.note(configuration.load().cache_dir, str(root / name))
+    away.rename(root / name)
+
+
 SOURCE = ["pyproject.toml", "src", "src/work.py"]
 ALL = ["pyproject.toml", "results", "results/old", "results/old/model.npz", "src", "src/work.py"]
 
 
 def test_results_of_this_call_and_of_earlier_ones_are_not_sent(root):
     assert listed(frame().bundle) == ALL
-    assert listed(frame(output_dir="results").bundle) == SOURCE
-    assert listed(frame().bundle) == ALL, "a plan alone is no job"
-    outputs.note(configuration.load().cache_dir, str(root / "results"))
+    note(root, "results")
     assert listed(frame().bundle) == SOURCE
     assert listed(frame(output_dir="results/old").bundle) == SOURCE
 
 
-def test_the_setting_counts_too(root, monkeypatch):
-    monkeypatch.setenv("KINETIC_OUTPUT_DIR", "results")
-    assert listed(frame().bundle) == SOURCE
+@pytest.mark.parametrize("is_setting", [False, True])
+def test_what_was_in_an_output_folder_before_any_job_is_source(root, monkeypatch, is_setting):
+    """Else a wrong name would hide it from all calls that follow, without a word."""
+    monkeypatch.setenv("KINETIC_OUTPUT_DIR", "results" if is_setting else "")
+    planned = frame(output_dir=None if is_setting else "results")
+    assert listed(planned.bundle) == ALL
+    (told,) = planned.bundle.warnings
+    assert "results holds files that no job has left there, such as results/old/model.npz" in told
+    outputs.note(configuration.load().cache_dir, planned.draft.output_dir)
+    monkeypatch.delenv("KINETIC_OUTPUT_DIR")
+    assert listed(frame().bundle) == ALL
+
+
+@pytest.mark.parametrize("files", [[], ["results/.gitignore"], ["results/.gitkeep"]])
+def test_an_empty_output_folder_is_for_results(root, files):
+    shutil.rmtree(root / "results")
+    write(root, *files)
+    planned = frame(output_dir="results")
+    outputs.note(configuration.load().cache_dir, planned.draft.output_dir)
+    write(root, "results/model.npz")
+    assert "results/model.npz" not in listed(frame().bundle)
+    assert planned.bundle.warnings == ()
 
 
 def test_an_ignore_file_can_keep_results(root):
     write(root, "other/x")
     (root / ".kineticignore").write_text("!results/\n")
+    note(root, "results")
+    note(root, "other")
     found = listed(frame(output_dir="results").bundle)
     assert "results/old/model.npz" in found
-    assert "other/x" not in listed(frame(output_dir="other").bundle)
+    assert "other/x" not in found
 
 
 @pytest.mark.parametrize("folder", ["src", ".", "src/.."])
@@ -87,6 +114,7 @@ def test_a_folder_with_code_is_sent_whatever_else_is_in_it(root, folder):
 
 def test_a_link_to_results_is_not_followed(root):
     (root / "latest").symlink_to("results/old")
+    note(root, "results/old")
     assert listed(frame(output_dir="results/old").bundle) == [*SOURCE[:1], "results", *SOURCE[1:]]
 
 
@@ -98,10 +126,11 @@ def shipped(root: Path, *data: Path, **given) -> list[str]:
 
 
 def test_a_link_to_data_or_results_outside_the_project_is_not_followed(root):
+    outputs.note(root.parent / "cache", str(root / "out"))
     write(root.parent, "big/x.bin", "out/model.npz", "more/y")
     for name in ("big", "out", "more"):
         (root / name).symlink_to(f"../{name}")
-    found = shipped(root, root / "big", output_dir="out")
+    found = shipped(root, root / "big", output_dir=str(root / "out"))
     assert found == ["more/y", "pyproject.toml", "results/old/model.npz", "src/work.py"]
     assert "big/x.bin" in shipped(root), "it is data of that call alone"
     assert "big/x.bin" not in shipped(root, root.parent / "big")
