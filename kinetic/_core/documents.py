@@ -240,7 +240,10 @@ def _evaluate(module: str, annotation: Any) -> Any:
     takes milliseconds for a plan."""
     if not isinstance(annotation, str):
         return annotation
-    return _BY_NAME.get(annotation) or eval(annotation, vars(sys.modules[module]))
+    if (known := _BY_NAME.get(annotation)) is not None:
+        return known
+    # To evaluate the text itself, in a thread, would have Python forget a Ctrl-C and exit with 1.
+    return eval(compile(annotation, "<annotation>", "eval"), vars(sys.modules[module]))
 
 
 def default_of(field: Field[Any]) -> Any:

@@ -24,6 +24,8 @@ def check(root: str) -> bool:
         facts = os.stat(root)  # noqa: PTH116 - a Path would take as long as the call
     except OSError:
         return False
+    if not stat.S_ISDIR(facts.st_mode):
+        return False
     if facts.st_uid == os.geteuid() and not facts.st_mode & 0o077:
         return True
     if fault := fault_of(root, facts):
@@ -33,7 +35,7 @@ def check(root: str) -> bool:
         _warned.add(root)
         import logging  # needed only here
 
-        message = "Others can look into the store %s (mode %o). Run: chmod 700 %s"
+        message = "kinetic: Others can look into the store %s (mode %o). Run: chmod 700 %s"
         logging.getLogger("kinetic.storage").warning(
             message, root, stat.S_IMODE(facts.st_mode), _quote_path(root)
         )
@@ -50,9 +52,12 @@ def fault_of(root: str, facts: os.stat_result) -> str:
         )
     if others := _writers(facts):
         mode = stat.S_IMODE(facts.st_mode)
+        # One such as /tmp is meant for all.
+        own = f"Set KINETIC_STORE to a folder of your own, such as {root}/kinetic-{os.geteuid()}."
+        private = f"Run: chmod 700 {_quote_path(root)}"
         return (
             f"The store {root} can be written to by {others} (mode {mode:o}), who could run code "
-            f"as you. Run: chmod 700 {_quote_path(root)}"
+            f"as you. {own if facts.st_mode & stat.S_ISVTX else private}"
         )
     return ""
 

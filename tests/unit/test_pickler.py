@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import io
+import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -470,3 +471,14 @@ def test_a_module_of_a_class_of_its_own_travels_by_reference(
     made = Lazy("picklertest_lazy")
     monkeypatch.setitem(sys.modules, made.__name__, made)
     assert sent("import picklertest_lazy as lazy", "lazy").value == [made]
+
+
+def test_jax_is_imported_before_what_it_silences() -> None:
+    """A function of `jax.jit` names jaxlib, which alone logs to stderr what devices there are."""
+    told = (
+        "import io, sys; from kinetic._pickling.unpickler import CallUnpickler; "
+        "CallUnpickler(io.BytesIO(b'cjaxlib._jax\\nPjitFunction\\n.')).load(); "
+        "print('jax' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert shown.stdout == "True\n"

@@ -35,6 +35,15 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path, mode):
     assert list(root.iterdir()) == []
 
 
+def test_a_folder_that_is_meant_for_all_stays_one(tmp_path):
+    root = tmp_path / "store"
+    root.mkdir()
+    root.chmod(0o1777)
+    with pytest.raises(StoreError, match=f"such as {root}/kinetic-") as caught:
+        open_store(root)
+    assert "chmod" not in str(caught.value)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_a_folder_of_somebody_else_is_refused(tmp_path):
     root = tmp_path / "store"
@@ -52,7 +61,7 @@ def test_a_folder_that_others_can_look_into_is_told_once(tmp_path, caplog):
     for _ in range(2):
         open_store(root).put("a", b"1")
     assert [each.message for each in caplog.records] == [
-        f"Others can look into the store {root} (mode 755). Run: chmod 700 {root}"
+        f"kinetic: Others can look into the store {root} (mode 755). Run: chmod 700 {root}"
     ]
 
 

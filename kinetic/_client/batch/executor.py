@@ -181,7 +181,7 @@ class BatchExecutor:
         self._refusals += 1
         _log.log(
             level,
-            "input %d of %s was not submitted: %s",
+            "kinetic: input %d of %s was not submitted: %s",
             index,
             self.manifest.batch.group_id,
             text_of(error),
