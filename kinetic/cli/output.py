@@ -8,9 +8,10 @@ colour.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO
 
 from kinetic._client.board import text
 from kinetic.errors import KineticError
@@ -188,6 +189,14 @@ def can_draw() -> bool:
     return sys.stdout.isatty()
 
 
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+def _exit_on_signal(signum: int, _: object) -> NoReturn:
+    """End in order: the terminal has to be what it was."""
+    sys.exit(128 + signum)
+
+
 class Screen:
     """A full-screen table that is redrawn until the user presses q."""
 
@@ -198,6 +207,7 @@ class Screen:
         self._console = Console(highlight=False, markup=False, emoji=False)
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
         self._keys = _Keys()
+        self._before = {each: signal.signal(each, _exit_on_signal) for each in _ENDING}
         self._keys.open()
         self._live.start()
         return self
@@ -205,6 +215,8 @@ class Screen:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
         self._keys.close()
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
 
     @property
     def size(self) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -84,6 +85,21 @@ def test_top_shows_a_job_and_leaves_quietly(job: str, key: bytes) -> None:
     os.close(terminal)
     assert kn("jobs", "cancel", job).returncode == 0
     assert kn("jobs", "wait", job).returncode == 1
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_top_gives_the_terminal_back_when_it_is_ended(job: str, signum: int) -> None:
+    until("step 1", job)
+    pid, terminal = run_on_terminal("xterm")
+    before = termios.tcgetattr(terminal)[3]
+    read(terminal, b"step 1")
+    assert termios.tcgetattr(terminal)[3] & before & termios.ECHO == 0
+    os.kill(pid, signum)
+    assert b"\x1b[?1049l" in read(terminal, b"\x1b[?1049l")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signum
+    assert termios.tcgetattr(terminal)[3] & termios.ECHO
+    os.close(terminal)
+    assert kn("jobs", "cancel", job).returncode == 0
 
 
 @pytest.mark.long

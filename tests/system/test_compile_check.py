@@ -196,3 +196,13 @@ def test_the_smallest_slice_is_found_from_the_command_line(tmp_path: Path) -> No
         ("tpu-v6e-4", "fits"),
     ]
     assert tried[-1]["memory"]["aliased"] == 16 << 30
+
+
+@needs_libtpu
+def test_an_error_of_the_function_itself_is_shown_with_its_line(tmp_path: Path) -> None:
+    """It is no program that does not fit, for which the code is 1."""
+    (tmp_path / "steps.py").write_text("def build():\n    raise ValueError('oops')\n")
+    ended = run_kinetic(tmp_path, "compile", "-a", "tpu-v6e-8", "steps.py:build")
+    assert ended.returncode == 2
+    assert 'steps.py", line 2, in build' in ended.stderr
+    assert ended.stderr.rstrip().endswith("ValueError: oops")

@@ -258,8 +258,8 @@ class BatchHandle(Generic[R_co]):
                     found[index] = error = unreadable
                 if error is not None:
                     failed[index] = error
-        if failed and not return_exceptions:
-            raise batch_error(self._executor, found, failed)
+            if failed and not return_exceptions:
+                raise batch_error(self._executor, found, failed)
         return [found[index] for index in (range(len(found)) if ordered else found)]
 
     # -- ending ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import click
 from kinetic.cli import exit_codes, output
 from kinetic.cli.lazy import complete_with
 from kinetic.cli.options import DURATION, json_option
-from kinetic.errors import UsageError
+from kinetic.errors import KineticError, UsageError
 
 if TYPE_CHECKING:
     from kinetic._compile.report import CompileReport
@@ -85,15 +85,21 @@ def compile_(
     from kinetic._compile.slice import call_build
 
     target = compile_for(accelerator, slices=slices, timeout=timeout)
-    # What the caller's code prints is no part of the document.
-    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        function = find_function(build)
-        if fit:
-            reports = target.find_fit(function, most_sizes=most_sizes, within=within)
-        else:
-            with target:
-                compiled, *arguments = call_build(function)
-                reports = [target.compile(compiled, *arguments)]
+    try:
+        # What the caller's code prints is no part of the document.
+        with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+            function = find_function(build)
+            if fit:
+                reports = target.find_fit(function, most_sizes=most_sizes, within=within)
+            else:
+                with target:
+                    compiled, *arguments = call_build(function)
+                    reports = [target.compile(compiled, *arguments)]
+    except KineticError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of the caller's code
+        output.traceback_of(error)
+        return exit_codes.USAGE
     _print_reports(reports, is_search=fit, as_json=as_json)
     return exit_codes.OK if reports[-1].fits else exit_codes.FAILED
 

@@ -169,6 +169,8 @@ def _print_table(watched: Sequence[_ShownJob], choice: _Choice, *, chart: bool) 
     rows = _rows(watched, choice)
     if not rows:
         return output.notice(_explain_absence(watched, choice))
+    if unknown := [name for name in choice.names if name not in {row.name for _, row in rows}]:
+        output.notice(f"Nothing was logged as {', '.join(unknown)}.")
     columns = _columns(watched, choice)
     output.table(columns, [_cells(row, columns) for row in rows], right=_RIGHT, cut="METRIC")
     if chart:

@@ -5,6 +5,7 @@ In: a job's id. Out: bytes of logs, values, exit codes.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -186,7 +187,9 @@ def _print_value(value: Any, as_json: bool) -> None:
     if not as_json:
         return output.line(repr(value))
     try:
-        return output.json_document(value, default=_simplify)
+        # What is no number is written as in metrics: "NaN", "Infinity".
+        plain = json.loads(json.dumps(value, default=_simplify), parse_constant=str)
+        return output.json_document(plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f"The value has no JSON form ({error}). Leave --json out to see it as Python writes it."
