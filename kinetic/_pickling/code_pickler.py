@@ -25,7 +25,7 @@ import cloudpickle
 
 from kinetic._pickling import class_bodies, enums, pytrees, unpickler
 from kinetic._pickling.annotations import CODE, IS_LAZY, read_annotations
-from kinetic._pickling.origin import MAIN
+from kinetic._pickling.origin import MAIN, list_closed_over
 
 _FILE = 10
 """The place of `filename` among the arguments of `CodeType`, in Python 3.11 and later."""
@@ -226,12 +226,7 @@ def _annotate(made: type, state: tuple[dict[str, Any], Any], *rest: Any) -> Any:
 def holds_weakly(made: object) -> bool:
     """Whether a decorator has left weak references around a function, as jaxtyping does: such a
     closure cannot be sent, but its statement can, or the function in it."""
-    if type(made) is not FunctionType or made.__closure__ is None:
-        return False
-    try:
-        held = [cell.cell_contents for cell in made.__closure__]
-    except ValueError:  # Not assigned yet.
-        return False
+    held = list_closed_over(made).values() if type(made) is FunctionType else ()
     inner = [each for one in held for each in (one if type(one) is list else [one])]
     return any(isinstance(each, weakref.ReferenceType) for each in inner)
 

@@ -9,7 +9,6 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import (
-    CodeType,
     FunctionType,
     GetSetDescriptorType,
     MemberDescriptorType,
@@ -20,6 +19,7 @@ from typing import Any
 
 from kinetic._core.values import dataclass
 from kinetic._pickling.annotations import read_annotations
+from kinetic._pickling.origin import list_closed_over, walk_code
 from kinetic.errors import PicklingError, with_article
 
 Attempt = Callable[[object], BaseException | None]
@@ -222,24 +222,15 @@ def _uses_of_function(func: FunctionType) -> Iterator[tuple[str, object]]:
         (f"default of parameter {name!r}", value)
         for name, value in (func.__kwdefaults__ or {}).items()
     )
-    for name, cell in zip(code.co_freevars, func.__closure__ or (), strict=True):
-        try:
-            yield f"closure variable {name!r} of {named}", cell.cell_contents
-        except ValueError:  # Not assigned yet.
-            continue
-    for name in _global_names(code):
+    yield from (
+        (f"closure variable {name!r} of {named}", value)
+        for name, value in list_closed_over(func).items()
+    )
+    for name in dict.fromkeys(name for each in walk_code(code) for name in each.co_names):
         if name in func.__globals__:
             yield f"global {name!r} used by {named}", func.__globals__[name]
     yield from ((f"attribute {name!r} of {named}", value) for name, value in func.__dict__.items())
     yield f"annotations of {named}", read_annotations(func)
-
-
-def _global_names(code: CodeType) -> list[str]:
-    names = list(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names += _global_names(constant)
-    return list(dict.fromkeys(names))
 
 
 def _unwrap(value: object) -> object:

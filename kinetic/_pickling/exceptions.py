@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from kinetic._pickling import frames
+from kinetic._pickling.origin import map_path
 from kinetic.errors import PicklingError, UserCodeFailed, a_type, text_of
 
 Node = dict[str, Any]
@@ -123,7 +124,7 @@ def _map_syntax_error(error: BaseException, source_map: tuple[str, str] | None) 
     if type(error) not in (SyntaxError, IndentationError, TabError):
         return error
     match error.args:
-        case (message, (str(file), *place)) if (moved := _map_path(file, source_map)) != file:
+        case (message, (str(file), *place)) if (moved := map_path(file, source_map)) != file:
             copy = type(error)(message, (moved, *place))
             copy.__dict__.update(vars(error))
             return copy
@@ -241,12 +242,6 @@ def _frames(
     if len(links) > _FIRST_FRAMES + _LAST_FRAMES:  # An endless recursion: its middle says nothing.
         links = links[:_FIRST_FRAMES] + links[-_LAST_FRAMES:]
     return [
-        frames.describe_frame(link, _map_path(link.tb_frame.f_code.co_filename, source_map))
+        frames.describe_frame(link, map_path(link.tb_frame.f_code.co_filename, source_map))
         for link in links
     ]
-
-
-def _map_path(file: str, source_map: tuple[str, str] | None) -> str:
-    if source_map and file.startswith(source_map[0].rstrip("/") + "/"):
-        return source_map[1].rstrip("/") + file[len(source_map[0].rstrip("/")) :]
-    return file

@@ -21,7 +21,7 @@ from typing import Any
 
 from kinetic._pickling import defaults, statements
 from kinetic._pickling.annotations import CODE, list_annotated
-from kinetic._pickling.origin import MAIN, ScriptSource
+from kinetic._pickling.origin import MAIN, ScriptSource, walk_code
 from kinetic._pickling.unpickler import Definition
 
 Found = tuple[ScriptSource, statements.Made]
@@ -55,7 +55,7 @@ def _choose_by_codes(codes: Sequence[CodeType], found: Sequence[Found]) -> list[
     here = [each for each in fitting if all(_is_in(code, each[0].file) for code in codes)]
     if here and len({_dump(node) for _, node in here}) == 1:
         return here[-1:]
-    looks = {_look_of(code) for code in codes}
+    looks = {look_of(code) for code in codes}
     flags = functools.reduce(operator.or_, (code.co_flags for code in codes)) & _FLAGS
     return [each for each in here or fitting if looks <= _looks_of(*each, flags)]
 
@@ -183,18 +183,16 @@ def _looks_of(source: ScriptSource, node: statements.Made, flags: int) -> frozen
     """Return how the functions look that a statement makes."""
     text, first = statements.text_of(source, node)
     try:
-        waiting = [Definition(text, source.file, first, flags).code()]
+        code = Definition(text, source.file, first, flags).code()
     except (SyntaxError, ValueError, RecursionError):
         return frozenset()
-    for each in waiting:
-        waiting += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
-    return frozenset(map(_look_of, waiting))
+    return frozenset(map(look_of, walk_code(code)))
 
 
-def _look_of(code: CodeType) -> object:
+def look_of(code: CodeType) -> object:
     """Return what two pieces of code have in common if they were compiled from the same text."""
     values = tuple(
-        _look_of(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts
+        look_of(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts
     )
     return code.co_qualname, code.co_code, code.co_names, code.co_varnames, values
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from kinetic._pickling.origin import MAIN
+from kinetic._pickling.origin import MAIN, list_closed_over, walk_code
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST", "LOAD_CLOSURE", "IMPORT_NAME")
@@ -60,8 +60,8 @@ def _list_read(func: object, modules: frozenset[str]) -> Iterator[tuple[ModuleTy
             continue
         seen.add(id(each))
         own = sys.modules.get(each.__module__)
-        space = ChainMap(_list_closed_over(each), each.__globals__, imported)
-        for code in _list_code(each.__code__):
+        space = ChainMap(list_closed_over(each), each.__globals__, imported)
+        for code in walk_code(each.__code__):
             steps = [(step.opname, step.argval) for step in dis.get_instructions(code)]
             stored = {name for kind, name in steps if kind == "STORE_ATTR"}
             for (kind, name), (then, inner) in itertools.pairwise(steps):
@@ -75,21 +75,6 @@ def _list_read(func: object, modules: frozenset[str]) -> Iterator[tuple[ModuleTy
                     yield own, name
 
 
-def _list_closed_over(func: FunctionType) -> dict[str, Any]:
-    found = {}
-    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
-        with suppress(ValueError):  # It is not set yet.
-            found[name] = cell.cell_contents
-    return found
-
-
-def _list_code(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _list_code(inner)
-
-
 def _read(file: object) -> dict[str, Any]:
     try:
         return _find_literals(Path(str(file)).read_bytes())
@@ -101,7 +86,7 @@ def _read(file: object) -> dict[str, Any]:
 def _find_literals(source: bytes) -> dict[str, Any]:
     """Return the values that a source gives once, and that none of its functions sets."""
     tree = ast.parse(source)
-    top, *inner = _list_code(compile(tree, "", "exec", dont_inherit=True))
+    top, *inner = walk_code(compile(tree, "", "exec", dont_inherit=True))
     times = Counter(_list_stored(top, "STORE_NAME", "STORE_GLOBAL"))
     set_later = {name for code in inner for name in _list_stored(code, "STORE_GLOBAL")}
     found: dict[str, Any] = {}

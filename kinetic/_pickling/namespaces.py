@@ -9,14 +9,14 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Mapping
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from cloudpickle.cloudpickle import _extract_code_globals, dynamic_subimport
 
 from kinetic._pickling import unpickler
 from kinetic._pickling.code_pickler import is_by_value
-from kinetic._pickling.origin import MAIN
+from kinetic._pickling.origin import MAIN, walk_code
 from kinetic._pickling.script import global_names
 
 
@@ -70,33 +70,30 @@ class CopiedNamespace(dict[str, Any]):
         return unpickler.take, (self._copy,), content, None, None, unpickler.fill_module
 
 
+def _find_own(func: FunctionType) -> ModuleType | None:
+    """Return the module whose globals the function has."""
+    module = sys.modules.get(str(func.__globals__.get("__name__")))
+    is_its = isinstance(module, ModuleType) and vars(module) is func.__globals__
+    return module if is_its else None
+
+
 def find_copied(func: FunctionType) -> ModuleType | None:
     """Return the module whose globals the function has, if it is sent by value."""
-    name = str(func.__globals__.get("__name__"))
-    module = sys.modules.get(name)
-    is_its = isinstance(module, ModuleType) and vars(module) is func.__globals__
-    return module if is_its and is_by_value(name) else None
+    module = _find_own(func)
+    return module if module is not None and is_by_value(func.__globals__["__name__"]) else None
 
 
 def find_module_of(func: FunctionType) -> ModuleType | None:
     """Return the module whose globals the function has, if the host can import it and the function
     needs them as they are there."""
-    name = str(func.__globals__.get("__name__"))
-    module = sys.modules.get(name)
+    module = _find_own(func)
     # A decorator may have copied `__module__` from a function of the script. Who has set it to
     # "__main__" by hand wants a copy.
     is_by_hand = func.__module__ in MAIN and "__wrapped__" not in vars(func)
-    if (
-        module is None
-        or name in MAIN
-        or is_by_hand
-        or vars(module) is not func.__globals__
-        or is_by_value(name)
-    ):
+    if module is None or is_by_hand or getattr(module, "__spec__", None) is None:
         return None
-    if getattr(module, "__spec__", None) is None:
-        return None
-    return module if _needs_module(func) else None
+    name = func.__globals__["__name__"]
+    return None if name in MAIN or is_by_value(name) or not _needs_module(func) else module
 
 
 def _needs_module(func: FunctionType) -> bool:
@@ -111,16 +108,13 @@ def _needs_module(func: FunctionType) -> bool:
         for name in {*_extract_code_globals(func.__code__), *global_names(func.__code__)}
         if name in func.__globals__
     ]
-    return any(map(_is_state, used)) or _stores(func.__code__)
+    steps = (step for each in walk_code(func.__code__) for step in dis.get_instructions(each))
+    return any(map(_is_state, used)) or any(
+        step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for step in steps
+    )
 
 
 def _is_state(value: object) -> bool:
     return not isinstance(
         value, ModuleType | FunctionType | type | str | bytes | int | float | complex | None
     ) and not (callable(value) and hasattr(value, "__module__") and hasattr(value, "__qualname__"))
-
-
-def _stores(code: CodeType) -> bool:
-    if any(each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for each in dis.get_instructions(code)):
-        return True
-    return any(_stores(each) for each in code.co_consts if isinstance(each, CodeType))

@@ -19,7 +19,7 @@ import tokenize
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from kinetic._core.values import dataclass
@@ -76,6 +76,30 @@ class _SeenFile:
 
 
 _SEEN: dict[str, _SeenFile] = {}
+
+
+def walk_code(code: CodeType) -> Iterator[CodeType]:
+    """Yield code, and that of the functions and the bodies of classes in it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from walk_code(inner)
+
+
+def list_closed_over(func: FunctionType) -> dict[str, Any]:
+    """Return the variables of a closure that have values, by name."""
+    found = {}
+    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
+        with suppress(ValueError):  # It is not set yet.
+            found[name] = cell.cell_contents
+    return found
+
+
+def map_path(file: str, source_map: tuple[str, str] | None) -> str:
+    """Return the name of a file that lies in the second folder as it does in the first."""
+    if source_map and file.startswith(source_map[0].rstrip("/") + "/"):
+        return source_map[1].rstrip("/") + file[len(source_map[0].rstrip("/")) :]
+    return file
 
 
 def see(func: object) -> None:

@@ -11,7 +11,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+
+from kinetic._pickling.code_pickler import find_named
+from kinetic._pickling.matching import look_of
+from kinetic._pickling.origin import walk_code
 
 _DEEPEST = 32
 
@@ -27,7 +30,7 @@ def is_patched(module: ModuleType, old: bytes, new: bytes) -> bool:
     except (SyntaxError, ValueError, RecursionError):
         return False
     return all(
-        _is_same(code, before.get(name)) or _is_same(code, _code_of(module, name))
+        _look_of(code) in map(_look_of, (before.get(name), _code_of(module, name)))
         for name, code in after.items()
     )
 
@@ -57,9 +60,7 @@ def _functions(code: CodeType) -> Iterator[tuple[str, CodeType]]:
 
 def _code_of(module: ModuleType, qualname: str) -> CodeType | None:
     """Return the module's code under this name, without decorators."""
-    found: Any = module
-    for name in qualname.split("."):
-        found = vars(found).get(name) if isinstance(found, ModuleType | type) else None
+    found = find_named(module.__name__, qualname)
     for _ in range(_DEEPEST):
         found = getattr(found, "__func__", found)
         if isinstance(found, FunctionType) and not hasattr(found, "__wrapped__"):
@@ -68,30 +69,13 @@ def _code_of(module: ModuleType, qualname: str) -> CodeType | None:
     return None
 
 
-def _is_same(one: CodeType, other: CodeType | None) -> bool:
-    """Whether two functions have the same code, regardless of their lines."""
-    if other is None:
-        return False
-    parts = (
-        "co_code",
-        "co_names",
-        "co_varnames",
-        "co_freevars",
-        "co_argcount",
-        "co_kwonlyargcount",
-        "co_flags",
-    )
-    if any(getattr(one, part) != getattr(other, part) for part in parts) or len(
-        one.co_consts
-    ) != len(other.co_consts):
-        return False
-    return all(
-        _is_same_constant(mine, its)
-        for mine, its in zip(one.co_consts, other.co_consts, strict=True)
-    )
-
-
-def _is_same_constant(one: object, other: object) -> bool:
-    if isinstance(one, CodeType):
-        return isinstance(other, CodeType) and _is_same(one, other)
-    return type(one) is type(other) and one == other
+def _look_of(code: CodeType | None) -> object:
+    """Return what two functions have in common that were compiled from the same text, regardless of
+    their lines."""
+    if code is None:
+        return None
+    parts = [
+        (each.co_freevars, each.co_argcount, each.co_kwonlyargcount, each.co_flags)
+        for each in walk_code(code)
+    ]
+    return look_of(code), parts

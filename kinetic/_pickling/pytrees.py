@@ -12,7 +12,7 @@ import sys
 from types import FunctionType
 from typing import Any
 
-from kinetic._pickling.origin import MAIN
+from kinetic._pickling.origin import MAIN, list_closed_over
 
 _NOT_OF_LIBRARIES = (*MAIN, "abc", "enum", "typing")
 _KEPT = (bool, int, str, type(None))
@@ -34,7 +34,8 @@ def describe(made: type, *, with_functions: bool) -> tuple[Any, ...] | None:
         with_functions: whether any function of the script may be among them.
     """
     flatten, unflatten = _registry("_registry")[made]
-    if (fields := _held_by(flatten)).keys() >= {"data_fields", "meta_fields"}:
+    fields = list_closed_over(flatten) if isinstance(flatten, FunctionType) else {}
+    if fields.keys() >= {"data_fields", "meta_fields"}:
         return "register_dataclass", fields["data_fields"], fields["meta_fields"]
     is_own = getattr(unflatten, "__self__", None) is made
     if not (with_functions or (is_own and type(flatten).__name__ == "methodcaller")):
@@ -82,14 +83,3 @@ def _bare(field: Any) -> Any:
 def _registry(name: str) -> dict[type, Any]:
     found: dict[type, Any] = getattr(sys.modules.get("jax._src.tree_util"), name, {})
     return found
-
-
-def _held_by(function: Any) -> dict[str, Any]:
-    """Return the variables of a closure, by name."""
-    if type(function) is not FunctionType or function.__closure__ is None:
-        return {}
-    try:
-        held = [cell.cell_contents for cell in function.__closure__]
-    except ValueError:  # Not assigned yet.
-        return {}
-    return dict(zip(function.__code__.co_freevars, held, strict=True))

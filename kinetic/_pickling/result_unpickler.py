@@ -131,7 +131,8 @@ def _has_no_state(func: FunctionType, seen: set[FunctionType]) -> bool:
         return True
     seen.add(func)
     defaults = (*(func.__defaults__ or ()), *(func.__kwdefaults__ or {}).values())
-    used = [func.__globals__[n] for n in _list_names(func.__code__) if n in func.__globals__]
+    names = {name for code in origin.walk_code(func.__code__) for name in code.co_names}
+    used = [func.__globals__[name] for name in names & func.__globals__.keys()]
     calls = [each for each in used if isinstance(each, FunctionType)]
     return (
         func.__closure__ is None
@@ -139,13 +140,6 @@ def _has_no_state(func: FunctionType, seen: set[FunctionType]) -> bool:
         and all(isinstance(each, FunctionType | ModuleType | type) for each in used)
         and all(each.__module__ not in origin.MAIN or _has_no_state(each, seen) for each in calls)
     )
-
-
-def _list_names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _list_names(inner)
 
 
 def _find_all(module: str | None, qualname: str) -> Iterator[Any]:

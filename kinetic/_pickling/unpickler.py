@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NewType, NoReturn
 
 from kinetic._core.values import dataclass
 from kinetic._pickling import defaults
-from kinetic._pickling.origin import MAIN
+from kinetic._pickling.origin import MAIN, map_path
 from kinetic.errors import SetupFailed, UsageError
 
 
@@ -379,9 +379,7 @@ class CallUnpickler(pickle.Unpickler):
         super().__init__(file)
         self._external = external
         self._main = main
-        there, here = source_map or ("", "")
-        self._there, self._here = f"{there.rstrip('/')}/", f"{here.rstrip('/')}/"
-        self._moves = source_map is not None
+        self._source_map = source_map
 
     def find_class(self, module: str, name: str) -> Any:
         """Resolve a global of the pickle."""
@@ -390,11 +388,11 @@ class CallUnpickler(pickle.Unpickler):
         found = super().find_class(module, name)
         if module == __name__ and name == "script_namespace" and self._main is not None:
             return self._namespace
-        if self._moves and module == __name__ and name == "define":
+        if self._source_map and module == __name__ and name == "define":
             return lambda namespace, what, statement, *rest: found(
                 namespace,
                 what,
-                dataclasses.replace(statement, file=self._map_path(statement.file)),
+                dataclasses.replace(statement, file=map_path(statement.file, self._source_map)),
                 *rest,
             )
         if not module.startswith("cloudpickle"):
@@ -405,7 +403,7 @@ class CallUnpickler(pickle.Unpickler):
             return lambda *parts: self._bind_class(found(*parts))
         if name == "_make_function":
             return lambda code, *parts: self._bind_function(found(code, *parts), code)
-        if self._moves and name == "_builtin_type":
+        if self._source_map and name == "_builtin_type":
             return lambda kind: self._code if kind == "CodeType" else found(kind)
         return found
 
@@ -440,16 +438,9 @@ class CallUnpickler(pickle.Unpickler):
         assert self._main is not None
         self._main["__package__"] = package
         if file is not None:
-            self._main["__file__"] = self._map_path(file)
+            self._main["__file__"] = map_path(file, self._source_map)
         return self._main
 
     def _code(self, *parts: Any) -> CodeType:
         code = CodeType(*parts)
-        return code.replace(co_filename=self._map_path(code.co_filename))
-
-    def _map_path(self, file: str) -> str:
-        return (
-            self._here + file[len(self._there) :]
-            if self._moves and file.startswith(self._there)
-            else file
-        )
+        return code.replace(co_filename=map_path(code.co_filename, self._source_map))
