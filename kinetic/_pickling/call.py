@@ -212,7 +212,7 @@ class _CallerState:
     def dump(self, file: io.BytesIO, call: object, *, registrations: bool = True) -> CallPickler:
         """Pickle what the script has registered, which what the call holds may need as soon as it
         is unpickled, then the call; return the pickler, which knows what it has written."""
-        from kinetic._pickling import keras_config, loggers
+        from kinetic._pickling import library_settings
         from kinetic._pickling.code_pickler import Circular
         from kinetic._pickling.pickler import make_pickler
 
@@ -222,11 +222,13 @@ class _CallerState:
             pickler.carries_functions = carries_functions
             try:
                 if registrations:
-                    states = [loggers.read(), *keras_config.read()]
                     registered = self.script.list_registered()
                     pickler.dump_registrations(
                         self._registering,
-                        [states, *(each for each in registered if not self.attempt(each))],
+                        [
+                            library_settings.read(),
+                            *(each for each in registered if not self.attempt(each)),
+                        ],
                     )
                 pickler.dump(call)
             except Circular as circular:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
 
-from kinetic._pickling import class_bodies, enums, pytrees, unpickler
+from kinetic._pickling import class_bodies, enums, unpickler
 from kinetic._pickling.annotations import CODE, IS_LAZY, read_annotations
 from kinetic._pickling.origin import MAIN, list_closed_over
 
@@ -164,8 +164,8 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
                 fields = {**fields, "__qualname__": obj.__qualname__}
                 if class_bodies.is_struct(obj):
                     metaclass = class_bodies.find_struct_maker(obj)
-                if pytrees.is_registered(obj) and not self.is_registered_there(obj):
-                    fields = pytrees.make_body(obj) | fields
+                if class_bodies.is_registered(obj) and not self.is_registered_there(obj):
+                    fields = class_bodies.make_registered_body(obj) | fields
                     rest = self._register_again(obj, *rest)
                 if IS_LAZY:
                     rest = _annotate(obj, *rest)
@@ -179,7 +179,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _register_again(self, made: type, state: Any, *rest: Any) -> list[Any]:
         """Send, with the state of a class, what registers it with JAX."""
-        how = pytrees.describe(made, with_functions=self.carries_functions)
+        how = class_bodies.describe_registration(made, with_functions=self.carries_functions)
         if how is None:
             return [state, *rest]
         self.has_carried = True

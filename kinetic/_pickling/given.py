@@ -1,21 +1,45 @@
 """What the statement of a class is given when it is executed again, instead of what it would find
 or compute then: bases, if their names stand for other classes by now, and defaults of fields that
-a library keeps where they cannot be set later (pydantic, msgspec).
+a library keeps where they cannot be set later (pydantic, msgspec). Only plain values are given:
+scalars, arrays, what the standard library has for values, and groups of them.
 
 In: a class and its statement. Out: these by name of the global that has them there, and a
-statement that takes defaults from there.
+statement that takes defaults from there; whether an expression may give another value when it is
+evaluated again, as `uuid4()` and `rng.normal(size=2)` do.
 """
 
 from __future__ import annotations
 
 import ast
+import collections
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from kinetic._pickling import plain_values, statements
+from kinetic._pickling import statements
 
 _PREFIX = "_kinetic_default_"
 _MAKE_FIELDS = ("field", "Field", "PrivateAttr")
+_LITERALS = (type(None), bool, int, float, complex, str, bytes, list, dict, set, tuple)
+_GROUPS = (
+    list,
+    dict,
+    set,
+    tuple,
+    frozenset,
+    collections.Counter,
+    collections.OrderedDict,
+    collections.defaultdict,
+    collections.deque,
+)
+_SCALARS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice)
+_VALUES_OF = ("array", "datetime", "decimal", "fractions", "ipaddress", "pathlib", "uuid")
+"""Modules, which are not imported for this; of `random` and NumPy some classes are none."""
+_NAMED = (
+    "random.Random",
+    "numpy.ndarray",
+    "numpy.random._generator.Generator",
+    "numpy.random.mtrand.RandomState",
+)
 
 
 def find_bases(made: type, node: statements.Made, namespace: Mapping[str, Any]) -> dict[str, type]:
@@ -44,7 +68,7 @@ def find_defaults(made: type, node: statements.Made) -> dict[str, Any]:
         f"{_PREFIX}{name}": value
         for name, value, has_more in _list_kept(made)
         if name in in_body
-        and plain_values.may_differ(value, in_body[name])
+        and may_differ(value, in_body[name])
         and not (has_more and in_body[name] is whole[name] and isinstance(whole[name], ast.Call))
     }
 
@@ -94,3 +118,37 @@ def _find_argument(made_by: ast.expr) -> ast.expr | None:
         return None
     named = [each.value for each in made_by.keywords if each.arg == "default"]
     return next(iter([*named, *made_by.args]), None)
+
+
+def may_differ(value: object, made_by: ast.expr) -> bool:
+    """Whether an expression, evaluated again, may give another value than this plain one."""
+    if type(value) not in _LITERALS:
+        return is_plain(value)
+    try:
+        return bool(value != ast.literal_eval(made_by))
+    except Exception:  # noqa: BLE001 - not a literal, or a comparison of arrays
+        return is_plain(value)
+
+
+def is_plain(value: Any, deepest: int = 4) -> bool:
+    """Whether a value consists of scalars, arrays and the like."""
+    kind = type(value)
+    if kind in _GROUPS:
+        parts = (*value, *value.values()) if isinstance(value, dict) else value
+        return deepest > 0 and all(is_plain(each, deepest - 1) for each in parts)
+    module = kind.__module__.partition(".")[0]
+    return kind in _SCALARS or module in _VALUES_OF or _is_of_arrays(value, module)
+
+
+def _is_of_arrays(value: Any, module: str) -> bool:
+    """Whether this is an array, one of its scalars, or what draws random ones. Arrays of objects
+    are none, nor are those that JAX has only in part here, or no longer."""
+    kind = type(value)
+    if module in ("jax", "jaxlib"):
+        is_array = kind.__name__ in ("ArrayImpl", "PRNGKeyArray")
+        return is_array and value.is_fully_addressable and not value.is_deleted()
+    is_scalar = any(
+        f"{each.__module__}.{each.__name__}" == "numpy.generic" for each in kind.__mro__
+    )
+    is_named = is_scalar or f"{kind.__module__}.{kind.__name__}" in _NAMED
+    return is_named and not getattr(getattr(value, "dtype", None), "hasobject", False)

@@ -16,6 +16,7 @@ last one cleans up. The user's registrations stay.
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
 import sys
@@ -26,12 +27,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import machinery, util
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from kinetic import _shadows
 from kinetic._core.values import dataclass
-from kinetic._pickling.origin import MAIN
+from kinetic._pickling.origin import MAIN, walk_code
 from kinetic._source import editable, manifest
 from kinetic._source.walk import Stamp, stamp_at
 
@@ -41,6 +42,7 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 _KNOWN: dict[str, _Imported] = {}
 """The modules that were examined, by name."""
 _PYC_HEADER_BYTES = 16
+_DEEPEST = 32
 
 
 @dataclass(frozen=True)
@@ -256,11 +258,8 @@ def _is_edited(module: ModuleType, file: str) -> bool:
     if known.stamp == stamp:
         return False
     source = _read_source(file)
-    if source != known.source:
-        from kinetic._pickling import patching
-
-        if not patching.is_patched(module, known.source, source):
-            return True
+    if source != known.source and not _is_patched(module, known.source, source):
+        return True
     _KNOWN[module.__name__] = _Imported(spec, file, stamp, source)
     return False
 
@@ -308,3 +307,69 @@ def _leave(module: ModuleType, registry: Any) -> None:
         del _SPANS[name]
         with suppress(ValueError):  # The user unregistered it.
             registry.unregister_pickle_by_value(module)
+
+
+def _is_patched(module: ModuleType, old: bytes, new: bytes) -> bool:
+    """Whether the module matches the new source: only functions have changed, and it has the new
+    ones. IPython puts them into a module's existing functions (`%autoreload`)."""
+    try:
+        if _rest(old) != _rest(new):
+            return False
+        before = dict(_functions(compile(old, "", "exec", dont_inherit=True)))
+        after = dict(_functions(compile(new, "", "exec", dont_inherit=True)))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return all(
+        _look_of(code) in map(_look_of, (before.get(name), _code_of(module, name)))
+        for name, code in after.items()
+    )
+
+
+def _rest(source: bytes) -> str:
+    """Return the source without its functions, as a normalized dump."""
+
+    class WithoutFunctions(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+            return None
+
+        def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+            return None
+
+    return ast.dump(WithoutFunctions().visit(ast.parse(source)))
+
+
+def _functions(code: CodeType) -> Iterator[tuple[str, CodeType]]:
+    """Yield the functions of a module and of its classes, by qualified name."""
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            if not inner.co_flags & 1:  # A class body: only functions have the flag CO_OPTIMIZED.
+                yield from _functions(inner)
+            elif not inner.co_name.startswith("<"):
+                yield inner.co_qualname, inner
+
+
+def _code_of(module: ModuleType, qualname: str) -> CodeType | None:
+    """Return the module's code under this name, without decorators."""
+    from kinetic._pickling.code_pickler import find_named  # modules are seldom edited
+
+    found = find_named(module.__name__, qualname)
+    for _ in range(_DEEPEST):
+        found = getattr(found, "__func__", found)
+        if isinstance(found, FunctionType) and not hasattr(found, "__wrapped__"):
+            return found.__code__
+        found = getattr(found, "__wrapped__", None)
+    return None
+
+
+def _look_of(code: CodeType | None) -> object:
+    """Return what two functions have in common that were compiled from the same text, regardless of
+    their lines."""
+    if code is None:
+        return None
+    from kinetic._pickling.matching import look_of
+
+    parts = [
+        (each.co_freevars, each.co_argcount, each.co_kwonlyargcount, each.co_flags)
+        for each in walk_code(code)
+    ]
+    return look_of(code), parts

@@ -34,7 +34,6 @@ from kinetic._pickling import (
     given,
     imported_names,
     matching,
-    plain_values,
     statements,
 )
 from kinetic._pickling.annotations import CODE
@@ -164,10 +163,7 @@ class Script:
             if name in added
             or (
                 not name.startswith("__")
-                and (
-                    name in later
-                    or (name in in_body and plain_values.may_differ(value, in_body[name]))
-                )
+                and (name in later or (name in in_body and given.may_differ(value, in_body[name])))
             )
         }
 
@@ -180,9 +176,7 @@ class Script:
         return defaults.find(
             made,
             lambda name, value: (
-                plain_values.may_differ(value, in_body[name])
-                if name in in_body
-                else plain_values.is_plain(value)
+                given.may_differ(value, in_body[name]) if name in in_body else given.is_plain(value)
             ),
         )
 

@@ -11,7 +11,7 @@ import pytest
 import script_host
 from script_host import sent
 
-from kinetic._pickling import plain_values
+from kinetic._pickling import given
 
 library = script_host.library
 
@@ -86,15 +86,15 @@ class Model:
     ],
 )
 def test_only_plain_values_may_differ(value: Any, made_by: str, differs: bool) -> None:
-    assert plain_values.may_differ(value, ast.parse(made_by, mode="eval").body) is differs
+    assert given.may_differ(value, ast.parse(made_by, mode="eval").body) is differs
 
 
 def test_arrays_are_compared_with_nothing() -> None:
     np = pytest.importorskip("numpy")
     made_by = ast.parse("[1, 2]", mode="eval").body
-    assert plain_values.may_differ([np.ones(2), 1], made_by)
-    assert plain_values.may_differ(np.ones(2), made_by)
-    assert not plain_values.is_plain(np.array([object()]))
+    assert given.may_differ([np.ones(2), 1], made_by)
+    assert given.may_differ(np.ones(2), made_by)
+    assert not given.is_plain(np.array([object()]))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_arrays_of_jax_are_plain_where_they_are_whole(
         "is_fully_addressable": bool(is_here),
         "is_deleted": lambda _: bool(is_gone),
     }
-    assert plain_values.is_plain(type("ArrayImpl", (), members)()) is plain
+    assert given.is_plain(type("ArrayImpl", (), members)()) is plain
 
 
 def test_defaults_that_pydantic_keeps_are_not_computed_anew() -> None:

@@ -1,13 +1,15 @@
-"""How the caller's program logs: what its function logs is written on a host as it would be here.
+"""What the caller's program has set in libraries: a function logs, and builds its model, on a host
+as it would here.
 
-In: the loggers of this process. Out: their levels, and the handlers that write to its output, set
-on a host.
+In: the loggers of this process, Keras. Out: levels, and the handlers that write to its output; what
+differs from Keras's defaults; set on a host.
 
 `logging.basicConfig(level=logging.INFO)` at the top of a script is not part of a function: without
-this, a host would drop what the function logs. Only levels and formats travel: handlers that write
-elsewhere (files, sockets) and formatters of other classes may hold anything, and stay here. So do
-loggers with filters, which may hide something. Libraries add their own handlers where they are
-imported.
+this, a host would drop what the function logs, and build a model of float32 in spite of
+`keras.mixed_precision.set_global_policy("mixed_bfloat16")`. Of logging only levels and formats
+travel: handlers that write elsewhere (files, sockets) and formatters of other classes may hold
+anything, and stay here. So do loggers with filters, which may hide something. Libraries add their
+own handlers where they are imported.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ _OURS = "kinetic"
 _STYLES: dict[Any, Any] = {style[0]: name for name, style in logging._STYLES.items()}
 _USUAL_VERBOSITY = -1
 """Of absl: warnings."""
+_added: list[HostHandler] = []
+_KERAS_DEFAULTS = {"floatx": "float32", "epsilon": 1e-7, "image_data_format": "channels_last"}
+_KERAS_STATE = "keras.src.backend.common.global_state"
+"""Private to Keras, which has no other way to tell whether a policy or a seed was set."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +125,12 @@ class _SafeFormatter(logging.Formatter):
             return logging.Formatter(logging.BASIC_FORMAT).format(record)
 
 
-_added: list[HostHandler] = []
+def read() -> list[LoggingState | KerasState | SeedState]:
+    """Return how this process logs, and what this thread has set in Keras."""
+    return [_read_logging(), *_read_keras()]
 
 
-def read() -> LoggingState:
-    """Return how this process logs."""
+def _read_logging() -> LoggingState:
     found = [_describe_logger(name, logger) for name, logger in _list_loggers()]
     changed = (each for each in found if each is not None and each != _make_usual(each.name))
     return LoggingState(tuple(changed), logging.root.manager.disable, _read_absl())
@@ -204,3 +211,66 @@ def _apply_absl(verbosity: int, is_used: bool) -> None:
     if is_used:
         absl.use_absl_handler()
     absl.set_verbosity(verbosity)
+
+
+@dataclass(frozen=True)
+class KerasState:
+    """What the program has set.
+
+    Attributes:
+        config: values of `keras.config`, by name.
+        policy: the dtype policy, as Keras serializes it; None for that of the default type.
+        seed: of `keras.utils.set_random_seed`; None if it was not called.
+    """
+
+    config: dict[str, Any]
+    policy: Any = None
+    seed: int | None = None
+    library = "keras"
+
+    def apply(self) -> None:
+        """Set it here, where Keras is imported."""
+        keras: Any = sys.modules.get("keras")
+        if keras is None:
+            return
+        for name, value in self.config.items():
+            getattr(keras.config, f"set_{name}")(value)
+        if self.policy is not None:
+            keras.config.set_dtype_policy(keras.dtype_policies.get(self.policy))
+        if self.seed is not None:
+            random, numpy = sys.modules["random"], sys.modules["numpy"].random
+            kept = random.getstate(), numpy.get_state()  # The function may have seeded them.
+            keras.utils.set_random_seed(self.seed)
+            random.setstate(kept[0])
+            numpy.set_state(kept[1])
+
+
+@dataclass(frozen=True)
+class SeedState:
+    """A seed of `keras.utils.set_random_seed` for another library's generator."""
+
+    library: str
+    seed: int
+
+    def apply(self) -> None:
+        """Seed it here."""
+        sys.modules[self.library].seed(self.seed)
+
+
+def _read_keras() -> list[KerasState | SeedState]:
+    keras: Any = sys.modules.get("keras")
+    try:
+        now = {name: getattr(keras.config, name)() for name in _KERAS_DEFAULTS}
+        find: Any = getattr(sys.modules[_KERAS_STATE], "get_global_attribute", None)
+        policy, seed = find("dtype_policy"), find("global_random_seed")
+        if policy is not None:
+            policy = (
+                None if policy.name == now["floatx"] else keras.dtype_policies.serialize(policy)
+            )
+    except (AttributeError, KeyError, TypeError):  # Another version, or not imported.
+        return []
+    config = {name: value for name, value in now.items() if value != _KERAS_DEFAULTS[name]}
+    if not config and policy is None and seed is None:
+        return []
+    seeds = [] if seed is None else [SeedState(name, seed) for name in ("random", "numpy.random")]
+    return [*seeds, KerasState(config, policy, seed)]
