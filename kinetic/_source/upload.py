@@ -20,18 +20,22 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from io import FileIO
+from itertools import islice
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from kinetic._core import layout
 from kinetic._core.plan import Blob, Tree
 from kinetic._core.values import dataclass
-from kinetic._source import hashing, known_packs, manifest, packs
+from kinetic._source import cache, hashing, manifest, packs
 from kinetic._source.packs import Index
 from kinetic._source.threads import THREADS, in_threads, is_worth_it
 from kinetic._store.base import Store
-from kinetic._store.many import at_once, put_content
+from kinetic._store.many import at_once, get_many, put_content, renew_many
+from kinetic.errors import CorruptRecord, NotFound
 
 if TYPE_CHECKING:
     from kinetic._source.bundle import Bundle
@@ -47,6 +51,8 @@ _Sources = Mapping[str, Sequence[manifest.File]]
 Changes = Mapping[str, manifest.File | None]
 """Files that changed since they were packed, by path: what was sent instead, or None for one
 that could not be read."""
+_MOST_LEARNED = 100
+_DIGEST_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ def upload(
         return Sent(0, 0)
     sources, lists = _sources(bundle), manifest.split(bundle.manifests)
     needed = _list_small(sources) | {digest: len(data) for digest, data in lists.items()}
-    chosen = known_packs.choose_packs(bundle, store, needed)
+    chosen = _choose_packs(bundle, store, needed)
     there = {digest for pack in chosen for digest in pack.spans}
     staged, made = _send_files(bundle, store, sources, there)
     now = _as_sent(bundle, staged, on_change)
@@ -219,7 +225,7 @@ def _record(bundle: Bundle, store: Store, record: packs.Contents, found: Sequenc
     """Write the record of a tree whose contents are all there; return its size."""
     data = record.to_json()
     store.put(layout.tree(bundle.tree.manifest.digest), data, if_absent=True)
-    known_packs.remember(bundle, store, [each for each in found if each.name in record.packs])
+    _remember(bundle, store, [each for each in found if each.name in record.packs])
     return len(data)
 
 
@@ -334,3 +340,57 @@ def _as_changed(entry: manifest.Entry, changes: Changes) -> manifest.Entry | Non
     return (
         changes[entry.path] if isinstance(entry, manifest.File) and entry.path in changes else entry
     )
+
+
+def _choose_packs(bundle: Bundle, store: Store, needed: Mapping[str, int]) -> list[Index]:
+    """Return packs in the store from which a tree takes contents; `needed` has their sizes. No
+    sweep takes these before a plan names the tree.
+
+    A note in the user's cache says as what a tree was sent last. If the store still has the record
+    of that, it vouches for its packs. Without a note (another machine, a removed cache, a record
+    that a host found broken) some of the indexes in the store are read.
+    """
+    digest, noted = _read_note(_note_of(bundle, store))
+    if digest and store.renew(layout.tree(digest)):  # What it names stays as long as it does.
+        with suppress(NotFound, CorruptRecord):
+            vouched = packs.Contents.from_json(store.get(layout.tree(digest))).packs
+            return packs.choose(needed, [index for index in noted if index.name in vouched])
+    keys = list(islice(store.list(layout.PACK_INDEXES), _MOST_LEARNED))
+    found = packs.choose(needed, _parse_sound(get_many(store, keys)))
+    there = renew_many(store, [layout.pack(index.name) for index in found])
+    return [index for index in found if layout.pack(index.name) in there]
+
+
+def _remember(bundle: Bundle, store: Store, indexes: Iterable[Index]) -> None:
+    """Note how the tree was sent; failure to do so is ignored."""
+    content = bundle.tree.manifest.digest.encode() + b"".join(index.data for index in indexes)
+    note = _note_of(bundle, store)
+    if note is not None:
+        try:
+            cache.write(note, content)
+        except OSError as error:
+            _log.debug("what was sent could not be remembered in %s: %s", note, error)
+
+
+def _note_of(bundle: Bundle, store: Store) -> Path | None:
+    return None if bundle.note is None else cache.note_of_sent(bundle.note, store.uri)
+
+
+def _read_note(note: Path | None) -> tuple[str, list[Index]]:
+    """Return the digest of the tree that was sent last, "" for none, and its packs."""
+    if note is None:
+        return "", []
+    try:
+        content = cache.read(note)
+        return content[:_DIGEST_BYTES].decode(), [*packs.parse_many(content[_DIGEST_BYTES:])]
+    except (OSError, ValueError, CorruptRecord):
+        return "", []
+
+
+def _parse_sound(stored: Mapping[str, bytes]) -> Iterator[Index]:
+    """Yield the indexes that are not damaged."""
+    for key, data in stored.items():
+        with suppress(CorruptRecord):
+            index = packs.parse(data)
+            if layout.pack_index(index.name) == key:
+                yield index

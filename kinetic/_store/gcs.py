@@ -13,10 +13,12 @@ from __future__ import annotations
 import copy
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from kinetic._store import expiry, files
+from kinetic._core import layout
+from kinetic._store import files
 from kinetic._store.base import FRESH_S, Entry, check_key
 from kinetic._store.bucket import Bucket, BucketObject
 from kinetic._store.many import at_once
@@ -28,6 +30,12 @@ _DELETED_AT_ONCE = 8
 """Few: removing many jobs makes many of these calls at once."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _MAX_NAME_BYTES = 1024
+_CONTENT = (layout.BLOBS, layout.PACKS, layout.PACK_INDEXES, layout.TREES, layout.DATA)
+OLD_DAYS = 30
+"""Longer than jobs wait and run."""
+_NONCURRENT_ONLY = ("daysSinceNoncurrentTime", "noncurrentTimeBefore", "numNewerVersions")
+_NEVER_SET = ("customTimeBefore", "daysSinceCustomTime")
+"""Conditions that no live object of a store meets: kinetic sets no custom times."""
 
 
 class GcsStore:
@@ -135,7 +143,7 @@ class GcsStore:
 
     def expiry(self) -> Sequence[str]:
         """Return which rules of the bucket delete what jobs may still need."""
-        return expiry.threats(self._bucket.lifecycle_rules(), self._prefix)
+        return list_threats(self._bucket.lifecycle_rules(), self._prefix)
 
     def _name(self, key: str) -> str:
         check_key(key)
@@ -172,3 +180,39 @@ def split(uri: str) -> tuple[str, str]:
     if rest:
         check_key(rest)
     return name, rest
+
+
+def list_threats(rules: Iterable[Mapping[str, Any]], prefix: str) -> tuple[str, ...]:
+    """Return which lifecycle rules of a bucket delete live objects that a store needs: their names
+    begin with `prefix`.
+
+    Content is shared by jobs and used again by each new one, which does not change its age: a rule
+    by age deletes what today's plans name. Only old records may be deleted.
+    """
+    return tuple(
+        _describe_condition(rule.get("condition") or {}) for rule in rules if _deletes(rule, prefix)
+    )
+
+
+def _deletes(rule: Mapping[str, Any], prefix: str) -> bool:
+    condition = rule.get("condition") or {}
+    if (rule.get("action") or {}).get("type") != "Delete" or condition.get("isLive") is False:
+        return False
+    if any(condition.get(key) is not None for key in (*_NONCURRENT_ONLY, *_NEVER_SET)):
+        return False
+    wanted: Sequence[str] = condition.get("matchesPrefix") or ("",)
+    needed = [prefix] if condition.get("age", 0) < OLD_DAYS else [prefix + c for c in _CONTENT]
+    return any(w.startswith(n) or n.startswith(w) for w in wanted for n in needed)
+
+
+def _describe_condition(condition: Mapping[str, Any]) -> str:
+    told = ["objects"]
+    if condition.get("matchesPrefix"):
+        told.append(f"below {', '.join(condition['matchesPrefix'])}")
+    if condition.get("matchesSuffix"):
+        told.append(f"that end with {', '.join(condition['matchesSuffix'])}")
+    if condition.get("age") is not None:
+        told.append(f"after {condition['age']} days")
+    if condition.get("createdBefore"):
+        told.append(f"made before {condition['createdBefore']}")
+    return " ".join(told)

@@ -16,7 +16,7 @@ from laptop_fakes import InlineBackend
 import kinetic
 from kinetic import collections, errors
 from kinetic._backends import registry
-from kinetic._client.batch import snapshot
+from kinetic._client.batch import submitters
 from kinetic._client.batch.submitters import UNKNOWN_ROOM, CallingSubmitter
 from kinetic._core import layout
 from kinetic._core.plan import Plan
@@ -188,11 +188,11 @@ def gated():
         yield made
 
 
-@pytest.mark.parametrize("in_memory", [snapshot.IN_MEMORY_BYTES, 1])
+@pytest.mark.parametrize("in_memory", [submitters.IN_MEMORY_BYTES, 1])
 def test_jobs_get_the_inputs_as_they_were_when_the_batch_began(
     gated, tmp_path, monkeypatch, in_memory
 ):
-    monkeypatch.setattr(snapshot, "IN_MEMORY_BYTES", in_memory)
+    monkeypatch.setattr(submitters, "IN_MEMORY_BYTES", in_memory)
 
     @kinetic.run(accelerator="cpu")
     def rate_of(config, where, lock=None):
@@ -228,7 +228,7 @@ def test_inputs_for_which_there_is_no_room_are_refused_before_anything_is_submit
         def close(self):
             pass
 
-    monkeypatch.setattr(snapshot.tempfile, "SpooledTemporaryFile", lambda size: Full())
+    monkeypatch.setattr(submitters.tempfile, "SpooledTemporaryFile", lambda size: Full())
     with pytest.raises(errors.UsageError, match=r"No space left.*TMPDIR"):
         add.run_async_map([1, 2])
     assert not (home / "groups").exists()

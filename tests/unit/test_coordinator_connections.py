@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from service_cases import PATIENCE_S, Agent
 
 from kinetic._core.exits import Exit
-from kinetic._core.gang.connections import BrokenConnections
 from kinetic._core.gang.machine import GangPhase, Heartbeat
+from kinetic._core.gang.members import BrokenConnections
 
 opened, serve = service_cases.opened, service_cases.serve
 CAME_BACK = "did not come back within 1.5 s"

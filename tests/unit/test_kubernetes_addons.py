@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_kubernetes_waiting import node
 
-from kinetic._backends.kubernetes import addons, checks, preflight
+from kinetic._backends.kubernetes import addons, checks
 from kinetic._backends.kubernetes.addons import Asked, MultiTier, Networks
 from kinetic._backends.kubernetes.api import Api, ObjectList, Version
 from kinetic._backends.kubernetes.errors import Forbidden, NotInstalled
@@ -243,21 +243,21 @@ def test_the_doctor_of_a_cluster_that_has_it_or_does_not_say() -> None:
 def test_a_job_that_the_cluster_cannot_start_is_refused(lacks: dict[str, Any], words: str) -> None:
     api: Api = Cluster(**lacks)  # type: ignore[assignment]
     with pytest.raises(PreflightError, match=words):
-        preflight.check(api, 8, "kinetic", ALL)
+        checks.check_job(api, 8, "kinetic", ALL)
 
 
 def test_buckets_of_a_cluster_that_does_not_say_what_it_has_are_tried() -> None:
     api: Api = Cluster(fuse=None)  # type: ignore[assignment]
-    preflight.check(api, 8, "kinetic", ALL)
+    checks.check_job(api, 8, "kinetic", ALL)
 
 
 def test_a_job_that_asks_for_nothing_asks_nothing_and_an_answer_is_for_what_was_asked() -> None:
     cluster = Cluster(driver=False)
     api: Api = cluster  # type: ignore[assignment]
-    preflight.check(api, 8, "kinetic")
+    checks.check_job(api, 8, "kinetic")
     assert not {CSI_DRIVERS, CHECKPOINT_CONFIGURATIONS, CLAIM_TEMPLATES} & {*cluster.asked}
     with pytest.raises(PreflightError, match="not enabled"):
-        preflight.check(api, 8, "kinetic", Asked(multi_tier=True))
+        checks.check_job(api, 8, "kinetic", Asked(multi_tier=True))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kinetic._backends.kubernetes import preflight, rights
+from kinetic._backends.kubernetes import checks, rights
 from kinetic._backends.kubernetes.api import Api
 from kinetic._backends.kubernetes.errors import Forbidden
 from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, Resource
@@ -58,7 +58,7 @@ def cluster() -> Cluster:
 
 def check(cluster: Cluster, hosts: int = 1, clock: float = 0.0) -> None:
     api: Api = cluster  # type: ignore[assignment]
-    preflight.check(api, hosts, "kinetic", clock=lambda: clock)
+    checks.check_job(api, hosts, "kinetic", clock=lambda: clock)
 
 
 def test_many_jobs_ask_once(cluster: Cluster) -> None:
@@ -67,7 +67,7 @@ def test_many_jobs_ask_once(cluster: Cluster) -> None:
     assert cluster.asked == {"may": len(rights.list_needed(1)), "get": 1}
     check(cluster, hosts=4, clock=5.0)  # which needs other things
     assert cluster.asked["knows"] == 1
-    check(cluster, clock=5.0 + preflight.COUNTS_S)
+    check(cluster, clock=5.0 + checks.COUNTS_S)
     assert cluster.asked["get"] == 3
 
 

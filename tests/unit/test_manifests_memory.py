@@ -16,7 +16,7 @@ from kinetic._backends.kubernetes.manifests import render
 from kinetic._backends.kubernetes.volumes import LOCAL_FOLDER, MULTI_TIER_DRIVER
 from kinetic._core.place import ALL_DEVICES, MULTI_TIER
 from kinetic._host import identity
-from kinetic._host.agent import local_folder
+from kinetic._host.agent import workspace
 
 
 def local_volume(plan, settings=SETTINGS):
@@ -139,7 +139,7 @@ def test_a_host_says_its_place_in_jax_in_a_folder_that_nobody_else_manages(
     plan = planned("tpu-v6e-16", local_storage=storage)
     settings = replace(SETTINGS, simulated=simulated)
     who = identity.from_environ(env_of(render(plan, settings)[0], pod=3))
-    home = local_folder.prepare(who, plan)
+    home = workspace.prepare_home(who, plan)
     assert (home is not None) == is_ours
     if home is not None:
         assert home.variables(moved_in=False) == {"KINETIC_LOCAL_DIR": LOCAL_FOLDER}

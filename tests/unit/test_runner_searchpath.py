@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kinetic._host.agent import searchpath
-from kinetic._host.worker import script
+from kinetic._host.worker import attempt
 
 
 @pytest.fixture
@@ -66,11 +66,11 @@ def test_what_is_installed_editable_is_imported_from_the_tree_where_it_was_impor
         editable=["/t/own/src", "/t/named", "/t/found"],
     )
     inherited = [f"{root}/named", "/std", "/venv/site-packages", f"{root}/own/src", f"{root}/x"]
-    assert script.import_path(start, inherited) == [
+    assert attempt.make_import_path(start, inherited) == [
         *("/t/app", "/t/named", "/std", "/t/found", "/venv/site-packages", "/t/own/src"),
         f"{root}/x",
     ]
-    assert script.import_path(start, ["/std", "/image/site-packages"]) == [
+    assert attempt.make_import_path(start, ["/std", "/image/site-packages"]) == [
         *("/t/app", "/std", *start.editable, "/image/site-packages")
     ], "on a cluster nothing of the caller's disk is there"
 

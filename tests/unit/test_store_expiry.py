@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kinetic._store.expiry import threats
+from kinetic._store.gcs import list_threats
 
 AGE = {"action": {"type": "Delete"}, "condition": {"age": 30}}
 
@@ -40,14 +40,14 @@ def rule(kind: str = "Delete", **condition: Any) -> dict[str, Any]:
     ],
 )
 def test_a_rule(found: dict[str, Any], told: str) -> None:
-    (said,) = threats([found], "team/store/") or ("",)
+    (said,) = list_threats([found], "team/store/") or ("",)
     assert said.startswith(told)
     assert bool(said) == bool(told)
 
 
 def test_a_whole_bucket_and_no_rules() -> None:
-    assert threats([AGE, AGE], "") == ("objects after 30 days",) * 2
-    assert threats([rule(age=1, matchesPrefix=["tmp/"])], "") == (
+    assert list_threats([AGE, AGE], "") == ("objects after 30 days",) * 2
+    assert list_threats([rule(age=1, matchesPrefix=["tmp/"])], "") == (
         "objects below tmp/ after 1 days",
     )
-    assert threats([], "") == ()
+    assert list_threats([], "") == ()

@@ -19,11 +19,11 @@ from kinetic._backends import attempt_logs, stored
 from kinetic._backends.base import Document, LogRequest, Status
 from kinetic._backends.kubernetes import (
     addons,
+    checks,
     images,
     manifests,
     names,
     pathways,
-    preflight,
     states,
 )
 from kinetic._backends.kubernetes.api import Api
@@ -115,7 +115,7 @@ class KubernetesBackend:
             queue=plan.place.queue,
         )
         account = plan.place.service_account or self._pods.service_account
-        preflight.check(api, _pods_of(plan), account, asked)
+        checks.check_job(api, _pods_of(plan), account, asked)
 
     def _check_hosts(self, plan: Plan) -> None:
         if self.name == JOB and plan.hosts > 1:

@@ -1,12 +1,13 @@
 """Whether a cluster can run jobs: the questions, and what the answers mean.
 
 In: an `Api` (`gather`), then only `Facts`. Out: `Finding`s for the doctor, one sentence for a
-preflight, rows of accelerators. Everything but `gather` is pure.
+preflight, rows of accelerators. Everything but `gather` and the preflight is pure.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
@@ -40,6 +41,10 @@ CALLS_AT_ONCE = 8
 _VITAL = (Need.ALL, Need.SEVERAL_HOSTS, Need.NETWORKS)
 """Without these a job is refused."""
 _NO_KUEUE = "Ask an administrator for Kueue, or name no queue: queue=, KINETIC_QUEUE, the profile."
+COUNTS_S = 60.0
+_well: dict[tuple[str, str, bool, str, Asked], float] = {}
+"""The time of good answers, by server, namespace, whether jobs have several hosts, account, and
+what else they ask for."""
 
 
 @dataclass(frozen=True)
@@ -382,3 +387,28 @@ def _fits(row: Topology, pool: NodePool) -> bool:
     if row.kind == "tpu":
         return row.shape_text == pool.topology
     return row.chips_per_host == pool.chips_each
+
+
+def check_job(
+    api: Api,
+    hosts: int,
+    service_account: str,
+    asked: Asked = NOTHING_ASKED,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Ask whether the cluster accepts a job of this size, unless it was asked recently: a good
+    answer holds for a minute, in the whole process, so that many submissions ask once.
+
+    Raises:
+        PreflightError: it does not accept such jobs.
+        BackendUnavailable: it does not answer.
+    """
+    question = (api.server, api.namespace, hosts > 1, service_account, asked)
+    if clock() < _well.get(question, float("-inf")) + COUNTS_S:
+        return
+    facts = gather_for(api, hosts, service_account=service_account, asked=asked)
+    if facts.problem is not None:
+        raise facts.problem
+    if why := why_not(facts, hosts=hosts):
+        raise PreflightError(why)
+    _well[question] = clock()

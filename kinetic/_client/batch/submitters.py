@@ -7,24 +7,28 @@ In: calls, ids. Out: handles of submitted jobs.
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from kinetic._backends import registry
 from kinetic._backends.base import Backend, Capacity
 from kinetic._client import planning, submission
 from kinetic._client.batch.inputs import CallArguments
-from kinetic._client.batch.snapshot import CallSnapshot
 from kinetic._client.handle import JobHandle
 from kinetic._client.planning import Planned, PlanTemplate
 from kinetic._core.place import Place
 from kinetic._pickling.call import BatchPickler, Packed
 from kinetic._store.base import Store
-from kinetic.errors import UsageTypeError, a_type
+from kinetic.errors import UsageError, UsageTypeError, a_type, text_of
 
 UNKNOWN_ROOM = 64
 """Jobs at a time if the backend does not say how many it has room for."""
+IN_MEMORY_BYTES = 64 * 1024**2
+"""Pickles that are larger together lie in a temporary file."""
 
 
 class Submitter(Protocol):
@@ -169,3 +173,45 @@ class CallingSubmitter:
             return UNKNOWN_ROOM
         backend = registry.make(Place("local"), self._store)
         return backend.room(None) if isinstance(backend, Capacity) else UNKNOWN_ROOM
+
+
+class CallSnapshot:
+    """The calls of a batch as they were when it began: the caller may change an input afterwards,
+    and a call may be submitted much later, or once more. Each is pickled, or an error if it could
+    not be. Not thread-safe."""
+
+    def __init__(self, calls: Iterable[Packed | Exception]) -> None:
+        """Take the calls.
+
+        Raises:
+            UsageError: the folder for temporary files has no room for them.
+        """
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)
+        weakref.finalize(self, self._file.close)
+        self._calls: list[tuple[int, Packed] | Exception] = []
+        end = 0
+        for call in calls:
+            if isinstance(call, Exception):
+                self._calls.append(call)
+                continue
+            try:
+                self._file.write(call.data)
+            except OSError as error:
+                raise UsageError(
+                    f"The inputs do not fit into {tempfile.gettempdir()}, where they are kept "
+                    f"until their jobs are submitted: {text_of(error)}. Pass paths or kinetic.Data "
+                    "instead of what is large, or set TMPDIR to a folder with more room. Nothing "
+                    "was submitted."
+                ) from error
+            # Its parts hold the input itself.
+            self._calls.append((end, replace(call, data=b"", parts=tuple)))
+            end += call.size_bytes
+
+    def read_call(self, index: int) -> Packed:
+        """Return one call; raises why it could not be pickled."""
+        call = self._calls[index]
+        if isinstance(call, Exception):
+            raise call
+        start, packed = call
+        self._file.seek(start)
+        return replace(packed, data=self._file.read(packed.size_bytes))

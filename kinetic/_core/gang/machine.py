@@ -29,9 +29,8 @@ from typing import Any
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import CONSEQUENCE_RANK, EVICTED_RANK, SILENT_RANK, Exit
 from kinetic._core.gang import blame, stops
-from kinetic._core.gang.connections import BrokenConnections, Silence
 from kinetic._core.gang.hangs import HangWatch
-from kinetic._core.gang.members import Roster
+from kinetic._core.gang.members import BrokenConnections, Roster, Silence
 from kinetic._core.gang.messages import Activity, GangPhase, GangSpec, Heartbeat, HostView
 from kinetic._core.gang.rendezvous import PeersWindow
 from kinetic._core.gang.stops import Stop

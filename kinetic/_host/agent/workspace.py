@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kinetic._core import layout
+from kinetic._core.place import MULTI_TIER
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.preemption import LOOKS, NOTICE, SAVING, SEEN
 from kinetic._core.values import dataclass
-from kinetic._host.agent import datasets, local_folder
+from kinetic._host.agent import datasets
 from kinetic._host.agent.datasets import Datasets
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.identity import Identity
@@ -26,6 +27,7 @@ from kinetic._host.worker.home import Home
 from kinetic._source import download, ignore, manifest
 from kinetic._store import files
 from kinetic._store.base import Store
+from kinetic._system import memory_folder
 from kinetic.errors import SetupFailed, StoreError
 
 REFORM_FILE = "reform-requested"
@@ -34,6 +36,7 @@ _MARKS = (REFORM_FILE, NOTICE, LOOKS, SEEN, *SAVING.values())
 """What an attempt leaves in the host's folder."""
 _MOST_LOOKED_AT = 20_000
 _NAMED = 3
+_LOCAL_FOLDER = "KINETIC_LOCAL_DIR"
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
         function = (
             None if plan.function is None else _file_of(store, plan.function, root / "function.pkl")
         )
-        home = local_folder.prepare(identity, plan)
+        home = prepare_home(identity, plan)
     except (StoreError, LookupError, OSError) as error:
         raise SetupFailed(
             f"The source of the job could not be unpacked: {error}", job_id=plan.job_id
@@ -238,3 +241,32 @@ def remove(workspace_root: Path) -> None:
     import shutil  # not needed at the start
 
     shutil.rmtree(workspace_root, ignore_errors=True)
+
+
+def prepare_home(identity: Identity, plan: Plan) -> Home | None:
+    """Make the folder of a simulated host in its machine's memory, which is kept from attempt to
+    attempt, or find that of a pod; None where there is none.
+
+    In the volume of GKE's multi-tier checkpointing a service of the cluster says which process of
+    JAX a host is, so that folder is left alone.
+
+    Raises:
+        OSError: the folder that the user named in `env=` cannot be made.
+    """
+    if identity.is_pod:
+        folder = identity.base_env.get(_LOCAL_FOLDER, "")
+        is_managed = plan.options.local_storage == MULTI_TIER and not identity.simulated
+        return Home(folder, folder, identity.index, 1) if folder and not is_managed else None
+    if not identity.simulated:
+        return None
+    hosts = plan.hosts
+    name = f"host-{identity.index}"
+    if given := plan.options.env.get(_LOCAL_FOLDER):
+        own, place = Path(given, name), Path(given)
+        own.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return Home(str(own), str(place), identity.index, hosts)
+    made = memory_folder.make(plan.job_id, name)
+    shared = memory_folder.make(plan.job_id, "local") if hosts > 1 else made
+    if made is None or shared is None:
+        return None
+    return Home(str(made), str(shared), identity.index, hosts)

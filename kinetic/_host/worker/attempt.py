@@ -22,13 +22,15 @@ from kinetic import _shadows
 from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message, WorkerEvent
 from kinetic._host.worker import call as calling
-from kinetic._host.worker import forks, home, jaxworld, report, script, signals, streams
+from kinetic._host.worker import forks, home, jaxworld, report, signals, streams
 from kinetic._host.worker.start import Start
 from kinetic._host.worker.startup.kinetic_awaiting import act_when_imported
 from kinetic._host.worker.staying import Call, RetainedCall, Unblocker
 from kinetic._store import files
 from kinetic._system import processes
 from kinetic.errors import CorruptRecord, KineticError
+
+_INSTALLED = ("/site-packages", "/dist-packages")
 
 
 class _NoValueError(Exception):
@@ -108,7 +110,7 @@ def _prepare(channel: Channel, freedom: Unblocker, start: Start) -> Call:
             data,
             function,
             main=vars(sys.modules["__main__"]),
-            source_map=script.source_map(start),
+            source_map=_map_source(start),
             external=start.places,
             when_imported=act_when_imported,
         )
@@ -124,7 +126,7 @@ def _prepare(channel: Channel, freedom: Unblocker, start: Start) -> Call:
             {"event": Exit.UNPICKLE_FAILED, "detail": str(error)}
             | report.describe_error(error, start)
         ) from error
-    script.adopt(call[0], start)
+    _adopt_script(call[0], start)
     return call
 
 
@@ -209,7 +211,7 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
     os.environ.update(start.env | captured)
     time.tzset()
     os.chdir(start.cwd)
-    sys.path[:] = script.import_path(start, sys.path)
+    sys.path[:] = make_import_path(start, sys.path)
     sys.path_importer_cache.clear()
     _shadows.guard(start.sys_path)
     sys.argv = [start.name]
@@ -253,3 +255,56 @@ def _set_jax_options(start: Start) -> None:
             "kinetic: JAX on this host does not accept options that the caller has set: "
             f"{', '.join(refused)}."
         )
+
+
+def _adopt_script(func: Any, start: Start) -> None:
+    """Give `__main__` the globals of the caller's script: plain pickle, and so multiprocessing,
+    looks functions up there by name.
+
+    If the script itself was shipped, processes that multiprocessing spawns can import it as on the
+    caller's machine.
+    """
+    while isinstance(func, functools.partial):
+        func = func.func
+    code = getattr(func, "__code__", None)
+    if code is None or func.__module__ not in ("__main__", "__mp_main__"):
+        return
+    main = sys.modules["__main__"]
+    vars(main).update(
+        {name: value for name, value in func.__globals__.items() if not name.startswith("__")}
+    )
+    script = (
+        code.co_filename.replace(f"{start.client_root.rstrip('/')}/", f"{start.tree}/", 1)
+        if start.client_root
+        else ""
+    )
+    if script.startswith(f"{start.tree}/") and Path(script).is_file():
+        main.__file__ = script
+
+
+def make_import_path(start: Start, inherited: list[str]) -> list[str]:
+    """Return the import path: the tree's places first; what is installed editable for the caller
+    where this interpreter has it from the caller's disk, or else before what is installed."""
+    root = start.client_root.rstrip("/")
+    here = {root + place[len(start.tree) :]: place for place in start.editable}
+    found = [
+        here.pop(os.path.realpath(each), each) if here and each else each for each in inherited
+    ]
+    installed = (number for number, each in enumerate(found) if each.endswith(_INSTALLED))
+    before = next(installed, len(found))
+    found[before:before] = here.values()
+    return [*(place for place in start.sys_path if place not in found), *found]
+
+
+def _map_source(start: Start) -> tuple[str, str] | None:
+    """The file names for code that was sent by value: those of the tree on this host, for a
+    debugger and for tracebacks.
+
+    Where the caller's own files exist their names stay, so that all hosts of a simulated slice run
+    the same code.
+    """
+    is_leader = start.world.process == 0
+    wanted = start.client_root and (
+        (start.debugger and is_leader) or not Path(start.client_root).is_dir()
+    )
+    return (start.client_root, start.tree) if wanted else None
