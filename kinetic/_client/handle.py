@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic._backends.base import Backend, Kills, LogRequest
-from kinetic._client import following, futures, killing, notebook, parting
+from kinetic._client import following, futures, killing, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
 from kinetic._client.board.console import Printer, hide_frames
@@ -472,10 +472,10 @@ class JobHandle(JobView, Generic[R_co]):
                 fault = event.fault if isinstance(event, Tick) else ""
                 if self._left:
                     why = f"The wait for {self.job_id} was given up."
-                    raise WaitTimeout(f"{why} {parting.say_it_goes_on(self.job_id, fault)}")
+                    raise WaitTimeout(f"{why} {console.say_it_goes_on(self.job_id, fault)}")
                 if self._clock() >= deadline and not self._has_verdict():
                     why = f"{self.job_id} has not ended within {patience:g} s."
-                    raise WaitTimeout(f"{why} {parting.say_it_goes_on(self.job_id, fault)}")
+                    raise WaitTimeout(f"{why} {console.say_it_goes_on(self.job_id, fault)}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
 
     def _has_verdict(self) -> bool:
@@ -497,4 +497,4 @@ class JobHandle(JobView, Generic[R_co]):
 
     def _parting_words(self) -> str:
         has_value = self._collected is not None
-        return parting.say_how_it_is(self.job_id, ended=self._is_over, is_here=has_value)
+        return console.say_how_it_is(self.job_id, ended=self._is_over, is_here=has_value)

@@ -16,6 +16,8 @@ import re
 import select
 import shutil
 import signal
+import socket
+import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -27,14 +29,13 @@ from kinetic._core.documents import from_document, to_document
 from kinetic._core.exits import ProgramCode
 from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.plan import Plan
-from kinetic._host import service
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.fork_server import ForkServer
 from kinetic._host.identity import Identity
-from kinetic._host.service import Service
+from kinetic._host.worker import coordination, joining
 from kinetic._store.base import Store
 from kinetic._system import processes
-from kinetic.errors import KineticError
+from kinetic.errors import KineticError, SetupFailed
 
 if TYPE_CHECKING:
     from kinetic._core.outcome import HostReport
@@ -51,6 +52,7 @@ _CRASH = re.compile(
 """The innermost frame of a process that a fatal signal has ended, as faulthandler prints it."""
 _CRASHING = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
 """The signals that faulthandler tells of: whoever was killed by another has not crashed there."""
+_ADDRESS = "127.0.0.1"
 
 
 class Agents:
@@ -97,7 +99,7 @@ class Agents:
         def run(request: dict[str, Any], _: Sequence[int]) -> int:
             if "serve" in request:
                 os.close(alive)
-                return service.serve(**request["serve"])
+                return _serve(**request["serve"])
             who = replace(indices[request["index"]], start=request["start"])
             if place := request["place"]:
                 who = who.take_place(from_document(HostAssignment, place, "The place of a host"))
@@ -123,7 +125,7 @@ class Agents:
         before, self._service = self._service, None
         self._world_fault = ""
         with contextlib.suppress(OSError):  # What forks is gone; the slices that are left go on.
-            if self._fork_server is not None and service.may_serve(self._plan):
+            if self._fork_server is not None and may_serve(self._plan):
                 # While the one before holds its port, the kernel gives this one another: who still
                 # looks for that world must not find this.
                 self._service = Service(self._fork_server, self._plan.job_id, processes)
@@ -312,3 +314,59 @@ def cause_of_death(status: int) -> str:
     if code == ProgramCode.WORKER_LOST:
         return "Its worker process was killed while it waited for its place."
     return f"Its agent process {processes.describe_end(status)}."
+
+
+def may_serve(plan: Plan) -> bool:
+    """Whether a service beside the workers can serve this job: they join by private interfaces of
+    JAX, which programs in other interpreters may not have, and which nobody needs where each
+    attempt has new workers.
+
+    Raises:
+        SetupFailed: the workers must stay, and cannot.
+    """
+    elastic = plan.elastic_gang
+    if elastic is None or elastic.survivors == "restart" or plan.options.joins_jax == "program":
+        return False
+    why = coordination.why_unknown() if "jax" in sys.modules else "it was not imported"
+    if why and elastic.survivors == "keep":
+        raise SetupFailed(
+            f'survivors="keep" needs a JAX whose interfaces kinetic knows ({why}): leave it away.'
+        )
+    return not why
+
+
+class Service:
+    """JAX's coordination service of one attempt, in a process of its own, so that it outlives any
+    worker.
+
+    Attributes:
+        address: "address:port".
+        pid: of its process, which is a child of this one.
+    """
+
+    def __init__(self, fork_server: ForkServer, job_id: str, count: int) -> None:
+        """Start it for so many processes.
+
+        Raises:
+            OSError: no process could be forked, or there is no free port.
+        """
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as port:
+            # gRPC binds it as well; until then, and while it listens, nobody else gets the port.
+            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            port.bind((_ADDRESS, 0))
+            self.address = f"{_ADDRESS}:{port.getsockname()[1]}"
+            request = {"job_id": job_id, "address": self.address, "count": count}
+            self.pid = fork_server.fork({"serve": request}, [port.fileno()])
+
+    def end(self) -> None:
+        """End it; all that have joined must have left, or JAX aborts them."""
+        processes.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def _serve(job_id: str, address: str, count: int) -> int:
+    """Be that process."""
+    processes.die_with_parent(os.getppid())
+    processes.set_title(f"kinetic-service {job_id}")
+    coordination.serve(address, count, joining.HEARTBEAT_S)

@@ -12,8 +12,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from kinetic._in_job.checkpoint.opening import Room, check_room, measure_room
 from kinetic._in_job.checkpoint.pieces import Local, Piece, newest, overlap, transfers
-from kinetic._in_job.checkpoint.room import Room, check, measure_room
 from kinetic._in_job.checkpoint.tree import Leaf
 from kinetic._system import filesystems, machine
 from kinetic.errors import CheckpointError, CorruptRecord
@@ -139,18 +139,18 @@ def a_room(file_system="machine/1", part=10**6, free=3 * 10**6, used=0):
 
 
 def test_hosts_that_share_a_memory_need_room_for_all_of_them():
-    check([a_room("machine/1"), a_room("machine/2")])
-    check([a_room(free=2 * 10**6, used=10**6)] * 2)
+    check_room([a_room("machine/1"), a_room("machine/2")])
+    check_room([a_room(free=2 * 10**6, used=10**6)] * 2)
     with pytest.raises(
         CheckpointError,
         match=r"the parts of 2 hosts of the state have 2 MB, two copies of them need 4 MB, and "
         r"/memory has 3 MB\. Ask for at least 4.6 MB of memory there \(on a cluster: "
         r'local_storage="3Mi"\)',
     ):
-        check([a_room(), a_room("machine/2"), a_room()][::2])
+        check_room([a_room(), a_room("machine/2"), a_room()][::2])
     with pytest.raises(CheckpointError, match=r"host 1's part of the state has 1 MB.* has 2 MB"):
-        check([a_room(), a_room("machine/2", free=2 * 10**6 - 1)])
-    check([])
+        check_room([a_room(), a_room("machine/2", free=2 * 10**6 - 1)])
+    check_room([])
 
 
 def test_what_lies_in_memory_takes_memory(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from kinetic._core import layout
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
-from kinetic.cli import shells
+from kinetic.cli.commands.completion import list_answers
 from kinetic.cli.root import call, root
 
 Capture = pytest.CaptureFixture[str]
@@ -211,7 +211,7 @@ def test_without_profiles_none_of_their_code_is_loaded() -> None:
 
 def offered(*words: str) -> list[str]:
     """What a shell would offer for the last word."""
-    return [answer.split("\t")[1] for answer in shells.answers(root, " ".join(("kinetic", *words)))]
+    return [answer.split("\t")[1] for answer in list_answers(root, " ".join(("kinetic", *words)))]
 
 
 @pytest.mark.usefixtures("two")
@@ -279,7 +279,7 @@ def test_a_completion_that_fails_offers_nothing() -> None:
     ],
 )
 def test_whatever_is_written_is_answered(line: str) -> None:
-    answers = [answer.split("\t") for answer in shells.answers(root, line)]
+    answers = [answer.split("\t") for answer in list_answers(root, line)]
     assert all(len(answer) == 3 for answer in answers)
     if line.startswith("A=1"):
         assert [word for _, word, _ in answers] == ["logs"]

@@ -16,8 +16,8 @@ import pytest
 from kinetic._backends.local import launcher
 from kinetic._client.doctor import checks, examination, facts, leftovers
 from kinetic._client.doctor.checks import Machine, StoreFolder, ZygoteStart
+from kinetic._client.doctor.examination import repair
 from kinetic._client.doctor.leftovers import LocalJob, Process, Scrap, Traces
-from kinetic._client.doctor.repair import repair
 from kinetic._compile.topologies import WITHOUT_LIBTPU, TpuCompiler
 from kinetic._config import settings
 from kinetic._core import layout

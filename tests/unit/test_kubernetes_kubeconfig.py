@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kinetic._backends.kubernetes import cluster, credentials, kubeconfig, login_plugin
+from kinetic._backends.kubernetes import cluster, credentials, kubeconfig
 from kinetic._backends.kubernetes.credentials import Credentials, proof_of
 from kinetic._backends.kubernetes.kubeconfig import Access, choose, find, read
 from kinetic._client.client import client_of
@@ -256,7 +256,7 @@ def test_what_a_plugin_asks_of_its_user_is_told_while_it_waits(tmp_path: Path) -
             heard.touch()
 
     command = [plugin(tmp_path / "login", script)]
-    ran = login_plugin.run(
+    ran = credentials.run_plugin(
         command, {"PATH": os.defpath}, tell, interactive=False, limit_s=120, quiet_s=0
     )
     assert told == ["open https://example.com", "code:"]
@@ -266,7 +266,7 @@ def test_what_a_plugin_asks_of_its_user_is_told_while_it_waits(tmp_path: Path) -
 
 def test_a_plugin_that_ends_soon_has_asked_nobody(tmp_path: Path) -> None:
     script = f"echo a newer version is there >&2; printf '%s' '{credential('abc')}'"
-    ran = login_plugin.run(
+    ran = credentials.run_plugin(
         [plugin(tmp_path / "login", script)],
         {"PATH": os.defpath},
         pytest.fail,
@@ -280,7 +280,9 @@ def test_a_plugin_that_ends_soon_has_asked_nobody(tmp_path: Path) -> None:
 def test_a_plugin_that_never_ends_is_given_up_and_killed(tmp_path: Path) -> None:
     path = plugin(tmp_path / "login", f"echo $$ > {tmp_path / 'pid'}; exec sleep 1000")
     with pytest.raises(subprocess.TimeoutExpired, match="login"):
-        login_plugin.run([path], {"PATH": os.defpath}, pytest.fail, interactive=False, limit_s=0.5)
+        credentials.run_plugin(
+            [path], {"PATH": os.defpath}, pytest.fail, interactive=False, limit_s=0.5
+        )
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 

@@ -375,12 +375,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from kinetic._core.place import Place
-from kinetic._host import service
+from kinetic._host import agents as own
 from kinetic._host.agents import Agents
 from kinetic._store.local import LocalStore
 from manifest_cases import planned
 
-service.may_serve = lambda plan: True
+own.may_serve = lambda plan: True
 agents = Agents(planned("cpu:2", place=Place("local"), slices=(1, 2)), LocalStore(Path("none")))
 agents._fork_server = SimpleNamespace(fork=lambda request, fds: print("begun") or 1)
 agents._service = SimpleNamespace(pid=1, end=lambda: print("ended"))

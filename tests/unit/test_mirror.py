@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._core.log_format import FAILURE, STDERR, STDOUT
-from kinetic._host.agent import mirror
-from kinetic._host.agent.log_writer import HostLog
-from kinetic._host.agent.mirror import Mirror
+from kinetic._host.agent import log_writer
+from kinetic._host.agent.log_writer import HostLog, Mirror
 
 PATIENCE_S = 200.0
 
@@ -69,7 +68,7 @@ def test_nobody_waits_for_a_reader_and_what_it_missed_is_counted(streams, tmp_pa
     log = HostLog(tmp_path / "log", tmp_path / "log.idx")
     shown = Mirror(*writers)
     log.show_on(shown)
-    lines = [b"%07d\n" % number for number in range(4 * mirror.KEEP_BYTES // 8)]
+    lines = [b"%07d\n" % number for number in range(4 * log_writer.MIRRORED_BYTES // 8)]
     for start in range(0, len(lines), 1000):
         log.write(STDOUT, b"".join(lines[start : start + 1000]))
     assert (tmp_path / "log").read_bytes() == b"".join(lines)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kinetic._host.agent import searchpath
+from kinetic._host.agent import start_message
 from kinetic._host.worker import attempt
 
 
@@ -21,7 +21,9 @@ def place(tmp_path) -> Path:
 
 def path(place: Path, places: list[str], inherited: str) -> list[str]:
     given = {"client_root": str(place / "project"), "tree": str(place / "tree")}
-    found = searchpath.for_programs([str(place / each) for each in places], inherited, **given)
+    found = start_message.make_search_path(
+        [str(place / each) for each in places], inherited, **given
+    )
     return found.replace(f"{place}/", "").split(os.pathsep)
 
 
@@ -78,7 +80,7 @@ def test_what_is_installed_editable_is_imported_from_the_tree_where_it_was_impor
 def first(path: str | None, *, is_virtual: bool = True) -> dict[str, str]:
     inherited = {} if path is None else {"PATH": path}
     given = {"executable": "/me/bin/python", "prefix": "/me", "is_virtual": is_virtual}
-    return searchpath.environment_first(inherited, **given)
+    return start_message.prefer_environment(inherited, **given)
 
 
 def test_programs_are_those_of_the_hosts_environment():

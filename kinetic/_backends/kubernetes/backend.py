@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,15 +24,15 @@ from kinetic._backends.kubernetes import (
     manifests,
     names,
     pathways,
+    pod_failures,
     states,
 )
 from kinetic._backends.kubernetes.api import Api
 from kinetic._backends.kubernetes.diagnosis import diagnose
 from kinetic._backends.kubernetes.errors import Conflict, Refused
-from kinetic._backends.kubernetes.findings import JobDiagnosis
+from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.informer import Informer, share_informer
-from kinetic._backends.kubernetes.loss_notes import LossNotes
-from kinetic._backends.kubernetes.observed import Pod, current_pods
+from kinetic._backends.kubernetes.observed import Pod, Stage, current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.kubernetes.resources import BY_KIND, JOBSETS, PODS, SECRETS, Resource
 from kinetic._backends.kubernetes.snapshot import ClusterSnapshot, resource_of
@@ -55,6 +55,20 @@ PATIENT_TRIES = 5
 _GRACES_S: dict[int, int | None] = {signal.SIGKILL: 0, signal.SIGTERM: None}
 """How long a pod that is deleted in place of these signals may take to end; None for the time in
 its spec."""
+_BY_THE_CLUSTER = frozenset(
+    {
+        JobCause.PREEMPTED,
+        JobCause.EVICTED,
+        JobCause.NODE_LOST,
+        JobCause.OUT_OF_MEMORY,
+        JobCause.START_ERROR,
+    }
+)
+_ENDS = _BY_THE_CLUSTER | {
+    JobCause.HOST_FAILED,
+    JobCause.BAD_COMMAND,
+    JobCause.DEADLINE,
+}
 
 
 class KubernetesBackend:
@@ -77,7 +91,7 @@ class KubernetesBackend:
         self._opened: Informer | None = None
         self._has_answered = False
         self._there: frozenset[str] = frozenset()
-        self._loss_notes = LossNotes()
+        self._loss_notes = _LossNotes()
 
     @property
     def _informer(self) -> Informer:
@@ -364,3 +378,37 @@ def _with_values(
         key=made.key,
         values=values,
     )
+
+
+class _LossNotes:
+    """The last reasons seen of hosts that the cluster took away, and what jobs waited for: a JobSet
+    removes pods as soon as it starts others, and when it has failed, often before anyone has asked
+    how they ended."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], str] = {}
+        self._waits: dict[str, str] = {}
+
+    def note(self, job_id: str, pods: Iterable[Pod]) -> None:
+        """Record why pods were lost; forget it for hosts that run again."""
+        for pod in pods:
+            found = pod_failures.why_lost([pod])
+            if found is not None and found.kind in _BY_THE_CLUSTER:
+                self._seen[job_id, pod.host] = found.sentence
+            elif pod.stage is Stage.RUNNING and pod.is_ready and not pod.is_deleting:
+                self._seen.pop((job_id, pod.host), None)
+
+    def of(self, job_id: str, host: int) -> str:
+        """Return why a host was lost, or ""."""
+        return self._seen.get((job_id, host), "")
+
+    def note_waiting(self, job_id: str, finding: JobDiagnosis | None) -> None:
+        """Remember what a job waits for; forget it with None."""
+        if finding is None:
+            self._waits.pop(job_id, None)
+        elif finding.kind not in _ENDS:
+            self._waits[job_id] = finding.sentence
+
+    def find_wait(self, job_id: str) -> str:
+        """Return what a job waited for when it was last seen, or ""."""
+        return self._waits.get(job_id, "")

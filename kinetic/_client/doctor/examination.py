@@ -5,18 +5,30 @@ In: whether to repair. Out: `Report`.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from kinetic._backends import registry
 from kinetic._backends.kubernetes import cluster
 from kinetic._backends.local import simulation
+from kinetic._client.board.reader import JobBoard
 from kinetic._client.doctor import checks, facts, leftovers
+from kinetic._client.doctor.facts import HERE
+from kinetic._client.doctor.leftovers import Traces
 from kinetic._config import profiles, settings
 from kinetic._config.settings import Settings
+from kinetic._core import layout
 from kinetic._core.findings import Finding, Level
+from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
+from kinetic._store import index
 from kinetic._store.local import LocalStore
+from kinetic._system import locks
 from kinetic.errors import KineticError, UsageError
 
 
@@ -120,7 +132,70 @@ def _leftovers(store: LocalStore, *, fix: bool) -> tuple[list[Finding], list[str
     traces = facts.traces(store, time.time())
     if not fix:
         return leftovers.check(traces), []
-    from kinetic._client.doctor.repair import repair
-
     done = repair(store, traces)
     return leftovers.check(facts.traces(store, time.time()) if done else traces), done
+
+
+def repair(store: LocalStore, traces: Traces, now: Callable[[], float] = time.time) -> list[str]:
+    """Judge orphaned jobs, and remove what is no longer needed; return what was done. A job's files
+    are removed while its lock is held, because they may be needed again by now."""
+    return _judge_orphans(store, leftovers.orphans(traces), now()) + [
+        done
+        for job_id, path in leftovers.removable(traces)
+        if (done := _remove(store, job_id, Path(path)))
+    ]
+
+
+def _judge_orphans(store: LocalStore, job_ids: Sequence[str], now: float) -> list[str]:
+    refs, done = list[JobRef](), list[str]()
+    for job_id in job_ids:
+        try:
+            refs.append(index.find(store, job_id))
+        except KineticError as error:
+            done.append(_explain_unjudged(job_id, error))
+    here = [ref for ref in refs if ref.backend == HERE.backend]
+    found = JobBoard(store, lambda _: registry.make(HERE, store), lambda: now).settle(here)
+    for job_id, outcome in found.items():
+        if isinstance(outcome, KineticError):
+            done.append(_explain_unjudged(job_id, outcome))
+        elif outcome is not None:
+            done.append(f"{job_id} is judged: {outcome.verdict}.")
+    return done
+
+
+def _explain_unjudged(job_id: str, why: KineticError) -> str:
+    return (
+        f"{job_id} could not be judged: {why} `kinetic jobs cleanup {job_id}` removes what is left "
+        "of it."
+    )
+
+
+def _remove(store: LocalStore, job_id: str, path: Path) -> str:
+    with contextlib.ExitStack() as held:
+        if job_id and not held.enter_context(_try_lock(store, job_id)):
+            return ""  # it has a supervisor after all
+        try:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return f"{path} could not be removed: {error.strerror}."
+    return f"{path} is removed."
+
+
+@contextlib.contextmanager
+def _try_lock(store: LocalStore, job_id: str) -> Iterator[bool]:
+    """Hold the lock that a job's supervisor would hold; False when one does."""
+    lock = store.path(f"{layout.job(job_id)}/local/lock")
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True  # there never was a supervisor
+        return
+    except OSError:
+        yield False
+        return
+    try:
+        yield locks.try_hold_record(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,18 +1,20 @@
-"""Builds the start message that an agent sends its worker when the whole gang is ready: pure.
+"""Builds the start message that an agent sends its worker when the whole gang is ready.
 
-In: identity, plan, workspace, the leader's address. Out: the fields of `Start`.
+In: identity, plan, workspace, the leader's address. Out: the fields of `Start`. Programs that run
+on a host import what was sent, not the caller's folder, and are those of the host's environment.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from kinetic._core import kinship, metric_format, preemption
 from kinetic._core.plan import Plan
-from kinetic._host.agent import searchpath
 from kinetic._host.agent.metric_tee import pipe_of
 from kinetic._host.agent.workspace import REFORM_FILE, Workspace
 from kinetic._host.identity import Identity
@@ -133,7 +135,7 @@ def _environ(
         overrides = _of_slices(who, plan, world) | overrides
     else:
         base = dict(who.base_env)
-    base |= searchpath.environment_first(
+    base |= prefer_environment(
         base,
         executable=sys.executable,
         prefix=sys.prefix,
@@ -170,11 +172,78 @@ def _python_path(
     used, with this host's paths."""
     root, tree = plan.client_root, str(space.tree)
     if _PYTHONPATH in asked:
-        return {_PYTHONPATH: searchpath.move_path(asked[_PYTHONPATH], client_root=root, tree=tree)}
-    value = searchpath.for_programs(
+        return {_PYTHONPATH: _move_path(asked[_PYTHONPATH], client_root=root, tree=tree)}
+    value = make_search_path(
         (*space.sys_path, *space.editable),
         who.base_env.get(_PYTHONPATH, ""),
         client_root=root,
         tree=tree,
     )
     return {_PYTHONPATH: value} if value else {}
+
+
+def make_search_path(places: Sequence[str], inherited: str, *, client_root: str, tree: str) -> str:
+    """Return the search path: the tree's places first, then the caller's, with the tree in place of
+    the project.
+
+    A folder with a module named like one of the standard library is left out, because it would hide
+    that from every program; one that the caller's own PYTHONPATH names stays.
+    """
+    own = [place for place in places if not _hides_standard_modules(place)]
+    theirs = (
+        _move_path(inherited, client_root=client_root, tree=tree).split(os.pathsep)
+        if inherited
+        else []
+    )
+    return os.pathsep.join(dict.fromkeys([*own, *theirs]))
+
+
+def _move_path(value: str, *, client_root: str, tree: str) -> str:
+    """Return a search path with the project's folders replaced by those of the tree, if they were
+    sent."""
+    return os.pathsep.join(
+        _move_entry(entry, client_root, tree) for entry in value.split(os.pathsep)
+    )
+
+
+def prefer_environment(
+    inherited: Mapping[str, str], *, executable: str, prefix: str, is_virtual: bool
+) -> dict[str, str]:
+    """Return the variables with which `python` and console scripts are the environment's of this
+    interpreter, as if it were active, which it need not be where the job was submitted.
+
+    Args:
+        inherited: the variables so far.
+        executable: the interpreter.
+        prefix: the folder of its environment.
+        is_virtual: whether that is a virtual environment; another one's order is left as it is if
+            it is on PATH at all.
+    """
+    programs = str(Path(executable).parent) if executable else ""
+    entries = inherited.get("PATH", os.defpath).split(os.pathsep)
+    if not programs or (programs in entries if not is_virtual else entries[0] == programs):
+        return {}
+    path = os.pathsep.join(dict.fromkeys([programs, *entries]))
+    return {"PATH": path} | ({"VIRTUAL_ENV": prefix} if is_virtual else {})
+
+
+def _move_entry(entry: str, client_root: str, tree: str) -> str:
+    root = client_root.rstrip("/")
+    real = os.path.realpath(entry) if entry.startswith("/") and client_root else ""
+    if real != client_root and not real.startswith(f"{root}/"):
+        return entry
+    place = tree + real[len(root) :]
+    # What was not sent (a virtual environment, for example) stays where it is.
+    return place if Path(place).is_dir() else entry
+
+
+def _hides_standard_modules(place: str) -> bool:
+    try:
+        names = os.listdir(place)
+    except OSError:
+        return False
+    return any(
+        name.removesuffix(".py") in sys.stdlib_module_names
+        and (name.endswith(".py") or Path(place, name, "__init__.py").is_file())
+        for name in names
+    )

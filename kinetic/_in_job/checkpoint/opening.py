@@ -6,30 +6,32 @@ In: folders, the hosts. Out: `Opened`, or the same error on every host.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import socket
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kinetic._core.checkpoint_size import COPIES, in_gigabytes, quantity, room_for
 from kinetic._core.values import dataclass
 from kinetic._host.worker import worlds
 from kinetic._in_job import slices
-from kinetic._in_job.checkpoint import digests, foreign, room
+from kinetic._in_job.checkpoint import digests, foreign
 from kinetic._in_job.checkpoint.foreign import Guest
 from kinetic._in_job.checkpoint.keeping import Keep
 from kinetic._in_job.checkpoint.local_tier import LocalTier, size_of
 from kinetic._in_job.checkpoint.persistent import Persistent
 from kinetic._in_job.checkpoint.pieces import Local
-from kinetic._in_job.checkpoint.room import Room
 from kinetic._in_job.checkpoint.tree import TreeState
 from kinetic._in_job.peers import Peers
 from kinetic._store import checkpoints, lease
 from kinetic._store.lease import Lease, Owner
+from kinetic._system import filesystems, machine
 from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch, KineticError
 
 _log = logging.getLogger(__name__)
@@ -152,11 +154,11 @@ def open_checkpoints(
             if tier is None:
                 return ""
             tier.clean()
-            return json.dumps(vars(room.measure_room(tier.folder, size_of(state))))
+            return json.dumps(vars(measure_room(tier.folder, size_of(state))))
 
         rooms = [Room(**json.loads(each)) for each in agree(peers, "folders", look) if each]
         try:
-            room.check(rooms)
+            check_room(rooms)
         except CheckpointError as error:
             if slices.attempt() == 1:
                 raise
@@ -235,3 +237,79 @@ def look(
         found,
         {(n, step): text for n, host in enumerate(every) for step, text in host["faults"]},
     )
+
+
+@dataclass(frozen=True)
+class Room:
+    """What one host has for local checkpoints.
+
+    Attributes:
+        folder: for them.
+        file_system: equal for hosts that share it.
+        part_bytes: of the state, on this host.
+        free_bytes: of the file system.
+        used_bytes: by earlier checkpoints in the folder, which make way.
+    """
+
+    folder: str
+    file_system: str
+    part_bytes: int
+    free_bytes: int
+    used_bytes: int
+
+
+def measure_room(folder: Path, part_bytes: int) -> Room:
+    """Return what this host has.
+
+    Raises:
+        CheckpointError: the folder cannot be used.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        usage = os.statvfs(folder)
+        device = folder.stat().st_dev
+    except OSError as error:
+        raise CheckpointError(
+            f"The folder for local checkpoints {folder} cannot be used: {error.strerror or error}. "
+            "Give local_directory= a folder that this host may write to, or say local_every=None."
+        ) from error
+    free = usage.f_bavail * usage.f_frsize
+    if filesystems.is_in_memory(folder):
+        available = machine.available_memory_bytes() or free
+        free = min(free, available) if usage.f_blocks else available  # ramfs counts nothing
+    return Room(
+        str(folder), f"{machine.boot_id()}/{device}", part_bytes, free, _count_used_bytes(folder)
+    )
+
+
+def _count_used_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_blocks * 512
+    return total
+
+
+def check_room(rooms: Sequence[Room]) -> None:
+    """Check that two copies of each host's part fit; `rooms`: of all hosts, in their order. Hosts
+    may share a file system, as simulated ones share this machine's memory.
+
+    Raises:
+        CheckpointError: they do not; the same on all hosts.
+    """
+    for name in dict.fromkeys(room.file_system for room in rooms):
+        hosts = [host for host, room in enumerate(rooms) if room.file_system == name]
+        sharing = [rooms[host] for host in hosts]
+        part = sum(room.part_bytes for room in sharing)
+        has = min(room.free_bytes for room in sharing) + sum(room.used_bytes for room in sharing)
+        if has < part * COPIES:
+            one = len(hosts) == 1
+            whose = f"host {hosts[0]}'s part" if one else f"the parts of {len(hosts)} hosts"
+            each = quantity(room_for(max(room.part_bytes for room in sharing)))
+            raise CheckpointError(
+                f"The local tier does not fit: {whose} of the state {'has' if one else 'have'} "
+                f"{in_gigabytes(part)}, two copies of {'it' if one else 'them'} need "
+                f"{in_gigabytes(part * COPIES)}, and {sharing[0].folder} has {in_gigabytes(has)}. "
+                f"Ask for at least {in_gigabytes(room_for(part))} of memory there (on a cluster: "
+                f'local_storage="{each}"), or say local_every=None.'
+            )

@@ -20,14 +20,13 @@ from kinetic._client.board import text
 from kinetic._core.option_rows import Flag, Option, Takes
 from kinetic._core.options import TABLE
 from kinetic._source.project import current_folder
-from kinetic.cli import exit_codes, misplaced, output
+from kinetic.cli import exit_codes, output
 from kinetic.cli import program as programs
 from kinetic.cli.commands.output import print_failure
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import complete_with
-from kinetic.cli.misplaced import OptionNames
 from kinetic.cli.options import ASSIGNMENT, DURATION, SLICES, json_option
-from kinetic.cli.program import Program, ProgramKind
+from kinetic.cli.program import OptionNames, Program, ProgramKind
 from kinetic.errors import KineticError, UsageError
 
 _ONCE, _ONE_HOST = "--once", ("--accelerator", "cpu", "--slices", "1")
@@ -76,7 +75,9 @@ class _RunCommand(click.Command):
         try:
             return super().parse_args(ctx, list(words))
         except click.MissingParameter as missing:  # -a is the only required option
-            raise UsageError(misplaced.missing_accelerator(words, program, names)) from missing
+            raise UsageError(
+                programs.explain_missing_accelerator(words, program, names)
+            ) from missing
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show that a program follows the options."""
@@ -376,7 +377,7 @@ def _report_failure(
             "" if len(outcome.reports) == 1 else f" on host {first.host} of {len(outcome.reports)}"
         )
         hint = (
-            misplaced.went_to_the_program(program, run.option_names())
+            programs.find_misplaced(program, run.option_names())
             if first.exit_code == exit_codes.USAGE
             else ""
         )
