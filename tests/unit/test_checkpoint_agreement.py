@@ -22,7 +22,7 @@ from doubles.memory_store import MemoryStore
 
 from kinetic._core import checkpoint_size
 from kinetic._in_job.checkpoint import opening, persistent, positions
-from kinetic._in_job.checkpoint.cadence import cadence
+from kinetic._in_job.checkpoint.arguments import check_cadence
 from kinetic._in_job.checkpoint.sync_points import SyncPoints, SyncRequest
 from kinetic._in_job.peers import Alone
 from kinetic._store import lease
@@ -401,12 +401,12 @@ def test_what_has_no_position_is_refused(bad):
 
 
 def test_when_steps_are_saved():
-    found = cadence(100, "10m", 10)
+    found = check_cadence(100, "10m", 10)
     assert [s for s in range(0, 250, 5) if found.is_persistent(s, asked=False)] == [0, 100, 200]
     assert found.is_persistent(7, asked=True)
     assert [s for s in range(25) if found.is_local(s)] == [0, 10, 20]
     assert found.every_s == 600.0
-    by_time = cadence("90s", None, None)
+    by_time = check_cadence("90s", None, None)
     assert (by_time.every, by_time.every_s) == (None, 90.0)
     assert not by_time.is_local(0)
 
@@ -416,7 +416,7 @@ def test_when_steps_are_saved():
 )
 def test_what_cannot_be_a_cadence(bad):
     with pytest.raises(UsageError):
-        cadence(*bad)
+        check_cadence(*bad)
 
 
 # -- how much --------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""What a checkpointer is told, checked: folders, what to keep, metrics.
+"""What a checkpointer is told, checked: when to save, folders, what to keep, metrics.
 
-In: arguments as users write them. Out: paths, `Keep`, numbers.
+In: arguments as users write them. Out: `Cadence`, paths, `Keep`, numbers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kinetic._core.duration import Duration, in_seconds
+from kinetic._core.values import dataclass
 from kinetic._in_job import slices
 from kinetic._in_job.checkpoint import persistent
 from kinetic._in_job.checkpoint.keeping import Keep
@@ -86,3 +88,76 @@ def read_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
         except (TypeError, ValueError) as error:
             raise UsageTypeError(f"metrics= takes numbers; {name!r} is {a_type(value)}.") from error
     return found
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """When a step is saved, and in which tier.
+
+    Attributes:
+        every: the persistent tier has the steps that this divides; None for none of them.
+        every_s: ... and one after so many seconds without; None for never.
+        local_every: the local tier has the steps that this divides; None to have no such tier.
+    """
+
+    every: int | None
+    every_s: float | None
+    local_every: int | None
+
+    def is_persistent(self, step: int, *, asked: bool) -> bool:
+        """Whether a step goes to the persistent tier."""
+        return asked or (self.every is not None and step % self.every == 0)
+
+    def is_local(self, step: int) -> bool:
+        """Whether a step goes to the local tier."""
+        return self.local_every is not None and step % self.local_every == 0
+
+
+def check_cadence(every: object, at_least_every: Duration | None, local_every: object) -> Cadence:
+    """Check the options of a checkpointer.
+
+    Args:
+        every: steps, or a length of time with a unit ("10m", a timedelta).
+        at_least_every: a length of time, or None.
+        local_every: steps, or None.
+
+    Raises:
+        UsageError: one of them cannot work.
+    """
+    every_s = _seconds("at_least_every", at_least_every)
+    if isinstance(every, float):  # `steps / 10` is one, and means steps
+        raise UsageTypeError(
+            f'every= is a number of steps, an int, or a length of time with a unit, such as "10m"; '
+            f"it is {every!r}."
+        )
+    if isinstance(every, int | None) and not isinstance(every, bool):
+        steps = _steps("every", every)
+    else:
+        spent = _seconds("every", every)
+        assert spent is not None  # every=None is above
+        steps, every_s = None, spent
+    return Cadence(steps, every_s, _steps("local_every", local_every))
+
+
+def _steps(name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageTypeError(f"{name}= is a number of steps, or None; it is {value!r}.")
+    if value < 1:
+        raise UsageError(f"{name}= must be at least 1 step; it is {value}. None switches it off.")
+    return value
+
+
+def _seconds(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    try:
+        seconds = in_seconds(value)
+    except ValueError:
+        seconds = None
+    if seconds is None or not seconds > 0:
+        raise UsageError(
+            f'{name}= is a length of time, such as "10m", "1h30m" or a timedelta; it is {value!r}.'
+        )
+    return seconds

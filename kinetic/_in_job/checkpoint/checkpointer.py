@@ -30,7 +30,6 @@ from kinetic._in_job.checkpoint import (
     tree,
     verifying,
 )
-from kinetic._in_job.checkpoint.cadence import cadence
 from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.opening import Opened
 from kinetic._in_job.checkpoint.persistent import Persistent
@@ -102,7 +101,7 @@ class Checkpointer:
         verify: bool = True,
     ) -> None:
         with own_frames_hidden:
-            self._cadence = cadence(every, at_least_every, local_every)
+            self._cadence = arguments.check_cadence(every, at_least_every, local_every)
             self._directory = arguments.persistent_folder(directory)
             self._keep = arguments.check_keep(keep, keep_every, best, best_is, keep_best)
             local = arguments.folder_in_memory(local_directory, self._directory)

@@ -58,11 +58,11 @@ _COMMANDS = {
         f"{_HERE}.lifecycle:stacks", "Show where the Python code of a running job stands."
     ),
     "debug": Lazy(
-        f"{_HERE}.debugging:debug", "Attach a debugger to a job that was started with debug=True."
+        f"{_HERE}.lifecycle:debug", "Attach a debugger to a job that was started with debug=True."
     ),
     "cancel": Lazy(f"{_HERE}.lifecycle:cancel", "Stop jobs."),
     "kill": Lazy(
-        f"{_HERE}.killing:kill", "Kill hosts of a running job, to see what it does without them."
+        f"{_HERE}.lifecycle:kill", "Kill hosts of a running job, to see what it does without them."
     ),
     "cleanup": Lazy(
         f"{_HERE}.lifecycle:cleanup", "Remove what jobs hold and what they left in the store."

@@ -1,4 +1,5 @@
-"""`kinetic jobs stacks`, `cancel`, `cleanup` and `prune`: inspecting, stopping and removing jobs.
+"""`kinetic jobs stacks`, `debug`, `cancel`, `kill`, `cleanup` and `prune`: inspecting, stopping and
+removing jobs.
 
 In: ids, ages. Out: a report of what was done.
 """
@@ -14,6 +15,7 @@ from kinetic._client.board import text
 from kinetic._core.ref import JobRef
 from kinetic.cli import exit_codes, output
 from kinetic.cli.context import BATCH, AppContext, pass_app
+from kinetic.cli.lazy import complete_with
 from kinetic.cli.options import AGE, job_argument, jobs_argument, json_option, yes_option
 from kinetic.errors import BackendUnavailable, KineticError
 
@@ -64,6 +66,28 @@ same time. Files that functions left in their output folders are never removed.
 Examples:
   kinetic jobs prune --dry-run
   kinetic jobs prune --older-than 30d --yes
+"""
+_KILL_HELP = """Kill hosts of a running job on purpose, to see what it does when it loses them.
+
+By default the processes that run the function get SIGKILL, as in a crash. On a cluster the pods are
+deleted: with KILL at once, with TERM they have their time to end. To stop a job, use `kinetic jobs
+cancel`.
+
+\b
+Examples:
+  kinetic jobs kill job-1a2b --slice 1
+  kinetic jobs kill job-1a2b --slice 1 --host 0
+  kinetic jobs kill job-1a2b --host 3 --agents --signal TERM  # preempts it
+"""
+_DEBUG_HELP = """Attach a debugger to a job that was started with debug=True.
+
+Waits until the leader's debugger listens, says what to write into launch.json, and forwards the
+port until the job ends or Ctrl-C.
+
+\b
+Examples:
+  kinetic jobs debug job-1a2b
+  kinetic jobs debug --port 5679 job-1a2b
 """
 
 
@@ -277,3 +301,94 @@ def _report(
             output.line(line)
         output.line(f"{verb} {_count_removed(refs, swept)}{data} and {files}.")
     return exit_codes.STORE if failed else exit_codes.OK
+
+
+@click.command("kill", help=_KILL_HELP)
+@click.option("--slice", "slice_", metavar="N", type=int, help="The hosts of this slice, from 0.")
+@click.option(
+    "--host", metavar="N", type=int, help="Only this host of the slice; else this one of the job."
+)
+@click.option(
+    "--signal",
+    metavar="NAME",
+    default="KILL",
+    show_default=True,
+    shell_complete=complete_with("signals"),
+    help="What to send: a name or a number.",
+)
+@click.option(
+    "--agents",
+    is_flag=True,
+    help="Signal the agents of the hosts instead of the processes that run the function.",
+)
+@yes_option
+@json_option
+@job_argument("running_jobs")
+@pass_app
+def kill(
+    app: AppContext,
+    /,
+    *,
+    job_id: str,
+    slice_: int | None,
+    host: int | None,
+    signal: str,
+    agents: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Kill hosts."""
+    from kinetic._client import killing
+
+    handle = app.handle(job_id)
+    hosts, name = killing.choose_hosts(handle.ref, slice_, host), killing.signal_of(signal).name
+    ref = handle.ref
+    named = f"{killing.name_machines(ref, hosts)} of {ref.job_id}"
+    if not yes and not handle.status().ended:
+        _confirm_kill(f"{'the agents of ' if agents else ''}{named}", name)
+    killed = handle.kill_hosts(slice_, host, signal=signal, agents=agents)
+    if as_json:
+        output.json_document({"job_id": handle.job_id, "signal": name, "hosts": list(killed)})
+        return exit_codes.OK
+    output.line(f"{name} was sent to {killing.name_machines(ref, killed)} of {ref.job_id}.")
+    if missed := tuple(sorted(set(hosts) - set(killed))):
+        output.notice(f"Nothing runs on {killing.name_machines(ref, missed)} at present.")
+    return exit_codes.OK
+
+
+def _confirm_kill(whom: str, name: str) -> None:
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{name} would be sent to {whom}. Add --yes to send it unasked.")
+    click.confirm(f"Send {name} to {whom}?", abort=True, err=True)
+
+
+@click.command("debug", help=_DEBUG_HELP)
+@click.option(
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=5678,
+    show_default=True,
+    help="Port of this machine; 0 takes any free one.",
+)
+@click.option(
+    "--working-dir",
+    metavar="PATH",
+    help="Where the job's source is on this machine; by default where it was sent from.",
+)
+@job_argument("running_jobs")
+@pass_app
+def debug(app: AppContext, /, *, job_id: str, port: int, working_dir: str | None) -> int:
+    """Forward the debugger's port."""
+    handle, forward = app.handle(job_id), None
+    try:
+        forward = handle.debug_attach(port, working_dir)
+        forward.wait()
+    except KeyboardInterrupt:  # also while still waiting for the debugger
+        if forward is not None:
+            forward.terminate()
+        output.notice(
+            f"\n{handle.job_id} keeps running. To attach again: kinetic jobs debug {handle.job_id}"
+        )
+        return exit_codes.INTERRUPTED
+    return exit_codes.OK
