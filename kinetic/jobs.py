@@ -5,19 +5,14 @@ In: ids, settings. Out: `JobHandle`s.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from kinetic._client import elsewhere
 from kinetic._client.handle import JobHandle
-from kinetic._config import settings as configuration
 from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._store import index
-from kinetic._store.base import Store
-from kinetic._store.open import open_store
-from kinetic.errors import NotFound, StoreError
+from kinetic.errors import StoreError
 from kinetic.job_status import JobStatus
 
 _log = logging.getLogger("kinetic.jobs")
@@ -33,15 +28,10 @@ def attach(job_id: str, project: str | None = None, cluster: str | None = None) 
         UsageError: several ids begin like this.
     """
     with own_frames_hidden:
-        flags = {"project": project, "cluster": cluster}
-        store = _open_store(flags)
-        try:
-            return JobHandle(index.find(store, job_id), store=store)
-        except NotFound:
-            for other in map(_open_store, elsewhere.list_flags(flags)):
-                with contextlib.suppress(NotFound, StoreError):
-                    return JobHandle(index.find(other, job_id), store=other)
-            raise
+        return elsewhere.find_in_stores(
+            {"project": project, "cluster": cluster},
+            lambda store: JobHandle[Any](index.find(store, job_id), store=store),
+        )
 
 
 def list_jobs(
@@ -53,15 +43,11 @@ def list_jobs(
     """Return all jobs, newest first, including those that have ended. Damaged references are
     skipped with a warning, and clusters that do not answer."""
     flags = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
-    store = _open_store(flags)
+    store = elsewhere.open_configured(flags)
     found = [JobHandle[Any](ref, store=store) for ref in index.refs(store)]
-    for other in map(_open_store, elsewhere.list_flags(flags)):
+    for other in map(elsewhere.open_configured, elsewhere.list_flags(flags)):
         try:
             found += [JobHandle[Any](ref, store=other) for ref in index.refs(other)]
         except StoreError as error:
             _log.warning("the jobs of a cluster that was used before are left out: %s", error)
     return sorted(found, key=lambda handle: handle.ref.created_at, reverse=True)
-
-
-def _open_store(flags: Mapping[str, str | None]) -> Store:
-    return open_store(configuration.load(flags=flags).store)

@@ -11,13 +11,18 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote, unquote
 
 from kinetic._config import settings as configuration
 from kinetic._config.settings import Settings
-from kinetic.errors import KineticError
+from kinetic._store.base import Store
+from kinetic._store.open import open_store
+from kinetic.errors import KineticError, NotFound, StoreError
+
+T = TypeVar("T")
 
 _PATIENCE_S = 3.0
 """How long a cluster that may be gone delays a list."""
@@ -53,6 +58,22 @@ def list_flags(flags: Mapping[str, str | None]) -> list[dict[str, str | None]]:
         _note_answer(_file(chosen, uri), answered=not problem)
     named = zip(others, problems, strict=True)
     return [dict(flags, store=uri) for uri, problem in named if not problem]
+
+
+def open_configured(flags: Mapping[str, str | None]) -> Store:
+    """Open the store of settings and flags."""
+    return open_store(configuration.load(flags=flags).store)
+
+
+def find_in_stores(flags: Mapping[str, str | None], find: Callable[[Store], T]) -> T:
+    """Return what the store of these flags has or, if it has nothing, what another one has."""
+    try:
+        return find(open_configured(flags))
+    except NotFound:
+        for other in list_flags(flags):
+            with contextlib.suppress(NotFound, StoreError):
+                return find(open_configured(other))
+        raise
 
 
 def has_stores() -> bool:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
+
+from kinetic._pickling import origin
 
 _MODULES = {
     "keras": "keras",
@@ -37,7 +39,7 @@ def list_libraries(func: Callable[..., Any]) -> tuple[str, ...]:
 def _names_in(func: FunctionType, seen: set[int]) -> Iterator[str]:
     """The names that a function uses, also in functions of its module that it calls."""
     seen.add(id(func))
-    for name in set(_names_of(func.__code__)):
+    for name in {name for code in origin.walk_code(func.__code__) for name in code.co_names}:
         yield name.partition(".")[0]
         called = func.__globals__.get(name)
         if (
@@ -46,13 +48,6 @@ def _names_in(func: FunctionType, seen: set[int]) -> Iterator[str]:
             and id(called) not in seen
         ):
             yield from _names_in(called, seen)
-
-
-def _names_of(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _names_of(const)
 
 
 def _is_installed(name: str) -> bool:

@@ -7,8 +7,7 @@ What only some questions need (events, nodes, queues) is listed on first use.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 
 from kinetic._backends.kubernetes import names
 from kinetic._backends.kubernetes.api import Api, Document, Selector
@@ -27,30 +26,28 @@ class Surroundings:
         """Ask nothing yet."""
         self._api = api
         self._lock = threading.RLock()
+        self._found: dict[str, Sequence[Document] | None] = {}
 
     @property
     def events(self) -> Sequence[Document]:
         """Events of the namespace."""
-        with self._lock:
-            return self._events
+        return self._list_once("events", lambda: self._list_if_allowed(EVENTS)) or ()
 
     @property
     def jobs(self) -> Sequence[Document]:
         """The Jobs that JobSets made."""
-        with self._lock:
-            return self._jobs
+        chosen = Selector(labels=names.selector(()))
+        return self._list_once("jobs", lambda: self._list_if_allowed(JOBS, chosen)) or ()
 
     @property
     def nodes(self) -> Sequence[Document] | None:
         """None if they may not be listed, as by most users; findings are then less exact."""
-        with self._lock:
-            return self._nodes
+        return self._list_once("nodes", lambda: self._list_if_allowed(NODES))
 
     @property
     def queues(self) -> Sequence[Document] | None:
         """Kueue's Workloads; None if they may not be listed."""
-        with self._lock:
-            return self._queues
+        return self._list_once("queues", self._list_queues)
 
     def has(self, resource: Resource, name: str) -> bool:
         """Whether an object exists now; assumed if it may not be looked up."""
@@ -62,20 +59,15 @@ class Surroundings:
             pass
         return True
 
-    @cached_property
-    def _events(self) -> Sequence[Document]:
-        return self._list_if_allowed(EVENTS) or ()
+    def _list_once(
+        self, kind: str, ask: Callable[[], Sequence[Document] | None]
+    ) -> Sequence[Document] | None:
+        with self._lock:
+            if kind not in self._found:
+                self._found[kind] = ask()
+            return self._found[kind]
 
-    @cached_property
-    def _jobs(self) -> Sequence[Document]:
-        return self._list_if_allowed(JOBS, Selector(labels=names.selector(()))) or ()
-
-    @cached_property
-    def _nodes(self) -> Sequence[Document] | None:
-        return self._list_if_allowed(NODES)
-
-    @cached_property
-    def _queues(self) -> Sequence[Document] | None:
+    def _list_queues(self) -> Sequence[Document] | None:
         kind = queue_workloads(self._api)
         return () if kind is None else self._list_if_allowed(kind)
 

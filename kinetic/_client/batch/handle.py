@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic._client import elsewhere, notebook
@@ -25,7 +25,6 @@ from kinetic._client.batch.progress import BatchProgress, progress_line, stream_
 from kinetic._client.board import console
 from kinetic._client.handle import JobHandle
 from kinetic._client.waiter import ask_alike
-from kinetic._config import settings as configuration
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.state import JobStatus
 from kinetic._core.tracebacks import own_frames_hidden, waiting_hidden
@@ -34,7 +33,6 @@ from kinetic._store.open import open_store
 from kinetic.errors import (
     KineticError,
     NotFound,
-    StoreError,
     UsageError,
     WaitTimeout,
 )
@@ -447,22 +445,11 @@ def attach_batch(
     with own_frames_hidden:
         if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
             raise UsageError(f"{group_id!r} is not a batch id. Ids look like grp-1a2b3c4d.")
-        flags = {"project": project, "cluster": cluster}
         slowest_s, patience = patience_s(poll_interval), patience_s(poll_timeout)
         attach = functools.partial(
             _attach, group_id=group_id, slowest_s=slowest_s, patience_s=patience
         )
-        try:
-            return attach(_open_store(flags))
-        except NotFound:
-            for other in elsewhere.list_flags(flags):
-                with contextlib.suppress(NotFound, StoreError):
-                    return attach(_open_store(other))
-            raise
-
-
-def _open_store(flags: Mapping[str, str | None]) -> Store:
-    return open_store(configuration.load(flags=flags).store)
+        return elsewhere.find_in_stores({"project": project, "cluster": cluster}, attach)
 
 
 def _attach(
