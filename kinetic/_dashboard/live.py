@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from kinetic._dashboard.threads import run_in_thread
 from kinetic._system.changes import Changes
 from kinetic.errors import KineticError, NotFound
 
@@ -40,6 +41,7 @@ _NOTICE_S = 0.5
 """A page that is closed, or a server that ends, is noticed after this time at most."""
 _ALIVE_S = 15.0
 """A stream without news says at least this often that it is there."""
+T = TypeVar("T")
 
 
 class Seen(NamedTuple):
@@ -228,3 +230,30 @@ def format_event(message: Message) -> bytes:
 def describe_silence(waited_s: float) -> str:
     """Say that a store does not answer."""
     return f"The store has not answered for {waited_s:.0f} s."
+
+
+class _Threads(Executor):
+    """Threads for which the end of the process does not wait: a store that hangs must not keep
+    Ctrl-C waiting, as threads of a pool do."""
+
+    def submit(self, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Run a call in a thread of its own."""
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                future.set_result(call(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - it is for who waits
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="kinetic-dashboard-call", daemon=True).start()
+        return future
+
+
+_THREADS = _Threads()
+
+
+def run_in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    """Begin a call that may take long in a thread of its own; return what it will have returned."""
+    return asyncio.get_running_loop().run_in_executor(_THREADS, call, *args)

@@ -36,8 +36,7 @@ from kinetic._dashboard.call import (
     list_source,
 )
 from kinetic._dashboard.feeds import BoardFeed, ChartsFeed, JobFeed, OutputFeed
-from kinetic._dashboard.live import Feed, Message, format_event, send_messages
-from kinetic._dashboard.threads import run_in_thread
+from kinetic._dashboard.live import Feed, Message, format_event, run_in_thread, send_messages
 from kinetic.errors import KineticError, NotFound, UsageError
 from kinetic.version import __version__
 

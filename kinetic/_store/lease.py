@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from kinetic._core.values import dataclass
 from kinetic._store.base import Entry, Store
-from kinetic._system import filesystems, locks
+from kinetic._system import locks, machine
 from kinetic.errors import CheckpointError, CheckpointInUse, KineticError
 
 RECORD = "kinetic-owner.json"
@@ -271,7 +271,7 @@ class InFolder:
         self._path = folder / name
         self._name = f"{os.getpid()} {os.path.realpath(self._path)}"  # A fork holds no such lock.
         self._fd = -1
-        self.counts = filesystems.is_shared(folder)
+        self.counts = machine.is_shared_folder(folder)
 
     def take(self) -> bool:
         """Lock the file."""

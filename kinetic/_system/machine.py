@@ -1,7 +1,8 @@
 """What this machine has room for: its processors and memory, as far as a container's limits leave
-them; and whether its programs can talk to each other.
+them; whether its programs can talk to each other, and what file system a folder is on.
 
-In: /proc, the limits of the control group, a connection. Out: numbers; what the system says.
+In: /proc, the limits of the control group, a connection, a path. Out: numbers; what the system
+says.
 """
 
 from __future__ import annotations
@@ -14,6 +15,21 @@ from pathlib import Path
 _CONNECT_S = 5.0
 """The kernel answers at once, unless packets are dropped."""
 _WITHOUT_LOOPBACK = (errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EPERM)
+_SHARED = (
+    "nfs",
+    "cifs",
+    "smb",
+    "fuse",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "9p",
+    "virtiofs",
+    "afs",
+    "gluster",
+)
+_IN_MEMORY = ("tmpfs", "ramfs")
+_MOUNTS = Path("/proc/self/mountinfo")
 
 
 def usable_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
@@ -70,3 +86,28 @@ def _group_headroom_bytes() -> int | None:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         return max(0, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     return None
+
+
+def is_shared_folder(path: Path, mounts: Path = _MOUNTS) -> bool:
+    """Whether locks of this kernel may not keep out all who can write there: the path, or the
+    nearest folder above that exists, is on a file system of a network or of a program."""
+    return _kind(path, mounts).startswith(_SHARED)
+
+
+def is_memory_folder(path: Path, mounts: Path = _MOUNTS) -> bool:
+    """Whether what is written there takes memory of this machine."""
+    return _kind(path, mounts) in _IN_MEMORY
+
+
+def _kind(path: Path, mounts: Path) -> str:
+    """The type of the file system; "" if unknown."""
+    place = os.path.realpath(path)
+    kind, longest = "", -1
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in mounts.read_text().splitlines():
+            fields = line.split()
+            point = fields[4].encode().decode("unicode_escape")
+            inside = place == point or place.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= longest:  # the last of equal ones hides the others
+                kind, longest = fields[fields.index("-") + 1], len(point)
+    return kind

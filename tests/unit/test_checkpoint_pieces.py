@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kinetic._in_job.checkpoint.opening import Room, check_room, measure_room
 from kinetic._in_job.checkpoint.pieces import Local, Piece, newest, overlap, transfers
 from kinetic._in_job.checkpoint.tree import Leaf
-from kinetic._system import filesystems, machine
+from kinetic._system import machine
 from kinetic.errors import CheckpointError, CorruptRecord
 
 LEAVES = (Leaf("w", (4,), "float32"), Leaf("n", value=3))
@@ -155,12 +155,12 @@ def test_hosts_that_share_a_memory_need_room_for_all_of_them():
 
 def test_what_lies_in_memory_takes_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "available_memory_bytes", lambda: 123)
-    monkeypatch.setattr(filesystems, "is_in_memory", lambda path: True)
+    monkeypatch.setattr(machine, "is_memory_folder", lambda path: True)
     (tmp_path / "old").write_bytes(bytes(10_000))
     found = measure_room(tmp_path, 5)
     assert (found.free_bytes, found.part_bytes) == (123, 5)
     assert found.used_bytes >= 10_000
-    monkeypatch.setattr(filesystems, "is_in_memory", lambda path: False)
+    monkeypatch.setattr(machine, "is_memory_folder", lambda path: False)
     assert measure_room(tmp_path, 5).free_bytes > 123
 
 
@@ -171,7 +171,7 @@ def test_the_type_of_a_file_system_is_read_from_the_mounts(tmp_path):
         f"2 1 0:2 / {tmp_path}/memory rw - tmpfs tmpfs rw\n"
         f"3 1 0:3 / {tmp_path}/shared rw - nfs4 server:/x rw\n"
     )
-    assert filesystems.is_in_memory(tmp_path / "memory/below", mounts)
-    assert not filesystems.is_in_memory(tmp_path, mounts)
-    assert filesystems.is_shared(tmp_path / "shared", mounts)
-    assert not filesystems.is_shared(tmp_path / "memory", mounts)
+    assert machine.is_memory_folder(tmp_path / "memory/below", mounts)
+    assert not machine.is_memory_folder(tmp_path, mounts)
+    assert machine.is_shared_folder(tmp_path / "shared", mounts)
+    assert not machine.is_shared_folder(tmp_path / "memory", mounts)

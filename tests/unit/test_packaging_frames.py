@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic._pickling import frames
+from kinetic._pickling import exceptions
 
 POSITIONS = st.integers(0, 3000)
 
@@ -18,7 +18,7 @@ POSITIONS = st.integers(0, 3000)
 def taken_apart(error):
     links, at = [], error.__traceback__
     while at is not None:
-        links.append(frames.describe_frame(at, at.tb_frame.f_code.co_filename))
+        links.append(exceptions.describe_frame(at, at.tb_frame.f_code.co_filename))
         at = at.tb_next
     return links
 
@@ -36,7 +36,9 @@ def test_what_is_printed_is_the_same_to_the_last_mark():
     error = caught.value
     before = "".join(traceback.format_exception(error))
     again = "".join(
-        traceback.format_exception(error.with_traceback(frames.traceback_of(taken_apart(error))))
+        traceback.format_exception(
+            error.with_traceback(exceptions.traceback_of(taken_apart(error)))
+        )
     )
     assert again == before
     assert sys.version_info < (3, 11) or "~~^~~" in again
@@ -52,25 +54,25 @@ def test_what_is_printed_is_the_same_to_the_last_mark():
 def test_any_position_comes_back(first, below, end, start, stop):
     line = max(first + below, 1)
     frame = ("/no/such/file.py", "train", line, first, line + end, start, stop)
-    made = frames.traceback_of([frame])
+    made = exceptions.traceback_of([frame])
     assert made.tb_lineno == line
-    assert frames.describe_frame(made, "/no/such/file.py") == frame
+    assert exceptions.describe_frame(made, "/no/such/file.py") == frame
 
 
 def test_frames_of_an_older_record_have_only_a_line():
-    made = frames.traceback_of([("/no/such/file.py", "train", 7)])
+    made = exceptions.traceback_of([("/no/such/file.py", "train", 7)])
     assert [(f.filename, f.name, f.lineno) for f in traceback.extract_tb(made)] == [
         ("/no/such/file.py", "train", 7)
     ]
 
 
 def test_no_frames_make_no_traceback():
-    assert frames.traceback_of([]) is None
+    assert exceptions.traceback_of([]) is None
 
 
 def test_source_that_is_no_file_is_shown(monkeypatch):
     text = ["def train():\n", "    return missing\n"]
     monkeypatch.setitem(linecache.cache, "<cell 1>", (30, None, text, "<cell 1>"))
-    made = frames.traceback_of([("<cell 1>", "train", 2, 1, 2, 11, 18)])
+    made = exceptions.traceback_of([("<cell 1>", "train", 2, 1, 2, 11, 18)])
     shown = "".join(traceback.format_tb(made))
     assert "    return missing\n           ^^^^^^^\n" in shown

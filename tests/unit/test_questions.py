@@ -14,7 +14,7 @@ from doubles.memory_store import MemoryStore
 
 from kinetic._core import layout
 from kinetic._core.gang.messages import GangSpec
-from kinetic._host import questions
+from kinetic._host import desk
 from kinetic.errors import StoreError
 
 JOB = "job-00c0ffee"
@@ -48,7 +48,7 @@ def answer_to(order, told, *, hosts, slices=()):
     asked = store, JOB, None, told
 
     async def ask():
-        answering = asyncio.create_task(questions.answer(*asked, gang=lambda: gang, far_s=0.0))
+        answering = asyncio.create_task(desk.answer_questions(*asked, gang=lambda: gang, far_s=0.0))
         while not store.has(layout.order_answer(JOB, 1, "order")):
             assert not answering.done(), answering
             await asyncio.sleep(0)
@@ -81,7 +81,7 @@ def answer_until(store, hosts, *answers):
 
     async def ask():
         answering = asyncio.create_task(
-            questions.answer(store, JOB, None, hosts, gang=lambda: gang, far_s=0.0)
+            desk.answer_questions(store, JOB, None, hosts, gang=lambda: gang, far_s=0.0)
         )
         while not all(map(store.has, due)) or list(store.list(layout.orders(JOB, 1))):
             await asyncio.sleep(0.01)
@@ -132,6 +132,6 @@ def test_an_order_whose_answer_does_not_arrive_is_obeyed_once(monkeypatch):
 
 
 def test_a_host_that_does_not_answer_is_said(monkeypatch):
-    monkeypatch.setattr(questions, "DUMP_S", 0.1)
+    monkeypatch.setattr(desk, "DUMP_S", 0.1)
     found = answer_to({"host": 0, "port": 1}, Told(hangs=True), hosts=1)
     assert found == "host 0 did not answer within 0.1 s"

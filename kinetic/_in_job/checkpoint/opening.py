@@ -31,7 +31,7 @@ from kinetic._in_job.checkpoint.tree import TreeState
 from kinetic._in_job.peers import Peers
 from kinetic._store import checkpoints, lease
 from kinetic._store.lease import Lease, Owner
-from kinetic._system import filesystems, machine
+from kinetic._system import machine
 from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch, KineticError
 
 _log = logging.getLogger(__name__)
@@ -274,7 +274,7 @@ def measure_room(folder: Path, part_bytes: int) -> Room:
             "Give local_directory= a folder that this host may write to, or say local_every=None."
         ) from error
     free = usage.f_bavail * usage.f_frsize
-    if filesystems.is_in_memory(folder):
+    if machine.is_memory_folder(folder):
         available = machine.available_memory_bytes() or free
         free = min(free, available) if usage.f_blocks else available  # ramfs counts nothing
     return Room(
