@@ -36,6 +36,7 @@ from kinetic._backends.kubernetes.errors import (
     NotInstalled,
     error_of,
     explain_unreachable,
+    read_retry_after,
 )
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._backends.kubernetes.resources import ACCESS_REVIEWS, JOBS, JOBSETS, Resource
@@ -53,7 +54,6 @@ WATCH_S = 280
 PAGE = 500
 MOST_RESTARTS = 2
 """Of a list whose pages the server forgets before they are read."""
-LONGEST_RETRY_AFTER_S = 60.0
 
 
 class HttpApi:
@@ -336,7 +336,7 @@ class HttpApi:
             proof = self._credentials.renew_proof(proof)
         problem = error_of(call, response.status, refusal)
         if isinstance(problem, Busy):
-            problem.after_s = _retry_after(response.headers)
+            problem.after_s = read_retry_after(response.headers.get("Retry-After"))
         raise problem
 
     def _note_clock(self, headers: Mapping[str, str]) -> None:
@@ -428,13 +428,6 @@ class WatchStream:
             self._response.shutdown()  # wakes the reader
         except (ValueError, RuntimeError, OSError):
             self._response.close()  # it has been read to its end
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    try:
-        return min(float(headers.get("Retry-After", "")), LONGEST_RETRY_AFTER_S)
-    except ValueError:
-        return None
 
 
 def _query(selection: Selector) -> dict[str, str]:

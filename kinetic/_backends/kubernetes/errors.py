@@ -33,7 +33,16 @@ from kinetic.errors import (
     SubmitError,
 )
 
+LONGEST_RETRY_AFTER_S = 60.0
 _Error = TypeVar("_Error", bound=KineticError)
+
+
+def read_retry_after(header: str | None) -> float | None:
+    """Return in how many seconds a server wants to be asked again; None if it does not say so."""
+    try:
+        return min(float(header or ""), LONGEST_RETRY_AFTER_S)
+    except ValueError:
+        return None
 
 
 def _show_as_base(kind: type[_Error]) -> type[_Error]:

@@ -11,16 +11,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from http.client import HTTPException
 from typing import Any, Protocol
 
 from kinetic._backends.kubernetes import credentials
 from kinetic._backends.kubernetes.credentials import EARLY_S, Proof
+from kinetic._backends.kubernetes.errors import read_retry_after
 from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, PreflightError
-
-_LONGEST_PAUSE_S = 60.0
 
 
 class CallerIdentity(Protocol):
@@ -150,7 +148,9 @@ class GoogleCalls:
                         continue
                     if error.code < 500 and error.code not in (408, 429):
                         raise ServiceRefused(_explain_refusal(place, error), error.code) from error
-                    pause_s = max(pause_s, _retry_after_s(error))
+                    pause_s = max(
+                        pause_s, read_retry_after(error.headers.get("Retry-After")) or 0.0
+                    )
                     if not repeats and error.code != 429:
                         break
             except (OSError, HTTPException, ValueError) as error:
@@ -163,12 +163,6 @@ class GoogleCalls:
             self._sleep(pause_s)
             pause_s *= 2
         raise BackendUnavailable(f"{place} does not answer: {said}. Try again later.") from said
-
-
-def _retry_after_s(error: urllib.error.HTTPError) -> float:
-    with suppress(ValueError, TypeError):
-        return min(float(error.headers.get("Retry-After", "0")), _LONGEST_PAUSE_S)
-    return 0.0
 
 
 def _explain_refusal(place: str, error: urllib.error.HTTPError) -> str:

@@ -33,6 +33,7 @@ KEPT_S = 600
 KEPT_DEBUG_S = 7200
 """How long a finished workload stays; its output and verdict are in the store."""
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+_JOBSETS = "jobset.x-k8s.io/v1alpha2"
 _BY_RULE, _AT_NO_COST = "PodFailurePolicy", "RestartJobSetAndIgnoreMaxRestarts"
 VARIABLE_BYTES = 131_072
 """How long a variable may be, with its name, for a program that is started: MAX_ARG_STRLEN of
@@ -149,9 +150,13 @@ def _admission(plan: Plan) -> dict[str, str]:
 
 def _job(plan: Plan, settings: PodSettings) -> Document:
     spec = _job_spec(plan, settings, [_CODE_FAILED, *_FREE], plan.options.retries, in_jobset=False)
+    return _workload(plan, "batch/v1", "Job", spec)
+
+
+def _workload(plan: Plan, version: str, kind: str, spec: Document) -> Document:
     return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
+        "apiVersion": version,
+        "kind": kind,
         "metadata": _metadata(plan, _admission(plan)),
         "spec": spec | {"ttlSecondsAfterFinished": _ttl_s(plan)},
     }
@@ -165,16 +170,8 @@ def _pathways_jobset(plan: Plan, settings: PodSettings) -> Document:
         worker=pods.with_chips(plan, settings),
         head_rules=_GANG_RULES,
     )
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": JOBSET,
-        "metadata": _metadata(plan, _admission(plan)),
-        "spec": spec
-        | {
-            "failurePolicy": spec["failurePolicy"] | _failure_policy(plan.options.retries),
-            "ttlSecondsAfterFinished": _ttl_s(plan),
-        },
-    }
+    policy = spec["failurePolicy"] | _failure_policy(plan.options.retries)
+    return _workload(plan, _JOBSETS, JOBSET, spec | {"failurePolicy": policy})
 
 
 def _jobset(plan: Plan, settings: PodSettings) -> Document:
@@ -185,20 +182,15 @@ def _jobset(plan: Plan, settings: PodSettings) -> Document:
         },
         "spec": _job_spec(plan, settings, _GANG_RULES, 0, in_jobset=True),
     }
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": JOBSET,
-        "metadata": _metadata(plan, _admission(plan)),
-        "spec": {
-            "coordinator": {"replicatedJob": HOSTS, "jobIndex": 0, "podIndex": 0},
-            "failurePolicy": _failure_policy(plan.options.retries),
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "replicatedJobs": [
-                {"name": HOSTS, "replicas": plan.options.most_slices, "template": template}
-            ],
-            "ttlSecondsAfterFinished": _ttl_s(plan),
-        },
+    spec: Document = {
+        "coordinator": {"replicatedJob": HOSTS, "jobIndex": 0, "podIndex": 0},
+        "failurePolicy": _failure_policy(plan.options.retries),
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "replicatedJobs": [
+            {"name": HOSTS, "replicas": plan.options.most_slices, "template": template}
+        ],
     }
+    return _workload(plan, _JOBSETS, JOBSET, spec)
 
 
 def _elastic_jobset(plan: Plan, settings: PodSettings) -> Document:
