@@ -26,8 +26,44 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class MetricsReader:
-    """Reads what hosts have logged: each look reads what is new.
+class FrameReader:
+    """Reads the frames that hosts have logged: each time what is new.
+
+    Args:
+        store: of the job.
+        ref: the job.
+        request: which logs of metrics; their tails are read only at first.
+    """
+
+    def __init__(self, store: Store, ref: JobRef, request: LogRequest) -> None:
+        self._store = store
+        self._ref = ref
+        self.request = request
+        self._after: dict[int, Position] = {}
+        self._decoders: dict[tuple[int, int], FrameDecoder] = {}
+
+    def read(self) -> Iterator[tuple[LogChunk, list[Frame]]]:
+        """Yield what is new, and the rows that became whole with it. Does not wait for more.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        request = self.request
+        if self._after:
+            request = replace(request, tail=None, after=dict(self._after))
+        for chunk in attempt_logs.read(self._store, self._ref, request, has_ended=lambda: True):
+            if chunk is not None:
+                yield chunk, self.take(chunk)
+
+    def take(self, chunk: LogChunk) -> list[Frame]:
+        """Take a chunk of the log of a host; return the rows that became whole with it."""
+        self._after[chunk.host] = chunk.end
+        decoder = self._decoders.setdefault((chunk.end.attempt, chunk.host), FrameDecoder())
+        return decoder.feed(chunk.data)
+
+
+class MetricsReader(FrameReader):
+    """Records what hosts have logged: each look reads what is new.
 
     Args:
         store: of the job.
@@ -44,11 +80,8 @@ class MetricsReader:
         hosts: tuple[int, ...] | None = (0,),
         attempt: int | None = None,
     ) -> None:
-        self._store = store
-        self._ref = ref
-        self.request = LogRequest(hosts=hosts, follow=False, attempt=attempt, metrics=True)
-        self._after: dict[int, Position] = {}
-        self._decoders: dict[tuple[int, int], FrameDecoder] = {}
+        request = LogRequest(hosts=hosts, follow=False, attempt=attempt, metrics=True)
+        super().__init__(store, ref, request)
         self.recording = Recording()
 
     def look(self) -> bool:
@@ -58,16 +91,12 @@ class MetricsReader:
             StoreError: the store does not answer.
         """
         self._ref.check_version()
-        request = replace(self.request, after=dict(self._after))
-        chunks = attempt_logs.read(self._store, self._ref, request, has_ended=lambda: True)
-        news = [bool(self.take(chunk)) for chunk in chunks if chunk is not None]
+        news = [bool(frames) for _, frames in self.read()]
         return any(news)
 
     def take(self, chunk: LogChunk) -> list[Frame]:
         """Take a chunk of the log of a host; return the rows that became whole with it."""
-        self._after[chunk.host] = chunk.end
-        decoder = self._decoders.setdefault((chunk.end.attempt, chunk.host), FrameDecoder())
-        frames = decoder.feed(chunk.data)
+        frames = super().take(chunk)
         for frame in frames:
             self.recording.add(chunk.host, chunk.end.attempt, frame)
         return frames

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from kinetic._backends import attempt_logs
 from kinetic._backends.base import LogRequest
 from kinetic._client.board import text
-from kinetic._client.metrics import MetricsReader
-from kinetic._core.log_format import Position
-from kinetic._core.metric_format import NO_STEP, FrameDecoder
+from kinetic._client.metrics import FrameReader, MetricsReader
+from kinetic._core.metric_format import NO_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,10 +128,8 @@ class StepWatch:
     """On which step each host of a job is, by what it logs; only the end of each log is read."""
 
     def __init__(self, store: Store, ref: JobRef) -> None:
-        self._store = store
-        self._ref = ref
-        self._after: dict[int, Position] = {}
-        self._decoders: dict[tuple[int, int], FrameDecoder] = {}
+        request = LogRequest(hosts=None, follow=False, tail=_TAIL, metrics=True)
+        self._reader = FrameReader(store, ref, request)
         self._steps: dict[int, int] = {}
 
     def look(self) -> Mapping[int, int]:
@@ -143,15 +138,8 @@ class StepWatch:
         Raises:
             StoreError: the store does not answer.
         """
-        request = LogRequest(hosts=None, follow=False, tail=_TAIL, metrics=True)
-        if self._after:
-            request = replace(request, tail=None, after=dict(self._after))
-        for chunk in attempt_logs.read(self._store, self._ref, request, has_ended=lambda: True):
-            if chunk is None:
-                continue
-            self._after[chunk.host] = chunk.end
-            decoder = self._decoders.setdefault((chunk.end.attempt, chunk.host), FrameDecoder())
-            for frame in decoder.feed(chunk.data):
+        for chunk, frames in self._reader.read():
+            for frame in frames:
                 if frame.steps and frame.steps[-1] != NO_STEP:
                     self._steps[chunk.host] = frame.steps[-1]
         return self._steps
