@@ -314,6 +314,12 @@ def text_of(error: BaseException) -> str:
 _SOUNDS_LIKE_A_VOWEL = ("a", "e", "i", "o", "u", "ndarray")
 
 
+def name_some(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Return the first names, and how many there are more: "a, b and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
+
+
 def a_type(value: object) -> str:
     """Return the name of a value's type, with its article: "an int", "a Mesh"."""
     return with_article(type(value).__name__)

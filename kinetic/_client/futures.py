@@ -26,7 +26,7 @@ from kinetic._client.waiter import AwaitedJob, JobWaiter
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.outcome import Outcome
 from kinetic._core.tracebacks import drop_frames
-from kinetic.errors import NotFound, UsageTypeError, WaitTimeout, a_type
+from kinetic.errors import NotFound, UsageTypeError, WaitTimeout, a_type, name_some
 
 if TYPE_CHECKING:
     import asyncio
@@ -354,27 +354,22 @@ def _as_completed(jobs: list[J], limit_s: float | None) -> Iterator[J]:
                     timeout=None if deadline is None else max(deadline - time.monotonic(), 0.0)
                 )
             except queue.Empty:
-                late = (
-                    f"{len(left)} of {len(jobs)} jobs have not ended within {limit_s:g} s: "
-                    f"{_ids(left.values())}."
-                )
-                raise WaitTimeout(f"{late} They go on.") from None
+                late = f"{len(left)} of {len(jobs)} jobs have not ended within {limit_s:g} s"
+                raise WaitTimeout(f"{late}: {_name_jobs(left)}. They go on.") from None
             yield left.pop(ended)
     except KeyboardInterrupt as interrupt:
         interrupt.__traceback__ = None
         go = "goes" if len(left) == 1 else "go"
-        console.notice(
-            f"\nkinetic: {_ids(left.values())} {go} on; see `kinetic jobs list`.", once=False
-        )
+        words = f"{_name_jobs(left)} {go} on; see `kinetic jobs list`."
+        console.notice(f"\nkinetic: {words}", once=False)
         raise
     finally:
         for job in left.values():
             watcher().drop(job, tell)
 
 
-def _ids(jobs: Iterable[JobFuture]) -> str:
-    ids = [job.ref.job_id for job in jobs]
-    return ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
+def _name_jobs(jobs: Iterable[AwaitedJob]) -> str:
+    return name_some([job.ref.job_id for job in jobs], _NAMED)
 
 
 def _name_kind(value: object) -> str:

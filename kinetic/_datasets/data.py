@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from kinetic._core.tracebacks import own_frames_hidden
-from kinetic._source.threads import in_threads
+from kinetic._store.many import FILE_THREADS, at_once
 from kinetic.errors import DataNotFound, UsageError, UsageTypeError
 
 if TYPE_CHECKING:
@@ -335,7 +335,8 @@ def _content_hash(path: Path, *, is_dir: bool) -> str:
     """
     try:
         files = sorted(_files(str(path))) if is_dir else [(path.name, str(path))]
-        digests = in_threads(_of_file, files, worth=len(files) >= _THREADED_FROM)
+        threads = FILE_THREADS if len(files) >= _THREADED_FROM else 1
+        digests = at_once(_of_file, files, threads)
     except OSError as error:
         raise UsageError(f"The data {path} cannot be read: {error}.") from error
     whole = hashlib.sha256(b"dir:" if is_dir else b"file:")

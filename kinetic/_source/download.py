@@ -26,10 +26,9 @@ from kinetic._core.plan import Tree
 from kinetic._core.values import dataclass
 from kinetic._source import manifest, packs
 from kinetic._source.packs import Contents, Index
-from kinetic._source.threads import THREADS
 from kinetic._store import files
 from kinetic._store.base import Store
-from kinetic._store.many import at_once
+from kinetic._store.many import FILE_THREADS, at_once
 from kinetic.errors import CorruptRecord, NotFound, StoreError, StoreFull
 
 _WORTH_THREADS_BYTES = 8 << 20
@@ -208,7 +207,7 @@ def _write(stored: StoredTree, dest: str) -> None:
     found = [entry for entry in stored.entries if isinstance(entry, manifest.File)]
     small = [file for file in found if file.digest in stored.packs]
     large = [file for file in found if file.digest not in stored.packs]
-    threads = THREADS if stored.tree.size_bytes > _WORTH_THREADS_BYTES else 1
+    threads = FILE_THREADS if stored.tree.size_bytes > _WORTH_THREADS_BYTES else 1
     at_once(lambda file: write_file(stored, file, dest), small, threads)
     threads = max(threads, stored.store.calls_at_once)
     at_once(lambda file: write_file(stored, file, dest), large, threads)

@@ -15,11 +15,18 @@ from typing import NamedTuple
 
 from kinetic._source import manifest
 from kinetic._source.cache import Snapshot
-from kinetic._source.threads import in_threads, is_worth_it
 from kinetic._source.walk import FoundFile, Stamp, stamp_of
+from kinetic._store.many import FILE_THREADS, at_once
 
 _TRIES = 3
 _CHUNK_BYTES = 1 << 20
+_LARGE_BYTES = 512 << 10
+
+
+def is_worth_threads(count: int, size_bytes: int) -> bool:
+    """Return whether the files are so large that threads read them faster; small ones only make
+    threads wait for each other."""
+    return size_bytes > _LARGE_BYTES * max(count, 1)
 
 
 class FileDigest(NamedTuple):
@@ -57,7 +64,8 @@ def contents(files: Iterable[FoundFile], before: Mapping[str, FileDigest]) -> di
         else:
             new.append(found.path)
             new_bytes += found.size_bytes
-    fresh = in_threads(_read_if_possible, new, worth=is_worth_it(len(new), new_bytes))
+    threads = FILE_THREADS if is_worth_threads(len(new), new_bytes) else 1
+    fresh = at_once(_read_if_possible, new, threads)
     return held | {
         path: content for path, content in zip(new, fresh, strict=True) if content is not None
     }

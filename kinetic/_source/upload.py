@@ -32,9 +32,8 @@ from kinetic._core.plan import Blob, Tree
 from kinetic._core.values import dataclass
 from kinetic._source import cache, hashing, manifest, packs
 from kinetic._source.packs import Index
-from kinetic._source.threads import THREADS, in_threads, is_worth_it
 from kinetic._store.base import Store
-from kinetic._store.many import at_once, get_many, put_content, renew_many
+from kinetic._store.many import FILE_THREADS, at_once, get_many, put_content, renew_many
 from kinetic.errors import CorruptRecord, NotFound
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ def _send_files(
     for staged_files, pack in at_once(
         lambda group: _send_group(bundle, store, [absent[digest] for digest in group]),
         groups,
-        min(store.calls_at_once, THREADS),
+        min(store.calls_at_once, FILE_THREADS),
     ):
         staged.append(staged_files)
         made += pack
@@ -191,8 +190,8 @@ def _send_large(
         return _read_contents(bundle, store, [] if there else [same])
 
     size_bytes = sum(same[0].size_bytes for same in sources)
-    worth = store.calls_at_once > 1 or is_worth_it(len(sources), size_bytes)
-    return in_threads(send, sources, worth=worth)
+    worth = store.calls_at_once > 1 or hashing.is_worth_threads(len(sources), size_bytes)
+    return at_once(send, sources, FILE_THREADS if worth else 1)
 
 
 def _send_group(

@@ -22,7 +22,7 @@ from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.base import Store
 from kinetic._store.many import at_once, put_many
-from kinetic.errors import CorruptRecord, NotFound, UsageError
+from kinetic.errors import CorruptRecord, NotFound, UsageError, name_some
 
 if TYPE_CHECKING:
     from kinetic._core.outcome import Outcome
@@ -177,9 +177,8 @@ def _find_only(wanted: str, store: Store) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise UsageError(
-            f"{wanted!r} is the beginning of {len(found)} ids: {', '.join(found[:_SHOWN])}{more}. "
+            f"{wanted!r} is the beginning of {len(found)} ids: {name_some(found, _SHOWN)}. "
             "Write one more letter."
         )
     if wanted.startswith("grp-"):

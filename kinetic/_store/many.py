@@ -19,6 +19,8 @@ from kinetic.errors import NotFound
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
+FILE_THREADS = 4
+"""How many read files at once: hashing and file access release the GIL."""
 T = TypeVar("T")
 R = TypeVar("R")
 

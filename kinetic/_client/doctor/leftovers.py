@@ -6,10 +6,9 @@ what may be removed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.values import dataclass
+from kinetic.errors import name_some
 
 SETTLED_S = 60.0
 """Anything younger may belong to a job that is just beginning or ending."""
@@ -136,7 +135,7 @@ def _report_orphans(traces: Traces) -> list[Finding]:
         return []
     detail = (
         f"{_count_noun(len(ids), 'job')} ended without a verdict, because the supervisor was "
-        f"killed: {_join_first(ids)}."
+        f"killed: {name_some(ids, _SHOWN)}."
     )
     return [
         warn(
@@ -157,7 +156,7 @@ def _strays(traces: Traces) -> list[Finding]:
     return [
         problem(
             "processes",
-            f"Processes of jobs that have ended still run: {_join_first(named)}.",
+            f"Processes of jobs that have ended still run: {name_some(named, _SHOWN)}.",
             f"kill -9 {pids}",
         )
     ]
@@ -174,16 +173,11 @@ def _scraps(traces: Traces) -> list[Finding]:
     return [
         warn(
             "leftovers",
-            f"{detail}{_join_first(paths)}.",
+            f"{detail}{name_some(paths, _SHOWN)}.",
             "`kinetic doctor --fix` removes them.",
             fixable=True,
         )
     ]
-
-
-def _join_first(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _count_noun(number: int, one: str, many: str = "") -> str:

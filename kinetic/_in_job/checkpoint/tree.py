@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kinetic._core.values import dataclass
-from kinetic.errors import CheckpointError, CheckpointMismatch, a_type
+from kinetic.errors import CheckpointError, CheckpointMismatch, a_type, name_some
 
 _PLAIN = (bool, int, float)
 _NO_NUMBERS = "OSUMm"
@@ -310,9 +310,9 @@ def check_same(
     old, new = {leaf.name: leaf for leaf in saved}, {leaf.name: leaf for leaf in now}
     faults = []
     if gone := [name for name in old if name not in new]:
-        faults.append(f"the state of restore() has no {_name_some(gone)}")
+        faults.append(f"the state of restore() has no {name_some(gone, _NAMED)}")
     if added := [name for name in new if name not in old]:
-        faults.append(f"the checkpoint has no {_name_some(added)}")
+        faults.append(f"the checkpoint has no {name_some(added, _NAMED)}")
     pairs = [(old[name], leaf) for name, leaf in new.items() if name in old]
     faults += _join_first(
         f"{leaf.name} was {_shape(was)} and is {_shape(leaf)}"
@@ -337,8 +337,7 @@ def _is_lossy(was: Leaf, leaf: Leaf) -> bool:
 def _join_first(faults: Iterable[str]) -> list[str]:
     """The first of them, and how many there are more, as one fault or none."""
     found = [*faults]
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return ["; ".join(found[:_NAMED]) + more] if found else []
+    return [name_some(found, _NAMED, "; ")] if found else []
 
 
 def _shape(leaf: Leaf) -> str:
@@ -347,11 +346,6 @@ def _shape(leaf: Leaf) -> str:
     if not leaf.dtype:
         return "a number"
     return f"{leaf.shape}" if leaf.shape else "an array of shape ()"
-
-
-def _name_some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def can_lose(saved: str, now: str) -> bool:
