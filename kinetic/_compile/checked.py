@@ -76,8 +76,7 @@ class CheckReport(Record, called="The report of the check"):
         first = next(own, 0)
         shown = [
             report.text(width)
-            if number == first
-            or report.verdict in (CompileVerdict.TOO_LARGE, CompileVerdict.REFUSED)
+            if number == first or report.verdict in _WORTH_ALL
             else summarize(report)
             for number, report in enumerate(self.reports)
         ]

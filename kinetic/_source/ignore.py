@@ -1,7 +1,7 @@
 """What is left out of the source tree.
 
-In: the text of ignore files. Out: for a file or folder, whether a rule leaves it out or keeps
-it.
+In: the text of ignore files, names. Out: for a file or folder, whether a rule leaves it out or
+keeps it; whether it is likely to hold keys or passwords.
 
 Two languages. `.gitignore` as git reads it (wildmatch: "*" stops at "/", "**" does not; nested
 files; the last rule that matches decides). `.kineticignore`, at the root only, as fnmatch reads it:
@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import codecs
 import fnmatch
+import functools
 import os
 import re
 from collections.abc import Iterable, Sequence, Set
+from fnmatch import translate
 
 from kinetic._core.values import dataclass
 
@@ -59,6 +61,14 @@ _POSIX = {
     "upper": "A-Z",
     "xdigit": "0-9a-fA-F",
 }
+_SECRETS = (
+    ".env*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ecdsa*", "id_ed25519*",
+    "credentials*.json", "service-account*.json", "service_account*.json",
+    ".netrc", ".pypirc", ".git-credentials", ".npmrc",
+    "id_dsa*", "*.pfx", "*.jks", "*.kdbx", "kubeconfig", "kubeconfig.y*ml", "kubeconfig-*",
+    "secrets.json", "secrets.toml", "secrets.y*ml", "client_secret*.json",
+    "token", "token.json", "token.txt", ".pgpass",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -294,3 +304,22 @@ def _bracket(pattern: str, at: int, whole_path: bool) -> tuple[int, str]:
     if not members:
         return at + 1, f"{slash}." if negated else _NEVER
     return at + 1, f"{slash}[{'^' if negated else ''}{members}]"
+
+
+def leads_to_hidden(root: str, target: str) -> bool:
+    """Whether a link's target looks secret, or lies in a hidden folder, as keys below a home do."""
+    below = target[len(root) :] if target.startswith(f"{root.rstrip('/')}/") else target
+    return looks_secret(target.rpartition("/")[2]) or any(
+        part.startswith(".") for part in below.split("/")
+    )
+
+
+@functools.cache
+def _secret() -> re.Pattern[str]:
+    """Names that are likely to be keys: one search for each file, not many."""
+    return re.compile("|".join(map(translate, _SECRETS)))
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a file of this name is likely to hold a key or a password."""
+    return _secret().match(name) is not None and not name.endswith(".pub")

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core.values import dataclass
-from kinetic._source import poetry, requirements_txt
+from kinetic._source import requirements_txt
 from kinetic._source.editable import Package
-from kinetic._source.requirements_txt import find_name, normalize_name
+from kinetic._source.requirements_txt import find_name, is_for_hosts, normalize_name
 from kinetic.errors import UsageError
+
+_PARTS = re.compile(r"\s*,\s*|(?<=[\w.*])\s+(?=[<>=!~^])")
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,13 @@ class Pyproject:
         for table in (of_poetry, *groups):
             for name, given in table.get("dependencies", {}).items():
                 if normalize_name(name) in names:
-                    yield from poetry.list_sources(given)
+                    yield from _list_poetry_sources(given)
 
     def _check_lines(self, texts: Iterable[str], editable: Collection[Package]) -> Iterator[str]:
         """Yield requirements with their sources of `[tool.uv.sources]`."""
         for text in texts:
             about = {} if "@" in text else self._find_source(find_name(text))
-            line = _add_source(text, poetry.find_source(about))
+            line = _add_source(text, _find_source(about))
             yield from requirements_txt.check_requirement(
                 str(self.file), line, self.file.parent, editable
             )
@@ -123,7 +125,7 @@ class Pyproject:
     def _list_poetry(self, names: Collection[str] | None) -> Iterator[str]:
         where = f"{self.file}, [tool.poetry.dependencies]"
         table = self._table("tool", "poetry", "dependencies")
-        return poetry.list_requirements(where, table, names)
+        return _list_poetry(where, table, names)
 
     def _list_extra(self, name: str, around: tuple[str, ...] = ()) -> Iterator[str]:
         """An extra, with those of the project itself that it names."""
@@ -148,7 +150,7 @@ class Pyproject:
             raise UsageError(f"{self.file}: the group {key!r} includes itself.")
         if isinstance(known[key], dict):
             table = known[key].get("dependencies", {})
-            yield from poetry.list_requirements(f"{self.file}, group {key}", table, table)
+            yield from _list_poetry(f"{self.file}, group {key}", table, table)
             return
         for each in known[key]:
             if isinstance(each, str):
@@ -210,3 +212,93 @@ def find_table(content: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
         if not isinstance(content, dict):
             return {}
     return content
+
+
+def _list_poetry(
+    where: str, table: Mapping[str, Any], names: Collection[str] | None = None
+) -> Iterator[str]:
+    """Yield the requirements of a table of Poetry's, in standard notation.
+
+    Those of these names, or else those that are not optional.
+
+    Raises:
+        UsageError: there is no standard notation for one of them.
+    """
+    wanted = None if names is None else set(map(normalize_name, names))
+    for name, given in table.items():
+        for each in given if isinstance(given, list) else [given]:
+            about = {"version": each} if isinstance(each, str) else each
+            is_wanted = (
+                normalize_name(name) in wanted if wanted is not None else not about.get("optional")
+            )
+            if is_wanted and name.lower() != "python":
+                yield _translate_requirement(where, name, about)
+
+
+def _list_poetry_sources(given: Any) -> Iterator[str]:
+    """Yield the names of the sources that a dependency has on hosts."""
+    for each in given if isinstance(given, list) else [given]:
+        if isinstance(each, dict) and "source" in each:
+            is_elsewhere = each.get("platform", "linux") != "linux"
+            if not is_elsewhere and is_for_hosts(each.get("markers", "")):
+                yield each["source"]
+
+
+def _find_source(about: Mapping[str, Any]) -> str:
+    """Return where a package comes from, as a requirement ends, if not from an index. uv's tables
+    of sources have the same keys."""
+    if "git" in about:
+        revision = next((about[key] for key in ("rev", "tag", "branch") if key in about), "")
+        return f" @ git+{about['git']}" + (f"@{revision}" if revision else "")
+    if "url" in about:
+        return f" @ {about['url']}"
+    return f" @ file:{about.get('path', '.')}" if {"path", "workspace"} & about.keys() else ""
+
+
+def _translate_requirement(where: str, name: str, about: Mapping[str, Any]) -> str:
+    extras = f"[{','.join(about['extras'])}]" if about.get("extras") else ""
+    versions = translate_versions(where, name, str(about.get("version", "*")))
+    text = f"{name}{extras}{_find_source(about) or versions}"
+    markers = [about["markers"]] if "markers" in about else []
+    if "python" in about:
+        wanted = translate_versions(where, "python", about["python"])
+        markers += [_python_marker(each) for each in wanted.split(",") if each]
+    if "platform" in about:
+        markers.append(f"sys_platform == '{about['platform']}'")
+    if len(markers) > 1:
+        markers = [" and ".join(f"({each})" for each in markers)]
+    return " ; ".join([text, *markers])
+
+
+def _python_marker(wanted: str) -> str:
+    operator, version = re.match(r"([<>=!~]+)(.+)", wanted).groups()  # type: ignore[union-attr]
+    variable = "python_full_version" if version.count(".") > 1 else "python_version"
+    return f"{variable} {operator} '{version}'"
+
+
+def translate_versions(where: str, name: str, text: str) -> str:
+    """Return a version constraint of Poetry as a specifier of PEP 440: "^1.2" as ">=1.2,<2".
+
+    Raises:
+        UsageError: there is no such specifier.
+    """
+    if "|" in text:
+        raise UsageError(
+            f"{where}: the versions of {name} are alternatives ({text}), which installers on hosts "
+            "do not know. Write one range."
+        )
+    return ",".join(filter(None, (_translate_clause(part) for part in _PARTS.split(text.strip()))))
+
+
+def _translate_clause(part: str) -> str:
+    operator, version = re.match(r"([\^~<>=!]*)\s*(.*)", part).groups()  # type: ignore[union-attr]
+    if version in ("*", ""):
+        return ""
+    if operator not in ("^", "~"):
+        return f"{operator or '=='}{version}"
+    release = [int(each) for each in re.match(r"v?([\d.]*\d)", version)[1].split(".")]  # type: ignore[index]
+    last = len(release) - 1
+    place = next((i for i, each in enumerate(release) if each), last)
+    if operator == "~":
+        place = min(1, last)
+    return f">={version},<{'.'.join(map(str, [*release[:place], release[place] + 1]))}"

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from kinetic._core.values import dataclass
 from kinetic._source import ignore, walk
-from kinetic._source.secrecy import leads_to_hidden, looks_secret
+from kinetic._source.ignore import leads_to_hidden, looks_secret
 from kinetic._source.walk import FoundFile, Scan, stamp_at, stamp_of
 
 NEIGHBOUR_BYTES = 1_000_000

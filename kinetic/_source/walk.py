@@ -23,8 +23,8 @@ from typing import NamedTuple
 from kinetic._core.values import dataclass
 from kinetic._source import gitconfig, ignore
 from kinetic._source.gitconfig import NO_FILES, GitFiles
+from kinetic._source.ignore import leads_to_hidden, looks_secret
 from kinetic._source.project import MARKERS, OWN_MARKER
-from kinetic._source.secrecy import leads_to_hidden, looks_secret
 from kinetic.errors import UsageError
 
 Stamp = tuple[int, ...]

@@ -13,7 +13,7 @@ from dependency_cases import INSTALLED, OWN, ROOT, found, options, texts, write
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from kinetic._source import dependencies, poetry
+from kinetic._source import dependencies, pyproject
 from kinetic._source.dependencies import Declared, find, for_hosts, of_kinetic
 from kinetic._source.editable import Package
 from kinetic.errors import UsageError
@@ -363,14 +363,14 @@ groups = ["eval"]
     ],
 )
 def test_versions_of_poetry(poetrys, allowed, not_allowed):
-    ours = SpecifierSet(poetry.specifier("here", "x", poetrys))
+    ours = SpecifierSet(pyproject.translate_versions("here", "x", poetrys))
     assert [v for v in allowed if v not in ours] == []
     assert [v for v in not_allowed if v in ours] == []
 
 
 def test_what_poetry_can_say_and_hosts_cannot_install(project):
     with pytest.raises(UsageError, match="alternatives"):
-        poetry.specifier("here", "x", "^1 || ^2")
+        pyproject.translate_versions("here", "x", "^1 || ^2")
     write(project, "pyproject.toml", '[tool.poetry.dependencies]\nlib = {path = "../lib"}\n')
     with pytest.raises(UsageError, match=r"lib @ file:\.\./lib is on this machine"):
         found(project)
