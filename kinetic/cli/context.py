@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
 import click
 
 from kinetic._client import elsewhere
-from kinetic._client.board.reader import JobBoard
+from kinetic._client.access import JobAccess, open_access
 from kinetic._core import layout, record
 from kinetic._core.ref import NEWEST, JobRef
 from kinetic._core.values import dataclass
@@ -22,11 +21,9 @@ from kinetic._store import index as stored
 from kinetic.errors import CorruptRecord, KineticError, NotFound, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from kinetic._backends.base import Backend
     from kinetic._client.handle import JobHandle
     from kinetic._client.plan_view import PlanView
     from kinetic._client.remote import RemoteCallable
-    from kinetic._store.base import Store
 
 PLACES = ("project", "zone", "cluster", "namespace")
 
@@ -34,8 +31,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _refuse_plan(function: Callable[[], None], options: Mapping[str, Any]) -> PlanView:
-    raise UsageError("Jobs cannot be planned here.")
+def _refuse(function: Callable[[], None], options: Mapping[str, Any]) -> NoReturn:
+    raise UsageError("Jobs can be neither submitted nor planned here.")
 
 
 BATCH = "grp-"
@@ -43,36 +40,23 @@ BATCH = "grp-"
 
 
 @dataclass(frozen=True)
-class AppContext:
+class AppContext(JobAccess):
     """What every command needs: the store of jobs, and access to their backends.
 
     Attributes:
-        store: holds references and records.
-        backend_of: the backend that took a job.
-        handle_of: the `JobHandle` of a job, the same that Python code uses.
         submit: takes a function and the arguments of `kinetic.run`, and starts the job.
         plan: takes the same, and returns what would be submitted.
-        now: seconds since the epoch.
         elsewhere: the same for other stores that keep jobs of this user.
     """
 
-    store: Store
-    backend_of: Callable[[JobRef], Backend]
-    handle_of: Callable[[JobRef], JobHandle[Any]]
-    submit: Callable[[Callable[[], None], Mapping[str, Any]], JobHandle[Any]]
-    now: Callable[[], float] = time.time
-    plan: Callable[[Callable[[], None], Mapping[str, Any]], PlanView] = _refuse_plan
+    submit: Callable[[Callable[[], None], Mapping[str, Any]], JobHandle[Any]] = _refuse
+    plan: Callable[[Callable[[], None], Mapping[str, Any]], PlanView] = _refuse
     elsewhere: Callable[[], Iterable[AppContext]] = tuple
-
-    @functools.cached_property
-    def board(self) -> JobBoard:
-        """Where the jobs of the store stand."""
-        return JobBoard(self.store, self.backend_of, self.now)
 
     def find(self, text: str) -> JobRef:
         """Return the job with this id, or the only one whose id starts with it; "-" is
         the newest job."""
-        return self.newest() if text == NEWEST else stored.find(self.store, text)
+        return self.newest() if text == NEWEST else super().find(text)
 
     def newest(self) -> JobRef:
         """Return the most recently submitted job.
@@ -184,8 +168,6 @@ def _choose_keeper(app: AppContext, given: Mapping[str, Any]) -> AppContext:
 
 def make_context(flags: Mapping[str, str | None]) -> AppContext:
     """Return the context that settings and flags describe."""
-    from kinetic._client.access import open_access
-
     access = open_access(flags)
 
     def remote(

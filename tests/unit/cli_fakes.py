@@ -107,7 +107,7 @@ class World:
         self.backend = FakeBackend()
         self.submitted: list[tuple[Callable[[], None], Mapping[str, Any]]] = []
         self.app = AppContext(
-            self.store, lambda ref: self.backend, self._handle, self._submit, lambda: NOW
+            self.store, lambda ref: self.backend, self._handle, lambda: NOW, self._submit
         )
 
     def _handle(self, ref: JobRef) -> JobHandle[Any]:

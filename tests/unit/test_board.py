@@ -134,7 +134,7 @@ def test_top_reads_nothing_of_what_has_succeeded():
     fill(store)
     backend = FakeBackend(store)
     backend.phases = {f"job-{number:08x}": JobStatus.RUNNING for number in range(0, JOBS, 10)}
-    app = AppContext(store, lambda _: backend, lambda _: None, lambda *_: None, lambda: NOW)
+    app = AppContext(store, lambda _: backend, lambda _: None, lambda: NOW)
     with ActivityWatch(app, set()) as watch:
         store.forget_calls()
         assert len(watch.poll()) == JOBS // 10

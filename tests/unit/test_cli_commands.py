@@ -242,7 +242,7 @@ def test_a_job_of_a_backend_that_is_not_here_is_listed_as_unknown(
         raise PreflightError("no such backend")
 
     world.job("job-00000001")
-    app = AppContext(world.store, missing, missing, world._submit, lambda: NOW)
+    app = AppContext(world.store, missing, missing, lambda: NOW, world._submit)
     world.job("job-00000002")
     assert call(["jobs", "list"], app) == 0
     told = capsys.readouterr()

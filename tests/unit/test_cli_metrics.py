@@ -46,7 +46,7 @@ def app(tmp_path: Path) -> AppContext:
     ]
     write(store, tmp_path, b"".join(each.encode() for each in data))
     write(store, tmp_path, frame([0, 1], loss=[5.0, 4.0]).encode(), host=1)
-    return AppContext(store, no_backend, no_backend, no_backend)
+    return AppContext(store, no_backend, no_backend)
 
 
 def test_a_table_has_the_last_the_least_and_the_greatest(app, capsys):

@@ -331,7 +331,7 @@ def test_an_error_shows_its_traceback_only_when_debugging(
         raise ZeroDivisionError("a fault of ours")
 
     world.job("job-00000001")
-    app = AppContext(world.store, fault, fault, world._submit)
+    app = AppContext(world.store, fault, fault, submit=world._submit)
     assert call(["jobs", "wait", "job-0"], app) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ZeroDivisionError: a fault of ours\n")
@@ -350,7 +350,10 @@ def test_a_lost_host_is_a_failure_of_the_job(world: World, capsys: Capture) -> N
         raise HostLost("host 3 died", job_id="job-00000001", hosts=[3])
 
     world.job("job-00000001")
-    assert call(["jobs", "wait", "job-0"], AppContext(world.store, lost, lost, world._submit)) == 1
+    assert (
+        call(["jobs", "wait", "job-0"], AppContext(world.store, lost, lost, submit=world._submit))
+        == 1
+    )
     assert capsys.readouterr().err == "error: host 3 died\n"
 
 

@@ -204,10 +204,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AppContext:
         job = ref(f"job-0000000{number}")
         backend.phases[job.job_id] = phase
         store.put(layout.ref(job.job_id), json.dumps(job.to_json()).encode())
-    nothing: Any = None
     place: Any = backend
     return AppContext(
-        store, lambda job: place, lambda job: JobHandle(job, place, store), nothing, lambda: NOW
+        store, lambda job: place, lambda job: JobHandle(job, place, store), lambda: NOW
     )
 
 
@@ -233,9 +232,7 @@ def test_json(world: AppContext, capsys: Capture) -> None:
 
 
 def test_nothing_runs(world: AppContext, capsys: Capture, tmp_path: Path) -> None:
-    empty = AppContext(
-        LocalStore(tmp_path / "empty"), world.backend_of, world.handle_of, world.submit, world.now
-    )
+    empty = AppContext(LocalStore(tmp_path / "empty"), world.backend_of, world.handle_of, world.now)
     assert call(["jobs", "top"], empty) == 0
     assert capsys.readouterr() == ("", "No job is running.\n")
     assert call(["jobs", "top", "--json"], empty) == 0

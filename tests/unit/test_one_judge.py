@@ -38,7 +38,6 @@ def app(store, backend, now=NOW + 1):
         store,
         lambda _: backend,
         lambda job: JobHandle(job, backend, store),
-        lambda *_: None,
         lambda: now,
     )
 

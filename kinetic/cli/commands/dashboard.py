@@ -39,11 +39,9 @@ def dashboard(app: AppContext, /, *, port: int, no_open: bool) -> None:
     from kinetic._dashboard.start import check_packages
 
     check_packages()
-    from kinetic._client.access import JobAccess
     from kinetic._dashboard.server import DashboardServer, open_browser
 
-    access = JobAccess(app.store, app.backend_of, app.handle_of, app.now)
-    server = DashboardServer(access, port)
+    server = DashboardServer(app, port)
     output.line(server.url)
     output.notice("The dashboard is served to this machine until Ctrl-C.")
     if not no_open and not open_browser(server.first_url):
