@@ -294,8 +294,9 @@ def data(digest: str) -> str:
     return f"{DATA}/{digest}"
 
 
-def bucket_folder(bucket: str, path: str) -> str:
-    """What stands in for a writable folder of a bucket where slices are simulated."""
+def bucket_folder(uri: str) -> str:
+    """What stands in for a writable folder of a bucket (gs://...) where slices are simulated."""
+    bucket, _, path = uri.partition("://")[2].partition("/")
     return "/".join(filter(None, (BUCKET_FOLDERS, bucket, path.strip("/"))))
 
 

@@ -133,13 +133,15 @@ def _find_beside(
     return Beside(tuple(places), never, tuple(exclude))
 
 
+def _interpreter_folders() -> tuple[str, ...]:
+    """The interpreter's own folders, which look like the user's if Python is below home."""
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
+    return tuple(f"{os.path.realpath(prefix)}/lib/" for prefix in prefixes)
+
+
 def _own_search_path() -> list[str]:
-    """Return sys.path without the interpreter's own folders, which look like the user's if
-    Python is installed below home."""
-    own = tuple(
-        f"{os.path.realpath(prefix)}/lib/"
-        for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix}
-    )
+    """Return sys.path without the interpreter's own folders."""
+    own = _interpreter_folders()
     return [entry for entry in sys.path if not f"{os.path.realpath(entry or '.')}/".startswith(own)]
 
 
@@ -170,10 +172,7 @@ def _seeds(func: Callable[..., Any], found: Project, cwd: Path) -> standalone.Se
 
 def _list_loaded_files() -> list[str]:
     """Return the files of all loaded modules, without those of the interpreter and of kinetic."""
-    own = tuple(
-        f"{os.path.realpath(prefix)}/lib/"
-        for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix}
-    )
+    own = _interpreter_folders()
     found: list[str] = []
     for name, module in list(sys.modules.items()):
         # An attribute access would load a lazy module.

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import recorded
 
-from kinetic._backends.kubernetes import diagnosis, nodes
+from kinetic._backends.kubernetes import nodes
 from kinetic._backends.kubernetes.diagnosis import JobCause, JobDiagnosis, Observed, diagnose
+from kinetic._backends.kubernetes.resources import seconds_of
 
 Document = dict[str, Any]
 HOPELESS = True
@@ -95,7 +96,7 @@ def node(name: str, pool: str, topology: str, **labels: str) -> Document:
 
 
 FIRST = pod(0, REFUSED)
-NOW = diagnosis.seconds_of("2026-11-21T01:02:00Z")
+NOW = seconds_of("2026-11-21T01:02:00Z")
 POOL = "https://www.googleapis.com/compute/v1/projects/p/zones/z/instanceGroups/gke-tpu-pool-grp"
 
 
@@ -144,7 +145,7 @@ def test_the_newest_word_of_the_autoscaler_counts() -> None:
 def test_no_such_node_is_hopeless_once_no_autoscaler_can_be_expected_any_more() -> None:
     there = [node("n0", "small", "2x2")]
     seen = Observed(jobset(), [FIRST], nodes=there)
-    early = of(seen, now=diagnosis.seconds_of("2026-11-21T01:00:30Z"))
+    early = of(seen, now=seconds_of("2026-11-21T01:00:30Z"))
     assert (early.kind, early.hopeless) == (JobCause.NO_NODE_POOL, False)
     assert "Its node pools: small (tpu-v6e-slice 2x2, 1 node)." in early.sentence
     assert of(seen, now=NOW).hopeless

@@ -215,7 +215,10 @@ class CloudBuild:
             return True
         url = f"{self._at.storage}/storage/v1/b/{bucket}/o/{name}"
         code, about = self._calls.call("GET", url, allowed=(404,))
-        if code == 404 or self._clock() - _seconds(about["updated"]) < CLAIM_S:
+        if code == 404:
+            return False
+        claimed_at = datetime.fromisoformat(about["updated"]).timestamp()
+        if self._clock() - claimed_at < CLAIM_S:
             return False
         return self._put(bucket, name, b"{}", generation=str(about["generation"]))
 
@@ -291,10 +294,6 @@ def _build(about: Mapping[str, Any]) -> Build:
     detail = about.get("failureInfo", {}).get("detail") or about.get("statusDetail") or ""
     status = about.get("status") or _UNDER_WAY[0]
     return Build(str(about.get("id", "")), status, about.get("logUrl", ""), detail)
-
-
-def _seconds(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp).timestamp()
 
 
 def _advice(status: str) -> str:

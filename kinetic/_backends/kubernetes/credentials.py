@@ -15,13 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from kinetic._backends.kubernetes import kubeconfig
 from kinetic._backends.kubernetes.kubeconfig import Access, read_content
+from kinetic._backends.kubernetes.resources import seconds_of
 from kinetic._core.values import dataclass
 from kinetic._system import proxies
 from kinetic.errors import PreflightError
@@ -183,12 +183,11 @@ def _from_plugin(access: Access, plugin: Mapping[str, Any], variables: Mapping[s
             f"installed.{hint}"
         )
     status = _status_of(access, plugin, command, variables)
-    expires = str(status.get("expirationTimestamp") or "")
     return Proof(
         f"Bearer {str(status['token']).strip()}" if status.get("token") else "",
         str(status.get("clientCertificateData") or "").encode(),
         str(status.get("clientKeyData") or "").encode(),
-        _seconds(expires) if expires else None,
+        seconds_of(str(status.get("expirationTimestamp") or "")),
     )
 
 
@@ -278,7 +277,7 @@ def from_google() -> Proof:
         said = " ".join(str(error).split()).rstrip(".")
         raise PreflightError(f"Logging in to Google Cloud failed: {said}. {advice}") from error
     expiry = found.expiry
-    expires_at = None if expiry is None else _seconds(f"{expiry.isoformat()}+00:00")
+    expires_at = None if expiry is None else seconds_of(f"{expiry.isoformat()}+00:00")
     return Proof(f"Bearer {found.token}", expires_at=expires_at)
 
 
@@ -287,13 +286,6 @@ def _ask_google(url: str, *args: Any, **more: Any) -> Any:
     from google.auth.transport.urllib3 import Request
 
     return Request(proxies.open_pools(url))(url, *args, **more)
-
-
-def _seconds(timestamp: str) -> float | None:
-    try:
-        return datetime.fromisoformat(timestamp).timestamp()
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True)

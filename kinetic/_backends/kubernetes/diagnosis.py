@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime
 
 from kinetic._backends.kubernetes import pod_failures, queueing, scheduling
 from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
@@ -167,14 +166,6 @@ def event_time(event: Document) -> str:
         or metadata(event).get("creationTimestamp")
         or ""
     )
-
-
-def seconds_of(timestamp: str) -> float | None:
-    """Return a timestamp as seconds since the epoch, or None if it is not one."""
-    try:
-        return datetime.fromisoformat(timestamp).astimezone(UTC).timestamp()
-    except ValueError:
-        return None
 
 
 # --- the pod has a node, and its program does not start

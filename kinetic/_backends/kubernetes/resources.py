@@ -1,9 +1,11 @@
 """The kinds of objects that kinetic reads and writes in a cluster.
 
-In: nothing. Out: `Resource`s, and their paths in the API. Pure.
+In: nothing. Out: `Resource`s, their paths in the API, and the times in them. Pure.
 """
 
 from __future__ import annotations
+
+from datetime import datetime
 
 from kinetic._core.values import dataclass
 
@@ -58,6 +60,16 @@ QUEUE_WORKLOADS = tuple(
     Resource("kueue.x-k8s.io", version, "workloads") for version in ("v1beta2", "v1beta1")
 )
 """Kueue's Workloads: the newest version that a cluster has is used."""
+
+
+def seconds_of(timestamp: str) -> float | None:
+    """Return a timestamp as seconds since the epoch, or None if it is not one."""
+    try:
+        return datetime.fromisoformat(timestamp).timestamp()
+    except ValueError:
+        return None
+
+
 LOCAL_QUEUES = tuple(
     Resource("kueue.x-k8s.io", kind.version, "localqueues") for kind in QUEUE_WORKLOADS
 )

@@ -17,7 +17,6 @@ from dataclasses import replace
 
 from kinetic._backends.base import HostStatus, Status
 from kinetic._backends.kubernetes import pod_failures
-from kinetic._backends.kubernetes.diagnosis import seconds_of
 from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.observed import (
     IMAGE_REASONS,
@@ -33,6 +32,7 @@ from kinetic._backends.kubernetes.observed import (
     name_pods,
     shape_of,
 )
+from kinetic._backends.kubernetes.resources import seconds_of
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.ref import JobRef

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinetic._core import layout
-from kinetic._core.plan import BUCKETS, needs_jax
+from kinetic._core.plan import needs_jax
 from kinetic.errors import InsufficientMemory, PreflightError, UsageError
 
 if TYPE_CHECKING:
@@ -239,8 +239,7 @@ def check_reach(plan: Plan, store_folder: Path | None) -> None:
                 f"{each.source} can be written to on a cluster only, while the store is a bucket, "
                 "too. Leave KINETIC_STORE out, and a folder of this machine stands in for it."
             )
-        bucket, _, path = each.source.removeprefix(BUCKETS).partition("/")
-        folder = store_folder / layout.bucket_folder(bucket, path)
+        folder = store_folder / layout.bucket_folder(each.source)
         logging.getLogger("kinetic").warning(
             "kinetic: %s is simulated, by the folder %s.", each.source, folder
         )

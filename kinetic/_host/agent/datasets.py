@@ -94,8 +94,7 @@ def _stand_in(data: Dataset, store: Store) -> str:
         raise SetupFailed(
             f"{data.source} cannot be written to here: hosts on this machine mount no buckets."
         )
-    bucket, _, path = data.source.removeprefix(BUCKETS).partition("/")
-    folder = root / layout.bucket_folder(bucket, path)
+    folder = root / layout.bucket_folder(data.source)
     files.make_below(folder, root)
     return str(folder)
 
