@@ -86,29 +86,22 @@ def of(
     also = _find_beside(
         found, settings, home, [settings.store, settings.cache_dir, *data, *output_dirs]
     )
+    build: Callable[..., Bundle]
     if found.marked and not found.shared:
-        packed = bundle.build(
-            found.root,
-            exclude=exclude,
-            outputs=_without_code(found, output_dirs),
-            default_excludes=settings.default_excludes,
-            git=settings.git,
-            sparing=Path(os.path.realpath(home)).is_relative_to(found.root),
-            also=also,
-            cache_dir=settings.cache_dir,
-        )
+        around_home = Path(os.path.realpath(home)).is_relative_to(found.root)
+        build = functools.partial(bundle.build, sparing=around_home)
     else:
-        packed = bundle.build_unmarked(
-            found.root,
-            _seeds(func, found, cwd),
-            whole=not found.shared,
-            exclude=exclude,
-            outputs=_without_code(found, output_dirs),
-            default_excludes=settings.default_excludes,
-            git=settings.git,
-            also=also,
-            cache_dir=settings.cache_dir,
-        )
+        seeds = _seeds(func, found, cwd)
+        build = functools.partial(bundle.build_unmarked, seeds=seeds, whole=not found.shared)
+    packed = build(
+        found.root,
+        exclude=exclude,
+        outputs=_without_code(found, output_dirs),
+        default_excludes=settings.default_excludes,
+        git=settings.git,
+        also=also,
+        cache_dir=settings.cache_dir,
+    )
     if output_dir is not None:
         mixed = _warn_of_output(output_dir, found, packed)
         packed = dataclasses.replace(packed, warnings=(*packed.warnings, *mixed))

@@ -66,6 +66,10 @@ class Proof:
     def __repr__(self) -> str:
         return "Proof(…)"
 
+    def is_late(self, now: float) -> bool:
+        """Whether it is time to renew it."""
+        return self.expires_at is not None and self.expires_at - EARLY_S <= now
+
 
 class Credentials:
     """The proof of an access, renewed before it expires. Threads may share it."""
@@ -90,7 +94,7 @@ class Credentials:
         """Return a proof that is valid now."""
         with self._lock:
             known = self._proof
-            if known is None or _is_late(known, self._clock()):
+            if known is None or known.is_late(self._clock()):
                 known = self._proof = self._make_proof()
             return known
 
@@ -105,10 +109,6 @@ class Credentials:
 
     def _make_proof(self) -> Proof:
         return proof_of(self._access, self._variables, self._clock())
-
-
-def _is_late(proof: Proof, now: float) -> bool:
-    return proof.expires_at is not None and proof.expires_at - EARLY_S <= now
 
 
 def proof_of(access: Access, variables: Mapping[str, str], now: float) -> Proof:

@@ -15,7 +15,7 @@ from http.client import HTTPException
 from typing import Any, Protocol
 
 from kinetic._backends.kubernetes import credentials
-from kinetic._backends.kubernetes.credentials import EARLY_S, Proof
+from kinetic._backends.kubernetes.credentials import Proof
 from kinetic._backends.kubernetes.errors import read_retry_after
 from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, PreflightError
@@ -51,8 +51,7 @@ class GoogleLogin:
             PreflightError: there is no login.
         """
         known = self._proof
-        ends_at = None if known is None else known.expires_at
-        if known is None or (ends_at is not None and ends_at - EARLY_S <= self._clock()):
+        if known is None or known.is_late(self._clock()):
             known = self._proof = self._make()
         return known.authorization
 
