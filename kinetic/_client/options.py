@@ -1,7 +1,8 @@
-"""The decorator's options as users write them: types for type checkers, and the documentation of
-`help(kinetic.run)`.
+"""The decorator's options as users write them: types for type checkers, the documentation of
+`help(kinetic.run)`, and which of them go together.
 
-In: options by name. Out: `Options`, all valid; the signature and the documentation of the table.
+In: options by name. Out: `Options`, all valid, or the error that says which one to leave away; the
+signature and the documentation of the table.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kinetic._core import option_rules
 from kinetic._core.options import FIELD_OF, TABLE, Keywords, Options
-from kinetic.errors import UsageTypeError
+from kinetic.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     import os
@@ -73,7 +73,7 @@ def check_options(before: Options | None, given: Mapping[str, Any]) -> Options:
         if before is None
         else replace(before, topology=topology, **values)
     )
-    option_rules.check_together(options)
+    _check_together(options)
     return options
 
 
@@ -137,3 +137,128 @@ def _describe_option(name: str) -> str:
         subsequent_indent=" " * 8,
         break_on_hyphens=False,
     )
+
+
+def _check_together(options: Options) -> None:
+    """Refuse options that contradict each other, or that do not suit the accelerator.
+
+    Raises:
+        UsageError: it names the options, and which of them to leave away.
+    """
+    if options.controller == "single":
+        _check_pathways(options.topology)
+    _check_elastic(options)
+    _check_pods(options)
+    _check_compile(options)
+    both = next((name for name in options.secrets if name in options.env), None)
+    if both is not None:
+        raise UsageError(f"{both} is in env= and in secrets=: name it in one of them.")
+
+
+def _check_elastic(options: Options) -> None:
+    elastic = options.elastic
+    if elastic is None:
+        for name, value in _only_elastic(options).items():
+            if value is not None:
+                raise UsageError(
+                    f"{name}= is for elastic jobs, which say how many slices they need at least "
+                    "and at most: slices=(1, 2). Leave it away, or write slices= as two numbers."
+                )
+        return
+    if options.retries and options.controller == "single":
+        raise UsageError(
+            'retries= begins a whole attempt anew, and one process with controller="single" and '
+            "slices=(least, most) goes on instead: max_failures= says how often. Leave retries= "
+            "away."
+        )
+    if options.controller == "single" and options.joins_jax == "program":
+        raise UsageError(
+            'A command reaches the slices of controller="single" by itself, and slices=(least, '
+            "most) lets them come and go: run a Python script or module instead (without --), or "
+            "give a fixed number of slices."
+        )
+    if options.survivors is not None and options.controller == "single":
+        raise UsageError(
+            'survivors= is about the processes of hosts, and controller="single" has one process '
+            "for all of them, which always goes on: leave survivors= away."
+        )
+    if options.start_wait_s is not None and options.controller == "single":
+        raise UsageError(
+            "start_wait= is about slices that come one by one, and one process with "
+            'controller="single" starts with all of them: leave start_wait= away.'
+        )
+    if options.survivors == "keep" and options.joins_jax == "program":
+        raise UsageError(
+            'survivors="keep" is for functions that use JAX themselves: a program starts anew in '
+            "each attempt. Leave it away."
+        )
+    if options.debug:
+        raise UsageError(
+            "debug=True does not go with slices=(least, most): a breakpoint would hold up the "
+            "attempts after it as well. Debug with a fixed number of slices."
+        )
+
+
+def _check_compile(options: Options) -> None:
+    if not options.compile_check:
+        return
+    name = options.topology.name
+    if options.topology.kind != "tpu":
+        raise UsageError(
+            "compile_check= asks the compiler of the real slice, and only that of TPUs runs "
+            f"without the chip: {name} is no TPU. Leave compile_check= away."
+        )
+    if options.elastic is not None or options.controller == "single":
+        raise UsageError(
+            "compile_check= compiles for a slice whose size is fixed, with a process on each host: "
+            "leave it away, or give a number of slices and no controller=."
+        )
+    if options.joins_jax == "program":
+        raise UsageError(
+            "compile_check= looks at the programs of Python code that kinetic runs itself, and a "
+            "command has processes of its own: run a script or a module (without --)."
+        )
+
+
+def _check_pods(options: Options) -> None:
+    single = options.controller == "single"
+    if options.local_storage is not None and single:
+        raise UsageError(
+            "local_storage= is memory of the hosts that run the function, and with "
+            'controller="single" none of them has the chips. Leave one of them away.'
+        )
+    if options.pathways_flags and not single:
+        raise UsageError(
+            "pathways_flags= is for the components that Pathways runs beside the function with "
+            'controller="single". Leave it away, or add controller="single".'
+        )
+    if options.network_devices is None:
+        return
+    if single or options.most_slices == 1 or options.topology.kind != "tpu":
+        which = 'controller="single"' if single else f"slices={options.slices}"
+        raise UsageError(
+            "network_devices= joins TPU slices whose hosts run the function, and this job has "
+            f"{which} on {options.topology.name}. Leave it away."
+        )
+
+
+def _check_pathways(topology: Topology) -> None:
+    from kinetic._core.accelerators.families import PATHWAYS_MACHINES  # not needed on hosts
+
+    if topology.machine_type not in PATHWAYS_MACHINES:
+        raise UsageError(
+            f'controller="single" needs what Pathways runs on: v4, v5e, v5p, v6e or tpu7x, on '
+            f"machines of 4 or 8 chips; {topology.name} is something else. Leave controller= "
+            "away, or choose an accelerator such as tpu-v6e-16."
+        )
+
+
+def _only_elastic(options: Options) -> dict[str, object]:
+    """The options of elastic jobs alone, by their public names."""
+    return {
+        "max_failures": options.max_failures,
+        "slice_timeout": options.slice_timeout_s,
+        "start_wait": options.start_wait_s,
+        "on_slice_loss": options.on_slice_loss,
+        "survivors": options.survivors,
+    }
