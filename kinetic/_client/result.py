@@ -19,7 +19,6 @@ from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.failure import Evidence, exception_of
 from kinetic._core.outcome import Outcome
-from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic.errors import (
     CorruptRecord,
@@ -110,21 +109,31 @@ def error(
         stacks=_stacks(outcome) if first.exit is Exit.HANG else "",
     )
     found = exception_of(evidence)
-    if isinstance(found, FileNotFoundError) and isinstance(found.filename, str):
-        _note_unsent_file(board.plan(ref), found)
+    _note_unsent(board, ref, found)
     return found
 
 
-def _note_unsent_file(plan: Plan | None, error: FileNotFoundError) -> None:
-    """Say so if the caller's project has the file that the function has not found."""
-    name = error.filename
-    if plan is None or not plan.client_root or Path(name).is_absolute():
+def _note_unsent(board: JobBoard, ref: JobRef, error: BaseException) -> None:
+    """Say so if the caller's project has the file or the module that the function has not found."""
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+        instead, names = f"pass kinetic.Data({error.filename!r}), or ", [error.filename]
+    elif isinstance(error, ModuleNotFoundError) and error.name:
+        instead, path = "", error.name.replace(".", "/")
+        names = [f"{path}.py", f"{path}/"]
+    else:
         return
-    if os.path.exists(Path(plan.client_root, plan.cwd_rel or "", name)):  # noqa: PTH110 - Path.exists raises where a folder cannot be searched
+    plan = board.plan(ref)
+    if plan is None or not plan.client_root:
+        return
+    cwd = Path(plan.client_root, plan.cwd_rel or "")
+    for name in names:
+        if Path(name).is_absolute() or not os.path.exists(cwd / name):  # noqa: PTH110 - Path.exists raises where a folder cannot be searched
+            continue
+        line = f"!{os.path.normpath(Path(plan.cwd_rel or '', name))}"
         error.add_note(
             f"{name} is here. If it was not sent with the project, .gitignore, .kineticignore or "
-            f"kinetic's own rules leave it out: pass kinetic.Data({name!r}), or let it be sent by "
-            "a line !/… in .kineticignore."
+            f"kinetic's own rules leave it out: {instead}let it be sent by a line {line} in "
+            ".kineticignore."
         )
 
 

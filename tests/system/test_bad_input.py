@@ -174,20 +174,20 @@ def test_a_file_that_cannot_be_read_is_named_and_stays_behind(project, home):
 def test_a_file_that_was_not_sent_is_told_about_where_it_is_missed(project):
     (project / ".gitignore").write_text("data/\n")
     (project / "data").mkdir()
-    (project / "data/x.csv").touch()
+    (project / "data/x.py").touch()
     program = """
         import kinetic
-
-        read = kinetic.run(accelerator="cpu")(lambda name: open(name).read())
-        for name in ("data/x.csv", "data/y.csv"):
-            try: read(name)
-            except FileNotFoundError as error:
+        read = lambda name: open(name).read()
+        for func, name in ((read, "data/x.py"), (__import__, "data.x"), (read, "data/y.csv")):
+            try: kinetic.run(accelerator="cpu")(func)(name)
+            except (FileNotFoundError, ImportError) as error:
                 print(*[note for note in error.__notes__ if "ignore" in note])
     """
     done = run(project, program)
-    said, *others = done.stdout.splitlines()
-    assert said.startswith("data/x.csv is here. If it was not sent with the project"), done
-    assert ("kinetic.Data('data/x.csv')" in said, others) == (True, [""]), "nothing of y.csv"
+    said, module, *others = done.stdout.splitlines()
+    assert said.startswith("data/x.py is here. If it was not sent with the project"), done
+    assert module.endswith("let it be sent by a line !data in .kineticignore."), done
+    assert ("kinetic.Data('data/x.py')" in said, others) == (True, [""]), "nothing of y.csv"
 
 
 def test_unknown_ids_are_answered_with_near_ones(home, capfd):
