@@ -21,6 +21,7 @@ from kinetic._store import index as stored
 from kinetic.errors import CorruptRecord, KineticError, NotFound, StoreError, UsageError
 
 if TYPE_CHECKING:
+    from kinetic._client.batch.handle import BatchHandle
     from kinetic._client.handle import JobHandle
     from kinetic._client.plan_view import PlanView
     from kinetic._client.remote import RemoteCallable
@@ -108,6 +109,13 @@ class AppContext(JobAccess):
                 "--all --json` names the batch of each job."
             )
         return [ref for ref in refs if ref.group_id in found]
+
+    def open_batch(self, text: str) -> BatchHandle[Any]:
+        """Return the handle of the batch that `list_batch` finds; raises as that does."""
+        from kinetic._client.batch.handle import reopen_batch  # most commands do without
+
+        refs = self.list_batch(text)
+        return reopen_batch(self.store.uri, (refs[0].group_id if refs else None) or text)
 
     def batch_name(self, group_id: str) -> str:
         """Return a batch's name and id; only the id if the name is missing or unreadable."""

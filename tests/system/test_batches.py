@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -229,6 +230,16 @@ def test_another_process_attaches_and_cancels(cancel, tmp_path):
     assert [type(e) for e in found] == [errors.JobCancelled] * 3 + [errors.SubmitError] * 5
     assert process.returncode == 1
     assert "BatchError: 8 of 8 inputs" in err
+
+
+def test_a_shell_waits_for_a_batch(capsys):
+    good, bad = square.run_async_map([1, 2]), fail_on_odd.run_async_map([0, 1])
+    assert call(["jobs", "wait", good.group_id]) == 0
+    assert call(["jobs", "wait", "--json", bad.group_id[:-1]]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"group_id": bad.group_id, "total": 2, "jobs": {"succeeded": 1, "failed": 1}}
+    assert call(["jobs", "wait", bad.group_id]) == 1
+    assert f"{bad.group_id}: 1 of 2 inputs succeeded." in capsys.readouterr().err
 
 
 IS_OVER = """

@@ -178,16 +178,10 @@ def _find_all(app: AppContext, ids: tuple[str, ...]) -> tuple[list[BatchHandle[A
     """Find all batches and jobs before anything is done: one wrong id must not leave half of the
     work done."""
     groups = [each for each in ids if each.startswith(BATCH)]
-    names = {refs[0].group_id or "" if (refs := app.list_batch(each)) else each for each in groups}
+    batches = {batch.group_id: batch for batch in map(app.open_batch, groups)}
     found = map(app.find_to_end, (each for each in ids if each not in groups))
     refs = list({ref.job_id: ref for ref in found}.values())
-    return [_open_batch(app, name) for name in sorted(names)], refs
-
-
-def _open_batch(app: AppContext, group_id: str) -> BatchHandle[Any]:
-    from kinetic._client.batch.handle import reopen_batch  # most commands do without
-
-    return reopen_batch(app.store.uri, group_id)
+    return list(batches.values()), refs
 
 
 @click.command("prune", help=_PRUNE_HELP)

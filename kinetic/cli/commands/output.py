@@ -13,7 +13,7 @@ import click
 from kinetic._client.board.line_prefix import Prefixer
 from kinetic._core.state import SUBMITTING
 from kinetic.cli import exit_codes, output
-from kinetic.cli.context import AppContext, pass_app
+from kinetic.cli.context import BATCH, AppContext, pass_app
 from kinetic.cli.options import (
     DURATION,
     check_hosts,
@@ -23,8 +23,10 @@ from kinetic.cli.options import (
     json_option,
 )
 from kinetic.errors import UsageError, a_type
+from kinetic.job_status import JobStatus
 
 if TYPE_CHECKING:
+    from kinetic._client.batch.handle import BatchHandle
     from kinetic._client.handle import JobHandle
 
 _LOGS_HELP = """Print what the hosts of a job printed.
@@ -60,7 +62,7 @@ _timeout_option = click.option(
 )
 
 _WAIT_HELP = """Wait for a job and exit with 0 if it succeeded, with 1 if it failed or was
-cancelled.
+cancelled; for a batch (grp-...), with 0 if all of its inputs succeeded.
 
 \b
 Examples:
@@ -125,6 +127,8 @@ def logs(
 @pass_app
 def wait(app: AppContext, /, *, job_id: str, timeout: float | None, as_json: bool) -> int:
     """Wait for the end."""
+    if job_id.startswith(BATCH):
+        return _wait_for_batch(app.open_batch(job_id), timeout, as_json=as_json)
     handle = app.handle(job_id)
     outcome = handle.wait(timeout)
     if as_json:
@@ -135,6 +139,21 @@ def wait(app: AppContext, /, *, job_id: str, timeout: float | None, as_json: boo
             f"`kinetic jobs result {handle.job_id}` shows the whole error.",
         )
     return exit_codes.of_outcome(outcome)
+
+
+def _wait_for_batch(batch: BatchHandle[Any], timeout: float | None, *, as_json: bool) -> int:
+    batch.wait(timeout, progress=not as_json)
+    counts, total = batch.status_counts(), len(batch)
+    succeeded = counts.get(JobStatus.SUCCEEDED, 0)
+    if as_json:
+        jobs = {str(status).lower(): count for status, count in counts.items()}
+        output.json_document({"group_id": batch.group_id, "total": total, "jobs": jobs})
+    elif succeeded < total:
+        output.error(
+            f"{batch.group_id}: {succeeded:,} of {total:,} inputs succeeded.",
+            f"`kinetic jobs list --group {batch.group_id}` shows its jobs.",
+        )
+    return exit_codes.OK if succeeded == total else exit_codes.FAILED
 
 
 @click.command("result", help=_RESULT_HELP)
