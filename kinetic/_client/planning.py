@@ -459,6 +459,8 @@ def _warnings(
     parts: Callable[[], Sequence[tuple[str, int]]],
 ) -> tuple[str, ...]:
     warnings = () if bundle is None else tuple(bundle.warnings)
+    if bundle is not None and settings.context_size_warn_mb:
+        warnings += bundle.warn_of_number()
     if (
         plan.tree is not None
         and bundle is not None

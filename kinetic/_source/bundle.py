@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -25,6 +26,8 @@ from kinetic.errors import UsageError
 NOTHING = Beside()
 _LARGEST = 5
 _NAMED = 10
+MANY_FILES = 10_000
+"""Hosts unpack some thousand files in a second."""
 _WarningsOf = Callable[[walk.Scan], tuple[str, ...]]
 """Makes the warnings about what a walk found."""
 
@@ -55,6 +58,19 @@ class Bundle:
     def place_of(self, path: str) -> str:
         """Return where the content of a file of the tree is read."""
         return self.elsewhere.get(path) or str(self.root / path)
+
+    def warn_of_number(self) -> tuple[str, ...]:
+        """Say where most files are, if there are so many that calls take seconds longer."""
+        if self.tree.files <= MANY_FILES:
+            return ()
+        folders = Counter(path.rpartition("/")[0] or "." for path in self.digests())
+        ((fullest, count),) = folders.most_common(1)
+        return (
+            f"The source tree {self.root} has {self.tree.files:,} files, {count:,} of them in "
+            f"{fullest}: every call reads what has changed, and every host unpacks all of them. "
+            "Leave out what the function does not need in .kineticignore; pass data as "
+            "kinetic.Data, which a machine keeps.",
+        )
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each file's content, by path relative to the root."""

@@ -21,7 +21,7 @@ from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._core.spec import JobSpec
 from kinetic._pickling import call, envelope
-from kinetic._source import shipment
+from kinetic._source import bundle, shipment
 from kinetic.errors import UsageError
 
 
@@ -128,6 +128,16 @@ def test_a_large_tree_and_a_large_payload_are_warned_about(project):
     )
     environ |= {"KINETIC_CONTEXT_SIZE_WARN_MB": "0", "KINETIC_PAYLOAD_SIZE_WARN_MB": "0"}
     assert make(len, "y" * 5000, environ=environ).warnings == ()
+
+
+def test_a_tree_of_very_many_files_is_warned_about(project, monkeypatch):
+    monkeypatch.setattr(bundle, "MANY_FILES", 3)
+    (project / "rows").mkdir()
+    for number in range(3):
+        (project / f"rows/{number}").touch()
+    (told,) = make(len, []).warnings
+    assert ", 3 of them in rows:" in told
+    assert "kinetic.Data" in told
 
 
 def test_a_view_lists_what_would_be_sent_largest_first(project):
