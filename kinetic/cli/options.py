@@ -68,7 +68,7 @@ class Assignment(_PairType):
         if not equals or not name:
             wanted = (param and param.metavar) or self.name
             unseen = "To pass a value of your own environment unseen, use --secret"
-            advice = f" {unseen} {name}." if wanted == self.name else ""
+            advice = f" {unseen} {name}." if name and wanted == self.name else ""
             self.fail(f"{value!r} is not {wanted}.{advice}", param, ctx)
         return name, content
 

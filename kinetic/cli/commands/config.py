@@ -66,7 +66,7 @@ def _simplify(value: Any) -> Any:
 
 
 def _format_value(value: Any) -> str:
-    if value in (None, ""):
+    if value in (None, "", {}):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
