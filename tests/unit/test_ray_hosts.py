@@ -5,6 +5,7 @@ In: a slice that is freed, hosts that come in and leave meanwhile. Out: what the
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -14,13 +15,16 @@ hosts = pytest.importorskip("kinetic._host.ray.hosts", exc_type=ImportError)
 
 class Told:
     def __init__(self):
-        self.deaths = []
+        self.deaths, self.reports = [], []
 
     def on_change(self):
         pass
 
     def on_death(self, index, why):
         self.deaths.append(index)
+
+    def on_report(self, report):
+        self.reports.append(report)
 
 
 def make_hosts():
@@ -96,3 +100,64 @@ def test_programs_are_killed_that_run(monkeypatch):
     assert sorted(made.kill_programs([1, 2, 3, 7])) == [1, 3]
     assert sorted(killed) == ["at 1", "at 3"]
     assert told.deaths == [], "Ray tells of it"
+
+
+class Losing:
+    """A slice that loses a machine so many times before its hosts have started."""
+
+    def __init__(self, losses):
+        self.losses, self.had = losses, []
+
+    def act(self):
+        pass
+
+    def reserve(self, *, until, is_wanted):
+        self.had.append("machines")
+
+    def start_actors(self, *, until, is_wanted):
+        self.act()
+        if self.losses:
+            self.losses -= 1
+            raise hosts.MachinesLost("The actor died because its node has died.")
+        return place_on("a", "b", "c", "d")
+
+    def release(self):
+        self.had.append("nothing")
+
+
+def bring_up(losing, monkeypatch):
+    """Return the reports, and the nodes that its hosts are on."""
+    monkeypatch.setattr(hosts, "START_AGAIN_S", 0.0)
+    monkeypatch.setattr(hosts.cluster, "run_program", lambda *_: Future())
+    made, told = make_hosts()
+    made._variables = lambda index, place: {}
+    made._loop = SimpleNamespace(call_soon_threadsafe=lambda act, *values: act(*values))
+    made._serves.set()
+    start = hosts._SliceStart(0, losing)
+    made._starts[0] = start
+    made._bring_up(start)
+    return told.reports, [place.node for place in start.places]
+
+
+def test_a_machine_that_is_lost_before_its_host_has_started_is_had_elsewhere(monkeypatch):
+    losing = Losing(hosts.MOST_STARTS - 1)
+    assert bring_up(losing, monkeypatch) == ([], ["a", "b", "c", "d"])
+    assert losing.had == [*["machines", "nothing"] * (hosts.MOST_STARTS - 1), "machines"]
+
+
+def test_what_ends_each_actor_of_a_slice_ends_the_job(monkeypatch):
+    losing = Losing(1000)
+    (report,), places = bring_up(losing, monkeypatch)
+    said = "Ray could not start its hosts: The actor died because its node has died."
+    assert (report.exit, report.detail, places) == (hosts.Exit.SETUP_FAILED, said, [])
+    assert losing.had.count("machines") == hosts.MOST_STARTS
+
+
+def test_a_slice_that_is_wanted_no_more_is_freed_by_whoever_gets_it(monkeypatch):
+    made, _ = make_hosts()
+    losing = Losing(0)
+    losing.act = lambda: setattr(start, "is_wanted", False)
+    start = hosts._SliceStart(0, losing)
+    made._serves.set()
+    made._bring_up(start)
+    assert (losing.had, start.places) == (["machines", "nothing"], [])

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray._private import state
 from ray._private.accelerators.tpu import infer_tpu_pod_type_from_topology
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, RayError
 from ray.util import tpu
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -36,6 +36,10 @@ _SLICE_NAME = "ray.io/tpu-slice-name"
 
 class NoLongerWanted(Exception):
     """A slice is not wanted any more, or not in time."""
+
+
+class MachinesLost(Exception):
+    """A machine of a reserved slice is gone before its host has started."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,7 @@ class Reservation:
 
         Raises:
             NoLongerWanted: as `reserve`.
+            MachinesLost: one has died, perhaps with its machine.
             RayError: one could not be started.
         """
         each = self._needs.for_host()
@@ -178,7 +183,10 @@ class Reservation:
         told = [actor.describe.remote() for actor in self._actors]
         while ray.wait(told, num_returns=len(told), timeout=_POLL_S)[1]:
             _check(until, is_wanted)
-        abouts: list[ActorPlace] = ray.get(told)
+        try:
+            abouts: list[ActorPlace] = ray.get(told)
+        except (ActorDiedError, ActorUnavailableError, NodeDiedError) as error:
+            raise MachinesLost(describe_death(error)) from error
         found = [
             HostPlace(actor, node, _address_of(node), about)
             for actor, node, about in zip(self._actors, self.nodes, abouts, strict=True)
@@ -187,7 +195,7 @@ class Reservation:
 
     def release(self) -> None:
         """End all actors with what they have started, and free the machines. Idempotent."""
-        actors, self._actors = self._actors, []
+        self.nodes, actors, self._actors = (), self._actors, []
         for actor in actors:
             with contextlib.suppress(RayError):
                 ray.kill(actor)

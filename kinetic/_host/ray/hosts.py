@@ -20,11 +20,14 @@ from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.outcome import HostReport
 from kinetic._host.hosts import RemoteHosts
 from kinetic._host.ray import cluster
-from kinetic._host.ray.cluster import HostPlace, Needs, NoLongerWanted, Reservation
+from kinetic._host.ray.cluster import HostPlace, MachinesLost, Needs, NoLongerWanted, Reservation
 
 TELL_EVERY_S = 2.0
 DRAINING_EVERY_S = 1.0
 """How often Ray is asked which nodes are about to go; it takes about a millisecond."""
+MOST_STARTS, START_AGAIN_S = 3, 2.0
+"""How often a slice may lose a machine before its hosts have started, and the pause after it: else
+what ends an actor on each machine would do so for ever."""
 Variables = Callable[[int, HostPlace], Mapping[str, str]]
 """What the program of a host (its index among all) is started with."""
 
@@ -188,18 +191,30 @@ class RayHosts(RemoteHosts):
         telling = threading.Thread(target=self._keep_telling, args=(done,), daemon=True)
         telling.start()
         try:
-            start.reservation.reserve(until=until, is_wanted=lambda: start.is_wanted)
-            done.set()
-            places = start.reservation.start_actors(until=until, is_wanted=lambda: start.is_wanted)
+            places = self._place_hosts(start, until)
+            if not start.is_wanted:
+                raise NoLongerWanted
             self._soon(self._on_placed, start, places)
-        except NoLongerWanted:
-            self._soon(self._on_lost, start, "")
         except Exception as error:  # noqa: BLE001 - whatever Ray raises, the leader must hear of it
+            start.reservation.release()  # Whoever wants it no more may have freed it too early.
             why = f"Ray could not start its hosts: {cluster.describe_death(error)}"
-            self._soon(self._on_lost, start, why)
+            self._soon(self._on_lost, start, "" if isinstance(error, NoLongerWanted) else why)
         finally:
             done.set()
             telling.join()
+
+    def _place_hosts(self, start: _SliceStart, until: float) -> list[HostPlace]:
+        """Reserve a slice and start its actors; once more where it has lost a machine meanwhile."""
+        reservation, starts = start.reservation, 0
+        while True:
+            reservation.reserve(until=until, is_wanted=lambda: start.is_wanted)
+            try:
+                return reservation.start_actors(until=until, is_wanted=lambda: start.is_wanted)
+            except MachinesLost:
+                reservation.release()
+                starts += 1
+                if starts == MOST_STARTS or self._is_over.wait(START_AGAIN_S):
+                    raise
 
     def _keep_telling(self, done: threading.Event) -> None:
         while not done.wait(TELL_EVERY_S):
