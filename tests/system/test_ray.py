@@ -299,6 +299,33 @@ def test_a_slice_of_which_a_node_is_drained_saves_and_goes_on_on_another_one(on_
     assert "the function has 5 s to save" in handle.logs(attempt=1)
 
 
+def find_reserved(cluster):
+    """The name of the slice of several hosts that somebody has reserved; "" where nobody has."""
+    api = JobsApi(cluster.address, cluster.token)
+    groups = api._ask_state("/api/v0/placement_groups", {"detail": "1", "limit": "1000"})["result"]
+    held = [g["bundles"] for g in groups if g["state"] == "CREATED" and len(g["bundles"]) > 1]
+    labels = {node.node_id: node.labels for node in api.nodes()}
+    return labels[held[0][0]["node_id"]]["ray.io/tpu-slice-name"] if held else ""
+
+
+def name_slice():
+    return kinetic.attempt(), os.environ["TPU_NAME"]
+
+
+@pytest.mark.long
+def test_a_slice_that_loses_a_node_before_its_hosts_have_started_is_left_for_another(
+    on_ray, monkeypatch
+):
+    """... which is no attempt, and not only once the limit is over."""
+    monkeypatch.setenv("KINETIC_START_TIMEOUT_S", "120")
+    nodes = {f"pair-{n}": on_ray.add_slice(f"pair-{n}", V5P_16) for n in range(2)}
+    handle = kinetic.run("tpu-v5p-8")(name_slice).run_async()
+    chosen = wait_until(lambda: find_reserved(on_ray), "nothing is reserved")
+    on_ray.kill_node(nodes[chosen][1])
+    (other,) = nodes.keys() - {chosen}
+    assert handle.result(timeout=LIMIT_S) == (1, other)
+
+
 @pytest.mark.release
 def test_an_elastic_job_gives_up_a_slice_whose_node_is_drained(on_ray, home, tmp_path):
     nodes = [on_ray.add_slice(f"small-{n}", V6E_4)[0] for n in range(2)]

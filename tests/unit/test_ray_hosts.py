@@ -161,3 +161,15 @@ def test_a_slice_that_is_wanted_no_more_is_freed_by_whoever_gets_it(monkeypatch)
     made._serves.set()
     made._bring_up(start)
     assert (losing.had, start.places) == (["machines", "nothing"], [])
+
+
+def test_a_slice_that_has_its_machines_lacks_none(monkeypatch):
+    made, _ = make_hosts()
+    monkeypatch.setattr(hosts.cluster, "describe_lack", lambda _, count: f"{count} lack")
+    first, second = (hosts._SliceStart(n, SimpleNamespace(nodes=())) for n in range(2))
+    made._starts = {0: first, 1: second}
+    assert made._describe_wait() == "2 lack"
+    first.reservation.nodes = ("a",)
+    assert made._describe_wait() == "1 lack"
+    second.reservation.nodes, second.places = ("b",), place_on("b")
+    assert "waits for Ray to start its hosts" in made._describe_wait()

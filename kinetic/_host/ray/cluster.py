@@ -162,7 +162,7 @@ class Reservation:
 
         Raises:
             NoLongerWanted: as `reserve`.
-            MachinesLost: one has died, perhaps with its machine.
+            MachinesLost: one has died, or Ray knows that its machine is gone.
             RayError: one could not be started.
         """
         each = self._needs.for_host()
@@ -183,6 +183,7 @@ class Reservation:
         told = [actor.describe.remote() for actor in self._actors]
         while ray.wait(told, num_returns=len(told), timeout=_POLL_S)[1]:
             _check(until, is_wanted)
+            self._check_machines()
         try:
             abouts: list[ActorPlace] = ray.get(told)
         except (ActorDiedError, ActorUnavailableError, NodeDiedError) as error:
@@ -192,6 +193,17 @@ class Reservation:
             for actor, node, about in zip(self._actors, self.nodes, abouts, strict=True)
         ]
         return sorted(found, key=lambda place: place.about.worker)
+
+    def _check_machines(self) -> None:
+        """Ray would wait for ever for the same machine to come back, and start its actor there.
+
+        Raises:
+            MachinesLost: one is gone.
+        """
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        table = ray.util.placement_group_table(self._group)
+        if not alive.issuperset(self.nodes) or table["state"] != "CREATED":
+            raise MachinesLost("A node was lost.")
 
     def release(self) -> None:
         """End all actors with what they have started, and free the machines. Idempotent."""

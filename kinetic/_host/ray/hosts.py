@@ -218,10 +218,16 @@ class RayHosts(RemoteHosts):
 
     def _keep_telling(self, done: threading.Event) -> None:
         while not done.wait(TELL_EVERY_S):
-            waiting = sum(not start.places for start in list(self._starts.values()))
             with contextlib.suppress(Exception):  # The next look may succeed.
-                self._tell(cluster.describe_lack(self._needs, max(waiting, 1)))
+                self._tell(self._describe_wait())
         self._tell("")
+
+    def _describe_wait(self) -> str:
+        waiting = [start for start in list(self._starts.values()) if not start.places]
+        lacking = [start for start in waiting if not start.reservation.nodes]
+        if waiting and not lacking:
+            return "its nodes are reserved, and it waits for Ray to start its hosts there"
+        return cluster.describe_lack(self._needs, max(len(lacking), 1))
 
     def _soon(self, act: Callable[..., None], *values: object) -> None:
         self._serves.wait()
