@@ -197,6 +197,7 @@ class Agents:
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM, signal.SIGCONT])
         os.setpgid(0, 0)
         processes.adopt_orphans()
+        processes.wake_with_parent()
         if identity.stays:
             return self._stay(identity, alive)
         # Forked before this process has threads: a fork copies the locks that they hold.

@@ -31,17 +31,24 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def wake_with_parent() -> None:
+    """Have the kernel continue this process (SIGCONT) when its parent dies: one that is stopped
+    could not see it, and would never end."""
+    if _LINUX:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 @contextlib.contextmanager
 def dying_with(parent_pid: int) -> Iterator[None]:
-    """Die with the parent while the block runs; afterwards live on, to clean up. 0 means no
-    parent."""
+    """Die with the parent while the block runs; afterwards live on, to clean up, and wake for it. 0
+    means no parent."""
     if parent_pid:
         die_with_parent(parent_pid)
     try:
         yield
     finally:
-        if parent_pid and _LINUX:
-            _prctl(_PR_SET_PDEATHSIG, 0)
+        if parent_pid:
+            wake_with_parent()
 
 
 def exit_with(act: Callable[[], int]) -> NoReturn:

@@ -19,7 +19,7 @@ import pytest
 from dap import Editor
 from doubles.ray_cluster import SliceShape
 from elastic_jobs import Watched
-from gangs import is_titled, kill, train, wait_until
+from gangs import is_titled, kill, stop, train, wait_until
 from test_debugging import attached, command_line, configuration, told
 
 import kinetic
@@ -181,6 +181,19 @@ def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how):
     kill(find_pid(f"kinetic-host {handle.job_id} head"))
     with pytest.raises(errors.HostLost, match="the head, which led the job"):
         handle.result(timeout=LIMIT_S)
+
+
+@pytest.mark.long
+def test_an_agent_that_is_stopped_ends_with_the_actor_of_its_host(on_ray, tmp_path):
+    """It has to be woken: the program that would kill it is gone as well."""
+    handle = kinetic.run("cpu")(hold).run_async(str(tmp_path))
+    wait_for(tmp_path, "0")
+    agent = find_pid(f"kinetic-agent {handle.job_id} host 0")
+    stop(agent)
+    kill(parent_of(parent_of(agent)))
+    with pytest.raises(errors.HostLost):
+        handle.result(timeout=LIMIT_S)
+    wait_until(lambda: processes.state(agent) in ("", "Z"), "its agent is still stopped")
 
 
 def add_up(folder, times):
@@ -379,7 +392,7 @@ def test_a_function_that_outstays_a_drain_is_ended_and_goes_on_elsewhere(
 
 
 @kinetic.run(accelerator="cpu", debug=True, retries=0)
-def stop(number):
+def pause(number):
     total = 2 * number
     breakpoint()
     return total
@@ -392,7 +405,7 @@ def list_tunnels(handle):
 @pytest.mark.release
 def test_a_function_goes_on_with_what_an_editor_has_changed(on_ray, monkeypatch):
     monkeypatch.delenv("KINETIC_STORE")
-    handle = stop.run_async(4)
+    handle = pause.run_async(4)
     with attached(handle) as (forward, editor):
         editor.attach(configuration(forward), {})
         thread, frames = editor.stopped()
@@ -422,7 +435,7 @@ def test_an_editor_reaches_a_function_whose_end_leaves_nothing_of_the_connection
     monkeypatch.delenv("KINETIC_STORE")
     impatient = functools.partial(StoreConnection, silent_s=15.0)
     monkeypatch.setattr(stored, "StoreConnection", impatient)
-    handle = stop.run_async(4)
+    handle = pause.run_async(4)
     with attached(handle) as (forward, editor):
         editor.attach(configuration(forward), {})
         _, frames = editor.stopped()
@@ -441,7 +454,7 @@ def test_an_editor_reaches_a_function_whose_end_leaves_nothing_of_the_connection
 
 @pytest.mark.release
 def test_a_function_goes_on_when_whoever_debugs_it_is_killed(on_ray):
-    handle = stop.run_async(4)
+    handle = pause.run_async(4)
     with command_line("jobs", "debug", "--port", "0", handle.job_id) as caller:
         attach = told(caller)
         with Editor(attach["connect"]["port"]) as editor:
