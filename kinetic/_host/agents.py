@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._host.desk", "kinetic._rpc.client")
 """What a gang's processes need to communicate; importing it takes longer than a small job."""
+WORKER_LOST = "Its worker process was killed while it waited for its place."
 _MOST_WORDS_BYTES = 1 << 16
 _SERVICE = "the process that serves JAX's coordination"
 _CRASH = re.compile(
@@ -313,7 +314,7 @@ def cause_of_death(status: int) -> str:
     """Return a sentence for the wait status of an agent."""
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
     if code == ProgramCode.WORKER_LOST:
-        return "Its worker process was killed while it waited for its place."
+        return WORKER_LOST
     return f"Its agent process {processes.describe_end(status)}."
 
 

@@ -15,13 +15,14 @@ hosts = pytest.importorskip("kinetic._host.ray.hosts", exc_type=ImportError)
 
 class Told:
     def __init__(self):
-        self.deaths, self.reports = [], []
+        self.deaths, self.reasons, self.reports = [], [], []
 
     def on_change(self):
         pass
 
     def on_death(self, index, why):
         self.deaths.append(index)
+        self.reasons.append(why)
 
     def on_report(self, report):
         self.reports.append(report)
@@ -35,7 +36,9 @@ def make_hosts():
 
 def begin(made):
     """As if the slice were reserved, and its programs ran."""
-    made._starts[0] = SimpleNamespace(runs=True, reservation=SimpleNamespace(release=lambda: None))
+    made._starts[0] = SimpleNamespace(
+        which=0, runs=True, reservation=SimpleNamespace(release=lambda: None)
+    )
     for index in range(4):
         made.on_enter(index)
 
@@ -67,7 +70,7 @@ def place_on(*nodes):
 def test_a_host_is_told_once_that_its_node_is_drained(monkeypatch):
     made, _ = make_hosts()
     begin(made)
-    made._starts[0].which, made._starts[0].leaving = 0, set()
+    made._starts[0].leaving = set()
     made._starts[0].places = place_on("a", "b", "c", "d")
     told = []
     monkeypatch.setattr(hosts.cluster, "take_away", lambda place: told.append(place.node))
@@ -173,3 +176,20 @@ def test_a_slice_that_has_its_machines_lacks_none(monkeypatch):
     assert made._describe_wait() == "1 lack"
     second.reservation.nodes, second.places = ("b",), place_on("b")
     assert "waits for Ray to start its hosts" in made._describe_wait()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (4, "Its worker process was killed while it waited for its place."),
+        (43, "its program on 10.0.0.1 was told to end."),
+        (1, "its program on 10.0.0.1 ended with exit code 1."),
+    ],
+)
+def test_a_program_that_ends_says_why(code, said):
+    made, told = make_hosts()
+    begin(made)
+    ended = Future()
+    ended.set_result((code, ""))
+    made._on_end(made._starts[0], 2, SimpleNamespace(address="10.0.0.1"), ended)
+    assert told.reasons == [said]

@@ -61,6 +61,8 @@ def test_a_job_that_ray_does_not_know():
         (2, "x\nkinetic: The store is not there.\n", "The store is not there."),
         (1, "Traceback\nValueError: no", "its driver ended with exit code 1: ValueError: no"),
         (1, "[2026-01-01 00:00:00,1 W 3 3] noise", "its driver ended with exit code 1"),
+        (43, "", "its driver was told to end"),
+        (7, "Running entrypoint for job x: for p in python", "its driver ended with exit code 7"),
         (None, "Its actor died.", "Ray ended its driver: Its actor died."),
     ],
 )

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from kinetic._backends.base import HostStatus, Status
-from kinetic._core.exits import Exit
+from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.state import JobStatus
 from kinetic._core.values import dataclass
 from kinetic._ray.jobs_api import RayJob
@@ -21,8 +21,8 @@ STOPPED = "its driver was stopped in Ray"
 CANCELLED = "The job was cancelled."
 _MOST_WORDS = 300
 _SHELL_KILLED = 137
-_OF_RAY = re.compile(r"\[?\d{4}-\d\d-\d\d |Job entrypoint command failed")
-"""Lines of Ray's own loggers."""
+_OF_RAY = re.compile(r"\[?\d{4}-\d\d-\d\d |Job entrypoint command failed|Running entrypoint for ")
+"""Lines of Ray's own."""
 _UNIMPORTABLE = "ModuleNotFoundError: No module named "
 
 
@@ -87,5 +87,7 @@ def _why_failed(job: RayJob) -> str:
         return f"Ray ended its driver: {job.message[:_MOST_WORDS] or 'it does not say why'}"
     if code < 0 or code == _SHELL_KILLED:
         return "its driver was killed"
+    if code == ProgramCode.TAKEN_AWAY:
+        return "its driver was told to end"
     said = next((line for line in reversed(lines) if not _OF_RAY.match(line)), "")
     return f"its driver ended with exit code {code}" + (f": {said[:_MOST_WORDS]}" if said else "")

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.outcome import HostReport
+from kinetic._host.agents import WORKER_LOST
 from kinetic._host.hosts import RemoteHosts
 from kinetic._host.ray import cluster
 from kinetic._host.ray.cluster import HostPlace, MachinesLost, Needs, NoLongerWanted, Reservation
@@ -272,7 +273,7 @@ class RayHosts(RemoteHosts):
             where = f"On node {place.address} (Ray's {place.node[:12]}) it could not begin"
             self._refuse(index, f"{where}: {said[-1] if said else 'no reason known'}")
         elif code not in (ProgramCode.DELIVERED, ProgramCode.CODE_FAILED):
-            self._die(index, f"its program on {place.address} ended with exit code {code}.")
+            self._die(index, _describe_end(code, place.address))
         self._listener.on_change()
 
     def _on_lost(self, start: _SliceStart, why: str) -> None:
@@ -300,3 +301,12 @@ class RayHosts(RemoteHosts):
             cleaning = threading.Thread(target=start.reservation.release, daemon=True)
             cleaning.start()
             self._cleaning.append(cleaning)
+
+
+def _describe_end(code: int, address: str) -> str:
+    """Say how the program of a host has ended that did not deliver its report."""
+    if code == ProgramCode.WORKER_LOST:
+        return WORKER_LOST
+    told = code == ProgramCode.TAKEN_AWAY
+    how = "was told to end" if told else f"ended with exit code {code}"
+    return f"its program on {address} {how}."
