@@ -16,6 +16,7 @@ from typing import Any
 
 from kinetic._backends.base import Status
 from kinetic._core import events, layout, record
+from kinetic._core.exits import Exit
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
@@ -50,13 +51,30 @@ def parse_verdict(data: bytes) -> Status:
 def has_begun(store: Store, ref: JobRef, attempt: int = 0) -> bool:
     """Return whether all hosts of an attempt were ever there, as the job's leader says; of one
     attempt, whether it has a leader."""
-    try:
-        told = events.parse(store.get(layout.events(ref.job_id)))
-    except NotFound:
-        return False
+    told = _read_events(store, ref)
     if attempt:
         return any(event.attempt == attempt for event in told)
     return any(event.kind is events.EventKind.READY for event in told)
+
+
+def is_given_up(store: Store, ref: JobRef) -> bool:
+    """Return whether all hosts of the newest attempt have ended because they were told to, and
+    their leader knows nothing of it: it does not run, and they have given it up."""
+    attempt = attempts.newest(store, ref.job_id)
+    told = [event for event in _read_events(store, ref) if event.attempt == attempt]
+    kinds = {event.kind for event in told}
+    if events.EventKind.READY not in kinds or events.EventKind.STOP in kinds:
+        return False
+    joined = {event.host for event in told if event.kind is events.EventKind.JOINED}
+    left = attempts.reports(store, ref.job_id, attempt, ref.hosts)
+    return joined <= {report.host for report in left if report.exit is Exit.STOPPED}
+
+
+def _read_events(store: Store, ref: JobRef) -> list[events.GangEvent]:
+    try:
+        return events.parse(store.get(layout.events(ref.job_id)))
+    except NotFound:
+        return []
 
 
 def note_cancellation(store: Store, ref: JobRef) -> bool:

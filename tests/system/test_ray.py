@@ -25,6 +25,7 @@ from test_debugging import attached, command_line, configuration, told
 import kinetic
 from kinetic import errors
 from kinetic._backends import stored
+from kinetic._backends.ray import backend
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._ray.jobs_api import JobsApi
@@ -165,10 +166,16 @@ def test_a_job_whose_caller_was_killed_goes_on_and_ray_itself_tells_how_it_ended
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "how", ["driver is killed", pytest.param("somebody cancels", marks=pytest.mark.release)]
+    "how",
+    [
+        "driver is killed",
+        pytest.param("driver stands still", marks=pytest.mark.release),
+        pytest.param("somebody cancels", marks=pytest.mark.release),
+    ],
 )
-def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how):
+def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how, monkeypatch):
     """Who cancels is in the suite of the backends, too."""
+    monkeypatch.setattr(backend, "GIVEN_UP_S", 2.0)
     handle = kinetic.run("cpu")(hold).run_async(str(tmp_path))
     wait_for(tmp_path, "0")
     attached = kinetic.attach(handle.job_id)
@@ -178,7 +185,8 @@ def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how):
         with pytest.raises(errors.JobCancelled):
             attached.result(timeout=LIMIT_S)
         return
-    kill(find_pid(f"kinetic-host {handle.job_id} head"))
+    end = kill if how == "driver is killed" else stop
+    end(find_pid(f"kinetic-host {handle.job_id} head"))
     with pytest.raises(errors.HostLost, match="the head, which led the job"):
         handle.result(timeout=LIMIT_S)
 

@@ -1,14 +1,18 @@
-"""What a leader is asked in the store, by whoever does not reach it."""
+"""What a leader is asked in the store, by whoever does not reach it; whether it is given up."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from doubles.memory_store import MemoryStore
 
 from kinetic._backends import stored
 from kinetic._core import layout
+from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.tunnel import Side, StoreConnection
@@ -35,6 +39,37 @@ def test_a_leader_says_which_hosts_it_has_killed():
 
     assert ask(store, answer) == (3,)
     assert list(store.list("")) == [layout.order_answer(JOB, 1, "another")], "nothing is left"
+
+
+JOINED = [GangEvent(EventKind.JOINED, host) for host in (0, 1)]
+READY, STOP = GangEvent(EventKind.READY), GangEvent(EventKind.STOP)
+AGAIN = [GangEvent(EventKind.JOINED, 0, attempt=2), GangEvent(EventKind.READY, attempt=2)]
+
+
+@pytest.mark.parametrize(
+    ("told", "attempt", "exits", "is_so"),
+    [
+        ([*JOINED, READY], 1, [Exit.STOPPED, Exit.STOPPED], True),
+        ([*JOINED, READY], 1, [Exit.STOPPED], False),
+        ([*JOINED, READY], 1, [Exit.STOPPED, Exit.RETURNED], False),
+        ([*JOINED, READY, STOP], 1, [Exit.STOPPED, Exit.STOPPED], False),  # until it goes on
+        (JOINED, 1, [], False),
+        ([*JOINED, READY, STOP, *AGAIN], 2, [Exit.STOPPED], True),  # on fewer slices
+        ([*JOINED, READY, STOP], 2, [Exit.STOPPED], False),
+    ],
+)
+def test_a_leader_is_given_up_that_knows_nothing_of_the_end_of_all_hosts(
+    told, attempt, exits, is_so
+):
+    store = MemoryStore()
+    lines = [json.dumps(event.to_json()) for event in told]
+    store.put(layout.events(JOB), "\n".join(lines).encode())
+    for before in range(1, attempt):
+        store.put(layout.attempt_outcome(JOB, before), b"{}")
+    for host, how in enumerate(exits):
+        report = HostReport(host, how)
+        store.put(layout.report(JOB, attempt, host), json.dumps(report.to_json()).encode())
+    assert stored.is_given_up(store, replace(REF, hosts=2)) is is_so
 
 
 class FullStore(MemoryStore):
