@@ -353,7 +353,8 @@ def variables(name: str, value: object) -> dict[str, str]:
         raise UsageTypeError(f'{name} must be a dict such as {{"SEED": "1"}}; it is {value!r}.')
     for each, content in value.items():
         if variable(name, each) in OF_THE_JOB:
-            way = "Use output_dir=." if each == "KINETIC_OUTPUT_DIR" else "Choose another name."
+            option = "--output-dir" if name.startswith("--") else "output_dir="
+            way = f"Use {option}." if each == "KINETIC_OUTPUT_DIR" else "Choose another name."
             raise UsageError(f"{name}: each host sets {each} itself. {way}")
         if not isinstance(content, str):
             raise UsageTypeError(

@@ -302,7 +302,7 @@ def judge_leaderless(
         return judge(
             hosts, [*others, *rest], blamed=blamed, reason=reason, now=now, attempt=attempt
         )
-    stopped = {r.host for r in reports if r.exit is Exit.STOPPED}
+    stopped = {r.host for r in reports if r.exit in (Exit.STOPPED, Exit.LEFT)}
     cancelled = [r for r in told if r.exit is Exit.CANCELLED and r.host not in reported - stopped]
     if cancelled:
         all_of_them = [*reports, *others, *cancelled]

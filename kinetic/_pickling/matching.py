@@ -192,9 +192,16 @@ def _looks_of(source: ScriptSource, node: statements.Made, flags: int) -> frozen
 def look_of(code: CodeType) -> object:
     """Return what two pieces of code have in common if they were compiled from the same text."""
     values = tuple(
-        look_of(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts
+        look_of(each) if isinstance(each, CodeType) else _spell(each) for each in code.co_consts
     )
     return code.co_qualname, code.co_code, code.co_names, code.co_varnames, values
+
+
+def _spell(constant: object) -> object:
+    try:
+        return repr(constant)
+    except ValueError:  # Python writes no integer of thousands of digits.
+        return constant
 
 
 def _starts_at(made: type, node: statements.Made) -> bool:

@@ -383,8 +383,6 @@ class CallUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Resolve a global of the pickle."""
-        if module.startswith("jaxlib") and "jax" not in sys.modules:
-            import_module("jax")  # It silences what jaxlib logs, if it comes first.
         found = super().find_class(module, name)
         if module == __name__ and name == "script_namespace" and self._main is not None:
             return self._namespace

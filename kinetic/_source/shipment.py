@@ -80,7 +80,7 @@ def of(
     output_dirs = outputs.list_noted(settings.cache_dir)
     if output_dir is not None and "://" in output_dir:
         output_dir = None
-    if output_dir is not None and outputs.is_for_results(output_dir, output_dirs):
+    if output_dir is not None:
         output_dirs = [*output_dirs, output_dir]
     exclude = _without_code(found, [settings.store, settings.cache_dir, *data])
     also = _find_beside(
@@ -103,7 +103,7 @@ def of(
         cache_dir=settings.cache_dir,
     )
     if output_dir is not None:
-        mixed = _warn_of_output(output_dir, found, packed)
+        mixed = _warn_of_output(output_dir, found, settings.cache_dir)
         packed = dataclasses.replace(packed, warnings=(*packed.warnings, *mixed))
     return found.rebase_below(packed.root, also.imported), packed
 
@@ -184,24 +184,15 @@ def _is_foreign(rel: str) -> bool:
     return any(part in _INSTALLED or part.startswith(".") for part in rel.split("/")[:-1])
 
 
-def _warn_of_output(folder: str, found: Project, packed: Bundle) -> tuple[str, ...]:
-    """Say that what jobs leave in a folder is sent with later calls, if it is."""
+def _warn_of_output(folder: str, found: Project, cache_dir: Path) -> tuple[str, ...]:
+    """Say that what jobs leave in a folder is sent with later calls, or that what is there is not
+    sent."""
     assert found.root is not None
     real = Path(os.path.realpath(folder))
     if real in _holding_code(found):
         why = "holds code as well, so later calls send what is left there. Choose another one."
         return (f"The output folder {folder} {why}",)
-    if not real.is_relative_to(packed.root):
-        return ()
-    below = f"{real.relative_to(packed.root)}/"
-    first = next((path for path in packed.digests() if path.startswith(below)), None)
-    if first is None:
-        return ()
-    return (
-        f"The output folder {folder} holds files that no job has left there, such as {first}: they "
-        "are sent, and with later calls what is left there, too. Choose another folder; if none of "
-        "it is source, name it in .kineticignore.",
-    )
+    return outputs.warn_of_source(cache_dir, folder) if real.is_relative_to(found.root) else ()
 
 
 def _without_code(found: Project, places: Sequence[str | Path]) -> list[Path]:

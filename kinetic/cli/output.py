@@ -207,7 +207,8 @@ class Screen:
         self._console = Console(highlight=False, markup=False, emoji=False)
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
         self._keys = _Keys()
-        self._before = {each: signal.signal(each, _exit_on_signal) for each in _ENDING}
+        ending = (each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN)
+        self._before = {each: signal.signal(each, _exit_on_signal) for each in ending}
         self._keys.open()
         self._live.start()
         return self

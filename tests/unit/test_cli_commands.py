@@ -344,9 +344,12 @@ def test_arrays_have_a_json_form_and_sets_have_none(world: World, capsys: Captur
     import numpy as np
 
     world.job("job-00000001")
-    world.succeed("job-00000001", {"a": np.arange(3), "b": np.float32(0.5), "c": [np.nan, -np.inf]})
+    world.succeed(
+        "job-00000001",
+        {"a": np.arange(3), "b": np.float32(0.5), "c": [np.nan, -np.inf], 1: np.array([np.nan])},
+    )
     assert world("jobs", "result", "--json", "job-0") == 0
-    told = {"a": [0, 1, 2], "b": 0.5, "c": ["NaN", "-Infinity"]}
+    told = {"a": [0, 1, 2], "b": 0.5, "c": ["NaN", "-Infinity"], "1": ["NaN"]}
     assert json.loads(capsys.readouterr().out) == told
     for value in ({1, 2}, {(1, 2): 3}):
         world.succeed("job-00000001", value)

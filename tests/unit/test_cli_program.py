@@ -317,6 +317,7 @@ def test_a_function_of_a_console_script_belongs_to_the_callers_folder(
         ("slices=(1, 2), or slices=(least, most).", "--slices 1:2, or --slices least:most."),
         ("max_failures=3. Leave slices= away", "--max-failures 3. Leave --slices away"),
         ("compile_check=True; A is in secrets=:", "--compile-check; A is in --secret:"),
+        ("runs/name=foo, env={}, secrets=['A']", "runs/name=foo, env={}, secrets=['A']"),
         ("XLA_FLAGS=--name=3 my_name=4 nothing", "XLA_FLAGS=--name=3 my_name=4 nothing"),
     ],
 )

@@ -73,9 +73,10 @@ def test_a_host_that_can_never_start_is_to_blame_and_not_those_that_wait_for_it(
 
 @pytest.mark.parametrize("hosts", [(), (1,), (0, 1)])
 @pytest.mark.parametrize("head", [False, True])
-def test_a_gang_that_was_cancelled_is_cancelled(hosts, head):
+@pytest.mark.parametrize("end", [Exit.STOPPED, Exit.LEFT])
+def test_a_gang_that_was_cancelled_is_cancelled(hosts, head, end):
     told = [HostReport(host, Exit.CANCELLED) for host in range(2)]
-    stopped = [HostReport(host, Exit.STOPPED) for host in hosts]
+    stopped = [HostReport(host, end) for host in hosts]
     outcome = judge_leaderless(
         2, stopped, told=told, reason="The job was cancelled.", head=head, now=9.0
     )

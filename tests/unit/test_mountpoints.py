@@ -3,6 +3,7 @@ anybody else's."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -255,3 +256,19 @@ def test_without_volumes_nothing_is_touched(root):
     kept.keep([Dataset("/somewhere", True)])
     kept.release([Dataset("/somewhere", True)])
     assert not root.exists()
+
+
+@pytest.mark.parametrize("record", ["{device}:{inode_before}:", "made after {long_ago}"])
+def test_what_somebody_made_after_a_kill_stays(root, place, record):
+    """Its inode begins as the one that was recorded, or it was made later."""
+    (place / "mine").mkdir()
+    facts = (place / "mine").stat()
+    told = record.format(
+        device=facts.st_dev,
+        inode_before=str(facts.st_ino)[:-1],
+        long_ago=facts.st_ctime_ns - 60 * 10**9,
+    )
+    root.mkdir()
+    (root / RECORD).write_text(json.dumps({str(place / "mine"): told}))
+    Mountpoints(root).release([volume(place / "mine")])
+    assert (place / "mine").is_dir()

@@ -65,32 +65,45 @@ ALL = ["pyproject.toml", "results", "results/old", "results/old/model.npz", "src
 
 def test_results_of_this_call_and_of_earlier_ones_are_not_sent(root):
     assert listed(frame().bundle) == ALL
+    assert listed(frame(output_dir="results").bundle) == SOURCE
+    assert listed(frame().bundle) == ALL, "a plan alone is no job"
     note(root, "results")
     assert listed(frame().bundle) == SOURCE
     assert listed(frame(output_dir="results/old").bundle) == SOURCE
 
 
 @pytest.mark.parametrize("is_setting", [False, True])
-def test_what_was_in_an_output_folder_before_any_job_is_source(root, monkeypatch, is_setting):
-    """Else a wrong name would hide it from all calls that follow, without a word."""
+def test_what_was_in_an_output_folder_before_any_job_is_hidden_from_no_other_call(
+    root, monkeypatch, is_setting
+):
+    """Else a wrong name would hide it from all calls that follow; of this one it is told, once."""
+    given = {} if is_setting else {"output_dir": "results"}
+    cache = configuration.load().cache_dir
     monkeypatch.setenv("KINETIC_OUTPUT_DIR", "results" if is_setting else "")
-    planned = frame(output_dir=None if is_setting else "results")
-    assert listed(planned.bundle) == ALL
-    (told,) = planned.bundle.warnings
-    assert "results holds files that no job has left there, such as results/old/model.npz" in told
-    outputs.note(configuration.load().cache_dir, planned.draft.output_dir)
+    for number in range(2):
+        planned = frame(**given)
+        assert listed(planned.bundle) == SOURCE
+        assert len(planned.bundle.warnings) == (number == 0)
+        outputs.note(cache, planned.draft.output_dir)
+    (told,) = frame(output_dir=str(root / "results/old")).bundle.warnings
+    assert "such as model.npz. Calls that leave files there do not send them" in told
+    assert "write !old/ in .kineticignore" in told
     monkeypatch.delenv("KINETIC_OUTPUT_DIR")
     assert listed(frame().bundle) == ALL
 
 
-@pytest.mark.parametrize("files", [[], ["results/.gitignore"], ["results/.gitkeep"]])
+@pytest.mark.parametrize("files", [[], ["results/.gitignore"], ["results/a/.DS_Store"]])
 def test_an_empty_output_folder_is_for_results(root, files):
     shutil.rmtree(root / "results")
     write(root, *files)
+    planned = frame(output_dir="results/a")
+    outputs.note(configuration.load().cache_dir, planned.draft.output_dir)
+    write(root, "results/a/model.npz")
+    assert "results/a/model.npz" not in listed(frame().bundle)
     planned = frame(output_dir="results")
     outputs.note(configuration.load().cache_dir, planned.draft.output_dir)
-    write(root, "results/model.npz")
-    assert "results/model.npz" not in listed(frame().bundle)
+    write(root, "results/b.npz")
+    assert "results/b.npz" not in listed(frame().bundle)
     assert planned.bundle.warnings == ()
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -32,8 +33,10 @@ RECORD = "mountpoints.json"
 """In the root folder: the stamp of each path that was created."""
 
 
-_ANY = ":*"
-"""At the end of a stamp: whenever it was changed last."""
+_NEW = "made after "
+"""Before the time, in nanoseconds, when a path was about to be made."""
+_MAKING_NS = 5 * 10**9
+"""How long that may take: what appears later is somebody else's."""
 
 
 class Mountpoints:
@@ -154,14 +157,17 @@ def _stamp(path: str) -> str:
 
 def _is_ours(path: str, made: dict[str, str]) -> bool:
     recorded, stamp = str(made.get(path, "")), _stamp(path)
-    if recorded.endswith(_ANY):  # Who was to make it, or to change something in it, was killed.
-        return bool(stamp) and stamp.startswith(recorded.removesuffix(_ANY))
+    if recorded.startswith(_NEW):  # Who was to make it was killed, perhaps afterwards.
+        since, changed = recorded.removeprefix(_NEW), stamp.rpartition(":")[2]
+        return bool(stamp) and since.isdigit() and abs(int(changed) - int(since)) < _MAKING_NS
+    if recorded.endswith(":"):  # Who was to change something in it was killed.
+        return stamp.startswith(recorded)
     return path in made and recorded == stamp
 
 
 def _any_change_of(stamp: str) -> str:
     """Return what is recorded of a path that is about to change, or to be made."""
-    return stamp.rpartition(":")[0] + _ANY
+    return f"{stamp.rpartition(':')[0]}:" if stamp else f"{_NEW}{time.time_ns()}"
 
 
 def _open_nofollow(path: str) -> int:

@@ -61,7 +61,8 @@ def environ(
         asked: variables that override these.
         automatic: whether programs that the function starts join when they first use JAX.
     """
-    env = dict(base) | {
+    # JAX sets it, too; but what is unpickled may name jaxlib first, which logs what devices it has.
+    env = {"TF_CPP_MIN_LOG_LEVEL": "1", **base} | {
         "JAX_PLATFORMS": _platform(world),
         "KERAS_BACKEND": "jax",
     }

@@ -97,7 +97,7 @@ def compile_(
                     reports = [target.compile(compiled, *arguments)]
     except KineticError:
         raise
-    except Exception as error:  # noqa: BLE001 - of the caller's code
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - of the caller's code
         output.traceback_of(error)
         return exit_codes.USAGE
     _print_reports(reports, is_search=fit, as_json=as_json)

@@ -5,7 +5,7 @@ In: a job's id. Out: bytes of logs, values, exit codes.
 
 from __future__ import annotations
 
-import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -202,13 +202,23 @@ def print_failure(handle: JobHandle[Any], *, seen: bool = False) -> int:
     return exit_codes.FAILED
 
 
+def _spell_numbers(value: Any) -> Any:
+    """Replace what is no number by its name, as metrics do: "NaN", "Infinity"."""
+    if isinstance(value, dict):
+        return {key: _spell_numbers(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spell_numbers(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
 def _print_value(value: Any, as_json: bool) -> None:
     if not as_json:
         return output.line(repr(value))
     try:
-        # What is no number is written as in metrics: "NaN", "Infinity".
-        plain = json.loads(json.dumps(value, default=_simplify), parse_constant=str)
-        return output.json_document(plain)
+        plain = _spell_numbers(value)
+        return output.json_document(plain, lambda each: _spell_numbers(_simplify(each)))
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f"The value has no JSON form ({error}). Leave --json out to see it as Python writes it."

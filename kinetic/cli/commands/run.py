@@ -239,12 +239,14 @@ def name_flags(message: str) -> str:
 
     def write_flag(found: re.Match[str]) -> str:
         flag = next(name for name in flags[found["name"]] if name.startswith("--"))
-        value = (found["value"] or "").strip('"()').replace(", ", ":")
+        value = (found["value"] or "").strip("()").replace(", ", ":")
+        value = value if " " in value else value.strip('"')
         return f"{flag} {value}" if value not in ("", "True") else flag
 
     names = "|".join(flags)
     value = r'"[^"]+"|\(\w+, \w+\)|\w+(?:\.\d+)?'
-    return re.sub(rf"(?<![-\w])(?P<name>{names})=(?P<value>{value})?", write_flag, message)
+    named = rf"(?<![-\w/'\"])(?P<name>{names})=(?![\[{{'])(?P<value>{value})?"
+    return re.sub(named, write_flag, message)
 
 
 def _check_elastic(options: Mapping[str, Any]) -> None:
