@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gangs import wait_until
+from gangs import children, is_titled, wait_until
 from on_elastic_hosts import count
 
 import kinetic
@@ -34,12 +34,7 @@ class Watched:
 
     def below_supervisor(self, title):
         """The child of the supervisor with this title."""
-        pid = self.leader()
-        (found,) = (
-            int(child)
-            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            if Path(f"/proc/{child}/cmdline").read_bytes().startswith(title.encode())
-        )
+        (found,) = (pid for pid in children(self.leader()) if is_titled(pid, title))
         return found
 
     def events(self):
