@@ -69,7 +69,7 @@ demo: $(VENV)/.stamp-demo
 demo-ray: $(VENV)/.stamp-test
 	@PYTHONPATH=tests $(BIN)/python -m doubles.ray_demo examples/keras_data_parallel.py
 
-# Most tests wait for something most of the time: more of them at once than there are processors.
+# Most tests wait for processes: more of them at once than there are processors keep these busy.
 TEST_ARGS = $(or $(ARGS),-n 5 --dist worksteal)
 test: $(VENV)/.stamp-test
 	@$(BIN)/python -m pytest $(TEST_ARGS)

@@ -109,6 +109,16 @@ def traceback_of(problem: BaseException) -> None:
     notice("".join(traceback.format_exception(problem)).rstrip())
 
 
+def json_number(value: float) -> float | str:
+    """Return a number for JSON, which has no other numbers than finite ones; JavaScript and Python
+    read these words as ones."""
+    import math  # few commands have such numbers
+
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
 def json_document(value: Any, default: Callable[[Any], Any] | None = None) -> None:
     """Print exactly one JSON document.
 

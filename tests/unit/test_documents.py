@@ -6,6 +6,9 @@ In: values of every kind that records and messages have. Out: equal values, or `
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -119,3 +122,25 @@ def test_no_document_is_read_in_another_way(document):
         except CorruptRecord:
             continue
         assert isinstance(found, Outer)
+
+
+def test_reading_after_a_ctrl_c_does_not_hide_it_from_the_shell() -> None:
+    """Threads go on for a moment; CPython forgets the interrupt where one evaluates a text."""
+    told = """
+import threading
+from kinetic._core.documents import from_document
+from kinetic._core.outcome import HostReport
+
+over = threading.Event()
+
+def read():
+    over.wait()
+    from_document(HostReport, {"host": 0, "exit": "returned"}, "The report")
+    print("was read", flush=True)
+
+threading.Thread(target=read).start()
+threading._register_atexit(over.set)
+raise KeyboardInterrupt
+"""
+    ended = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True)
+    assert (ended.stdout, ended.returncode) == ("was read\n", -signal.SIGINT), ended.stderr

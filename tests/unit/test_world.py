@@ -223,3 +223,11 @@ def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(number, said):
     told = home.explain(OSError(number, os.strerror(number)))
     assert told.startswith("The folder of local files /dev/shm/kinetic-0/job-1 cannot")
     assert said in told
+
+
+def test_xla_logs_no_more_than_where_jax_comes_first() -> None:
+    """Unless the caller wants to see it."""
+    name = "TF_CPP_MIN_LOG_LEVEL"
+    assert jaxworld.environ(WORLD, {}, {}, automatic=True)[name] == "1"
+    assert jaxworld.environ(WORLD, {name: "0"}, {}, automatic=True)[name] == "0"
+    assert jaxworld.environ(WORLD, {}, {name: "2"}, automatic=True)[name] == "2"

@@ -300,19 +300,12 @@ def _document(each: _ShownJob, choice: _Choice) -> dict[str, Any]:
                 "host": series.host,
                 "steps": [None if step < 0 else step for step in series.steps],
                 "times": list(series.times),
-                "values": [_json_number(value) for value in series.values],
+                "values": [output.json_number(value) for value in series.values],
                 "attempts": list(series.attempts),
             }
             for series in each.series(choice)
         ],
     }
-
-
-def _json_number(value: float) -> float | str:
-    """JSON has no other numbers; JavaScript and Python read these words as ones."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _print_csv(watched: Sequence[_ShownJob], choice: _Choice) -> None:
@@ -364,7 +357,7 @@ def _print_rows(
                     "step": None if step < 0 else step,
                     "time": series.times[index],
                     "name": series.name,
-                    "value": _json_number(value),
+                    "value": output.json_number(value),
                 }
                 output.line(json.dumps(row, allow_nan=False))
             else:

@@ -5,7 +5,6 @@ In: a job's id. Out: bytes of logs, values, exit codes.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -208,9 +207,7 @@ def _spell_numbers(value: Any) -> Any:
         return {key: _spell_numbers(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_spell_numbers(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return output.json_number(value) if isinstance(value, float) else value
 
 
 def _print_value(value: Any, as_json: bool) -> None:
