@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -248,8 +249,10 @@ class ProgramsBackend:
         """Process id of the leader; 0 if it does not run."""
         gang = self._gang(ref)
         if gang is None:  # The caller was killed before it recorded which programs it started.
-            # Twice: it may have changed its title between the two readings of the first look.
-            return _find_leader(self._folder(ref)) or _find_leader(self._folder(ref))
+            # It cannot be found before it is executed, or while it changes its title.
+            while not (pid := _find_leader(self._folder(ref))) and self._is_alive(ref):
+                time.sleep(0.01)
+            return pid
         return gang.hosts[0].pid if gang.hosts[0].is_there() else 0
 
     def _is_alive(self, ref: JobRef) -> bool:

@@ -60,7 +60,8 @@ def test_a_job_runs_and_ends(api):
     assert (found.status, found.exit_code, found.metadata) == ("FAILED", 3, {"kinetic": "1"})
     assert "from the driver" in api.logs(name)
     assert name in [job.job_id for job in api.list()]
-    assert api.stop(name) is False
+    # Its supervisor may live a moment longer than its driver.
+    wait_until(lambda: api.stop(name) is False)
     with pytest.raises(NotFound, match="job-nobody"):
         api.logs("job-nobody")
 
