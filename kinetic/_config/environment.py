@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kinetic.errors import UsageError
@@ -38,6 +38,11 @@ MACHINE_BOUND = frozenset(_OF_THIS_MACHINE.split())
 """Variables that a wildcard never captures: they describe this machine. An exact name does capture
 them."""
 _INHERITED = frozenset(_OF_ANY_PROCESS.split())
+_OF_HOSTS = """
+    KINETIC_HOST_ADDRESS KINETIC_POD_CACHE_GB KINETIC_ROLE KINETIC_SIMULATED KINETIC_SLICES
+"""
+"""Variables of hosts that look like those of settings."""
+_ALIKE = 0.85
 _PROXIES = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"})
 
 
@@ -117,6 +122,19 @@ def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _inherits(name: str) -> bool:
     return name in _INHERITED or name.startswith("LC_") or name.lower() in _PROXIES
+
+
+def find_misspelt(known: Collection[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that nothing reads, each with the one of `known` that it looks like."""
+    import difflib
+
+    others = {name for name in environ if name not in known and name not in _OF_HOSTS.split()}
+    near = {
+        name: difflib.get_close_matches(name.upper(), list(known), n=1, cutoff=_ALIKE)
+        for name in sorted(others)
+        if name.upper().startswith("KIN")
+    }
+    return {name: found[0] for name, found in near.items() if found}
 
 
 def git_files(env: Mapping[str, str]) -> GitFiles:

@@ -225,8 +225,7 @@ def choose_profile(name: str | None) -> None:
 
 
 def chosen_profile(environ: Environ | None = None) -> Setting | None:
-    """Return the profile that a flag or the environment names, or None: then the file's current one
-    is read."""
+    """Return the profile that a flag or the environment names; None for the file's current one."""
     env = os.environ if environ is None else environ
     if _chosen is not None:
         return Setting(_chosen, FLAG)
@@ -287,9 +286,9 @@ def _keep_store_on_head(settings: Settings, env: Environ) -> Settings:
     return replace(settings, store=store, sources=sources)
 
 
-def names() -> tuple[str, ...]:
-    """Return the names of all settings."""
-    return tuple(_ROWS)
+def names() -> dict[str, str]:
+    """Return the variable of each setting, by the setting's name."""
+    return {name: row.variable for name, row in _ROWS.items()}
 
 
 def profiles_file(environ: Environ | None = None) -> Path:
@@ -308,8 +307,7 @@ def profiles_file(environ: Environ | None = None) -> Path:
 
 
 def on_host(environ: Environ | None = None) -> bool:
-    """Whether this process is the worker of a job: a decorated function called there runs its
-    body."""
+    """Whether this process is the worker of a job, where a decorated function runs its body."""
     env = os.environ if environ is None else environ
     return "KINETIC_JOB_ID" in env
 
@@ -335,9 +333,9 @@ def worker_environ(environ: Environ | None = None) -> dict[str, str]:
     return environment.inherited_env(os.environ if environ is None else environ)
 
 
-def variables(environ: Environ | None = None) -> dict[str, str]:
+def variables() -> dict[str, str]:
     """Return the whole environment, for clients that read settings of their own."""
-    return dict(os.environ if environ is None else environ)
+    return dict(os.environ)
 
 
 def git_files(environ: Environ | None = None) -> GitFiles:

@@ -375,6 +375,16 @@ def configuration(settings_fault: str, profiles_fault: str, profile: str | None)
     return found
 
 
+def variables(misspelt: Mapping[str, str]) -> list[Finding]:
+    """Warn of variables that look like those of settings: these, by them."""
+    return [
+        warn(
+            "variables", f"Nothing reads {name}.", f"Perhaps {meant} was meant: rename or unset it."
+        )
+        for name, meant in misspelt.items()
+    ]
+
+
 def _expiry(store: StoreAccess) -> list[Finding]:
     """Warn of lifecycle rules, which know nothing of jobs."""
     if not store.deletes:

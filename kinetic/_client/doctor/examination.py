@@ -20,7 +20,7 @@ from kinetic._client.board.reader import JobBoard
 from kinetic._client.doctor import checks, facts, leftovers
 from kinetic._client.doctor.facts import HERE
 from kinetic._client.doctor.leftovers import Traces
-from kinetic._config import profiles, settings
+from kinetic._config import environment, profiles, settings
 from kinetic._config.settings import Settings
 from kinetic._core import layout
 from kinetic._core.findings import Finding, Level
@@ -68,6 +68,7 @@ def examine(*, fix: bool = False) -> Report:
     compiler = facts.tpu_compiler(chosen.compile_python if chosen else "")
     found.append(checks.tpu_compiler(machine, compiler))
     found += checks.configuration(fault, *_profiles())
+    found += checks.variables(_find_misspelt())
     if known is None:
         return Report(tuple(found))
     place = facts.folder((chosen or known).folder)
@@ -90,6 +91,10 @@ def _settings() -> tuple[Settings | None, str]:
         return settings.load(profile={}), ""
     except UsageError as fault:
         return None, str(fault)
+
+
+def _find_misspelt() -> dict[str, str]:
+    return environment.find_misspelt(settings.names().values(), settings.variables())
 
 
 def _profiles() -> tuple[str, str | None]:
