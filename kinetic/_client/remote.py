@@ -298,7 +298,7 @@ class RemoteCallable(Generic[P, R_co]):
             retries: how often an input whose job failed is submitted again.
             fail_fast: submit nothing more after the first failure.
             cancel_running_on_fail: with `fail_fast`, also cancel the running jobs.
-            name: as shown to users; the function's name by default.
+            name: as shown to users; by default the name of its jobs.
             tags: your own notes, a dict or a list of strings.
             project: the cluster's project, instead of the decorator's.
             cluster: the cluster, instead of the decorator's.
@@ -320,7 +320,7 @@ class RemoteCallable(Generic[P, R_co]):
                 cancel_running_on_fail=cancel_running_on_fail,
             )
             title, notes, made = (
-                checks.text("name", name) or self.__qualname__,
+                checks.text("name", name) or self._options.name or self.__qualname__,
                 launch.tags(tags),
                 calls(inputs, input_mode),
             )

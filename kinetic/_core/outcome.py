@@ -37,8 +37,10 @@ class RemoteError:
 
     @property
     def summary(self) -> str:
-        """The last line of its traceback: "ValueError: no", or "ValueError" without a message."""
-        return f"{self.type_name}: {self.message}" if self.message else self.type_name
+        """Its last line in a traceback: "ValueError: no", or "ValueError" without a message. Where
+        a message begins with blank lines, the text after them."""
+        message = self.message.lstrip()
+        return f"{self.type_name}: {message}" if message else self.type_name
 
 
 @dataclass(frozen=True)

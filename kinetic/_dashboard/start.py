@@ -9,6 +9,7 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
+from kinetic._core.tracebacks import own_frames_hidden
 from kinetic.errors import PreflightError
 
 if TYPE_CHECKING:
@@ -46,13 +47,14 @@ def dashboard(port: int = 0) -> DashboardServer:
         PreflightError: the extra `dashboard` is not installed.
         UsageError: the port is taken.
     """
-    check_packages()
-    from kinetic._client.access import open_access
-    from kinetic._dashboard.server import DashboardServer
+    with own_frames_hidden:
+        check_packages()
+        from kinetic._client.access import open_access
+        from kinetic._dashboard.server import DashboardServer
 
-    found = _started.get(os.getpid())
-    if found is None or not found.is_running or port not in (0, found.port):
-        found = DashboardServer(open_access({}), port, is_framed=True)
-        found.start()
-        _started[os.getpid()] = found
-    return found
+        found = _started.get(os.getpid())
+        if found is None or not found.is_running or port not in (0, found.port):
+            found = DashboardServer(open_access({}), port, is_framed=True)
+            found.start()
+            _started[os.getpid()] = found
+        return found

@@ -210,6 +210,8 @@ def _apply_absl(verbosity: int, is_used: bool) -> None:
         return
     if is_used:
         absl.use_absl_handler()
+        # The program has parsed its flags, and a host has none: nothing to warn of.
+        vars(absl)["_warn_preinit_stderr"] = False
     absl.set_verbosity(verbosity)
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, NewType, NoReturn
 
+from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._core.values import dataclass
 from kinetic._pickling import defaults
 from kinetic._pickling.origin import MAIN, map_path
@@ -351,10 +352,11 @@ def strip_decorated(pick: Callable[[Any], Any], args: tuple[Any, ...]) -> Any:
 
 
 def _refuse(what: str, name: str, *args: object, **kwargs: object) -> NoReturn:
-    raise UsageError(
-        f"{name}.{what} is of the script that submits jobs: a job cannot submit other jobs. In a "
-        f"job, {name}(...) runs the function right there, on this host."
-    )
+    with own_frames_hidden:
+        raise UsageError(
+            f"{name}.{what} is of the script that submits jobs: a job cannot submit other jobs. In "
+            f"a job, {name}(...) runs the function right there, on this host."
+        )
 
 
 class CallUnpickler(pickle.Unpickler):

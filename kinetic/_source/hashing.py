@@ -72,10 +72,14 @@ def contents(files: Iterable[FoundFile], before: Mapping[str, FileDigest]) -> di
 
 
 def _read_if_possible(path: str) -> FileDigest | None:
-    try:
-        return read(path)
-    except OSError:
-        return None
+    for _ in range(_TRIES):
+        try:
+            return read(path)
+        except FileNotFoundError:
+            continue  # Its writer may remove it and write it anew.
+        except OSError:
+            break
+    return None
 
 
 def read(path: str) -> FileDigest:

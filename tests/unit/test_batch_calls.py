@@ -54,6 +54,13 @@ def test_inputs_become_arguments(backend):
     assert (batch.name, batch.tags) == ("add", {})
 
 
+def test_a_batch_has_the_name_of_its_jobs_unless_it_has_its_own(backend):
+    named = add.with_options(name="sums")
+    for given, name in ((None, "sums"), ("x", "x")):
+        batch = named.run_async_map([1], name=given)
+        assert (batch.name, plans(batch)[0].name) == (name, "sums")
+
+
 def test_all_is_packaged_once(backend, monkeypatch):
     built = []
     monkeypatch.setattr(

@@ -160,7 +160,11 @@ def test_a_batch_without_a_job_and_one_that_is_not_there(world: World, capsys: C
     Manifest.begin(world.store, Batch("grp-00000001", 5, NOW, name="a sweep"))
     assert world("jobs", "status", "grp-00000001") == 0
     words = " ".join(capsys.readouterr().out.split())
-    assert words == "Batch: a sweep (grp-00000001) Inputs: 5 Jobs: none"
+    assert words == (
+        "Batch: a sweep (grp-00000001) Inputs: 5 Jobs: none Failed: 5 inputs without a job. "
+        "Input 0 of grp-00000001: it was not submitted: the process that submitted the batch ended "
+        "before."
+    )
     assert world("jobs", "status", "--json", "grp-00000001") == 0
     assert json.loads(capsys.readouterr().out) == {
         "group_id": "grp-00000001",
@@ -169,7 +173,10 @@ def test_a_batch_without_a_job_and_one_that_is_not_there(world: World, capsys: C
         "created_at": NOW,
         "jobs": {},
         "cost": None,
+        "not_submitted": 5,
     }
+    assert world("jobs", "wait", "grp-00000001") == 1
+    assert "0 of 5 inputs succeeded. 5 inputs without a job. Input 0" in capsys.readouterr().err
     assert world("jobs", "status", "grp-2") != 0
     assert "There is no batch 'grp-2'" in capsys.readouterr().err
 

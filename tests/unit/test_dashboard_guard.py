@@ -139,8 +139,10 @@ def test_a_port_that_is_taken(server: DashboardServer, world: World):
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(start, "_PACKAGES", ("jinja2", "no_such_package"))
-    with pytest.raises(PreflightError, match=r"needs no_such_package.*kinetic-sdk\[dashboard\]"):
+    told = r"needs no_such_package.*kinetic-sdk\[dashboard\]"
+    with pytest.raises(PreflightError, match=told) as raised:
         kinetic.dashboard()
+    assert len(raised.traceback) == 1, "it is shown where it was called"
 
 
 def test_a_notebook_gets_one_server_in_a_frame():

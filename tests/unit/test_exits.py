@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from kinetic._core.exits import KINDS, SILENT_RANK, Exit, ExitCode, HostState, ProgramCode
+from kinetic._core.gang import blame
 from kinetic._core.outcome import HostReport, RemoteError, program_code
 from kinetic._host.agents import Agents
 from kinetic.errors import HostLost, JobFailed
@@ -47,6 +48,15 @@ def test_a_program_tells_its_cluster_whether_it_would_fail_again(exit):
 def test_an_echo_of_another_hosts_death_may_be_tried_again():
     echo = RemoteError("JaxRuntimeError", "connection closed", "", consequence=True)
     assert program_code(HostReport(1, Exit.RAISED, error=echo)) is ProgramCode.DELIVERED
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [("no", "E: no"), ("", "E"), ("\n", "E"), ("\n \nAll fits failed.\nx", "E: All fits failed.")],
+)
+def test_a_message_that_begins_with_blank_lines_has_a_reason(message, shown):
+    report = HostReport(0, Exit.RAISED, error=RemoteError("E", message, ""))
+    assert blame.why(report) == shown
 
 
 FRAME = '  File "/lib/python3.11/site-packages/{}.py", line 7 in read\n'

@@ -185,8 +185,11 @@ def test_absl_is_as_verbose_as_here(
     before = absl.get_verbosity()
     absl.set_verbosity(absl.INFO)
     absl.use_absl_handler()
+    vars(absl)["_warn_preinit_stderr"] = True
     try:
         send(lambda: absl.info("told"), lambda: absl.set_verbosity(absl.WARNING))
-        assert capsys.readouterr().err.endswith("] told\n")
+        told = capsys.readouterr().err
+        assert told.endswith("] told\n")
+        assert "before flag parsing" not in told, "the program has parsed its flags"
     finally:
         absl.set_verbosity(before)

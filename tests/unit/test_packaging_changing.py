@@ -214,6 +214,23 @@ def test_a_file_that_grows_while_it_is_hashed_is_read_once(root, monkeypatch):
     assert made.tree.size_bytes == 10
 
 
+def test_a_file_that_is_removed_and_written_anew_is_read_again(root, monkeypatch):
+    (root / "log").write_text("old")
+    real = hashing.open_regular
+
+    def rewriting(path):
+        monkeypatch.setattr(hashing, "open_regular", real)
+        (root / "log").unlink()
+        try:
+            return real(path)
+        finally:
+            (root / "log").write_text("newer")
+
+    monkeypatch.setattr(hashing, "open_regular", rewriting)
+    made = build(root)
+    assert (made.warnings, made.tree.size_bytes) == ((), 5)
+
+
 def test_what_goes_away_while_the_tree_is_walked_is_as_if_it_had_never_been(
     root, store, monkeypatch
 ):

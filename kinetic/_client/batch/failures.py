@@ -68,6 +68,14 @@ def batch_error(
     return error
 
 
+def describe_unsubmitted(failures: Mapping[int, Exception]) -> str:
+    """Say how many inputs have no job, and why the first of them has none; "" for none."""
+    if not failures:
+        return ""
+    count = "1 input" if len(failures) == 1 else f"{len(failures):,} inputs"
+    return f"{count} without a job. {text_of(failures[min(failures)])}"
+
+
 def _rank(executor: BatchExecutor, index: int, error: BaseException) -> int:
     """The order of blame: failures come first, then cancelled inputs, then those that were never
     submitted."""

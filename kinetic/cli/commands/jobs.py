@@ -262,6 +262,7 @@ def _print_batch(app: AppContext, text_of_id: str, *, as_json: bool) -> None:
     Raises:
         NotFound: there is no such batch.
     """
+    from kinetic._client.batch.failures import describe_unsubmitted
     from kinetic._client.batch.manifest import Manifest
     from kinetic._client.board.spending import SpendingWatch
 
@@ -273,15 +274,20 @@ def _print_batch(app: AppContext, text_of_id: str, *, as_json: bool) -> None:
     jobs = app.board.add_starts(app.board.select(refs, None)[0])
     spending = SpendingWatch(app.board, app.store.calls_at_once, app.now).look(jobs)
     counts = Counter(found.state.lower() for _, found in jobs)
+    unsubmitted: dict[int, Exception] = {}
+    if batch is not None and len(jobs) < batch.total:
+        with contextlib.suppress(KineticError):
+            unsubmitted = app.open_batch(group_id).submission_failures
     if as_json:
         known = {name: getattr(batch, name, None) for name in ("name", "total", "created_at")}
         facts = {"group_id": group_id, **known, "jobs": counts, "cost": spending.to_json()}
-        return output.json_document(facts)
+        return output.json_document(facts | {"not_submitted": len(unsubmitted)})
     states = ", ".join(f"{n:,} {state}" for state, n in counts.most_common())
     told = [
         ("Batch", app.batch_name(group_id)),
         ("Inputs", "" if batch is None else f"{batch.total:,}"),
         ("Jobs", f"{len(jobs):,}: {states}" if jobs else "none"),
+        ("Failed", describe_unsubmitted(unsubmitted)),
         ("Cost", spending.describe() if jobs else ""),
     ]
     output.line(text.align_pairs([(name, value) for name, value in told if value]))

@@ -141,15 +141,19 @@ def wait(app: AppContext, /, *, job_id: str, timeout: float | None, as_json: boo
 
 
 def _wait_for_batch(batch: BatchHandle[Any], timeout: float | None, *, as_json: bool) -> int:
+    from kinetic._client.batch.failures import describe_unsubmitted
+
     batch.wait(timeout, progress=not as_json)
     counts, total = batch.status_counts(), len(batch)
-    succeeded = counts.get(JobStatus.SUCCEEDED, 0)
+    succeeded, unsubmitted = counts.get(JobStatus.SUCCEEDED, 0), batch.submission_failures
     if as_json:
+        facts = {"group_id": batch.group_id, "total": total, "not_submitted": len(unsubmitted)}
         jobs = {str(status).lower(): count for status, count in counts.items()}
-        output.json_document({"group_id": batch.group_id, "total": total, "jobs": jobs})
+        output.json_document(facts | {"jobs": jobs})
     elif succeeded < total:
+        told = f"{succeeded:,} of {total:,} inputs succeeded. {describe_unsubmitted(unsubmitted)}"
         output.error(
-            f"{batch.group_id}: {succeeded:,} of {total:,} inputs succeeded.",
+            f"{batch.group_id}: {told.rstrip()}",
             f"`kinetic jobs list --group {batch.group_id}` shows its jobs.",
         )
     return exit_codes.OK if succeeded == total else exit_codes.FAILED
