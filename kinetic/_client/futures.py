@@ -25,7 +25,7 @@ from kinetic._client.board import console
 from kinetic._client.waiter import AwaitedJob, JobWaiter
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.outcome import Outcome
-from kinetic._core.tracebacks import drop_frames
+from kinetic._core.tracebacks import drop_frames, own_frames_hidden
 from kinetic.errors import NotFound, UsageTypeError, WaitTimeout, a_type, name_some
 
 if TYPE_CHECKING:
@@ -355,7 +355,8 @@ def _as_completed(jobs: list[J], limit_s: float | None) -> Iterator[J]:
                 )
             except queue.Empty:
                 late = f"{len(left)} of {len(jobs)} jobs have not ended within {limit_s:g} s"
-                raise WaitTimeout(f"{late}: {_name_jobs(left)}. They go on.") from None
+                with own_frames_hidden:
+                    raise WaitTimeout(f"{late}: {_name_jobs(left)}. They go on.") from None
             yield left.pop(ended)
     except KeyboardInterrupt as interrupt:
         interrupt.__traceback__ = None

@@ -455,7 +455,7 @@ class JobHandle(JobView, Generic[R_co]):
         patience = math.inf if timeout is None else patience_s(timeout)
         deadline = self._clock() + patience
         look = StatusWatch(self.status, on_status, self._clock)
-        with notebook.progress(self.picture, self._clock) as show:
+        with waiting_hidden, notebook.progress(self.picture, self._clock) as show:
             for event in following.follow(self._backend, self._store, self.ref, request):
                 if isinstance(event, Finished):
                     self._is_over = True

@@ -92,6 +92,17 @@ def test_waiting_for_the_exception_can_end(job):
         job.exception(timeout="10ms")
 
 
+@pytest.mark.parametrize(
+    "wait",
+    [lambda job: job.result(timeout=0.01), lambda job: next(as_completed([job], timeout=0.01))],
+)
+def test_a_wait_that_is_over_is_shown_at_the_callers_line(job, wait):
+    with pytest.raises(errors.WaitTimeout) as caught:
+        wait(job)
+    shown = [entry for entry in caught.traceback if not entry.ishidden(caught)]
+    assert [str(entry.path) for entry in shown if str(entry.path) != __file__] == []
+
+
 # -- callbacks -------------------------------------------------------------------------------------
 
 
