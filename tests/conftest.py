@@ -106,7 +106,8 @@ def home(playground: Path) -> Iterator[Path]:
     environment remains."""
     before = dict(os.environ)
     folder = playground / str(next(_numbers))
-    for name in [n for n in os.environ if n.startswith("KINETIC_") or n == "GOOGLE_CLOUD_PROJECT"]:
+    others = {"GOOGLE_CLOUD_PROJECT", "TERM"}
+    for name in [n for n in os.environ if n.startswith("KINETIC_") or n in others]:
         del os.environ[name]
     os.environ |= {
         "KINETIC_HOME": str(folder / "home"),

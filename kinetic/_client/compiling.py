@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from kinetic._client.board import console
 from kinetic._compile.processes import Compiling
 from kinetic._compile.slice import CompileSlice
 from kinetic._compile.topologies import make_target
@@ -78,9 +79,7 @@ class CompileProgress:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._redraws = False
-        with suppress(OSError, ValueError, AttributeError):
-            self._redraws = self._stream.isatty()
+        self._redraws = console.can_redraw(self._stream)
         self._is_drawn = False
         self._due_s = _QUIET_S
 

@@ -60,8 +60,9 @@ def test_an_end_that_is_told_twice_counts_once(store):
     assert batch._executor.ledger.finished == [0]
 
 
-def test_a_pipe_gets_one_line_for_each_end(store, monkeypatch):
-    stream = io.StringIO()
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["pipe", "dumb terminal"])
+def test_what_redraws_nothing_gets_one_line_for_each_end(store, monkeypatch, stream):
+    monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("sys.stderr", stream)
     batch = begin(Scripted(store, [["raise"]]), 3, BatchRules(max_concurrent=1))
     batch.wait(timeout=PATIENCE_S)

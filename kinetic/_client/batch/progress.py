@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any, TextIO
 
 from kinetic._client import notebook
 from kinetic._client.batch.ledger import InputState, Ledger
+from kinetic._client.board import console
 
 DRAW_EVERY_S = 0.1
 BAR_WIDTH = 24
@@ -61,9 +62,7 @@ class BatchProgress:
         self._clock = clock
         self._drawn = False
         self._draw_at = 0.0
-        self._redraws = False
-        with suppress(OSError, ValueError, AttributeError):
-            self._redraws = stream is not None and stream.isatty()
+        self._redraws = console.can_redraw(stream)
 
     def __enter__(self) -> BatchProgress:
         return self

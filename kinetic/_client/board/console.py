@@ -13,12 +13,23 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TextIO, TypeVar, cast
 
 from kinetic._core.log_format import STDERR, LogChunk
 from kinetic._core.tracebacks import drop_frames
 
 _log = logging.getLogger("kinetic.following")
+
+
+def can_redraw(stream: TextIO | None) -> bool:
+    """Whether a line can be written over on this stream: a terminal, and not a dumb one."""
+    from kinetic._config import settings
+
+    try:
+        is_terminal = stream is not None and stream.isatty()
+    except (OSError, ValueError, AttributeError):  # A notebook's, or one that is closed.
+        return False
+    return is_terminal and settings.variables().get("TERM") != "dumb"
 
 
 class Printer:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from kinetic._client.board import console
 from kinetic._store.base import Store, Watchable
 
 WORTH_BYTES = 20_000_000
@@ -34,7 +35,7 @@ def show_progress(store: Store, most_bytes: int, stream: TextIO | None = None) -
         stream: a terminal; stderr by default.
     """
     stream = sys.stderr if stream is None else stream
-    if most_bytes < WORTH_BYTES or store.as_folder() is not None or not _is_terminal(stream):
+    if most_bytes < WORTH_BYTES or store.as_folder() is not None or not console.can_redraw(stream):
         yield store
         return
     watched = _CountedStore(store, most_bytes, stream)
@@ -49,13 +50,6 @@ def line(sent_bytes: int, most_bytes: int) -> str:
     part = min(1.0, sent_bytes / most_bytes)
     bar = ("#" * round(part * _WIDTH)).ljust(_WIDTH, ".")
     return f"kinetic: sending [{bar}] {sent_bytes // _MB} of at most {most_bytes // _MB} MB"
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    try:
-        return stream is not None and stream.isatty()
-    except (AttributeError, ValueError):  # a notebook's, or one that is closed
-        return False
 
 
 class _CountedStore:
