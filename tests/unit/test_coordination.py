@@ -103,6 +103,14 @@ LEAVES_ALL = """
 """
 
 
+AS_WORKERS_END = """
+import os, sys
+sys.stdout.flush()
+os._exit(0)
+"""
+"""Without Python's own end, which a thread that still ends a client would not survive."""
+
+
 def free_address():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -122,7 +130,7 @@ def begin(forks, tmp_path):
 
     def begin(code, *args):
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        pid = forks.start(textwrap.dedent(code), folder, *args)
+        pid = forks.start(textwrap.dedent(code) + AS_WORKERS_END, folder, *args)
         running.append(pid)
 
         def end():
