@@ -95,6 +95,22 @@ def test_initialize_after_joining_does_nothing_when_it_agrees_and_says_where_it_
     assert "num_processes=3" in told[0]
 
 
+@pytest.mark.parametrize("joins_jax", ["lazy", False])
+def test_who_joins_another_coordinator_is_told_unless_he_has_said_so(joins_jax, capfd):
+    """As a program does that was written for two machines; it would wait without a word."""
+
+    @kinetic.run(accelerator="tpu-v6e-8", joins_jax=joins_jax)
+    def pasted():
+        import jax
+        from jax._src import distributed
+
+        distributed.global_state.initialize = lambda *args, **kwargs: None
+        jax.distributed.initialize("10.0.0.1:1234", 2, 1)
+
+    pasted()
+    assert ("this host joins 10.0.0.1:1234 now" in capfd.readouterr().err) is bool(joins_jax)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
 def test_a_world_of_the_functions_own_is_left_alone(accelerator):

@@ -50,6 +50,8 @@ healthy processes."""
 _BEYOND_S = 60
 """How long after the gang JAX gives up: the gang can say which host was missing."""
 
+_APART = """kinetic: this host joins %s now, not the other hosts of its job. To join these, call \
+jax.distributed.initialize() without arguments."""
 _log, _lock = logging.getLogger("kinetic.runner"), threading.RLock()
 _held: list[int] = []  # The place of this process, for as long as it has joined.
 
@@ -294,16 +296,15 @@ class _WorldPlace:
                         f"jax.distributed.initialize({wrong}) asks for something else. Leave the "
                         "arguments out, or say joins_jax=False to join by yourself."
                     )
-                _log.info(
-                    "jax.distributed.initialize(): this host has joined already; there is nothing "
-                    "to do."
-                )
+                _log.info("jax.distributed.initialize(): this host has joined already.")
                 return
             apart = wrong.startswith("coordinator_address") or cluster_detection_method not in (
                 None,
                 "deactivate",
             )
             if apart or (cluster_detection_method and None in given.values()):
+                if address and self._automatic:
+                    _log.warning(_APART, address)
                 # Otherwise JAX_COORDINATOR_BIND_ADDRESS makes it listen at the gang's address.
                 if coordinator_address:
                     rest.setdefault(
