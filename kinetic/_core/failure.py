@@ -7,6 +7,7 @@ be raised.
 from __future__ import annotations
 
 import re
+import textwrap
 
 from kinetic import errors
 from kinetic._core.exits import Exit
@@ -261,12 +262,16 @@ def _name_others(evidence: Evidence, first: HostReport) -> list[str]:
     if not others or first.exit.kind.of_the_job:
         return []
     texts = [
-        f"host {r.host}: {(r.detail or r.exit).splitlines()[0][:_OTHER_CHARS].rstrip('.')}"
+        f"host {r.host}: {_shorten((r.detail or r.exit).splitlines()[0]).rstrip('.')}"
         for r in others[:_OTHERS]
     ]
     more = len(others) - len(texts)
     rest = [f"{more} more host{'s' if more > 1 else ''}"] if more else []
     return [f"Failed as well: {'; '.join([*texts, *rest])}."]
+
+
+def _shorten(line: str) -> str:
+    return textwrap.shorten(line, _OTHER_CHARS, placeholder=" …")
 
 
 def _tail(evidence: Evidence, first: HostReport) -> list[str]:

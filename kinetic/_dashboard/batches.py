@@ -82,15 +82,18 @@ def read_batch(store: Store, group_id: str, found: JobList, spending: SpendingWa
         manifest = Manifest.open(store, group_id)
     except NotFound:
         if not rows:
-            raise
+            raise NotFound(f"There is no batch {group_id!r}.") from None
         return BatchGrid(group_id, group_id, rows[-1].ref.created_at, _cells(rows), cost=cost)
     cells = {cell.number: cell for cell in _cells(rows)}
+    is_left = manifest.owner.is_held() is False  # Looked at before what it has submitted.
     told = manifest.snapshot({index: cell.tries for index, cell in cells.items()})
     for index in range(manifest.batch.total):
         if index in told.refused:
             state, why = InputState.REFUSED, text.printable(told.refused[index])
         elif index in told.skipped or (told.ended and index not in told.jobs):
             state, why = InputState.SKIPPED, ""
+        elif is_left:
+            state, why = InputState.REFUSED, "the process that submitted the batch ended before"
         else:
             state, why = InputState.WAITING, ""
         cells.setdefault(index, BatchCell(index, str(state), None, 0, why))

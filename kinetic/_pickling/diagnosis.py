@@ -36,6 +36,11 @@ _GATHER = (
     "then `return multihost_utils.process_allgather(value, tiled=True)`, which takes a whole dict "
     "of arrays, too. Large ones belong in a checkpoint below KINETIC_OUTPUT_DIR."
 )
+_SHELL = "the notebook's shell"
+_WITHOUT_SHELL = (
+    "The function calls get_ipython(), as `!command` and `%magic` in it do, and hosts have no "
+    "notebook. Run commands by subprocess.run, and leave magic outside of the function."
+)
 _GATHER_FIRST = (
     "It is a jax.Array of which other processes hold parts: gather it first with "
     "jax.experimental.multihost_utils.process_allgather(value, tiled=True)."
@@ -61,6 +66,8 @@ class Diagnosis:
 
     def as_error(self, cause: BaseException) -> PicklingError:
         """Make the exception that the user sees."""
+        if self.component == _SHELL:
+            return PicklingError(_WITHOUT_SHELL, component=self.component)
         where = f"{self.component} cannot be pickled"
         if self.path:
             where += f": its part {self.path} is {with_article(self.type_name)}"
@@ -178,6 +185,8 @@ def uses(thing: Any) -> Iterator[tuple[str, object]]:
     """Yield what is pickled along with the thing, each with a description."""
     if isinstance(thing, FunctionType):
         yield from _uses_of_function(thing)
+    elif isinstance(thing, MethodType) and thing.__name__ == "get_ipython":
+        yield _SHELL, thing.__self__
     elif isinstance(thing, MethodType):
         yield (
             f"the object ({type(thing.__self__).__name__}) whose method {thing.__name__!r} is "

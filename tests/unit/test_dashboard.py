@@ -21,6 +21,7 @@ from cli_fakes import chunk
 from dashboard_world import NOW, World, ask, path_of
 
 import kinetic
+from kinetic._client.batch.manifest import Batch, Manifest
 from kinetic._client.board import activity, shape
 from kinetic._compile.checked import CheckReport
 from kinetic._compile.report import describe_refusal
@@ -54,13 +55,21 @@ world, server = dashboard_world.world, dashboard_world.server
 # -- what is answered ------------------------------------------------------------------------------
 
 
+def test_inputs_whose_submitter_was_killed_wait_no_more(server: DashboardServer, world: World):
+    Manifest.begin(world.store, Batch("grp-00000001", 3, 0.0, name="a sweep"))
+    status, _, body = ask(server, f"{path_of(server)}batches/grp-00000001")
+    assert (status, "3 refused" in body, "3 waiting" in body) == (200, True, False)
+    assert "the process that submitted the batch ended before" in body
+
+
 def test_what_does_not_exist_says_so(server: DashboardServer, world: World):
     base = path_of(server)
     status, _, body = ask(server, f"{base}jobs/job-0000000f", Accept="text/html")
     assert status == 404
     assert "This cannot be shown" in body
     assert ask(server, f"{base}jobs/<script>", Accept="text/html")[0] == 400
-    assert ask(server, f"{base}batches/grp-0")[0] == 404
+    status, _, body = ask(server, f"{base}batches/grp-0")
+    assert (status, json.loads(body)["error"]) == (404, "There is no batch 'grp-0'.")
     assert ask(server, f"{base}static/../pages.py")[0] == 404
     ref = world.add()
     assert ask(server, f"{base}jobs/{ref.job_id}/output?host=7")[0] == 400

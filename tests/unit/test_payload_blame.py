@@ -121,6 +121,20 @@ def test_closures_partials_methods_and_callables_are_named():
     assert component(holder) == "the function"
 
 
+def test_what_calls_the_shell_of_a_notebook_is_told_what_to_do():
+    class Shell(Holder):
+        def get_ipython(self):
+            return self
+
+    names = {"get_ipython": Shell().get_ipython}
+    exec("def list_chips():\n    get_ipython().system('nvidia-smi -L')", names)
+    with pytest.raises(
+        PicklingError, match=r"`!command` and `%magic` .* subprocess\.run"
+    ) as caught:
+        pack(names["list_chips"])
+    assert "cannot be pickled" not in str(caught.value)
+
+
 def test_modules_of_the_project_are_searched(project):
     with pytest.raises(PicklingError) as caught:
         call.pack(project.locked.decorated.f, (), {}, env_vars={}, shipped=Shipped())
