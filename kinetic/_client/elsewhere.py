@@ -33,7 +33,7 @@ _REMEMBERED_S = 30 * 86_400
 def note_store(chosen: Settings) -> None:
     """Remember the store of a call; without a cache to write to, it has to be named again."""
     with contextlib.suppress(OSError):
-        _folder(chosen).mkdir(parents=True, exist_ok=True)
+        _folder(chosen).mkdir(mode=0o700, parents=True, exist_ok=True)
         _file(chosen, chosen.store).write_text(_digest_token(chosen.store))
 
 

@@ -25,12 +25,16 @@ submission takes no longer, from its first look to its plan, than `content_age_s
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kinetic._store.base import FRESH_S, Store
 from kinetic._system import locks
 from kinetic.errors import StoreError
+
+SUBMISSIONS_TAKE_S, _LOOK_S = 60.0, 0.05
+"""How long a sweep waits for submissions to end, and how often it looks."""
 
 
 def content_age_s(store: Store) -> float:
@@ -48,7 +52,11 @@ def lock_for_submission(store: Store) -> Iterator[None]:
 
 @contextmanager
 def lock_for_sweep(store: Store) -> Iterator[None]:
-    """Hold while unused content is removed. Waits for submissions to end."""
+    """Hold while unused content is removed. Waits for submissions to end.
+
+    Raises:
+        StoreError: they have not, in `SUBMISSIONS_TAKE_S`: one may be of a process that is stopped.
+    """
     with _hold_lock(store, exclusive=True):
         yield
 
@@ -82,9 +90,24 @@ def _open(root: str) -> int | None:
 
 def _lock(descriptor: int, root: str, *, exclusive: bool) -> None:
     try:
-        locks.hold(descriptor, shared=not exclusive)
+        if exclusive:
+            _await_submissions(descriptor, root)
+        else:
+            locks.hold(descriptor, shared=True)
     except OSError as error:  # network file systems may refuse to lock a folder
         raise StoreError(
             f"The store {root} cannot be locked: {error}. Set KINETIC_HOME to a folder on a local "
             "disk."
         ) from error
+
+
+def _await_submissions(descriptor: int, root: str) -> None:
+    until = time.monotonic() + SUBMISSIONS_TAKE_S
+    while not locks.try_hold(descriptor):
+        if time.monotonic() > until:
+            raise StoreError(
+                f"Something has been submitted to {root} for {SUBMISSIONS_TAKE_S:g} s, and what it "
+                "needs must not be removed meanwhile. Try again later; if a process was stopped "
+                "while it submitted (Ctrl-Z), continue it (fg) or end it."
+            )
+        time.sleep(_LOOK_S)

@@ -13,6 +13,8 @@ import shutil
 from pathlib import Path
 
 MEMORY = Path("/dev/shm")
+_TRIES = 100
+"""A job that ends removes the folder of all jobs where it is empty, between any two steps."""
 JAX_INIT_INFO = "jax-init-info.txt"
 """In a host's folder: the index of its process and the address of process 0, a line each. The name
 and the format are those of GKE's multi-tier checkpointing."""
@@ -49,6 +51,13 @@ def fault_of(job_id: str, name: str) -> str:
 
 
 def _make(job_id: str, name: str) -> Path:
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            return _make_once(job_id, name)
+    return _make_once(job_id, name)
+
+
+def _make_once(job_id: str, name: str) -> Path:
     folder = of_job(job_id) / name
     for each in (folder.parent.parent, folder.parent, folder):
         each.mkdir(mode=0o700, exist_ok=True)

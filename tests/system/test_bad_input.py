@@ -222,7 +222,7 @@ SMALL = """
 
 ODD = {
     "spaces": "a home with spaces ",
-    "quotes": 'it\'s "so" $HOME `x` %s {} \\',
+    "quotes": 'it\'s "so" $HOME `x` %s %41#1? {} \\',
     "unicode": "домашняя 家 🏠",
     "no text": os.fsdecode(b"\xff\xfe"),
     "line end": "two\nlines",

@@ -146,15 +146,16 @@ def test_nobody_waits_for_ever_for_a_stopped_supervisor_without_agents(home):
 # -- all of it stopped: a machine that was suspended -----------------------------------------------
 
 
-def test_a_machine_that_was_suspended_blames_no_host(home):
+@pytest.mark.parametrize("asleep_s", [15, pytest.param(130, marks=pytest.mark.long)])
+def test_a_machine_that_was_suspended_blames_no_host(home, asleep_s):
     """For longer than any limit of the job: for a silent host (10 s), a hang, a coordinator that
-    cannot be reached."""
+    cannot be reached; and for longer than JAX's own limit for hosts."""
     with registry.substitute_backend("local", lambda _, store: impatient(home)):
         handle = started(home, func=step_now_and_then, backend="local", hang_timeout=8)
     whole = family(handle)
     for pid in whole:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(15)
+    time.sleep(asleep_s)
     for pid in whole:
         os.kill(pid, signal.SIGCONT)
     let_go(home)

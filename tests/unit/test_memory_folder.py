@@ -6,7 +6,10 @@ In: jobs that have ended, or not. Out: what is left.
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+
+import pytest
 
 from kinetic._core import layout
 from kinetic._core.outcome import Outcome, Verdict
@@ -36,3 +39,21 @@ def test_what_succeeded_jobs_have_left_is_freed_after_a_while(tmp_path: Path, mo
     supervisor.free_memory_of_ended(store, NOW)
     left = ["job-00000002", "job-00000003", "job-00000004", "job-of-another-store"]
     assert memory_folder.jobs() == left
+
+
+def test_a_host_that_starts_while_the_last_job_leaves_has_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
+    ended = threading.Event()
+
+    def leave() -> None:
+        while not ended.is_set():
+            memory_folder.remove_unused("job-00000001")
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    made = [memory_folder.make("job-00000001", "host-0") for _ in range(3000)]
+    ended.set()
+    leaving.join()
+    assert None not in made

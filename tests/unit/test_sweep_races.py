@@ -10,16 +10,34 @@ import shutil
 import time
 from pathlib import Path
 
+import pytest
+
 from kinetic._core import layout
 from kinetic._source import bundle, packs
 from kinetic._source.download import unpack
 from kinetic._source.upload import upload
+from kinetic._store import gc_lock
 from kinetic._store.gc_lock import lock_for_submission
 from kinetic._store.local import LocalStore
 from kinetic.cli import pruning
-from kinetic.errors import CorruptRecord
+from kinetic.errors import CorruptRecord, StoreError
 
 SUBMISSIONS = 25
+
+
+def test_a_sweep_does_not_wait_for_ever_for_a_submission_that_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gc_lock, "SUBMISSIONS_TAKE_S", 0.1)
+    store = LocalStore(tmp_path)
+    with lock_for_submission(store):
+        told = r"stopped while it submitted \(Ctrl-Z\)"
+        with pytest.raises(StoreError, match=told), gc_lock.lock_for_sweep(store):
+            pass
+        with lock_for_submission(store):
+            pass
+    with gc_lock.lock_for_sweep(store):
+        pass
 
 
 def plant(root: Path) -> None:

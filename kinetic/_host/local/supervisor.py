@@ -31,7 +31,7 @@ from kinetic.errors import KineticError
 if TYPE_CHECKING:
     from kinetic._host.verdicts import Attempt
 
-SOCKET_PATH_LIMIT = 100
+SOCKET_PATH_LIMIT, _OF_ADDRESSES = 100, frozenset("%#?")
 """Bytes of a Unix socket's path; the kernel takes 107."""
 RESERVE_BYTES = 1 << 16
 """Reserved on disk, so that the verdict can be written when the disk is full, and in an elastic job
@@ -363,7 +363,10 @@ def _remove(folder: Path) -> None:
 
 
 def _is_socket_path(path: Path) -> bool:
-    """Whether the kernel and gRPC accept it: short enough, and valid UTF-8."""
+    """Whether the kernel and gRPC accept it: short enough, valid UTF-8, the same as a part of an
+    address."""
+    if not _OF_ADDRESSES.isdisjoint(str(path)):
+        return False
     try:
         return len(str(path).encode()) <= SOCKET_PATH_LIMIT
     except UnicodeEncodeError:

@@ -44,9 +44,9 @@ ELASTIC, PROFILES = "KINETIC_MOST_SLICES", "KINETIC_PROFILE_ELASTIC"
 """Variables: set in elastic jobs; "1" lets them be profiled."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGINAL = coordination.ORIGINAL
-HEARTBEAT_S = 100
+HEARTBEAT_S = 7 * 86_400
 """Slow on purpose: agents notice a dead host in milliseconds and end the gang; JAX would abort
-healthy processes."""
+healthy processes, and counts the time that a machine sleeps."""
 _BEYOND_S = 60
 """How long after the gang JAX gives up: the gang can say which host was missing."""
 
