@@ -7,7 +7,6 @@ be raised.
 from __future__ import annotations
 
 import re
-import textwrap
 
 from kinetic import errors
 from kinetic._core.exits import Exit
@@ -271,7 +270,11 @@ def _name_others(evidence: Evidence, first: HostReport) -> list[str]:
 
 
 def _shorten(line: str) -> str:
-    return textwrap.shorten(line, _OTHER_CHARS, placeholder=" …")
+    """Cut it between two words, or within a very long one."""
+    if len(line) <= _OTHER_CHARS:
+        return line
+    words = line[:_OTHER_CHARS].rpartition(" ")[0]
+    return f"{words if len(words) > _OTHER_CHARS // 2 else line[:_OTHER_CHARS]} …"
 
 
 def _tail(evidence: Evidence, first: HostReport) -> list[str]:

@@ -268,17 +268,19 @@ def test_hosts_that_failed_alike_are_named_together(store, job, handle):
     assert "Failed as well: host 2: KeyError: 'k'." in notes
 
 
-def test_the_words_of_other_hosts_are_cut_between_words(store, job, handle):
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [("word " * 99, " word word …."), ("x" * 999, "xxx …."), ("short", ": short.")],
+)
+def test_the_words_of_other_hosts_are_cut_between_words(store, job, handle, words, end):
     first, other = (
-        raised(store, job, 0, ValueError("no")),
-        raised(store, job, 1, OSError("word " * 99)),
+        raised(store, job, n, e) for n, e in enumerate((ValueError("no"), OSError(words)))
     )
     put_outcome(store, job, dataclasses.replace(first, ended_at=NOW), other)
     with pytest.raises(ValueError, match="no") as caught:
         handle.result()
-    assert any(
-        note.endswith(" word word ….") for note in "\n".join(caught.value.__notes__).splitlines()
-    )
+    lines = "\n".join(caught.value.__notes__).splitlines()
+    assert any(line.startswith("Failed as well: ") and line.endswith(end) for line in lines)
 
 
 def test_all_hosts_that_failed_alike_are_said_to(store, job, handle):
