@@ -92,7 +92,7 @@ def read_batch(store: Store, group_id: str, found: JobList, spending: SpendingWa
             state, why = InputState.REFUSED, text.printable(told.refused[index])
         elif index in told.skipped or (told.ended and index not in told.jobs):
             state, why = InputState.SKIPPED, ""
-        elif is_left:
+        elif is_left and not told.ended and index not in (*told.jobs, *told.unreadable):
             state, why = InputState.REFUSED, "the process that submitted the batch ended before"
         else:
             state, why = InputState.WAITING, ""

@@ -106,8 +106,8 @@ def _await_submissions(descriptor: int, root: str) -> None:
     while not locks.try_hold(descriptor):
         if time.monotonic() > until:
             raise StoreError(
-                f"Something has been submitted to {root} for {SUBMISSIONS_TAKE_S:g} s, and what it "
-                "needs must not be removed meanwhile. Try again later; if a process was stopped "
-                "while it submitted (Ctrl-Z), continue it (fg) or end it."
+                f"Others have submitted to {root}, or removed from it, for the last "
+                f"{SUBMISSIONS_TAKE_S:g} s, and what they need must not be removed meanwhile. Try "
+                "again later; if one was stopped at that (Ctrl-Z), continue it (fg) or end it."
             )
         time.sleep(_LOOK_S)

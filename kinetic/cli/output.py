@@ -183,11 +183,9 @@ def width() -> int | None:
 
 def can_redraw() -> bool:
     """Whether stdout is a terminal that moves its cursor; Emacs' shell does not."""
-    if not sys.stdout.isatty():
-        return False
-    from rich.console import Console
+    from kinetic._client.board import console
 
-    return not Console().is_dumb_terminal
+    return console.can_redraw(sys.stdout)
 
 
 def can_draw() -> bool:

@@ -156,6 +156,15 @@ def test_jobs_of_one_batch(world: World, capsys: Capture) -> None:
     ]
 
 
+def test_tries_of_one_input_do_not_stand_for_others(world: World, capsys: Capture) -> None:
+    Manifest.begin(world.store, Batch("grp-00000001", 2, NOW))
+    for number in range(3):
+        ref = replace(world.job(f"job-0000000{number}"), group_id="grp-00000001", group_index=0)
+        world.store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+    assert world("jobs", "status", "grp-00000001") == 0
+    assert "without a job" in capsys.readouterr().out
+
+
 def test_a_batch_without_a_job_and_one_that_is_not_there(world: World, capsys: Capture) -> None:
     Manifest.begin(world.store, Batch("grp-00000001", 5, NOW, name="a sweep"))
     assert world("jobs", "status", "grp-00000001") == 0

@@ -23,6 +23,7 @@ from dashboard_world import NOW, World, ask, path_of
 import kinetic
 from kinetic._client.batch.manifest import Batch, Manifest
 from kinetic._client.board import activity, shape
+from kinetic._client.board.spending import SpendingWatch
 from kinetic._compile.checked import CheckReport
 from kinetic._compile.report import describe_refusal
 from kinetic._core import layout
@@ -37,8 +38,8 @@ from kinetic._core.outcome import Verdict
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
-from kinetic._dashboard import output, scene
-from kinetic._dashboard.board_watch import BoardWatch
+from kinetic._dashboard import batches, output, scene
+from kinetic._dashboard.board_watch import BoardWatch, JobList
 from kinetic._dashboard.feeds import ChartsFeed, JobFeed, OutputFeed
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.pages import Pages
@@ -60,6 +61,19 @@ def test_inputs_whose_submitter_was_killed_wait_no_more(server: DashboardServer,
     status, _, body = ask(server, f"{path_of(server)}batches/grp-00000001")
     assert (status, "3 refused" in body, "3 waiting" in body) == (200, True, False)
     assert "the process that submitted the batch ended before" in body
+
+
+def test_inputs_whose_jobs_are_not_listed_yet_are_not_refused(world: World):
+    batch = Batch("grp-00000001", 2, NOW, jobs=(("job-00000001",), ("job-00000002",)))
+    manifest = Manifest.begin(world.store, batch)
+    for number in (1, 2):
+        world.add(number, group_id=batch.group_id, group_index=number - 1)
+    for ended in (False, True):
+        if ended:
+            manifest.note_end("", [])
+        spending = SpendingWatch(world.access.board, 1, lambda: NOW)
+        read = batches.read_batch(world.store, batch.group_id, JobList(), spending)
+        assert [cell.state for cell in read.cells] == ["waiting", "waiting"]
 
 
 def test_what_does_not_exist_says_so(server: DashboardServer, world: World):

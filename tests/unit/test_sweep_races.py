@@ -13,13 +13,18 @@ from pathlib import Path
 import pytest
 
 from kinetic._core import layout
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport, Outcome, Verdict
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
 from kinetic._source import bundle, packs
 from kinetic._source.download import unpack
 from kinetic._source.upload import upload
-from kinetic._store import gc_lock
+from kinetic._store import gc_lock, index
 from kinetic._store.gc_lock import lock_for_submission
 from kinetic._store.local import LocalStore
 from kinetic.cli import pruning
+from kinetic.cli.root import call
 from kinetic.errors import CorruptRecord, StoreError
 
 SUBMISSIONS = 25
@@ -31,13 +36,31 @@ def test_a_sweep_does_not_wait_for_ever_for_a_submission_that_stands_still(
     monkeypatch.setattr(gc_lock, "SUBMISSIONS_TAKE_S", 0.1)
     store = LocalStore(tmp_path)
     with lock_for_submission(store):
-        told = r"stopped while it submitted \(Ctrl-Z\)"
+        told = r"one was stopped at that \(Ctrl-Z\)"
         with pytest.raises(StoreError, match=told), gc_lock.lock_for_sweep(store):
             pass
         with lock_for_submission(store):
             pass
     with gc_lock.lock_for_sweep(store):
         pass
+
+
+def test_a_prune_that_cannot_sweep_says_what_it_has_removed(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gc_lock, "SUBMISSIONS_TAKE_S", 0.1)
+    store = LocalStore(home)
+    ref = JobRef("job-00000001", Place("local"), "cpu", "f", "f", 1.0, store.uri)
+    index.add(store, ref)
+    report = HostReport(0, Exit.RETURNED, started_at=1.0)
+    index.write_outcome(
+        store, ref.job_id, Outcome(Verdict.SUCCEEDED, reports=(report,), ended_at=2.0)
+    )
+    with lock_for_submission(store):
+        assert call(["jobs", "prune", "--yes", "--json"]) == 5
+    told = json.loads(capsys.readouterr().out)
+    assert (told["jobs"], told["contents"]) == ([ref.job_id], 0)
+    assert "(Ctrl-Z)" in told["failed"][0]["error"]
 
 
 def plant(root: Path) -> None:

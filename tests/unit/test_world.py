@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
 import subprocess
@@ -231,3 +232,12 @@ def test_xla_logs_no_more_than_where_jax_comes_first() -> None:
     assert jaxworld.environ(WORLD, {}, {}, automatic=True)[name] == "1"
     assert jaxworld.environ(WORLD, {name: "0"}, {}, automatic=True)[name] == "0"
     assert jaxworld.environ(WORLD, {}, {name: "2"}, automatic=True)[name] == "2"
+
+
+def test_only_of_functions_it_is_known_at_once_that_their_process_has_died(monkeypatch):
+    """A program may be a child of a shell, which its agent watches: JAX's own limit is left."""
+    spec = importlib.util.spec_from_file_location("kinetic_joining", joining.__file__)
+    in_program = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, in_program)
+    spec.loader.exec_module(in_program)
+    assert (in_program.HEARTBEAT_S, joining.HEARTBEAT_S > 86_400) == (100, True)

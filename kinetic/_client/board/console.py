@@ -29,7 +29,8 @@ def can_redraw(stream: TextIO | None) -> bool:
         is_terminal = stream is not None and stream.isatty()
     except (OSError, ValueError, AttributeError):  # A notebook's, or one that is closed.
         return False
-    return is_terminal and settings.variables().get("TERM") != "dumb"
+    kind = settings.variables().get("TERM", "").lower()
+    return is_terminal and kind not in ("dumb", "unknown")
 
 
 class Printer:

@@ -31,8 +31,10 @@ from kinetic.errors import KineticError
 if TYPE_CHECKING:
     from kinetic._host.verdicts import Attempt
 
-SOCKET_PATH_LIMIT, _OF_ADDRESSES = 100, frozenset("%#?")
+SOCKET_PATH_LIMIT = 100
 """Bytes of a Unix socket's path; the kernel takes 107."""
+_OF_ADDRESSES = frozenset("%#?")
+"""What has a meaning of its own in the address of a socket."""
 RESERVE_BYTES = 1 << 16
 """Reserved on disk, so that the verdict can be written when the disk is full, and in an elastic job
 those of the attempts before."""

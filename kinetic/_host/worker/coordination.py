@@ -47,7 +47,7 @@ _LOOK_S = 0.02
 _SHUTDOWN_S = 5
 _END_S = 0.5
 """How long XLA's client may take to end before the next world is entered beside it: it takes less
-than a tenth of a second, or minutes."""
+than a tenth of a second where there is no other load, and minutes where it hangs in Gloo."""
 _ending = _thread.allocate_lock()
 _CACHE_WRITE = "_cache_write"
 _ALL_COMPILED = {

@@ -44,9 +44,10 @@ ELASTIC, PROFILES = "KINETIC_MOST_SLICES", "KINETIC_PROFILE_ELASTIC"
 """Variables: set in elastic jobs; "1" lets them be profiled."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGINAL = coordination.ORIGINAL
-HEARTBEAT_S = 7 * 86_400
+HEARTBEAT_S = 100 if __name__ == "kinetic_joining" else 7 * 86_400
 """Slow on purpose: agents notice a dead host in milliseconds and end the gang; JAX would abort
-healthy processes, and counts the time that a machine sleeps."""
+healthy processes, and counts the time that a machine sleeps. Not so in a program: it may be a child
+of what its agent watches, a shell for example, and die alone."""
 _BEYOND_S = 60
 """How long after the gang JAX gives up: the gang can say which host was missing."""
 

@@ -275,7 +275,7 @@ def _print_batch(app: AppContext, text_of_id: str, *, as_json: bool) -> None:
     spending = SpendingWatch(app.board, app.store.calls_at_once, app.now).look(jobs)
     counts = Counter(found.state.lower() for _, found in jobs)
     unsubmitted: dict[int, Exception] = {}
-    if batch is not None and len(jobs) < batch.total:
+    if batch is not None and len({ref.group_index for ref, _ in jobs}) < batch.total:
         with contextlib.suppress(KineticError):
             unsubmitted = app.open_batch(group_id).submission_failures
     if as_json:

@@ -17,7 +17,7 @@ from kinetic.cli import exit_codes, output
 from kinetic.cli.context import BATCH, AppContext, pass_app
 from kinetic.cli.lazy import complete_with
 from kinetic.cli.options import AGE, job_argument, jobs_argument, json_option, yes_option
-from kinetic.errors import BackendUnavailable, KineticError
+from kinetic.errors import BackendUnavailable, KineticError, StoreError
 
 if TYPE_CHECKING:
     from kinetic._client.batch.handle import BatchHandle
@@ -216,7 +216,12 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
     tried = at_once(lambda ref: _try_remove(app, ref, away), old, app.store.calls_at_once // 4)
     failed = [problem for problem in tried if problem]
     kept = {problem["job_id"] for problem in failed}
-    swept = pruning.sweep(app.store, older_than=limit)
+    swept = pruning.Swept()
+    try:
+        swept = pruning.sweep(app.store, older_than=limit)
+    except StoreError as error:
+        output.notice(f"warning: nothing but jobs was removed: {error}")
+        failed.append({"job_id": "", "error": str(error)})
     return _report(
         "Removed",
         [ref for ref in old if ref.job_id not in kept],
