@@ -316,7 +316,11 @@ def test_a_job_that_is_removed_while_it_is_looked_at(show, shown):
     shown.open().wait_for("another", "#rows")
     wait_until(lambda: shown.count("#rows > .row") == 1, "the removed job is still listed")
     shown.open(f"jobs/{ref.job_id}").wait_for("This cannot be shown")
-    assert other.job_id in shown.open().run("return document.body.innerHTML")
+    page = shown.open()
+    wait_until(
+        lambda: other.job_id in page.run("return document.body.innerHTML"),
+        "the other job is not listed",
+    )
 
 
 @pytest.mark.long
