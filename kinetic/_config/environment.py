@@ -38,9 +38,15 @@ MACHINE_BOUND = frozenset(_OF_THIS_MACHINE.split())
 """Variables that a wildcard never captures: they describe this machine. An exact name does capture
 them."""
 _INHERITED = frozenset(_OF_ANY_PROCESS.split())
-_OF_HOSTS = """
-    KINETIC_HOST_ADDRESS KINETIC_POD_CACHE_GB KINETIC_ROLE KINETIC_SIMULATED KINETIC_SLICES
-"""
+_OF_HOSTS = frozenset(
+    [
+        "KINETIC_HOST_ADDRESS",
+        "KINETIC_POD_CACHE_GB",
+        "KINETIC_ROLE",
+        "KINETIC_SIMULATED",
+        "KINETIC_SLICES",
+    ]
+)
 """Variables of hosts that look like those of settings."""
 _ALIKE = 0.85
 _PROXIES = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"})
@@ -128,7 +134,7 @@ def find_misspelt(known: Collection[str], environ: Mapping[str, str]) -> dict[st
     """Return variables that nothing reads, each with the one of `known` that it looks like."""
     import difflib
 
-    others = {name for name in environ if name not in known and name not in _OF_HOSTS.split()}
+    others = set(environ) - {*known} - _OF_HOSTS
     near = {
         name: difflib.get_close_matches(name.upper(), list(known), n=1, cutoff=_ALIKE)
         for name in sorted(others)

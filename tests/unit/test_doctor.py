@@ -19,7 +19,7 @@ from kinetic._client.doctor.checks import Machine, StoreFolder, ZygoteStart
 from kinetic._client.doctor.examination import repair
 from kinetic._client.doctor.leftovers import LocalJob, Process, Scrap, Traces
 from kinetic._compile.topologies import WITHOUT_LIBTPU, TpuCompiler
-from kinetic._config import environment, settings
+from kinetic._config import settings
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.findings import Finding, Level
@@ -475,12 +475,7 @@ def test_what_is_wrong_with_settings_is_a_finding(
 def test_a_variable_that_looks_like_one_of_a_setting_is_a_finding(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meant = {"KINETIC_BACKND": "BACKEND", "KINTEIC_ZONE": "ZONE", "kinetic_queue": "QUEUE"}
-    for name in (*meant, "KINETIC_SLICES", "KINETIC_NAME", "KINETIC_CLUSTER", "KINDLY"):
-        monkeypatch.setenv(name, "x")
-    assert environment.find_misspelt(settings.names().values(), os.environ) == {
-        n: f"KINETIC_{end}" for n, end in meant.items()
-    }
+    monkeypatch.setenv("KINETIC_BACKND", "ray")
     call(["doctor"])
     assert "Nothing reads KINETIC_BACKND." in capsys.readouterr().out
 

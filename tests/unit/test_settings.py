@@ -211,3 +211,10 @@ def test_the_reference_lists_what_a_simulated_host_inherits():
     page = Path(__file__).parents[2] / "docs/reference/settings.md"
     listed = page.read_text()
     assert [name for name in environment._INHERITED if f"`{name}`" not in listed] == []
+
+
+def test_variables_that_look_like_those_of_settings_are_found():
+    meant = {"KINETIC_BACKND": "BACKEND", "KINTEIC_ZONE": "ZONE", "kinetic_queue": "QUEUE"}
+    others = ("KINETIC_SLICES", "KINETIC_NAME", "KINETIC_CLUSTER", "KINDLY", "PATH")
+    found = environment.find_misspelt(settings.names().values(), dict.fromkeys((*meant, *others)))
+    assert found == {name: f"KINETIC_{end}" for name, end in meant.items()}

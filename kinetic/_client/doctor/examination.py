@@ -68,7 +68,8 @@ def examine(*, fix: bool = False) -> Report:
     compiler = facts.tpu_compiler(chosen.compile_python if chosen else "")
     found.append(checks.tpu_compiler(machine, compiler))
     found += checks.configuration(fault, *_profiles())
-    found += checks.variables(_find_misspelt())
+    misspelt = environment.find_misspelt(settings.names().values(), settings.variables())
+    found += checks.variables(misspelt)
     if known is None:
         return Report(tuple(found))
     place = facts.folder((chosen or known).folder)
@@ -91,10 +92,6 @@ def _settings() -> tuple[Settings | None, str]:
         return settings.load(profile={}), ""
     except UsageError as fault:
         return None, str(fault)
-
-
-def _find_misspelt() -> dict[str, str]:
-    return environment.find_misspelt(settings.names().values(), settings.variables())
 
 
 def _profiles() -> tuple[str, str | None]:
