@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, RedirectResponse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -62,6 +62,11 @@ class Guard:
             response = PlainTextResponse(REFUSAL, status_code=403)
             await response(scope, receive, send_guarded)
             return
+        if (page := _page_meant(rest)) != rest:
+            query = scope["query_string"].decode("latin-1")
+            address = f"/{self._token.decode()}{page}{'?' if query else ''}{query}"
+            await RedirectResponse(address)(scope, receive, send_guarded)
+            return
         inside = {**scope, "path": rest, "raw_path": rest.encode(), "root_path": ""}
         await self._app(inside, receive, send_guarded)
 
@@ -69,7 +74,13 @@ class Guard:
         """The path behind the token; None if it is another token, or none."""
         token, slash, rest = scope["path"].removeprefix("/").partition("/")
         is_known = hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token)
-        return f"/{rest}" if is_known and slash else None
+        return f"{slash}{rest}" if is_known else None
+
+
+def _page_meant(path: str) -> str:
+    """The path as pages are called, whose addresses are relative: people add and drop the last
+    slash."""
+    return path.rstrip("/") or "/"
 
 
 def is_allowed(method: str, headers: Mapping[str, list[str]]) -> bool:

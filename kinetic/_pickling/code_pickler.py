@@ -277,6 +277,8 @@ def dump(value: object, file: BinaryIO) -> None:
     start = file.tell()
     try:
         CodePickler(file).dump(value)
+    except MemoryError:  # Of a file in memory, nothing is left.
+        raise
     except Exception:
         file.seek(start)
         file.truncate()

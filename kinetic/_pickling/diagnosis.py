@@ -36,6 +36,10 @@ _GATHER = (
     "then `return multihost_utils.process_allgather(value, tiled=True)`, which takes a whole dict "
     "of arrays, too. Large ones belong in a checkpoint below KINETIC_OUTPUT_DIR."
 )
+_TOO_LARGE = (
+    "Memory ran out meanwhile: what is sent is in memory twice. Leave what is large in a file, a "
+    "checkpoint or kinetic.Data, and send its name."
+)
 _SHELL = "the notebook's shell"
 _WITHOUT_SHELL = (
     "The function calls get_ipython(), as `!command` and `%magic` in it do, and hosts have no "
@@ -75,6 +79,8 @@ class Diagnosis:
             where += f": it is {with_article(self.type_name)}"
         if _too_deep(cause):
             advice = _FLATTEN
+        elif isinstance(cause, MemoryError):
+            advice = _TOO_LARGE
         elif _is_spread(cause):
             advice = _GATHER if self.returned else _GATHER_FIRST
         else:

@@ -21,6 +21,8 @@ from kinetic._source.project import MODULES, WORDS
 from kinetic.errors import KineticError, UsageError
 
 _OF_FOLDER = "__main__.py"
+_SHELLS = ("bash", "zsh", "fish", "dash", "ksh", "sh")
+_FIRST_LINE_BYTES = 256
 
 
 class ProgramKind(StrEnum):
@@ -117,7 +119,23 @@ def _find_script(target: str) -> str:
             else f" To run a command, put -- before it: kinetic run … -- {target}"
         )
         raise UsageError(f"There is no file {target}.{remedy}")
+    if shell := _find_shell(path):
+        raise UsageError(
+            f"{target} is a script of {shell}, and kinetic run SCRIPT runs files of Python. "
+            f"Write: kinetic run … -- {shell} {target}"
+        )
     return target
+
+
+def _find_shell(path: Path) -> str:
+    """Return the shell whose script this is, by the file's name or its first line; or ""."""
+    if path.suffix == ".py":  # It may begin as a shell's script, and be one of Python.
+        return ""
+    with path.open("rb") as file:
+        first = file.readline(_FIRST_LINE_BYTES).decode(errors="replace")
+    words = first.removeprefix("#!").split() if first.startswith("#!") else []
+    named = {Path(word).name for word in words} | {path.suffix.removeprefix(".")}
+    return next((shell for shell in _SHELLS if shell in named), "")
 
 
 def script_path(program: Program, cwd: Path) -> Path | None:

@@ -7,6 +7,7 @@ an error must not be printed into the line that the user is typing.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 Words = list[Any]
 _MAX_IDS = 50
+_BATCHES = "g"
+"""Their ids begin with it, and no job's id has this letter."""
 
 
 def _quiet(
@@ -38,7 +41,8 @@ def _quiet(
 
 @_quiet
 def jobs(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """Ids of jobs, newest first; without "job-" if the word starts without it."""
+    """Ids of jobs, newest first; without "job-" if the word starts without it. Ids of batches once
+    it starts as they do."""
     return _ids(ctx, incomplete)
 
 
@@ -67,11 +71,31 @@ def _ids(
     def choose_word(ref: JobRef) -> str:
         return ref.job_id if ref.job_id.startswith(prefix) else ref.job_id.removeprefix("job-")
 
-    meant = [ref for ref in app.board.refs() if choose_word(ref).startswith(prefix)]
+    refs = app.board.refs()
+    if prefix.startswith(_BATCHES):
+        yield from _batches(refs, prefix)
+        return
+    meant = [ref for ref in refs if choose_word(ref).startswith(prefix)]
     for ref, found in app.board.select(meant, _MAX_IDS, states)[0]:
         age = text.age(app.now() - ref.created_at)
         about = f"{found.state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}"
         yield CompletionItem(choose_word(ref), help=about)
+
+
+def _batches(refs: Iterable[JobRef], prefix: str) -> Iterable[CompletionItem]:
+    """Ids of batches that have jobs, newest first."""
+    from kinetic._client.board.text import count
+
+    jobs = Counter(ref.group_id for ref in refs if ref.group_id)
+    for group_id, number in jobs.items():
+        if group_id.startswith(prefix):
+            yield CompletionItem(group_id, help=f"a batch of {count(number, 'job')}")
+
+
+@_quiet
+def batches(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
+    """Ids of batches."""
+    return _batches(_open_app(ctx).board.refs(), incomplete.lower())
 
 
 def attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Words:

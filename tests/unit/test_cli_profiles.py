@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,22 @@ def test_names_are_completed(home: Path) -> None:
     # shells replace the whole word
     assert offered("jobs", "list", "--state=fa") == ["--state=failed"]
     assert {"list", "top", "prune"} <= set(offered("jobs", ""))
+
+
+def test_batches_are_completed(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    assert kn("profile", "create", "here", "--store", str(tmp_path)) == 0
+    for number, group in enumerate(("grp-aa000001", "grp-aa000002", "grp-aa000002", None)):
+        ref = JobRef(
+            f"job-0000000{number}", Place("local", "local"), "cpu", "f", "f", number, store.uri
+        )
+        ref = replace(ref, group_id=group)
+        store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+    assert offered("--profile", "here", "jobs", "wait", "g") == ["grp-aa000002", "grp-aa000001"]
+    assert offered("--profile", "here", "jobs", "list", "--group", "grp-aa000001") == [
+        "grp-aa000001"
+    ]
+    assert "job-00000003" in offered("--profile", "here", "jobs", "wait", "")
 
 
 def test_jobs_of_the_profile_on_the_line_are_completed(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ world, server = dashboard_world.world, dashboard_world.server
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "", "/jobs/job-00000001", "/{}x/", "/{}", "/%00/", "/static/dashboard.js", "//{}/"],
+    ["/", "", "/jobs/job-00000001", "/{}x/", "/{}x", "/%00/", "/static/dashboard.js", "//{}/"],
 )
 def test_nothing_is_shown_without_the_token(server: DashboardServer, world: World, path: str):
     world.add(display_name="secret-name")
@@ -109,6 +109,22 @@ def test_the_first_address_leads_in_once(server: DashboardServer):
     assert (status, headers["location"]) == (303, path_of(server))
     assert ask(server, path)[0] == 403
     assert ask(server, "/open/")[0] == 403
+
+
+def test_a_slash_at_the_end_is_no_other_address(server: DashboardServer, world: World):
+    """Addresses in pages are relative: each page is shown at one address alone."""
+    job, first = world.add().job_id, path_of(server)
+    for written, meant in {
+        first.rstrip("/"): first,
+        f"{first.rstrip('/')}?state=failed": f"{first}?state=failed",
+        f"{first}//": first,
+        f"{first}batches/": f"{first}batches",
+        f"{first}jobs/{job}//?attempt=1": f"{first}jobs/{job}?attempt=1",
+    }.items():
+        status, headers, _ = ask(server, written)
+        assert (status, headers["location"]) == (307, meant)
+        assert ask(server, meant)[0] == 200
+    assert ask(server, first.rstrip("/"), Host="evil.example")[0] == 403
 
 
 def test_what_is_no_request_is_refused_without_a_word(

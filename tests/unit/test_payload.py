@@ -81,6 +81,18 @@ def test_a_value_that_cannot_go_back_is_not_to_be_made_inside_the_function():
         results.pack_value(x for x in [1])
 
 
+def test_a_value_that_memory_has_no_room_for_is_called_so():
+    class Large:
+        def __reduce__(self):
+            raise MemoryError
+
+    with pytest.raises(
+        PicklingError, match=r"its part \['w'\] is a Large. Memory ran out"
+    ) as caught:
+        results.pack_value({"w": Large()})
+    assert isinstance(caught.value.__cause__, MemoryError)
+
+
 def test_flags_of_absl_are_to_be_passed_as_values():
     from absl import flags
 

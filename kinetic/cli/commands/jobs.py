@@ -15,7 +15,7 @@ from kinetic._client.board import text
 from kinetic._core.state import UNKNOWN, JobStanding, JobStatus, standing_of_verdict
 from kinetic.cli import output
 from kinetic.cli.context import BATCH, AppContext, pass_app
-from kinetic.cli.lazy import Lazy, LazyGroup
+from kinetic.cli.lazy import Lazy, LazyGroup, complete_with
 from kinetic.cli.options import ignore_option, job_argument, json_option
 from kinetic.errors import KineticError, StoreError
 
@@ -138,7 +138,12 @@ def jobs() -> None:
     type=click.Choice(STATES, case_sensitive=False),
     help=f"Only jobs in this state: {', '.join(STATES).lower()}. Can be given several times.",
 )
-@click.option("--group", metavar="ID", help="Only jobs of this batch.")
+@click.option(
+    "--group",
+    metavar="ID",
+    shell_complete=complete_with("batches"),
+    help="Only jobs of this batch.",
+)
 @ignore_option("--output-dir")
 @json_option
 @pass_app
