@@ -16,6 +16,7 @@ from kinetic._host.worker import forks, interpreter, report, signals, worlds
 from kinetic._host.worker.start import Start
 from kinetic._host.worker.staying import Call, Unblocker
 from kinetic._system import processes
+from kinetic.errors import KineticError
 
 REPORT_TRIES = 4
 """How often reporting the end is tried: the function's tracers and threads may interrupt it."""
@@ -40,7 +41,10 @@ def run(channel: Channel, freedom: Unblocker, call: Call, start: Start) -> Messa
             value, error = end[0]
             if os.getpid() != own_pid:
                 forks.end(error)
-            worlds.finish(returned=error is None)
+            try:
+                worlds.finish(returned=error is None)
+            except KineticError as unfinished:  # A save that it had begun has failed.
+                value, error = end[0] = (None, unfinished)
             freedom.end()
             signals.silence()
             processes.RESERVE.release()

@@ -9,6 +9,7 @@ fails when Orbax keeps them elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import sys
@@ -24,6 +25,8 @@ _SIGNALING_THREAD = "_SignalingThread"
 _RUNNER = "AsyncRunner"
 """What runs the saves of Orbax's newer interface, one thread for each."""
 _LOOK_S = 0.002
+_SAVES_S = 1800.0
+"""Longer than any save: Orbax gives it up before."""
 SAVERS = ("async_save", "save_finalize")
 """Orbax's threads that write checkpoints, by name. One that outlived its world would come to the
 barriers of the next one: Orbax asks for the world's client at each."""
@@ -51,9 +54,17 @@ def on_end(finish: Callable[[bool], object]) -> None:
 
 
 def finish(*, returned: bool) -> None:
-    """Call all of `on_end`."""
-    for call in _ending:
-        call(returned)
+    """Call all of `on_end`. Of a function that returned, what saves in the background is waited
+    for: at the end of a script, Python does so.
+
+    Raises:
+        KineticError: something was not finished.
+    """
+    if returned:
+        settle(_SAVES_S)
+    with contextlib.ExitStack() as each:
+        for call in _ending:
+            each.callback(call, returned)
 
 
 def settle(limit_s: float) -> bool:

@@ -34,7 +34,7 @@ from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.opening import Opened
 from kinetic._in_job.checkpoint.persistent import Persistent
 from kinetic._in_job.checkpoint.restoring import Restored, Restoring, SavedState
-from kinetic._in_job.checkpoint.sync_points import SyncPoints, SyncRequest
+from kinetic._in_job.checkpoint.sync_points import SyncPoints, SyncRequest, find_request
 from kinetic._in_job.checkpoint.tree import Leaf, TreeState
 from kinetic._in_job.metrics import mark_step, send_now
 from kinetic._system import memory_folder
@@ -334,8 +334,9 @@ class Checkpointer:
         tier, writer = self._opened.local, self._opened.writer
         if tier is not None:
             self._local_saves = LocalSaves(tier, writer, self._peers, self._warn)
+        opening.unclosed[self] = self.wait
         self._restoring = Restoring(self._opened, self._peers, self._directory, self._warn)
-        self._sync_points = SyncPoints(self._peers, _find_request, self._cadence.every_s)
+        self._sync_points = SyncPoints(self._peers, find_request, self._cadence.every_s)
         if self._local is None and self._cadence.local_every is not None:
             self._tell_why_not_local()
         return self._opened
@@ -428,6 +429,7 @@ class Checkpointer:
 
     def _free(self) -> None:
         self._is_closed = True
+        opening.unclosed.pop(self, None)
         if self._sync_points is not None:
             self._sync_points.close()
         if self._opened is not None and self._opened.lease is not None:
@@ -490,10 +492,3 @@ class Checkpointer:
 
 def _name_step(step: int) -> str:
     return f"step {step}" if step >= 0 else "the state"
-
-
-def _find_request() -> SyncRequest | None:
-    """What makes this host's function leave, as far as it knows by itself."""
-    if preemption.preempted():
-        return SyncRequest.PREEMPTED
-    return SyncRequest.REFORM if elastic.is_asked() else None

@@ -40,6 +40,9 @@ LIMIT_S = 600.0
 _SHARED_WITHIN_S = 5.0
 """How long a file of the leader may take to be seen by the others."""
 _IN_TRAINING = "/"
+unclosed: dict[object, Callable[[], object]] = {}
+"""How to wait for each checkpointer that is open. Where the function returns and nobody closes it,
+what it has saved is committed all the same, and its error is told."""
 worlds.on_leaving(lease.abandon)
 _KINDS = {kind.__name__: kind for kind in (CheckpointError, CheckpointInUse, CheckpointMismatch)}
 _ATTRIBUTES = ("job_id", "step")
@@ -313,3 +316,14 @@ def check_room(rooms: Sequence[Room]) -> None:
                 f"Ask for at least {in_gigabytes(room_for(part))} of memory there (on a cluster: "
                 f'local_storage="{each}"), or say local_every=None.'
             )
+
+
+def _wait_for_unclosed(returned: bool) -> None:
+    while unclosed:
+        _, wait = unclosed.popitem()
+        if returned:
+            wait()
+
+
+worlds.on_end(_wait_for_unclosed)
+worlds.on_leaving(unclosed.clear)

@@ -10,6 +10,8 @@ import contextlib
 import importlib.util
 import json
 import logging
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -31,6 +33,9 @@ _LIMIT_S = 600
 """How long Orbax lets the hosts wait for each other."""
 
 
+_ORBAX = "/orbax/checkpoint/"
+_ENDS_SAVES = "save_finalize"
+"""How the name of Orbax's thread begins that ends a save."""
 _REMOVED = "kinetic-removed.json"
 """Beside the steps: those of ours that are being removed, of which a kill may leave a part."""
 _log = logging.getLogger(__name__)
@@ -99,7 +104,7 @@ class Persistent:
             ),
             best_fn=keeping.metric_of(keep),
             best_mode=keep.best_is,
-            async_options=ocp.AsyncOptions(timeout_secs=_LIMIT_S),
+            async_options=ocp.AsyncOptions(timeout_secs=_LIMIT_S, barrier_sync_fn=_meet),
         )
         with explain_errors("opened", directory):
             if process == 0:
@@ -284,15 +289,28 @@ class Persistent:
             raise
 
 
+def _meet(*, key: str, timeout_ms: int) -> None:
+    """Orbax's barrier. A host on which a save has failed waits for nobody: the others wait at an
+    earlier one, and would do so until the time is over."""
+    error = sys.exc_info()[1]
+    if error is not None and threading.current_thread().name.startswith(_ENDS_SAVES):
+        raise error
+    orbax().multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+
+
 def is_news(record: logging.LogRecord) -> bool:
     """Whether a record of Orbax's log says what is said nowhere else: not that a save was cut off
-    because the hosts' world has ended. The leader tells that, and who waits for the save gets it
-    as an error; Orbax logs two tracebacks of many pages."""
-    error = record.exc_info[1] if record.exc_info else None
+    because the hosts' world has ended, which the leader tells. Of an error of its own, one line is
+    left of many pages: who waits for the save gets it with its traceback."""
+    error = found = record.exc_info[1] if record.exc_info else None
     while error is not None:
         if type(error).__name__ == _BROKEN and str(error).startswith(_ENDED):
             return False
         error = error.__cause__ or error.__context__
+    if found is not None and _ORBAX in record.pathname:
+        words, why = record.getMessage(), str(found)
+        record.msg, record.args = words if why in words else f"{words}: {why}", None
+        record.exc_info = record.exc_text = None
     return True
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
+from kinetic._in_job import elastic, preemption
 from kinetic._in_job.peers import Peers
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,13 @@ class SyncRequest(StrEnum):
     """A host will be taken away: save, then leave."""
     REFORM = "reform"
     """A slice of an elastic job is back: save, then begin again on all slices."""
+
+
+def find_request() -> SyncRequest | None:
+    """Return what makes this host's function leave, as far as it knows by itself."""
+    if preemption.preempted():
+        return SyncRequest.PREEMPTED
+    return SyncRequest.REFORM if elastic.is_asked() else None
 
 
 class SyncPoints:
