@@ -438,3 +438,35 @@ def save_and_be_killed(folder, kills, seed):
             Path(folder, f"done-{attempt}-{host}").write_text(str(step - 1 if waits else step - 2))
             step += 1
     return step
+
+
+def save_to_a_full_disk(host, saves):
+    """One host cannot write more than a little after the first save; nobody closes."""
+    import resource
+
+    import jax
+
+    mesh = jax.sharding.Mesh(jax.devices(), "x")
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+
+    def make(step):
+        key = jax.random.key(step)
+        return {"w": jax.jit(lambda: jax.random.uniform(key, 600_000), out_shardings=spread)()}
+
+    checkpointer = kinetic.Checkpointer(every=1, keep=None, local_every=None)
+    state, _ = checkpointer.restore(make(0))
+    checkpointer.save(0, state)
+    checkpointer.wait()
+    if jax.process_index() == host:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+    for step in range(1, saves):
+        checkpointer.save(step, make(step))
+
+
+def save_without_closing():
+    import numpy as np
+
+    checkpointer = kinetic.Checkpointer(every=1, keep=None, local_every=None)
+    state, _ = checkpointer.restore({"w": np.ones(300_000)})
+    for step in range(2):
+        checkpointer.save(step, state)

@@ -11,7 +11,16 @@ import signal
 
 import pytest
 from gangs import wait_until
-from on_saving_hosts import compile_steps, hold, read_numbers, save_another_kind, train, twice
+from on_saving_hosts import (
+    compile_steps,
+    hold,
+    read_numbers,
+    save_another_kind,
+    save_to_a_full_disk,
+    save_without_closing,
+    train,
+    twice,
+)
 from places import Place
 
 import kinetic
@@ -136,6 +145,24 @@ def test_what_could_not_be_restored_is_told_when_it_is_saved_first(tmp_path):
     told = r"of step 0, which was to be saved, .*'x'\] was \(3,\) and is a number"
     with pytest.raises(errors.CheckpointMismatch, match=told):
         kinetic.run("cpu")(save_another_kind)(str(tmp_path))
+
+
+@pytest.mark.parametrize(("host", "saves"), [(0, 2), pytest.param(1, 9, marks=pytest.mark.long)])
+def test_a_full_disk_is_told_at_once(tmp_path, host, saves):
+    """Hosts wait at barriers of Orbax for each other, for as long as ten minutes."""
+    run = kinetic.run("cpu", slices=2, output_dir=str(tmp_path))
+    job = run(save_to_a_full_disk).run_async(host, saves)
+    with pytest.raises(errors.CheckpointError, match=r"could not be written \(step 1\)"):
+        job.result(timeout=200)
+    assert job.outcome().first.host == host
+    assert {"0"} == {p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()}
+
+
+def test_what_was_saved_is_committed_though_nobody_closes(tmp_path):
+    job = kinetic.run("cpu", slices=2, output_dir=str(tmp_path))(save_without_closing).run_async()
+    job.result()
+    assert "still running" not in job.logs()
+    assert (tmp_path / "checkpoints/1").is_dir()
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from orbax.checkpoint import CheckpointManager
 
 import kinetic
 from kinetic._host.agent import workspace
+from kinetic._host.worker import worlds
 from kinetic._in_job.checkpoint import persistent, saving_mark
 from kinetic._in_job.checkpoint.local_tier import LocalTier
 from kinetic._store.checkpoints import Checkpoints
@@ -349,3 +350,57 @@ def test_a_folder_that_cannot_be_written_does_not_keep_the_training_from_going_o
             assert ckpt.restore({"n": 0}) == ({"n": 5}, 6)
         assert "step 5 is not saved for good: there is no room" in caplog.text
         assert ckpt.save(6, {"n": 6}, force=True) == ("persistent",)
+
+
+def test_of_an_error_of_orbax_one_line_is_logged(tmp_path, caplog):
+    """Who waits for the save gets it, with its traceback."""
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        ckpt.save(0, {"n": 0})
+    own = logging.getLogger("absl")
+    where = [
+        logging.LogRecord("absl", logging.ERROR, f"/x{path}", 1, "%s failed", (0,), None)
+        for path in ("/orbax/checkpoint/a.py", "/mine.py")
+    ]
+    for record in where:
+        try:
+            raise OSError("No space left")
+        except OSError as error:
+            record.exc_info = (OSError, error, error.__traceback__)
+        own.handle(record)
+    orbaxs, users = where
+    assert (orbaxs.getMessage(), orbaxs.exc_info) == ("0 failed: No space left", None)
+    assert (users.getMessage(), users.exc_info is None) == ("0 failed", False)
+
+
+def test_what_is_saved_is_waited_for_where_the_function_returns(tmp_path):
+    ckpt = kinetic.Checkpointer(tmp_path, every=1, local_every=None)
+    ckpt.restore({"w": np.ones(100_000)})
+    ckpt.save(0, {"w": np.ones(100_000)})
+    worlds.finish(returned=True)
+    assert (tmp_path / "0").is_dir()
+    ckpt.close()
+
+
+def test_an_error_is_told_where_the_function_returns_and_nobody_closes(tmp_path, monkeypatch):
+    ckpt = kinetic.Checkpointer(tmp_path, every=1, local_every=None)
+    ckpt.restore({"n": 0})
+    called = []
+    monkeypatch.setattr(worlds, "_ending", [*worlds._ending, called.append])
+
+    def fail():
+        raise OSError("No space left")
+
+    monkeypatch.setattr(ckpt._opened.persistent._manager, "wait_until_finished", fail)
+    with pytest.raises(CheckpointError, match=r"No space left.*Free some space"):
+        worlds.finish(returned=True)
+    worlds.finish(returned=True)
+    assert called == [True, True], "the others are called all the same"
+    ckpt._opened.lease.release()
+
+
+def test_of_a_function_that_raised_nothing_is_waited_for(tmp_path):
+    ckpt = kinetic.Checkpointer(tmp_path, every=1, local_every=None)
+    ckpt.restore({"n": 0})
+    ckpt._opened.persistent._manager.wait_until_finished = lambda: pytest.fail("it waits")
+    worlds.finish(returned=False)
+    ckpt._opened.lease.release()
