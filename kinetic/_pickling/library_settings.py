@@ -24,6 +24,7 @@ from kinetic._core.values import dataclass
 
 _OURS = "kinetic"
 _STYLES: dict[Any, Any] = {style[0]: name for name, style in logging._STYLES.items()}
+_STREAMS = (1, 2)
 _USUAL_VERBOSITY = -1
 """Of absl: warnings."""
 _added: list[HostHandler] = []
@@ -90,7 +91,21 @@ class LoggingState:
             logger = logging.getLogger(each.name)
             logger.setLevel(each.level)
             logger.propagate = each.propagates
+            if each.handlers:
+                _drop_stale_handlers(logger)
             _added.extend(HostHandler(logger, made) for made in each.handlers)
+
+
+def _drop_stale_handlers(logger: logging.Logger) -> None:
+    """Drop handlers of libraries that were imported before this process was forked: Orbax, which
+    lets absl configure the root logger. They write to a stream of the process before, and where
+    the program had begun with its own, they would not be there."""
+    for handler in list(logger.handlers):
+        stream: Any = getattr(handler, "stream", None)
+        if type(handler) is logging.StreamHandler and stream not in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                if stream.fileno() in _STREAMS:
+                    logger.removeHandler(handler)
 
 
 class HostHandler(logging.StreamHandler[Any]):

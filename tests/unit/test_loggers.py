@@ -6,6 +6,7 @@ import logging
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +157,24 @@ def test_handlers_that_a_host_has_are_not_doubled(
     send_again(work)
     send_again(work)
     assert capsys.readouterr().err == "level 30\n" * 4
+
+
+def test_what_a_library_left_before_the_fork_writes_nothing_twice(
+    log: logging.Logger, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Orbax configures the root logger when it is imported, ahead of all hosts: its stream is
+    another one, of the same descriptor. What writes to a file stays."""
+    file, stream = logging.FileHandler(tmp_path / "kept"), open(2, "w", closefd=False)
+
+    def leave() -> None:
+        logging.root.handlers += [logging.StreamHandler(stream), file]
+
+    logging.basicConfig(format="%(name)s: %(message)s")
+    send(work, leave)
+    assert capsys.readouterr().err == f"{NAME}: level 30\n"
+    assert [type(each).__name__ for each in logging.root.handlers] == ["FileHandler", "HostHandler"]
+    assert (tmp_path / "kept").read_text() == "level 30\n"
+    file.close()
 
 
 def test_what_writes_elsewhere_stays_here(
