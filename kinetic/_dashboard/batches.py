@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic._client.batch.ledger import InputState
-from kinetic._client.batch.manifest import Manifest
+from kinetic._client.batch.manifest import LEFT, Manifest
 from kinetic._client.board import text
 from kinetic.errors import KineticError, NotFound
 
@@ -85,17 +85,10 @@ def read_batch(store: Store, group_id: str, found: JobList, spending: SpendingWa
             raise NotFound(f"There is no batch {group_id!r}.") from None
         return BatchGrid(group_id, group_id, rows[-1].ref.created_at, _cells(rows), cost=cost)
     cells = {cell.number: cell for cell in _cells(rows)}
-    is_left = manifest.owner.is_held() is False  # Looked at before what it has submitted.
     told = manifest.snapshot({index: cell.tries for index, cell in cells.items()})
     for index in range(manifest.batch.total):
-        if index in told.refused:
-            state, why = InputState.REFUSED, text.printable(told.refused[index])
-        elif index in told.skipped or (told.ended and index not in told.jobs):
-            state, why = InputState.SKIPPED, ""
-        elif is_left and not told.ended and index not in (*told.jobs, *told.unreadable):
-            state, why = InputState.REFUSED, "the process that submitted the batch ended before"
-        else:
-            state, why = InputState.WAITING, ""
+        state = told.state_of(index)
+        why = text.printable(told.refused.get(index, LEFT)) if state is InputState.REFUSED else ""
         cells.setdefault(index, BatchCell(index, str(state), None, 0, why))
     first = rows[-1].ref.created_at if rows else 0.0
     ordered = tuple(cells[index] for index in sorted(cells))

@@ -76,6 +76,14 @@ def test_inputs_whose_jobs_are_not_listed_yet_are_not_refused(world: World):
         assert [cell.state for cell in read.cells] == ["waiting", "waiting"]
 
 
+def test_an_input_whose_job_was_removed_was_not_skipped(world: World):
+    batch = Batch("grp-00000001", 2, NOW, jobs=(("job-00000001",), ("job-00000002",)))
+    Manifest.begin(world.store, batch).note_end("cancelled", [1])
+    spending = SpendingWatch(world.access.board, 1, lambda: NOW)
+    read = batches.read_batch(world.store, batch.group_id, JobList(), spending)
+    assert [cell.state for cell in read.cells] == ["gone", "skipped"]
+
+
 def test_what_does_not_exist_says_so(server: DashboardServer, world: World):
     base = path_of(server)
     status, _, body = ask(server, f"{base}jobs/job-0000000f", Accept="text/html")

@@ -314,9 +314,9 @@ class BatchExecutor:
         """Take over what another process has submitted, unless that was checked a moment ago."""
         if self.updates is None or not (now or self.updates.is_due(self.ledger)):
             return
-        updates = self.updates.read(self.ledger)
+        snapshot = self.updates.read(self.ledger)
         with self.changes:
-            for index, handle in self.updates.enter(updates, self.ledger):
+            for index, handle in self.updates.enter(snapshot, self.ledger):
                 self.handles[index] = handle
                 if self._interested:
                     futures.watcher().add(handle, self._enter)

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import field
 from typing import Any, Self
 
+from kinetic._client.batch.ledger import InputState
 from kinetic._core import layout, record
 from kinetic._core.documents import Record
 from kinetic._core.ref import JobRef
@@ -40,6 +41,7 @@ from kinetic.errors import (
 SCHEMA_VERSION = 1
 SILENT_S = 120.0
 """A process that submits, and has not counted up for so long, is gone."""
+LEFT = "the process that submitted the batch ended before"
 _INPUT = re.compile(r"/(\d{1,9})\.json$")
 _TRY = re.compile(r"/(\d{1,9})-(\d{1,9})\.json$")
 
@@ -95,9 +97,10 @@ class BatchSnapshot:
         jobs: the latest try of each input that has one: its number, from 1, and its reference.
         refused: why inputs could not be submitted.
         unreadable: ids of jobs whose reference is damaged, by input.
-        ended: whether nothing more will be submitted.
+        ended: whether the process that submits has said that it is done.
         skipped: inputs that were skipped when the batch was stopped.
         stopped: why the batch was stopped.
+        is_left: whether the process that submits is gone; None where only its silence tells.
     """
 
     jobs: Mapping[int, tuple[int, JobRef]]
@@ -105,7 +108,24 @@ class BatchSnapshot:
     unreadable: Mapping[int, str]
     ended: bool
     skipped: frozenset[int]
-    stopped: str = ""
+    stopped: str
+    is_left: bool | None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will be submitted."""
+        return self.ended or bool(self.is_left)
+
+    def state_of(self, index: int) -> InputState:
+        """Return the state of an input of which no job was known before."""
+        if index in self.refused:
+            return InputState.REFUSED
+        if index in self.skipped:
+            return InputState.SKIPPED
+        if index in self.jobs or not self.over:
+            return InputState.WAITING
+        was_submitted = self.ended or index in self.unreadable
+        return InputState.GONE if was_submitted else InputState.REFUSED
 
 
 def new_batch(
@@ -214,7 +234,9 @@ class Manifest:
 
     def snapshot(self, beyond: Mapping[int, int]) -> BatchSnapshot:
         """Return what is new beyond the given number of tries of each input."""
-        end = self._end()  # Read first: if it is there, all other records are.
+        # Looked at first, so that all that was submitted before the end is seen.
+        is_held = self.owner.is_held()
+        end = self._end()
         jobs: dict[int, tuple[int, JobRef]] = {}
         unreadable: dict[int, str] = {}
         for index, attempt, key in self._tries():
@@ -235,6 +257,7 @@ class Manifest:
             end is not None,
             frozenset(told.get("skipped", ())),
             str(told.get("stopped", "")),
+            None if is_held is None else not is_held,
         )
 
     def refs(self) -> Iterator[JobRef]:

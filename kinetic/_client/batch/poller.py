@@ -8,26 +8,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from kinetic._client.batch.ledger import InputState, Ledger
-from kinetic._client.batch.manifest import SILENT_S, BatchSnapshot, Manifest
+from kinetic._client.batch.manifest import LEFT, SILENT_S, BatchSnapshot, Manifest
 from kinetic._client.handle import JobHandle
 from kinetic._core.ref import JobRef
-from kinetic._core.values import dataclass
 from kinetic._store.lease import Owner
 from kinetic.errors import SubmitError
 
 FIRST_PAUSE_S = 0.1
 SLOWER = 1.3
-
-
-@dataclass(frozen=True)
-class BatchUpdate:
-    """One poll: the state of the inputs, and whether nothing more will be submitted."""
-
-    snapshot: BatchSnapshot
-    over: bool
 
 
 class BatchUpdates:
@@ -66,17 +58,15 @@ class BatchUpdates:
         """Whether a poll is due."""
         return self.pause_s(ledger) == 0.0
 
-    def read(self, ledger: Ledger) -> BatchUpdate:
+    def read(self, ledger: Ledger) -> BatchSnapshot:
         """Poll."""
-        # Checked first, so that all that was submitted before its release is seen.
-        held = self._manifest.owner.is_held()
         beyond = {
             i: task.tries
             for i, task in enumerate(ledger.tasks)
             if task.state is not InputState.WAITING or task.tries
         }
-        owner = self._manifest.owner.read()[0] if held is None else None
         snapshot = self._manifest.snapshot(beyond)
+        owner = self._manifest.owner.read()[0] if snapshot.is_left is None else None
         now = self._clock()
         if owner != self._owner:
             self._last, self._owner = now, owner
@@ -84,43 +74,40 @@ class BatchUpdates:
             self._last, self._every_s = now, min(FIRST_PAUSE_S, self._slowest_s)
         self._every_s = min(self._every_s * SLOWER, self._slowest_s)
         self._due = now + self._every_s
-        gone = now - self._last > self._patience_s if held is None else not held
-        return BatchUpdate(snapshot, snapshot.ended or gone)
+        if snapshot.is_left is None:
+            return replace(snapshot, is_left=now - self._last > self._patience_s)
+        return snapshot
 
-    def enter(self, update: BatchUpdate, ledger: Ledger) -> Iterator[tuple[int, JobHandle[Any]]]:
-        """Enter an update into the ledger; yield the new jobs, each before it is entered: after a
-        Ctrl-C in between it is found again."""
-        for index, (tries, ref) in update.snapshot.jobs.items():
+    def enter(
+        self, snapshot: BatchSnapshot, ledger: Ledger
+    ) -> Iterator[tuple[int, JobHandle[Any]]]:
+        """Enter what was read into the ledger; yield the new jobs, each before it is entered: after
+        a Ctrl-C in between it is found again."""
+        for index, (tries, ref) in snapshot.jobs.items():
             if ledger.tasks[index].state is InputState.WAITING:
                 yield index, self._open_job(ref)
                 ledger.mark_found(index, ref, tries)
-        for index, why in update.snapshot.refused.items():
+        for index, why in snapshot.refused.items():
             if ledger.tasks[index].state is InputState.WAITING:
                 ledger.refuse_waiting(index, SubmitError(why))
-        if update.over:
-            self._close(update.snapshot, ledger)
+        if snapshot.over:
+            self._close(snapshot, ledger)
 
     def _close(self, snapshot: BatchSnapshot, ledger: Ledger) -> None:
         """Nothing more will come: an input that still waits here was skipped, was removed, or its
         submitter died."""
+        or_silent = ", or has not answered for too long" if self._manifest.batch.counts else ""
         for index in ledger.list_unsubmitted():
-            if index in snapshot.skipped:
-                continue
-            if snapshot.ended or index in snapshot.unreadable:
+            state = snapshot.state_of(index)
+            if state is InputState.GONE:
                 self.unavailable[index] = snapshot.unreadable.get(
                     index, self._planned_job_id(index)
                 )
                 ledger.miss_waiting(index)
-            else:
-                why = (
-                    "it was not submitted: the process that submitted the batch ended before, or "
-                    "has not answered for too long"
-                    if self._manifest.batch.counts
-                    else "it was not submitted: the process that submitted the batch ended before"
-                )
-                ledger.refuse_waiting(
-                    index, SubmitError(f"Input {index} of {self._manifest.batch.group_id}: {why}.")
-                )
+            elif state is InputState.REFUSED:
+                what = f"Input {index} of {self._manifest.batch.group_id}"
+                why = f"it was not submitted: {LEFT}{or_silent}."
+                ledger.refuse_waiting(index, SubmitError(f"{what}: {why}"))
         ledger.stop(snapshot.stopped or "nothing more is submitted")
 
     def _planned_job_id(self, index: int) -> str:
