@@ -30,13 +30,12 @@ class Scripted(FakeBackend):
     """
 
     known_ids = True
-    threads = 1
     fits = 2
 
-    def __init__(self, store, script=(), *, threads=1, known_ids=True):
+    def __init__(self, store, script=(), *, known_ids=True):
         super().__init__(store)
         self.script = script
-        self.threads, self.known_ids = threads, known_ids
+        self.known_ids = known_ids
         self.tries = Counter()
         self.order = []
         self.hanging = {}

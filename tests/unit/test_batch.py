@@ -181,7 +181,7 @@ def test_a_watch_that_broke_breaks_one_wait_and_not_the_next(store, monkeypatch)
 
 
 def test_no_more_jobs_at_a_time_than_allowed(store):
-    source = Scripted(store, [["hang"]] * 6, threads=3)
+    source = Scripted(store, [["hang"]] * 6)
     batch = begin(source, 6, BatchRules(max_concurrent=2))
     ended = 0
     while ended < 6:
@@ -288,11 +288,11 @@ RULES = st.builds(
 )
 
 
-@given(SCRIPTS, RULES, st.integers(1, 3), st.booleans())
+@given(SCRIPTS, RULES, st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_every_input_ends_in_exactly_one_way(playground, script, rules, threads, known_ids):
+def test_every_input_ends_in_exactly_one_way(playground, script, rules, known_ids):
     store = LocalStore(playground / f"batch-{next(NUMBERS)}")
-    source = Scripted(store, script, threads=threads, known_ids=known_ids)
+    source = Scripted(store, script, known_ids=known_ids)
     batch = begin(source, len(script), rules)
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
     for index, value in enumerate(found):

@@ -3,7 +3,7 @@
 In: a ledger, a manifest, a submitter. Out: jobs, and in the end a ledger in which every input
 has ended.
 
-Submitting threads are not daemons: a script that ends after beginning a batch still submits all of
+The submitting thread is no daemon: a script that ends after beginning a batch still submits all of
 it. The ends of jobs are entered by the thread that watches for all callers, so that Ctrl-C, which
 is raised in the main thread, cannot lose one.
 """
@@ -56,10 +56,9 @@ class BatchExecutor:
         self.changes = threading.Condition(threading.RLock())
         self._broken: BaseException | None = None
         self._interested = 0
-        self._at_work = 0
-        self._to_begin = 0
-        """Of the threads at work, those that have not begun."""
-        self._is_here = False
+        self._is_at_work = False
+        """From `start` until the end of the batch is recorded."""
+        self._is_here = self._has_begun = self._is_given_up = False
         self._cancelling = False
         self._refusals = 0
         self._lease: Lease | None = None
@@ -67,17 +66,16 @@ class BatchExecutor:
     # -- submitting --------------------------------------------------------------------------------
 
     def start(self, *, here: bool) -> None:
-        """Submit everything: in this thread, or in threads of its own."""
+        """Submit everything: in this thread, or in one of its own."""
         assert self._submitter is not None
         self._is_here = here
         self._lease = self.manifest.hold()
         futures.watcher().hold()
-        self._at_work = self._to_begin = 1 if here else self._submitter.threads
+        self._is_at_work = True
         if here:
             return self._work()
         name = f"kinetic-{self.manifest.batch.group_id}"
-        for _ in range(self._at_work):
-            threading.Thread(target=self._work, name=name, daemon=False).start()
+        threading.Thread(target=self._work, name=name, daemon=False).start()
         return None
 
     def give_up(self, why: str, patience_s: float) -> None:
@@ -85,20 +83,18 @@ class BatchExecutor:
         submitted."""
         self.stop(why)
         with self.changes:
-            self._at_work = 0 if self._is_here else self._at_work - self._to_begin
-            self._to_begin = -1
-            is_open = not self._at_work and self._submitter is not None
-            self._at_work += is_open
-        if is_open:
+            self._is_given_up = True
+            is_ours = self._is_here or not self._has_begun
+        if is_ours and self._submitter is not None:
             self._end_submitting()
         with self.changes:
-            self.changes.wait_for(lambda: not self._at_work, patience_s)
+            self.changes.wait_for(lambda: not self._is_at_work, patience_s)
 
     def _work(self) -> None:
         with self.changes:
-            if self._to_begin < 0:
-                return  # It was given up before.
-            self._to_begin -= 1
+            if self._is_given_up:
+                return
+            self._has_begun = True
         try:
             with self.watch_jobs():
                 while self._step():
@@ -201,9 +197,8 @@ class BatchExecutor:
 
     def _end_submitting(self) -> None:
         with self.changes:
-            if self._at_work > 1 or self._lease is None:
-                self._at_work -= 1
-                return  # Only the last thread records the end of the batch.
+            if self._lease is None:
+                return  # Nothing was begun.
             skipped = [
                 i for i, task in enumerate(self.ledger.tasks) if task.state is InputState.SKIPPED
             ]
@@ -212,7 +207,7 @@ class BatchExecutor:
         self._lease.release()
         futures.watcher().release()
         with self.changes:
-            self._at_work -= 1
+            self._is_at_work = False
             self._submitter = None  # with the inputs that it keeps
             self._tell()
 
@@ -246,7 +241,7 @@ class BatchExecutor:
     @property
     def submits(self) -> bool:
         """Whether this process has not finished submitting."""
-        return self._at_work > 0
+        return self._is_at_work
 
     def _cancel_after_failure(self) -> None:
         if self.ledger.stopped and self.ledger.rules.cancels and not self._cancelling:

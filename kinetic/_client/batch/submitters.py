@@ -32,15 +32,14 @@ IN_MEMORY_BYTES = 64 * 1024**2
 
 
 class Submitter(Protocol):
-    """Submits one input of a batch.
+    """Submits one input of a batch at a time: one process starts all jobs of this machine, one
+    after the other, and functions that submit may not be thread-safe.
 
     Attributes:
         known_ids: whether jobs get the given ids.
-        threads: how many inputs may be submitted at the same time.
     """
 
     known_ids: bool
-    threads: int
 
     def keep_inputs(self) -> None:
         """Inputs are submitted once the caller has gone on, and may have changed them by then: keep
@@ -60,8 +59,6 @@ class PackagedSubmitter:
     """Calls of one decorated function: its source tree is walked once, and it is pickled once."""
 
     known_ids = True
-    threads = 1
-    """One process starts all jobs of this machine, one after the other."""
 
     def __init__(
         self,
@@ -143,8 +140,6 @@ class CallingSubmitter:
     """Calls of any function that returns a job's handle."""
 
     known_ids = False
-    threads = 1
-    """The function may not be thread-safe."""
 
     def __init__(
         self, calls: Sequence[CallArguments], func: Callable[..., Any], store: Store
@@ -178,7 +173,7 @@ class CallingSubmitter:
 class CallSnapshot:
     """The calls of a batch as they were when it began: the caller may change an input afterwards,
     and a call may be submitted much later, or once more. Each is pickled, or an error if it could
-    not be. Not thread-safe."""
+    not be."""
 
     def __init__(self, calls: Iterable[Packed | Exception]) -> None:
         """Take the calls.
