@@ -7,6 +7,7 @@ In: a folder, later a store. Out: a `Bundle`, its content in the store, on the h
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -99,6 +100,8 @@ def build(
     sparing: bool = False,
     git: GitFiles = NO_FILES,
     also: Beside = NOTHING,
+    seeds: standalone.Seeds | None = None,
+    whole: bool = True,
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
@@ -113,56 +116,48 @@ def build(
         sparing: whether hidden folders, and what looks like keys, are left out.
         git: where git's settings lie.
         also: what is packed with it; the paths of the tree are then relative to `beside.top`.
+        seeds: what is known to belong to a script, if nothing marks its folder as a project: then
+            the folder is packed if it is small, else what belongs to the script, and never keys.
+        whole: whether such a folder may be packed whole.
         cache_dir: the user's cache folder; also left out.
         clock_ns: nanoseconds since the epoch.
 
     Raises:
-        UsageError: the tree is implausibly large.
+        UsageError: what is packed is implausibly large.
     """
-    options = _options(
-        root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=sparing
-    )
-    return _build_by_walk(root, dataclasses.replace(options, git=git), also, cache_dir, clock_ns)
-
-
-def build_unmarked(
-    root: Path,
-    seeds: standalone.Seeds,
-    *,
-    whole: bool,
-    exclude: Iterable[Path] = (),
-    outputs: Iterable[Path] = (),
-    default_excludes: bool = True,
-    git: GitFiles = NO_FILES,
-    also: Beside = NOTHING,
-    cache_dir: Path,
-    clock_ns: Callable[[], int] = time.time_ns,
-) -> Bundle:
-    """Pack a script from a folder that nothing marks as a project: the whole folder if it is small,
-    else what belongs to the script.
-
-    Args:
-        root: the folder.
-        seeds: what is known to belong to the script.
-        whole: whether the whole folder may be taken.
-        exclude, outputs, default_excludes, git, also, cache_dir, clock_ns: as for `build`. Keys
-            are always left out.
-
-    Raises:
-        UsageError: what belongs to the script is implausibly large.
-    """
-    options = _options(
-        root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=True
-    )
-    options = dataclasses.replace(options, git=git)
-    if whole:
-        try:
-            most = (walk.MODEST_FILES, walk.MODEST_BYTES)
-            small = dataclasses.replace(options, most=most)
-            return _build_by_walk(root, small, also, cache_dir, clock_ns)
-        except walk.TooMuch:
-            pass
     top = os.path.realpath(root)
+    if not os.path.isdir(top):
+        raise UsageError(f"The project's folder {root} does not exist.")
+    options = walk.ScanOptions(
+        _list_left_out(top, exclude, cache_dir),
+        frozenset(map(str, outputs)),
+        default_excludes,
+        sparing or seeds is not None,
+        git=git,
+    )
+    if seeds is None:
+        return _build_by_walk(top, options, also, cache_dir, clock_ns)
+    if whole:
+        small = dataclasses.replace(options, most=(walk.MODEST_FILES, walk.MODEST_BYTES))
+        with contextlib.suppress(walk.TooMuch):
+            return _build_by_walk(top, small, also, cache_dir, clock_ns)
+    return _build_script(top, seeds, options, also, cache_dir=cache_dir, clock_ns=clock_ns)
+
+
+def _list_left_out(top: str, exclude: Iterable[Path], cache_dir: Path) -> frozenset[str]:
+    places = (*exclude, *cache.own_folders(cache_dir))
+    return frozenset(os.path.realpath(os.path.join(top, path)) for path in places)
+
+
+def _build_script(
+    top: str,
+    seeds: standalone.Seeds,
+    options: walk.ScanOptions,
+    also: Beside,
+    *,
+    cache_dir: Path,
+    clock_ns: Callable[[], int],
+) -> Bundle:
     left_out = options.exclude | options.outputs
     key = f"standalone:{top}:{seeds!r}{_key(also)}"
     note = cache.place(cache_dir, key, _list_reached(top, left_out), True)
@@ -181,38 +176,18 @@ def build_unmarked(
     )
 
 
-def _options(
-    root: Path,
-    exclude: Iterable[Path],
-    outputs: Iterable[Path],
-    cache_dir: Path,
-    *,
-    default_excludes: bool,
-    sparing: bool,
-) -> walk.ScanOptions:
-    top = os.path.realpath(root)
-    if not os.path.isdir(top):
-        raise UsageError(f"The project's folder {root} does not exist.")
-    left_out = frozenset(
-        os.path.realpath(os.path.join(top, path))
-        for path in (*exclude, *cache.own_folders(cache_dir))
-    )
-    return walk.ScanOptions(left_out, frozenset(map(str, outputs)), default_excludes, sparing)
-
-
 def _key(also: Beside) -> str:
     """What the note of a tree depends on, besides its root."""
     return f":{also!r}" if also.places else ""
 
 
 def _build_by_walk(
-    root: Path,
+    top: str,
     options: walk.ScanOptions,
     also: Beside,
     cache_dir: Path,
     clock_ns: Callable[[], int],
 ) -> Bundle:
-    top = os.path.realpath(root)
     kind = "sparing:" if options.sparing else ""
     if options.git != NO_FILES:
         kind += f"{options.git!r}:"
@@ -252,8 +227,7 @@ def build_data(
     """
     if os.path.isdir(path):
         top = os.path.realpath(path)
-        own = cache.own_folders(cache_dir)
-        left_out = frozenset(os.path.realpath(each) for each in (*exclude, *own))
+        left_out = _list_left_out(top, exclude, cache_dir)
         note = cache.place(cache_dir, f"data:{top}", left_out, False)
         return _pack_if_changed(
             top,

@@ -86,20 +86,17 @@ def of(
     also = _find_beside(
         found, settings, home, [settings.store, settings.cache_dir, *data, *output_dirs]
     )
-    build: Callable[..., Bundle]
-    if found.marked and not found.shared:
-        around_home = Path(os.path.realpath(home)).is_relative_to(found.root)
-        build = functools.partial(bundle.build, sparing=around_home)
-    else:
-        seeds = _seeds(func, found, cwd)
-        build = functools.partial(bundle.build_unmarked, seeds=seeds, whole=not found.shared)
-    packed = build(
+    is_project = found.marked and not found.shared
+    packed = bundle.build(
         found.root,
         exclude=exclude,
         outputs=_without_code(found, output_dirs),
         default_excludes=settings.default_excludes,
+        sparing=Path(os.path.realpath(home)).is_relative_to(found.root),
         git=settings.git,
         also=also,
+        seeds=None if is_project else _seeds(func, found, cwd),
+        whole=not found.shared,
         cache_dir=settings.cache_dir,
     )
     if output_dir is not None:

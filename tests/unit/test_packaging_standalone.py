@@ -285,8 +285,8 @@ def test_a_link_brings_no_key_along(folder, whole):
         "e": "notes.txt",
     }.items():
         (root / name).symlink_to(folder / target)
-    made = bundle.build_unmarked(
-        root, standalone.Seeds(("t.py", "a")), whole=whole, cache_dir=folder / ".cache"
+    made = bundle.build(
+        root, seeds=standalone.Seeds(("t.py", "a")), whole=whole, cache_dir=folder / ".cache"
     )
     assert [path for path in listed(made) if path != "notes.txt"] == ["e", "fine.csv", "t.py"]
     assert "a, b" in made.warnings[-1]
@@ -309,7 +309,7 @@ def test_an_unchanged_script_is_not_read_again_and_every_change_is_seen(folder, 
 
     def build():
         given = {"cache_dir": folder / ".cache", "clock_ns": lambda: time.time_ns() + 10**10}
-        return bundle.build_unmarked(folder, standalone.Seeds(("t.py",)), whole=False, **given)
+        return bundle.build(folder, seeds=standalone.Seeds(("t.py",)), whole=False, **given)
 
     first, count = build(), len(reads)
     assert build() == first
@@ -319,8 +319,8 @@ def test_an_unchanged_script_is_not_read_again_and_every_change_is_seen(folder, 
     (folder / "notes.txt").write_text("changed")
     assert (
         build().digests()
-        == bundle.build_unmarked(
-            folder, standalone.Seeds(("t.py",)), whole=False, cache_dir=folder / ".other"
+        == bundle.build(
+            folder, seeds=standalone.Seeds(("t.py",)), whole=False, cache_dir=folder / ".other"
         ).digests()
     )
     assert "new.py" in build().digests()
