@@ -5,10 +5,8 @@ In: files found by a walk, what was known before. Out: `FileDigest`.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from io import FileIO
 from typing import NamedTuple
@@ -16,10 +14,10 @@ from typing import NamedTuple
 from kinetic._source import manifest
 from kinetic._source.cache import Snapshot
 from kinetic._source.walk import FoundFile, Stamp, stamp_of
+from kinetic._store.files import CHUNK_BYTES, open_regular
 from kinetic._store.many import FILE_THREADS, at_once
 
 _TRIES = 3
-_CHUNK_BYTES = 1 << 20
 _LARGE_BYTES = 512 << 10
 
 
@@ -93,7 +91,7 @@ def read(path: str) -> FileDigest:
         with open_regular(path) as file:
             before = os.fstat(file.fileno())
             digest, size = hashlib.sha256(), 0
-            for chunk in chunks(file, before.st_size, _CHUNK_BYTES):
+            for chunk in chunks(file, before.st_size):
                 digest.update(chunk)
                 size += len(chunk)
             after = os.fstat(file.fileno())
@@ -105,22 +103,8 @@ def read(path: str) -> FileDigest:
     return FileDigest(digest.hexdigest(), size, ())
 
 
-def open_regular(path: str) -> FileIO:
-    """Open a regular file for reading.
-
-    Raises:
-        OSError: it cannot be read, or has been replaced by a pipe, a device or a
-            folder.
-    """
-    file = FileIO(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "not a regular file", path)
-    return file
-
-
-def chunks(file: FileIO, size_bytes: int, most_bytes: int) -> Iterator[bytes]:
+def chunks(file: FileIO, size_bytes: int) -> Iterator[bytes]:
     """Yield the next `size_bytes` of a file in chunks; fewer where it ends first."""
-    while size_bytes > 0 and (chunk := file.read(min(size_bytes, most_bytes))):
+    while size_bytes > 0 and (chunk := file.read(min(size_bytes, CHUNK_BYTES))):
         size_bytes -= len(chunk)
         yield chunk

@@ -33,6 +33,7 @@ from kinetic._core.values import dataclass
 from kinetic._source import cache, hashing, manifest, packs
 from kinetic._source.packs import Index
 from kinetic._store.base import Store
+from kinetic._store.files import CHUNK_BYTES, open_regular
 from kinetic._store.many import FILE_THREADS, at_once, get_many, put_content, renew_many
 from kinetic.errors import CorruptRecord, NotFound
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kinetic.packaging")
 
 _WHOLE_BYTES = 64 << 20
-_CHUNK_BYTES = 1 << 20
 _NAMED = 5
 
 _Sources = Mapping[str, Sequence[manifest.File]]
@@ -254,7 +254,7 @@ def _read_contents(
 def _read_file(bundle: Bundle, staged_files: _Staged, file: manifest.File) -> manifest.File:
     """Read the content that a file was packed with, or else its current one; return the file as
     read."""
-    with hashing.open_regular(bundle.place_of(file.path)) as source:
+    with open_regular(bundle.place_of(file.path)) as source:
         try:
             staged_files.add(file, _read_verified(source, file))
         except _Differs:
@@ -268,7 +268,7 @@ def _read_verified(source: FileIO, file: manifest.File) -> Iterator[bytes]:
     that fails."""
     digest = hashlib.sha256()
     try:
-        for chunk in hashing.chunks(source, file.size_bytes, _CHUNK_BYTES):
+        for chunk in hashing.chunks(source, file.size_bytes):
             digest.update(chunk)
             yield chunk
     except OSError as error:
@@ -285,12 +285,12 @@ def _read_changed(
     size = os.fstat(source.fileno()).st_size
     with _open_spool(bundle, large=size > _WHOLE_BYTES) as copy:
         digest = hashlib.sha256()
-        for chunk in hashing.chunks(source, size, _CHUNK_BYTES):
+        for chunk in hashing.chunks(source, size):
             digest.update(chunk)
             copy.write(chunk)
         now = file._replace(digest=digest.hexdigest(), size_bytes=copy.tell())
         copy.seek(0)
-        staged_files.add(now, iter(lambda: copy.read(_CHUNK_BYTES), b""))
+        staged_files.add(now, iter(lambda: copy.read(CHUNK_BYTES), b""))
         return now
 
 

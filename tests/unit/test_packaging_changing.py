@@ -202,7 +202,7 @@ def test_a_file_that_grows_while_it_is_hashed_is_read_once(root, monkeypatch):
     (root / "log").write_bytes(b"x" * 10)
     reads = []
 
-    def growing(file, size_bytes, most_bytes):
+    def growing(file, size_bytes):
         reads.append(size_bytes)
         with open(root / "log", "ab") as log:
             log.write(b"more")
