@@ -20,6 +20,7 @@ from kinetic._client import following, futures, killing, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
 from kinetic._client.board.console import Printer, hide_frames
+from kinetic._client.board.line_prefix import Prefixer
 from kinetic._client.following import Finished, OnStatus, StatusWatch, Tick, Waiting
 from kinetic._client.view import JobView
 from kinetic._core import layout
@@ -138,13 +139,12 @@ class JobHandle(JobView, Generic[R_co]):
         """
         hosts = None if all_hosts else (self._check_host(host),)
         request = LogRequest(hosts=hosts, follow=follow, tail=tail, attempt=attempt)
-        printer = Printer(prefixed=all_hosts)
         if follow:
-            self._watch(request, printer)
+            self._watch(request, Printer(prefixed=all_hosts))
             return None
-        return b"".join(
-            printer.format_chunk(chunk) for chunk in self.chunks(request) if chunk is not None
-        ).decode("utf-8", "replace")
+        mark = Prefixer(hosts=all_hosts).add
+        shown = [mark(chunk) for chunk in self.chunks(request) if chunk is not None]
+        return b"".join(shown).decode("utf-8", "replace")
 
     def tail(self, n: int = 100, host: int = 0) -> str:
         """Return the last n lines that a host printed."""

@@ -15,6 +15,7 @@ from laptop_fakes import chunk
 
 from kinetic._client.board import console
 from kinetic._client.board.console import Printer
+from kinetic._client.board.line_prefix import Prefixer
 from kinetic._core.log_format import STDERR, STDOUT
 
 NASTY = b"[rank0] arr[i] [/tmp/x] \x1b[31mred\x1b[0m \xff\xfe " + b"x" * 5000 + b"\n"
@@ -117,10 +118,8 @@ def test_a_stream_that_does_not_block_gets_everything(monkeypatch):
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.text("ab\n", min_size=1, max_size=8)), max_size=12))
 def test_prefixes_stand_at_the_start_of_each_line_and_nowhere_else(pieces):
-    printer = Printer(prefixed=True)
-    shown = b"".join(
-        printer.format_chunk(chunk(text.encode(), host=host)) for host, text in pieces
-    ).decode()
+    mark = Prefixer(hosts=True).add
+    shown = b"".join(mark(chunk(text.encode(), host=host)) for host, text in pieces).decode()
     lines = shown.splitlines()
     assert all(line.startswith("[host ") for line in lines)
     for host in range(4):

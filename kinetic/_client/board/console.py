@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO, TypeVar, cast
 
+from kinetic._client.board.line_prefix import Prefixer
 from kinetic._core.log_format import STDERR, LogChunk
 from kinetic._core.tracebacks import drop_frames
 
@@ -42,10 +43,9 @@ class Printer:
     """
 
     def __init__(self, *, prefixed: bool = False) -> None:
-        self._prefixed = prefixed
+        self._prefixer = Prefixer(hosts=prefixed)
         self._broken: set[int] = set()
         self._decoders: dict[tuple[int, int], codecs.IncrementalDecoder] = {}
-        self._open_line_of: int | None = None
 
     def write(self, chunk: LogChunk) -> None:
         """Write one chunk."""
@@ -53,7 +53,7 @@ class Printer:
             return
         stream = sys.stderr if chunk.stream == STDERR else sys.stdout
         try:
-            self._put(stream, self.format_chunk(chunk), (chunk.host, chunk.stream))
+            self._put(stream, self._prefixer.add(chunk), (chunk.host, chunk.stream))
         except Exception as error:  # noqa: BLE001 - closed, or an object of the caller's, which may raise any
             self._broken.add(chunk.stream)
             _log.warning(
@@ -72,19 +72,6 @@ class Printer:
             return
         stream.flush()
         _write_all(raw, data)
-
-    def format_chunk(self, chunk: LogChunk) -> bytes:
-        """Return the bytes to show: with the host in front of each line, if that was asked
-        for."""
-        if not self._prefixed:
-            return chunk.data
-        prefix = b"[host %d] " % chunk.host
-        body, end = (chunk.data[:-1], b"\n") if chunk.data.endswith(b"\n") else (chunk.data, b"")
-        text = body.replace(b"\n", b"\n" + prefix) + end
-        start = b"" if self._open_line_of is None else b"\n"
-        start = b"" if self._open_line_of == chunk.host else start + prefix
-        self._open_line_of = None if end else chunk.host
-        return start + text
 
 
 def _write_text(stream: Any, text: str) -> None:
