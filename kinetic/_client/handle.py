@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger("kinetic.handle")
-_TAIL_LINES = 60
-"""The last of them that are not blank are shown."""
 
 
 class JobHandle(JobView, Generic[R_co]):
@@ -433,17 +431,12 @@ class JobHandle(JobView, Generic[R_co]):
             self._board,
             self.ref,
             self._board.explain(self.ref, outcome),
-            lambda host: "" if seen and host == 0 else self._last_lines(host, outcome.attempt),
+            lambda host: (
+                ""
+                if seen and host == 0
+                else collecting.read_tail(self.chunks, host, outcome.attempt)
+            ),
         )
-
-    def _last_lines(self, host: int, attempt: int) -> str:
-        request = LogRequest((host,), False, _TAIL_LINES, failures=False, attempt=attempt)
-        with contextlib.suppress(KineticError, OSError):
-            chunks = self.chunks(request)
-            return b"".join(chunk.data for chunk in chunks if chunk is not None).decode(
-                errors="replace"
-            )
-        return ""
 
     def _watch(
         self,

@@ -5,23 +5,27 @@ In: a board, a reference, the outcome. Out: a value, an exception.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kinetic._backends.base import LogRequest
 from kinetic._client.board.reader import JobBoard
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.failure import Evidence, exception_of
+from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic.errors import (
     CorruptRecord,
+    KineticError,
     NotFound,
     ResultUnavailable,
     UsageError,
@@ -29,6 +33,8 @@ from kinetic.errors import (
 )
 
 T = TypeVar("T")
+_TAIL_LINES = 60
+"""More than are shown: some say nothing."""
 
 _log = logging.getLogger("kinetic.collecting")
 
@@ -111,6 +117,18 @@ def error(
     found = exception_of(evidence)
     _note_unsent(board, ref, found)
     return found
+
+
+def read_tail(
+    chunks: Callable[[LogRequest], Iterable[LogChunk | None]], host: int, attempt: int
+) -> str:
+    """Return what a host has printed last in an attempt; "" if that cannot be read. `chunks`: of
+    the job's output."""
+    request = LogRequest((host,), False, _TAIL_LINES, failures=False, attempt=attempt)
+    with contextlib.suppress(KineticError, OSError):
+        data = [chunk.data for chunk in chunks(request) if chunk is not None]
+        return b"".join(data).decode(errors="replace")
+    return ""
 
 
 def _note_unsent(board: JobBoard, ref: JobRef, error: BaseException) -> None:

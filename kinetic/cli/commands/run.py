@@ -30,8 +30,6 @@ from kinetic.cli.program import OptionNames, Program, ProgramKind
 from kinetic.errors import KineticError, UsageError
 
 _ONCE, _ONE_HOST = "--once", ("--accelerator", "cpu", "--slices", "1")
-_TAIL_LINES = 60
-"""More than are shown: some say nothing."""
 _HELP = """Run a program on every host of an accelerator slice, and print what the leader prints.
 
 \b
@@ -396,13 +394,8 @@ def _report_failure(
 
 def _describe_unseen(handle: JobHandle[Any], host: int, outcome: Outcome) -> list[str]:
     """What a host has printed at last, and where the rest is."""
-    from kinetic._backends.base import LogRequest
+    from kinetic._client.result import read_tail
     from kinetic._core import failure
 
-    request = LogRequest((host,), False, _TAIL_LINES, failures=False, attempt=outcome.attempt)
-    with contextlib.suppress(KineticError, OSError):
-        chunks = [chunk.data for chunk in handle.chunks(request) if chunk is not None]
-        printed = b"".join(chunks).decode(errors="replace")
-        if shown := failure.last_lines(printed, host):
-            return [shown, failure.name_logs(handle.job_id, host)]
-    return []
+    shown = failure.last_lines(read_tail(handle.chunks, host, outcome.attempt), host)
+    return [shown, failure.name_logs(handle.job_id, host)] if shown else []
