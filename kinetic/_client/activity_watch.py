@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kinetic._client.board import activity
 from kinetic._client.board.activity import HostLine, Rates
@@ -18,11 +18,9 @@ from kinetic._store import index
 from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
-    from kinetic._backends.base import Backend
     from kinetic._client import asking
-    from kinetic._client.board.reader import JobBoard
+    from kinetic._client.access import JobAccess
     from kinetic._rpc.client import ControlClient
-    from kinetic._store.base import Store
 
 _ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING, UNKNOWN)
 _SNAPSHOT_TIMEOUT_S = 1.0
@@ -30,36 +28,10 @@ ANSWER_S, _PAUSE_S = 12.0, 0.25
 """How long leaders are waited for that look for questions every ten seconds."""
 
 
-class SeesJobs(Protocol):
-    """The part of an access to jobs that is needed here."""
-
-    @property
-    def store(self) -> Store:
-        """Holds the records."""
-        ...
-
-    @property
-    def board(self) -> JobBoard:
-        """Where the jobs stand."""
-        ...
-
-    def backend_of(self, ref: JobRef, /) -> Backend:
-        """Return the backend that took a job."""
-        ...
-
-    def now(self) -> float:
-        """Return the time, in seconds since the epoch."""
-        ...
-
-    def find(self, text: str, /) -> JobRef:
-        """Return the job with this id."""
-        ...
-
-
 class ActivityWatch:
     """Polls the jobs that have not ended; a job that has ended is not read again."""
 
-    def __init__(self, app: SeesJobs, chosen: set[str]) -> None:
+    def __init__(self, app: JobAccess, chosen: set[str]) -> None:
         self._app = app
         self._chosen = chosen
         self._refs: dict[str, JobRef] = {}
