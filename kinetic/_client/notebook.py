@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinetic._client.board.drawing import Picture
@@ -45,27 +45,9 @@ def cell_title(file: str) -> str:
     return " ".join(title) if title else ""
 
 
-class Show(Protocol):
-    """Called repeatedly during a wait, and once at its end with the outcome."""
-
-    def __call__(self, outcome: Outcome | None = None) -> None:
-        """Show the current state."""
-        ...
-
-    def before(self, output: bytes) -> None:
-        """Output is about to be written: a later display must not split a line."""
-        ...
-
-    def __enter__(self) -> Show:
-        """The wait begins."""
-        ...
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """If the wait ended early, say so."""
-        ...
-
-
-def progress(look: Callable[[Outcome | None], Picture], clock: Callable[[], float]) -> Show:
+def progress(
+    look: Callable[[Outcome | None], Picture], clock: Callable[[], float]
+) -> Progress | _Nothing:
     """Return what to call during a wait: in a notebook's cell it draws what `look` returns,
     elsewhere it does nothing."""
     return open_display(lambda outcome: _draw_picture(look(outcome)), clock) or _Nothing()
@@ -95,7 +77,7 @@ class _Nothing:
     def before(self, output: bytes) -> None:
         pass
 
-    def __enter__(self) -> Show:
+    def __enter__(self) -> _Nothing:
         return self
 
     def __exit__(self, *_: object) -> None:
