@@ -22,7 +22,7 @@ from kinetic._core.values import dataclass
 from kinetic._source import beside, cache, hashing, manifest, standalone, walk
 from kinetic._source.beside import Beside
 from kinetic._source.gitconfig import NO_FILES, GitFiles
-from kinetic.errors import UsageError
+from kinetic.errors import UsageError, name_some
 
 NOTHING = Beside()
 _LARGEST = 5
@@ -379,5 +379,4 @@ def _script_warnings(root: str, seeds: standalone.Seeds, scan: walk.Scan) -> tup
 
 
 def _name_some(found: Sequence[str]) -> str:
-    names = ", ".join(name.encode("utf-8", "replace").decode() for name in sorted(found)[:_NAMED])
-    return f"{names} and {len(found) - _NAMED} more" if len(found) > _NAMED else names
+    return name_some([name.encode("utf-8", "replace").decode() for name in sorted(found)], _NAMED)
