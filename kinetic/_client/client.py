@@ -91,13 +91,11 @@ class Client:
         if not isinstance(self.backend, WarmUp) or self.settings.preload == "off":
             return
         from kinetic._client import libraries
+        from kinetic._config import environment
         from kinetic._config import settings as configuration
 
-        captured = (
-            configuration.select_env_vars(options.capture_env_vars)
-            if options.capture_env_vars
-            else ()
-        )
+        names = options.capture_env_vars
+        captured = environment.select_env_vars(names, configuration.variables()) if names else ()
         self.backend.warm_up(
             needs_jax=needs_jax(options),
             variables=[*options.env, *options.secrets, *captured],

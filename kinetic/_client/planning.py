@@ -204,11 +204,12 @@ def template(
     """Plan everything but the call itself; see `make`. `calls` are the arguments of all calls, if
     there are more than the spec's."""
     _check_place(spec.options, place)
-    taken = _read_environment(spec.options)
+    captured, secrets = _read_environment(spec.options)
     draft = _draft(
         spec,
         settings,
-        taken,
+        sorted(captured),
+        sorted(secrets),
         place=place,
         job_id=job_id or new_job_id(),
         now=time.time() if now is None else now,
@@ -221,8 +222,8 @@ def template(
         settings,
         project,
         bundle,
-        taken.captured,
-        taken.secrets,
+        captured,
+        secrets,
         spec.options.volumes,
         installed,
     )
@@ -237,27 +238,27 @@ def _check_place(options: Options, place: Place) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Carried:
-    """What a job takes from the caller's environment: values in the payload, and values that are
-    sent apart."""
-
-    captured: Mapping[str, str]
-    secrets: Mapping[str, str] = field(repr=False)
-
-
-def _read_environment(options: Options) -> _Carried:
-    """Read the environment. Captured variables that look like secrets are sent with the secrets;
-    `env=` wins over both."""
-    found = configuration.select_env_vars(options.capture_env_vars)
+def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what a job takes from the caller's environment: values in the payload, and values that
+    are sent apart. Captured variables that look like secrets are sent with the secrets; `env=` wins
+    over both."""
+    here = configuration.variables()
+    found = environment.select_env_vars(options.capture_env_vars, here)
     free = {k: v for k, v in found.items() if k not in options.env and k not in options.secrets}
     hidden = {k: v for k, v in free.items() if environment.looks_secret(k)}
-    secrets = configuration.secret_values(options.secrets) | hidden
-    return _Carried({k: v for k, v in free.items() if k not in hidden}, secrets)
+    secrets = environment.secret_values(options.secrets, here) | hidden
+    return {k: v for k, v in free.items() if k not in hidden}, secrets
 
 
 def _draft(
-    spec: JobSpec, settings: Settings, taken: _Carried, *, place: Place, job_id: str, now: float
+    spec: JobSpec,
+    settings: Settings,
+    captured: Sequence[str],
+    secrets: Sequence[str],
+    *,
+    place: Place,
+    job_id: str,
+    now: float,
 ) -> Plan:
     options, cost = spec.options, _cost(spec.options, settings, place)
     return Plan(
@@ -268,8 +269,8 @@ def _draft(
         payload=Blob("", 0),
         versions=Versions(f"{sys.version_info.major}.{sys.version_info.minor}", "", __version__),
         created_at=now,
-        captured=tuple(sorted(taken.captured)),
-        secrets=tuple(sorted(taken.secrets)),
+        captured=tuple(captured),
+        secrets=tuple(secrets),
         output_dir=_output_dir(options.output_dir or settings.output_dir),
         limits=_limits(options, settings, cost),
         jax_options=jax_options.changed_options(settings.cache_dir, without=options.env),
@@ -383,7 +384,7 @@ def _source(
         settings.cache_dir,
         settings.package_root,
         not settings.no_default_excludes,
-        configuration.git_files(),
+        environment.git_files(configuration.variables()),
         configuration.temporary_folders(),
         configuration.worker_environ().get("PYTHONPATH", ""),
     )

@@ -11,18 +11,15 @@ What a job may carry of the environment is decided in `environment`, which profi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kinetic._config import parsers
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
-
-if TYPE_CHECKING:
-    from kinetic._source.gitconfig import GitFiles
 
 Environ = Mapping[str, str]
 
@@ -312,20 +309,6 @@ def on_host(environ: Environ | None = None) -> bool:
     return "KINETIC_JOB_ID" in env
 
 
-def select_env_vars(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
-    """Return the variables that `capture_env_vars` selects; see `environment.select_env_vars`."""
-    from kinetic._config import environment
-
-    return environment.select_env_vars(names, os.environ if environ is None else environ)
-
-
-def secret_values(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
-    """Return the values of the named secrets; see `environment.secret_values`."""
-    from kinetic._config import environment
-
-    return environment.secret_values(names, os.environ if environ is None else environ)
-
-
 def worker_environ(environ: Environ | None = None) -> dict[str, str]:
     """Return what a host on this machine inherits from the caller: `environment.inherited_env`."""
     from kinetic._config import environment
@@ -334,15 +317,8 @@ def worker_environ(environ: Environ | None = None) -> dict[str, str]:
 
 
 def variables() -> dict[str, str]:
-    """Return the whole environment, for clients that read settings of their own."""
+    """Return the whole environment: for `environment`, and for what reads settings of its own."""
     return dict(os.environ)
-
-
-def git_files(environ: Environ | None = None) -> GitFiles:
-    """Return where git's settings lie."""
-    from kinetic._config import environment
-
-    return environment.git_files(os.environ if environ is None else environ)
 
 
 def temporary_folders(environ: Environ | None = None) -> tuple[Path, ...]:

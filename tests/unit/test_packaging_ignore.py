@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from kinetic._config import settings as configuration
+from kinetic._config.environment import git_files
 from kinetic._source import bundle, gitconfig, walk
 from kinetic._source.ignore import git_rules, kinetic_rules
 
@@ -225,7 +225,7 @@ def test_what_git_ignores_everywhere_is_ignored_here(tmp_path, where):
         (home / name).write_text(text)
     listed = ["git", "ls-files", "--others", "--exclude-standard", "-z"]
     done = subprocess.run(listed, cwd=top, capture_output=True, check=True, env=env)
-    how = walk.ScanOptions(default_excludes=False, git=configuration.git_files(env))
+    how = walk.ScanOptions(default_excludes=False, git=git_files(env))
     found = walk.scan(str(top), how)
     assert set(found.files) == set(filter(None, done.stdout.decode().split("\0")))
     assert {str(home / name) for name in WHERE[where] if name not in ("other", "mine")} - {
@@ -239,7 +239,7 @@ def test_a_link_to_what_is_ignored_everywhere_is_read_and_a_change_is_seen(tmp_p
     make(home, "top/.git/HEAD", "top/x.py", "top/x.log", "dotfiles/ignore", ".config/git/y")
     (home / "dotfiles/ignore").write_text("*.log\n")
     (home / ".config/git/ignore").symlink_to(home / "dotfiles/ignore")
-    git = configuration.git_files({"HOME": str(home)})
+    git = git_files({"HOME": str(home)})
 
     def names() -> set[str]:
         packed = bundle.build(home / "top", git=git, cache_dir=home / "cache", clock_ns=later)

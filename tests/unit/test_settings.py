@@ -118,13 +118,13 @@ ENV = {"SEED": "1", "WANDB_PROJECT": "p", "WANDB_API_KEY": "k", "PATH": "/bin", 
     ],
 )
 def test_captured(patterns, names):
-    assert settings.select_env_vars(patterns, ENV) == {n: ENV[n] for n in names}
+    assert environment.select_env_vars(patterns, ENV) == {n: ENV[n] for n in names}
 
 
 def test_what_is_captured_is_logged_by_name_and_secrets_are_warned_about(caplog):
     environment._warn_once.cache_clear()
     caplog.set_level(logging.INFO, "kinetic")
-    settings.select_env_vars(["WANDB_*"], ENV | {"WANDB_API_KEY": "hunter2"})
+    environment.select_env_vars(["WANDB_*"], ENV | {"WANDB_API_KEY": "hunter2"})
     assert "WANDB_API_KEY, WANDB_PROJECT" in caplog.text
     assert [r.levelname for r in caplog.records] == ["INFO", "WARNING"]
     assert "WANDB_API_KEY" in caplog.records[1].getMessage()
@@ -134,19 +134,19 @@ def test_what_is_captured_is_logged_by_name_and_secrets_are_warned_about(caplog)
 @pytest.mark.parametrize("patterns", ["SEED", {"SEED": 1}, 3])
 def test_capture_wants_a_list(patterns):
     with pytest.raises(UsageTypeError, match="list"):
-        settings.select_env_vars(patterns, ENV)
+        environment.select_env_vars(patterns, ENV)
 
 
 @pytest.mark.parametrize("pattern", ["A B", "*A", "A*B", "", "A=", "1A"])
 def test_capture_refuses_what_is_no_name(pattern):
     with pytest.raises(UsageError, match="capture_env_vars"):
-        settings.select_env_vars([pattern], ENV)
+        environment.select_env_vars([pattern], ENV)
 
 
 def test_a_missing_secret_is_named():
-    assert settings.secret_values(["SEED"], ENV) == {"SEED": "1"}
+    assert environment.secret_values(["SEED"], ENV) == {"SEED": "1"}
     with pytest.raises(UsageError, match="HF_TOKEN is not set"):
-        settings.secret_values(["SEED", "HF_TOKEN"], ENV)
+        environment.secret_values(["SEED", "HF_TOKEN"], ENV)
 
 
 @given(
