@@ -18,7 +18,7 @@ in one step. Large files are hard links to the store's own contents where the fi
 so they take space only once; small ones lie in packs there, and are copied.
 """
 
-# ruff: noqa: PTH101, PTH102, PTH118, PTH211
+# ruff: noqa: PTH101, PTH118
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ from kinetic._source import download, manifest
 from kinetic._store import files as store_files
 from kinetic._store.base import Store
 from kinetic._store.local import LocalStore
-from kinetic._store.many import at_once
 from kinetic._system import locks
 from kinetic.errors import StoreError, StoreFull
 
@@ -192,14 +191,8 @@ def _build(place: Path, fill: Callable[[str], None], source: str) -> None:
 
 def _fill(store: Store, tree: Tree, dest: str) -> None:
     with download.open_tree(store, tree) as stored:
+        download.write_tree(stored, dest, _place_file)
         folders = [entry.path for entry in stored.entries if isinstance(entry, manifest.Folder)]
-        for folder in folders:
-            os.mkdir(os.path.join(dest, folder), 0o700)
-        files = [entry for entry in stored.entries if isinstance(entry, manifest.File)]
-        at_once(lambda file: _place_file(stored, file, dest), files, store.calls_at_once)
-        for entry in stored.entries:
-            if isinstance(entry, manifest.Symlink):
-                os.symlink(entry.target, os.path.join(dest, entry.path))
         for folder in (*folders, ""):
             os.chmod(os.path.join(dest, folder), 0o555)
 

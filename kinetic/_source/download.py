@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import field
 from io import FileIO
@@ -108,7 +108,7 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
                     f"The source tree cannot be unpacked into {dest}: it is not empty. Remove it "
                     "first."
                 )
-            _write(stored, str(dest))
+            write_tree(stored, str(dest), write_file)
         except OSError as error:
             kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
             raise kind(f"The source tree could not be unpacked into {dest}: {error}.") from error
@@ -200,7 +200,10 @@ def _open(store: Store, tree: Tree, name: str, path: Path, stack: ExitStack) -> 
     return _Pack(index, file)
 
 
-def _write(stored: StoredTree, dest: str) -> None:
+def write_tree(
+    stored: StoredTree, dest: str, put: Callable[[StoredTree, manifest.File, str], None]
+) -> None:
+    """Write all of a tree below `dest`, each file by `put`, which is called by several threads."""
     folders = [entry for entry in stored.entries if isinstance(entry, manifest.Folder)]
     for folder in folders:
         os.mkdir(os.path.join(dest, folder.path), 0o700)
@@ -208,9 +211,9 @@ def _write(stored: StoredTree, dest: str) -> None:
     small = [file for file in found if file.digest in stored.packs]
     large = [file for file in found if file.digest not in stored.packs]
     threads = FILE_THREADS if stored.tree.size_bytes > _WORTH_THREADS_BYTES else 1
-    at_once(lambda file: write_file(stored, file, dest), small, threads)
+    at_once(lambda file: put(stored, file, dest), small, threads)
     threads = max(threads, stored.store.calls_at_once)
-    at_once(lambda file: write_file(stored, file, dest), large, threads)
+    at_once(lambda file: put(stored, file, dest), large, threads)
     for entry in stored.entries:
         if isinstance(entry, manifest.Symlink):
             os.symlink(entry.target, os.path.join(dest, entry.path))
