@@ -77,15 +77,6 @@ class AppContext(JobAccess):
         except KineticError:  # not a valid key in any store
             return False
 
-    def knows_batch(self, text: str) -> bool:
-        """Whether there is a batch with this id, or jobs of one whose id starts with it."""
-        begins = (text, f"{BATCH}{text}")
-        try:
-            groups = (ref.group_id or "" for ref in self.board.refs())
-            return self.has_batch(text) or any(group.startswith(begins) for group in groups)
-        except StoreError:
-            return False
-
     def list_batch(self, text: str) -> list[JobRef]:
         """Return the jobs of the batch with this id, or of the only one whose id starts with it.
 
@@ -96,7 +87,7 @@ class AppContext(JobAccess):
         refs = self.board.refs()
         group_ids = sorted({ref.group_id for ref in refs if ref.group_id})
         found = [i for i in group_ids if i == text] or [
-            i for i in group_ids if text and i.startswith((text, f"grp-{text}"))
+            i for i in group_ids if text and i.startswith((text, f"{BATCH}{text}"))
         ]
         if len(found) > 1:
             raise UsageError(
@@ -129,16 +120,6 @@ class AppContext(JobAccess):
         it."""
         return self.newest() if text == NEWEST else stored.find_to_end(self.store, text)
 
-    def has_job(self, text: str) -> bool:
-        """Whether `find_to_end` returns a job, or knows better than that there is none."""
-        try:
-            self.find_to_end(text)
-        except (UsageError, CorruptRecord):
-            return True
-        except (NotFound, StoreError):
-            return False
-        return True
-
     def handle(self, text: str) -> JobHandle[Any]:
         """Return the handle of the job with this id, or of the only one whose id starts with it."""
         return self.handle_of(self.find(text))
@@ -168,10 +149,22 @@ def _choose_keeper(app: AppContext, given: Mapping[str, Any]) -> AppContext:
     first = group or (*(given.get("job_ids") or ()), given.get("job_id") or "")[0]
     if not first or not elsewhere.has_stores():
         return app
-    keeps = AppContext.knows_batch if group or first.startswith(BATCH) else AppContext.has_job
-    if keeps(app, first):
+    is_batch = bool(group) or first.startswith(BATCH)
+    find = AppContext.list_batch if is_batch else AppContext.find_to_end
+    if _knows(app, find, first):
         return app
-    return next((other for other in app.elsewhere() if keeps(other, first)), app)
+    return next((other for other in app.elsewhere() if _knows(other, find, first)), app)
+
+
+def _knows(app: AppContext, find: Callable[[AppContext, str], object], text: str) -> bool:
+    """Whether a store has what is sought, or knows better than that there is none."""
+    try:
+        find(app, text)
+    except (UsageError, CorruptRecord):
+        return True
+    except (NotFound, StoreError):
+        return False
+    return True
 
 
 def make_context(flags: Mapping[str, str | None]) -> AppContext:
