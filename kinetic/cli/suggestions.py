@@ -98,17 +98,15 @@ def batches(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     return _batches(_open_app(ctx).board.refs(), incomplete.lower())
 
 
-def attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Words:
+@_quiet
+def attempts(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     """Attempt numbers of the job named on the line, newest first."""
     from kinetic._store import attempts as stored
 
-    try:
-        app = _open_app(ctx)
-        # click parses no arguments while the last option lacks its value
-        named = ctx.params.get("job_id") or ctx.args[0]
-        newest = stored.newest(app.store, app.find(named).job_id)
-    except Exception:  # noqa: BLE001 - see the module's docstring
-        return []
+    app = _open_app(ctx)
+    # click parses no arguments while the last option lacks its value
+    named = ctx.params.get("job_id") or ctx.args[0]
+    newest = stored.newest(app.store, app.find(named).job_id)
     numbers = map(str, range(newest, 0, -1))
     return [CompletionItem(number) for number in numbers if number.startswith(incomplete)]
 
