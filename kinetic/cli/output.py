@@ -8,9 +8,10 @@ colour.
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO
 
 from kinetic._client.board import text
@@ -135,18 +136,20 @@ def table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
+    left_out: Collection[str] = (),
     right: Sequence[str] = (),
     cut: str = "",
     wrap: str = "",
     below: str | None = None,
 ) -> None:
-    """Print rows below a header: fitted to the width of a terminal, or plain and uncut in a pipe.
+    """Print rows below a header, but for columns that are left out: fitted to the width of a
+    terminal, or plain and uncut in a pipe.
 
     On a narrow terminal only the column `cut` is truncated and only the column `wrap` is wrapped:
     what users copy and compare stays whole. On any terminal what is in the column `below` stands
     below its row, in at most `_LINES_BELOW` lines.
     """
-    clean = [tuple(map(text.printable, row)) for row in rows]
+    columns, clean = _choose_columns(columns, rows, left_out)
     if not sys.stdout.isatty():
         print(text.align_table(columns, clean))
         return
@@ -239,6 +242,7 @@ class Screen:
         rows: Iterable[Sequence[str]],
         foot: str,
         *,
+        left_out: Collection[str] = (),
         right: Sequence[str],
         cut: str,
     ) -> None:
@@ -246,7 +250,7 @@ class Screen:
         from rich.console import Group
         from rich.text import Text
 
-        clean = [tuple(map(text.printable, row)) for row in rows]
+        columns, clean = _choose_columns(columns, rows, left_out)
         above = Text(f"{head}\n", no_wrap=True, overflow="ellipsis")
         self._live.update(
             Group(
@@ -293,6 +297,15 @@ class _Keys:
             if key in (b"q", b"Q", b"\x04", b""):
                 return True
         return False
+
+
+def _choose_columns(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], left_out: Collection[str]
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    """The columns and rows that are shown, without what could steer the terminal."""
+    shown = [name not in left_out for name in columns]
+    clean = [tuple(map(text.printable, itertools.compress(row, shown))) for row in rows]
+    return list(itertools.compress(columns, shown)), clean
 
 
 def _grid(

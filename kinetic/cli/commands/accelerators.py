@@ -89,12 +89,9 @@ def accelerators(words: str | None, as_json: bool, live: bool, **place: str | No
     if as_json:
         output.json_document([_document(row, chosen) for row in rows])
     else:
-        cells = [dict(zip(_COLUMNS, _cells(row, chosen), strict=True)) for row in rows]
-        width = output.width() or _WIDE
+        cells, width = [_cells(row, chosen) for row in rows], output.width() or _WIDE
         left_out = [name for name, least in _LEFT_OUT.items() if width < least]
-        columns = [name for name in _COLUMNS if name not in left_out]
-        shown = [tuple(each[name] for name in columns) for each in cells]
-        output.table(columns, shown, right=_NUMBERS, cut=_COLUMNS[-1])
+        output.table(_COLUMNS, cells, left_out=left_out, right=_NUMBERS, cut=_COLUMNS[-1])
         priced = [price for row in rows for price in _prices(row, chosen).values() if price]
         for source in dict.fromkeys(price.source for price in priced if price.source):
             regions = dict.fromkeys(price.region for price in priced if price.source == source)
@@ -155,6 +152,7 @@ def _live_cells(row: LiveAccelerator) -> tuple[str, ...]:
 
 def _find_rows(words: str | None) -> tuple[Topology, ...]:
     from kinetic._core.accelerators.catalog import catalog_rows
+    from kinetic._core.accelerators.resolve import resolve
 
     rows = catalog_rows()
     if not words:
@@ -162,17 +160,10 @@ def _find_rows(words: str | None) -> tuple[Topology, ...]:
     found = tuple(row for row in rows if words.lower() in row.name)
     if found:
         return found
-    meant = _resolve_name(words)
+    meant = resolve(words)  # an alias or another spelling; raises with the nearest names
     if re.search(r"[-:x]\d", words.removeprefix("tpu-").removeprefix("gpu-")):
         return (meant,)
     return tuple(row for row in rows if row.family == meant.family)  # v5e, trillium
-
-
-def _resolve_name(words: str) -> Topology:
-    """Resolve an alias or another spelling; an unknown name raises with the nearest ones."""
-    from kinetic._core.accelerators.resolve import resolve
-
-    return resolve(words)
 
 
 def _prices(row: Topology, settings: Settings) -> dict[str, Price | None]:

@@ -182,11 +182,9 @@ def list_jobs(
     left_out = [] if told else ["REASON"]
     if (output.width() or _NARROW) < _NARROW:
         left_out += ["ACCELERATOR", "HOSTS"]
-    columns = [name for name in _COLUMNS if name not in left_out]
-    now = app.now()
-    cells = [dict(zip(_COLUMNS, _cells(ref, found, now), strict=True)) for ref, found in shown]
-    rows = [tuple(each[name] for name in columns) for each in cells]
-    output.table(columns, rows, right=("HOSTS", "TIME", "AGE"), cut="NAME", below="REASON")
+    now, right = app.now(), ("HOSTS", "TIME", "AGE")
+    rows = [_cells(ref, found, now) for ref, found in shown]
+    output.table(_COLUMNS, rows, left_out=left_out, right=right, cut="NAME", below="REASON")
     if more:
         output.notice("There are more jobs: --all shows them.")
     for why in dict.fromkeys(found.reason for _, found in shown if found.state == UNKNOWN):
@@ -399,9 +397,9 @@ def _print_attempts(attempts: Sequence[AttemptPicture]) -> None:
     """When each attempt started, how it ended and why; only the last ones if there are many."""
     shown = attempts[-_ATTEMPTS_SHOWN:]
     output.line()
-    first = int(not shown[0].slices)
-    rows = [(", ".join(map(str, each.slices)), *_attempt_cells(each))[first:] for each in shown]
-    output.table(_ATTEMPT_COLUMNS[first:], rows, right=("TIME",), wrap="REASON")
+    rows = [(", ".join(map(str, each.slices)), *_attempt_cells(each)) for each in shown]
+    left_out = [] if shown[0].slices else ["SLICES"]
+    output.table(_ATTEMPT_COLUMNS, rows, left_out=left_out, right=("TIME",), wrap="REASON")
     if len(attempts) > len(shown):
         earlier = text.count(len(attempts) - len(shown), "earlier attempt")
         output.notice(f"{earlier}: --json shows them all.")
@@ -445,13 +443,13 @@ def _print_hosts(ref: JobRef, outcome: Outcome, slices: Sequence[int]) -> None:
         :_HOSTS_SHOWN
     ]
     output.line()
-    first = int(shape.slice_of(ref, 0) is None)
     output.table(
-        _HOST_COLUMNS[first:],
+        _HOST_COLUMNS,
         [
-            (str(shape.slice_of(ref, r.host, slices)), *_host_cells(r))[first:]
+            (str(shape.slice_of(ref, r.host, slices)), *_host_cells(r))
             for r in sorted(reports, key=lambda r: r.host)
         ],
+        left_out=["SLICE"] if shape.slice_of(ref, 0) is None else [],
         right=("SLICE", "HOST", "MEMORY", "TIME"),
         wrap="DETAIL",
     )

@@ -171,8 +171,9 @@ def _print_table(watched: Sequence[_ShownJob], choice: _Choice, *, chart: bool) 
         return output.notice(_explain_absence(watched, choice))
     if unknown := [name for name in choice.names if name not in {row.name for _, row in rows}]:
         output.notice(f"Nothing was logged as {', '.join(unknown)}.")
-    columns = _columns(watched, choice)
-    output.table(columns, [_cells(row, columns) for row in rows], right=_RIGHT, cut="METRIC")
+    cells = [_cells(*row) for row in rows]
+    left_out = _left_out(watched, choice)
+    output.table(_COLUMNS, cells, left_out=left_out, right=_RIGHT, cut="METRIC")
     if chart:
         size = shutil.get_terminal_size()
         for name in choice.names or _first_names(rows):
@@ -192,31 +193,27 @@ def _explain_absence(watched: Sequence[_ShownJob], choice: _Choice) -> str:
     return f"{who} logged nothing{of}. A function logs with kinetic.log(step=step, loss=loss)."
 
 
-def _columns(watched: Sequence[_ShownJob], choice: _Choice) -> tuple[str, ...]:
-    left_out = {"JOB"} if len(watched) == 1 else set()
-    if choice.hosts == (0,):
-        left_out.add("HOST")
-    return tuple(column for column in _COLUMNS if column not in left_out)
+def _left_out(watched: Sequence[_ShownJob], choice: _Choice) -> list[str]:
+    same_for_all = {"JOB": len(watched) == 1, "HOST": choice.hosts == (0,)}
+    return [column for column, is_same in same_for_all.items() if is_same]
 
 
 def _rows(watched: Sequence[_ShownJob], choice: _Choice) -> list[tuple[JobRef, Series]]:
     return [(each.ref, series) for each in watched for series in each.series(choice) if len(series)]
 
 
-def _cells(row: tuple[JobRef, Series], columns: Sequence[str]) -> list[str]:
-    ref, series = row
+def _cells(ref: JobRef, series: Series) -> tuple[str, ...]:
     numbers = [value for value in series.values if not math.isnan(value)]
-    cells = {
-        "METRIC": series.name,
-        "JOB": ref.job_id,
-        "HOST": str(series.host),
-        "VALUES": str(len(series)),
-        "STEP": str(series.steps[-1]) if series.has_steps else "-",
-        "LAST": _word(series.name, series.values[-1]),
-        "LEAST": _word(series.name, min(numbers, default=math.nan)),
-        "GREATEST": _word(series.name, max(numbers, default=math.nan)),
-    }
-    return [cells[column] for column in columns]
+    return (
+        series.name,
+        ref.job_id,
+        str(series.host),
+        str(len(series)),
+        str(series.steps[-1]) if series.has_steps else "-",
+        _word(series.name, series.values[-1]),
+        _word(series.name, min(numbers, default=math.nan)),
+        _word(series.name, max(numbers, default=math.nan)),
+    )
 
 
 def _word(name: str, value: float) -> str:
@@ -412,7 +409,7 @@ _END: Any = object()
 
 def _draw_until_the_end(app: AppContext, watched: Sequence[_ShownJob], choice: _Choice) -> None:
     """Draw the table and the curves again and again, until q is pressed."""
-    columns, drawn_at = _columns(watched, choice), 0.0
+    left_out, drawn_at = _left_out(watched, choice), 0.0
     with output.Screen() as screen:
         for each, chunk in _chunks(app, watched):
             if chunk is not None:
@@ -427,9 +424,10 @@ def _draw_until_the_end(app: AppContext, watched: Sequence[_ShownJob], choice: _
             room = max(height - 4 - sum(chart.count("\n") + 2 for chart in charts), 1)
             screen.show(
                 f"{', '.join(each.ref.job_id for each in watched)}    q leaves",
-                columns,
-                [_cells(row, columns) for row in rows[:room]],
+                _COLUMNS,
+                [_cells(*row) for row in rows[:room]],
                 "\n\n".join(charts),
+                left_out=left_out,
                 right=_RIGHT,
                 cut="METRIC",
             )
