@@ -8,7 +8,7 @@ seconds before the walk is not trusted: a later change could have the same times
 treated as absent.
 """
 
-# ruff: noqa: PTH105, PTH108
+# ruff: noqa: PTH108
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from kinetic._core.plan import Blob, Tree
 from kinetic._core.values import dataclass
 from kinetic._source.walk import Stamp, stamp_at
 from kinetic._store import files
+from kinetic.errors import StoreError
 
 _log = logging.getLogger("kinetic.packaging")
 
@@ -100,22 +101,19 @@ def save(path: Path, snapshot: Snapshot, *, began_ns: int) -> None:
     epoch."""
     try:
         write(path, _encode(snapshot, began_ns))
-    except (OSError, OverflowError) as error:
+    except (OSError, StoreError, OverflowError) as error:
         _log.debug("the source tree could not be remembered in %s: %s", path, error)
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file of the cache in one step, with a checksum; remove the oldest ones."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary.write_bytes(b"%08x\n%b" % (zlib.crc32(content), content))
-        os.replace(temporary, path)
-        _sweep(path.parent)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+    """Write a file of the cache in one step, with a checksum; remove the oldest ones.
+
+    Raises:
+        OSError, StoreError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files.save(path, [b"%08x\n" % zlib.crc32(content), content])
+    _sweep(path.parent)
 
 
 def read(path: Path) -> bytes:

@@ -15,6 +15,9 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from kinetic._store import files
+from kinetic.errors import StoreError
+
 _log = logging.getLogger("kinetic.packaging")
 _NAME = "outputs"
 _MOST = 2000
@@ -36,10 +39,11 @@ def note(cache_dir: Path, output_dir: str | None) -> None:
         cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         # The oldest half is dropped. A path that another process adds at the same time may be lost.
         if len(known) >= _MOST:
-            _replace(file, known[_MOST // 2 :])
+            kept = known[_MOST // 2 :]
+            files.save(Path(file), [os.fsencode(path) + b"\0" for path in kept])
         with open(file, "ab") as notes:
             notes.write(os.fsencode(entry) + b"\0")
-    except OSError as error:
+    except (OSError, StoreError) as error:
         _log.debug("the output folder %s could not be remembered: %s", output_dir, error)
 
 
@@ -68,9 +72,9 @@ def find_source(output_dir: str, known: Collection[str]) -> str | None:
     with a dot are none."""
     if output_dir in known:
         return None
-    for folder, folders, files in os.walk(output_dir):
+    for folder, folders, names in os.walk(output_dir):
         folders[:] = [each for each in folders if os.path.join(folder, each) not in known]
-        if found := next((each for each in files if not each.startswith(".")), None):
+        if found := next((each for each in names if not each.startswith(".")), None):
             return os.path.join(folder, found)
     return None
 
@@ -82,9 +86,3 @@ def _read(cache_dir: Path) -> list[str]:
         return []
     paths = map(os.fsdecode, content.split(b"\0"))
     return list(dict.fromkeys(path for path in paths if path.startswith(("/", f"{_TOLD}/"))))
-
-
-def _replace(file: str, paths: list[str]) -> None:
-    temporary = Path(f"{file}.{os.getpid()}")
-    temporary.write_bytes(b"".join(os.fsencode(path) + b"\0" for path in paths))
-    temporary.replace(file)

@@ -25,7 +25,7 @@ from kinetic._core.plan import Blob
 from kinetic._core.values import dataclass
 from kinetic._source import cache
 from kinetic._source.walk import stamp_of
-from kinetic.errors import UsageError
+from kinetic.errors import StoreError, UsageError
 
 _log = logging.getLogger("kinetic.packaging")
 
@@ -167,5 +167,5 @@ def _remember(note: Path, stamps: str, made: Archive) -> None:
     head = {"stamps": stamps, "digest": made.blob.digest}
     try:
         cache.write(note, json.dumps(head).encode() + b"\n" + made.data)
-    except OSError as error:
+    except (OSError, StoreError) as error:
         _log.debug("the archive of kinetic could not be remembered in %s: %s", note, error)

@@ -35,7 +35,7 @@ from kinetic._source.packs import Index
 from kinetic._store.base import Store
 from kinetic._store.files import CHUNK_BYTES, open_regular
 from kinetic._store.many import FILE_THREADS, at_once, get_many, put_content, renew_many
-from kinetic.errors import CorruptRecord, NotFound
+from kinetic.errors import CorruptRecord, NotFound, StoreError
 
 if TYPE_CHECKING:
     from kinetic._source.bundle import Bundle
@@ -367,7 +367,7 @@ def _remember(bundle: Bundle, store: Store, indexes: Iterable[Index]) -> None:
     if note is not None:
         try:
             cache.write(note, content)
-        except OSError as error:
+        except (OSError, StoreError) as error:
             _log.debug("what was sent could not be remembered in %s: %s", note, error)
 
 
