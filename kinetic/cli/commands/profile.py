@@ -21,7 +21,6 @@ from kinetic.cli.options import json_option, yes_option
 from kinetic.errors import UsageError
 
 _COLUMNS = ("", "NAME", *map(str.upper, FIELDS))
-_ORDER = ("create", "ls", "use", "unset", "show", "rm")
 
 _GROUP_HELP = """Name clusters, and choose which one is in use.
 
@@ -87,10 +86,10 @@ Example:
 
 
 class _Ordered(click.Group):
-    """Lists its commands in the order in which they are used."""
+    """Lists its commands in the order in which they are used, which is that of their code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in _ORDER if name in self.commands]
+        return list(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Accept `list` for `ls`, as `kinetic jobs` has it."""
@@ -130,7 +129,7 @@ def _check_readers(path: Path, values: Mapping[str, str]) -> None:
 def create(name: str | None, force: bool, **options: str | None) -> None:
     """Add a profile."""
     path = settings.profiles_file()
-    name = profiles.check_name(name or _prompt("Name of the profile", "the NAME"))
+    name = profiles.check_name(name or _ask_for_name())
     if name in profiles.read(path).by_name and not force:  # before any prompt
         raise UsageError(
             f"There is a profile {name!r} already. Choose another name, or replace it with --force."
@@ -173,12 +172,12 @@ def _in_one_word(value: object) -> str:
     return ",".join(f"{name}={amount}" for name, amount in value.items())
 
 
-def _prompt(question: str, missing: str) -> str:
+def _ask_for_name() -> str:
     if not sys.stdin.isatty():
         raise UsageError(
-            f"{missing} is missing: kinetic profile create NAME --project … --zone … --cluster …"
+            "the NAME is missing: kinetic profile create NAME --project … --zone … --cluster …"
         )
-    return str(click.prompt(question))
+    return str(click.prompt("Name of the profile"))
 
 
 @profile.command("ls", help=_LS_HELP, short_help="List the profiles.")
