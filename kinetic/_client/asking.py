@@ -29,8 +29,6 @@ def stacks(
     *,
     patience_s: float = ANSWER_S,
     ended: Callable[[], bool],
-    clock: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], object] = time.sleep,
 ) -> dict[int, str]:
     """Return the stacks of the hosts that answered; {} once the job has ended.
 
@@ -40,15 +38,15 @@ def stacks(
     place = ref.job_id, attempts.newest(store, ref.job_id)
     before = _answer(store, layout.stacks(*place))
     _ask(store, layout.stacks_wanted(*place))
-    give_up_at = clock() + patience_s
-    while clock() < give_up_at:
+    give_up_at = time.monotonic() + patience_s
+    while time.monotonic() < give_up_at:
         # The answer to another process's later request serves as well.
         found = _answer(store, layout.stacks(*place))
         if found["id"] != before["id"]:
             return {int(host): str(text) for host, text in found["stacks"].items()}
         if ended():
             return {}
-        pause(LOOK_EVERY_S)
+        time.sleep(LOOK_EVERY_S)
     raise WaitTimeout(
         f"Host 0 of {ref.job_id} has not answered within {patience_s:g} s. It may be starting: try "
         "again. Or look into a pod yourself: `kubectl exec POD -- pip install py-spy`, then "

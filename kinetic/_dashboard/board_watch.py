@@ -130,7 +130,7 @@ class BoardWatch:
         Who comes while another one looks gets what was seen last, after `patience_s` at most. Who
         was told that one of the `files` was written to need not wait for the next look.
         """
-        if not self._lock.acquire(timeout=patience_s) if patience_s else not self._try_lock():
+        if not self._lock.acquire(timeout=patience_s):
             waited_s = time.monotonic() - self._began_at
             trouble = describe_silence(waited_s) if waited_s > SILENT_S else ""
             return self._list._replace(trouble=trouble or self._list.trouble)
@@ -143,9 +143,6 @@ class BoardWatch:
             return self._list
         finally:
             self._lock.release()
-
-    def _try_lock(self) -> bool:
-        return self._lock.acquire(blocking=False)
 
     def _look(self) -> None:
         began_s, before, trouble = time.thread_time(), dict(self._rows), ""

@@ -114,9 +114,9 @@ def show_line(line: str, dropped: int = 0) -> str:
 class OutputReader:
     """Reads the output of one host, for one page."""
 
-    def __init__(self, handle: JobHandle[Any], host: int, attempt: int | None = None) -> None:
+    def __init__(self, handle: JobHandle[Any], host: int) -> None:
         self._handle = handle
-        self._request = LogRequest(hosts=(host,), follow=False, tail=TAIL_LINES, attempt=attempt)
+        self._request = LogRequest(hosts=(host,), follow=False, tail=TAIL_LINES)
         self._host = host
         self._after: Position | None = None
         self._folder = LineFolder()

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic._client import elsewhere, notebook
@@ -60,14 +60,8 @@ class BatchHandle(Generic[R_co]):
         tags: the caller's notes.
     """
 
-    def __init__(
-        self,
-        executor: BatchExecutor,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, executor: BatchExecutor) -> None:
         self._run_by, self._pid = executor, os.getpid()
-        self._clock = clock
         batch = executor.manifest.batch
         self.group_id, self.name, self.tags = batch.group_id, batch.name, batch.tags
         self._shown = len(executor.ledger.finished)
@@ -315,11 +309,11 @@ class BatchHandle(Generic[R_co]):
     def _ends(self, timeout: Duration | None, progress: bool) -> Iterator[int]:
         """Yield each input as it ends, those that have ended first."""
         patience = math.inf if timeout is None else patience_s(timeout)
-        deadline = self._clock() + patience
+        deadline = time.monotonic() + patience
         executor, told = self._executor, 0
-        drawing = notebook.open_display(self._draw_progress, self._clock) if progress else None
+        drawing = notebook.open_display(self._draw_progress, time.monotonic) if progress else None
         progress_shown = BatchProgress(
-            self.group_id, executor.ledger, executor.changes, stream_for(progress), self._clock
+            self.group_id, executor.ledger, executor.changes, stream_for(progress), time.monotonic
         )
         with drawing or contextlib.nullcontext(), progress_shown as shown, executor.watch_jobs():
             while True:
@@ -338,7 +332,7 @@ class BatchHandle(Generic[R_co]):
                 if over:
                     return
                 shown.waits()
-                left_s = min(deadline - self._clock(), _FOR_EVER_S)
+                left_s = min(deadline - time.monotonic(), _FOR_EVER_S)
                 if left_s <= 0:
                     raise WaitTimeout(
                         f"{self._stand()} within {patience:g} s. It keeps running; "
