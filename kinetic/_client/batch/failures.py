@@ -18,9 +18,8 @@ from kinetic.errors import BatchError, JobCancelled, KineticError, NotFound, Sub
 _SHOWN = 5
 
 
-def error_of(executor: BatchExecutor, index: int, lost_id: str) -> BaseException | None:
-    """Return why an input that has ended has no value; None if its job has one. `lost_id` is the
-    job whose records are missing, if known."""
+def error_of(executor: BatchExecutor, index: int) -> BaseException | None:
+    """Return why an input that has ended has no value; None if its job has one."""
     group_id = executor.manifest.batch.group_id
     task, job = executor.ledger.tasks[index], executor.handles[index]
     if task.state is InputState.SUCCEEDED:
@@ -34,7 +33,7 @@ def error_of(executor: BatchExecutor, index: int, lost_id: str) -> BaseException
     if task.error is not None:
         return task.error
     return NotFound(
-        f"The records of {lost_id or 'the job'} of input {index} of {group_id} were removed."
+        f"The records of {task.job_id or 'the job'} of input {index} of {group_id} were removed."
     )
 
 

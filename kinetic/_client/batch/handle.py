@@ -142,13 +142,8 @@ class BatchHandle(Generic[R_co]):
     @property
     def unavailable_children(self) -> dict[int, str]:
         """Ids of jobs whose records are missing, by index."""
-        gone = {
-            i: task.ref.job_id
-            for i, task in enumerate(self._tasks())
-            if task.state is InputState.GONE and task.ref
-        }
-        updates = self._executor.updates
-        return (updates.unavailable if updates is not None else {}) | gone
+        tasks = enumerate(self._tasks())
+        return {index: task.job_id for index, task in tasks if task.state is InputState.GONE}
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -350,8 +345,7 @@ class BatchHandle(Generic[R_co]):
 
     def _failure(self, index: int, cleanup: bool | None) -> BaseException | None:
         """Why an input that has ended has no value; what its job holds is freed."""
-        lost_id = self.unavailable_children.get(index, "")
-        error = error_of(self._executor, index, lost_id)
+        error = error_of(self._executor, index)
         job = self._executor.handles[index]
         if (
             self._executor.ledger.tasks[index].state is InputState.FAILED

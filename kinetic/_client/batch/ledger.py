@@ -45,12 +45,19 @@ class Task:
         tries: how often it was submitted.
         ref: its latest job, or None before the first.
         error: why it never became a job.
+        lost_id: of a job whose records were missing when it was first looked for; "" if unknown.
     """
 
     state: InputState = InputState.WAITING
     tries: int = 0
     ref: JobRef | None = None
     error: Exception | None = None
+    lost_id: str = ""
+
+    @property
+    def job_id(self) -> str:
+        """The id of its latest job, "" if it is not known."""
+        return self.lost_id if self.ref is None else self.ref.job_id
 
 
 @dataclass(frozen=True)
@@ -204,9 +211,10 @@ class Ledger:
         self.tasks[index] = replace(self.tasks[index], error=error)
         self._end(index, InputState.REFUSED)
 
-    def miss_waiting(self, index: int) -> None:
+    def miss_waiting(self, index: int, job_id: str) -> None:
         """Another process submitted an input that waits here, but its job cannot be read."""
         self._unqueue(index)
+        self.tasks[index] = replace(self.tasks[index], lost_id=job_id)
         self._end(index, InputState.GONE)
 
     def stop(self, why: str) -> None:

@@ -24,11 +24,7 @@ SLOWER = 1.3
 
 class BatchUpdates:
     """Reads the manifest: often while inputs are being submitted, otherwise less and less often.
-    It keeps its own time: `JobWaiter` waits for jobs, and these are not there yet.
-
-    Attributes:
-        unavailable: ids of jobs whose records are missing, by input.
-    """
+    It keeps its own time: `JobWaiter` waits for jobs, and these are not there yet."""
 
     def __init__(
         self,
@@ -39,7 +35,6 @@ class BatchUpdates:
         patience_s: float = 1800.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.unavailable: dict[int, str] = {}
         self._manifest = manifest
         self._open_job = open_job
         self._slowest_s = slowest_s
@@ -100,10 +95,8 @@ class BatchUpdates:
         for index in ledger.list_unsubmitted():
             state = snapshot.state_of(index)
             if state is InputState.GONE:
-                self.unavailable[index] = snapshot.unreadable.get(
-                    index, self._planned_job_id(index)
-                )
-                ledger.miss_waiting(index)
+                job_id = snapshot.unreadable.get(index, self._planned_job_id(index))
+                ledger.miss_waiting(index, job_id)
             elif state is InputState.REFUSED:
                 what = f"Input {index} of {self._manifest.batch.group_id}"
                 why = f"it was not submitted: {LEFT}{or_silent}."
