@@ -448,20 +448,24 @@ class JobHandle(JobView, Generic[R_co]):
         patience = math.inf if timeout is None else patience_s(timeout)
         deadline = self._clock() + patience
         look = StatusWatch(self.status, on_status, self._clock)
-        with waiting_hidden, notebook.progress(self.picture, self._clock) as show:
+        show = notebook.open_display(self._draw_progress, self._clock)
+        with waiting_hidden, show or contextlib.nullcontext():
             for event in following.follow(self._backend, self._store, self.ref, request):
                 if isinstance(event, Finished):
                     self._is_over = True
                     look(event.outcome)
-                    show(event.outcome)
+                    if show is not None:
+                        show(event.outcome)
                     return event.outcome
                 if isinstance(event, Waiting) and printer is not None:
                     console.notice(event.line_for(self.ref))
                 if isinstance(event, LogChunk) and printer is not None:
-                    show.before(event.data)
+                    if show is not None:
+                        show.before(event.data)
                     printer.write(event)
                 look()
-                show()
+                if show is not None:
+                    show()
                 fault = event.fault if isinstance(event, Tick) else ""
                 if self._left:
                     why = f"The wait for {self.job_id} was given up."
@@ -470,6 +474,9 @@ class JobHandle(JobView, Generic[R_co]):
                     why = f"{self.job_id} has not ended within {patience:g} s."
                     raise WaitTimeout(f"{why} {console.say_it_goes_on(self.job_id, fault)}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
+
+    def _draw_progress(self, outcome: Outcome | None) -> dict[str, str]:
+        return notebook.draw_picture(self.picture(outcome))
 
     def _has_verdict(self) -> bool:
         with contextlib.suppress(StoreError):  # The time is up all the same.

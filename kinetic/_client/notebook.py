@@ -45,14 +45,6 @@ def cell_title(file: str) -> str:
     return " ".join(title) if title else ""
 
 
-def progress(
-    look: Callable[[Outcome | None], Picture], clock: Callable[[], float]
-) -> Progress | _Nothing:
-    """Return what to call during a wait: in a notebook's cell it draws what `look` returns,
-    elsewhere it does nothing."""
-    return open_display(lambda outcome: _draw_picture(look(outcome)), clock) or _Nothing()
-
-
 def open_display(
     draw: Callable[[Outcome | None], Mapping[str, str]], clock: Callable[[], float]
 ) -> Progress | None:
@@ -62,26 +54,11 @@ def open_display(
     return Progress(draw, clock, _Display().show)
 
 
-def _draw_picture(picture: Picture) -> dict[str, str]:
+def draw_picture(picture: Picture) -> dict[str, str]:
+    """Return a picture as displays take it."""
     from kinetic._client.board import drawing
 
     return {"text/html": drawing.html(picture), "text/plain": drawing.text(picture)}
-
-
-class _Nothing:
-    """Outside a notebook there is nothing to draw."""
-
-    def __call__(self, outcome: Outcome | None = None) -> None:
-        pass
-
-    def before(self, output: bytes) -> None:
-        pass
-
-    def __enter__(self) -> _Nothing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 class Progress:

@@ -20,7 +20,7 @@ class Cell:
         self.progress = notebook.Progress(self.draw, lambda: self.now, self.shown.append)
 
     def draw(self, outcome):
-        return notebook._draw_picture(self.look(outcome))
+        return notebook.draw_picture(self.look(outcome))
 
     def look(self, outcome):
         self.looks += 1
@@ -68,9 +68,7 @@ def test_outside_a_kernel_nothing_happens(monkeypatch):
         raise AssertionError("looked")
 
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
-    show = notebook.progress(fail, fail)
-    show()
-    show(Outcome(Verdict.SUCCEEDED))
+    assert notebook.open_display(fail, fail) is None
     assert notebook.kernel_shell() is None
 
 
