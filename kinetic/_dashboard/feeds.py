@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic._core import layout
 from kinetic._dashboard.board_watch import BoardWatch, JobList
 from kinetic._dashboard.charts import ChartReader
-from kinetic._dashboard.live import EVERY_S, Message, Seen
+from kinetic._dashboard.live import EVERY_S, Feed, Message, Seen
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.scene import JobCamera, JobScene
 from kinetic._store.base import pause_after
@@ -28,7 +28,7 @@ _ENDED_S = 2.0
 _CHARTS_S = 0.5
 
 
-class BoardFeed:
+class BoardFeed(Feed):
     """All jobs, as a page draws them.
 
     Args:
@@ -46,11 +46,8 @@ class BoardFeed:
         within_s = max(self._watch.pause_s(), EVERY_S)
         return Seen(self._draw(found), self._watch.files, within_s, trouble=found.trouble)
 
-    def close(self) -> None:
-        """Nothing is held."""
 
-
-class JobFeed:
+class JobFeed(Feed):
     """One job: its head, its slices and hosts, its attempts.
 
     Args:
@@ -100,7 +97,7 @@ class JobFeed:
         return found
 
 
-class ChartsFeed:
+class ChartsFeed(Feed):
     """What one host of a job has logged, as charts."""
 
     def __init__(
@@ -111,9 +108,6 @@ class ChartsFeed:
         self._render = render
         self._usual_s = _usual_pause_s(access)
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def look(self, *, is_told: bool) -> Seen:
         """See `live.Feed`."""
         message: Message | None = None
@@ -123,7 +117,7 @@ class ChartsFeed:
         return Seen(message, within_s=2 * self._usual_s, rest_s=_CHARTS_S)
 
 
-class OutputFeed:
+class OutputFeed(Feed):
     """What one host of a job prints."""
 
     def __init__(self, access: JobAccess, ref: JobRef, host: int) -> None:
@@ -134,9 +128,6 @@ class OutputFeed:
         self._usual_s = _usual_pause_s(access)
         self._open_line = ""
         self._came_at = time.monotonic()
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def look(self, *, is_told: bool) -> Seen:
         """See `live.Feed`."""

@@ -80,8 +80,8 @@ class Feed(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it. No look follows."""
-        ...
+        """Let go of what is held, if anything is. No look follows."""
+        return
 
 
 class Bell:
