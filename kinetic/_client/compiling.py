@@ -1,28 +1,36 @@
-"""`kinetic.compile_for`: the real compiler of a slice that nobody has to rent; and what is said
-while it is waited for.
+"""The real compiler of a slice that nobody has to rent: `kinetic.compile_for`, and `compile_check`
+after a run on a simulated slice; and what is said while it is waited for.
 
-In: the name of an accelerator. Out: `CompileSlice`; lines on stderr.
+In: the name of an accelerator; a job. Out: `CompileSlice`, `CheckReport`; lines on stderr.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Callable
 from typing import TextIO
 
 from kinetic._client.board import console
-from kinetic._compile.processes import Compiling
+from kinetic._client.board.reader import JobBoard
+from kinetic._compile import topologies
+from kinetic._compile.checked import CheckReport, ProgramCheck
+from kinetic._compile.processes import Compilers, Compiling
+from kinetic._compile.report import summarize
 from kinetic._compile.slice import CompileSlice
-from kinetic._compile.topologies import make_target
 from kinetic._config import settings
 from kinetic._config.settings import Settings
+from kinetic._core import layout
 from kinetic._core.accelerators.prices import Price, price_of
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.duration import Duration, patience_s
+from kinetic._core.ref import JobRef
 from kinetic._core.tracebacks import own_frames_hidden
+from kinetic.errors import KineticError, StoreError, UsageError
 
 FOLDER = "compiled"
 """Below the cache folder: reports of what was compiled."""
@@ -50,7 +58,7 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
     """
     with own_frames_hidden:
         chosen = settings.load()
-        target = make_target(resolve(accelerator), slices, chosen.compile_python)
+        target = topologies.make_target(resolve(accelerator), slices, chosen.compile_python)
         limit_s = patience_s(timeout)
     return CompileSlice(
         target,
@@ -71,6 +79,66 @@ def find_flags() -> dict[str, str]:
     """Return the variables that compilers heed, as they are at this moment."""
     here = settings.variables()
     return {name: here[name] for name in FLAGS if name in here}
+
+
+def check_programs(
+    board: JobBoard, ref: JobRef, attempt: int, tell: Callable[[str], None]
+) -> CheckReport:
+    """Compile the programs of an attempt for the slice that was simulated, and keep the report
+    with the job.
+
+    Args:
+        board: with the job's records.
+        ref: the job.
+        attempt: whose programs.
+        tell: is called with each line about what is going on.
+
+    Raises:
+        UsageError: the job kept no programs.
+        PreflightError: there is no compiler here.
+    """
+    ref.check_version()
+    plan, root = board.plan(ref), board.store.as_folder()
+    if root is None or plan is None or not plan.options.compile_check:
+        raise UsageError(
+            f"{ref.job_id} kept no programs: run it with compile_check=True, on a slice that is "
+            "simulated on this machine."
+        )
+    chosen = settings.load()
+    target = topologies.make_target(plan.topology, plan.options.most_slices, chosen.compile_python)
+    topologies.find_compiler(target.python)
+    compilers = Compilers(
+        target,
+        chosen.cache_dir / FOLDER,
+        watch=CompileProgress(),
+        price=find_price(chosen, plan.topology),
+        flags=find_flags(),
+    )
+    folder = root / layout.programs(ref.job_id, attempt)
+    check = ProgramCheck(folder, target, compilers, client_root=plan.client_root)
+    if check.count:
+        tell(f"kinetic: compiling for {plan.topology.name}: {check.count} of its programs …")
+    try:
+        for report in check.compile():
+            tell(f"kinetic: {summarize(report)}")
+    except KeyboardInterrupt as interrupt:
+        again = f'kinetic.attach("{ref.job_id}").compile_report()'
+        told = f"kinetic: the compilers were ended; {again} goes on with what they had done."
+        console.tell_last(interrupt, told)
+        raise
+    with contextlib.suppress(StoreError):  # pages show it; here it is returned
+        text = json.dumps(check.report.to_json())
+        board.store.put(layout.compile_report(ref.job_id), text.encode())
+    return check.report
+
+
+def show_report(make: Callable[[], CheckReport]) -> None:
+    """Print the report below what the function printed; a fault of it costs neither the function's
+    value nor its error."""
+    try:
+        console.notice(str(make()), once=False)
+    except KineticError as error:
+        console.notice(f"kinetic: compile_check: {error}", once=False)
 
 
 class CompileProgress:
@@ -100,7 +168,7 @@ class CompileProgress:
             self._write(f"{name_waiting(waiting)}\n")
 
     def _write(self, text: str) -> None:
-        with suppress(OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             self._stream.write(text)
             self._stream.flush()
 

@@ -278,7 +278,7 @@ class JobHandle(JobView, Generic[R_co]):
             UsageError: the job kept no programs.
             PreflightError: the compiler is not installed here.
         """
-        from kinetic._client.compile_check import check_programs
+        from kinetic._client.compiling import check_programs
 
         tell = functools.partial(console.notice, once=False)
         return check_programs(self._board, self.ref, self.wait().attempt, tell)

@@ -173,7 +173,7 @@ class RemoteCallable(Generic[P, R_co]):
             return handle.result(stream_logs=True)
         finally:
             if self._options.compile_check and handle.outcome() is not None:
-                from kinetic._client.compile_check import show_report
+                from kinetic._client.compiling import show_report
 
                 show_report(handle.compile_report)
 
