@@ -102,31 +102,6 @@ class MetricsReader(FrameReader):
         return frames
 
 
-def read_metrics(
-    store: Store,
-    ref: JobRef,
-    *,
-    hosts: tuple[int, ...] | None = (0,),
-    attempt: int | None = None,
-    repeats: bool = False,
-) -> list[Series]:
-    """Return what hosts of a job have logged so far, and their own figures.
-
-    Args:
-        store: of the job.
-        ref: the job.
-        hosts: which hosts; None for all.
-        attempt: only what this attempt has logged.
-        repeats: also have steps that were trained again, as often as they were logged.
-
-    Raises:
-        StoreError: the store does not answer.
-    """
-    reader = MetricsReader(store, ref, hosts=hosts, attempt=attempt)
-    reader.look()
-    return reader.recording.series(repeats=repeats)
-
-
 @dataclass(frozen=True, repr=False)
 class Metric:
     """One metric of one host, as arrays of the same length.

@@ -167,13 +167,14 @@ class JobView:
         Raises:
             PreflightError: NumPy is not installed here.
         """
-        from kinetic._client.metrics import Metrics, read_metrics
+        from kinetic._client.metrics import Metrics, MetricsReader
 
         hosts = None if all_hosts else (self._check_host(host),)
         if attempt is not None:
             attempts.check(self._store, self.job_id, attempt)
-        found = read_metrics(self._store, self.ref, hosts=hosts, attempt=attempt, repeats=repeats)
-        return Metrics(self.job_id, found)
+        reader = MetricsReader(self._store, self.ref, hosts=hosts, attempt=attempt)
+        reader.look()
+        return Metrics(self.job_id, reader.recording.series(repeats=repeats))
 
     def events(self) -> list[dict[str, Any]]:
         """Return what happened when, oldest first, as JSON objects. Damaged lines, and events that

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from doubles.memory_store import MemoryStore
 
-from kinetic._client.metrics import Metrics, MetricsReader, read_metrics
+from kinetic._client.metrics import Metrics, MetricsReader
 from kinetic._core import layout
 from kinetic._core.log_format import STDOUT
 from kinetic._core.metric_format import MAGIC, NO_STEP, Frame, FrameDecoder, find_end
@@ -236,6 +236,12 @@ def test_decimation_keeps_peaks_ends_and_what_is_no_number():
 
 
 # -- stores ----------------------------------------------------------------------------------------
+
+
+def read_metrics(store, ref, **given):
+    reader = MetricsReader(store, ref, **given)
+    reader.look()
+    return reader.recording.series()
 
 
 def test_metrics_are_read_from_any_store(store, tmp_path):
