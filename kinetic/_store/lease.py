@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kinetic._core.values import dataclass
 from kinetic._store.base import Entry, Store
@@ -64,41 +64,6 @@ class Owner:
         return f"{who} (process {self.process} on {self.machine})"
 
 
-class _RecordPlace(Protocol):
-    """Where the record lies."""
-
-    counts: bool
-    """Whether an owner that is not locked out has to count up."""
-
-    def take(self) -> bool:
-        """Lock; False when somebody else has."""
-        ...
-
-    def read(self) -> tuple[Owner | None, Any]:
-        """Return the record, and what `replace` takes."""
-        ...
-
-    def is_held(self) -> bool | None:
-        """Whether an owner lives; None where only its counting tells."""
-        ...
-
-    def is_there(self) -> bool:
-        """Whether one's own record is still where others look for it."""
-        ...
-
-    def replace(self, seen: Any, owner: Owner) -> bool:
-        """Write the record if it is as it was seen."""
-        ...
-
-    def renew(self, owner: Owner) -> None:
-        """Write the record over one's own."""
-        ...
-
-    def free(self, *, remove: bool) -> None:
-        """Unlock; with `remove`, delete the record."""
-        ...
-
-
 class Lease:
     """A right that one process has, until it is released.
 
@@ -111,7 +76,7 @@ class Lease:
 
     def __init__(
         self,
-        place: _RecordPlace,
+        place: InFolder | InStore,
         what: str,
         me: Owner,
         sleep: Callable[[float], None] = time.sleep,
@@ -265,7 +230,11 @@ def _encode_owner(owner: Owner) -> bytes:
 
 
 class InFolder:
-    """A record in a folder of this machine."""
+    """A record in a folder of this machine.
+
+    Attributes:
+        counts: whether an owner that is not locked out has to count up.
+    """
 
     def __init__(self, folder: Path, name: str = RECORD) -> None:
         self._path = folder / name
@@ -274,7 +243,7 @@ class InFolder:
         self.counts = machine.is_shared_folder(folder)
 
     def take(self) -> bool:
-        """Lock the file."""
+        """Lock the file; return False when somebody else has."""
         if self._name in _own:
             return False
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -287,8 +256,8 @@ class InFolder:
         return True
 
     def read(self) -> tuple[Owner | None, Any]:
-        """Read the file: through the descriptor that holds the lock, which another one would
-        free."""
+        """Return the record, and what `replace` takes. Read through the descriptor that holds the
+        lock, which another one would free."""
         if self._fd >= 0:
             return _parse_owner(os.pread(self._fd, 1 << 16, 0)), None
         if self._name in _own:
@@ -324,7 +293,8 @@ class InFolder:
         os.ftruncate(self._fd, len(content))
 
     def free(self, *, remove: bool) -> None:
-        """Empty the file, which stays: who waits for its lock has it open."""
+        """Unlock; with `remove`, empty the file, which stays: who waits for its lock has it
+        open."""
         if self._fd >= 0:
             if remove:
                 os.ftruncate(self._fd, 0)
@@ -363,7 +333,8 @@ class InStore:
         return None, None
 
     def is_held(self) -> bool | None:
-        """Whether it is this process's own."""
+        """Whether an owner lives, as far as it is this process; None where only its counting
+        tells."""
         return True if self._name in _own else None
 
     def is_there(self) -> bool:
@@ -384,7 +355,7 @@ class InStore:
         self._store.put(self._key, _encode_owner(owner))
 
     def free(self, *, remove: bool) -> None:
-        """Delete the object."""
+        """With `remove`, delete the object."""
         _own.pop(self._name, None)
         if remove:
             self._store.delete(self._key)
