@@ -214,25 +214,11 @@ class Agents:
         logs = functools.partial(log_files, store=self._store)
         return AttemptLoop(identity, self._plan, self._store, logs=logs, alive_fd=alive).run()
 
-    def await_death(self, timeout_s: float, *, unless: signal.Signals | None = None) -> bool:
-        """Return whether a child died within this time; call `dead` for details. `unless` is a
-        blocked signal that ends the wait; it stays pending."""
-        awaited = {signal.SIGCHLD} if unless is None else {signal.SIGCHLD, unless}
-        taken = signal.sigtimedwait(awaited, timeout_s)
-        if taken is not None and taken.si_signo == unless:
-            signal.raise_signal(taken.si_signo)
-            return False
-        return taken is not None
-
-    def await_signal(self, timeout_s: float, *others: int) -> int | None:
-        """Wait for a child's death (SIGCHLD), or for one of these signals, which must be blocked;
-        return which came, or None."""
-        found = signal.sigtimedwait([signal.SIGCHLD, *others], timeout_s)
+    def await_signal(self, timeout_s: float) -> int | None:
+        """Wait for a child's death (SIGCHLD; call `dead` for details) or SIGTERM, which must be
+        blocked; return which came, or None."""
+        found = signal.sigtimedwait([signal.SIGCHLD, signal.SIGTERM], timeout_s)
         return None if found is None else found.si_signo
-
-    def tell_of_end(self) -> None:
-        """Tell the agents that the cluster stops this host."""
-        self.signal(signal.SIGTERM)
 
     def dead(self) -> Iterator[tuple[int, int]]:
         """Reap all children; yield host and wait status of each agent among them."""
@@ -280,7 +266,7 @@ class Agents:
 
 
 def _block_signals() -> None:
-    """SIGCHLD stays blocked until a gang is served; `await_death` takes it. SIGCONT waits until an
+    """SIGCHLD stays blocked until a gang is served; `await_signal` takes it. SIGCONT waits until an
     agent can act on it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD, signal.SIGCONT])
 

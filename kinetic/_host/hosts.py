@@ -309,7 +309,10 @@ class ForkedHosts(Hosts):
 
     def await_death(self, limit_s: float) -> bool:
         """By SIGCHLD."""
-        return self.alone and self._agents.await_death(limit_s, unless=signal.SIGTERM)
+        came = self._agents.await_signal(limit_s) if self.alone else None
+        if came == signal.SIGTERM:
+            signal.raise_signal(came)
+        return came == signal.SIGCHLD
 
     def reap(self) -> None:
         """From their wait statuses."""
@@ -336,7 +339,7 @@ class ForkedHosts(Hosts):
 
     def take_away(self) -> None:
         """Send SIGTERM."""
-        self._agents.tell_of_end()
+        self._agents.signal(signal.SIGTERM)
 
     def wake(self) -> None:
         """Send SIGCONT."""

@@ -67,7 +67,7 @@ def main(environ: Mapping[str, str] | None = None, make_hosts: MakeHosts = _make
         if who.is_pod:  # A pod before it, killed on this machine, may have left something.
             shutil.rmtree(who.scratch, ignore_errors=True)
         if who.role != "head":  # It runs no agent, and may be killed.
-            _make_scratch(who)
+            Path(who.scratch).mkdir(parents=True, exist_ok=True, mode=0o700)
     except (KineticError, OSError) as error:
         sys.stderr.write(f"kinetic.runner: {error}\n")
         return ProgramCode.UNUSABLE
@@ -139,6 +139,18 @@ class _HostProgram(ABC):
         who = replace(who, attempt=policy.attempt, stays=may_repeat and plan.hosts > 1)
         agents.fork([who], again=may_repeat)
         return agents
+
+    def _await_agent(self, agents: Agents) -> tuple[bool, int]:
+        """Wait until the agent of this host has ended; return whether the host was taken away
+        meanwhile, which the agent is told, and its wait status."""
+        is_taken_away = False
+        while not (dead := list(agents.dead())):
+            if agents.await_signal(1.0) == signal.SIGTERM:
+                is_taken_away = True
+                agents.signal(signal.SIGTERM)
+            agents.end_stopped(self._who.unreachable_after_s)
+        ((_, status),) = dead
+        return is_taken_away, status
 
     def _clear_up(self) -> None:
         processes.kill_descendants()
@@ -217,7 +229,8 @@ class _Joining(_HostProgram):
 
     def _take_part(self) -> int:
         policy = make_policy(self._plan, attempt=self._who.attempt)
-        code = self._await_agent(self._fork_agent(policy))
+        _, status = self._await_agent(self._fork_agent(policy))
+        code = self._read_code(status)
         self._clear_up()
         shutil.rmtree(self._who.scratch, ignore_errors=True)
         if code is ProgramCode.CODE_FAILED:
@@ -230,12 +243,7 @@ class _Joining(_HostProgram):
                 client.place_of(endpoint, request, unreachable_after_s=0.0)
         return code
 
-    def _await_agent(self, agents: Agents) -> ProgramCode:
-        while not (dead := list(agents.dead())):
-            if agents.await_signal(1.0, signal.SIGTERM) == signal.SIGTERM:
-                agents.tell_of_end()
-            agents.end_stopped(self._who.unreachable_after_s)
-        ((_, status),) = dead
+    def _read_code(self, status: int) -> ProgramCode:
         if (code := read_delivered_code(status)) is not None:
             return code
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == ProgramCode.UNDELIVERED:
@@ -263,26 +271,12 @@ class _Joined(_HostProgram):
         who = replace(self._assign(make_policy(self._plan)), stays=True)
         is_taken_away, status = False, int(signal.SIGKILL)
         while os.WIFSIGNALED(status) and not is_taken_away:
-            is_taken_away, status = self._run_agent(replace(who, start=random.choice(_STARTS)))
+            agents = Agents(self._plan, self._store)
+            agents.fork([replace(who, start=random.choice(_STARTS))])
+            is_taken_away, status = self._await_agent(agents)
             self._clear_up()
         shutil.rmtree(who.scratch, ignore_errors=True)
         return ProgramCode.TAKEN_AWAY if is_taken_away else os.WEXITSTATUS(status)
-
-    def _run_agent(self, who: Identity) -> tuple[bool, int]:
-        """Return whether this host was taken away, and the wait status of an agent."""
-        agents, is_taken_away = Agents(self._plan, self._store), False
-        agents.fork([who])
-        while not (dead := list(agents.dead())):
-            if agents.await_signal(1.0, signal.SIGTERM) == signal.SIGTERM:
-                is_taken_away = True
-                agents.tell_of_end()
-            agents.end_stopped(who.unreachable_after_s)
-        ((_, status),) = dead
-        return is_taken_away, status
-
-
-def _make_scratch(who: Identity) -> None:
-    Path(who.scratch).mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def leave(code: int) -> None:
