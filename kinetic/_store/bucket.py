@@ -22,7 +22,8 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from kinetic._core.values import dataclass
 from kinetic._store import bucket_errors, inherited
-from kinetic._store.transfer import Memory, ProgressStream, Target
+from kinetic._store.files import Sink
+from kinetic._store.transfer import Memory, ProgressStream
 from kinetic.errors import StoreError
 
 if TYPE_CHECKING:
@@ -110,9 +111,9 @@ class Bucket:
         """
         memory = Memory()
         self.download(name, memory)
-        return memory.content()
+        return memory.getvalue()
 
-    def download(self, name: str, target: Target, *, generation: int | None = None) -> None:
+    def download(self, name: str, target: Sink | Memory, *, generation: int | None = None) -> None:
         """Write the content of an object; of this generation, if one is given.
 
         Raises:
@@ -127,7 +128,7 @@ class Bucket:
             "has. Try again; if that does not help, look for a proxy that changes downloads."
         )
 
-    def _download(self, name: str, target: Target, generation: int | None) -> bool:
+    def _download(self, name: str, target: Sink | Memory, generation: int | None) -> bool:
         """Return whether the content arrived intact."""
         tries = self._tries()
         digest = _checksum()

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from kinetic._store import files
 from kinetic.errors import StoreError, StoreFull
@@ -19,30 +19,13 @@ IN_MEMORY_BYTES = 16 << 20
 """Of what comes in parts, more than this goes to the disk."""
 
 
-class Target(Protocol):
-    """Where a download goes."""
-
-    def write(self, part: bytes, /) -> int:
-        """Append a part."""
-        ...
+class Memory(io.BytesIO):
+    """Where a download goes that is kept in memory: what `files.Sink` is for others."""
 
     def restart(self) -> None:
         """Discard everything written so far."""
-        ...
-
-
-class Memory:
-    """A `Target` in memory."""
-
-    def __init__(self) -> None:
-        self._buffer = io.BytesIO()
-        self.write = self._buffer.write
-        self.content = self._buffer.getvalue
-
-    def restart(self) -> None:
-        """Discard everything written so far."""
-        self._buffer.seek(0)
-        self._buffer.truncate()
+        self.seek(0)
+        self.truncate()
 
 
 class ProgressStream:
