@@ -19,7 +19,7 @@ from kinetic._core.log_format import FAILURE, STDERR, STDOUT, LogChunk, Position
 from kinetic._core.ref import JobRef
 from kinetic._store import attempts
 from kinetic._store.base import Store, pause_after, pause_of
-from kinetic._store.log_segments import GROWS_BYTES, StoredLog, open_stored_log
+from kinetic._store.log_segments import GROWS_BYTES, FileLog, ObjectLog, open_stored_log
 from kinetic._store.many import at_once
 from kinetic.errors import BackendUnavailable
 
@@ -43,7 +43,7 @@ class LogReader:
     """Reads the output of one host in one attempt, while it grows."""
 
     def __init__(
-        self, log: StoredLog, host: int, *, attempt: int = 1, failures: bool = True
+        self, log: FileLog | ObjectLog, host: int, *, attempt: int = 1, failures: bool = True
     ) -> None:
         self._log = log
         self.host = host

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from kinetic._core.log_format import RECORD, STDERR, Record, Segment, decode_records
 from kinetic._store.base import Store, is_unmetered, pause_of
@@ -49,25 +48,13 @@ BACK_BYTES = 1 << 16
 """How much of a file is read at once when it is read from its end."""
 
 
-class StoredLog(Protocol):
-    """The output of one host in one attempt; it may not exist yet."""
+def open_stored_log(store: Store, log_key: str) -> FileLog | ObjectLog:
+    """Return the output of one host in one attempt that has this key in a folder; it may not exist
+    yet.
 
-    def read(self, offset: int, *, to_end: bool = False) -> Sequence[Segment]:
-        """Return segments with what follows the offset, in order: as much as is read at once, none
-        if nothing does. `to_end` also finds what is there only if nothing more is written."""
-        ...
-
-    def read_back(self) -> Iterator[Segment]:
-        """Yield all segments, the last one first."""
-        ...
-
-    def close(self) -> None:
-        """Close files."""
-        ...
-
-
-def open_stored_log(store: Store, log_key: str) -> StoredLog:
-    """Return the output that has this key in a folder."""
+    `read` returns segments with what follows an offset, in order: as much as is read at once, none
+    if nothing does. `to_end` also finds what is there only if nothing more is written.
+    """
     if (folder := store.as_folder()) is None:
         return ObjectLog(store, log_key)
     return FileLog(folder / log_key, folder / f"{log_key}.idx")
