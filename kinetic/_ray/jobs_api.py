@@ -52,19 +52,6 @@ class JobsApiLimits:
 
 
 @dataclass(frozen=True)
-class ClusterVersion:
-    """What runs there.
-
-    Attributes:
-        ray: the version of Ray.
-        session: changes whenever the head is started.
-    """
-
-    ray: str
-    session: str
-
-
-@dataclass(frozen=True)
 class Submission:
     """A job to be created.
 
@@ -174,15 +161,15 @@ class JobsApi:
 
     # --- the cluster
 
-    def version(self) -> ClusterVersion:
-        """Return what runs there: the cheapest call that shows that a dashboard answers."""
+    def version(self) -> str:
+        """Return the version of Ray: the cheapest call that shows that a dashboard answers."""
         try:
             found = self._ask("GET", "/api/version")
         except NotFound as error:
             raise explain_stranger(self.address) from error
         if "ray_version" not in found:
             raise explain_stranger(self.address)
-        return ClusterVersion(str(found["ray_version"]), str(found.get("session_name", "")))
+        return str(found["ray_version"])
 
     def nodes(self) -> list[RayNode]:
         """Return all nodes, dead ones too."""

@@ -67,7 +67,7 @@ def test_a_dashboard_of_ray_is_reached_with_the_password_of_the_proxy(monkeypatc
     with serving(script) as url:
         monkeypatch.setenv("HTTP_PROXY", url.replace("http://", "me:p%40ss@"))
         api = JobsApi(FAR, limits=JobsApiLimits(tries=1))
-        assert api.version().ray == "2.99"
+        assert api.version() == "2.99"
         api.close()
     assert script.proxy_authorization == [BASIC]
 

@@ -78,7 +78,7 @@ def gather(api: JobsApi) -> RayFacts:
         python = _ask_python(api, nodes)
     except KineticError as error:
         return RayFacts(api.address, str(error))
-    return RayFacts(api.address, "", version.ray, nodes, python, runs)
+    return RayFacts(api.address, "", version, nodes, python, runs)
 
 
 def _ask_python(api: JobsApi, nodes: Iterable[RayNode]) -> str:
