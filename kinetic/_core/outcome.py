@@ -337,7 +337,13 @@ def _first_failures(reports: Sequence[HostReport]) -> tuple[int, ...]:
         return ()
     rank = min(map(blame_rank, failed))
     worst = [r for r in failed if blame_rank(r) == rank]
-    return tuple(r.host for r in sorted(worst, key=lambda r: (r.ended_at or float("inf"), r.host)))
+
+    def key(report: HostReport) -> tuple[float, int]:
+        """Of what no host has caused, which one ended first says nothing."""
+        at = 0.0 if report.exit.kind.of_the_job else report.ended_at or float("inf")
+        return at, report.host
+
+    return tuple(r.host for r in sorted(worst, key=key))
 
 
 def name_of(hosts: Sequence[int], of: int) -> str:

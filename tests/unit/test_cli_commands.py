@@ -17,7 +17,7 @@ from kinetic._client.batch.manifest import Batch, Manifest
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
-from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict
+from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict, judge
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._pickling import results
@@ -292,6 +292,22 @@ def test_nobody_is_blamed_for_a_job_that_was_cancelled(world: World, capsys: Cap
     assert world("jobs", "status", "job-00000001") == 0
     out = capsys.readouterr().out
     assert "CANCELLED" in out
+    assert "Blamed" not in out
+
+
+def test_no_host_is_blamed_for_a_job_that_took_too_long(world: World, capsys: Capture) -> None:
+    late = [
+        HostReport(host, Exit.TIMEOUT, "the job ran longer than its timeout of 1 s", ended_at=at)
+        for host, at in ((0, 12.0), (1, 11.0))
+    ]
+    outcome = judge(2, late, now=13.0)
+    assert outcome.first is not None
+    assert outcome.first.host == 0, "whichever ended first"
+    world.job("job-00000001", hosts=2)
+    world.end("job-00000001", outcome)
+    assert world("jobs", "status", "job-00000001") == 0
+    out = capsys.readouterr().out
+    assert "timeout of 1 s" in " ".join(out.split())
     assert "Blamed" not in out
 
 

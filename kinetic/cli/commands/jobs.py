@@ -379,8 +379,9 @@ def _ending_facts(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _name_blamed(outcome: Outcome) -> str:
-    """The hosts that failed first; none where no host has ever run."""
-    if str(outcome.verdict) != "failed" or _has_never_run(outcome):
+    """The hosts that failed first; none where no host has ever run, or none is at fault."""
+    is_late = outcome.first is not None and str(outcome.first.exit) in ("timeout", "over_budget")
+    if str(outcome.verdict) != "failed" or is_late or _has_never_run(outcome):
         return ""
     return ", ".join(f"host {host}" for host in outcome.blamed)
 
