@@ -180,6 +180,24 @@ def test_a_command_that_was_left_out_of_the_source_tree(
 
 
 @pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("args.py", "leave out --, or write -- python args.py"),
+        ("tool", "write -- ./tool"),
+        ("echo a && echo b", "write: -- sh -c 'echo a && echo b'"),
+        ("gone", "no such command on this host\n"),
+    ],
+)
+def test_a_command_that_is_none_is_told_how_to_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: str, hint: str
+) -> None:
+    write(tmp_path / "args.py", "")
+    write(tmp_path / "tool", "")
+    assert command.call([words]) == 127
+    assert hint in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("command_name", "args", "filled"),
     [
         ("", ["--out=$KINETIC_OUTPUT_DIR/x", "${KINETIC_OUTPUT_DIR}y"], ["--out=/out/x", "/outy"]),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -167,6 +168,11 @@ def call(argv: Sequence[str]) -> int:
 
 def _explain_missing(command: str) -> str:
     missing = f"{command}: no such command on this host"
+    if any(letter.isspace() for letter in command):
+        return f"{missing}. For a line of a shell, write: -- sh -c {shlex.quote(command)}"
+    if "/" not in command and Path(command).is_file():
+        how = f"leave out --, or write -- python {command}" if command.endswith(".py") else ""
+        return f"{missing}. There is a file of that name: {how or f'write -- ./{command}'}"
     if "/" not in command or command.startswith("/"):
         return missing
     return (
