@@ -17,6 +17,7 @@ from remotes import fail_on_odd, square, wait_for
 
 import kinetic
 from kinetic import errors
+from kinetic._client.batch import handle as batch_handle
 from kinetic.cli.root import call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,6 +231,24 @@ def test_another_process_attaches_and_cancels(cancel, tmp_path):
     assert [type(e) for e in found] == [errors.JobCancelled] * 3 + [errors.SubmitError] * 5
     assert process.returncode == 1
     assert "BatchError: 8 of 8 inputs" in err
+
+
+def test_a_batch_is_cancelled_whose_submitter_is_stopped(tmp_path, monkeypatch, caplog):
+    """As by Ctrl-Z: its jobs are stopped, and it submits nothing more once it goes on."""
+    with script(tmp_path, SUBMITTER, tmp_path / "never") as process:
+        batch = kinetic.attach_batch(process.stdout.readline().strip())
+        wait_until(lambda: batch.status_counts().get("RUNNING") == 3, "three jobs run")
+        process.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr(batch_handle, "_STOPPING_S", 3.0)
+        try:
+            batch.cancel()
+        finally:
+            process.send_signal(signal.SIGCONT)
+        process.communicate(timeout=PATIENCE_S)
+    (told,) = [text for text in caplog.messages if "was cancelled" in text]
+    assert f"may be stopped: a process without a job (process {process.pid} on" in told
+    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in found] == [errors.JobCancelled] * 3 + [errors.SubmitError] * 5
 
 
 def test_a_shell_waits_for_a_batch(capsys):

@@ -265,8 +265,18 @@ class BatchHandle(Generic[R_co]):
             _log.warning("%s was cancelled: %s", self.group_id, error)
 
     def _stop(self) -> None:
-        self._executor.cancel("the batch was cancelled")
-        self.wait(_STOPPING_S, progress=False)
+        executor = self._executor
+        executor.cancel("the batch was cancelled")
+        try:
+            self.wait(_STOPPING_S, progress=False)
+        except WaitTimeout as error:
+            if executor.submits or not executor.ledger.list_unsubmitted():
+                raise
+            owner, _ = executor.manifest.owner.read()
+            raise WaitTimeout(
+                f"{self._stand()}. What submits it has not answered, and may be stopped: "
+                f"{owner or 'another process'}. It submits nothing more once it goes on."
+            ) from error
 
     def cleanup(self, k8s: bool = True, gcs: bool = True) -> None:
         """Remove the jobs of the batch: what their backends hold (`k8s`), and their records and
