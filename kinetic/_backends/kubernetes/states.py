@@ -57,27 +57,23 @@ SUBMISSION_S = 15.0
 _PHASES = {Stage.SUCCEEDED: JobStatus.SUCCEEDED, Stage.FAILED: JobStatus.FAILED}
 
 
-def status_of(workload: Document | None, pods: Iterable[Document] | None = None) -> Status:
+def status_of(workload: Document | None, pods: Iterable[Document]) -> Status:
     """Return the status of a job in the cluster.
 
     Args:
         workload: the Job or JobSet; None if the cluster has none.
-        pods: all pods of the workload, including those of earlier attempts; None if they were not
-            listed. A job that is winding down may then be shown as starting.
+        pods: all pods of the workload, including those of earlier attempts.
     """
     if workload is None:
         return Status(JobStatus.NOT_FOUND)
     ended = _find_end(workload)
     if ended is not None:
         return ended
-    current = None if pods is None else current_pods(workload, pods)
     if is_suspended(workload):
         queue = labels(workload).get(QUEUE_LABEL)
         reason = QUEUED.format(queue=queue) if queue else SUSPENDED
         return _mark_removed(workload, Status(JobStatus.PENDING, reason))
-    if current is None:
-        return _mark_removed(workload, _from_numbers(workload))
-    return _mark_removed(workload, _from_pods(workload, current))
+    return _mark_removed(workload, _from_pods(workload, current_pods(workload, pods)))
 
 
 def _find_end(workload: Document) -> Status | None:
@@ -180,29 +176,6 @@ def _end_of(pod: Pod) -> str:
         return pod.exit_reason or "its pod failed"
     named = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error") else ""
     return f"its program ended with exit code {pod.exit_code}{named}"
-
-
-def _from_numbers(workload: Document) -> Status:
-    """Without the pods: missing numbers are zeros, and a JobSet counts Jobs, not pods."""
-    status = workload.get("status") or {}
-    if _is_ending(workload):
-        return Status(JobStatus.RUNNING, ENDING)
-    shape = shape_of(workload)
-    if "replicatedJobs" in (workload.get("spec") or {}):
-        by_name = {r.get("name"): r for r in status.get("replicatedJobsStatus") or ()}
-        up = all(_count_up(by_name.get(s.name) or {}) >= s.replicas for s in shape.sets)
-    else:
-        counted = status.get("uncountedTerminatedPods") or {}
-        just_ended = sum(len(counted.get(k) or ()) for k in ("succeeded", "failed"))
-        up = _count_up({**status, "failed": 0}) + just_ended >= shape.hosts
-    if up:
-        return Status(JobStatus.RUNNING)
-    again = status.get("restarts") or status.get("failed")
-    return Status(JobStatus.PENDING, RESTARTING if again else STARTING)
-
-
-def _count_up(numbers: Document) -> int:
-    return sum(numbers.get(key) or 0 for key in ("ready", "succeeded", "failed"))
 
 
 # -- with what else is known -----------------------------------------------------------------------

@@ -76,7 +76,7 @@ def status(api: HttpApi, name: str) -> JobStatus:
     try:
         found = api.get(JOBS, name)
     except NotFound:
-        return status_of(None).phase
+        return status_of(None, ()).phase
     return status_of(found, api.list(PODS, Selector(labels=f"job-name={name}")).items).phase
 
 
