@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kinetic._backends.kubernetes.observed import Document, condition, labels, metadata
+from kinetic._backends.kubernetes.observed import Document, condition, labels
 from kinetic._core.values import dataclass
 
 POOL_LABEL = "cloud.google.com/gke-nodepool"
@@ -108,8 +108,3 @@ def takes_pods(node: Document) -> bool:
 def select_nodes(nodes: Iterable[Document], selector: Mapping[str, str]) -> list[Document]:
     """Return the nodes that have all of these labels."""
     return [n for n in nodes if all(labels(n).get(k) == v for k, v in selector.items())]
-
-
-def by_name(nodes: Iterable[Document]) -> dict[str, Document]:
-    """Return the nodes by name."""
-    return {metadata(node).get("name", ""): node for node in nodes}
