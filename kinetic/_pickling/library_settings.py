@@ -24,7 +24,7 @@ from kinetic._core.values import dataclass
 
 _OURS = "kinetic"
 _STYLES: dict[Any, Any] = {style[0]: name for name, style in logging._STYLES.items()}
-_STREAMS = (1, 2)
+_AHEAD = "kinetic-ahead"
 _USUAL_VERBOSITY = -1
 """Of absl: warnings."""
 _added: list[HostHandler] = []
@@ -91,21 +91,16 @@ class LoggingState:
             logger = logging.getLogger(each.name)
             logger.setLevel(each.level)
             logger.propagate = each.propagates
-            if each.handlers:
-                _drop_stale_handlers(logger)
+            for handler in [h for h in logger.handlers if each.handlers and h.name == _AHEAD]:
+                logger.removeHandler(handler)
             _added.extend(HostHandler(logger, made) for made in each.handlers)
 
 
-def _drop_stale_handlers(logger: logging.Logger) -> None:
-    """Drop handlers of libraries that were imported before this process was forked: Orbax, which
-    lets absl configure the root logger. They write to a stream of the process before, and where
-    the program had begun with its own, they would not be there."""
-    for handler in list(logger.handlers):
-        stream: Any = getattr(handler, "stream", None)
-        if type(handler) is logging.StreamHandler and stream not in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):
-                if stream.fileno() in _STREAMS:
-                    logger.removeHandler(handler)
+def mark_handlers() -> None:
+    """Mark what libraries have added to the root logger that were imported ahead of a function, as
+    Orbax does: where the program had begun with handlers of its own, it would not be there."""
+    for handler in logging.root.handlers:
+        handler.set_name(_AHEAD)
 
 
 class HostHandler(logging.StreamHandler[Any]):

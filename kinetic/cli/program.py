@@ -22,7 +22,8 @@ from kinetic.errors import KineticError, UsageError
 
 _OF_FOLDER = "__main__.py"
 _SHELLS = ("bash", "zsh", "fish", "dash", "ksh", "sh")
-_FIRST_LINE_BYTES = 256
+_LINE_BYTES = 512
+_HANDED_OVER = "'''exec'"
 
 
 class ProgramKind(StrEnum):
@@ -128,13 +129,14 @@ def _find_script(target: str) -> str:
 
 
 def _find_shell(path: Path) -> str:
-    """Return the shell whose script this is, by the file's name or its first line; or ""."""
-    if path.suffix == ".py":  # It may begin as a shell's script, and be one of Python.
-        return ""
+    """Return the shell whose script this is, by its first line, or by the file's name if that names
+    no interpreter; or "". What a shell begins and hands to Python, as pip writes it, is none."""
     with path.open("rb") as file:
-        first = file.readline(_FIRST_LINE_BYTES).decode(errors="replace")
-    words = first.removeprefix("#!").split() if first.startswith("#!") else []
-    named = {Path(word).name for word in words} | {path.suffix.removeprefix(".")}
+        first, second = (file.readline(_LINE_BYTES).decode(errors="replace") for _ in range(2))
+    if path.suffix == ".py" or second.startswith(_HANDED_OVER):
+        return ""
+    words = first[2:].split() if first.startswith("#!") else [path.suffix.removeprefix(".")]
+    named = {Path(word).name for word in words}
     return next((shell for shell in _SHELLS if shell in named), "")
 
 

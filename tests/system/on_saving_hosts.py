@@ -463,10 +463,11 @@ def save_to_a_full_disk(host, saves):
         checkpointer.save(step, make(step))
 
 
-def save_without_closing():
+def save_without_closing(end):
     import numpy as np
 
     checkpointer = kinetic.Checkpointer(every=1, keep=None, local_every=None)
     state, _ = checkpointer.restore({"w": np.ones(300_000)})
     for step in range(2):
         checkpointer.save(step, state)
+    end()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 from gangs import wait_until
@@ -27,6 +28,7 @@ import kinetic
 from kinetic import errors
 from kinetic._core.exits import Exit
 from kinetic._system import memory_folder
+from kinetic.cli.root import call
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -158,11 +160,40 @@ def test_a_full_disk_is_told_at_once(tmp_path, host, saves):
     assert {"0"} == {p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()}
 
 
-def test_what_was_saved_is_committed_though_nobody_closes(tmp_path):
-    job = kinetic.run("cpu", slices=2, output_dir=str(tmp_path))(save_without_closing).run_async()
+@pytest.mark.parametrize("end", [int, sys.exit])
+def test_what_was_saved_is_committed_though_nobody_closes(tmp_path, end):
+    job = kinetic.run("cpu", slices=2, output_dir=str(tmp_path))(save_without_closing).run_async(
+        end
+    )
     job.result()
     assert "still running" not in job.logs()
     assert (tmp_path / "checkpoints/1").is_dir()
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit"])
+def test_what_a_script_has_saved_is_committed_though_nobody_closes(tmp_path, monkeypatch, end):
+    """Orbax's threads need pools that a script's end ends."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "s.py").write_text(f"{SAVES}\n{end}")
+    assert call(["run", "-a", "cpu", "s.py", str(tmp_path / "steps")]) == 0
+    assert (tmp_path / "steps/0").is_dir()
+
+
+SAVES = """
+import asyncio, sys
+import kinetic, numpy, orbax.checkpoint
+
+async def save_slowly(*args, **more):
+    await asyncio.sleep(0.5)
+    return await save(*args, **more)
+
+save = orbax.checkpoint.JsonCheckpointHandler._save_fn
+orbax.checkpoint.JsonCheckpointHandler._save_fn = save_slowly
+checkpointer = kinetic.Checkpointer(sys.argv[1], every=1, local_every=None)
+checkpointer.restore({"w": numpy.ones(10)})
+checkpointer.save(0, {"w": numpy.ones(10)})
+"""
 
 
 @pytest.mark.long

@@ -372,6 +372,13 @@ def test_of_an_error_of_orbax_one_line_is_logged(tmp_path, caplog):
     assert (users.getMessage(), users.exc_info is None) == ("0 failed", False)
 
 
+def test_a_thread_of_the_users_with_that_name_is_not_waited_for():
+    goes_on = threading.Event()
+    threading.Thread(target=goes_on.wait, name="async_save", daemon=True).start()
+    worlds.finish(returned=True)
+    goes_on.set()
+
+
 def test_what_is_saved_is_waited_for_where_the_function_returns(tmp_path):
     ckpt = kinetic.Checkpointer(tmp_path, every=1, local_every=None)
     ckpt.restore({"w": np.ones(100_000)})
@@ -382,6 +389,7 @@ def test_what_is_saved_is_waited_for_where_the_function_returns(tmp_path):
 
 
 def test_an_error_is_told_where_the_function_returns_and_nobody_closes(tmp_path, monkeypatch):
+    monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
     ckpt = kinetic.Checkpointer(tmp_path, every=1, local_every=None)
     ckpt.restore({"n": 0})
     called = []
@@ -398,7 +406,8 @@ def test_an_error_is_told_where_the_function_returns_and_nobody_closes(tmp_path,
     ckpt._opened.lease.release()
 
 
-def test_of_a_function_that_raised_nothing_is_waited_for(tmp_path):
+def test_of_a_function_that_raised_nothing_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
     ckpt = kinetic.Checkpointer(tmp_path, every=1, local_every=None)
     ckpt.restore({"n": 0})
     ckpt._opened.persistent._manager.wait_until_finished = lambda: pytest.fail("it waits")

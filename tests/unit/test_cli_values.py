@@ -134,6 +134,8 @@ def test_a_program_that_cannot_run_is_refused(tmp_path) -> None:
         ("s", "#!/bin/bash", "bash"),
         ("s.sh", "#!/usr/bin/env -S zsh -e", "zsh"),
         ("s.py", "#!/bin/sh", ""),  # Of Python as well.
+        ("s.sh", "#!/usr/bin/env python3", ""),
+        ("s", "#!/bin/sh\n'''exec' /long/bin/python3 \"$0\" \"$@\"\n' '''", ""),
         ("s", "#!/usr/bin/env -S uv run --script", ""),
         ("s", "#!/usr/bin/env python3", ""),
         ("s", "", ""),

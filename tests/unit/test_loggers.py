@@ -6,12 +6,11 @@ import logging
 import sys
 import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kinetic._pickling import call
+from kinetic._pickling import call, library_settings
 
 NAME = "loggers_test"
 
@@ -160,21 +159,24 @@ def test_handlers_that_a_host_has_are_not_doubled(
 
 
 def test_what_a_library_left_before_the_fork_writes_nothing_twice(
-    log: logging.Logger, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    log: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Orbax configures the root logger when it is imported, ahead of all hosts: its stream is
-    another one, of the same descriptor. What writes to a file stays."""
-    file, stream = logging.FileHandler(tmp_path / "kept"), open(2, "w", closefd=False)
+    """Orbax configures the root logger when it is imported, ahead of all hosts. What a module of
+    the user's adds stays, wherever it writes."""
+    streams = [open(2, "w", closefd=False) for _ in range(2)]
 
     def leave() -> None:
-        logging.root.handlers += [logging.StreamHandler(stream), file]
+        logging.root.handlers.append(logging.StreamHandler(streams[0]))
+        library_settings.mark_handlers()
+        logging.root.handlers.append(logging.StreamHandler(streams[1]))
 
     logging.basicConfig(format="%(name)s: %(message)s")
     send(work, leave)
     assert capsys.readouterr().err == f"{NAME}: level 30\n"
-    assert [type(each).__name__ for each in logging.root.handlers] == ["FileHandler", "HostHandler"]
-    assert (tmp_path / "kept").read_text() == "level 30\n"
-    file.close()
+    assert [getattr(each, "stream", None) for each in logging.root.handlers] == [
+        streams[1],
+        sys.stderr,
+    ]
 
 
 def test_what_writes_elsewhere_stays_here(

@@ -24,6 +24,7 @@ from kinetic._host import agents
 from kinetic._host.local import supervisor
 from kinetic._host.worker import jaxworld
 from kinetic._host.worker import process as worker
+from kinetic._pickling import library_settings
 
 LATE = (
     "setproctitle",
@@ -52,6 +53,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with _end_with(caller):
         jaxworld.preload(tuple(modules))
+    library_settings.mark_handlers()
     if not jaxworld.is_fork_safe():
         sys.exit(f"importing {', '.join(modules)} started threads: a fork would not be safe")
     serve(caller, hurried=0 if modules else HURRIED)

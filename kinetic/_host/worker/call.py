@@ -42,7 +42,7 @@ def run(channel: Channel, freedom: Unblocker, call: Call, start: Start) -> Messa
             if os.getpid() != own_pid:
                 forks.end(error)
             try:
-                worlds.finish(returned=error is None)
+                worlds.finish(returned=report.has_succeeded(error))
             except KineticError as unfinished:  # A save that it had begun has failed.
                 value, error = end[0] = (None, unfinished)
             freedom.end()

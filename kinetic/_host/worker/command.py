@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from kinetic._host import identity
-from kinetic._host.worker import interpreter
+from kinetic._host.worker import interpreter, worlds
 from kinetic._host.worker.report import ProgramExited, short_repr
 from kinetic._host.worker.signals import Terminated
 
@@ -241,14 +241,20 @@ def _run_code(code: types.CodeType, spec: ModuleSpec | None, file: str) -> None:
     package = "" if spec is None else spec.parent
     try:
         _runpy._run_code(code, vars(program), None, "__main__", spec, package, file)
-        interpreter.wait_for_threads()
+        _wait_for_rest()
     except SystemExit as end:
         # Other hosts must not wait for the threads of one that has failed.
         if not end.code:
-            interpreter.wait_for_threads()
+            _wait_for_rest()
         raise
     finally:
         sys.modules["__main__"] = before
+
+
+def _wait_for_rest() -> None:
+    """Wait for checkpoints, which need the pools that end next, then for all threads."""
+    worlds.finish(returned=True)
+    interpreter.wait_for_threads()
 
 
 def _without_machinery(trace: types.TracebackType | None) -> types.TracebackType | None:

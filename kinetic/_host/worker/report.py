@@ -108,6 +108,13 @@ def report_value(value: Any, start: Start) -> Message:
     )
 
 
+def has_succeeded(error: BaseException | None) -> bool:
+    """Whether the function returned, or called `sys.exit` with 0."""
+    if isinstance(error, SystemExit) and not isinstance(error, Terminated):
+        return error.code in (None, 0)
+    return error is None
+
+
 def report_error(error: BaseException, start: Start) -> Message:
     """The function raised, or called `sys.exit` or `kinetic.reform`."""
     if isinstance(error, Leaving):

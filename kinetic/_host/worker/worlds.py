@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kinetic._host.worker import streams
+
 _SYNCHRONIZATION = "orbax.checkpoint._src.futures.synchronization"
 _SIGNALING = "orbax.checkpoint._src.futures.signaling_client"
 _MULTIHOST = "orbax.checkpoint._src.multihost.multihost"
@@ -25,8 +27,8 @@ _SIGNALING_THREAD = "_SignalingThread"
 _RUNNER = "AsyncRunner"
 """What runs the saves of Orbax's newer interface, one thread for each."""
 _LOOK_S = 0.002
-_SAVES_S = 1800.0
-"""Longer than any save: Orbax gives it up before."""
+_SAVES_S, _TELL_AFTER_S = 3600.0, 10.0
+"""How long a save may go on after the function has returned, and when that is told."""
 SAVERS = ("async_save", "save_finalize")
 """Orbax's threads that write checkpoints, by name. One that outlived its world would come to the
 barriers of the next one: Orbax asks for the world's client at each."""
@@ -54,17 +56,31 @@ def on_end(finish: Callable[[bool], object]) -> None:
 
 
 def finish(*, returned: bool) -> None:
-    """Call all of `on_end`. Of a function that returned, what saves in the background is waited
-    for: at the end of a script, Python does so.
+    """Call all of `on_end`. Of a function that returned, checkpoints that are being saved in the
+    background are waited for first.
 
     Raises:
         KineticError: something was not finished.
     """
     if returned:
-        settle(_SAVES_S)
+        _wait_for_savers()
     with contextlib.ExitStack() as each:
         for call in _ending:
             each.callback(call, returned)
+
+
+def _wait_for_savers() -> None:
+    """As Python waits at the end of a script: not for daemons."""
+    began, is_told = time.monotonic(), False
+    while any(each.name in SAVERS and not each.daemon for each in threading.enumerate()):
+        waited_s = time.monotonic() - began
+        if waited_s >= _TELL_AFTER_S and not is_told:
+            streams.say("kinetic: the function has returned, and a checkpoint is still being saved")
+            is_told = True
+        if waited_s >= _SAVES_S:
+            streams.say("kinetic: a checkpoint was still being saved after an hour, and is cut off")
+            return
+        time.sleep(_LOOK_S)
 
 
 def settle(limit_s: float) -> bool:

@@ -51,8 +51,6 @@ S = TypeVar("S")
 _log = logging.getLogger(__name__)
 _AFTER_AN_ERROR_S = 10.0
 """How long saves that have begun may take to end when the function has raised."""
-_ECHOES = ("JaxRuntimeError", "XlaRuntimeError")
-"""What a host meets whose peer is lost: nothing more can be committed together."""
 
 
 class Checkpointer:
@@ -311,7 +309,7 @@ class Checkpointer:
         if kind is None:
             self.close()
         elif not self._is_forked():
-            self._give_up(waits=self._peers.count == 1 or kind.__name__ not in _ECHOES)
+            self._give_up(waits=self._peers.count == 1 or kind.__name__ not in opening.ECHOES)
 
     # -- beginning and end -------------------------------------------------------------------------
 
@@ -334,7 +332,8 @@ class Checkpointer:
         tier, writer = self._opened.local, self._opened.writer
         if tier is not None:
             self._local_saves = LocalSaves(tier, writer, self._peers, self._warn)
-        opening.unclosed[self] = self.wait
+        if slices.read_variable("KINETIC_JOB_ID"):
+            opening.unclosed[self] = self.wait
         self._restoring = Restoring(self._opened, self._peers, self._directory, self._warn)
         self._sync_points = SyncPoints(self._peers, find_request, self._cadence.every_s)
         if self._local is None and self._cadence.local_every is not None:

@@ -40,9 +40,12 @@ LIMIT_S = 600.0
 _SHARED_WITHIN_S = 5.0
 """How long a file of the leader may take to be seen by the others."""
 _IN_TRAINING = "/"
+ECHOES = ("JaxRuntimeError", "XlaRuntimeError")
+"""What a host meets whose peer is lost: nothing more can be committed together, and the gang tells
+why."""
 unclosed: dict[object, Callable[[], object]] = {}
-"""How to wait for each checkpointer that is open. Where the function returns and nobody closes it,
-what it has saved is committed all the same, and its error is told."""
+"""How to wait for each checkpointer of a job that is open. Where the function returns and nobody
+closes it, what it has saved is committed all the same, and its error is told."""
 worlds.on_leaving(lease.abandon)
 _KINDS = {kind.__name__: kind for kind in (CheckpointError, CheckpointInUse, CheckpointMismatch)}
 _ATTRIBUTES = ("job_id", "step")
@@ -319,10 +322,20 @@ def check_room(rooms: Sequence[Room]) -> None:
 
 
 def _wait_for_unclosed(returned: bool) -> None:
-    while unclosed:
-        _, wait = unclosed.popitem()
-        if returned:
-            wait()
+    """Wait for all of them, also where one has failed; what interrupts this may call it again."""
+    failed: list[KineticError] = []
+    for checkpointer, wait in list(unclosed.items()):
+        try:
+            if returned:
+                wait()
+        except KineticError as error:
+            failed.append(error)
+        except Exception as error:
+            if type(error).__name__ not in ECHOES:
+                raise
+        unclosed.pop(checkpointer, None)
+    if failed:
+        raise failed[0]
 
 
 worlds.on_end(_wait_for_unclosed)
