@@ -131,8 +131,11 @@ def _find_script(target: str) -> str:
 def _find_shell(path: Path) -> str:
     """Return the shell whose script this is, by its first line, or by the file's name if that names
     no interpreter; or "". What a shell begins and hands to Python, as pip writes it, is none."""
-    with path.open("rb") as file:
-        first, second = (file.readline(_LINE_BYTES).decode(errors="replace") for _ in range(2))
+    try:
+        with path.open("rb") as file:
+            first, second = (file.readline(_LINE_BYTES).decode(errors="replace") for _ in range(2))
+    except OSError:  # Who packs it says so.
+        return ""
     if path.suffix == ".py" or second.startswith(_HANDED_OVER):
         return ""
     words = first[2:].split() if first.startswith("#!") else [path.suffix.removeprefix(".")]

@@ -379,6 +379,20 @@ def test_a_thread_of_the_users_with_that_name_is_not_waited_for():
     goes_on.set()
 
 
+def test_a_long_save_is_told_and_not_waited_for_without_end(monkeypatch, capfd):
+    monkeypatch.setattr(worlds, "_TELL_AFTER_S", 0.05)
+    monkeypatch.setattr(worlds, "_SAVES_S", 0.3)
+    goes_on = threading.Event()
+    threading.Thread(target=goes_on.wait, name="async_save").start()
+    try:
+        worlds.finish(returned=True)
+    finally:
+        goes_on.set()
+    err = capfd.readouterr().err
+    assert err.count("a checkpoint is still being saved") == 1
+    assert "is cut off" in err
+
+
 def test_what_is_saved_is_waited_for_where_the_function_returns(tmp_path):
     ckpt = kinetic.Checkpointer(tmp_path, every=1, local_every=None)
     ckpt.restore({"w": np.ones(100_000)})
