@@ -49,7 +49,7 @@ def cpu_seconds(act: Callable[[], object]) -> float:
 def main() -> None:
     measure.heading("the real compiler (floor: lower().compile() in one process)")
     if not topologies.is_installed():
-        print("  libtpu is not installed: pip install 'kinetic-sdk[tpu-compile]'")
+        print("  libtpu is not installed: pip install '.[tpu-compile]'")
         return
     transformers.SIZES["small"] = SMALL
     for name, (rounds, transformers.LENGTH) in ROUNDS.items():

@@ -112,8 +112,7 @@ def draw_picture(path: str, groups: Sequence[tuple[str, Sequence[Curve]]]) -> No
         from matplotlib.figure import Figure
     except ImportError as missing:
         raise PreflightError(
-            "--plot needs matplotlib, which is not installed here: pip install matplotlib, or pip "
-            "install kinetic-sdk[plots]."
+            "--plot needs matplotlib, which is not installed here: pip install matplotlib."
         ) from missing
     groups = groups[:_MOST_IN_A_PICTURE]
     columns = min(len(groups), 2 if len(groups) < 9 else 3)
@@ -159,7 +158,7 @@ def write_events(folder: str, groups: Sequence[tuple[str, Sequence[Series]]]) ->
     except ImportError as missing:
         raise PreflightError(
             "--tensorboard needs tensorboardX, which is not installed here: pip install "
-            "tensorboardX, or pip install kinetic-sdk[tensorboard]."
+            "tensorboardX."
         ) from missing
     count = 0
     for run, series in groups:

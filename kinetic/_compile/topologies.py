@@ -41,7 +41,7 @@ _QUIET = {
 and waits for the answer. What is said here it only needs where it uses a chip."""
 CONTAINER = "docker run --platform linux/amd64 -it -v .:/work -w /work python:3.12 bash"
 WITHOUT_LIBTPU = (
-    "The TPU compiler is not installed here: pip install 'kinetic-sdk[tpu-compile]'. There is one "
+    "The TPU compiler is not installed here: pip install 'jax>=0.10' libtpu. There is one "
     f"for Linux on x86-64 only; elsewhere, do it in a container: {CONTAINER}"
 )
 OLDEST_JAXLIB = (0, 10)

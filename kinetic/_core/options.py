@@ -157,7 +157,7 @@ class Options(documents.Record, called="The options of the job"):
         checks.switch,
         "After a run on a simulated TPU slice, compile the leader's programs with the compiler of "
         "the real one, and say which would not fit, not compile, or be bound by what "
-        "(`kinetic-sdk[tpu-compile]`).",
+        "(the extra `tpu-compile`).",
         False,
         flag=Flag(("--compile-check",), takes=Takes.SWITCH),
     )

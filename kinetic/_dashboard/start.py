@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from kinetic._core.tracebacks import own_frames_hidden
+from kinetic._system.distribution import make_install_command
 from kinetic.errors import PreflightError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def check_packages() -> None:
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise PreflightError(
-            f"The dashboard needs {', '.join(missing)}: pip install 'kinetic-sdk[dashboard]'."
+            f"The dashboard needs {', '.join(missing)}: {make_install_command('dashboard')}"
         )
 
 

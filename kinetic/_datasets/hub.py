@@ -150,7 +150,7 @@ def _resolve(asked: dict[str, Any]) -> dict[str, Any]:
     """The revision's current commit, and whether `datasets` is there to save it."""
     source = asked["source"]
     if find_spec("huggingface_hub") is None:
-        package, name = "huggingface_hub", "kinetic-sdk[hf]"
+        package, name = "huggingface_hub", "huggingface_hub"
         raise StoreError(_REQUIRED.format(source=source, package=package, name=name))
     saved = find_spec("datasets") is not None
     if not saved and (asked.get("split") or asked.get("config_name")):

@@ -104,7 +104,7 @@ def kinetic() -> str:
 
 def installed_version() -> str:
     try:
-        return metadata.version("kinetic-sdk") if importlib.util.find_spec("kinetic.runner") else ""
+        return metadata.version("kinetic-run") if importlib.util.find_spec("kinetic.runner") else ""
     except ModuleNotFoundError:
         return ""
 

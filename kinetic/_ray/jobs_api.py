@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode
 from kinetic._core.values import dataclass
 from kinetic._ray.refusals import explain_refusal, explain_silence, explain_stranger, last_line
 from kinetic._system import proxies
+from kinetic._system.distribution import make_install_command
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError
 from kinetic.version import __version__
 
@@ -356,7 +357,7 @@ def _open_pools(address: str) -> PoolManager:
         return proxies.open_pools(address, maxsize=CONNECTIONS)
     except ImportError as error:
         raise PreflightError(
-            'Jobs on a Ray cluster need urllib3: pip install "kinetic-sdk[ray]".'
+            f"Jobs on a Ray cluster need urllib3: {make_install_command('ray')}"
         ) from error
 
 

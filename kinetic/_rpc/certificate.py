@@ -15,7 +15,7 @@ from kinetic.errors import PreflightError
 
 MISSING = (
     "A gang that is joined over TCP needs the package cryptography, which makes the job's "
-    "certificate: pip install 'kinetic-sdk[tls]'."
+    "certificate: pip install cryptography."
 )
 # It is pinned and lives as long as its job; the clocks of hosts may differ.
 _FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)

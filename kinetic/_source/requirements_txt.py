@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from kinetic._source.editable import Package
+from kinetic._system.distribution import is_kinetic, list_extra_requirements
 from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -131,6 +132,10 @@ def check_requirement(
         UsageError: it is not a requirement, or names a path of this machine.
     """
     if _is_editable(text, folder, editable):
+        return
+    if is_kinetic(find_name(text)):  # It travels with the job: only its extras are installed.
+        extras = re.match(r"[^\[;@]*\[([^]]*)\]", text)
+        yield from list_extra_requirements(re.split(r"\s*,\s*", extras[1]) if extras else ())
         return
     place = text.partition("@")[2].strip() or text
     if "file:" in place or ("://" not in text and _PATH.fullmatch(place)):

@@ -63,7 +63,7 @@ def read_lines(
     if not uv:
         raise UsageError(
             f"{lock} has the versions that hosts must install, and uv, which reads it, is not "
-            "installed here. Install it: `pip install uv`; `kinetic-sdk[gcp]` has it, too."
+            "installed here. Install it: `pip install uv`."
         )
     import subprocess
 

@@ -24,6 +24,7 @@ from kinetic._core.values import dataclass
 from kinetic._store import bucket_errors, inherited
 from kinetic._store.files import Sink
 from kinetic._store.transfer import Memory, ProgressStream
+from kinetic._system.distribution import make_install_command
 from kinetic.errors import StoreError
 
 if TYPE_CHECKING:
@@ -413,8 +414,8 @@ def _connect(name: str, at_once: int) -> _Connections:
             from requests.adapters import HTTPAdapter
     except ImportError as error:
         raise StoreError(
-            f"gs://{name} needs the packages of Google Cloud Storage: {error}. Run `pip install "
-            "'kinetic-sdk[gcp]'`."
+            f"gs://{name} needs the packages of Google Cloud Storage: {error}. Install them: "
+            f"{make_install_command('gcp')}"
         ) from error
     try:
         with warnings.catch_warnings():

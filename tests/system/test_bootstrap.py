@@ -217,9 +217,9 @@ def test_an_installed_kinetic_of_the_same_version_will_do(pod):
     site = pod.folder / "site"
     with zipfile.ZipFile(io.BytesIO(package())) as archive:
         archive.extractall(site)
-    (site / "kinetic_sdk-1.5.dist-info").mkdir()
-    (site / "kinetic_sdk-1.5.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: kinetic-sdk\nVersion: 1.5\n"
+    (site / "kinetic_run-1.5.dist-info").mkdir()
+    (site / "kinetic_run-1.5.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: kinetic-run\nVersion: 1.5\n"
     )
     pod.env |= {"PYTHONPATH": str(site), "KINETIC_VERSION": "1.5"}
     told, err = pod.becomes()

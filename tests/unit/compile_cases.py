@@ -79,7 +79,7 @@ def test_a_wrong_name_or_number_of_slices_is_refused() -> None:
 
 @pytest.mark.skipif(topologies.is_installed(), reason="libtpu is installed")
 def test_without_the_compiler_it_says_what_to_install() -> None:
-    with pytest.raises(PreflightError, match=r"pip install 'kinetic-sdk\[tpu-compile\]'"):
+    with pytest.raises(PreflightError, match=r"pip install 'jax>=0.10' libtpu"):
         slice_to_compile_for().__enter__()
 
 

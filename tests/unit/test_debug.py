@@ -351,7 +351,7 @@ def test_a_window_that_is_no_number_is_refused(monkeypatch):
 def test_without_debugpy_nothing_is_created(store):
     here = LocalBackend(store, {}, has_debugger=lambda: False)
     here.preflight(plan(accelerator="cpu"))
-    with pytest.raises(PreflightError, match=r"kinetic-sdk\[debug\]"):
+    with pytest.raises(PreflightError, match=r"pip install debugpy"):
         here.preflight(plan(accelerator="cpu", options={"debug": True}))
     assert simulation.has_debugger()
 
@@ -463,7 +463,7 @@ def test_the_record_of_an_attempt_before_releases_nobody(store):
 
 def test_a_host_without_debugpy_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "debugpy", None)
-    with pytest.raises(SetupFailed, match=r"kinetic-sdk\[debug\]"):
+    with pytest.raises(SetupFailed, match=r"pip install debugpy"):
         debugger.serve(Wire(), 0, 1.0, "/nowhere", "job-1a2b3c4d")
 
 

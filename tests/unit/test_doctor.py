@@ -53,7 +53,7 @@ def levels(*found: Finding) -> list[str]:
 @pytest.mark.parametrize(
     ("machine", "compiler", "level", "said"),
     [
-        (MACHINE, NO_LIBTPU, "ok", "pip install 'kinetic-sdk[tpu-compile]'"),
+        (MACHINE, NO_LIBTPU, "ok", "pip install 'jax>=0.10' libtpu"),
         (MACHINE, PreflightError("/tpu/python has no compiler"), "warn", "/tpu/python has no"),
         (MAC, NO_LIBTPU, "ok", "docker run --platform linux/amd64"),
         (replace(MACHINE, arch="aarch64"), LIBTPU, "ok", "Linux on x86-64 only"),

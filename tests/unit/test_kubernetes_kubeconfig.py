@@ -378,5 +378,5 @@ def test_a_job_stays_where_its_submission_found_the_current_context(
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(PreflightError, match=r"\(yaml\)\. Run `pip install 'kinetic-sdk\[gcp\]'`"):
+    with pytest.raises(PreflightError, match=r"\(yaml\)\. Install them: pip install .*\[gcp\]"):
         cluster.connect(Place("gke"), {})

@@ -238,7 +238,7 @@ def test_a_package_still_knows_its_version(place):
     site, lib, app = place / "site-packages", place / "lib", place / "app"
     write(place, {"app/setup.py": "", "lib/setup.py": "", "lib/src/lib/__init__.py": ""})
     dist(site, "lib", lib)
-    dist(site, "kinetic-sdk", ROOT)
+    dist(site, "kinetic-run", ROOT)
     dist(site, "unused", place / "unused")
     made = built(app, ImportFolder(str(lib / "src")))
     assert [path for path in listed(made) if "dist-info" in path] == [
@@ -259,7 +259,7 @@ def test_what_only_a_hook_of_its_build_backend_finds_is_named(place):
     for name in ("found", "hooked_one", "jaxes"):
         dist(site, name, place / name)
     write(place, {"jaxes/jax/__init__.py": ""})
-    dist(site, "kinetic-sdk", ROOT)
+    dist(site, "kinetic-run", ROOT)
     assert editable.find_hooked([str(place / "found/src")]) == ["hooked_one"]
 
 

@@ -322,7 +322,7 @@ def test_nothing_of_pathways_runs_where_chips_are_virtual():
 
 def test_without_the_builder_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pathwaysutils.experimental.gke.jobset", None)
-    with pytest.raises(PreflightError, match=r"pip install 'kinetic-sdk\[pathways\]'"):
+    with pytest.raises(PreflightError, match=r"pip install 'pathwaysutils\[gke\]'"):
         render(*CASES["tpu-v6e-16"])
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kinetic._config import settings as configuration
 from kinetic._core.findings import Finding, problem
 from kinetic._core.place import JOB, Place
+from kinetic._system.distribution import make_install_command
 from kinetic.errors import KineticError, PreflightError
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
     """
     if missing := _list_missing():
         raise PreflightError(
-            f"Clusters need packages that are not installed here ({', '.join(missing)}). Run `pip "
-            "install 'kinetic-sdk[gcp]'`."
+            f"Clusters need packages that are not installed here ({', '.join(missing)}). "
+            f"Install them: {make_install_command('gcp')}"
         )
     from kinetic._backends.kubernetes import kubeconfig
     from kinetic._backends.kubernetes.connection import HttpApi, share_connection

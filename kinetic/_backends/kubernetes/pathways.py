@@ -23,7 +23,7 @@ from kinetic.errors import PreflightError
 
 MISSING = (
     'controller="single" needs Pathways\' own description of its pods here: pip install '
-    "'kinetic-sdk[pathways]'."
+    "'pathwaysutils[gke]'."
 )
 _STARTS_OF_A_WORKER = 4
 """How often a machine may be replaced before its slice counts as lost, in each attempt."""

@@ -195,8 +195,7 @@ def check_debugger(plan: Plan, *, installed: Callable[[], bool]) -> None:
     """
     if plan.options.debug and not installed():
         raise PreflightError(
-            "debug=True needs debugpy on the hosts, here in this environment: pip install "
-            "'kinetic-sdk[debug]'."
+            "debug=True needs debugpy on the hosts, here in this environment: pip install debugpy."
         )
 
 
@@ -219,7 +218,7 @@ def check_pathways(plan: Plan) -> None:
     if plan.elastic_controller is not None and find_spec("pathwaysutils") is None:
         raise PreflightError(
             'slices=(least, most) with controller="single" needs pathwaysutils: pip install '
-            "'kinetic-sdk[pathways]'."
+            "'pathwaysutils[gke]'."
         )
 
 

@@ -152,7 +152,7 @@ def _jax(version: str | None, *, simulates: bool) -> Finding:
             "jax",
             "JAX is not installed: slices of several hosts, and functions that use JAX, cannot run "
             "here.",
-            "pip install 'kinetic-sdk[jax]'",
+            "pip install jax",
         )
     if _numbers(version) < OLDEST_JAX:
         return warn(
@@ -190,7 +190,7 @@ def tpu_compiler(machine: Machine, found: TpuCompiler | PreflightError) -> Findi
         return ok(
             check,
             "The TPU compiler is not installed; only kinetic.compile_for and compile_check need "
-            "it: pip install 'kinetic-sdk[tpu-compile]'.",
+            "it: pip install 'jax>=0.10' libtpu.",
         )
     if isinstance(found, PreflightError):
         remedy = "Set KINETIC_COMPILE_PYTHON to an interpreter that has it beside it, or unset it."
@@ -199,7 +199,7 @@ def tpu_compiler(machine: Machine, found: TpuCompiler | PreflightError) -> Findi
         return warn(
             check,
             f"libtpu {found.libtpu} is there, but kinetic.compile_for needs JAX 0.7, not {jax}.",
-            "pip install --upgrade 'kinetic-sdk[tpu-compile]'",
+            "pip install --upgrade jax",
         )
     return ok(check, f"{found} compile for TPUs here, with JAX {jax}.")
 

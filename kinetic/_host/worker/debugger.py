@@ -72,9 +72,7 @@ def serve(channel: Channel, port: int, window_s: float, folder: str, job_id: str
     try:
         import debugpy
     except ImportError as error:
-        raise SetupFailed(
-            "debug=True needs debugpy on the hosts: pip install 'kinetic-sdk[debug]'."
-        ) from error
+        raise SetupFailed("debug=True needs debugpy on the hosts: pip install debugpy.") from error
     try:
         # subProcess=False: debugpy would hold each child of the function back as well. Its adapter
         # accepts any connection, and clients can run code: the wrapper checks who connects.

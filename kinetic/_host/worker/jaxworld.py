@@ -181,8 +181,7 @@ def enter(world: World, joins: bool | str, slices: ElasticSlices | None = None) 
         joining.join(world)
     elif world.process == 0:
         print(  # noqa: T201
-            "kinetic: JAX is not installed, so the hosts are not joined: pip install "
-            "'kinetic-sdk[jax]'.",
+            "kinetic: JAX is not installed, so the hosts are not joined: pip install jax.",
             file=sys.stderr,
         )
 

@@ -18,8 +18,7 @@ try:
     import keras as library
 except ImportError as missing:
     raise PreflightError(
-        "kinetic.keras needs Keras, which is not installed here: pip install keras, or pip install "
-        "kinetic-sdk[jax]."
+        "kinetic.keras needs Keras, which is not installed here: pip install keras."
     ) from missing
 
 

@@ -323,8 +323,7 @@ def orbax() -> Any:
     if importlib.util.find_spec("orbax") is None or not _has("orbax.checkpoint"):
         raise PreflightError(
             "kinetic.Checkpointer needs Orbax, which is not installed on this host: "
-            "pip install orbax-checkpoint, or pip install kinetic-sdk[jax]. On a cluster, name it "
-            "in the project's dependencies."
+            "pip install orbax-checkpoint. On a cluster, name it in the project's dependencies."
         )
     _parse_flags()
     import orbax.checkpoint as ocp

@@ -1,0 +1,63 @@
+"""How kinetic itself was installed, and the command that installs one of its extras.
+
+No message tells users to fetch kinetic from an index by its name: the name is not registered there,
+so an index may one day have somebody else's package under it.
+
+In: the metadata of the installed distribution. Out: commands and requirements, as text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Collection
+from importlib import metadata
+from urllib.parse import unquote, urlsplit
+
+NAME = "kinetic-run"
+_NAMES = re.compile(r"(keras[-_.]+)?kinetic|kinetic[-_.]+(run|sdk)", re.IGNORECASE)
+"""Distributions whose package is `kinetic`, or once was: ours, and that of keras-team."""
+_EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
+
+
+def is_kinetic(name: str) -> bool:
+    """True if a requirement of this name means kinetic itself, which travels with the job."""
+    return _NAMES.fullmatch(name) is not None
+
+
+def make_install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation: from the folder, archive or
+    repository that kinetic was installed from, else by the names of the extra's packages."""
+    try:
+        distribution = metadata.distribution(NAME)
+    except metadata.PackageNotFoundError:
+        return f"pip install the packages of kinetic's extra {extra!r} (see its pyproject.toml)"
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if not origin:
+        return f"pip install {shlex.join(list_extra_requirements([extra]))}"
+    url = origin["url"]
+    if "dir_info" in origin:
+        editable = "-e " if origin["dir_info"].get("editable") else ""
+        folder = unquote(urlsplit(url).path)
+        return f"pip install {editable}{shlex.quote(f'{folder}[{extra}]')}"
+    if repository := origin.get("vcs_info"):
+        url = f"{repository['vcs']}+{url}@{repository['commit_id']}"
+    return f"pip install {shlex.quote(f'{NAME}[{extra}] @ {url}')}"
+
+
+def list_extra_requirements(extras: Collection[str]) -> list[str]:
+    """Return the requirements that extras of kinetic add, without the condition that names the
+    extra; [] where kinetic is imported without having been installed."""
+    try:
+        lines = metadata.requires(NAME) or []
+    except metadata.PackageNotFoundError:
+        return []
+    requirements = []
+    for line in lines:
+        text, _, marker = line.partition(";")
+        extra = _EXTRA.search(marker)
+        if extra and extra[1] in extras:
+            rest = re.sub(r"^\s*and\s+|\s+and\s*$", "", _EXTRA.sub("", marker)).strip(" ()")
+            requirements.append(f"{text.strip()}; {rest}" if rest else text.strip())
+    return requirements
