@@ -1,10 +1,11 @@
-"""Where the lines are: the table in ARCHITECTURE.md, and whether it is still true.
+"""The size and grain of the product: the table in ARCHITECTURE.md, and figures to watch.
 
-    python tests/lines.py            fail if the table is not true any more; `make check` runs it
-    python tests/lines.py --write    write it anew
+    python tests/lines.py            print the figures; fail if the table is not true any more
+    python tests/lines.py --write    write the table anew
+    python tests/lines.py --list     print each small private function and each use of a banned name
 
-In: the files of kinetic. Out: lines of each package, how long functions are. Lines are rounded, and
-may drift by a tenth before the table must be written again.
+Lines in the table are rounded, and may drift by a tenth before it must be written again. The first
+form is a part of `make check`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,17 @@ PAGE = ROOT / "ARCHITECTURE.md"
 TABLE = re.compile(r"(<!-- lines: begin -->\n)(.*?)(<!-- lines: end -->)", re.DOTALL)
 ROUNDED = 100
 DRIFT = 0.1
+SMALL = 4
+"""Lines of a private function, with its `def` and without its docstring, which is inlined where it
+has one caller."""
+BANNED_NAMES = {
+    *("found", "told", "said", "made", "given", "asked", "seen", "shown", "kept", "known", "left"),
+    *("gone", "taken", "there", "here", "around", "ahead", "beside", "behind", "aside", "again"),
+    *("later", "once"),
+}
+"""They say nothing about what a variable holds. `each` is one of them outside of a comprehension of
+one line."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def package_of(path: Path) -> str:
@@ -38,18 +50,97 @@ def count_lines() -> Counter[str]:
     return found
 
 
+def count_code_lines(function: Function) -> int:
+    """The lines of a function, without its docstring."""
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None and first.end_lineno:
+        lines -= first.end_lineno - first.lineno + 1
+    return lines
+
+
 def measure_functions() -> list[int]:
-    """Lines of each function, without its docstring."""
-    found = []
-    for path in (ROOT / "kinetic").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                assert node.end_lineno is not None
-                first = node.body[0]
-                doc = ast.get_docstring(node) is not None
-                skipped = first.end_lineno - first.lineno + 1 if doc and first.end_lineno else 0
-                found.append(node.end_lineno - node.lineno + 1 - skipped)
-    return sorted(found)
+    """The code lines of every function, shortest first."""
+    trees = (ast.parse(path.read_text()) for path in (ROOT / "kinetic").rglob("*.py"))
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    return sorted(count_code_lines(node) for node in nodes if isinstance(node, Function))
+
+
+def list_small_helpers(tree: ast.AST) -> list[tuple[int, str]]:
+    """Line and name of private functions of a few lines that their module names once."""
+    uses: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            uses[node.id] += 1
+        elif isinstance(node, ast.Attribute):
+            uses[node.attr] += 1
+    return [
+        (node.lineno, node.name)
+        for node in ast.walk(tree)
+        if isinstance(node, Function)
+        and node.name.startswith("_")
+        and not node.name.endswith("__")
+        and not node.decorator_list
+        and uses[node.name] == 1
+        and count_code_lines(node) <= SMALL
+    ]
+
+
+def list_banned_names(tree: ast.AST) -> list[tuple[int, str]]:
+    """Line and name of each use of a variable, argument, attribute or function of a banned name."""
+    short = {
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
+        and node.lineno == node.end_lineno
+        for name in ast.walk(node)
+    }
+    uses = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                pass
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                pass
+            case _:
+                continue
+        bare = name.strip("_").lower()
+        if bare in BANNED_NAMES or (bare == "each" and node not in short):
+            uses.append((node.lineno, name))
+    return uses
+
+
+def print_grain(*, by_line: bool) -> None:
+    """Print, for each package and for all, modules, functions, small helpers and banned names."""
+    modules: Counter[str] = Counter()
+    functions: Counter[str] = Counter()
+    helpers: Counter[str] = Counter()
+    names: Counter[str] = Counter()
+    for path in sorted((ROOT / "kinetic").rglob("*.py")):
+        tree, package = ast.parse(path.read_text()), package_of(path)
+        modules[package] += 1
+        functions[package] += sum(isinstance(node, Function) for node in ast.walk(tree))
+        for title, uses, count in (
+            ("small helper", list_small_helpers(tree), helpers),
+            ("banned name", list_banned_names(tree), names),
+        ):
+            count[package] += len(uses)
+            for line, name in uses if by_line else ():
+                print(f"{path.relative_to(ROOT)}:{line}: {title} {name}")
+    lines = count_lines()
+    print(f"{'':24}{'lines':>8}{'modules':>9}{'functions':>11}{'helpers':>9}{'names':>7}")
+    for package in sorted(modules):
+        print(
+            f"{package:24}{lines[package]:8,}{modules[package]:9}{functions[package]:11,}"
+            f"{helpers[package]:9}{names[package]:7}"
+        )
+    print(
+        f"{'all':24}{lines.total():8,}{modules.total():9}{functions.total():11,}"
+        f"{helpers.total():9}{names.total():7}"
+    )
+    print(f"helpers: private functions of at most {SMALL} lines with one caller")
+    print("names: uses of BANNED_NAMES")
 
 
 def collect_figures() -> dict[str, int]:
@@ -91,6 +182,7 @@ def main() -> int:
     if "--write" in sys.argv:
         PAGE.write_text(page[: table.start(2)] + make_table(found) + page[table.end(2) :])
         return 0
+    print_grain(by_line="--list" in sys.argv)
     for fault in (faults := find_drift(table[2], found)):
         print(f"ARCHITECTURE.md, where the lines are: {fault}", file=sys.stderr)
     if faults:
