@@ -19,6 +19,8 @@ class Endpoint:
         token: authenticates the caller.
         job_id: the job; the coordinator of another one refuses the caller.
         attempt: the attempt that the caller belongs to, from 1; 0 for users, who belong to none.
+        restarts: how often the cluster had restarted all hosts of the job when it started the
+            caller, or the coordinator; those of another start refuse each other. None for users.
         certificate: PEM; over TCP the coordinator must present exactly this one. "" for a Unix
             socket.
     """
@@ -28,6 +30,7 @@ class Endpoint:
     job_id: str
     attempt: int = 0
     certificate: str = field(default="", repr=False)
+    restarts: int | None = None
 
     @property
     def is_unix(self) -> bool:

@@ -125,7 +125,9 @@ class Identity:
     @property
     def endpoint(self) -> Endpoint:
         """How to call the coordinator."""
-        return Endpoint(self.target, self.token, self.job_id, self.attempt, self.certificate)
+        return Endpoint(
+            self.target, self.token, self.job_id, self.attempt, self.certificate, self.restarts
+        )
 
 
 def from_environ(environ: Mapping[str, str] | None = None) -> Identity:

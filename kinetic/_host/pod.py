@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 
 from kinetic._core import events, layout
@@ -118,12 +119,13 @@ def is_cancelled(store: Store, job_id: str) -> bool:
 
 
 def _ask_leader(who: Identity, start_timeout_s: float) -> int:
-    """Ask host 0, which knows from the store, and waits for this host."""
+    """Ask host 0, which knows from the store, and waits for this host. While the leader before it
+    still ends, its name leads there: that one does not answer hosts of a later start."""
     from dataclasses import replace
 
     from kinetic._rpc.client import ControlClient
 
-    give_up_at = time.monotonic() + start_timeout_s
+    give_up_at, is_new = time.monotonic() + start_timeout_s, True
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # Also for gRPC's threads.
     while True:
         if signal.SIGTERM in signal.sigpending():
@@ -131,6 +133,9 @@ def _ask_leader(who: Identity, start_timeout_s: float) -> int:
         try:
             with ControlClient(replace(who.endpoint, attempt=0)) as client:
                 return int(client.snapshot()["attempt"])
-        except CoordinatorLost:
+        except CoordinatorLost as error:
             if time.monotonic() >= give_up_at:
                 raise
+            if is_new:
+                sys.stderr.write(f"kinetic.runner: host {who.host} waits for its leader: {error}\n")
+            is_new = False

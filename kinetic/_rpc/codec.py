@@ -1,8 +1,8 @@
 """What agents and people say to the coordinator of one gang: the table of its methods and messages.
 
-In: frozen values. Out: their bytes (JSON), and back. Every call may be repeated without
-harm. It carries metadata: the job's token and id and, from agents, the attempt. Over TCP the
-connection is TLS with a certificate of the job's own.
+In: frozen values. Out: their bytes (JSON), and back. Every call may be repeated without harm. It
+carries metadata: the job's token and id and, from agents, the attempt and the start of all hosts.
+Over TCP the connection is TLS with a certificate of the job's own.
 """
 
 from __future__ import annotations
@@ -66,13 +66,19 @@ CHANNEL_OPTIONS = (
 
 
 AUTHORIZATION, JOB, ATTEMPT = "authorization", "kinetic-job", "kinetic-attempt"
-"""Metadata of every call: the token, and which job and attempt the caller belongs to."""
+RESTARTS = "kinetic-restarts"
+"""Metadata of every call: the token, and which job, attempt and start of all hosts the caller
+belongs to."""
 
 
 def metadata_of(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
     """Return the metadata of a caller."""
-    pairs = ((AUTHORIZATION, f"Bearer {endpoint.token}"), (JOB, endpoint.job_id))
-    return (*pairs, (ATTEMPT, str(endpoint.attempt))) if endpoint.attempt else pairs
+    pairs = [(AUTHORIZATION, f"Bearer {endpoint.token}"), (JOB, endpoint.job_id)]
+    if endpoint.attempt:
+        pairs.append((ATTEMPT, str(endpoint.attempt)))
+    if endpoint.restarts is not None:
+        pairs.append((RESTARTS, str(endpoint.restarts)))
+    return tuple(pairs)
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ class Coordinator:
     Promises:
         1. A change of a view reaches every connected agent at once, not at the next tick.
         2. A broken connection ends a host only if it does not come back: the gang decides.
-        3. Calls without the token, from another job or from an earlier attempt learn nothing and
-           change nothing.
+        3. Calls without the token, from another job, attempt or start of all hosts learn nothing
+           and change nothing.
         4. Over TCP it speaks TLS only.
 
     It listens at the endpoint's target; `key` belongs to the endpoint's certificate. The gang's
@@ -283,7 +283,8 @@ class Coordinator:
 
 
 class _AuthenticatedHandlers:
-    """Authenticates callers: they need the token, this job and this attempt."""
+    """Authenticates callers: they need the token, this job, this attempt and, where a cluster
+    restarts all hosts, this start of them."""
 
     def __init__(
         self, methods: dict[str, Any], endpoint: Endpoint, attempt: Callable[[], int]
@@ -291,6 +292,7 @@ class _AuthenticatedHandlers:
         self._methods = methods
         self._authorization = f"Bearer {endpoint.token}".encode()
         self._job_id = endpoint.job_id
+        self._restarts = endpoint.restarts
         self._attempt = attempt
 
     def service(self, handler_call_details: Any) -> Any:
@@ -302,19 +304,32 @@ class _AuthenticatedHandlers:
         if (job_id := metadata.get(codec.JOB, "")) != self._job_id:
             words = f"it leads {self._job_id}; the caller belongs to {job_id or 'no job'}."
             return _refusal(grpc.StatusCode.FAILED_PRECONDITION, words)
-        return self._other_attempt(metadata.get(codec.ATTEMPT, "")) or self._methods.get(
-            handler_call_details.method
+        return (
+            self._refuse_other_start(metadata.get(codec.RESTARTS, ""))
+            or self._refuse_other_attempt(metadata.get(codec.ATTEMPT, ""))
+            or self._methods.get(handler_call_details.method)
         )
 
-    def _other_attempt(self, attempt: str) -> Any:
+    def _refuse_other_start(self, restarts: str) -> Any:
+        if self._restarts is None or restarts in ("", str(self._restarts)):
+            return None
+        words = f"this leader is of restart {self._restarts}, the caller of restart {restarts}."
+        return _refuse_other(f"{self._job_id}: {words}", restarts, self._restarts)
+
+    def _refuse_other_attempt(self, attempt: str) -> Any:
         current = self._attempt()
         if attempt in ("", str(current)):
             return None
         words = f"{self._job_id} is at attempt {current}; the caller belongs to {attempt}."
-        ahead = attempt.isdecimal() and int(attempt) > current
-        # This leader is about to be replaced by that of the next attempt: try again.
-        code = grpc.StatusCode.UNAVAILABLE if ahead else grpc.StatusCode.FAILED_PRECONDITION
-        return _refusal(code, words)
+        return _refuse_other(words, attempt, current)
+
+
+def _refuse_other(words: str, theirs: str, own: int) -> Any:
+    """Refuse a caller of a later attempt or start for now: this leader is about to be replaced, so
+    the caller tries again. One of an earlier is refused for good."""
+    is_later = theirs.isdecimal() and int(theirs) > own
+    code = grpc.StatusCode.UNAVAILABLE if is_later else grpc.StatusCode.FAILED_PRECONDITION
+    return _refusal(code, words)
 
 
 def _refusal(code: grpc.StatusCode, words: str) -> Any:

@@ -229,6 +229,26 @@ def has_agents(plan):
     return any(is_titled(pid, title) for pid in processes.all_pids() for title in titles)
 
 
+def test_a_restarted_pod_waits_for_the_leader_of_its_own_start(home, tmp_path):
+    """While the old leader's pod ends, its name still leads to it: a new pod of another slice that
+    joined it would end with it, as if its work was done, and leave the new leader alone."""
+    plan = planned(home, devices, retries=1)
+    gang = Gang(plan, home)
+    said = tmp_path / "host-1"
+    with said.open("wb") as output, gang.port:
+        old = gang.start(0, KINETIC_POD_INDEX="0", KINETIC_RESTARTS="0")
+        new = gang.start(1, output, KINETIC_POD_INDEX="1", KINETIC_RESTARTS="1")
+        wait_until(lambda: "waits for its leader: " in said.read_text(), "it waits")
+        old.kill()
+        old.wait()
+        own = str(tmp_path / "another-pod")
+        leader = gang.start(0, KINETIC_POD_INDEX="0", KINETIC_RESTARTS="1", KINETIC_SCRATCH=own)
+        codes = [leader.wait(), new.wait()]
+    assert codes == [0, 0], outcome_of(plan, home)
+    assert "this leader is of restart 0, the caller of restart 1" in said.read_text()
+    assert outcome_of(plan, home).ok
+
+
 def test_killed_programs_leave_neither_agents_nor_folders(home):
     """Agents tried for ten seconds to report to a leader that was killed as well, and the folders
     stayed for ever."""

@@ -29,8 +29,9 @@ PATIENCE_S = 200.0
 class Served:
     """A coordinator in a thread of its own, with a clock that only the test moves."""
 
-    def __init__(self, address: str, hosts: int, **limits) -> None:
+    def __init__(self, address: str, hosts: int, *, restarts=None, **limits) -> None:
         self.key = ""
+        self.restarts = restarts
         self.now = 0.0
         self.events: list = []
         self.gang = Gang(GangSpec(hosts=hosts, **limits), 0.0)
@@ -41,7 +42,7 @@ class Served:
         self.endpoint = self.run(self.coordinator.start())
 
     async def _make(self, address: str) -> Coordinator:
-        endpoint = Endpoint(address, TOKEN, JOB)
+        endpoint = Endpoint(address, TOKEN, JOB, restarts=self.restarts)
         if not endpoint.is_unix:
             made = certificate.make(endpoint.tls_name)
             self.key = made.key

@@ -213,6 +213,27 @@ def test_an_agent_of_the_next_attempt_tries_again_until_its_leader_is_there(serv
         early.join("a", "x")
 
 
+def test_hosts_join_the_leader_of_their_own_start_only(serve, opened):
+    """A cluster that restarts all hosts may start some while the leader before still ends."""
+    served = serve(1, restarts=1)
+    early = opened(Agent(replace(served.endpoint, restarts=2), 0, clock=Hurried()))
+    with pytest.raises(
+        CoordinatorLost,
+        match=r"not answered for 30 s .*leader is of restart 1, the caller of restart 2",
+    ):
+        early.join("a", "x")
+    asking = opened(ControlClient(replace(served.endpoint, restarts=2), clock=Hurried()))
+    with pytest.raises(CoordinatorLost, match=r"not answered for 5 s .*of restart 1"):
+        asking.snapshot()
+    late = opened(Agent(replace(served.endpoint, restarts=0), 0))
+    with pytest.raises(CoordinatorLost, match="leader is of restart 1, the caller of restart 0"):
+        late.join("a", "x")
+    with pytest.raises(CoordinatorLost, match="is of restart 1"):
+        late.report(ended(0))
+    assert served.events == []
+    assert opened(Agent(replace(served.endpoint, restarts=1), 0)).join("a", "x").ready
+
+
 def test_over_tcp_only_the_jobs_own_certificate_is_accepted(serve, opened):
     served = serve(1, "127.0.0.1:0")
     other = certificate.make(served.endpoint.tls_name).certificate
