@@ -7,6 +7,7 @@ pytest would cost each of them more than its whole job.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import resource
 import shutil
@@ -336,6 +337,29 @@ def leave_a_file_open(how):
     if how == "raise":
         raise Mine("of the function")
     return "the function"
+
+
+class Hung(io.RawIOBase):
+    """A file on a server that does not answer any more."""
+
+    def __init__(self, path):
+        self._file = open(path, "wb")
+
+    def writable(self):
+        return True
+
+    def fileno(self):
+        return self._file.fileno()
+
+    def write(self, data):
+        threading.Event().wait()
+
+
+def leave_a_file_hanging():
+    file = io.BufferedWriter(Hung(f"{os.environ['KINETIC_OUTPUT_DIR']}/rows"))
+    file.write(b"row")
+    sys.hung_file = file
+    raise Mine("of the function")
 
 
 def leak_descriptors():

@@ -16,6 +16,7 @@ from havoc import (
     Mine,
     fork_and_come_back,
     hang_at_exit,
+    leave_a_file_hanging,
     leave_a_file_open,
     leave_an_orphan,
     leave_many,
@@ -123,3 +124,8 @@ def test_what_an_open_file_holds_is_written_out(how):
     else:
         failure_of(handle, Mine)
     assert Path(handle.ref.output_dir, "rows").read_text() == "row"
+
+
+def test_a_file_that_cannot_be_written_does_not_hold_the_failure_up():
+    handle = started(leave_a_file_hanging, timeout=20)
+    assert "of the function" in str(failure_of(handle, Mine))

@@ -48,10 +48,11 @@ def flush_files() -> None:
     """Write out what open files still hold in memory, as Python does when a script ends: this
     process ends without that. Pipes are left alone: nobody may read them any more."""
     kinds = {io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom}
-    for each in [found for found in gc.get_objects() if type(found) in kinds]:
-        with contextlib.suppress(BaseException):
-            if stat.S_ISREG(os.fstat(each.fileno()).st_mode):
-                each.flush()
+    with contextlib.suppress(BaseException):  # The list of all objects may need too much memory.
+        for file in [item for item in gc.get_objects() if type(item) in kinds]:
+            with contextlib.suppress(BaseException):
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    file.flush()
 
 
 def disarm_tracers() -> None:

@@ -132,12 +132,12 @@ def _serve(channel: Channel, freedom: Unblocker, start: Start) -> int:
     while True:
         message, kept = forks.run(attempt.run, channel, freedom, start, before)
         streams.flush()
-        if message["event"] != Exit.RETURNED:
-            interpreter.flush_files()  # A gang that has failed may be ended before it winds down.
         if not channel.is_whole():
             report.save_message(start, message)
             return _wind_down(leave=False)
         channel.send(message)
+        if message["event"] != Exit.RETURNED:
+            interpreter.flush_files()  # A gang that has failed may be ended before it winds down.
         reply = channel.receive()
         if reply is None or not ("exit" in reply or "stay" in reply):
             return 1
