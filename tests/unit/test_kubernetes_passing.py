@@ -32,7 +32,7 @@ def test_pods_that_an_earlier_start_was_refused_do_not_count() -> None:
     now = {"metadata": {"name": "kinetic-job-1-host-0", "uid": "second"}}
     assert diagnose(Observed(jobset(restarts=1), jobs=[now], events=[refused])) is None
     now["metadata"]["uid"] = "first"
-    assert of(Observed(jobset(), jobs=[now], events=[refused])).hopeless
+    assert of(Observed(jobset(), jobs=[now], events=[refused]), now=NOW).hopeless
 
 
 @pytest.mark.parametrize(

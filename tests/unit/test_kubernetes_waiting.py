@@ -95,7 +95,18 @@ def node(name: str, pool: str, topology: str, **labels: str) -> Document:
     }
 
 
+def made_pod(host: int, second: int) -> Document:
+    """A running pod that was made in that second after the job."""
+    made = pod(host, node=f"n{host}", phase="Running")
+    made["metadata"]["creationTimestamp"] = f"2026-11-21T01:00:{second:02d}Z"
+    running = {"name": "main", "state": {"running": {}}}
+    ready = {"type": "Ready", "status": "True"}
+    made["status"] |= {"containerStatuses": [running], "conditions": [ready]}
+    return made
+
+
 FIRST = pod(0, REFUSED)
+START = seconds_of("2026-11-21T01:00:00Z") or 0.0
 NOW = seconds_of("2026-11-21T01:02:00Z")
 POOL = "https://www.googleapis.com/compute/v1/projects/p/zones/z/instanceGroups/gke-tpu-pool-grp"
 
@@ -202,9 +213,51 @@ def test_all_nodes_are_taken() -> None:
 )
 def test_pods_that_are_not_let_in(message: str, kind: JobCause, hopeless: bool, words: str) -> None:
     refused = event("FailedCreate", message, "kinetic-job-1-host-0", kind="Job")
-    found = of(Observed(jobset(), events=[refused]))
+    found = of(Observed(jobset(), events=[refused]), now=NOW)
     assert (found.kind, found.hopeless, found.hosts) == (kind, hopeless, (0, 1, 2, 3))
     assert words in found.sentence
+
+
+def refusal(first: int, last: int) -> Document:
+    said = 'Error creating: admission webhook "mpod.kb.io" denied the request: Job ml/j not found'
+    refused = event("FailedCreate", said, "kinetic-job-1-host-0", kind="Job", n=last)
+    return refused | {"firstTimestamp": f"2026-11-21T01:00:{first:02d}Z"}
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "after_s", "hopeless"),
+    [
+        (0, 0, 1, False),  # Kueue's webhook has not heard of the Job yet; a second try is let in
+        (0, 15, 29, False),
+        (0, 15, 30, True),
+        (20, 35, 45, False),
+    ],
+)
+def test_a_refusal_is_final_once_it_stands(
+    first: int, last: int, after_s: int, hopeless: bool
+) -> None:
+    found = of(Observed(jobset(), events=[refusal(first, last)]), now=START + after_s)
+    assert (found.kind, found.hopeless) == (JobCause.REFUSED, hopeless)
+    assert not of(Observed(jobset(), events=[refusal(first, last)])).hopeless
+
+
+def test_a_refusal_is_over_once_a_pod_was_made_after_it() -> None:
+    """A pod that is replaced later does not fail the job by what was said at its start."""
+    made = [made_pod(host, 20) for host in (0, 1, 2)]
+    assert diagnose(Observed(jobset(), made, events=[refusal(0, 15)]), now=START + 59) is None
+    late = of(Observed(jobset(), made, events=[refusal(0, 25)]), now=START + 49)
+    assert (late.kind, late.hopeless, late.hosts) == (JobCause.REFUSED, False, (3,))
+    assert of(Observed(jobset(), made, events=[refusal(0, 25)]), now=START + 50).hopeless
+
+
+def test_a_refusal_of_before_a_queue_admitted_the_job_does_not_count() -> None:
+    workload = jobset()
+    at = "2026-11-21T01:00:20Z"
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": at}
+    workload["status"]["conditions"] = [resumed]
+    assert diagnose(Observed(workload, events=[refusal(0, 15)]), now=START + 59) is None
+    assert not of(Observed(workload, events=[refusal(0, 25)]), now=START + 49).hopeless
+    assert of(Observed(workload, events=[refusal(0, 25)]), now=START + 50).hopeless
 
 
 def over(asked: str, limit: str, *, used: str = "0", noun: str = "pods") -> str:

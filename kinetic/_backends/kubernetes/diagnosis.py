@@ -31,6 +31,7 @@ from kinetic._backends.kubernetes.observed import (
     metadata,
     shape_of,
 )
+from kinetic._backends.kubernetes.resources import seconds_of
 from kinetic._core.quantities import amount_of
 from kinetic._core.values import dataclass
 
@@ -54,6 +55,9 @@ _ORDINARY = ("follower pod", "1 leader pod", "already exists", "object is being 
 """Warnings during a normal start of a gang."""
 _REFUSED = ("is forbidden", "is invalid", "denied the request")
 """In what a cluster says again each time; anything else passes."""
+REFUSED_S = 30.0
+"""A refusal is final once it has stood for this long: a Job's pods are tried again after 1, 2, 4, 8
+and 16 s, and a webhook may not have heard of a new Job at the first of these."""
 _UNSURE = (
     "status unknown for quota",
     "not yet ready",
@@ -122,10 +126,9 @@ def diagnose(
         return _make_final(seen.workload, lost)
     if condition(seen.workload, "Failed"):
         return _quote_failure(seen.workload)
-    for look in (_find_stuck, _not_created):
-        finding = look(seen, pods)
-        if finding is not None:
-            return finding
+    finding = _find_stuck(seen, pods) or _not_created(seen, pods, now)
+    if finding is not None:
+        return finding
     finding = scheduling.why_unscheduled(
         seen.workload, pods, seen.events, seen.nodes, now=now, scale_up_s=scale_up_s
     )
@@ -166,6 +169,11 @@ def event_time(event: Document) -> str:
         or metadata(event).get("creationTimestamp")
         or ""
     )
+
+
+def first_event_time(event: Document) -> str:
+    """Return when an event first happened."""
+    return str(event.get("firstTimestamp") or event.get("eventTime") or event_time(event))
 
 
 # --- the pod has a node, and its program does not start
@@ -266,27 +274,45 @@ def _volume(seen: Observed, pod: Pod) -> JobDiagnosis | None:
 # --- there is no pod
 
 
-def _not_created(seen: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
+def _not_created(seen: Observed, pods: tuple[Pod, ...], now: float | None) -> JobDiagnosis | None:
     shape = shape_of(seen.workload)
     if len(pods) >= shape.hosts:
         return None
     makers = [metadata(job) for job in (seen.workload, *seen.jobs)]
+    resumed = next(
+        (
+            str(found.get("lastTransitionTime"))
+            for found in (seen.workload.get("status") or {}).get("conditions") or ()
+            if found.get("type") == "Suspended" and found.get("status") == "False"
+        ),
+        "",
+    )
+
+    def admitted_at(event: Document) -> str:
+        """When the cluster last let a pod of the refused Job in, or a queue resumed the job."""
+        about = f"{(event.get('involvedObject') or {}).get('name', '')}-"
+        return max([resumed, *(p.created_at for p in pods if p.name.startswith(about))])
+
     refused = [
         event
         for event in sorted(seen.events, key=event_time)
         if event.get("reason") in ("FailedCreate", "JobCreationFailed")
         and _is_of(event, makers)
         and not any(words in (event.get("message") or "") for words in _ORDINARY)
+        and event_time(event) >= admitted_at(event)
     ]
     if not refused:
         return None
+    last = refused[-1]
     have = {pod.host for pod in pods}
     missing = tuple(host for host in range(shape.hosts) if host not in have)
-    said = (refused[-1].get("message") or "").removeprefix("Error creating: ")
+    said = (last.get("message") or "").removeprefix("Error creating: ")
     quota = _QUOTA.search(said)
     if quota is not None:
-        return _over_quota(quota, shape.set_of_event(refused[-1]), shape, missing)
-    return _refusal(said, missing)
+        return _over_quota(quota, shape.set_of_event(last), shape, missing)
+    since = seconds_of(max(first_event_time(last), admitted_at(last)))
+    stands = now is not None and since is not None and now - since >= REFUSED_S
+    return _refusal(said, missing, stands=stands)
 
 
 def _is_of(event: Document, makers: Sequence[Document]) -> bool:
@@ -331,16 +357,16 @@ def _exceeds(quota: re.Match[str], number: int) -> bool:
     return any(number * amount_of(needs[k]) > amount_of(limits[k]) for k in needs.keys() & limits)
 
 
-def _refusal(said: str, hosts: tuple[int, ...]) -> JobDiagnosis:
+def _refusal(said: str, hosts: tuple[int, ...], *, stands: bool) -> JobDiagnosis:
     account = _ACCOUNT.search(said)
     if account is not None:
         name = account[1].rpartition("/")[2]
         text = f"The service account {name} does not exist in the namespace of the job."
         return JobDiagnosis(
-            JobCause.SERVICE_ACCOUNT, f"{text} Create it, or name another one.", True, hosts
+            JobCause.SERVICE_ACCOUNT, f"{text} Create it, or name another one.", stands, hosts
         )
     unsure = any(words in said for words in _UNSURE)
-    final = not unsure and any(words in said for words in _REFUSED)
+    final = stands and not unsure and any(words in said for words in _REFUSED)
     what = "refuses the pods of the job" if final else "does not admit the pods at present"
     text = f"The cluster {what}: {_shorten_text(said)}."
     return JobDiagnosis(JobCause.REFUSED, text, final, hosts)
