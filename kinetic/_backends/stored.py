@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,6 @@ from kinetic._store.base import Store
 from kinetic._store.tunnel import Side, StoreConnection
 from kinetic.errors import BackendUnavailable, CorruptRecord, NotFound, StoreError
 
-_log = logging.getLogger("kinetic.following")
 ANSWERED_WITHIN_S = 30.0
 """Where a look is a call, leaders look for requests every ten seconds."""
 _LOOK_EVERY_S = 0.25
@@ -75,18 +73,6 @@ def _read_events(store: Store, ref: JobRef) -> list[events.GangEvent]:
         return events.parse(store.get(layout.events(ref.job_id)))
     except NotFound:
         return []
-
-
-def note_cancellation(store: Store, ref: JobRef) -> bool:
-    """Record that somebody wants the job to end; return whether it has not ended yet. A job that
-    has filled its store can be ended, too: then as one that was stopped from outside."""
-    try:
-        if store.has(layout.outcome(ref.job_id)):
-            return False
-        store.put(layout.cancellation(ref.job_id), b"{}\n", if_absent=True)
-    except StoreError as error:
-        _log.warning("%s is stopped; that it was cancelled is not kept: %s", ref.job_id, error)
-    return True
 
 
 def ask_to_kill(

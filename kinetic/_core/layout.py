@@ -128,7 +128,7 @@ def outcome(job_id: str) -> str:
 
 
 def cancellation(job_id: str) -> str:
-    """Exists once the end of a job that a cluster stops has been requested."""
+    """The request to end a job that a cluster stops, see `_store.cancellation`."""
     return f"{job(job_id)}/cancelled.json"
 
 

@@ -25,7 +25,7 @@ from kinetic._core.plan import Plan
 from kinetic._host import verdicts
 from kinetic._host.identity import Identity
 from kinetic._host.verdicts import Attempt
-from kinetic._store import attempts
+from kinetic._store import attempts, cancellation
 from kinetic._store.base import Store
 from kinetic.errors import CoordinatorLost, NotFound
 
@@ -114,8 +114,8 @@ def attempt_of(who: Identity, plan: Plan) -> int:
 
 
 def is_cancelled(store: Store, job_id: str) -> bool:
-    """Whether somebody has cancelled the job; a cluster also stops pods for other reasons."""
-    return store.has(layout.cancellation(job_id))
+    """Whether the cluster stops the job's pods because somebody has cancelled the job."""
+    return cancellation.is_agreed(store, job_id)
 
 
 def _ask_leader(who: Identity, start_timeout_s: float) -> int:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+from pathlib import Path
 
 import pytest
 from doubles.cluster.kinds import DEVICE_CLASSES, QUOTAS
 from doubles.cluster.roles import grants_of
+from on_pods import wait_at_first
 
 import kinetic
 from kinetic._backends.kubernetes import kubeconfig
@@ -92,6 +94,19 @@ def test_a_missing_right_is_said_before_anything_is_sent(on_cluster, lacking, ho
         kinetic.run(accelerator="cpu")(abs)(-42)
     assert kinetic.list_jobs() == []
     assert not on_cluster.left_over()
+
+
+def test_a_job_whose_cancellation_was_refused_is_evicted_later_not_cancelled(on_cluster, home):
+    marker = home.parent / "m"
+    handle = kinetic.run(accelerator="cpu", retries=1)(wait_at_first).run_async(str(marker))
+    on_cluster.wait_for(lambda: Path(f"{marker}-0").exists())
+    said = 'jobs.batch "j" is forbidden: User "eve" cannot delete resource "jobs"'
+    on_cluster.faults.fail(403, verb="delete", resource="jobs", message=said)
+    with pytest.raises(PreflightError, match="may not delete jobs"):
+        handle.cancel()
+    (pod,) = on_cluster.objects("pods")
+    on_cluster.evict_pod(pod["metadata"]["name"])
+    assert handle.result(timeout=60) == "again"
 
 
 def test_a_queue_without_kueue_is_refused_before_anything_is_sent(on_cluster, monkeypatch):

@@ -16,7 +16,7 @@ from kinetic._core.outcome import HostReport
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.tunnel import Side, StoreConnection
-from kinetic.errors import BackendUnavailable, StoreFull
+from kinetic.errors import BackendUnavailable
 
 JOB = "job-00c0ffee"
 REF = JobRef(JOB, Place("ray"), "cpu:1", "f", "f", 0.0, "memory://")
@@ -70,17 +70,6 @@ def test_a_leader_is_given_up_that_knows_nothing_of_the_end_of_all_hosts(
         report = HostReport(host, how)
         store.put(layout.report(JOB, attempt, host), json.dumps(report.to_json()).encode())
     assert stored.is_given_up(store, replace(REF, hosts=2)) is is_so
-
-
-class FullStore(MemoryStore):
-    def put(self, key, data, *, if_absent=False):
-        raise StoreFull("the disk is full")
-
-
-def test_a_job_is_stopped_whose_store_takes_no_request(caplog):
-    """It may be the one that filled it."""
-    assert stored.note_cancellation(FullStore(), REF)
-    assert "is stopped; that it was cancelled is not kept: the disk is full" in caplog.text
 
 
 def find_order(store):

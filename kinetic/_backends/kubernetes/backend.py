@@ -43,7 +43,7 @@ from kinetic._core.place import JOB
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
-from kinetic._store import attempts
+from kinetic._store import attempts, cancellation
 from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, PreflightError, UsageError
 
@@ -344,9 +344,7 @@ class KubernetesBackend:
 
     def cancel(self, ref: JobRef) -> None:
         """Record the request, and delete the workload: the leader notices that its pod ends."""
-        if not stored.note_cancellation(self._store, ref):
-            return
-        self._delete(ref, "Foreground")
+        cancellation.request(self._store, ref.job_id, lambda: self._delete(ref, "Foreground"))
 
     def cleanup(self, ref: JobRef) -> None:
         """Delete what is left in the cluster."""

@@ -27,6 +27,7 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._ray import keepers
 from kinetic._ray.jobs_api import JobsApi, RayJob, secrets_package
+from kinetic._store import cancellation
 from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError, UsageError
 
@@ -201,9 +202,7 @@ class RayBackend:
 
     def cancel(self, ref: JobRef) -> None:
         """Record the request, and stop the driver: it ends its hosts first."""
-        if not stored.note_cancellation(self._store, ref):
-            return
-        self._api.stop(ref.job_id)
+        cancellation.request(self._store, ref.job_id, lambda: self._api.stop(ref.job_id))
 
     def cleanup(self, ref: JobRef) -> None:
         """Stop what may be left of its driver: one that has written its verdict ends by itself.
