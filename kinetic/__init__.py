@@ -5,7 +5,7 @@ In: public names. Out: the objects behind them, imported on first use.
 
 from kinetic import _shadows
 
-_shadows.guard()  # Before other imports: a file of the user's project may shadow a library module.
+_shadows.warn_of_hidden_modules()  # Before other imports: they may fail for this reason.
 
 from kinetic.version import __version__  # noqa: E402
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -84,13 +85,12 @@ class Client:
         for warning in warnings:
             _log_once(warning)
 
-    def warm_up(self, options: Options, func: Callable[..., Any]) -> None:
-        """Let the backend prepare what takes time while a call of this function is planned."""
+    def warm_up(self, options: Options) -> None:
+        """Let the backend prepare what takes time while a call with these options is planned."""
         from kinetic._backends.base import WarmUp
 
         if not isinstance(self.backend, WarmUp) or self.settings.preload == "off":
             return
-        from kinetic._client import libraries
         from kinetic._config import environment
         from kinetic._config import settings as configuration
 
@@ -99,10 +99,12 @@ class Client:
         self.backend.warm_up(
             needs_jax=needs_jax(options),
             variables=[*options.env, *options.secrets, *captured],
-            libraries=libraries.list_libraries(func),
+            libraries=[name for name in _SLOW_LIBRARIES if name in sys.modules],
         )
 
 
+_SLOW_LIBRARIES = ("keras", "orbax.checkpoint", "flax", "equinox")
+"""They take long to import, and start neither a thread nor a JAX backend when they are."""
 _OF_A_PLACE = (
     *("backend", "project", "zone", "cluster", "namespace", "base_image_repo"),
     *("queue", "priority", "reservation", "local_storage", "network_devices"),
@@ -144,7 +146,7 @@ def warm_up_ahead(func: Callable[..., Any], options: Options) -> None:
     if getattr(func, "__module__", None) != "__main__" or settings.on_host() or not _is_first():
         return
     with contextlib.suppress(KineticError, OSError):
-        client_of(options).warm_up(options, func)
+        client_of(options).warm_up(options)
 
 
 _seen: list[None] = []

@@ -273,7 +273,7 @@ def _draft(
         secrets=tuple(secrets),
         output_dir=_output_dir(options.output_dir or settings.output_dir),
         limits=_limits(options, settings, cost),
-        jax_options=jax_options.changed_options(settings.cache_dir, without=options.env),
+        jax_options=jax_options.changed_options(without=options.env),
         is_verbose=settings.log_level == "DEBUG",
         cost=cost,
     )

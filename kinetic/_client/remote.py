@@ -240,7 +240,7 @@ class RemoteCallable(Generic[P, R_co]):
 
     def _submit_job(self, args: Any, kwargs: Any) -> JobHandle[R_co]:
         client = self._client(args, kwargs)
-        client.warm_up(self._options, self._func)
+        client.warm_up(self._options)
         planned = client.plan_call(self._spec(args, kwargs))
 
         from kinetic._client import submission
@@ -332,7 +332,7 @@ class RemoteCallable(Generic[P, R_co]):
                 {name: value for name, value in elsewhere.items() if value is not None},
             )
             client = client_of(options)
-            client.warm_up(options, self._func)
+            client.warm_up(options)
             func = functools.partial(self._func, *self._bound) if self._bound else self._func
             source = client.package_batch(JobSpec(func, (), {}, self.__qualname__, options), made)
             client.tell(source.warnings)

@@ -30,7 +30,6 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from kinetic import _shadows
 from kinetic._core.values import dataclass
 from kinetic._pickling.origin import MAIN, walk_code
 from kinetic._source import editable, manifest
@@ -203,8 +202,8 @@ def _places(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict
         for entry in entries:
             above, _, last = f"{root}/{entry}{inner}".rpartition("/")
             if f"{real(above)}/{last}" == own:
-                # A host imports the standard library's.
-                if top not in _shadows.INDISPENSABLE:
+                # On a host, the standard library's module of this name may be loaded already.
+                if top not in sys.stdlib_module_names:
                     places[name] = _inside(own, root) or entry + inner
                 break
             if _is_module(f"{root}/{entry}{top}"):

@@ -175,9 +175,8 @@ def fill_module(module: ModuleType, content: Mapping[str, Any]) -> None:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import as pickle does: a file of the project comes before a module of the standard library
-    with its name."""
-    __import__(name, globals())  # `_shadows` sees from the globals who imports.
+    """Import a module by its full name, as pickle does."""
+    __import__(name)
     return sys.modules[name]
 
 

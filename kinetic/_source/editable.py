@@ -24,15 +24,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kinetic import _shadows
+import kinetic
 from kinetic._core.values import dataclass
 from kinetic._source.project import MARKERS, OWN_MARKER
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-_OF_HOSTS = _shadows.OTHERS | {"cryptography", "jax", "jaxlib", "kinetic"}
+_OF_HOSTS = {
+    *("click", "cloudpickle", "cryptography", "google", "grpc", "jax", "jaxlib", "kinetic"),
+    *("markdown_it", "mdurl", "pygments", "rich", "setproctitle"),
+}
 """Hosts have these before anything is unpacked."""
 _DESCRIBING = ("METADATA", "entry_points.txt", "top_level.txt")
-_PACKAGE = os.path.realpath(os.path.dirname(_shadows.__file__))
+_PACKAGE = os.path.realpath(os.path.dirname(kinetic.__file__))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Libraries that a function uses are imported once for its hosts, ahead; nothing depends on it.
+"""Large libraries that the caller has imported are imported once for its hosts, ahead of the
+function; nothing depends on it.
 
 In: functions that use a library, libraries that cannot be imported ahead. Out: what hosts find.
 """
@@ -24,7 +25,9 @@ def find_orbax():
 
 
 @pytest.mark.parametrize(("env", "ahead"), [({}, True), ({"ORBAX_ANYTHING": "1"}, False)])
-def test_what_a_function_uses_is_there_before_it_begins(env, ahead):
+def test_a_library_of_the_caller_is_there_before_the_function_begins(env, ahead):
+    import orbax.checkpoint  # noqa: F401
+
     launcher._close_all()
     assert kinetic.run("tpu-v6e-8", env=env)(find_orbax)() == (ahead, True)
 

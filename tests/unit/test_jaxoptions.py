@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import enum
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,41 +20,25 @@ class Promotion(enum.Enum):
     STRICT = "strict"
 
 
-DEFAULTS = {
-    "jax_enable_x64": False,
-    "jax_default_matmul_precision": None,
-    "jax_numpy_dtype_promotion": "standard",
-    "jax_platforms": None,
-    "jax_num_cpu_devices": -1,
-    "jax_debug_nans": False,
-}
-
-
 @pytest.fixture
-def jax_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put a JAX with these options in the place of the real one; its defaults have been read
-    before."""
+def jax_with(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put a JAX with these options in the place of the real one."""
 
-    def put(version: str = "0.0.test", **options: object) -> Path:
-        values = DEFAULTS | {"jax_numpy_dtype_promotion": Promotion.STANDARD} | options
-        monkeypatch.setitem(
-            sys.modules,
-            "jax",
-            SimpleNamespace(__version__=version, config=SimpleNamespace(values=values)),
-        )
-        (tmp_path / f"jax-{version}-defaults.json").write_text(json.dumps(DEFAULTS))
-        return tmp_path
+    def put(**options: object) -> None:
+        promotion = {"jax_numpy_dtype_promotion": Promotion.STANDARD}
+        config = SimpleNamespace(values={**jax_options.DEFAULTS, **promotion, **options})
+        monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(config=config))
 
-    monkeypatch.setattr(jax_options, "_KNOWN", {})
     return put
 
 
 def test_nothing_travels_when_jax_is_as_it_comes(jax_with: Any) -> None:
-    assert jax_options.changed_options(jax_with(), without={}) == {}
+    jax_with()
+    assert jax_options.changed_options(without={}) == {}
 
 
-def test_what_was_set_travels_by_plain_values(jax_with: Any) -> None:
-    cache = jax_with(
+def test_options_that_were_set_travel_by_plain_values(jax_with: Any) -> None:
+    jax_with(
         jax_enable_x64=True,
         jax_default_matmul_precision="float32",
         jax_numpy_dtype_promotion=Promotion.STRICT,
@@ -66,40 +48,27 @@ def test_what_was_set_travels_by_plain_values(jax_with: Any) -> None:
         "jax_default_matmul_precision": "float32",
         "jax_numpy_dtype_promotion": "strict",
     }
-    assert jax_options.changed_options(cache, without={}) == wanted
-    assert jax_options.changed_options(cache, without={"JAX_ENABLE_X64": "0"}) == {
+    assert jax_options.changed_options(without={}) == wanted
+    assert jax_options.changed_options(without={"JAX_ENABLE_X64": "0"}) == {
         k: v for k, v in wanted.items() if "x64" not in k
     }
 
 
 def test_where_jax_runs_is_the_hosts_business(jax_with: Any) -> None:
-    cache = jax_with(jax_platforms="cpu", jax_num_cpu_devices=8, jax_unknown_option=1)
-    assert jax_options.changed_options(cache, without={}) == {}
+    jax_with(jax_platforms="cpu", jax_num_cpu_devices=8, jax_unknown_option=1)
+    assert jax_options.changed_options(without={}) == {}
 
 
-def test_without_jax_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_jax_nothing_travels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "jax", raising=False)
-    assert jax_options.changed_options(tmp_path, without={}) == {}
-    assert list(tmp_path.iterdir()) == []
+    assert jax_options.changed_options(without={}) == {}
 
 
-def test_the_defaults_of_the_real_jax_are_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_has_the_defaults_of_the_installed_jax() -> None:
     import jax
 
-    monkeypatch.setattr(jax_options, "_KNOWN", {})
-    monkeypatch.setenv("JAX_DEBUG_NANS", "1")  # must not pass for a default
-    place = tmp_path / "cache"
-    jax_options.changed_options(place, without={})
-    (file,) = place.iterdir()
-    found = json.loads(file.read_text())
-    assert (found["jax_enable_x64"], found["jax_debug_nans"]) == (False, False)
-    file.write_text(json.dumps(found | {"jax_enable_x64": True}))
-    monkeypatch.setattr(jax_options, "_KNOWN", {})
-    assert jax_options.changed_options(place, without={}).get("jax_enable_x64") is (
-        None if jax.config.jax_enable_x64 else False
-    )
+    assert set(jax_options.DEFAULTS) <= set(jax.config.values)
+    assert jax_options.changed_options(without={}) == {}
 
 
 def test_an_option_that_the_hosts_jax_lacks_is_named() -> None:

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kinetic import _shadows
 from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message, WorkerEvent
 from kinetic._host.worker import call as calling
@@ -213,7 +212,6 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
     os.chdir(start.cwd)
     sys.path[:] = make_import_path(start, sys.path)
     sys.path_importer_cache.clear()
-    _shadows.guard(start.sys_path)
     sys.argv = [start.name]
     sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
     if start.cells:
