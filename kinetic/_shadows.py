@@ -7,7 +7,7 @@ fails with an error that does not name it. This module is imported before any ot
 it uses only what the interpreter has loaded by then.
 """
 
-# ruff: noqa: PTH100, PTH118, PTH120, PTH208 (pathlib imports what may be hidden)
+# ruff: noqa: PTH100, PTH110, PTH118, PTH120 (pathlib imports what may be hidden)
 
 import _imp
 import _warnings

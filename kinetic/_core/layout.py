@@ -47,8 +47,6 @@ In: ids and indices. Out: keys with "/" between parts.
     data/mountpoints.json                 empty folders made to mount data on; the last job removes
                                           them (see _host.agent.mountpoints)
     probes/<hex>                          what `kinetic doctor` writes and deletes
-    footprints/<digest>.json              how much memory a function's hosts took last
-                                          (see _store.footprints)
 """
 
 from __future__ import annotations
@@ -298,12 +296,6 @@ def bucket_folder(uri: str) -> str:
     """What stands in for a writable folder of a bucket (gs://...) where slices are simulated."""
     bucket, _, path = uri.partition("://")[2].partition("/")
     return "/".join(filter(None, (BUCKET_FOLDERS, bucket, path.strip("/"))))
-
-
-def footprint(digest: str) -> str:
-    """How much memory a function's hosts took in its last run; the digest identifies the
-    function."""
-    return f"footprints/{digest}.json"
 
 
 def outputs(job_id: str) -> str:

@@ -18,7 +18,7 @@ from kinetic._core.gang.machine import Gang
 from kinetic._core.outcome import Outcome, Verdict, judge
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
-from kinetic._store import footprints, index
+from kinetic._store import index
 from kinetic._store.base import Store
 from kinetic._store.event_log import EventLog
 from kinetic.errors import StoreFull
@@ -144,8 +144,6 @@ def conclude(
     _write_with_reserve(
         lambda: index.write_outcome(store, job_id, attempt.outcome, if_absent=if_absent), free_space
     )
-    if plan is not None:
-        footprints.remember(store, plan, attempt.outcome)
 
 
 def _write_with_reserve(write: Callable[[], object], free_space: Callable[[], None]) -> None:

@@ -34,7 +34,7 @@ from kinetic._backends.base import (
     LogRequest,
     Status,
 )
-from kinetic._backends.local import family, liveness, simulation
+from kinetic._backends.local import liveness, simulation
 from kinetic._config import settings
 from kinetic._core import record
 from kinetic._core.endpoint import Endpoint
@@ -193,8 +193,6 @@ class ProgramsBackend:
             )
         # It may have been written between the two checks.
         verdict = stored.verdict(self._store, ref)
-        if verdict is None and (gang := self._gang(ref)) is not None:
-            family.end(ref.job_id, gang.endpoint.token)
         return verdict or Status(JobStatus.FAILED, "its hosts are gone")
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:

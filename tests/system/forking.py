@@ -218,16 +218,3 @@ def leave_the_family(marker):
     subprocess.Popen(["sh", "-c", "setsid sh -c 'sleep 1000 & sleep 1000' & sleep 0.1"]).wait()
     Path(marker).touch()
     time.sleep(1000)
-
-
-def become_a_daemon(marker):
-    """Twice forked, in a session of its own, as a program and as a mere fork."""
-    subprocess.Popen(["setsid", "sh", "-c", "setsid sleep 1000 & exit 0"]).wait()
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            time.sleep(1000)
-        os._exit(0)
-    os.wait()
-    Path(marker).touch()
-    time.sleep(1000)

@@ -123,26 +123,6 @@ def impatient(home):
     return LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=3.0)
 
 
-def test_nobody_waits_for_ever_for_a_supervisor_that_is_stopped(home):
-    with registry.substitute_backend("local", lambda _, store: impatient(home)):
-        handle = started(home, backend="local")
-    stop(who(handle, "supervisor"))
-    with pytest.raises(errors.SupervisorLost, match="has not answered for 3 s"):
-        handle.result()
-
-
-def test_nobody_waits_for_ever_for_a_stopped_supervisor_without_agents(home):
-    """As it is for a moment when it starts, and when it ends."""
-    with registry.substitute_backend("local", lambda _, store: impatient(home)):
-        handle = started(home, backend="local")
-        supervisor, agents = processes(handle)
-        stop(supervisor)
-        for agent in agents.values():
-            os.kill(agent, signal.SIGKILL)
-        with pytest.raises(errors.SupervisorLost):
-            handle.result()
-
-
 # -- all of it stopped: a machine that was suspended -----------------------------------------------
 
 

@@ -10,11 +10,10 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from forking import become_a_daemon, leave_the_family
+from forking import leave_the_family
 from gangs import (
     PATIENCE_S,
     kill,
@@ -56,47 +55,3 @@ def start_a_program_and_lose_the_agent(folder):
 def test_a_retry_does_not_meet_what_a_killed_agent_has_left(accelerator, home, tmp_path):
     again = kinetic.run(accelerator=accelerator, retries=1)(start_a_program_and_lose_the_agent)
     assert again(str(tmp_path)) is False
-
-
-def list_from_the_shell(handle):
-    def listed():
-        return subprocess.run(
-            [sys.executable, "-m", "kinetic", "jobs", "list"], check=True, capture_output=True
-        ).stdout
-
-    wait_until(lambda: b"FAILED" in listed(), "the job goes on")
-
-
-def is_there(pid):
-    with contextlib.suppress(OSError):
-        return b"kinetic" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
-
-
-@pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda handle: handle.wait(),
-        lambda handle: wait_until(lambda: handle.status().ended, "goes on"),
-        list_from_the_shell,
-    ],
-)
-def test_supervisor_and_agents_killed_at_once_leave_no_daemons(
-    accelerator, ask, home, nothing_left
-):
-    """At the latest they are gone once somebody asks for the job."""
-    marker = home.parent / "marker"
-    handle = kinetic.run(accelerator=accelerator)(become_a_daemon).run_async(str(marker))
-    wait_until(marker.exists, "not started")
-    supervisor, agents = processes(handle)
-    for pid in (supervisor, *agents.values()):
-        os.kill(pid, signal.SIGSTOP)  # So that none of them sees another one die.
-    for pid in (supervisor, *agents.values()):
-        kill(pid)
-    wait_until(
-        lambda: not any(map(is_there, (supervisor, *agents.values()))), "SIGKILL has no effect"
-    )
-    ask(handle)
-    nothing_left()
-    assert handle.status().value == "FAILED"

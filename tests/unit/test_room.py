@@ -15,21 +15,19 @@ GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "cpus", "available", "peak", "jobs"),
+    ("accelerator", "cpus", "available", "jobs"),
     [
-        ("cpu", 2, None, 0, 2),
-        ("cpu", 2, 64 * GIB, 0, 2),
-        ("cpu:8", 2, 64 * GIB, 0, 2),
-        ("tpu-v6e-16", 2, 64 * GIB, 0, 1),
-        ("tpu-v6e-16", 9, 64 * GIB, 0, 2),
-        ("cpu", 8, GIB // 2, 0, 2),
-        ("cpu", 8, 8 * GIB, 3 * GIB, 2),
-        ("tpu-v6e-16", 8, 16 * GIB, 3 * GIB, 1),
-        ("cpu", 8, 0, 0, 1),
+        ("cpu", 2, None, 2),
+        ("cpu", 2, 64 * GIB, 2),
+        ("cpu:8", 2, 64 * GIB, 2),
+        ("tpu-v6e-16", 2, 64 * GIB, 1),
+        ("tpu-v6e-16", 9, 64 * GIB, 2),
+        ("cpu", 8, GIB // 2, 2),
+        ("cpu", 8, 0, 1),
     ],
 )
-def test_room(accelerator, cpus, available, peak, jobs):
-    assert simulation.room(plan(accelerator=accelerator), cpus, available, peak) == jobs
+def test_room(accelerator, cpus, available, jobs):
+    assert simulation.room(plan(accelerator=accelerator), cpus, available) == jobs
 
 
 def test_room_for_jobs_of_unknown_shape():

@@ -26,7 +26,7 @@ from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._store import files
-from kinetic._system import locks, machine, memory_folder, pipes, processes
+from kinetic._system import locks, machine, memory_folder, pipes
 from kinetic.errors import CorruptRecord, PreflightError, SubmitError, UsageError
 
 # not needed for a list of running jobs, like what is imported in functions
@@ -73,7 +73,6 @@ class LocalBackend:
         self._system = system
         self._unreachable_after_s = unreachable_after_s
         self._orphaned_at: dict[str, float] = {}
-        self._warned_of: set[str] = set()
 
     @functools.cached_property
     def _environ(self) -> dict[str, str]:
@@ -89,33 +88,14 @@ class LocalBackend:
         simulation.check_system(self._system, plan.place)
         simulation.check_reach(plan, self._store.as_folder())
         simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
-        self._check_memory(plan)
+        simulation.check_memory(plan, self._available_memory_bytes())
         simulation.check_loopback(plan, self._loopback_fault)
         simulation.check_debugger(plan, installed=self._has_debugger)
         simulation.check_pathways(plan)
 
-    def _check_memory(self, plan: Plan) -> None:
-        from kinetic._store import footprints
-
-        available_bytes = self._available_memory_bytes()
-        simulation.check_memory(plan, available_bytes)
-        warning = simulation.footprint_warning(
-            plan, footprints.peak_bytes(self._store, plan), available_bytes
-        )
-        if warning and plan.name not in self._warned_of:
-            import logging  # not needed for a list of running jobs
-
-            self._warned_of.add(plan.name)  # once for all jobs of a batch
-            logging.getLogger("kinetic").warning("kinetic: %s", warning)
-
     def room(self, plan: Plan | None) -> int:
         """As many jobs as there are processors and memory for."""
-        from kinetic._store import footprints
-
-        peak_bytes = 0 if plan is None else footprints.peak_bytes(self._store, plan)
-        return simulation.room(
-            plan, self._usable_cpus(), self._available_memory_bytes(), peak_bytes
-        )
+        return simulation.room(plan, self._usable_cpus(), self._available_memory_bytes())
 
     def render(self, plan: Plan) -> list[Document]:
         """One document: the gang."""
@@ -179,8 +159,6 @@ class LocalBackend:
         verdict = self._verdict(ref)  # It may have judged and ended between the two checks.
         if verdict is None and self._lingers(ref):
             return Status(JobStatus.RUNNING, _ENDING)
-        if verdict is None:
-            self._end_family(ref)
         return verdict or Status(JobStatus.FAILED, _KILLED)
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
@@ -201,14 +179,11 @@ class LocalBackend:
         keys = [layout.log_index(request.key(ref, attempt, host)) for host in hosts]
         printed = [self._root / key for key in keys]
         watch = liveness.JobWatch(self._folder(ref), printed)
-        stuck = liveness.StuckWatch(self._unreachable_after_s)
 
         def pause(new_bytes: int) -> Iterator[None]:
             if not new_bytes:
                 yield None
                 watch.wait()
-                if stuck.is_over(lambda: self._stands(ref)):
-                    self._end(ref)
 
         try:
             yield pause
@@ -224,20 +199,6 @@ class LocalBackend:
         for signum in (signal.SIGTERM, signal.SIGCONT) if pid else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
-
-    def _stands(self, ref: JobRef) -> bool:
-        """Whether the supervisor was stopped (SIGSTOP), and no agent is left to notice."""
-        pid = liveness.supervisor(self._folder(ref) / "lock")
-        return bool(pid) and processes.state(pid) == "T" and not self._has_agents(ref)
-
-    def _end(self, ref: JobRef) -> None:
-        """Kill the supervisor: it keeps everyone who follows its job waiting."""
-        import signal
-
-        pid = liveness.supervisor(self._folder(ref) / "lock")
-        if pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
     def cleanup(self, ref: JobRef) -> None:
         """Free the memory in which the job's hosts left something; records stay."""
@@ -309,15 +270,6 @@ class LocalBackend:
         worth a moment's wait."""
         since = self._orphaned_at.setdefault(ref.job_id, time.monotonic())
         return time.monotonic() - since <= LINGER_S and self._has_agents(ref)
-
-    def _end_family(self, ref: JobRef) -> None:
-        """End what the function started, if supervisor and agents were killed before they
-        could."""
-        told = self._supervisor(ref)
-        if told and isinstance(told.get("token"), str):
-            from kinetic._backends.local import family
-
-            family.end(ref.job_id, told["token"])
 
     def _has_agents(self, ref: JobRef) -> bool:
         told = self._supervisor(ref) or {}

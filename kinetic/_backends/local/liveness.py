@@ -1,7 +1,6 @@
 """Whether the processes of a job on this machine are alive, from locks and from the kernel.
 
-In: a job's folder, process ids. Out: answers; watches that notice an end, or a halt, when it
-happens.
+In: a job's folder, process ids. Out: answers; watches that notice output and the end.
 """
 
 from __future__ import annotations
@@ -11,112 +10,68 @@ import math
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinetic._system import locks, processes
-from kinetic._system.changes import Changes
 
 if TYPE_CHECKING:
     from kinetic._backends.base import GangProcesses
     from kinetic._core.ref import JobRef
 
-LOOK_EVERY_S = 1.0
-QUICK_POLL_S = 0.004
-SLOW_POLL_S = 0.02
-QUICK_FOR_S = 1.0
-TOLD_AFTER_S = 0.5
-"""Following of shorter jobs only looks: to stop being told takes the kernel 10 ms, which their
-caller would wait for."""
-TOLD_POLL_S = 0.1
-"""How often to look even with notifications, for another attempt or a verdict."""
-
-
-class StuckWatch:
-    """Counts how long something has stood still, without time in which this process did not
-    look."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._counted_s = 0.0
-        self._looked_at = time.monotonic()
-
-    def is_over(self, stands: Callable[[], bool]) -> bool:
-        """Look, at most once a second; return whether it has stood still for too long."""
-        passed_s = time.monotonic() - self._looked_at
-        if passed_s < LOOK_EVERY_S:
-            return False
-        self._looked_at += passed_s
-        self._counted_s = self._counted_s + min(passed_s, 2 * LOOK_EVERY_S) if stands() else 0.0
-        return self._counted_s > self._limit_s
+POLL_S = 0.02
+"""How often to check whether a host has printed."""
+_WAKE_AFTER_S = 0.1
+"""When to wake the follower in any case: for another attempt, or a verdict without an end."""
+_CHECKS_PER_S = 5000
+"""At most this many files are checked each second, whatever the number of hosts."""
 
 
 class JobWatch:
     """Wakes the follower of a job when the supervisor has ended, and when a host has printed.
 
-    `printed` are files that grow when a host prints; some may not exist yet. Without notifications
-    (the job runs on another machine, or too many files are watched) it looks more often.
+    Args:
+        folder: the job's.
+        printed: files that grow when a host prints; some may not exist yet.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        printed: Iterable[Path] = (),
-        *,
-        told_after_s: float = TOLD_AFTER_S,
-        told_poll_s: float = TOLD_POLL_S,
-    ) -> None:
+    def __init__(self, folder: Path, printed: Iterable[Path] = ()) -> None:
         self._folder = folder
-        self._unwatched = list(printed)
-        self._told_after_s = told_after_s
-        self._told_poll_s = told_poll_s
-        self._changes = Changes()
-        self._begun = time.monotonic()
-        self._is_over = False
+        self._printed = list(printed)
+        self._poll_ms = math.ceil(1000 * max(POLL_S, len(self._printed) / _CHECKS_PER_S))
+        self._sizes = self._read_sizes()
+        self._has_ended = False
         self._fd = -1
-
-    @property
-    def is_told(self) -> bool:
-        """Whether every output, and the end, wakes `wait`."""
-        return self._fd >= 0 and not self._unwatched
 
     def wait(self) -> None:
         """Sleep until something may have changed, or for a moment."""
-        if self._fd < 0 and not self._is_over:
+        if self._fd < 0 and not self._has_ended:
             self._fd = ending_fd(self._folder)
-        if self._watches_more():
-            return  # What was written before causes no notification.
         poll = select.poll()
-        for fd in (self._fd, self._changes.fd):
-            if fd >= 0:
-                poll.register(fd, select.POLLIN)
-        ready = [fd for fd, _ in poll.poll(math.ceil(self._pause_s() * 1000))]
-        self._changes.take()
-        if self._fd in ready:  # It stays readable, and the hosts may take a moment to end.
-            self._is_over = True
-            self._close_fd()
+        if self._fd >= 0:
+            poll.register(self._fd, select.POLLIN)
+        deadline = time.monotonic() + _WAKE_AFTER_S
+        while time.monotonic() < deadline:
+            if poll.poll(self._poll_ms):  # It stays readable, and the hosts may take a moment.
+                self._has_ended = True
+                self.close()
+                return
+            before, self._sizes = self._sizes, self._read_sizes()
+            if self._sizes != before:
+                return
 
-    def _watches_more(self) -> bool:
-        """Watch the files that exist by now; return whether there were new ones."""
-        if time.monotonic() - self._begun < self._told_after_s:
-            return False
-        left = [path for path in self._unwatched if not self._changes.watch(path)]
-        found, self._unwatched = len(left) < len(self._unwatched), left
-        return found
-
-    def _pause_s(self) -> float:
-        if self.is_told:
-            return self._told_poll_s
-        is_young = time.monotonic() - self._begun < QUICK_FOR_S
-        return QUICK_POLL_S if is_young else SLOW_POLL_S
+    def _read_sizes(self) -> list[int]:
+        sizes = []
+        for path in self._printed:
+            try:
+                sizes.append(path.stat().st_size)
+            except OSError:
+                sizes.append(-1)
+        return sizes
 
     def close(self) -> None:
         """Stop watching."""
-        self._changes.close()
-        self._close_fd()
-
-    def _close_fd(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1

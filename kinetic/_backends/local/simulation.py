@@ -136,25 +136,7 @@ def check_memory(plan: Plan, available_bytes: int | None) -> None:
     )
 
 
-def footprint_warning(plan: Plan, peak_bytes: int, available_bytes: int | None) -> str:
-    """Say if the hosts will not fit, given what they took the last time; "" if they will, or
-    nothing is known.
-
-    That is no reason to refuse the job: other arguments may take less.
-    """
-    need = SHARED_BYTES + plan.hosts * (peak_bytes - SHARED_BYTES)
-    if available_bytes is None or need <= available_bytes:
-        return ""
-    took = f"{plan.name} took {peak_bytes / 2**30:.1f} GiB on a host when it ran last"
-    again = f": {plan.hosts} hosts may need about {need / 2**30:.1f} GiB" if plan.hosts > 1 else ""
-    free = f"{available_bytes / 2**30:.1f} GiB are available here"
-    return (
-        f"{took}{again}, and {free}. Free memory or choose a smaller slice, or the kernel may kill "
-        "hosts."
-    )
-
-
-def room(plan: Plan | None, cpus: int, available_bytes: int | None, peak_bytes: int = 0) -> int:
+def room(plan: Plan | None, cpus: int, available_bytes: int | None) -> int:
     """Return how many gangs of this shape run well at once: a processor for each host, and memory
     for all. At least one.
 
@@ -162,14 +144,12 @@ def room(plan: Plan | None, cpus: int, available_bytes: int | None, peak_bytes: 
         plan: of one of them; None for gangs of one host.
         cpus: processors of this machine.
         available_bytes: free memory, if known.
-        peak_bytes: what a host took the last time, 0 if unknown.
     """
     hosts, need = (
         (1, SHARED_BYTES + JAX_HOST_BYTES)
         if plan is None
         else (plan.hosts, memory_estimate_bytes(plan))
     )
-    need = max(need, SHARED_BYTES + hosts * (peak_bytes - SHARED_BYTES))
     by_memory = cpus if available_bytes is None else available_bytes // need
     return max(1, min(cpus // hosts, by_memory))
 

@@ -25,7 +25,7 @@ from kinetic._backends.base import Backend, Processes
 from kinetic._client.doctor.checks import Machine, StoreAccess, StoreFolder, ZygoteStart
 from kinetic._client.doctor.leftovers import SETTLED_S, LocalJob, Process, Scrap, Traces
 from kinetic._compile.topologies import TpuCompiler, find_compiler
-from kinetic._core import kinship, layout
+from kinetic._core import layout
 from kinetic._core.outcome import Outcome
 from kinetic._core.place import Place
 from kinetic._core.plan import Plan
@@ -273,6 +273,12 @@ def _listens(path: Path) -> bool:
         return True
 
 
+def _job_of(environ: bytes) -> str:
+    """Return the id of the job whose function started the program with this environment, or ""."""
+    values = dict(each.split(b"=", 1) for each in environ.split(b"\0") if b"=" in each)
+    return values.get(b"KINETIC_JOB_ID", b"").decode(errors="replace")
+
+
 def _processes() -> Iterator[Process]:
     for pid in processes.all_pids():
         with contextlib.suppress(OSError):
@@ -282,5 +288,5 @@ def _processes() -> Iterator[Process]:
             if title := _TITLE.match(command):
                 role = title[1] if title[3] is None else f"{title[1]} {title[3]}"
                 yield Process(pid, role, title[2], processes.age_s(pid))
-            elif job_id := kinship.job_of(processes.environ(pid)):
+            elif job_id := _job_of(processes.environ(pid)):
                 yield Process(pid, "a program of the function", job_id, processes.age_s(pid))

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kinetic._core import kinship, metric_format, preemption
+from kinetic._core import metric_format, preemption
 from kinetic._core.plan import Plan
 from kinetic._host.agent.metric_tee import pipe_of
 from kinetic._host.agent.workspace import REFORM_FILE, Workspace
@@ -111,7 +111,6 @@ def _environ(
         "KINETIC_ATTEMPT": str(who.attempt),
         "KINETIC_SLICE_INDEX": str(_slice_of(who, plan)),
         "KINETIC_NUM_SLICES": str(_slices(who, plan)),
-        kinship.VARIABLE: kinship.mark(who.token),
         "KINETIC_OUTPUT_DIR": space.output_dir,
         preemption.VARIABLE: str(space.root),
         metric_format.VARIABLE: str(pipe_of(who)),
