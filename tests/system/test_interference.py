@@ -123,6 +123,14 @@ def impatient(home):
     return LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=3.0)
 
 
+def test_nobody_waits_for_ever_for_a_supervisor_that_is_stopped(home):
+    with registry.substitute_backend("local", lambda _, store: impatient(home)):
+        handle = started(home, backend="local")
+    stop(who(handle, "supervisor"))
+    with pytest.raises(errors.SupervisorLost, match="has not answered for 3 s"):
+        handle.result()
+
+
 # -- all of it stopped: a machine that was suspended -----------------------------------------------
 
 
