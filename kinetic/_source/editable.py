@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import kinetic
+from kinetic import version
 from kinetic._core.values import dataclass
 from kinetic._source.project import MARKERS, OWN_MARKER
 
@@ -35,7 +35,7 @@ _OF_HOSTS = {
 }
 """Hosts have these before anything is unpacked."""
 _DESCRIBING = ("METADATA", "entry_points.txt", "top_level.txt")
-_PACKAGE = os.path.realpath(os.path.dirname(kinetic.__file__))
+_PACKAGE = os.path.realpath(os.path.dirname(version.__file__))
 
 
 @dataclass(frozen=True)
