@@ -14,8 +14,6 @@ from contextlib import contextmanager
 import pytest
 from doubles.cluster.fake import FakeCluster
 from doubles.cluster.nodes import CPU_POOL, V6E_4X4
-from doubles.programs import ProgramsBackend
-from store_cases import gcs as bucket
 
 from kinetic._backends.base import LogRequest
 from kinetic._backends.kubernetes import kubeconfig
@@ -70,7 +68,6 @@ def kubernetes(store):
 
 BACKENDS = [
     pytest.param((local, folder), id="local"),
-    pytest.param((ProgramsBackend, bucket), id="programs"),
     pytest.param((kubernetes, beside_cluster), id="kubernetes"),
 ]
 """What makes the backend from a store, and what opens the store."""

@@ -5,23 +5,10 @@ In: pytest's requests. Out: fixtures. Called by pytest.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from doubles.cluster.fixtures import SHARES_FILES
-from doubles.programs import open_as_ray
 from elastic_jobs import Watched, reached
 from places import EVERYWHERE, Place
-
-
-@pytest.fixture
-def over_programs(home, monkeypatch):
-    """For jobs with backend="ray": hosts that are programs (`doubles.programs`), and keep no store
-    of their own, as Ray would."""
-    if "KINETIC_STORE" not in os.environ:
-        monkeypatch.setenv("KINETIC_STORE", str(home))
-    with open_as_ray():
-        yield
 
 
 @pytest.fixture(params=EVERYWHERE)

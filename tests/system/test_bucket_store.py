@@ -1,8 +1,7 @@
 """The whole product with its records in a bucket: jobs on four hosts, batches, data, and every
 command that looks at them.
 
-In: functions, run over `doubles.programs`, and a store in the double of Cloud Storage. Out: what
-callers see, what is left of a host that is killed, and how many requests the bucket gets.
+Functions run in pods of the double of a cluster, and the store is in the double of Cloud Storage.
 """
 
 from __future__ import annotations
@@ -24,22 +23,20 @@ from kinetic.cli.root import call
 
 pytest.importorskip("cryptography")
 pytest.importorskip("google.cloud.storage")
-pytestmark = pytest.mark.usefixtures("over_programs")
+pytestmark = pytest.mark.double
 
 CALL_S = 0.03
 """As a call to a bucket takes."""
 
 
 @pytest.fixture
-def bucket(monkeypatch) -> Double:
+def bucket(on_cluster, monkeypatch) -> Double:
     with serving("bucket") as double:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
         monkeypatch.setenv("KINETIC_STORE", "gs://bucket/jobs")
+        monkeypatch.delenv("KINETIC_POD_STORE")
+        on_cluster.set_image({}, {"STORAGE_EMULATOR_HOST": double.uri})
         yield double
-
-
-def run(accelerator, **options):
-    return kinetic.run(accelerator=accelerator, backend="ray", **options)
 
 
 def command(*words) -> str:
@@ -64,7 +61,7 @@ def train(steps):
 @pytest.mark.long
 def test_a_job_on_four_hosts(bucket, capfd):
     bucket.before = lambda *_: time.sleep(CALL_S)
-    handle = run("tpu-v6e-16")(train).run_async(3)
+    handle = kinetic.run("tpu-v6e-16")(train).run_async(3)
     assert handle.result(timeout=PATIENCE_S, stream_logs=True) == (4, 16, 6)
     assert handle.tail(1) == "host 0 step 2\n"
     lines = [f"host 0 step {step}" for step in range(3)]
@@ -88,7 +85,7 @@ def speak():
 
 def test_what_a_killed_host_had_logged_is_there(bucket, tmp_path):
     bucket.before = lambda *_: time.sleep(CALL_S)
-    handle = run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(tmp_path))
+    handle = kinetic.run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(tmp_path))
     wait_until(lambda: len(handle.metrics(host=1).get("loss", ())) > 100, "nothing is sent")
     sent = handle.metrics(host=1)["loss"]
     kill(titled("worker", handle, 1))
@@ -106,14 +103,14 @@ def test_what_a_killed_host_had_logged_is_there(bucket, tmp_path):
 
 def test_what_a_killed_host_had_printed_is_there(bucket):
     bucket.before = lambda *_: time.sleep(CALL_S)
-    handle = run("cpu")(speak).run_async()
+    handle = kinetic.run("cpu")(speak).run_async()
     prefix = f"jobs/{layout.log(handle.job_id, 1, 0)}.d/"
     wait_until(
         lambda: sum(name.startswith(prefix) for name in bucket.buckets.names("bucket")) > 3,
         "no output is sent",
     )
     sent = handle.logs().splitlines()
-    kill(handle.processes()["agents"][0])
+    kill(titled("agent", handle, 0))
     with pytest.raises(errors.KineticError):
         handle.result(timeout=PATIENCE_S, stream_logs=False)
     kept = handle.logs().splitlines()
@@ -123,10 +120,10 @@ def test_what_a_killed_host_had_printed_is_there(bucket):
 
 
 def test_a_second_run_sends_nothing(bucket):
-    assert run("cpu")(train)(1) == (1, 1, 0)
+    assert kinetic.run("cpu")(train)(1) == (1, 1, 0)
     before = set(bucket.buckets.names("bucket"))
     bucket.forget_requests()
-    assert run("cpu")(train)(1) == (1, 1, 0)
+    assert kinetic.run("cpu")(train)(1) == (1, 1, 0)
     new = set(bucket.buckets.names("bucket")) - before
     records = ("jobs/jobs/", "jobs/refs/", "jobs/listed/")
     assert [name for name in new if not name.startswith(records)] == []
@@ -138,7 +135,7 @@ def fail():
 
 def test_an_exception_has_its_own_type(bucket):
     with pytest.raises(ZeroDivisionError, match="on purpose"):
-        run("tpu-v6e-16")(fail)()
+        kinetic.run("tpu-v6e-16")(fail)()
 
 
 def square(x):
@@ -147,7 +144,7 @@ def square(x):
 
 @pytest.mark.long
 def test_a_batch_of_ten(bucket):
-    results = run("cpu")(square).run_async_map(range(10), max_concurrent=4).results()
+    results = kinetic.run("cpu")(square).run_async_map(range(10), max_concurrent=4).results()
     assert list(results) == [n * n for n in range(10)]
     wait_until(lambda: pruned(bucket), "the records of jobs that ended a second ago stay")
 
@@ -168,7 +165,7 @@ def test_data_goes_by_the_bucket(bucket, tmp_path):
     (tmp_path / "data").mkdir()
     for name in "abc":
         (tmp_path / "data" / name).write_text(name)
-    found = run("tpu-v6e-16")(count)(kinetic.Data(str(tmp_path / "data")))
+    found = kinetic.run("tpu-v6e-16")(count)(kinetic.Data(str(tmp_path / "data")))
     assert found == (["a", "b", "c"], "a")
 
 
@@ -177,7 +174,7 @@ def test_data_of_a_bucket(bucket):
         bucket.buckets.insert("bucket", f"images/{name}", name.encode(), {}, {})
     with pytest.warns(UserWarning, match="single object"):
         single = kinetic.Data("gs://bucket/images/b/c")
-    call = run("tpu-v6e-16", output_dir="gs://bucket/out")(look)
+    call = kinetic.run("tpu-v6e-16", output_dir="gs://bucket/out")(look)
     assert call(kinetic.Data("gs://bucket/images/"), single) == (
         ["a", "b"],
         "b/c",
@@ -197,10 +194,10 @@ def look(folder, file):
 def test_a_bucket_that_fails_for_a_while_ends_no_job(bucket):
     bucket.fail(status=503, times=4)
     bucket.fail("chunk", "insert", "media", lost=True)
-    assert run("cpu")(square)(3) == 9
+    assert kinetic.run("cpu")(square)(3) == 9
 
 
 def test_a_bucket_that_is_not_there_is_said_before_anything_is_sent(bucket, monkeypatch):
     monkeypatch.setenv("KINETIC_STORE", "gs://none")
     with pytest.raises(errors.StoreError, match="no bucket 'none'"):
-        run("cpu")(square)(3)
+        kinetic.run("cpu")(square)(3)

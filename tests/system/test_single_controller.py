@@ -53,12 +53,6 @@ def test_the_same_function_computes_the_same_with_one_process_for_each_host():
     assert losses == pytest.approx(remote.with_options(controller="multi")(5))
 
 
-@pytest.mark.usefixtures("over_programs")
-def test_hosts_that_are_programs_can_be_one_controller_too():
-    remote = kinetic.run(accelerator="tpu-v6e-16", controller="single", backend="ray")(world)
-    assert remote() == (1, 16, 16)
-
-
 def test_a_controller_that_is_killed_is_started_again(tmp_path):
     remote = kinetic.run(accelerator="tpu-v6e-8", controller="single", retries=1)(fail_once)
     assert remote(str(tmp_path / "m")) == (1, 8, 8)

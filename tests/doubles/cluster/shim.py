@@ -8,9 +8,9 @@ second pipe: `{"pid": n}` or `{"error": text}`, then `{"exit": code, "signal": n
 Each cluster gets a process, and each container a small one that adopts all its descendants. When
 the container's first process ends, so do they all, as in a pid namespace; also when the tests that
 started it are killed. What hosts of kinetic import is imported once, here, with the modules that
-are named at the start: the first process of such a pod is a fork instead of a program, and so is a
-host that `doubles.programs` starts. Hosts with variables that take effect when something is
-imported are programs, also those that go on as the next attempt.
+are named at the start: the first process of such a pod is a fork instead of a program. Hosts with
+variables that take effect when something is imported are programs, also those that go on as the
+next attempt.
 """
 
 import ctypes
