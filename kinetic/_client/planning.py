@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from kinetic._source.project import Project
 
 _MB = 1_000_000
+STILL_NOTICE_S = 60.0
+"""How long all hosts stand still before a line of output says which of them holds the others up."""
 _LARGEST_SHOWN = 5
 _DATA = "kinetic._datasets.data"
 """The module of `kinetic.Data`."""
@@ -329,7 +331,7 @@ def _limits(options: Options, settings: Settings, cost: Cost | None) -> Limits:
         hang_timeout_s=options.hang_timeout_s,
         grace_s=settings.grace_s,
         slice_away_s=settings.slice_away_s,
-        still_notice_s=settings.still_notice_s,
+        still_notice_s=STILL_NOTICE_S,
         debug_wait_s=settings.debug_wait_s,
     )
     return _relax_limits(limits) if options.debug else limits

@@ -9,17 +9,18 @@ In: the file's path; a change to make. Out: `Profiles`, frozen; or a new file in
 
 Promises:
     1. A reader sees the old file, the new one or none; never a part.
-    2. No write of several writers is lost. A damaged file is never overwritten.
+    2. A damaged file is never overwritten.
     3. A file may be written by hand. An unknown name in it is an error.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
@@ -200,73 +201,37 @@ def read(path: str | Path) -> Profiles:
         ) from error
     except CorruptRecord as damage:
         raise CorruptRecord(
-            f"The profiles in {path} are damaged: {damage} {_repair(path)}"
+            f"The profiles in {path} are damaged: {damage} Repair it, or start over: mv {path} "
+            f"{path}.damaged"
         ) from None
 
 
 _WAY_OUT = "Make the file yours, or set KINETIC_PROFILES_FILE to another one."
 
 
-def _repair(path: str | Path) -> str:
-    return f"Repair it, or start over: mv {path} {path}.damaged"
-
-
 def change(path: str | Path, how: Callable[[Profiles], Profiles]) -> Profiles:
-    """Read the file, change the profiles, and replace the file, under a lock against other
-    writers.
+    """Read the file, change the profiles, and replace the file.
 
     Raises:
         UsageError: from `how`; the file is unchanged.
         CorruptRecord: the file is damaged; it is unchanged.
         StoreError: it cannot be read or written.
     """
-    # keep a symbolic link to the file (dotfiles) as it is
+    # Keep a symbolic link to the file (dotfiles) as it is.
     place = Path(os.path.realpath(path))
+    temporary = place.with_name(f"{place.name}.new")
+    profiles = how(read(place))
     try:
         place.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-        with _lock_folder(place.parent):
-            profiles = how(read(place))
-            _replace(place, render(profiles))
+        temporary.unlink(missing_ok=True)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(render(profiles))
+        temporary.replace(place)
     except OSError as error:
-        kind = StoreFull if error.errno in _full() else StoreError
+        with suppress(OSError):
+            temporary.unlink()
+        kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
         raise kind(
             f"The profiles cannot be written to {path}: {error.strerror}. {_WAY_OUT}"
         ) from error
     return profiles
-
-
-def _full() -> set[int]:
-    import errno
-
-    return {errno.ENOSPC, errno.EDQUOT}
-
-
-@contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder itself, so that no lock file is left; the kernel unlocks it however the
-    holder ends."""
-    from kinetic._system import locks  # most processes only read profiles
-
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        locks.hold(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _replace(place: Path, data: bytes) -> None:
-    # one name is enough: there is one writer, and leftovers of a killed one are overwritten
-    temporary = place.with_name(f"{place.name}.new")
-    try:
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        temporary.replace(place)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise

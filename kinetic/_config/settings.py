@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import MISSING, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,92 +65,114 @@ class Setting:
     source: SettingSource
 
 
+class _Row(NamedTuple):
+    """How one setting is read: its variable, how text becomes a value, and variables of other
+    tools, which profiles outrank."""
+
+    variable: str
+    parse: Callable[[str, Any], Any]
+    fallbacks: tuple[str, ...]
+
+
+def _row(
+    variable: str, parse: Callable[[str, Any], Any], default: Any, fallbacks: tuple[str, ...] = ()
+) -> Any:
+    row = {"row": _Row(variable, parse, fallbacks)}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=row)
+    return field(default=default, metadata=row)
+
+
 @dataclass(frozen=True)
 class Settings:
-    """Everything that can be set on the caller's side.
+    """Everything that can be set on the caller's side, one row for each setting: its variable, how
+    text becomes a value, its default.
 
     Attributes:
-        home: the folder of the store, unless `store` names another.
-        store: the store that takes jobs: a folder or a URI (see `_store.open`).
-        cache_dir: what can be rebuilt, such as hashes of source files.
-        project, zone, cluster, namespace: the cluster; None if not set.
-        address: of a Ray cluster; None if not set.
-        profile: the profile that was read, if any.
-        profiles_file: where profiles are kept; None without a home folder.
-        backend: "gke", "pathways", "local" or "ray"; None lets the accelerator decide.
-        output_dir: where functions leave files; None for a folder of the job.
-        base_image_repo: the repository of prebuilt images.
-        package_root: root of the source tree; None to look for it.
-        no_default_excludes: ship `.venv`, `node_modules` and the like too.
-        context_size_warn_mb, payload_size_warn_mb: warn when the tree or the payload is larger.
-        log_level: of the "kinetic" logger's messages; None leaves that to the program.
-        queue, priority: the queue of a cluster that admits jobs, and their priority class.
-        reservation: reserved machines for jobs and for `kinetic pool add`.
-        local_storage: the memory of pods for local checkpoints: a size, or "multi-tier".
-        network_devices: what each pod of a multi-slice TPU job claims: a number, or "all".
-        force_destroy: whether `kinetic up` makes buckets that are removed with what they hold.
-        no_tty_debug: allow debug=True without a terminal.
-        debug_wait_s: for how long a debug job waits for a debugger before it starts without one.
-        start_timeout_s: from submission until the function has started on every host; also how long
-            hosts wait in JAX for others.
-        grace_s: between SIGTERM and SIGKILL when a job is stopped.
-        slice_away_s: how long a simulated slice that was lost stays away.
-        still_notice_s: how long all hosts stand still before the output says who holds them up.
-        preload: "auto" keeps a process with JAX imported while the caller lives; "off" does not.
-        service_account: of a cluster's pods.
-        pod_python: an interpreter in the pods that has kinetic; then nothing is installed.
-        pod_store: the address of the store as pods reach it, if that differs.
-        pod_simulated: pods have virtual devices instead of accelerators.
-        pod_cache: a folder on each node that its pods share, for installed packages.
-        image_builds: "auto" uses, or builds meanwhile, an image of what pods install; "off": none.
-        pathways_head_pool: the node pool for the pod of a single controller; None for any.
-        pathways_version: the tag of Pathways' images.
-        compile_python: of an environment that has the TPU compiler; "" for the caller's own.
-        prices: what the user pays for one chip and hour, by family (see `parsers.prices`).
         sources: where each value came from, by name.
     """
 
-    home: Path
-    cache_dir: Path
-    store: str = ""
-    project: str | None = None
-    zone: str | None = None
-    cluster: str | None = None
-    address: str | None = None
-    namespace: str | None = None
-    profile: str | None = None
-    profiles_file: Path | None = None
-    backend: str | None = None
-    output_dir: str | None = None
-    base_image_repo: str | None = None
-    package_root: str | None = None
-    no_default_excludes: bool = False
-    context_size_warn_mb: float = 100.0
-    payload_size_warn_mb: float = 50.0
-    log_level: str | None = None
-    queue: str | None = None
-    priority: str | None = None
-    reservation: str | None = None
-    local_storage: str | None = None
-    network_devices: str | None = None
-    force_destroy: bool = True
-    no_tty_debug: bool = False
-    debug_wait_s: float = 600.0
-    start_timeout_s: float = 600.0
-    grace_s: float = 5.0
-    slice_away_s: float = 0.0
-    still_notice_s: float = 60.0
-    preload: str = "auto"
-    service_account: str = "kinetic"
-    pod_python: str = ""
-    pod_store: str = ""
-    pod_simulated: bool = False
-    pod_cache: str = ""
-    image_builds: str = "auto"
-    pathways_head_pool: str | None = None
-    pathways_version: str = "latest"
-    compile_python: str = ""
-    prices: Mapping[str, float] = field(default_factory=dict)
+    home: Path = _row("KINETIC_HOME", parsers.absolute_path, MISSING)
+    """Folder of the store, unless `store` names another."""
+    store: str = _row("KINETIC_STORE", parsers.store, "")
+    """The store that takes jobs: a folder or a URI (see `_store.open`)."""
+    cache_dir: Path = _row("KINETIC_CACHE_DIR", parsers.path, MISSING)
+    """A folder for what can be rebuilt, such as hashes of source files."""
+    project: str | None = _row("KINETIC_PROJECT", parsers.text, None, ("GOOGLE_CLOUD_PROJECT",))
+    """The cluster's project."""
+    zone: str | None = _row("KINETIC_ZONE", parsers.text, None)
+    """The cluster's zone."""
+    cluster: str | None = _row("KINETIC_CLUSTER", parsers.text, None)
+    """The cluster's name."""
+    address: str | None = _row(
+        "KINETIC_ADDRESS", parsers.text, None, ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+    )
+    """The dashboard of a Ray cluster."""
+    namespace: str | None = _row("KINETIC_NAMESPACE", parsers.text, None)
+    """The namespace in the cluster."""
+    profile: str | None = _row("KINETIC_PROFILE", parsers.text, None)
+    """The profile to read."""
+    profiles_file: Path | None = _row("KINETIC_PROFILES_FILE", parsers.path, None)
+    """Where profiles are kept; None without a home folder."""
+    backend: str | None = _row("KINETIC_BACKEND", parsers.text, None)
+    """One of "gke", "pathways", "local" or "ray"; None lets the accelerator decide."""
+    output_dir: str | None = _row("KINETIC_OUTPUT_DIR", parsers.text, None)
+    """Where functions leave files; None for a folder of the job."""
+    base_image_repo: str | None = _row("KINETIC_BASE_IMAGE_REPO", parsers.text, None)
+    """The repository of prebuilt images."""
+    package_root: str | None = _row("KINETIC_PACKAGE_ROOT", parsers.text, None)
+    """Root of the source tree; None to look for it."""
+    no_default_excludes: bool = _row("KINETIC_NO_DEFAULT_EXCLUDES", parsers.flag, False)
+    """Send `.venv`, `node_modules` and the like too."""
+    context_size_warn_mb: float = _row("KINETIC_CONTEXT_SIZE_WARN_MB", parsers.number, 100.0)
+    """Warn of a larger source tree."""
+    payload_size_warn_mb: float = _row("KINETIC_PAYLOAD_SIZE_WARN_MB", parsers.number, 50.0)
+    """Warn of a larger function with its arguments."""
+    log_level: str | None = _row("KINETIC_LOG_LEVEL", parsers.level, None)
+    """The level of the "kinetic" logger; None leaves that to the program."""
+    queue: str | None = _row("KINETIC_QUEUE", parsers.text, None)
+    """The queue of a cluster that admits jobs."""
+    priority: str | None = _row("KINETIC_PRIORITY", parsers.text, None)
+    """The priority class of jobs."""
+    reservation: str | None = _row("KINETIC_RESERVATION", parsers.text, None)
+    """Reserved machines that jobs run on."""
+    local_storage: str | None = _row("KINETIC_LOCAL_STORAGE", parsers.local_storage, None)
+    """The memory of pods for local checkpoints: a size, or "multi-tier"."""
+    network_devices: str | None = _row("KINETIC_NETWORK_DEVICES", parsers.network_devices, None)
+    """The devices that each pod of a multi-slice TPU job claims: a number, or "all"."""
+    no_tty_debug: bool = _row("KINETIC_NO_TTY_DEBUG", parsers.flag, False)
+    """Allow debug=True without a terminal."""
+    debug_wait_s: float = _row("KINETIC_DEBUG_WAIT_TIMEOUT", parsers.number, 600.0)
+    """How long a debug job waits for a debugger."""
+    start_timeout_s: float = _row("KINETIC_START_TIMEOUT_S", parsers.positive, 600.0)
+    """The limit from submission until the function has started on every host, and in JAX for hosts
+    that join."""
+    grace_s: float = _row("KINETIC_GRACE_S", parsers.number, 5.0)
+    """The time between SIGTERM and SIGKILL when a job is stopped."""
+    slice_away_s: float = _row("KINETIC_SLICE_AWAY_S", parsers.number, 0.0)
+    """How long a simulated slice that was lost stays away."""
+    preload: str = _row("KINETIC_PRELOAD", parsers.one_of("auto", "off"), "auto")
+    """Keep a process with JAX imported while the caller lives; "off" does not."""
+    service_account: str = _row("KINETIC_SERVICE_ACCOUNT", parsers.text, "kinetic")
+    """The service account of pods."""
+    pod_python: str = _row("KINETIC_POD_PYTHON", parsers.absolute_path, "")
+    """An interpreter in the pods that has kinetic; then nothing is installed."""
+    pod_store: str = _row("KINETIC_POD_STORE", parsers.store, "")
+    """The address of the store as pods reach it, if that differs."""
+    pod_simulated: bool = _row("KINETIC_POD_SIMULATED", parsers.flag, False)
+    """Pods have virtual devices instead of accelerators."""
+    pod_cache: str = _row("KINETIC_POD_CACHE", parsers.absolute_path, "")
+    """A folder on each node that its pods share, for installed packages."""
+    image_builds: str = _row("KINETIC_IMAGE_BUILDS", parsers.one_of("auto", "off"), "auto")
+    """Use, or build meanwhile, an image with what pods install; "off" does not."""
+    pathways_head_pool: str | None = _row("KINETIC_PATHWAYS_HEAD_POOL", parsers.text, None)
+    """The node pool for the pod of a single controller; None for any."""
+    pathways_version: str = _row("KINETIC_PATHWAYS_VERSION", parsers.text, "latest")
+    """The tag of Pathways' images."""
+    compile_python: str = _row("KINETIC_COMPILE_PYTHON", parsers.program, "")
+    """The interpreter of an environment that has the TPU compiler; "" for the caller's own."""
+    prices: Mapping[str, float] = _row("KINETIC_PRICES", parsers.prices, {})
+    """What the user pays for one chip and hour, by family (see `parsers.prices`)."""
     sources: Mapping[str, SettingSource] = field(default_factory=dict)
 
     def setting(self, name: str) -> Setting:
@@ -185,15 +207,6 @@ class Settings:
         count: other tools set it too."""
         named = {name: self.setting(name) for name in ("project", "cluster") if getattr(self, name)}
         return {name: s for name, s in named.items() if s.source.origin is not Origin.OTHER_TOOLS}
-
-
-class _Row(NamedTuple):
-    """How one setting is read: its variable, how text becomes a value, and variables of other
-    tools, which profiles outrank."""
-
-    variable: str
-    parse: Callable[[str, Any], Any]
-    fallbacks: tuple[str, ...] = ()
 
 
 class _Profile(NamedTuple):
@@ -430,45 +443,5 @@ def _passwd_home() -> Path:
 
 
 _ROWS: dict[str, _Row] = {
-    "home": _Row("KINETIC_HOME", parsers.absolute_path),
-    "store": _Row("KINETIC_STORE", parsers.store),
-    "cache_dir": _Row("KINETIC_CACHE_DIR", parsers.path),
-    "project": _Row("KINETIC_PROJECT", parsers.text, ("GOOGLE_CLOUD_PROJECT",)),
-    "zone": _Row("KINETIC_ZONE", parsers.text),
-    "cluster": _Row("KINETIC_CLUSTER", parsers.text),
-    "address": _Row("KINETIC_ADDRESS", parsers.text, ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")),
-    "namespace": _Row("KINETIC_NAMESPACE", parsers.text),
-    "profile": _Row("KINETIC_PROFILE", parsers.text),
-    "profiles_file": _Row("KINETIC_PROFILES_FILE", parsers.path),
-    "backend": _Row("KINETIC_BACKEND", parsers.text),
-    "output_dir": _Row("KINETIC_OUTPUT_DIR", parsers.text),
-    "base_image_repo": _Row("KINETIC_BASE_IMAGE_REPO", parsers.text),
-    "package_root": _Row("KINETIC_PACKAGE_ROOT", parsers.text),
-    "no_default_excludes": _Row("KINETIC_NO_DEFAULT_EXCLUDES", parsers.flag),
-    "context_size_warn_mb": _Row("KINETIC_CONTEXT_SIZE_WARN_MB", parsers.number),
-    "payload_size_warn_mb": _Row("KINETIC_PAYLOAD_SIZE_WARN_MB", parsers.number),
-    "log_level": _Row("KINETIC_LOG_LEVEL", parsers.level),
-    "queue": _Row("KINETIC_QUEUE", parsers.text),
-    "priority": _Row("KINETIC_PRIORITY", parsers.text),
-    "reservation": _Row("KINETIC_RESERVATION", parsers.text),
-    "local_storage": _Row("KINETIC_LOCAL_STORAGE", parsers.local_storage),
-    "network_devices": _Row("KINETIC_NETWORK_DEVICES", parsers.network_devices),
-    "force_destroy": _Row("KINETIC_FORCE_DESTROY", parsers.flag),
-    "no_tty_debug": _Row("KINETIC_NO_TTY_DEBUG", parsers.flag),
-    "debug_wait_s": _Row("KINETIC_DEBUG_WAIT_TIMEOUT", parsers.number),
-    "start_timeout_s": _Row("KINETIC_START_TIMEOUT_S", parsers.positive),
-    "grace_s": _Row("KINETIC_GRACE_S", parsers.number),
-    "slice_away_s": _Row("KINETIC_SLICE_AWAY_S", parsers.number),
-    "still_notice_s": _Row("KINETIC_STILL_NOTICE_S", parsers.positive),
-    "preload": _Row("KINETIC_PRELOAD", parsers.one_of("auto", "off")),
-    "service_account": _Row("KINETIC_SERVICE_ACCOUNT", parsers.text),
-    "pod_python": _Row("KINETIC_POD_PYTHON", parsers.absolute_path),
-    "pod_store": _Row("KINETIC_POD_STORE", parsers.store),
-    "pod_simulated": _Row("KINETIC_POD_SIMULATED", parsers.flag),
-    "pod_cache": _Row("KINETIC_POD_CACHE", parsers.absolute_path),
-    "image_builds": _Row("KINETIC_IMAGE_BUILDS", parsers.one_of("auto", "off")),
-    "pathways_head_pool": _Row("KINETIC_PATHWAYS_HEAD_POOL", parsers.text),
-    "pathways_version": _Row("KINETIC_PATHWAYS_VERSION", parsers.text),
-    "compile_python": _Row("KINETIC_COMPILE_PYTHON", parsers.program),
-    "prices": _Row("KINETIC_PRICES", parsers.prices),
+    each.name: each.metadata["row"] for each in fields(Settings) if "row" in each.metadata
 }

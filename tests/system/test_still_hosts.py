@@ -15,12 +15,13 @@ from on_elastic_hosts import meet, pids
 from on_hosts import one_waits
 
 import kinetic
+from kinetic._client import planning
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
 
 
 def test_the_output_says_which_host_holds_the_others_up(home, tmp_path, monkeypatch):
-    monkeypatch.setenv("KINETIC_STILL_NOTICE_S", "3")
+    monkeypatch.setattr(planning, "STILL_NOTICE_S", 3.0)
     job = kinetic.run("tpu-v6e-8")(one_waits).run_async(str(tmp_path))
 
     def told():

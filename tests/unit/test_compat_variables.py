@@ -138,11 +138,11 @@ def test_a_large_payload_is_warned_of(project, monkeypatch):
     assert "3.0 MB" in warning
 
 
-@pytest.mark.parametrize(("text", "meant"), [("1", True), ("0", False), ("false", False)])
-def test_force_destroy(text, meant, monkeypatch):
-    assert settings.load().force_destroy is True
+@pytest.mark.parametrize("text", ["1", "0", "false"])
+def test_a_variable_of_clusters_that_are_made_is_accepted(text, monkeypatch):
     monkeypatch.setenv("KINETIC_FORCE_DESTROY", text)
-    assert settings.load().force_destroy is meant
+    settings.load()
+    assert environment.find_misspelt(settings.names().values(), settings.variables()) == {}
 
 
 @pytest.mark.parametrize(
