@@ -23,7 +23,7 @@ LINE_CHARS = 4000
 TAIL_LINES = 1000
 MOST_LINES = 5000
 """What a page keeps, as its script does."""
-READ_BYTES = 256 << 10
+READ_BYTES = 4 << 20
 """A page gets at most about this much at once, then the rest."""
 SEARCH_BYTES = 256 << 20
 HITS = 500
@@ -120,13 +120,6 @@ class OutputReader:
         self._host = host
         self._after: Position | None = None
         self._folder = LineFolder()
-        self.is_cut = False
-        """Whether the last read left something."""
-
-    @property
-    def attempt(self) -> int:
-        """The attempt of what was read last."""
-        return 1 if self._after is None else self._after.attempt
 
     def read(self) -> tuple[list[OutputLine], str]:
         """Return the newest of the lines that have ended since the last read, as many as a page
@@ -148,7 +141,6 @@ class OutputReader:
             size_bytes += len(chunk.data)
             if size_bytes > READ_BYTES:
                 break
-        self.is_cut = size_bytes > READ_BYTES
         return lines[-MOST_LINES:], self._folder.rest()
 
 

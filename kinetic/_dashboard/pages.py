@@ -2,8 +2,8 @@
 
 In: access to jobs, requests. Out: an application of Starlette.
 
-Templates escape whatever they are given. What changes while a page is looked at comes as pieces of
-HTML in one stream of events for each page (`feeds`, `live`).
+Templates escape whatever they are given. What changes while a page is open comes as pieces of HTML
+in one stream of events for each page (`live`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from kinetic._dashboard.call import (
     has_compile_report,
     list_source,
 )
-from kinetic._dashboard.feeds import BoardFeed, ChartsFeed, JobFeed, OutputFeed
-from kinetic._dashboard.live import Feed, Message, format_event, run_in_thread, send_messages
+from kinetic._dashboard.charts import ChartReader
+from kinetic._dashboard.live import Message, Source, format_event, run_in_thread, stream_events
+from kinetic._dashboard.output import OutputReader
+from kinetic._dashboard.scene import JobCamera, JobScene
 from kinetic.errors import KineticError, NotFound, UsageError
 from kinetic.version import __version__
 
@@ -56,6 +58,10 @@ _FIRST_WINDOW = 40
 _SCRIPT = "dashboard.js"
 _NOTHING_FOUND = 404
 _EVENTS = "text/event-stream"
+_OUTPUT_S, _JOB_S, _CHARTS_S = 0.2, 0.5, 1.0
+"""Between two reads of a job's output, of its hosts, and of its metrics."""
+_REMOTE_S = 1.0
+"""At least, if the store is no folder."""
 
 Act = Callable[["Request", JobRef], dict[str, Any]]
 
@@ -149,7 +155,7 @@ class Pages:
 
     def show_jobs(self, request: Request) -> Response:
         """All jobs: the first rows, and room for the others."""
-        found = self._watch.look(patience_s=1.0)
+        found = self._watch.read(patience_s=1.0)
         rows = found.select(*_filter_of(request))
         return self._page(
             request,
@@ -161,7 +167,7 @@ class Pages:
 
     def show_rows(self, request: Request) -> Response:
         """The rows of a part of the list, and how many there are."""
-        rows = self._watch.look().select(*_filter_of(request))
+        rows = self._watch.read().select(*_filter_of(request))
         first = _number(request, "from", 0)
         window = rows[first : first + min(_number(request, "n", _WINDOW), 4 * _WINDOW)]
         html = self.render("_rows.html", rows=window, first=first)
@@ -169,17 +175,19 @@ class Pages:
 
     async def stream_jobs(self, request: Request) -> Response:
         """Tell when the list has changed."""
-        seen = JobList(version=-1)
+        version = -1
 
-        def draw(found: JobList) -> Message | None:
-            nonlocal seen
-            if found.version == seen.version:
-                return None
-            seen = found
-            counts = self.render("_counts.html", **self._head_of(found))
-            return {"html": {"counts": counts}, "changed": True}
+        def poll() -> Message:
+            nonlocal version
+            jobs = self._watch.read()
+            message: Message = {"trouble": jobs.trouble}
+            if jobs.version != version:
+                version = jobs.version
+                counts = self.render("_counts.html", **self._head_of(jobs))
+                message |= {"html": {"counts": counts}, "changed": True}
+            return message
 
-        return self._stream(request, BoardFeed(self._watch, draw))
+        return self._stream(request, Source(poll, self._watch.every_s))
 
     def _head_of(self, found: JobList) -> dict[str, Any]:
         return {"counts": found.counts(), "all": len(found.rows), "trouble": found.trouble}
@@ -187,27 +195,74 @@ class Pages:
     # -- one job -----------------------------------------------------------------------------------
 
     def show_job(self, request: Request) -> Response:
-        """One job."""
+        """One job, without its charts: to read a million steps takes a second."""
         ref = self._find(request)
-        feed = JobFeed(self._access, ref, self.render)
+        camera = JobCamera(self._access, ref)
         try:
-            is_compiled = has_compile_report(self._access.store, ref)
-            return self._page(
-                request, "job.html", ref=ref, is_compiled=is_compiled, **feed.look_once()
-            )
+            scene = camera.look()
         finally:
-            feed.close()
+            camera.close()
+        return self._page(
+            request,
+            "job.html",
+            ref=ref,
+            scene=scene,
+            pieces=self._draw_job(scene) | {"charts": ""},
+            is_compiled=has_compile_report(self._access.store, ref),
+        )
 
     async def stream_job(self, request: Request) -> Response:
         """What changes on the page of a job, and what one of its hosts prints."""
         ref = await run_in_thread(self._find, request)
         host = min(_number(request, "host", 0), ref.hosts - 1)
-        return self._stream(
-            request,
-            OutputFeed(self._access, ref, host),
-            JobFeed(self._access, ref, self.render),
-            ChartsFeed(self._access, ref, self.render, host),
+        return self._stream(request, *self.sources_of(ref, host))
+
+    def sources_of(self, ref: JobRef, host: int) -> tuple[Source, Source, Source]:
+        """Return the parts of a job's page that change: a host's output, the job, its charts."""
+        camera = JobCamera(self._access, ref)
+        charts = ChartReader(self._access.store, ref, host)
+        printed = OutputReader(self._access.handle_of(ref), host)
+        least_s = _REMOTE_S if self._access.store.as_folder() is None else 0.0
+        pieces: dict[str, str] = {}
+        open_line = ""
+
+        def read_output() -> Message | None:
+            nonlocal open_line
+            lines, begun = printed.read()
+            if not lines and begun == open_line:
+                return None
+            open_line = begun
+            return {"lines": [line.to_json() for line in lines], "open": open_line}
+
+        def read_job() -> Message | None:
+            nonlocal pieces
+            before, pieces = pieces, self._draw_job(camera.look())
+            changed = {id: html for id, html in pieces.items() if before.get(id) != html}
+            return {"html": changed} if changed else None
+
+        def read_charts() -> Message | None:
+            if not charts.look():
+                return None
+            html = self.render(
+                "_charts.html", ref=ref, charts=charts.charts, left_out=charts.left_out
+            )
+            return {"html": {"charts": html}}
+
+        return (
+            Source(read_output, max(_OUTPUT_S, least_s)),
+            Source(read_job, max(_JOB_S, least_s), camera.close),
+            Source(read_charts, max(_CHARTS_S, least_s)),
         )
+
+    def _draw_job(self, scene: JobScene) -> dict[str, str]:
+        """The parts of the page that change, by the ids of their elements."""
+        pieces = {
+            name: self.render(f"_{name}.html", scene=scene, ref=scene.ref)
+            for name in ("head", "attempts", "attention")
+        }
+        for box in scene.slices:
+            pieces[f"slice-{box.number}"] = self.render("_slice.html", box=box, scene=scene)
+        return pieces
 
     async def search_output(self, request: Request) -> Response:
         """Lines that have the words, of one host or of all; nobody waits for those that an earlier
@@ -310,30 +365,30 @@ class Pages:
 
     def show_batches(self, request: Request) -> Response:
         """All batches."""
-        found = self._watch.look(patience_s=1.0)
+        found = self._watch.read(patience_s=1.0)
         batches = list_batches(self._access.store, found)
         return self._page(request, "batches.html", batches=batches, trouble=found.trouble)
 
     def show_batch(self, request: Request) -> Response:
         """The inputs of one batch, as a grid."""
-        batch = self._read_batch(self._group_of(request), self._watch.look(patience_s=1))
+        batch = self._read_batch(self._group_of(request), self._watch.read(patience_s=1.0))
         return self._page(request, "batch.html", batch=batch)
 
     async def stream_batch(self, request: Request) -> Response:
         """What changes on the page of a batch."""
-        group_id, version, cost_at = self._group_of(request), -1, 0.0
-        told: Message = {}
+        group_id, version, cost_at, shown = self._group_of(request), -1, 0.0, ""
 
-        def draw(found: JobList) -> Message | None:
-            nonlocal version, cost_at, told
-            if found.version == version and time.monotonic() < cost_at:
-                return None
-            grid = self.render("_grid.html", batch=self._read_batch(group_id, found))
-            version, cost_at, before = found.version, time.monotonic() + _COST_EVERY_S, told
-            told = {"html": {"grid": grid}}
-            return None if told == before else told
+        def poll() -> Message:
+            nonlocal version, cost_at, shown
+            jobs = self._watch.read()
+            message: Message = {"trouble": jobs.trouble}
+            if jobs.version == version and time.monotonic() < cost_at:
+                return message
+            version, cost_at = jobs.version, time.monotonic() + _COST_EVERY_S
+            before, shown = shown, self.render("_grid.html", batch=self._read_batch(group_id, jobs))
+            return message | ({} if shown == before else {"html": {"grid": shown}})
 
-        return self._stream(request, BoardFeed(self._watch, draw))
+        return self._stream(request, Source(poll, self._watch.every_s))
 
     def _read_batch(self, group_id: str, found: JobList) -> BatchGrid:
         return read_batch(self._access.store, group_id, found, self._spending)
@@ -360,12 +415,11 @@ class Pages:
             return HTMLResponse(page, status_code=status)
         return JSONResponse({"error": text.printable_lines(str(error))}, status_code=status)
 
-    def _stream(self, request: Request, *feeds: Feed) -> Response:
+    def _stream(self, request: Request, *sources: Source) -> Response:
         async def is_over() -> bool:
             return self._is_ending() or await request.is_disconnected()
 
-        messages = send_messages(feeds, is_over)
-        return StreamingResponse(messages, media_type=_EVENTS)
+        return StreamingResponse(stream_events(sources, is_over), media_type=_EVENTS)
 
     def _page(self, request: Request, template: str, **values: Any) -> Response:
         return HTMLResponse(self.render(template, base=_base_of(request), **values))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import math
 import threading
 import time
 from array import array
@@ -40,7 +39,6 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._dashboard import batches, output, scene
 from kinetic._dashboard.board_watch import BoardWatch, JobList
-from kinetic._dashboard.feeds import ChartsFeed, JobFeed, OutputFeed
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.pages import Pages
 from kinetic._dashboard.server import DashboardServer
@@ -134,12 +132,12 @@ def test_output_is_searched_and_downloaded(server: DashboardServer, world: World
 
 def look_again(watch: BoardWatch) -> Any:
     watch._next_at = 0.0
-    return watch.look()
+    return watch.read()
 
 
 def test_jobs_come_change_and_go(world: World):
     watch = BoardWatch(world.access)
-    assert watch.look().rows == ()
+    assert watch.read().rows == ()
     first, second = world.add(1), world.add(2, display_name="other", group_id="grp-7")
     found = look_again(watch)
     assert [(row.ref.job_id, row.state) for row in found.rows] == [
@@ -201,9 +199,9 @@ def test_who_comes_while_another_one_looks_does_not_wait(
     thread = threading.Thread(target=look_again, args=[watch])
     thread.start()
     looks.wait()
-    assert watch.look().rows == seen.rows
+    assert watch.read().rows == seen.rows
     watch._began_at -= 60
-    assert "has not answered for" in watch.look().trouble
+    assert "has not answered for" in watch.read().trouble
     held.set()
     thread.join()
 
@@ -306,32 +304,20 @@ def test_a_page_and_its_first_lines_do_not_wait_for_charts(world: World):
     log.write(STDOUT, Frame(("loss",), *columns).encode())
     log.close(holds_text=False)
     pages = Pages(world.access, lambda: False)
-    feed = JobFeed(world.access, ref, pages.render)
-    assert feed.look_once()["pieces"]["charts"] == ""
-    first = feed.look(is_told=False)
-    assert first.message is not None
-    assert "charts" not in first.message["html"]
-    assert feed.look(is_told=False).message is None
-    feed.close()
-    printed = OutputFeed(world.access, ref, 0).look(is_told=False)
-    assert printed.message is not None
-    assert [line[4] for line in printed.message["lines"]] == ["a line"]
-    charts = ChartsFeed(world.access, ref, pages.render, 0)
-    drawn = charts.look(is_told=False).message
+    printed, job, charts = pages.sources_of(ref, 0)
+    first = job.poll()
+    assert first is not None
+    assert "charts" not in first["html"]
+    assert job.poll() is None
+    job.close()
+    lines = printed.poll()
+    assert lines is not None
+    assert [line[4] for line in lines["lines"]] == ["a line"]
+    assert printed.poll() is None
+    drawn = charts.poll()
     assert drawn is not None
     assert ">loss</span>" in drawn["html"]["charts"]
-    assert charts.look(is_told=False).message is None
-
-
-def test_who_is_told_of_a_write_need_not_wait_for_the_next_look(world: World):
-    ref = world.add(place=Place("local"))
-    watch = BoardWatch(world.access)
-    watch.look()
-    assert world.store.path(layout.job(ref.job_id)) in watch.files
-    watch._next_at, watch._soonest_at = math.inf, 0.0
-    world.end(ref)
-    assert watch.look().counts() == {"running": 1}
-    assert watch.look(is_told=True).counts() == {"succeeded": 1}
+    assert charts.poll() is None
 
 
 # -- output ---------------------------------------------------------------------------------------

@@ -7,14 +7,11 @@ In: stores of jobs that nobody runs. Out: pages, charts, lines.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import math
 import threading
 from array import array
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +29,9 @@ from kinetic._dashboard import charts, live, output
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.server import DashboardServer
 from kinetic._store import index
-from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound, StoreError
+
+PATIENCE_S = 100.0
 
 world, server = dashboard_world.world, dashboard_world.server
 
@@ -128,34 +126,24 @@ def test_a_batch_that_was_removed_is_told_of_and_its_stream_ends(server: Dashboa
     assert message["end"] is True
 
 
-class ScriptedFeed:
-    """A feed that finds what a test says, and notes when it is let go of."""
-
-    def __init__(self, look: Callable[[], live.Message | None], *files: Path) -> None:
-        self._look = look
-        self._files = files
-        self.told: list[bool] = []
-        self.closed = threading.Event()
-
-    def look(self, *, is_told: bool) -> live.Seen:
-        self.told.append(is_told)
-        return live.Seen(self._look(), self._files, rest_s=0.0)
-
-    def close(self) -> None:
-        self.closed.set()
+def source(poll: Callable[[], live.Message | None], closed: threading.Event) -> live.Source:
+    return live.Source(poll, 0.0, closed.set)
 
 
-def collect(*feeds: live.Feed) -> list[Any]:
-    """All that a stream says until it ends."""
+def collect(*sources: live.Source) -> list[Any]:
+    """All events of a stream until it ends."""
 
     async def read() -> list[Any]:
         async def is_over() -> bool:
             return False
 
-        messages = live.send_messages(feeds, is_over)
-        return [json.loads(each.decode().removeprefix("data: ")) async for each in messages]
+        events = live.stream_events(sources, is_over)
+        return [json.loads(event.decode().removeprefix("data: ")) async for event in events]
 
     return asyncio.run(read())
+
+
+GONE = NotFound("It was removed.")
 
 
 def test_a_page_that_comes_back_is_told_that_its_job_was_removed(server: DashboardServer):
@@ -168,129 +156,79 @@ def test_a_page_that_comes_back_is_told_that_its_job_was_removed(server: Dashboa
     assert message["end"] is True
 
 
-def test_a_look_that_fails_is_told_of_once_and_when_it_is_over(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(live, "_AGAIN_S", 0.001)
-    found: list[Any] = [
+def test_a_poll_that_fails_is_reported_once_and_when_it_is_over(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live, "_RETRY_S", 0.0)
+    answers: list[Any] = [
         {"html": {"a": "1"}},
         StoreError("unplugged"),
         StoreError("unplugged"),
         OSError("broken"),
         None,
+        {"n": 1, "trouble": "old"},
+        {"trouble": "old"},
         {"html": {"a": "2"}},
-        NotFound("It was removed."),
+        GONE,
     ]
+    closed = threading.Event()
 
-    def look() -> live.Message | None:
-        each = found.pop(0)
-        if isinstance(each, Exception):
-            raise each
-        return each
+    def poll() -> live.Message | None:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    assert collect(ScriptedFeed(look)) == [
+    assert collect(source(poll, closed)) == [
         {"html": {"a": "1"}},
         {"trouble": "unplugged"},
         {"trouble": "broken"},
         {"trouble": ""},
+        {"n": 1},
+        {"trouble": "old"},
         {"html": {"a": "2"}},
+        {"trouble": ""},
         {"trouble": "It was removed.", "end": True},
     ]
+    assert closed.wait(PATIENCE_S)
 
 
-def test_what_is_in_the_way_is_told_of_until_it_is_over():
-    looks = iter([live.Seen({"n": 1}, trouble="unplugged"), live.Seen(None, trouble="unplugged")])
-
-    class Troubled(ScriptedFeed):
-        def look(self, *, is_told: bool) -> live.Seen:
-            if (seen := next(looks, None)) is None:
-                raise GONE
-            return seen
-
-    found = collect(Troubled(lambda: None))
-    assert found == [{"n": 1, "trouble": "unplugged"}, {"trouble": str(GONE), "end": True}]
-
-
-GONE = NotFound("It was removed.")
-
-
-def test_a_look_that_does_not_come_back_holds_up_no_other_feed(monkeypatch: pytest.MonkeyPatch):
+def test_a_poll_that_hangs_holds_up_no_other_source_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(live, "SILENT_S", 0.001)
-    held, numbers = threading.Event(), itertools.count()
+    held, closed, numbers = threading.Event(), [threading.Event(), threading.Event()], [0]
 
     def hang() -> None:
-        held.wait()
+        assert held.wait(PATIENCE_S)
         raise GONE
 
     def read() -> live.Message:
-        if (number := next(numbers)) == 3:
-            held.set()
-        return {"lines": [number]}
+        numbers[0] += 1
+        return {"lines": [numbers[0]]}
 
-    feeds = ScriptedFeed(hang), ScriptedFeed(read)
-    found = collect(*feeds)
-    assert [each["lines"] for each in found if "lines" in each][:3] == [[0], [1], [2]]
-    assert any("has not answered for" in each.get("trouble", "") for each in found)
-    assert all(each.closed.wait(60) for each in feeds)
+    def release(event: Any) -> bool:
+        return "has not answered for" in event.get("trouble", "")
 
+    async def follow() -> list[Any]:
+        async def is_over() -> bool:
+            return False
 
-def test_silence_is_told_of_until_the_look_comes_back(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(live, "SILENT_S", 0.001)
-    held = threading.Event()
+        events = []
+        sources = source(hang, closed[0]), source(read, closed[1])
+        async for data in live.stream_events(sources, is_over):
+            events.append(json.loads(data.decode().removeprefix("data: ")))
+            if len(events) > 5 and any(map(release, events)):
+                held.set()
+        return events
 
-    def hang() -> None:
-        if len(slow.told) > 1:
-            raise GONE
-        held.wait()
-
-    def wait_for_silence() -> None:
-        if len(other.told) == 3:
-            held.set()
-
-    slow, other = ScriptedFeed(hang), ScriptedFeed(wait_for_silence)
-    troubles = [each["trouble"] for each in collect(slow, other)]
-    assert "has not answered for" in troubles[0]
-    assert "" in troubles
+    events = asyncio.run(follow())
+    assert [event["lines"] for event in events if "lines" in event][:3] == [[1], [2], [3]]
+    assert events[-1] == {"trouble": "It was removed.", "end": True}
+    assert all(event.wait(PATIENCE_S) for event in closed)
 
 
-def append(folder: Path) -> None:
-    with Path(folder, "log.idx").open("a") as file:
-        file.write("more")
+def test_a_fault_of_a_source_ends_its_stream():
+    def poll() -> None:
+        raise ZeroDivisionError
 
-
-def put(folder: Path, *, if_absent: bool = False) -> None:
-    LocalStore(folder.parent).put(f"{folder.name}/outcome.json", b"{}", if_absent=if_absent)
-
-
-@pytest.mark.parametrize(
-    ("watched", "write"),
-    [
-        ("job/log.idx", append),
-        ("job", append),
-        ("job", put),
-        ("job", partial(put, if_absent=True)),
-    ],
-    ids=["a file", "in a folder", "put", "put if absent"],
-)
-def test_a_write_to_one_of_its_files_is_reason_to_look(
-    tmp_path: Path, watched: str, write: Callable[[Path], None]
-):
-    folder, written = tmp_path / "job", tmp_path / watched
-    folder.mkdir()
-    Path(folder, "log.idx").touch()
-
-    def look() -> live.Message | None:
-        if len(feed.told) == 3:
-            write(folder)
-        if len(feed.told) == 4:
-            raise GONE
-        return None
-
-    feed = ScriptedFeed(look, written)
-    bell = live.Bell()
-    is_watched, _ = bell.watch([written])
-    bell.close()
-    if not is_watched:
-        pytest.skip("the system does not tell of written files")
-    collect(feed)
-    # Of what was written before the first look, nothing has told.
-    assert feed.told == [False, True, False, True]
-    assert feed.closed.wait(60)
+    with pytest.raises(ZeroDivisionError):
+        collect(source(poll, threading.Event()))
