@@ -67,18 +67,18 @@ def test_a_cluster_that_is_well() -> None:
             "The cluster does not know jobsets",
         ),
         (
-            {"rights": without(("create", JOBS), ("watch", PODS))},
+            {"rights": without(("create", JOBS), ("list", PODS))},
             "rights",
             Level.PROBLEM,
-            "You may not create jobs.batch; watch pods in namespace ml.",
-            "You may not create jobs.batch; watch pods in namespace ml.",
+            "You may not create jobs.batch; list pods in namespace ml.",
+            "You may not create jobs.batch; list pods in namespace ml.",
         ),
         (
-            {"rights": without(("create", JOBSETS), ("watch", JOBSETS))},
+            {"rights": without(("create", JOBSETS), ("delete", JOBSETS))},
             "rights",
             Level.PROBLEM,
             "",
-            "You may not create, watch jobsets.jobset.x-k8s.io in namespace ml.",
+            "You may not create, delete jobsets.jobset.x-k8s.io in namespace ml.",
         ),
         ({"rights": without(("list", NODES))}, "rights", Level.WARN, "", ""),
         ({"rights": without(("delete", PODS))}, "rights", Level.WARN, "", ""),
@@ -159,7 +159,7 @@ def test_a_cluster_is_asked() -> None:
     assert gathered() == replace(WELL, nodes=gathered().nodes)
     assert gathered("other").has_account is False
     assert gathered(may=False).nodes is None
-    assert why_not(gathered(may=False), hosts=1).startswith("You may not create, get, list, watch")
+    assert why_not(gathered(may=False), hosts=1).startswith("You may not create, get, list, delete")
 
 
 def test_a_cluster_that_does_not_answer() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from api_server_fake import Break, Reply, Script, serving
+from api_server_fake import Reply, Script, serving
 
 from kinetic._backends.kubernetes import connection, errors
 from kinetic._backends.kubernetes.api import Api, CallLimits, Selector, waits_s
@@ -63,7 +61,7 @@ def test_a_list_is_read_page_by_page(api: Api, script: Script) -> None:
         Reply(200, {"metadata": {"resourceVersion": "7"}, "items": [JOB]}),
     ]
     found = api.list(PODS, Selector(labels="app=kinetic", namespace=""))
-    assert (len(found.items), found.resource_version) == (2, "7")
+    assert (len(found.items), found.pages) == (2, 2)
     assert script.asked()[0] == "GET /api/v1/pods?labelSelector=app%3Dkinetic&limit=500"
     assert script.asked()[1].endswith("&continue=x")
 
@@ -208,10 +206,10 @@ def test_rights_are_asked_for(api: Api, script: Script) -> None:
         Reply(201, {"status": {"allowed": True}}),
         Reply(201, {"status": {"allowed": False}}),
     ]
-    assert api.may("watch", PODS)
+    assert api.may("list", PODS)
     assert not api.may("list", NODES)
     assert script.requests[0][2]["spec"]["resourceAttributes"] == {
-        "verb": "watch",
+        "verb": "list",
         "resource": "pods",
         "namespace": "ml",
     }
@@ -257,66 +255,6 @@ def test_whoever_a_kubeconfig_names_is_impersonated(script: Script) -> None:
         ("Impersonate-Extra-reason%2Fx", "2"),
     ]
     assert script.requests[0][3] == "Bearer t"
-
-
-def lines(*documents: Any) -> bytes:
-    return b"".join(json.dumps(d).encode() + b"\n" for d in documents)
-
-
-def test_a_watch_gives_events_as_they_come(api: Api, script: Script) -> None:
-    whole = lines({"type": "ADDED", "object": JOB}, {"type": "DELETED", "object": JOB})
-    script.replies = [Reply(200, chunks=[whole[:9], whole[9:40], whole[40:]])]
-    stream = api.watch(JOBS, Selector(labels="a=b"), resource_version="7")
-    assert [event["type"] for event in stream] == ["ADDED", "DELETED"]
-    asked = script.asked()[0]
-    for part in ("watch=true", "allowWatchBookmarks=true", "resourceVersion=7", "timeoutSeconds="):
-        assert part in asked
-
-
-def test_a_stream_that_breaks_off_is_told_from_one_that_ends(api: Api, script: Script) -> None:
-    one = {"type": "ADDED", "object": JOB}
-    replies = [[lines(one), Break], [lines(one)], [lines(one), b'{"type":']]
-    script.replies = [Reply(200, chunks=chunks) for chunks in replies]
-    got: list[Any] = []
-    with pytest.raises(BackendUnavailable):
-        got.extend(api.watch(JOBS))
-    assert got == [one]
-    assert list(api.watch(JOBS)) == [one]
-    assert list(api.watch(JOBS)) == [one]
-
-
-def test_a_watch_refused_or_unreachable_raises_at_once(api: Api, script: Script) -> None:
-    script.replies = [Reply(410, status(410, "too old")), Reply(503, "no")]
-    with pytest.raises(errors.Expired):
-        api.watch(JOBS)
-    with pytest.raises(BackendUnavailable):
-        api.watch(JOBS)
-    assert len(script.requests) == 2
-
-
-@pytest.mark.timeout(200)
-def test_a_stream_ends_when_told(api: Api, script: Script) -> None:
-    release = threading.Event()
-    one = {"type": "ADDED", "object": JOB}
-    script.replies = [Reply(200, chunks=[lines(one)], wait_for=release)]
-    stream = api.watch(JOBS)
-    got: list[Any] = []
-    first = threading.Event()
-
-    def read() -> None:
-        for data in stream:
-            got.append(data)
-            first.set()
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert first.wait(100)
-    stream.close()
-    reader.join(100)
-    assert not reader.is_alive()
-    release.set()
-    assert got == [one]
-    stream.close()
 
 
 def test_a_process_has_one_connection_to_a_server_for_each_user_and_namespace() -> None:

@@ -80,7 +80,6 @@ def test_many_jobs_ask_once(cluster: Cluster) -> None:
         (("delete", "jobsets"), 4, "You may not delete jobsets"),
         (("create", "jobsets"), 1, ""),
         (("create", "jobs"), 4, ""),
-        (("watch", "jobs"), 1, ""),
     ],
 )
 def test_a_right_without_which_nothing_works_is_missing(

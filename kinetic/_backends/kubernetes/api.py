@@ -1,13 +1,13 @@
 """The seam to the API server: plain documents in and out.
 
-In: verbs on `Resource`s. Out: documents, watch events; errors of
+In: verbs on `Resource`s. Out: documents; errors of
 `kinetic._backends.kubernetes.errors`. Implemented by `connection.HttpApi`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from kinetic._backends.kubernetes.resources import Resource
@@ -21,12 +21,12 @@ class ObjectList:
     """Objects at one moment.
 
     Attributes:
-        items: the objects; unlike those of a watch they have no kind.
-        resource_version: the moment, from which a watch continues.
+        items: the objects; they have no kind.
+        pages: in so many requests.
     """
 
     items: Sequence[Document]
-    resource_version: str
+    pages: int = 1
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,6 @@ class Version:
     text: str
     major: int = 0
     minor: int = 0
-
-
-class EventStream(Protocol):
-    """The events of a watch. Iterating raises `BackendUnavailable` if it broke off; a plain end
-    says nothing about why it ended."""
-
-    def __iter__(self) -> Iterator[Document]:
-        """Yield {"type": …, "object": …} as they arrive."""
-        ...
-
-    def close(self) -> None:
-        """End it, from any thread: the reader gets the end. Idempotent."""
-        ...
 
 
 class Api(Protocol):
@@ -127,17 +114,6 @@ class Api(Protocol):
         """
         ...
 
-    def watch(
-        self,
-        resource: Resource,
-        selection: Selector = Selector(),  # noqa: B008
-        *,
-        resource_version: str = "",
-    ) -> EventStream:
-        """Follow the changes after a resource version, with bookmarks. The server ends the stream
-        when it wants to."""
-        ...
-
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
         """Whether the caller has a permission."""
         ...
@@ -158,14 +134,12 @@ class CallLimits:
     Attributes:
         connect_s: for a connection.
         read_s: for the next bytes of an answer.
-        stream_s: for the next bytes of a watch; bookmarks come once a minute.
         tries: how often a call is made before giving up.
         first_s, most_s: the longest wait before the second, and before any later try.
     """
 
     connect_s: float = 10.0
     read_s: float = 30.0
-    stream_s: float = 90.0
     tries: int = 5
     first_s: float = 0.25
     most_s: float = 8.0

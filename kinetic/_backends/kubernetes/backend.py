@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic._backends import attempt_logs, stored
 from kinetic._backends.base import Document, LogRequest, Status
@@ -31,11 +31,15 @@ from kinetic._backends.kubernetes.api import Api
 from kinetic._backends.kubernetes.diagnosis import diagnose
 from kinetic._backends.kubernetes.errors import Conflict, Refused
 from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
-from kinetic._backends.kubernetes.informer import Informer, share_informer
 from kinetic._backends.kubernetes.observed import Pod, Stage, current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.kubernetes.resources import BY_KIND, JOBSETS, PODS, SECRETS, Resource
-from kinetic._backends.kubernetes.snapshot import ClusterSnapshot, resource_of
+from kinetic._backends.kubernetes.snapshot import (
+    ClusterSnapshot,
+    SnapshotReader,
+    resource_of,
+    share_reader,
+)
 from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.log_format import LogChunk
@@ -71,6 +75,13 @@ _ENDS = _BY_THE_CLUSTER | {
 }
 
 
+class _Judged(NamedTuple):
+    """The status of a job, and whether its verdict says so."""
+
+    status: Status
+    is_verdict: bool = False
+
+
 class KubernetesBackend:
     """Jobs in one namespace of a cluster (see backends.base.Backend for the promises)."""
 
@@ -88,20 +99,20 @@ class KubernetesBackend:
         self._pods = pods
         self._open_api = open_api
         self._supply = supply
-        self._opened: Informer | None = None
+        self._opened: SnapshotReader | None = None
         self._has_answered = False
-        self._there: frozenset[str] = frozenset()
+        self._seen_jobs: frozenset[str] = frozenset()
         self._loss_notes = _LossNotes()
 
     @property
-    def _informer(self) -> Informer:
+    def _reader(self) -> SnapshotReader:
         if self._opened is None:
-            self._opened = share_informer(self._open_api())
+            self._opened = share_reader(self._open_api())
         return self._opened
 
     @property
     def _api(self) -> Api:
-        return self._informer.api
+        return self._reader.api
 
     # -- before and at the start -------------------------------------------------------------------
 
@@ -177,8 +188,8 @@ class KubernetesBackend:
         except BaseException:
             self._api.delete(resource, workload["metadata"]["name"])
             raise
-        self._there |= {ref.job_id}
-        self._informer.note_created(ref, made)
+        self._seen_jobs |= {ref.job_id}
+        self._reader.note_created(ref, made)
 
     def _create_workload(self, resource: Resource, workload: Document) -> Document:
         try:
@@ -205,67 +216,69 @@ class KubernetesBackend:
     # -- what becomes of jobs ----------------------------------------------------------------------
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
-        """From one list of workloads and one of pods, for any number of jobs; for jobs that are
-        being followed, from watches, until these report an end."""
+        """From one list of workloads and one of pods, for any number of jobs, which may be some
+        seconds old; an end that no verdict confirms is looked up again."""
         if not refs:
             return {}
-        were_there = self._there
-        look = self._look(refs)
-        there = [ref for ref in refs if look.workload(ref) is not None]
-        sure = there if look.is_remembered else refs
-        found = {ref.job_id: self._status(ref, look, were_there) for ref in sure}
-        self._there |= {ref.job_id for ref in there}
-        if look.is_remembered:
-            going_on = {job for job, status in found.items() if not status.phase.ended}
-            if unsure := [ref for ref in refs if ref.job_id not in going_on]:
-                look = self._look(unsure, now=True)
-                found |= {ref.job_id: self._status(ref, look, were_there) for ref in unsure}
-        return found
+        snapshot = self._read(refs)
+        statuses = {ref.job_id: self._judge(ref, snapshot) for ref in refs}
+        if not snapshot.is_fresh:
+            unsure = [
+                ref
+                for ref in refs
+                if not (judged := statuses[ref.job_id]).is_verdict
+                and (snapshot.workload(ref) is None or judged.status.phase.ended)
+            ]
+            if unsure:
+                snapshot = self._read(unsure, fresh=True)
+                statuses |= {ref.job_id: self._judge(ref, snapshot) for ref in unsure}
+        return {job_id: judged.status for job_id, judged in statuses.items()}
 
-    def _look(self, refs: Sequence[JobRef], *, now: bool = False) -> ClusterSnapshot:
+    def _read(self, refs: Sequence[JobRef], *, fresh: bool = False) -> ClusterSnapshot:
         """Once the cluster has answered, expired credentials do not end the wait: the store has the
         verdict, and the user can log in again."""
         try:
-            look = self._informer.ask_now(refs) if now else self._informer.look(refs)
+            snapshot = self._reader.read(refs, fresh=fresh)
         except PreflightError as error:
             if self._has_answered:
                 raise BackendUnavailable(str(error)) from error
             raise
         self._has_answered = True
         for ref in refs:
-            if (workload := look.workload(ref)) is not None:
-                self._loss_notes.note(ref.job_id, current_pods(workload, look.pods(ref)))
-        return look
+            if (workload := snapshot.workload(ref)) is not None:
+                self._seen_jobs |= {ref.job_id}
+                self._loss_notes.note(ref.job_id, current_pods(workload, snapshot.pods_of(ref)))
+        return snapshot
 
-    def _status(self, ref: JobRef, look: ClusterSnapshot, were_there: Collection[str]) -> Status:
-        workload = look.workload(ref)
-        cluster = states.status_of(workload, look.pods(ref))
+    def _judge(self, ref: JobRef, snapshot: ClusterSnapshot) -> _Judged:
+        workload = snapshot.workload(ref)
+        cluster = states.status_of(workload, snapshot.pods_of(ref))
         if cluster.phase is JobStatus.RUNNING:
             self._loss_notes.note_waiting(ref.job_id, None)
         if (verdict := stored.verdict(self._store, ref)) is not None:
-            return verdict
+            return _Judged(verdict, is_verdict=True)
         now = self._api.now()
 
         def explain(waits: bool) -> JobDiagnosis | None:
-            return diagnose(look.observe_job(ref, workload or {}, waits=waits), now)
+            return diagnose(snapshot.observe_job(ref, workload or {}, waits=waits), now)
 
         job = states.JobFacts(
             ref,
             workload,
-            () if workload is None else current_pods(workload, look.pods(ref)),
+            () if workload is None else current_pods(workload, snapshot.pods_of(ref)),
             cluster,
             now,
             explain=explain,
             has=self._store.has,
             has_begun=lambda: stored.has_begun(self._store, ref),
             goes_on=lambda: self._goes_on(ref),
-            was_there=lambda: ref.job_id in were_there or self._was_removed(ref, look),
+            was_there=lambda: ref.job_id in self._seen_jobs or self._was_removed(ref, snapshot),
             start_timeout_s=lambda: self._plan(ref).limits.start_timeout_s,
         )
         status, waits_for = states.judge(job)
         if waits_for is not None:
             self._loss_notes.note_waiting(ref.job_id, waits_for)
-        return status
+        return _Judged(status)
 
     def _goes_on(self, ref: JobRef) -> bool:
         """Whether another attempt may follow that of a lost leader, or is due."""
@@ -276,9 +289,9 @@ class KubernetesBackend:
     def _plan(self, ref: JobRef) -> Plan:
         return Plan.read(self._store.get(layout.plan(ref.job_id)))
 
-    def _was_removed(self, ref: JobRef, look: ClusterSnapshot) -> bool:
+    def _was_removed(self, ref: JobRef, snapshot: ClusterSnapshot) -> bool:
         """Whether a job without a workload had one, as far as anybody knows."""
-        return self._store.has(layout.events(ref.job_id)) or look.is_removed(ref)
+        return self._store.has(layout.events(ref.job_id)) or snapshot.is_removed(ref)
 
     def why_waiting(self, ref: JobRef) -> str | None:
         """From its pods, nodes and queues."""
@@ -286,15 +299,15 @@ class KubernetesBackend:
 
     def why_lost(self, ref: JobRef, host: int) -> str:
         """From its pods, as far as they still exist, or from what was seen of them."""
-        look = self._look([ref], now=True)
-        if seen := self._loss_notes.of(ref.job_id, host):
-            return seen
-        workload = look.workload(ref)
+        snapshot = self._read([ref], fresh=True)
+        if note := self._loss_notes.of(ref.job_id, host):
+            return note
+        workload = snapshot.workload(ref)
         if workload is None:
             is_cancelled = self._store.has(layout.cancellation(ref.job_id))
-            is_known = not is_cancelled and self._was_removed(ref, look)
+            is_known = not is_cancelled and self._was_removed(ref, snapshot)
             return f"{states.GONE.capitalize()}." if is_known else ""
-        finding = diagnose(look.observe_job(ref, workload, waits=False), self._api.now())
+        finding = diagnose(snapshot.observe_job(ref, workload, waits=False), self._api.now())
         if finding is None or host not in states.select_hosts(ref, finding):
             return ""
         return finding.sentence
@@ -315,9 +328,9 @@ class KubernetesBackend:
             )
         if self._store.has(layout.outcome(ref.job_id)):
             return ()  # The pods of an ended job go away by themselves.
-        look = self._look([ref], now=True)
-        workload = look.workload(ref)
-        pods = () if workload is None else current_pods(workload, look.pods(ref))
+        snapshot = self._read([ref], fresh=True)
+        workload = snapshot.workload(ref)
+        pods = () if workload is None else current_pods(workload, snapshot.pods_of(ref))
         return tuple(
             pod.host
             for pod in pods

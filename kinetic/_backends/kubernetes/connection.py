@@ -13,7 +13,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -41,7 +41,7 @@ from kinetic._backends.kubernetes.errors import (
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._backends.kubernetes.resources import ACCESS_REVIEWS, JOBS, JOBSETS, Resource
 from kinetic._backends.kubernetes.transport import open_pools
-from kinetic.errors import KineticError, NotFound, PreflightError
+from kinetic.errors import NotFound, PreflightError
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 METHODS = {"create": "POST", "delete": "DELETE"}
 """Of the verbs that change something; the others are GET."""
-WATCH_S = 280
-"""How long the server keeps a watch open."""
 PAGE = 500
 MOST_RESTARTS = 2
 """Of a list whose pages the server forgets before they are read."""
@@ -137,9 +135,10 @@ class HttpApi:
         query = {**_query(selection), "limit": str(PAGE)}
         items: list[Document] = []
         more: dict[str, str] = {}
-        restarts = 0
+        restarts = pages = 0
         while True:
             try:
+                pages += 1
                 page = self._ask(call, query={**query, **more})
             except Expired:
                 if not more or restarts == MOST_RESTARTS:
@@ -150,7 +149,7 @@ class HttpApi:
             items += page.get("items") or ()
             meta = page.get("metadata") or {}
             if not meta.get("continue"):
-                return ObjectList(tuple(items), str(meta.get("resourceVersion", "")))
+                return ObjectList(tuple(items), pages)
             more = {"continue": meta["continue"]}
 
     def delete(
@@ -178,25 +177,6 @@ class HttpApi:
         except NotFound:
             return False
         return True
-
-    def watch(
-        self,
-        resource: Resource,
-        selection: Selector = Selector(),  # noqa: B008
-        *,
-        resource_version: str = "",
-    ) -> WatchStream:
-        """As in `Api`. Not repeated: the watcher decides where to continue."""
-        call = self._call("watch", resource, namespace=selection.namespace)
-        query = {
-            **_query(selection),
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(WATCH_S),
-            **({"resourceVersion": resource_version} if resource_version else {}),
-        }
-        response = self._send(call, None, call.path, query, preload=False)
-        return WatchStream(response, lambda error: explain_unreachable(call, self.server, error))
 
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
         """As in `Api`."""
@@ -304,7 +284,7 @@ class HttpApi:
         import urllib3
 
         url = f"{self.server}{path}?{urlencode(query)}" if query else self.server + path
-        read_s = self._patience.read_s if preload else self._patience.stream_s
+        read_s = self._patience.read_s
         kind = {} if body is None else {"content-type": "application/json"}
         common = {"accept": "application/json", "user-agent": f"kinetic/{__version__}", **kind}
         proof = self._credentials.proof()
@@ -387,47 +367,6 @@ def _start_all_anew() -> None:
 
 
 os.register_at_fork(after_in_child=_start_all_anew)
-
-
-class WatchStream:
-    """The events of a watch: one JSON object in each line."""
-
-    def __init__(
-        self, response: BaseHTTPResponse, explain: Callable[[BaseException], KineticError]
-    ) -> None:
-        """Read an answer.
-
-        Args:
-            response: with its head already read.
-            explain: makes the error for a connection that breaks.
-        """
-        self._response = response
-        self._explain = explain
-        self._closed = False
-
-    def __iter__(self) -> Iterator[Document]:
-        """As in `EventStream`."""
-        import urllib3
-
-        rest = b""
-        try:
-            while not self._closed and (data := self._response.read1(1 << 16)):
-                *lines, rest = (rest + data).split(b"\n")
-                for event in map(json.loads, filter(bytes.strip, lines)):
-                    yield event if isinstance(event, dict) else {}
-        except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError) as error:
-            if not self._closed:  # closing it from another thread makes reading fail
-                raise self._explain(error) from error
-        finally:
-            self._response.close()
-
-    def close(self) -> None:
-        """As in `EventStream`."""
-        self._closed = True
-        try:
-            self._response.shutdown()  # wakes the reader
-        except (ValueError, RuntimeError, OSError):
-            self._response.close()  # it has been read to its end
 
 
 def _query(selection: Selector) -> dict[str, str]:

@@ -66,10 +66,10 @@ def _rights(resource: Resource, verbs: str, need: Need = Need.ALL) -> tuple[Righ
 
 
 RIGHTS = (
-    *_rights(JOBS, "create get list watch delete"),
-    *_rights(JOBSETS, "create get list watch delete", Need.SEVERAL_HOSTS),
+    *_rights(JOBS, "create get list delete"),
+    *_rights(JOBSETS, "create get list delete", Need.SEVERAL_HOSTS),
     *_rights(SECRETS, "create"),
-    *_rights(PODS, "list watch"),
+    *_rights(PODS, "list"),
     *_rights(PODS, "delete", Need.KILL),
     *_rights(EVENTS, "list", Need.NOT_ALL),
     *_rights(NODES, "list", Need.NOT_ALL),

@@ -1,32 +1,66 @@
 """The objects of jobs in a cluster at one moment, and what explains their state.
 
-In: an `Api`, references. Out: the workload and pods of each job; what explains why it does not run.
-What only some questions need (events, nodes, queues) is listed on first use.
+Everybody asks, nobody watches: whoever follows jobs polls, and the ends and the output of jobs come
+from the store. So that any number of followed jobs costs the same, a process has one
+`SnapshotReader` for each connection: one list of workloads and one of pods serve all questions for
+some seconds. What only some questions need (events, nodes, queues) is listed on first use, and
+makes the next list wait longer: `REQUEST_S` for each request.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from weakref import WeakValueDictionary
 
 from kinetic._backends.kubernetes import names
 from kinetic._backends.kubernetes.api import Api, Document, Selector
-from kinetic._backends.kubernetes.controllers import queue_workloads
 from kinetic._backends.kubernetes.diagnosis import Observed
-from kinetic._backends.kubernetes.observed import QUEUE_LABEL, condition, labels, metadata
-from kinetic._backends.kubernetes.resources import EVENTS, JOBS, JOBSETS, NODES, PODS, Resource
+from kinetic._backends.kubernetes.errors import NotInstalled
+from kinetic._backends.kubernetes.observed import (
+    QUEUE_LABEL,
+    condition,
+    is_suspended,
+    labels,
+    metadata,
+)
+from kinetic._backends.kubernetes.resources import (
+    EVENTS,
+    JOBS,
+    JOBSETS,
+    NODES,
+    PODS,
+    QUEUE_WORKLOADS,
+    Resource,
+)
 from kinetic._core.ref import JobRef
-from kinetic.errors import NotFound, PreflightError
+from kinetic._core.values import dataclass
+from kinetic.errors import KineticError, NotFound, PreflightError
+
+FRESH_S = 2.0
+"""A snapshot answers questions for at least this long."""
+REQUEST_S = 1.0
+"""A snapshot answers questions for as many times this as it took requests: at most 60 requests a
+minute, however many jobs are followed."""
+BUSY_SHARE = 0.25
+"""The share of its time that a slow server may spend on these lists."""
+FOLLOWED_S = 15.0
+"""A list covers all jobs that were asked for within this time."""
 
 
-class Surroundings:
-    """The context of jobs, each kind of object listed at most once. Threads may share it."""
+class ClusterContext:
+    """What explains the state of jobs; each kind of object is listed at most once. Threads may
+    share it."""
 
     def __init__(self, api: Api) -> None:
         """Ask nothing yet."""
         self._api = api
         self._lock = threading.RLock()
-        self._found: dict[str, Sequence[Document] | None] = {}
+        self._listed: dict[str, Sequence[Document] | None] = {}
+        self.requests = 0
 
     @property
     def events(self) -> Sequence[Document]:
@@ -63,74 +97,77 @@ class Surroundings:
         self, kind: str, ask: Callable[[], Sequence[Document] | None]
     ) -> Sequence[Document] | None:
         with self._lock:
-            if kind not in self._found:
-                self._found[kind] = ask()
-            return self._found[kind]
+            if kind not in self._listed:
+                self._listed[kind] = ask()
+            return self._listed[kind]
 
     def _list_queues(self) -> Sequence[Document] | None:
-        kind = queue_workloads(self._api)
-        return () if kind is None else self._list_if_allowed(kind)
+        for kind in QUEUE_WORKLOADS:
+            try:
+                return self.list(kind, Selector())
+            except NotInstalled:
+                continue
+            except (PreflightError, NotFound):
+                return None
+        return ()
 
     def _list_if_allowed(
         self, resource: Resource, chosen: Selector | None = None
     ) -> Sequence[Document] | None:
         try:
-            return self._api.list(resource, chosen or Selector()).items
+            return self.list(resource, chosen or Selector())
         except (PreflightError, NotFound):
             return None
 
+    def list(self, resource: Resource, selection: Selector) -> Sequence[Document]:
+        """List objects of a kind, and count the requests."""
+        listed = self._api.list(resource, selection)
+        self.requests += listed.pages
+        return listed.items
 
+
+@dataclass(frozen=True)
 class ClusterSnapshot:
-    """The cluster's objects of some jobs."""
+    """The cluster's objects of some jobs.
 
-    def __init__(
-        self,
-        around: Surroundings,
-        workloads: Mapping[str, Document],
-        pods: Mapping[str, Sequence[Document]],
-        *,
-        is_remembered: bool = False,
-    ) -> None:
-        """Store what was found.
+    Attributes:
+        context: what explains them.
+        workloads, pods: by job.
+        kinds: of the workloads that were listed.
+        jobs: those that were asked for; None for all in the namespace.
+        is_fresh: whether it was taken after it was asked for.
+    """
 
-        Args:
-            around: what explains it.
-            workloads, pods: by job.
-            is_remembered: whether it was found before the question, if only by a moment.
-        """
-        self._around = around
-        self._workloads = workloads
-        self._pods = pods
-        self.is_remembered = is_remembered
+    context: ClusterContext
+    workloads: Mapping[str, Document]
+    pods: Mapping[str, Sequence[Document]]
+    kinds: frozenset[Resource]
+    jobs: frozenset[str] | None = None
+    is_fresh: bool = True
 
-    def mark_remembered(self) -> ClusterSnapshot:
-        """Return the same, for later questions."""
-        return ClusterSnapshot(self._around, self._workloads, self._pods, is_remembered=True)
-
-    def add_workloads(self, since: Mapping[str, Document]) -> ClusterSnapshot:
-        """Return the same with workloads, by job, that were created after it."""
-        workloads = {**self._workloads, **since}
-        return ClusterSnapshot(self._around, workloads, self._pods, is_remembered=True)
+    def covers(self, ref: JobRef) -> bool:
+        """Whether a job without a workload here had none when the snapshot was taken."""
+        return resource_of(ref) in self.kinds and (self.jobs is None or ref.job_id in self.jobs)
 
     def workload(self, ref: JobRef) -> Document | None:
         """Return the Job or JobSet, or None if the cluster has none."""
-        return self._workloads.get(ref.job_id)
+        return self.workloads.get(ref.job_id)
 
-    def pods(self, ref: JobRef) -> Sequence[Document]:
+    def pods_of(self, ref: JobRef) -> Sequence[Document]:
         """Return the pods of a job."""
-        return self._pods.get(ref.job_id, ())
+        return self.pods.get(ref.job_id, ())
 
     def is_removed(self, ref: JobRef) -> bool:
         """Whether a job without a workload had one: the cluster has events about it for an hour. A
-        job that was created after the look has events too, so its workload is looked up again."""
-        around, name = self._around, names.workload_of(ref.job_id)
+        job that was created after the list has events too, so its workload is looked up again."""
+        name = names.workload_of(ref.job_id)
         if not any(
             about == name or about.startswith(f"{name}-")
-            for event in around.events
+            for event in self.context.events
             if (about := str((event.get("involvedObject") or {}).get("name", "")))
         ):
             return False
-        return not around.has(resource_of(ref), name)
+        return not self.context.has(resource_of(ref), name)
 
     def observe_job(self, ref: JobRef, workload: Document, *, waits: bool) -> Observed:
         """Return what explains a job.
@@ -140,55 +177,159 @@ class ClusterSnapshot:
             workload: its workload.
             waits: whether it waits for nodes or a queue, so that these matter.
         """
-        around = self._around
-        pods, own = self.pods(ref), names.workload_of(ref.job_id)
+        context = self.context
+        pods, own = self.pods_of(ref), names.workload_of(ref.job_id)
         its = {metadata(thing).get("name", "") for thing in (workload, *pods)}
-        about = ((event.get("involvedObject") or {}).get("name", "") for event in around.events)
+        about = ((event.get("involvedObject") or {}).get("name", "") for event in context.events)
         queued = waits and QUEUE_LABEL in labels(workload)
         of_queue = self._find_queued(workload) if queued else None
         return Observed(
             workload=workload,
             pods=pods,
-            jobs=[job for job in around.jobs if names.job_of(job) == ref.job_id]
+            jobs=[job for job in context.jobs if names.job_of(job) == ref.job_id]
             if resource_of(ref) is JOBSETS
             else (),
             events=[
                 event
-                for event, named in zip(around.events, about, strict=True)
+                for event, named in zip(context.events, about, strict=True)
                 if named in its or own in named
             ],
-            nodes=around.nodes if waits else None,
+            nodes=context.nodes if waits and not is_suspended(workload) else None,
             queue_workload=of_queue,
-            queue_position=None if of_queue is None else _position(of_queue, around.queues or ()),
+            queue_position=None if of_queue is None else _position(of_queue, context.queues or ()),
             own_secret=own,
         )
 
     def _find_queued(self, workload: Document) -> Document | None:
         """Kueue's Workload of a job; an empty one if they may not be listed."""
-        queues = self._around.queues
+        queues = self.context.queues
         if queues is None:
             return {}
         uid = metadata(workload).get("uid")
         return next((each for each in queues if uid in _owners(each)), None)
 
 
-def take_snapshot(api: Api, refs: Sequence[JobRef], around: Surroundings) -> ClusterSnapshot:
-    """Ask the cluster: one list of workloads, and one of pods if there are any."""
-    chosen = Selector(labels=names.selector({ref.job_id for ref in refs}))
+class SnapshotReader:
+    """Snapshots for all who ask over one connection. Threads share it."""
+
+    def __init__(self, api: Api, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Ask nothing yet.
+
+        Args:
+            api: the cluster.
+            clock: seconds; for tests.
+        """
+        self.api = api
+        self._clock = clock
+        self._asked: dict[str, tuple[JobRef, float]] = {}
+        self._created: dict[str, Document] = {}
+        """What this process has created since the last list."""
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget the last list; in a process that was forked the lock may be held by a thread that
+        is not there."""
+        self._lock = threading.Lock()
+        self._last: ClusterSnapshot | None = None
+        self._begun_at = self._failed_at = -1.0
+        self._duration_s = 0.0
+        self._error: KineticError | None = None
+
+    def note_created(self, ref: JobRef, workload: Document) -> None:
+        """Count a job that this process has created as listed."""
+        with self._lock:
+            self._asked[ref.job_id] = ref, self._clock()
+            self._created[ref.job_id] = workload
+
+    def read(self, refs: Sequence[JobRef], *, fresh: bool = False) -> ClusterSnapshot:
+        """Return the state of jobs, at most a few seconds old.
+
+        Args:
+            refs: the jobs.
+            fresh: ask now; once for all threads that wait for it.
+
+        Raises:
+            BackendUnavailable: the server does not answer.
+            PreflightError: it refuses to answer.
+        """
+        asked_at = self._clock()
+        with self._lock:
+            self._asked |= {ref.job_id: (ref, asked_at) for ref in refs}
+            if self._error is not None and self._failed_at > asked_at:
+                raise self._error
+            last = self._last
+            if last is not None:
+                if self._begun_at > asked_at and all(last.covers(ref) for ref in refs):
+                    return last
+                may_serve = not fresh and asked_at - self._begun_at < self._lasts_s(last)
+                if may_serve and all(r.job_id in self._created or last.covers(r) for r in refs):
+                    workloads = {**self._created, **last.workloads}
+                    return replace(last, workloads=workloads, is_fresh=False)
+            return self._take()
+
+    def _lasts_s(self, last: ClusterSnapshot) -> float:
+        busy_s = self._duration_s / BUSY_SHARE
+        return max(FRESH_S, last.context.requests * REQUEST_S, busy_s)
+
+    def _take(self) -> ClusterSnapshot:
+        begun_at = self._clock()
+        self._asked = {
+            job: (ref, at) for job, (ref, at) in self._asked.items() if begun_at - at < FOLLOWED_S
+        }
+        self._error = None
+        try:
+            self._last = snapshot = take_snapshot(
+                self.api, [ref for ref, _ in self._asked.values()]
+            )
+        except KineticError as error:
+            self._error, self._failed_at = error, begun_at
+            raise
+        self._created = {}
+        self._begun_at, self._duration_s = begun_at, self._clock() - begun_at
+        return snapshot
+
+
+def share_reader(api: Api) -> SnapshotReader:
+    """Return the one `SnapshotReader` of a connection."""
+    with _lock:
+        reader = _readers.get(id(api))
+        if reader is None:
+            _readers[id(api)] = reader = SnapshotReader(api)
+        return reader
+
+
+_readers: WeakValueDictionary[int, SnapshotReader] = WeakValueDictionary()
+"""By the id of the connection, which each of them keeps."""
+_lock = threading.Lock()
+
+
+def _begin_all_anew() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for reader in list(_readers.values()):
+        reader.begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_all_anew)
+
+
+def take_snapshot(api: Api, refs: Sequence[JobRef]) -> ClusterSnapshot:
+    """Ask the cluster: one list of workloads of each kind, and one of pods if there are any."""
+    context = ClusterContext(api)
+    wanted = {ref.job_id for ref in refs}
+    selection = Selector(labels=names.selector(wanted))
+    kinds = dict.fromkeys(resource_of(ref) for ref in refs)
     workloads: dict[str, Document] = {}
-    for resource in kinds_of(refs):  # A JobSet's Jobs have the job's labels, too.
-        found = {names.job_of(each): each for each in api.list(resource, chosen).items}
-        own = [ref.job_id for ref in refs if resource_of(ref) == resource]
-        workloads |= {job: found[job] for job in own if job in found}
+    for resource in kinds:
+        for workload in context.list(resource, selection):
+            # The Jobs of a JobSet have the job's labels, too.
+            if resource is JOBSETS or not _owners(workload):
+                workloads[names.job_of(workload)] = workload
     pods: dict[str, list[Document]] = {}
-    for pod in api.list(PODS, chosen).items if workloads else ():
+    for pod in context.list(PODS, selection) if workloads else ():
         pods.setdefault(names.job_of(pod), []).append(pod)
-    return ClusterSnapshot(around, workloads, pods)
-
-
-def kinds_of(refs: Sequence[JobRef]) -> list[Resource]:
-    """Return the kinds of the jobs' workloads."""
-    return list(dict.fromkeys(resource_of(ref) for ref in refs))
+    jobs = frozenset(wanted) if len(wanted) == 1 else None
+    return ClusterSnapshot(context, workloads, pods, frozenset(kinds), jobs)
 
 
 def resource_of(ref: JobRef) -> Resource:

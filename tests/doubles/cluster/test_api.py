@@ -1,9 +1,8 @@
-"""kinetic's calls, watches and diagnosis against the double's API server."""
+"""kinetic's calls and diagnosis against the double's API server."""
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -26,7 +25,6 @@ from kinetic._backends.kubernetes.resources import (
     PODS,
 )
 from kinetic._backends.kubernetes.states import status_of
-from kinetic._backends.kubernetes.watching import Change, Watched, Watcher
 from kinetic._core.findings import Level
 from kinetic._core.state import JobStatus
 from kinetic.errors import BackendUnavailable, NotFound
@@ -48,28 +46,6 @@ def until(look: Callable[[], bool]) -> None:
     while not look():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-class Follower:
-    """A watcher that is read in a thread."""
-
-    def __init__(self, source: Watcher) -> None:
-        self.source = source
-        self.seen: list = []
-        self.thread = threading.Thread(target=lambda: self.seen.extend(source))
-        self.thread.start()
-
-    def __enter__(self) -> Follower:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.source.close()
-        self.thread.join(PATIENCE_S)
-        assert not self.thread.is_alive()
-
-    def changes(self, name: str) -> list[Change]:
-        seen: list[Watched] = self.seen
-        return [w.change for w in seen if w.object and w.object["metadata"]["name"] == name]
 
 
 def status(api: HttpApi, name: str) -> JobStatus:
@@ -110,7 +86,7 @@ def test_discovery_rights_and_nodes(api: HttpApi, cluster: FakeCluster) -> None:
     assert api.knows(JOBSETS)
     assert api.version().major == 1
     assert api.may("create", JOBSETS)
-    assert api.may("watch", PODS)
+    assert api.may("list", PODS)
     assert "tpu-v6e-slice" in [p.accelerator for p in pools_of(api.list(NODES).items)]
     cluster.remove_job_sets()
     assert not api.knows(JOBSETS)
@@ -129,45 +105,12 @@ def test_a_cluster_is_examined(api: HttpApi, cluster: FakeCluster) -> None:
     assert "nobody does not exist" in checks.why_not(facts, hosts=1)
 
 
-def test_a_watch_survives_what_happens_to_servers(api: HttpApi, cluster: FakeCluster) -> None:
-    with Follower(Watcher(api, JOBS, patience=QUICK)) as watching:
-        until(lambda: len(watching.seen) == 1)
-        names = []
-
-        def make(name: str) -> None:
-            names.append(name)
-            api.create(JOBS, job(name, "echo hi"))
-            until(lambda: Change.ADDED in watching.changes(name))
-
-        make("first")
-        for where in ("end", "line", "chunk", "reset"):
-            cluster.faults.drop_watches(where=where)
-            make(f"after-{where}")
-        cluster.faults.drop_watches()
-        cluster.faults.fail(503, verb="watch", times=3)
-        make("after-503")
-        cluster.compact()
-        cluster.faults.drop_watches()
-        make("after-410")
-        cluster.restart_server()
-        make("after-restart")
-        for name in names:
-            until(lambda name=name: status(api, name) is JobStatus.SUCCEEDED)
-            assert watching.changes(name).count(Change.ADDED) == 1
-        api.delete(JOBS, "first")
-        until(lambda: Change.DELETED in watching.changes("first"))
-
-
 def test_a_token_that_expires_is_read_anew(api: HttpApi, cluster: FakeCluster) -> None:
-    with Follower(Watcher(api, JOBS, patience=QUICK)) as watching:
-        until(lambda: len(watching.seen) == 1)
-        cluster.expire_token()
-        with pytest.raises(errors.Unauthorized):
-            api.list(JOBS)
-        cluster.faults.drop_watches()
-        cluster.renew_token()
-        api.create(JOBS, job("later", "echo hi"))
-        until(lambda: bool(watching.changes("later")))
+    cluster.expire_token()
+    with pytest.raises(errors.Unauthorized):
+        api.list(JOBS)
+    cluster.renew_token()
+    assert api.list(JOBS).items == ()
 
 
 def test_a_server_that_is_down(api: HttpApi, cluster: FakeCluster) -> None:
