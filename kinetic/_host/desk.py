@@ -24,6 +24,8 @@ LOOK_S = 0.1
 """How often the leader looks what there is to do when nothing wakes it."""
 RECORDS_S, FAR_RECORDS_S = 0.5, 10.0
 """How often it checks that the job's records still exist; where each check is a request."""
+MISSES = 2
+"""Checks in a row that find no records before the job counts as removed."""
 DUMP_S = 5.0
 """How long hosts may take to dump their stacks."""
 LOOK_SOON_S, WATCHED_S = 2.0, 30.0
@@ -54,17 +56,19 @@ class Desk:
         self, has_records: Callable[[], bool], on_removal: Callable[[], None]
     ) -> None:
         """Call back once when the job has no records any more: it could not be found, watched or
-        cancelled. A store that is slow, or does not answer, keeps nobody waiting here."""
-
-        async def look() -> bool:
-            with contextlib.suppress(KineticError, OSError):
-                return await self.ask(has_records)
-            return True  # It is not known, and asked again.
+        cancelled. Two checks in a row must say so: a file system of a network may miss a file for
+        a moment. A store that is slow, or does not answer, keeps nobody waiting here."""
 
         async def watch() -> None:
-            while await look():
+            misses = 0
+            while True:
+                try:
+                    misses = 0 if await self.ask(has_records) else misses + 1
+                except (KineticError, OSError):
+                    misses = 0
+                if misses == MISSES:
+                    return on_removal()
                 await asyncio.sleep(self._records_s)
-            on_removal()
 
         self._watching.append(asyncio.create_task(watch()))
 

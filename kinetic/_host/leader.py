@@ -44,6 +44,7 @@ from kinetic._host.identity import alone_s
 from kinetic._host.story import Story, indices_of
 from kinetic._host.verdicts import Attempt
 from kinetic._store.base import Store
+from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
     from kinetic._host.desk import Desk
@@ -193,7 +194,8 @@ class Leader:
         """Tell all hosts that nothing follows; those that have returned know it. Do not wait for
         agents that never joined or fell silent, nor, when the records were removed, for those that
         would connect: the socket is gone with the records."""
-        self._removed |= self._hosts.stay and not self._has_records()
+        with contextlib.suppress(KineticError, OSError):  # Not known: they are not removed.
+            self._removed |= self._hosts.stay and not self._has_records()
         indices, reports = self._indices_of(self._policy.slices), self._gang.reports
         silent = [indices[r.host] for r in reports if r.exit in _SILENT or self._removed]
         self._hosts.close(indices if ended.outcome.ok else silent)

@@ -272,11 +272,13 @@ class InFolder:
 
     def is_there(self) -> bool:
         """Whether the locked file still has its name. File systems of a network may number a file
-        anew."""
+        anew, or fail for a moment: what is written next meets that, too."""
         try:
             named = self._path.stat()
-        except OSError:
+        except FileNotFoundError:
             return False
+        except OSError:
+            return True
         return self.counts or os.path.samestat(named, os.fstat(self._fd))
 
     def replace(self, seen: Any, owner: Owner) -> bool:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from typing import Any, cast
 
+import pytest
 from doubles.memory_store import MemoryStore
 
+from kinetic._core import layout
 from kinetic._host import desk
+from kinetic._host.local.supervisor import Request, Supervisor
+from kinetic._rpc.server import Coordinator
+from kinetic._store.local import LocalStore
 from kinetic.errors import StoreError
 
 PATIENCE_S = 100.0
@@ -39,4 +44,45 @@ def test_a_store_that_hangs_or_fails_keeps_nobody_waiting(monkeypatch):
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(serve(), PATIENCE_S))
-    assert looks == ["fails", "hangs"]
+    assert looks == ["fails", "hangs", "hangs"]
+
+
+def test_records_are_removed_when_two_checks_in_a_row_say_so(monkeypatch):
+    """A file system of a network may miss a file for a moment."""
+    monkeypatch.setattr(desk, "FAR_RECORDS_S", 0.0)
+    answers = iter([True, False, True, False, StoreError("no answer"), False, False])
+
+    def has_records() -> bool:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def serve() -> None:
+        is_removed, coordinator = asyncio.Event(), cast(Coordinator, None)
+        seat = desk.Desk(MemoryStore(), "job-1", coordinator)
+        seat.watch_records(has_records, is_removed.set)
+        await is_removed.wait()
+
+    asyncio.run(asyncio.wait_for(serve(), PATIENCE_S))
+    assert not list(answers)
+
+
+def test_a_lock_that_cannot_be_read_is_not_a_removal(tmp_path):
+    """EACCES, EIO or ESTALE of a moment; here ELOOP, which root gets, too."""
+    store = LocalStore(tmp_path)
+    store.put(layout.plan("job-1"), b"{}")
+    own = store.path(layout.job("job-1")) / "local"
+    own.mkdir()
+    supervisor = Supervisor(Request(str(tmp_path), "job-1"))
+    with (own / "lock").open("a") as supervisor._lock_file:
+        assert supervisor._holds_the_lock()
+        own.rename(own.with_name("away"))
+        assert not supervisor._holds_the_lock()
+        own.symlink_to(own)
+        with pytest.raises(OSError, match="symbolic links"):
+            supervisor._holds_the_lock()
+        own.unlink()
+        own.mkdir()
+        (own / "lock").touch()
+        assert not supervisor._holds_the_lock()  # another file

@@ -299,9 +299,15 @@ class Supervisor:
             self._store.put(key, json.dumps(data).encode())
 
     def _holds_the_lock(self) -> bool:
+        """Return False if the job's records were removed: the lock's file is gone, or another one
+        has its name.
+
+        Raises:
+            OSError: the file cannot be looked up at present.
+        """
         try:
             return os.path.samestat(os.fstat(self._lock_file.fileno()), (self._own / "lock").stat())
-        except OSError:
+        except FileNotFoundError:
             return False
 
     def _say_ready(self) -> None:
