@@ -100,7 +100,15 @@ def _topology(before: Topology | None, given: Mapping[str, Any]) -> Topology:
     return resolve(name, spot=spot)
 
 
+REMOVED = {
+    "survivors": "every attempt has new processes, on this machine as everywhere. Leave it away.",
+}
+"""Options that were removed, and what to do instead."""
+
+
 def _no_such_option(name: str) -> str:
+    if name in REMOVED:
+        return f"@kinetic.run has no option {name!r} any more: {REMOVED[name]}"
     import difflib  # Only an error needs it.
 
     near = difflib.get_close_matches(name, TABLE, n=1)
@@ -177,20 +185,10 @@ def _check_elastic(options: Options) -> None:
             "most) lets them come and go: run a Python script or module instead (without --), or "
             "give a fixed number of slices."
         )
-    if options.survivors is not None and options.controller == "single":
-        raise UsageError(
-            'survivors= is about the processes of hosts, and controller="single" has one process '
-            "for all of them, which always goes on: leave survivors= away."
-        )
     if options.start_wait_s is not None and options.controller == "single":
         raise UsageError(
             "start_wait= is about slices that come one by one, and one process with "
             'controller="single" starts with all of them: leave start_wait= away.'
-        )
-    if options.survivors == "keep" and options.joins_jax == "program":
-        raise UsageError(
-            'survivors="keep" is for functions that use JAX themselves: a program starts anew in '
-            "each attempt. Leave it away."
         )
     if options.debug:
         raise UsageError(
@@ -260,5 +258,4 @@ def _only_elastic(options: Options) -> dict[str, object]:
         "slice_timeout": options.slice_timeout_s,
         "start_wait": options.start_wait_s,
         "on_slice_loss": options.on_slice_loss,
-        "survivors": options.survivors,
     }

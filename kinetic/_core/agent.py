@@ -4,7 +4,7 @@ In: what has become of the worker, what the coordinator says, what the machine d
 `Act`s, in the order in which they are to be done. No I/O, no clock.
 
     PREPARING ──ready──> WAITING ──all have joined──> STARTING ──called──> RUNNING ──ended──> ...
-    ... reported; the worker exits like a script, is killed, or leaves its world and stays
+    ... reported; the worker exits like a script, or is killed
 
 Promises:
     1. The function is called once, when the worker is armed and the gang is ready, and not after a
@@ -12,7 +12,6 @@ Promises:
     2. One report is made, whatever happens, and the agent ends only when it is delivered or nobody
        is left to take it.
     3. A worker that has been asked to end is killed when its time is over.
-    4. A worker stays only if another host has ended the attempt, or the function has left it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from enum import Enum, auto
 
 from kinetic._core.exits import Exit
 from kinetic._core.gang.messages import Activity, HostView
-from kinetic._core.gang.patience import Patience
 from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 
@@ -47,8 +45,6 @@ class Act(Enum):
     """Tell the gang how this host is about to end."""
     TERMINATE = auto()
     """Interrupt the function."""
-    FREE = auto()
-    """Free it from whatever it waits for."""
     KILL = auto()
     """End the worker with its process group."""
     REAP = auto()
@@ -57,16 +53,10 @@ class Act(Enum):
     """Let the worker exit the way a script does."""
     RUN_EXIT_HANDLERS = auto()
     """The same, of a world that has broken: it is not left together."""
-    LEAVE = auto()
-    """Have the worker leave its world, and stay."""
     REQUEST_REFORM = auto()
     """Tell the function that a slice is back."""
     SAY_LATE = auto()
     """Say that exit handlers took too long."""
-    SAY_NOT_FREE = auto()
-    """Say that the function did not end in time to stay."""
-    SAY_NOT_LEFT = auto()
-    """Say that JAX did not leave its world in time."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,6 @@ class AgentMachine:
         stopping: whether the worker was asked to end.
         all_done: whether every host has returned.
         has_reported: whether the report is where somebody looks for it.
-        kept: whether the worker stays for another attempt.
         nothing_follows: every host has returned, or nobody leads any more.
         finished: nothing is left to do.
         view: the last one of the coordinator.
@@ -110,25 +99,21 @@ class AgentMachine:
         self,
         *,
         alone: bool = False,
-        armed: bool = False,
         is_elastic: bool = False,
         is_led_from_afar: bool = False,
-        patience: Patience | None = None,
     ) -> None:
-        """`alone`: no gang has to be waited for, and the report need not be delivered. `armed`: the
-        worker has stayed. `patience`: how long one may take that can stay; None where none can."""
+        """`alone`: no gang has to be waited for, and the report need not be delivered."""
         self._alone = alone
         self._is_elastic = is_elastic
         self._is_led_from_afar = is_led_from_afar
-        self._patience = patience
         self.activity = Activity.PREPARING
-        self.ready, self.armed = alone, armed
+        self.ready, self.armed = alone, False
         self.started = self.stopping = self.all_done = self.finished = False
-        self.kept = self.nothing_follows = False
+        self.nothing_follows = False
         self.view: HostView | None = None
         self.kill_at: float | None = None
         self._give_up_at: float | None = None
-        self.has_reported = self._leaves = self._has_end = self._is_gone = False
+        self.has_reported = self._has_end = self._is_gone = False
         self._winds_down = False
         self._report: HostReport | None = None
         self._eviction = Eviction()
@@ -176,10 +161,6 @@ class AgentMachine:
         """The worker has been reaped."""
         self._is_gone, self.kill_at = True, None
 
-    def on_free(self) -> None:
-        """The worker has left its world, and waits."""
-        self.kept, self.kill_at = True, None
-
     def note_report(self, report: HostReport, *, arrives: bool) -> None:
         """It was made; `arrives`: it is where somebody looks for it, or will."""
         self._report = report
@@ -197,18 +178,12 @@ class AgentMachine:
         if self.kill_at is None or now < self.kill_at:
             return []
         self.kill_at = None
-        if self.all_done and not self._leaves:
-            return [Act.SAY_LATE, Act.KILL]
-        if self._leaves:
-            return [Act.SAY_NOT_LEFT, Act.KILL]
-        could_stay = self._may_stay() and not self._eviction.told
-        is_late = self.stopping and not self._has_end and could_stay
-        return [Act.SAY_NOT_FREE, Act.KILL] if is_late else [Act.KILL]
+        return [Act.SAY_LATE, Act.KILL] if self.all_done else [Act.KILL]
 
     def settle(self) -> None:
         """See whether all is done. A host that is taken away waits for the gang to say who is to
         blame."""
-        if self.has_reported and self._report is not None and (self._is_gone or self.kept):
+        if self.has_reported and self._report is not None and self._is_gone:
             self.finished |= self._alone or self.all_done or self.stopping
 
     # -- the coordinator ---------------------------------------------------------------------------
@@ -277,16 +252,8 @@ class AgentMachine:
         return [Act.START]
 
     def _stop(self, view: HostView, now: float) -> list[Act]:
-        eviction, runs = self._eviction, not self._has_end and self.activity is Activity.RUNNING
-        if self._patience is not None and self._may_stay() and not eviction.told:
-            if runs:
-                self.stopping, self.kill_at = True, now + self._patience.free_s
-                return [Act.TERMINATE, Act.FREE]
-            if not self._has_end and self.armed and not self.started:
-                self.stopping = self.kept = True
-                return [Act.CONCLUDE]
         self.stopping = True
-        left_s = eviction.left_s if eviction.told else None
+        left_s = self._eviction.left_s if self._eviction.told else None
         return self._end_worker(grace_of(view, elastic=self._is_elastic, left_s=left_s), now)
 
     def _end_worker(self, grace_s: float, now: float) -> list[Act]:
@@ -301,10 +268,6 @@ class AgentMachine:
 
     def _let_go(self, now: float) -> list[Act]:
         """The function has ended, and the gang is stopped."""
-        if self.kept or self._leaves:
-            return []
-        if self._has_end and self._may_stay():
-            return self._leave(now)
         if self._is_gone or not (self._has_end and self.started):
             return [Act.KILL]
         if self._winds_down:
@@ -318,22 +281,9 @@ class AgentMachine:
         """The worker is not needed any more."""
         self.all_done = True
         exit_ = None if self._report is None else self._report.exit
-        if self._patience is not None and exit_ is Exit.LEFT:
-            return self._leave(now)
         self.nothing_follows = exit_ is Exit.RETURNED
         self.kill_at = now + max(grace_s, LEAST_EXIT_S)
         return [Act.EXIT]
-
-    def _leave(self, now: float) -> list[Act]:
-        assert self._patience is not None
-        self._leaves, self.kill_at = True, now + self._patience.leave_s
-        return [Act.LEAVE]
-
-    def _may_stay(self) -> bool:
-        """Whether it is another host that ends this attempt."""
-        stopped = self.view is not None and self.view.stop_exit is Exit.STOPPED
-        can = self._patience is not None and not self._is_gone
-        return can and stopped and not self._eviction.is_ours
 
 
 def grace_of(stop: HostView, *, elastic: bool, left_s: float | None) -> float:

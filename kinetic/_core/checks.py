@@ -21,11 +21,9 @@ Controller = Literal["single", "multi"]
 """Which processes run the function; see `Options`."""
 OnSliceLoss = Literal["wait", "shrink"]
 """What an elastic job does when it has lost a slice; see `Options`."""
-Survivors = Literal["auto", "keep", "restart"]
 """What becomes of the processes of its other hosts; see `Options`."""
 CONTROLLERS: tuple[Controller, ...] = get_args(Controller)
 ON_SLICE_LOSS: tuple[OnSliceLoss, ...] = get_args(OnSliceLoss)
-SURVIVORS: tuple[Survivors, ...] = get_args(Survivors)
 C = TypeVar("C", bound=str)
 NetworkDevices = int | Literal["all"]
 """How many network devices a pod claims; see `Options`."""
@@ -266,11 +264,6 @@ def failures(name: str, value: object) -> int | None:
 def on_slice_loss(name: str, value: object) -> OnSliceLoss | None:
     """Check what to do when a slice is lost."""
     return None if value is None else _choose(name, value, ON_SLICE_LOSS)
-
-
-def survivors(name: str, value: object) -> Survivors | None:
-    """Check what becomes of the processes of hosts that are not lost."""
-    return None if value is None else _choose(name, value, SURVIVORS)
 
 
 def seconds(name: str, value: object) -> float | None:

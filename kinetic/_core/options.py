@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from kinetic._core import checks, documents
 from kinetic._core.accelerators.topology import Topology
-from kinetic._core.checks import Controller, Joins, OnSliceLoss, Survivors
+from kinetic._core.checks import Controller, Joins, OnSliceLoss
 from kinetic._core.option_rows import Flag, Option, Takes, option
 from kinetic._core.values import dataclass
 
@@ -33,7 +33,6 @@ class Keywords(TypedDict, total=False):
     slice_timeout: Duration | None
     start_wait: Duration | None
     on_slice_loss: OnSliceLoss | None
-    survivors: Survivors | None
     controller: Controller
     compile_check: bool
     queue: str | None
@@ -72,7 +71,6 @@ class Elastic:
         max_failures: how many losses the job survives.
         slice_timeout_s: how long a lost slice is waited for.
         shrinks: whether the job goes on with the slices left meanwhile.
-        survivors: what becomes of the processes of hosts that are not lost.
         start_wait_s: how long the first attempt waits for more slices, once it has the least.
     """
 
@@ -81,7 +79,6 @@ class Elastic:
     max_failures: int
     slice_timeout_s: float
     shrinks: bool = False
-    survivors: Survivors = "auto"
     start_wait_s: float = 60.0
 
 
@@ -198,12 +195,6 @@ class Options(documents.Record, called="The options of the job"):
         'What an elastic job does when it has lost a slice: "wait" for it, the default; "shrink": '
         "go on at once with those left, and grow back later.",
         flag=Flag(("--on-slice-loss",), "wait|shrink"),
-    )
-    survivors: Survivors | None = option(
-        checks.survivors,
-        "What becomes of the processes of an elastic job's other hosts when a slice is lost or "
-        'returns: "auto": they go on where they can, the default; "keep": a host whose process '
-        'cannot go on is lost as well; "restart": each attempt has new ones.',
     )
     controller: Controller = option(
         checks.controller,
@@ -361,7 +352,6 @@ class Options(documents.Record, called="The options of the job"):
             MAX_FAILURES if self.max_failures is None else self.max_failures,
             self.slice_timeout_s or SLICE_TIMEOUT_S,
             shrinks=self.on_slice_loss == "shrink",
-            survivors=self.survivors or "auto",
             start_wait_s=self.start_wait_s or Elastic.start_wait_s,
         )
 

@@ -9,7 +9,6 @@ from dataclasses import field
 from typing import Any, Self
 
 from kinetic._core.accelerators.topology import Topology
-from kinetic._core.checks import Survivors
 from kinetic._core.documents import Record
 from kinetic._core.layout import SCHEMA_VERSION
 from kinetic._core.options import Elastic, Options
@@ -273,11 +272,6 @@ class Plan(Record, called="The plan of the job"):
     def elastic_gang(self) -> Elastic | None:
         """What an elastic job does when hosts of a slice are lost; None for any other job."""
         return None if self.has_single_controller else self.options.elastic
-
-    @property
-    def survivors(self) -> Survivors:
-        """What becomes of the processes of hosts that are not lost."""
-        return "restart" if self.elastic_gang is None else self.elastic_gang.survivors
 
     @property
     def elastic_controller(self) -> Elastic | None:

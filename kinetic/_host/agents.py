@@ -10,14 +10,11 @@ import contextlib
 import faulthandler
 import functools
 import importlib
-import math
 import os
 import re
 import select
 import shutil
 import signal
-import socket
-import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -32,10 +29,9 @@ from kinetic._core.plan import Plan
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.fork_server import ForkServer
 from kinetic._host.identity import Identity
-from kinetic._host.worker import coordination, joining
 from kinetic._store.base import Store
 from kinetic._system import processes
-from kinetic.errors import KineticError, SetupFailed
+from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
     from kinetic._core.outcome import HostReport
@@ -44,7 +40,6 @@ GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._host.desk", "kinetic._rpc.
 """What a gang's processes need to communicate; importing it takes longer than a small job."""
 WORKER_LOST = "Its worker process was killed while it waited for its place."
 _MOST_WORDS_BYTES = 1 << 16
-_SERVICE = "the process that serves JAX's coordination"
 _CRASH = re.compile(
     r"^Current thread.*\n"
     r'  File "(?:[^"]*/)?(?P<file>[^"/]+/[^"/]+)", line (?P<line>\d+) in (?P<function>\S+)',
@@ -53,7 +48,6 @@ _CRASH = re.compile(
 """The innermost frame of a process that a fatal signal has ended, as faulthandler prints it."""
 _CRASHING = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
 """The signals that faulthandler tells of: whoever was killed by another has not crashed there."""
-_ADDRESS = "127.0.0.1"
 
 
 class Agents:
@@ -64,9 +58,6 @@ class Agents:
         self._store = store
         self._alive = -1
         self._fork_server: ForkServer | None = None
-        self._service: Service | None = None
-        self._world_fault = ""
-        self._service_stopped_at = math.inf
         self.pids: dict[int, int] = {}
         """The host of each process id that has not been reaped."""
         self._last_words = os.memfd_create("kinetic-last-words")
@@ -80,8 +71,6 @@ class Agents:
         if again:
             identities = list(identities)
             self._fork_server = self._make_fork_server(identities, read_end, write_end)
-            address = self.serve_world(len(identities))
-            identities = [each.set_service(address) for each in identities]
         for identity in identities:
             pid = os.fork()
             if pid == 0:
@@ -98,9 +87,6 @@ class Agents:
         indices = {identity.index: identity for identity in identities}
 
         def run(request: dict[str, Any], _: Sequence[int]) -> int:
-            if "serve" in request:
-                os.close(alive)
-                return _serve(**request["serve"])
             who = replace(indices[request["index"]], start=request["start"])
             if place := request["place"]:
                 who = who.take_place(from_document(HostAssignment, place, "The place of a host"))
@@ -119,35 +105,6 @@ class Agents:
         request = {"index": index, "start": start, "place": place and to_document(place)}
         self.pids[self._fork_server.fork(request)] = index
 
-    def serve_world(self, processes: int) -> str:
-        """Have a process of its own serve JAX's coordination for the next attempt, and end the one
-        of the last, which nobody uses any more; return its address, "" where the first host's
-        worker has to serve it."""
-        before, self._service = self._service, None
-        self._world_fault = ""
-        with contextlib.suppress(OSError):  # What forks is gone; the slices that are left go on.
-            if self._fork_server is not None and may_serve(self._plan):
-                # While the one before holds its port, the kernel gives this one another: who still
-                # looks for that world must not find this.
-                self._service = Service(self._fork_server, self._plan.job_id, processes)
-        if before is not None:
-            before.end()
-        return "" if self._service is None else self._service.address
-
-    def world_fault(self, patience_s: float) -> str:
-        """Return what became of the process that serves JAX's coordination, if it serves no more:
-        it has ended, or has been stopped (SIGSTOP) for longer than this. "" if it serves, or
-        nobody has to."""
-        if self._service is None or not processes.is_stopped(self._service.pid):
-            self._service_stopped_at = math.inf
-            return self._world_fault
-        now = time.monotonic()
-        self._service_stopped_at = min(self._service_stopped_at, now)
-        if now - self._service_stopped_at >= patience_s:
-            self._service.end()
-            self._service, self._world_fault = None, f"{_SERVICE} was stopped (SIGSTOP)"
-        return self._world_fault
-
     def end(self, indices: Collection[int]) -> None:
         """Kill these agents with all that is below them, and forget them."""
         for pid in [pid for pid, host in self.pids.items() if host in indices]:
@@ -158,7 +115,6 @@ class Agents:
     def end_orphans(self) -> None:
         """Kill what agents that were killed have left to this process."""
         own = {*self.pids, *(() if self._fork_server is None else self._fork_server.pids)}
-        own |= set() if self._service is None else {self._service.pid}
         for pid in processes.children(os.getpid()):
             if pid not in own:
                 processes.kill(pid, signal.SIGKILL)
@@ -229,9 +185,6 @@ class Agents:
                 return
             if pid == 0:
                 return
-            if self._service is not None and pid == self._service.pid:
-                self._service = None  # Killed by somebody; its id may soon be another's.
-                self._world_fault = f"{_SERVICE} {processes.describe_end(status)}"
             host = self.pids.pop(pid, None)
             if host is not None:
                 yield host, status
@@ -302,59 +255,3 @@ def cause_of_death(status: int) -> str:
     if code == ProgramCode.WORKER_LOST:
         return WORKER_LOST
     return f"Its agent process {processes.describe_end(status)}."
-
-
-def may_serve(plan: Plan) -> bool:
-    """Whether a service beside the workers can serve this job: they join by private interfaces of
-    JAX, which programs in other interpreters may not have, and which nobody needs where each
-    attempt has new workers.
-
-    Raises:
-        SetupFailed: the workers must stay, and cannot.
-    """
-    elastic = plan.elastic_gang
-    if elastic is None or elastic.survivors == "restart" or plan.options.joins_jax == "program":
-        return False
-    why = coordination.why_unknown() if "jax" in sys.modules else "it was not imported"
-    if why and elastic.survivors == "keep":
-        raise SetupFailed(
-            f'survivors="keep" needs a JAX whose interfaces kinetic knows ({why}): leave it away.'
-        )
-    return not why
-
-
-class Service:
-    """JAX's coordination service of one attempt, in a process of its own, so that it outlives any
-    worker.
-
-    Attributes:
-        address: "address:port".
-        pid: of its process, which is a child of this one.
-    """
-
-    def __init__(self, fork_server: ForkServer, job_id: str, count: int) -> None:
-        """Start it for so many processes.
-
-        Raises:
-            OSError: no process could be forked, or there is no free port.
-        """
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as port:
-            # gRPC binds it as well; until then, and while it listens, nobody else gets the port.
-            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            port.bind((_ADDRESS, 0))
-            self.address = f"{_ADDRESS}:{port.getsockname()[1]}"
-            request = {"job_id": job_id, "address": self.address, "count": count}
-            self.pid = fork_server.fork({"serve": request}, [port.fileno()])
-
-    def end(self) -> None:
-        """End it; all that have joined must have left, or JAX aborts them."""
-        processes.kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-
-
-def _serve(job_id: str, address: str, count: int) -> int:
-    """Be that process."""
-    processes.die_with_parent(os.getppid())
-    processes.set_title(f"kinetic-service {job_id}")
-    coordination.serve(address, count, joining.HEARTBEAT_S)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from kinetic._core.events import EventKind, GangEvent
@@ -103,16 +103,6 @@ class Hosts(ABC):
             self.waiting_room.is_complete(indices) and self._dead.isdisjoint(indices)
         )
 
-    def count_kept(self, indices: Collection[int]) -> int:
-        """How many of these wait with the worker that they had."""
-        return self.waiting_room.count_kept(indices) if self.stay else 0
-
-    def why_not_kept(self, slice_: Sequence[int]) -> str:
-        """Say which host of a slice waits with a new worker because the one that it had could not
-        stay, and why; "" where there is none."""
-        host, why = self.waiting_room.find_not_kept(slice_) if self.stay else (0, "")
-        return f"host {host - slice_[0]} of slice {slice_[0] // len(slice_)}: {why}" if why else ""
-
     def may_write(self, index: int) -> bool:
         """Whether this host's agent may still write to the log of the last attempt."""
         return self.stay and index not in self._dead and not self.waiting_room.waits(index)
@@ -152,18 +142,6 @@ class Hosts(ABC):
         """The job is over; these know it already."""
         self._told.update(told)
         self.waiting_room.close()
-
-    # -- JAX's coordination ------------------------------------------------------------------------
-
-    def serve_world(self, processes: int) -> str:
-        """Serve JAX's coordination for the next attempt; return its address, or "" where the first
-        host's worker has to serve it."""
-        return ""
-
-    def world_fault(self, patience_s: float) -> str:
-        """Return what became of the process that serves it, if that has ended or has been stopped
-        for longer than this; "" otherwise, and where it is no process of the leader's."""
-        return ""
 
     # -- processes ---------------------------------------------------------------------------------
 
@@ -298,14 +276,6 @@ class ForkedHosts(Hosts):
             if self.stay:
                 self._agents.fork_again(index, start=self.waiting_room.start_of(index))
             self._dead.discard(index)
-
-    def serve_world(self, processes: int) -> str:
-        """In a child of this process."""
-        return self._agents.serve_world(processes)
-
-    def world_fault(self, patience_s: float) -> str:
-        """By its wait status, and its state."""
-        return self._agents.world_fault(patience_s)
 
     def await_death(self, limit_s: float) -> bool:
         """By SIGCHLD."""

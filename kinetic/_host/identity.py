@@ -117,11 +117,6 @@ class Identity:
             self, host=place.host, hosts=place.hosts, attempt=place.attempt, assignment=place
         )
 
-    def set_service(self, service: str) -> Identity:
-        """Return this host, with the address of JAX's coordination service in its first attempt."""
-        place = self.assignment and replace(self.assignment, service=service)
-        return replace(self, assignment=place)
-
     @property
     def endpoint(self) -> Endpoint:
         """How to call the coordinator."""

@@ -32,7 +32,6 @@ from kinetic._core.gang.policy import (
     SliceState,
     first_line,
     loss_of,
-    may_follow_from_fault,
     slices_to_end,
 )
 from kinetic._core.outcome import HostReport, Outcome
@@ -54,8 +53,6 @@ LEAVE_S = 3.0
 """How long agents may take to exit, once everything has been reported."""
 FIRST_SIGN_S = 60.0
 """How long a host that is there may take to be heard from."""
-STOPPED_S = 3.0
-"""How long the process that serves JAX's coordination may be stopped (SIGSTOP)."""
 TO_JOIN_S = 10.0
 """How long hosts that are there may take to join when others do not come in time."""
 _SILENT = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
@@ -66,7 +63,7 @@ class Leader:
 
     Promises:
         1. A slice with a dead host is ended as a whole, with all that its hosts have started.
-        2. Agents of the other slices live on, and their workers where these can.
+        2. Agents of the other slices live on.
         3. SIGTERM cancels the job at any time, also between two attempts; at the end it stays
            pending. Where `is_cancelled` says that nobody asked for it, the agents are told that
            their host is taken away, and a head makes room for another one.
@@ -223,9 +220,7 @@ class Leader:
                 return ended
             decision = await self._next(desk)
             if isinstance(decision, Form):
-                indices = self._indices_of(decision.slices)
-                kept = 0 if self._policy.begins_anew else self._hosts.count_kept(indices)
-                self._story.tell_of_next(decision, before, kept, len(indices))
+                self._story.tell_of_next(decision, before)
             self._story.flush()
             if isinstance(decision, Form):
                 self._end_story(ended.outcome)
@@ -267,12 +262,9 @@ class Leader:
         """Whether another attempt may follow one that has ended like this; if so, it is noted
         why."""
         loss = None if self._policy.is_fixed else loss_of(outcome, self._policy.slices)
-        fault = self._hosts.world_fault(0.0)
         self._policy.count_time(time.monotonic() - self._ready_at if self._ready_at else 0.0)
         self._ready_at = 0.0
-        if fault and may_follow_from_fault(outcome):
-            self._break_down(fault)
-        elif loss is not None:
+        if loss is not None:
             self._fail(loss)
         elif verdicts.has_left(outcome):
             self._grow()
@@ -300,7 +292,7 @@ class Leader:
         for which in policy.missing:
             if not policy.stays_away(which) and self._hosts.are_ready(self._indices(which)):
                 self._story.tell_of_return(which)
-                policy.note_ready(which, self._hosts.why_not_kept(self._indices(which)), now)
+                policy.note_ready(which)
         self._hosts.note_late(self._indices_of(policy.find_late(now)))
         decision = policy.decide(now)
         for failure in self._story.tell_news():
@@ -309,9 +301,6 @@ class Leader:
             self._restart(decision.slices)
         if policy.could_grow:
             self._gang.request_reform()
-        if not policy.forming and (fault := self._hosts.world_fault(STOPPED_S)):
-            self._gang.break_off(f"{fault}.", time.monotonic())
-            self._sweep()
         return decision
 
     def _fail(self, loss: Loss) -> None:
@@ -322,13 +311,6 @@ class Leader:
         self._end(slices)
         if not self._gang.unwanted:
             self._story.tell_of_waiting()
-
-    def _break_down(self, why: str) -> None:
-        """A process of kinetic's own has failed, and the attempt with it."""
-        slices = self._find_dead()
-        self._policy.note_breakdown(slices, why, time.monotonic())
-        self._story.tell_news()
-        self._end(slices)
 
     def _repeat(self, outcome: Outcome) -> None:
         """The attempt has failed, and the function may try again."""
@@ -365,8 +347,7 @@ class Leader:
                 self._needs_programs = True
                 return
             except OSError as error:
-                why = f"the hosts of slice {which} could not be started: {error}"
-                self._policy.note_failed_start(which, why, time.monotonic())
+                self._policy.note_failed_start(which, str(error), time.monotonic())
                 self._story.tell_news()
                 self._end([which])
         self._on_agents(self._policy.attempt)
@@ -401,9 +382,7 @@ class Leader:
             first_assignment(self._plan, policy),
             hosts=len(indices),
             lost_at=self._story.lost_at,
-            begins_anew=policy.begins_anew,
             failed_before=failed_before if policy.is_fixed else "",
-            service=self._hosts.serve_world(len(indices)),
         )
         self._hosts.give({index: replace(place, host=rank) for rank, index in enumerate(indices)})
 

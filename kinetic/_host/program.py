@@ -238,7 +238,7 @@ class _Joining(_HostProgram):
             from kinetic._rpc import client, codec
 
             endpoint = replace(self._who.endpoint, attempt=0)
-            request = codec.PlaceRequest(self._who.host, start=1, kept=False)
+            request = codec.PlaceRequest(self._who.host, start=1)
             with contextlib.suppress(KineticError):  # It is gone.
                 client.place_of(endpoint, request, unreachable_after_s=0.0)
         return code

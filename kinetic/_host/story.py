@@ -130,20 +130,11 @@ class Story:
         back = [s for s in range(policy.rules.most) if policy.state_of(s) is SliceState.THERE]
         self._say(describe_returned(back))
 
-    def tell_of_next(self, form: Form, before: int, kept: int, hosts: int) -> None:
-        """Say on what the next attempt runs, with which processes.
-
-        Args:
-            form: what was decided.
-            before: how many slices the last attempt had.
-            kept: hosts that go on in the process that they have.
-            hosts: of the next attempt.
-        """
+    def tell_of_next(self, form: Form, before: int) -> None:
+        """Say that the next attempt has fewer slices than the last one, which had `before`."""
         if len(form.slices) < before:
             they = "it is" if self._policy.rules.most - len(form.slices) == 1 else "they are"
             self._say(f"shrinking to {count_slices(len(form.slices))} until {they} back.")
-        if kept:
-            self._say(tell_who_stays(kept, hosts))
 
     def tell_of_recovery(self) -> None:
         """All hosts are ready again, if something was lost."""
@@ -185,11 +176,3 @@ class Story:
 def indices_of(slices: Sequence[int], each: int) -> tuple[int, ...]:
     """Return the indices of these slices' hosts among all hosts of a job."""
     return tuple(index for which in slices for index in range(which * each, (which + 1) * each))
-
-
-def tell_who_stays(kept: int, hosts: int) -> str:
-    """Return how many hosts of the next attempt have the process of the last one."""
-    if hosts == 1:
-        return "the host of this slice goes on in the process that it has."
-    who = f"all {kept}" if kept == hosts else f"{kept} of {hosts}"
-    return f"{who} hosts go on in the process that they have."

@@ -152,7 +152,6 @@ def _finish(returned: bool) -> None:
 
 os.register_at_fork(after_in_child=_forget_in_fork)
 worlds.on_end(_finish)
-worlds.on_leaving(_forget)
 atexit.register(_finish, True)  # in a program that the function has started
 
 

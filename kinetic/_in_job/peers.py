@@ -15,7 +15,6 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kinetic._host.worker import worlds
 from kinetic.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -223,15 +222,6 @@ def find_world(name: str) -> WorldPeers | None:
 def _is_known(client: Any) -> bool:
     needed = ("wait_at_barrier", "key_value_set", "blocking_key_value_get", "key_value_dir_get")
     return all(hasattr(client, name) for name in needed)
-
-
-def forget_worlds() -> None:
-    """Count worlds from 0 again, alike on hosts that stay and on those that are new."""
-    global _worlds
-    _worlds = itertools.count()
-
-
-worlds.on_leaving(forget_worlds)
 
 
 def _ms(limit_s: float) -> int:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from kinetic._core.preemption import LOOKS, NOTICE, SEEN, VARIABLE
-from kinetic._host.worker import worlds
 
 
 class Preempted(SystemExit):
@@ -54,14 +53,6 @@ def end_function() -> NoReturn:
     if (folder := os.environ.get(VARIABLE)) is not None:
         _mark(folder, SEEN)
     raise Preempted
-
-
-def forget() -> None:
-    """Begin anew, in another attempt in the same process."""
-    _marked.clear()
-
-
-worlds.on_leaving(forget)
 
 
 def _mark(folder: str, name: str) -> None:

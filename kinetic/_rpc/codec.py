@@ -121,15 +121,10 @@ class PlaceRequest:
     Attributes:
         index: the host's index among all hosts of the job.
         start: which start of the host asks, from 1.
-        kept: its worker has run an attempt before.
-        why_not_kept: why the worker of its last attempt could not stay; "" where it does, or there
-            was none that could.
     """
 
     index: int
     start: int
-    kept: bool
-    why_not_kept: str = ""
 
 
 @dataclass(frozen=True)

@@ -235,9 +235,7 @@ class Coordinator:
     async def _place(self, request: codec.PlaceRequest, context: Context) -> HostAssignment | None:
         if self._room is None:
             return None
-        return await self._room.ask(
-            request.index, request.start, kept=request.kept, why_not_kept=request.why_not_kept
-        )
+        return await self._room.ask(request.index, request.start)
 
     def _view(self, host: int) -> bytes:
         # Serialized once per version and kind of stop, not once per host: the addresses of 1,024

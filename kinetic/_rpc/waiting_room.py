@@ -56,8 +56,6 @@ class WaitingRoom:
         self._past: defaultdict[int, set[int]] = defaultdict(set)
         self._asking: Counter[int] = Counter()
         self._waiting: set[int] = set()
-        self._new_because: dict[int, str | None] = {}
-        """None: the host has the worker of its last attempt."""
         self._places: dict[int, HostAssignment] = {}
         self._changed = asyncio.Event()
         self._over = False
@@ -75,15 +73,6 @@ class WaitingRoom:
     def is_complete(self, indices: Collection[int]) -> bool:
         """Whether all of these wait."""
         return self._waiting.issuperset(indices)
-
-    def count_kept(self, indices: Collection[int]) -> int:
-        """How many of these wait with the worker that they had."""
-        return sum(self._new_because.get(index, "") is None for index in indices)
-
-    def find_not_kept(self, indices: Collection[int]) -> tuple[int, str]:
-        """Return the first of these whose worker could not stay, and why; (0, "") if all could."""
-        found = ((index, why) for index in indices if (why := self._new_because.get(index)))
-        return next(found, (0, ""))
 
     def waits(self, index: int) -> bool:
         """Whether this host waits."""
@@ -104,17 +93,13 @@ class WaitingRoom:
         self._over = True
         self._wake()
 
-    async def ask(
-        self, index: int, start: int, *, kept: bool = False, why_not_kept: str = ""
-    ) -> HostAssignment | None:
+    async def ask(self, index: int, start: int) -> HostAssignment | None:
         """Wait for a place; return one that says to ask again after a while, None when nothing
-        follows. `kept`: the host has the worker of its last attempt; else `why_not_kept`, if there
-        was one that could have stayed."""
+        follows."""
         if self._announced:
             self._announce(index, start)
         if not self._counts(index, start):
             return None
-        self._new_because[index] = None if kept else why_not_kept
         self._asking[index] += 1
         absent_s = CUT_OFF_S
         try:

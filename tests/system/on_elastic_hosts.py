@@ -6,7 +6,6 @@ and not those of the tests: pytest would cost each of them more than its whole j
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -92,19 +91,6 @@ def compile_once(folder):
     return float(traced(jnp.ones(16)))
 
 
-def who_serves(folder):
-    """Say which process serves JAX's coordination; host 0 is killed in the first attempt."""
-    import jax
-    from jax._src import distributed
-    from jax.experimental import multihost_utils
-
-    multihost_utils.sync_global_devices("all are there")
-    if kinetic.attempt() == 1 and jax.process_index() == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(600 if kinetic.attempt() == 1 else 0)
-    return distributed.global_state.service is None, os.environ["JAX_COORDINATOR_ADDRESS"]
-
-
 def keep(folder):
     """Leave a file in this host's own folder, and return what the host has left there before."""
     import jax
@@ -162,25 +148,10 @@ def fail(folder):
     time.sleep(600)
 
 
-def hold_out(folder):
-    """Host 3 fails when host 0 is there, which does not let go."""
-    host, mark = int(os.environ["KINETIC_HOST_INDEX"]), Path(folder, "host 0 is there")
-    while kinetic.attempt() == 1 and host == 0:
-        with contextlib.suppress(BaseException):
-            mark.touch()
-            time.sleep(600)
-    while kinetic.attempt() == 1:
-        if host == 3 and mark.exists():
-            raise LookupError("attempt 1")
-        time.sleep(0.05)
-    return kinetic.attempt(), kinetic.num_slices()
-
-
 def fail_or_die(folder, ends):
     """Meet the others, then end as `ends` says for this attempt and host: raise, or be killed.
 
-    After the first barrier only the first device of each host need have its connections; what
-    waits for one of a host that is gone is not freed within the time that survivors have.
+    After the first barrier only the first device of each host need have its connections.
     """
     import jax
     from jax.experimental import multihost_utils
@@ -197,29 +168,6 @@ def fail_or_die(folder, ends):
     if any(attempt == mine[0] for attempt, *_ in ends):
         multihost_utils.sync_global_devices("never")
     return mine[0], jax.process_count(), kinetic.num_slices()
-
-
-def wait_before_jax(folder):
-    """Take part in JAX's world only when told."""
-    mark = Path(folder, f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}")
-    mark.write_text("2")
-    while kinetic.attempt() == 1:
-        time.sleep(0.05)
-    import jax
-
-    return kinetic.attempt(), jax.process_count(), kinetic.num_slices()
-
-
-def wait_in_a_barrier(folder):
-    import jax
-    from jax.experimental import multihost_utils
-
-    multihost_utils.sync_global_devices("all are there")
-    Path(folder, f"{kinetic.attempt()}-{jax.process_index()}").write_text("2")
-    if kinetic.attempt() == 1 and jax.process_index() == 0:
-        time.sleep(600)
-    multihost_utils.sync_global_devices("all go on")
-    return kinetic.attempt(), jax.process_count(), kinetic.num_slices()
 
 
 def leave_alone(leaver):

@@ -12,7 +12,7 @@ import signal
 
 import pytest
 from gangs import processes, wait_until
-from on_cut_off_hosts import leave_a_save, save_as_the_other_dies, step_without_end
+from on_cut_off_hosts import step_without_end
 from on_saving_hosts import read_one
 
 import kinetic
@@ -41,28 +41,6 @@ def test_a_slice_that_is_taken_away_lets_all_save_and_the_job_goes_on(
     assert "Traceback" not in job.logs(all_hosts=True)
     job.cleanup()
     assert not memory_folder.of_job(job.job_id).exists()
-
-
-def test_no_thread_of_orbax_calls_the_hosts_of_the_next_attempt(tmp_path):
-    """Its barriers have the same names in each: one that came too late met that of a save, which
-    failed with "is already ongoing"."""
-    run = kinetic.run("cpu", slices=(1, 2), on_slice_loss="wait", max_failures=1)
-    job = run(save_as_the_other_dies).run_async(str(tmp_path))
-    step, weight = job.result(timeout=400)
-    assert step == weight
-    assert job.outcome().attempt == 2
-    job.cleanup()
-
-
-def test_a_save_that_was_cut_off_is_no_matter_of_the_next_attempt(tmp_path):
-    """A thread asked Orbax for minutes whether it still saves, which starts JAX's devices."""
-    run = kinetic.run("cpu", slices=(1, 2), on_slice_loss="wait", max_failures=1)
-    job = run(leave_a_save).run_async(str(tmp_path))
-    has_devices, threads = job.result(timeout=400)
-    assert not has_devices
-    assert "kinetic-saving-mark" not in threads
-    assert "1 of 2 hosts go on in the process that they have" in job.logs(attempt=1)
-    job.cleanup()
 
 
 @pytest.mark.parametrize(("least", "differ"), [(1, True), (1, False), (2, True)])

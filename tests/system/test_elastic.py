@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from elastic_jobs import LIMIT_S, elastic, half, reached, whole
 from gangs import wait_until
-from on_elastic_hosts import compile_once, hold, keep, learn, train, who_serves
+from on_elastic_hosts import compile_once, hold, keep, learn, train
 
 import kinetic
 
@@ -40,8 +40,7 @@ def test_it_waits_for_a_lost_slice_and_goes_on_with_the_same_mesh(begin, victim)
     job = begin(elastic(function=train), [(1, 3, victim)], wait=False)
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
     which = victim // 2
-    lost, waiting, stay, begins, recovered = job.story()
-    assert stay == "2 of 4 hosts go on in the process that they have."
+    lost, waiting, begins, recovered = job.story()
     assert lost.startswith(
         f"slice {which} lost (failure 1 of at most 10): host {victim % 2} of slice {which}: The "
         "worker process was killed by SIGKILL"
@@ -59,8 +58,7 @@ def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypa
     job = begin(remote, [(1, 3, victim)], wait=False)
     assert job.handle.result(timeout=LIMIT_S) == half(2)
     which = victim // 2
-    lost, shrinking, stay, begins, _ = job.story()
-    assert stay == "all 2 hosts go on in the process that they have."
+    lost, shrinking, begins, _ = job.story()
     assert lost.startswith(f"slice {which} lost")
     assert shrinking == "shrinking to 1 slice until it is back."
     assert begins == f"attempt 2 of 11 begins on slice {1 - which} of 2."
@@ -88,25 +86,6 @@ def test_a_host_is_lost_while_it_compiles(begin):
     job = begin(elastic(function=compile_once, all_hosts=True), wait=False)
     assert job.handle.results(timeout=LIMIT_S) == [16.0] * 4
     assert job.losses() == [(1,)]
-
-
-@pytest.mark.long
-def test_no_worker_serves_the_coordination_of_jax(begin):
-    job = begin(elastic(function=who_serves, all_hosts=True), wait=False)
-    (told,) = set(job.handle.results(timeout=LIMIT_S))
-    assert told[0]
-    assert job.losses() == [(0,)]
-
-
-@pytest.mark.long
-def test_what_serves_the_coordination_of_jax_is_killed(begin):
-    """JAX may abort the processes; the job goes on, and no failure is counted."""
-    job = begin(elastic(function=train), (), 0.3)
-    pid = job.below_supervisor("kinetic-service")
-    os.kill(pid, signal.SIGKILL)
-    assert job.handle.result(timeout=LIMIT_S) == whole(2)
-    assert job.losses() == [()]
-    assert any("counts against nothing" in line for line in job.story())
 
 
 def test_a_host_keeps_its_folder_whatever_its_place_in_an_attempt(begin, monkeypatch):
@@ -159,21 +138,17 @@ def test_all_slices_are_killed(begin):
     assert job.losses() == [(0, 1)]
 
 
-@pytest.mark.parametrize("survivors", ["restart", "keep"])
-def test_nothing_that_a_lost_slice_has_started_lives_on(begin, tmp_path, survivors):
-    """Of processes that go on, their children do."""
-    job = begin(elastic(function=hold, survivors=survivors), True, wait=False)
+def test_nothing_that_an_attempt_has_started_lives_on(begin, tmp_path):
+    job = begin(elastic(function=hold), True, wait=False)
     marks = [tmp_path / f"child-1-{host}" for host in range(4)]
     wait_until(lambda: all(mark.exists() for mark in marks), "no children")
     children = [int(mark.read_text()) for mark in marks]
     os.kill(job.agents()[2], signal.SIGKILL)
     again = [tmp_path / f"child-2-{host}" for host in range(4)]
     wait_until(lambda: all(mark.exists() for mark in again), "no second attempt")
-    gone = [host for host, pid in enumerate(children) if not Path(f"/proc/{pid}").exists()]
-    assert gone == ([2, 3] if survivors == "keep" else [0, 1, 2, 3])
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
     (tmp_path / "over").touch()
     assert job.handle.result(timeout=LIMIT_S) is None
-    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
 
 
 def test_it_grows_back_at_a_step_and_repeats_none(begin, monkeypatch):

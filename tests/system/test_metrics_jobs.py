@@ -129,9 +129,8 @@ def test_programs_and_forks_log_and_closed_descriptors_do_not_matter(home):
     }
 
 
-@pytest.mark.parametrize("survivors", ["keep", "restart"])
-def test_an_elastic_job_goes_on_with_its_curve(home, tmp_path, survivors):
-    run = kinetic.run("tpu-v6e-4", slices=(1, 2), survivors=survivors)
+def test_an_elastic_job_goes_on_with_its_curve(home, tmp_path):
+    run = kinetic.run("tpu-v6e-4", slices=(1, 2))
     handle = run(train_elastically).run_async(str(tmp_path))
     seen(handle, 1, 20)
     handle.kill_hosts(slice=1)

@@ -277,35 +277,7 @@ def test_what_is_no_array_is_refused(leaf, words):
         tree.take_apart({"x": leaf})
 
 
-# -- another world ---------------------------------------------------------------------------------
-
-
-def test_orbax_keeps_its_counters_where_we_know_them():
-    import orbax.checkpoint  # noqa: F401
-    from orbax.checkpoint._src.futures import synchronization
-    from orbax.checkpoint._src.multihost import multihost
-
-    generator = synchronization.OperationIdGenerator
-    before = generator.get_current_operation_id()
-    try:
-        generator.next_operation_id()
-        multihost._DISTRIBUTED_TO_DEVICE_IDS = [[0]]
-        assert worlds.forget() == []
-        assert generator.get_current_operation_id() == "0"
-        assert generator.next_operation_id() == 1
-        assert multihost._DISTRIBUTED_TO_DEVICE_IDS is None
-    finally:
-        generator._operation_id = int(before)
-
-
-def test_orbax_remembers_nothing_of_the_devices_of_another_world():
-    from jax.sharding import SingleDeviceSharding
-    from orbax.checkpoint._src.serialization import replica_slices
-
-    replica_slices._sharding_num_replicas(SingleDeviceSharding(jax.devices()[0]), (4,))
-    assert replica_slices._sharding_num_replicas.cache_info().currsize
-    assert worlds.forget() == []
-    assert not replica_slices._sharding_num_replicas.cache_info().currsize
+# -- saves in the background -----------------------------------------------------------------------
 
 
 def test_a_save_by_the_newer_interface_of_orbax_is_waited_for():

@@ -18,11 +18,9 @@ from kinetic._core.agent import (
 )
 from kinetic._core.exits import Exit
 from kinetic._core.gang.messages import Activity, HostView
-from kinetic._core.gang.patience import patience_with
 from kinetic._core.outcome import HostReport
 
 READY = HostView(ready=True)
-PATIENCE = patience_with("auto")
 
 
 def stopped(exit=Exit.STOPPED, **more):
@@ -201,57 +199,6 @@ def test_hosts_that_save_together_stay_until_all_have():
     machine.on_view(stopped(preempted=True), 0.0)
     assert end(machine) == []
     assert machine.on_view(stopped(), 1.0) == [Act.RUN_EXIT_HANDLERS]
-
-
-# -- the worker may stay ---------------------------------------------------------------------------
-
-
-def test_a_survivor_is_freed_leaves_its_world_and_stays():
-    machine = running(patience=PATIENCE, is_elastic=True)
-    assert machine.on_view(stopped(), 0.0) == [Act.TERMINATE, Act.FREE]
-    assert machine.kill_at == PATIENCE.free_s
-    assert end(machine, Exit.STOPPED, 1.0) == [Act.LEAVE]
-    assert machine.kill_at == 1.0 + PATIENCE.leave_s
-    machine.on_free()
-    machine.note_delivery()
-    machine.settle()
-    assert (machine.kept, machine.finished, machine.kill_at) == (True, True, None)
-    assert machine.on_view(stopped(), 2.0) == [], "it is kept"
-
-
-@pytest.mark.parametrize("left", [False, True])
-def test_a_survivor_that_takes_too_long_is_replaced(left):
-    machine = running(patience=PATIENCE)
-    machine.on_view(stopped(), 0.0)
-    if left:
-        end(machine, Exit.STOPPED, 0.0)
-    say = Act.SAY_NOT_LEFT if left else Act.SAY_NOT_FREE
-    assert machine.tick(100.0) == [say, Act.KILL]
-
-
-def test_a_survivor_whose_function_was_not_called_stays_as_it_is():
-    machine = AgentMachine(patience=PATIENCE)
-    machine.on_prepared()
-    machine.on_armed()
-    assert machine.on_view(stopped(), 0.0) == [Act.CONCLUDE]
-    assert machine.kept
-
-
-def test_a_function_that_has_left_at_a_step_stays():
-    machine = running(patience=PATIENCE)
-    end(machine, Exit.LEFT)
-    assert machine.on_view(HostView(ready=True, all_done=True), 0.0) == [Act.LEAVE]
-    assert not machine.nothing_follows
-
-
-@pytest.mark.parametrize("why", ["cancelled", "ours", "told"])
-def test_no_worker_stays_of_a_job_that_ends_or_a_host_that_does(why):
-    machine = running(patience=PATIENCE)
-    if why != "cancelled":
-        machine.note_eviction(Eviction(told=True, is_ours=why == "ours", left_s=9.0))
-    exit = Exit.CANCELLED if why == "cancelled" else Exit.STOPPED
-    assert machine.on_view(stopped(exit), 0.0) == [Act.TERMINATE]
-    assert machine.tick(9.0) == [Act.KILL]
 
 
 def test_a_slice_that_is_back_is_told_to_a_function_that_runs():

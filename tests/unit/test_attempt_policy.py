@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._core.exits import Exit
-from kinetic._core.gang.messages import GangSpec
-from kinetic._core.gang.patience import patience_with
 from kinetic._core.gang.policy import (
     MOST_FAULTS,
+    READY_S,
     AttemptPolicy,
     Failure,
     Form,
@@ -20,7 +19,6 @@ from kinetic._core.gang.policy import (
     Restart,
     SliceState,
     loss_of,
-    may_follow_from_fault,
 )
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import HostReport, RemoteError, judge
@@ -28,11 +26,8 @@ from kinetic._core.outcome import HostReport, RemoteError, judge
 DIED = "host 2 of 4: the worker process was killed by SIGKILL"
 
 
-READY_S = patience_with("auto").ready_s
-
-
-def elasticity(least=1, most=3, failures=5, timeout=60.0, shrinks=False, survivors="auto"):
-    rules = Elastic(least, most, failures, timeout, shrinks=shrinks, survivors=survivors)
+def elasticity(least=1, most=3, failures=5, timeout=60.0, shrinks=False):
+    rules = Elastic(least, most, failures, timeout, shrinks=shrinks)
     return AttemptPolicy(rules)
 
 
@@ -133,54 +128,14 @@ def test_it_does_not_form_while_hosts_of_a_living_slice_are_coming():
     assert machine.decide(1.0) == Form((0, 2))
 
 
-@pytest.mark.parametrize("survivors", ["auto", "restart", "keep"])
-def test_hosts_that_never_come_back_are_lost_in_the_end(survivors):
-    machine = elasticity(shrinks=True, survivors=survivors)
+def test_hosts_that_never_come_back_are_lost_in_the_end():
+    machine = elasticity(shrinks=True)
     machine.note_failure(Loss((1,), DIED), 0.0)
     machine.note_ready(0)
     machine.decide(0.0)
-    ready_s = patience_with(survivors).ready_s
-    assert machine.decide(ready_s - 1.0) is None
-    assert machine.decide(ready_s) == Form((0,))
+    assert machine.decide(READY_S - 1.0) is None
+    assert machine.decide(READY_S) == Form((0,))
     assert [failure.slices for failure in machine.failures] == [(1,), (2,)]
-
-
-@pytest.mark.parametrize("survivors", ["auto", "keep"])
-@pytest.mark.parametrize("cause", ["loss", "exception", "fault"])
-def test_a_slice_with_a_new_process_is_lost_where_it_had_to_stay(survivors, cause):
-    rules = Elastic(1, 2, 5, 60.0, survivors=survivors)
-    machine = AttemptPolicy(rules, retries=1)
-    if cause == "loss":
-        machine.note_failure(Loss((0,), DIED), 0.0)
-    elif cause == "exception":
-        machine.note_repeat(FAILED, (0,), 0.0)
-    else:
-        machine.note_breakdown((0,), "its service died", 0.0)
-    failures = len(machine.failures)
-    machine.note_ready(1, "host 0 of slice 1: it was late", 1.0)
-    is_lost = survivors == "keep" and cause == "loss"
-    assert machine.state_of(1) is (SliceState.AWAY if is_lost else SliceState.THERE)
-    assert len(machine.failures) - failures == is_lost
-    machine.note_ready(0, "host 0 of slice 0: it was late", 1.0)
-    assert machine.state_of(0) is SliceState.THERE, "it was lost before"
-
-
-@pytest.mark.parametrize("survivors", ["auto", "restart", "keep"])
-def test_nobody_gives_up_a_host_while_its_agent_still_has_time(survivors):
-    """Each limit leaves time for a machine that is busy."""
-    patience, grace_s = patience_with(survivors), GangSpec(1).grace_s
-    assert patience.free_s + 10 <= grace_s + patience.report_s
-    assert patience.leave_s + 20 <= patience.ready_s
-
-
-def test_a_survivor_that_must_stay_may_take_as_long_to_leave_as_its_agent_lets_it():
-    machine = elasticity(most=2, survivors="keep")
-    machine.note_failure(Loss((1,), DIED), 0.0)
-    machine.decide(0.0)
-    machine.note_ready(1)
-    assert machine.decide(patience_with("keep").leave_s) is None
-    machine.note_ready(0)
-    assert machine.decide(patience_with("keep").leave_s + 1.0) == Form((0, 1))
 
 
 # -- retries ---------------------------------------------------------------------------------------
@@ -213,41 +168,29 @@ def test_a_retry_waits_for_no_slice_and_counts_against_no_failures():
     assert machine.most_attempts == 4
     for left in (1, 0):
         machine.note_repeat(FAILED, (), 61.0)
-        assert (machine.decide(61.0), machine.begins_anew) == (None, True), "hosts get ready"
+        assert machine.decide(61.0) is None, "hosts get ready"
         for each in (0, 2):
             machine.note_ready(each)
         assert machine.decide(61.0) == Form((0, 2))
         assert (machine.retries_left, machine.most_attempts) == (left, 4)
     lost(machine, 0, now=62.0)
-    assert not machine.begins_anew
     assert isinstance(machine.decide(62.0), GiveUp)
 
 
-# -- faults of kinetic's own -----------------------------------------------------------------------
+# -- hosts that cannot be started ------------------------------------------------------------------
 
 
-def test_faults_of_kinetics_own_count_against_nothing_and_end_in_the_third():
+def test_hosts_that_cannot_be_started_end_the_job_in_the_third_time():
     machine = elasticity(failures=0, most=2)
-    for number in range(1, MOST_FAULTS):
-        machine.note_breakdown((), "what serves was killed", 0.0)
-        assert machine.decide(0.0) is None
-        for each in machine.missing:
-            machine.note_ready(each)
-        assert machine.decide(0.0) == Form((0, 1))
-        assert (machine.failures, machine.most_attempts) == ((), 1 + number)
-    machine.note_breakdown((), "what serves was killed", 0.0)
-    found = machine.decide(0.0)
-    assert isinstance(found, GiveUp)
-    assert "kinetic's own failed 3 times, which is no fault of the function" in found.reason
-    assert "attempt 1: what serves was killed; attempt 2: what serves" in found.reason
-
-
-def test_a_slice_that_ends_after_a_fault_is_started_again_and_not_counted():
-    machine = elasticity(failures=0, most=2)
-    machine.note_breakdown((), "what serves was killed", 0.0)
-    machine.lose_slice(1, "its agent ended", 0.0)
-    assert machine.decide(0.0) == Restart((1,))
-    assert machine.failures == ()
+    for error in ("no process", "no memory", "no disk"):
+        machine.lose_slice(1, "its agent ended", 0.0, counts=False)
+        machine.note_departure(0.0)
+        machine.note_failed_start(1, error, 0.0)
+    decision = machine.decide(0.0)
+    assert (machine.failures, len(machine.faults)) == ((), MOST_FAULTS)
+    assert isinstance(decision, GiveUp)
+    assert "kinetic's own failed 3 times, which is no fault of the function" in decision.reason
+    assert "attempt 1: the hosts of slice 1 could not be started: no process" in decision.reason
 
 
 def test_hosts_that_cannot_be_started_are_a_fault_only_while_the_job_waits_for_them():
@@ -274,27 +217,11 @@ def test_hosts_that_cannot_be_started_end_only_a_job_that_needs_them(is_fixed):
         lost(machine, 1)
     for now in range(59):
         if isinstance(machine.decide(float(now)), Restart):
-            machine.note_failed_start(1, "the hosts of slice 1 do not start: no process", now)
-            machine.note_failed_start(1, "the hosts of slice 1 do not start: no process", now)
+            machine.note_failed_start(1, "no process", now)
+            machine.note_failed_start(1, "no process", now)
     assert len(machine.faults) == (4 if is_fixed else 1)
     decision = machine.decide(60.0)
     assert isinstance(decision, GiveUp) if is_fixed else decision == Form((0,))
-
-
-@pytest.mark.parametrize(
-    ("outcome", "may"),
-    [
-        (ended(STOPPED, STOPPED), True),
-        (ended(*[Exit.HANG] * 2), True),
-        (ended(STOPPED, RAISED, error=ECHO), True),
-        (ended(RAISED, STOPPED, error=OWN), False),
-        (ended(Exit.SIGNAL, STOPPED), False),
-        (ended(*[Exit.CANCELLED] * 2), False),
-        (judge(1, [HostReport(0, Exit.SIGNAL, signal=6)], now=1.0), True),
-    ],
-)
-def test_what_may_follow_from_a_fault(outcome, may):
-    assert may_follow_from_fault(outcome) is may
 
 
 # -- shrinking and growing -------------------------------------------------------------------------

@@ -40,7 +40,6 @@ promised."""
 WITHOUT_KINETIC = IN_PROGRAMS | {
     "kinetic/_host/bootstrap.py",
     "kinetic/_host/worker/startup/kinetic_awaiting.py",
-    "kinetic/_host/worker/coordination.py",
 }
 """They run where kinetic cannot be imported, or not yet."""
 MAY_LOCK = WITHOUT_KINETIC
@@ -326,7 +325,7 @@ def test_who_is_there_is_kept_by_hosts_and_their_waiting_room_alone() -> None:
     }
     # Which agents have been stopped since when; how many streams each host has open.
     processes = {"kinetic/_host/agents.py": 2, "kinetic/_rpc/server.py": 1}
-    assert found == processes | {"kinetic/_host/hosts.py": 4, "kinetic/_rpc/waiting_room.py": 6}
+    assert found == processes | {"kinetic/_host/hosts.py": 4, "kinetic/_rpc/waiting_room.py": 5}
 
 
 def test_functions_are_named_for_what_they_do() -> None:

@@ -6,12 +6,9 @@ In: a leader over agents that are no processes. Out: which slices it counts on.
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -39,17 +36,10 @@ class FakeAgents:
 
     def __init__(self):
         self.pids = {100: 0, 101: 1}
-        self.fault = ""
         self.started = []
 
     def end(self, indices):
         self.pids = {pid: index for pid, index in self.pids.items() if index not in indices}
-
-    def serve_world(self, processes):
-        return ""
-
-    def world_fault(self, patience_s):
-        return self.fault
 
     def signal(self, signum, hosts=None):
         pass
@@ -308,23 +298,6 @@ def test_a_job_cancelled_while_an_attempt_ends_that_lost_a_slice_is_cancelled():
     asyncio.run(story())
 
 
-def test_an_attempt_whose_world_is_served_no_more_ends_at_once_and_counts_nothing():
-    async def story():
-        hosts = Forked()
-        leader, broken = leading(hosts.crew), []
-        leader._gang.break_off = lambda why, now: broken.append(why)
-        leader._look()
-        assert broken == []
-        hosts.agents.fault = "what serves was killed by SIGKILL"
-        leader._look()
-        assert broken == ["what serves was killed by SIGKILL."]
-        leader._break_down(hosts.agents.fault)
-        assert leader._policy.failures == ()
-        assert "counts against nothing (1 of at most 3)" in leader._story._lines[0]
-
-    asyncio.run(story())
-
-
 def test_a_slice_that_dies_while_it_waits_is_not_counted_on(hosts):
     async def story():
         leader = leading(hosts.crew)
@@ -344,57 +317,6 @@ def test_a_slice_that_dies_while_it_waits_is_not_counted_on(hosts):
     asyncio.run(story())
 
 
-KILLED = """
-import os
-from pathlib import Path
-from types import SimpleNamespace
-
-from kinetic._core.place import Place
-from kinetic._host.agents import Agents
-from kinetic._store.local import LocalStore
-from manifest_cases import planned
-
-if (pid := os.fork()) == 0:
-    os._exit(0)
-os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-agents = Agents(planned("cpu:2", place=Place("local"), slices=(1, 2)), LocalStore(Path("none")))
-agents._service = SimpleNamespace(pid=pid, end=lambda: print("killed again"))
-print(list(agents.dead()), repr(agents.serve_world(2)))
-"""
-
-
-def test_a_service_of_jax_that_was_killed_is_not_killed_again():
-    """Its process id may be another's by now. In a process of its own: all children are reaped."""
-    line = [sys.executable, "-c", KILLED]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=Path(__file__).parent)
-    assert (done.stdout, done.stderr) == ("[] ''\n", "")
-
-
-NEXT = """
-from pathlib import Path
-from types import SimpleNamespace
-
-from kinetic._core.place import Place
-from kinetic._host import agents as own
-from kinetic._host.agents import Agents
-from kinetic._store.local import LocalStore
-from manifest_cases import planned
-
-own.may_serve = lambda plan: True
-agents = Agents(planned("cpu:2", place=Place("local"), slices=(1, 2)), LocalStore(Path("none")))
-agents._fork_server = SimpleNamespace(fork=lambda request, fds: print("begun") or 1)
-agents._service = SimpleNamespace(pid=1, end=lambda: print("ended"))
-agents.serve_world(2)
-"""
-
-
-def test_a_service_of_jax_ends_when_the_next_one_has_its_port():
-    """Else that could be the same: a process that is late would find a world not its own."""
-    line = [sys.executable, "-c", NEXT]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=Path(__file__).parent)
-    assert (done.stdout, done.stderr) == ("begun\nended\n", "")
-
-
 @pytest.mark.parametrize(
     ("slices", "told"),
     [((0,), ["kinetic: shrinking to 1 slice until it is back."]), ((0, 1), [])],
@@ -406,5 +328,5 @@ def test_only_a_job_that_shrinks_is_said_to(slices, told):
     leader._fail(Loss((1,), "its machine is gone"))
     (lost,) = leader._story._lines
     assert "slice 1 lost" in lost
-    leader._story.tell_of_next(Form(slices), before=2, kept=0, hosts=len(slices))
+    leader._story.tell_of_next(Form(slices), before=2)
     assert leader._story._lines[1:] == told

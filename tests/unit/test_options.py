@@ -110,21 +110,7 @@ class Trainer:
         ({"slices": (1, 2), "max_failures": -1}, "max_failures must be 0 or more"),
         ({"slices": (1, 2), "slice_timeout": 0}, "slice_timeout must be more than 0"),
         ({"slices": (1, 2), "on_slice_loss": "stop"}, 'on_slice_loss must be "wait" or "shrink"'),
-        ({"slices": 2, "survivors": "auto"}, "survivors= is for elastic jobs"),
-        ({"slices": (1, 2), "survivors": "fork"}, 'must be "auto", "keep" or "restart"; it is'),
-        (
-            {"slices": (1, 2), "survivors": "keep", "joins_jax": "program"},
-            "a program starts anew in each attempt",
-        ),
-        (
-            {
-                "slices": (1, 2),
-                "survivors": "keep",
-                "controller": "single",
-                "accelerator": "tpu-v6e-16",
-            },
-            "one process for all of them",
-        ),
+        ({"slices": (1, 2), "survivors": "keep"}, "every attempt has new processes"),
         ({"controller": "one"}, 'controller must be "single" or "multi"; it is \'one\''),
         ({"controller": None}, 'controller must be "single" or "multi"; it is None'),
         ({"controller": "single"}, "machines of 4 or 8 chips; cpu is something else"),
@@ -239,8 +225,6 @@ def test_an_elastic_job_has_a_least_and_a_most():
     assert (fixed.options.elastic, fixed.options.most_slices) == (None, 2)
     usual = kinetic.run("cpu", slices=[2, 2], slice_timeout="90s")(add).options.elastic
     assert usual == Elastic(2, 2, MAX_FAILURES, 90.0)
-    kept = remote.with_options(survivors="keep").options.elastic
-    assert (usual.survivors, kept.survivors) == ("auto", "keep")
 
 
 def test_a_single_controller_has_slices_of_several_hosts():

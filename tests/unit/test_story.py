@@ -12,7 +12,7 @@ from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.gang.policy import AttemptPolicy, Loss
 from kinetic._core.options import Elastic
-from kinetic._host.story import Story, tell_who_stays
+from kinetic._host.story import Story
 
 
 @pytest.mark.parametrize("has_event", [True, False])
@@ -36,11 +36,3 @@ def test_the_time_in_which_survivors_end_is_lost_time(monkeypatch, has_event):
     *_, recovered = map(json.loads, lines)
     assert recovered["kind"] == "recovered"
     assert recovered["detail"] == ("after 6.0 s" if has_event else "after 1.0 s")
-
-
-@pytest.mark.parametrize(
-    ("kept", "hosts", "told"),
-    [(1, 1, "the host of this slice goes on"), (2, 2, "all 2 hosts go"), (1, 2, "1 of 2 hosts go")],
-)
-def test_it_tells_how_many_hosts_keep_their_process(kept, hosts, told):
-    assert tell_who_stays(kept, hosts).startswith(told)

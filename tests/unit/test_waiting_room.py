@@ -165,24 +165,3 @@ def test_a_host_that_asks_again_has_not_left(monkeypatch):
         again.cancel()
 
     asyncio.run(story())
-
-
-def test_it_knows_which_hosts_have_kept_their_worker():
-    async def story():
-        room = WaitingRoom(Told())
-        tasks = await started(room.ask(0, 1, kept=True), room.ask(1, 1), room.ask(2, 1, kept=True))
-        assert room.count_kept([0, 1, 2]) == 2
-        room.expect_next(2)
-        tasks += await started(room.ask(2, 2))
-        assert room.count_kept([0, 1, 2]) == 1
-        assert room.find_not_kept([0, 1, 2]) == (0, "")
-        room.expect_next(1)
-        tasks += await started(room.ask(1, 2, why_not_kept="late"))
-        assert room.find_not_kept([0, 1, 2]) == (1, "late")
-        room.expect_next(1)
-        tasks += await started(room.ask(1, 3))
-        assert room.find_not_kept([0, 1, 2]) == (0, "")
-        room.close()
-        await asyncio.gather(*tasks)
-
-    asyncio.run(story())

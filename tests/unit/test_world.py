@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from kinetic._host.worker import coordination, jaxworld, joining
+from kinetic._host.worker import jaxworld, joining
 from kinetic._host.worker.home import Home
 from kinetic._host.worker.joining import World
 
@@ -169,13 +169,12 @@ def _in_fork(ask):
 def test_a_program_without_kinetic_can_load_it():
     code = """if True:
         import importlib.util, sys
-        for name, file in zip(("kinetic_coordination", "kinetic_joining"), sys.argv[1:]):
-            spec = importlib.util.spec_from_file_location(name, file)
-            sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+        spec = importlib.util.spec_from_file_location("kinetic_joining", sys.argv[1])
+        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
         print(module.World("127.0.0.1:1", 2, 1, 0, "cpu", True).processes, "kinetic" in sys.modules)
     """
-    line = [sys.executable, "-IS", "-c", code, coordination.__file__, joining.__file__]
+    line = [sys.executable, "-IS", "-c", code, joining.__file__]
     done = subprocess.run(line, capture_output=True, text=True, cwd="/")
     assert (done.stdout, done.stderr) == ("2 False\n", "")
 

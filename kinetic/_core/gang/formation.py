@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kinetic._core.gang.messages import GangSpec, HostAssignment
-from kinetic._core.gang.patience import patience_with
 from kinetic._core.gang.policy import AttemptPolicy, Failure
 from kinetic._core.plan import Plan
 
@@ -80,7 +79,6 @@ def make_gang_spec(plan: Plan, policy: AttemptPolicy, heartbeat_timeout_s: float
         spec,
         hosts=len(policy.slices) * plan.topology.hosts,
         slices=policy.slices,
-        report_s=patience_with(policy.rules.survivors).report_s,
         timeout_s=_left_of(limits.timeout_s, policy.ran_s),
         timeout=f"{spec.timeout}{together}",
         budget_s=None if budget_s is None else budget_s / share,

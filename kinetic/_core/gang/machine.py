@@ -171,11 +171,6 @@ class Gang:
         self.unwanted = True
         self._stop(Stop(Exit.CANCELLED, detail or "cancelled"))
 
-    def break_off(self, reason: str, now: float) -> None:
-        """Stop the gang, and blame nobody: kinetic itself has failed."""
-        self._advance(now)
-        self._stop(Stop(Exit.STOPPED, reason))
-
     def request_reform(self) -> None:
         """Ask the function to leave at its next step, so that more slices can take part.
         Idempotent."""

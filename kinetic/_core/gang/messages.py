@@ -147,10 +147,7 @@ class HostAssignment:
         most_attempts: how many there may be, as things stand.
         lost_at: when the failure happened that this attempt recovers from, in seconds since the
             epoch; 0.0 for none.
-        service: "address:port" of JAX's coordination service; "" if the first host's worker is to
-            serve it.
         again: there is no place yet: ask again.
-        begins_anew: no process of the function's goes on from the attempt before.
         retries_left: how many more attempts may follow when the function fails.
         failed_before: why the attempt before has failed; "" for none, and in an elastic job, whose
             leader tells it.
@@ -162,9 +159,7 @@ class HostAssignment:
     slices: tuple[int, ...] = ()
     most_attempts: int = 1
     lost_at: float = 0.0
-    service: str = ""
     again: bool = False
-    begins_anew: bool = False
     retries_left: int = 0
     failed_before: str = ""
     hosts: int = 1

@@ -18,7 +18,7 @@ Promises:
     3. An exception of the function, a cancelled job and one that ran too long are no loss. After
        an exception another attempt follows while `retries` are left, on the slices that are there.
     4. It gives up when it has failed more than `max_failures` times, and names every failure.
-       Faults of kinetic's own processes do not count among them; `MOST_FAULTS` of them end it.
+       Hosts that could not be started do not count among them; `MOST_FAULTS` of them end it.
     5. The first attempt waits for more slices than `least` for `start_wait_s`, where slices come
        one by one; what happens before it is no failure.
     6. A slice that is lost again before it takes part is started again later and later.
@@ -33,13 +33,14 @@ from enum import Enum, auto
 from typing import Self
 
 from kinetic._core.exits import Exit
-from kinetic._core.gang.patience import patience_with
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.values import dataclass
 
 MOST_FAULTS = 3
-"""How often kinetic's own processes may fail."""
+"""How often hosts may fail to start."""
+READY_S = 30.0
+"""How long hosts that were not lost may take to wait for their place in the next attempt."""
 MOST_TAKEN_AWAY = 100
 """How many attempts of a job do not count because its cluster took a host away."""
 _SIGABRT = 6
@@ -153,17 +154,6 @@ def _is_collective_break(first: HostReport, outcome: Outcome) -> bool:
     return echoes and not any(report.ok for report in outcome.reports)
 
 
-def may_follow_from_fault(outcome: Outcome) -> bool:
-    """Whether an attempt may have ended as it did because JAX's coordination was served no more:
-    JAX aborts its processes then, or has them wait for ever."""
-    return outcome.verdict is Verdict.FAILED and all(
-        _is_abort(report)
-        or report.exit in (Exit.HANG, Exit.STOPPED, Exit.RETURNED)
-        or (report.error is not None and report.error.consequence)
-        for report in outcome.reports
-    )
-
-
 class AttemptPolicy:
     """The state machine. An attempt begins with it, on all slices."""
 
@@ -194,16 +184,17 @@ class AttemptPolicy:
         self.slices = tuple(range(rules.most))
         """That take part in the current attempt, or took part in the last one."""
         self.faults: tuple[Failure, ...] = ()
-        """Of kinetic's own processes."""
+        """Hosts that could not be started."""
         self.ran_s = self.paid_s = 0.0
         """How long attempts have run, and all slices could have for what those have cost."""
         self._growths, self._repeats = 0, repeats
-        self._grows = self._is_fault = self.gathers = self.begins_anew = False
+        self._grows = self.gathers = False
         self._enough_since: float | None = None
         self._standing = dict.fromkeys(self.slices, SliceState.TAKES_PART)
         self._forming_since: float | None = None
         self._early_losses = dict.fromkeys(self.slices, 0)
         self._start_at: dict[int, float] = {}
+        self._start_errors: set[str] = set()
 
     @classmethod
     def make_fixed(
@@ -264,7 +255,7 @@ class AttemptPolicy:
 
     def find_late(self, now: float) -> tuple[int, ...]:
         """Return the slices that were not lost, and whose hosts take too long to get ready."""
-        if self._forming_since is None or now - self._forming_since < self._ready_s:
+        if self._forming_since is None or now - self._forming_since < READY_S:
             return ()
         return self._slices_with(SliceState.COMING)
 
@@ -292,34 +283,28 @@ class AttemptPolicy:
             self._taken_away += 1
         else:
             self._repeats, self.retries_left = self._repeats + 1, self.retries_left - 1
-        self._grows, self.begins_anew, self._is_fault = True, True, False
+        self._grows = True
         self._leave(lost, now)
 
     def note_failure(self, loss: Loss, now: float) -> None:
         """The attempt has failed in a way that another one may follow."""
-        self._grows = self.begins_anew = self._is_fault = False
+        self._grows = False
         self._count(loss)
         self._leave(loss.slices, now)
 
-    def note_breakdown(self, slices: Sequence[int], why: str, now: float) -> None:
-        """The attempt has ended because a process of kinetic's own has failed. `slices` have ended
-        with it."""
-        self._grows, self.begins_anew, self._is_fault = False, False, True
-        self._note_fault((), why)
-        self._leave(slices, now)
-
-    def note_failed_start(self, which: int, why: str, now: float) -> None:
-        """The hosts of a slice could not be started again; once for each cause if others go on."""
-        told = any(each.why.endswith(why.partition(": ")[2]) for each in self.faults)
-        left = sum(its in (SliceState.COMING, SliceState.THERE) for its in self._standing.values())
-        if self.forming and not (told and left >= self.rules.least):
-            self._note_fault((which,), why)
+    def note_failed_start(self, which: int, error: str, now: float) -> None:
+        """Record that the hosts of a slice could not be started again. The same error counts once
+        while enough other slices can run."""
+        ready = sum(its in (SliceState.COMING, SliceState.THERE) for its in self._standing.values())
+        if self.forming and not (error in self._start_errors and ready >= self.rules.least):
+            why = f"the hosts of slice {which} could not be started: {error}"
+            self.faults = (*self.faults, Failure(self.attempt, (which,), why))
+            self._start_errors.add(error)
         self._send_away(which, now)
 
     def note_departure(self, now: float) -> None:
         """The attempt has ended to make room for a slice that is back."""
         self._growths, self._grows = self._growths + 1, True
-        self.begins_anew = self._is_fault = False
         self._leave((), now)
 
     def lose_slice(self, which: int, why: str, now: float, *, counts: bool = True) -> None:
@@ -328,17 +313,14 @@ class AttemptPolicy:
         if self._standing[which] is SliceState.TAKES_PART:
             return  # Its attempt is about to end, and says so.
         if self.forming and self.is_fixed:
-            self._note_fault((which,), first_line(why))
-        elif self.forming and counts and not (self._is_fault or self.gathers):
+            self.faults = (*self.faults, Failure(self.attempt, (which,), first_line(why)))
+        elif self.forming and counts and not self.gathers:
             self._count(Loss((which,), first_line(why)))
         self._send_away(which, now)
 
-    def note_ready(self, which: int, not_kept: str = "", now: float = 0.0) -> None:
-        """All hosts of a slice are ready; `not_kept`: one with a new worker, and why it has one."""
-        has_to_stay = self.rules.survivors == "keep" and not (self.begins_anew or self._is_fault)
-        if not_kept and has_to_stay and self._standing[which] is SliceState.COMING:
-            self.lose_slice(which, f'{not_kept}, and survivors is "keep"', now)
-        elif self._standing[which] is not SliceState.TAKES_PART:
+    def note_ready(self, which: int) -> None:
+        """All hosts of a slice wait for their place in the next attempt."""
+        if self._standing[which] is not SliceState.TAKES_PART:
             self._standing[which] = SliceState.THERE
 
     def decide(self, now: float) -> Decision | None:
@@ -354,7 +336,7 @@ class AttemptPolicy:
             return self._form_if_gathered(now)
         if late := self.find_late(now):
             for which in late:
-                self.lose_slice(which, f"its hosts were not ready within {self._ready_s:g} s", now)
+                self.lose_slice(which, f"its hosts were not ready within {READY_S:g} s", now)
             return self.decide(now)
         waited_s = now - self._forming_since
         ready, over = self._slices_with(SliceState.THERE), waited_s >= self.rules.slice_timeout_s
@@ -381,15 +363,8 @@ class AttemptPolicy:
 
     # -- details -----------------------------------------------------------------------------------
 
-    @property
-    def _ready_s(self) -> float:
-        return patience_with(self.rules.survivors).ready_s
-
     def _count(self, loss: Loss) -> None:
         self.failures = (*self.failures, Failure(self.attempt, loss.slices, loss.why))
-
-    def _note_fault(self, slices: tuple[int, ...], why: str) -> None:
-        self.faults = (*self.faults, Failure(self.attempt, slices, why))
 
     def _leave(self, lost: Sequence[int], now: float) -> None:
         self._forming_since = now

@@ -2,8 +2,7 @@
 part in one attempt after the other.
 
 In: an identity, a place in each attempt from the coordinator. Out: per attempt what an `Agent`
-leaves. A worker stays for the next attempt where it can; else that gets a new one, forked from a
-process that has no threads.
+leaves. Each attempt has a new worker, forked from a process that has no threads.
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ from pathlib import Path
 
 from kinetic._core.exits import ProgramCode
 from kinetic._core.gang.messages import HostAssignment
-from kinetic._core.gang.patience import Patience, patience_with
 from kinetic._core.plan import Plan
 from kinetic._host.agent import worker_process, workspace
 from kinetic._host.agent.loop import Agent
 from kinetic._host.agent.worker_process import WorkerProcess
-from kinetic._host.agent.workspace import RetainedWorkspace
 from kinetic._host.fork_server import ForkServer
 from kinetic._host.identity import Identity
 from kinetic._store.base import Store
@@ -54,20 +51,15 @@ class AttemptLoop:
     def run(self) -> int:
         """Take part until nothing follows; return the exit code of the agent process."""
         who: Identity | None = self._who if self._who.start == 1 else None
-        worker, kept, code = self._new_worker(), None, int(ProgramCode.DELIVERED)
-        why_not_kept = ""
+        worker, code = self._new_worker(), int(ProgramCode.DELIVERED)
         while True:
             if who is None:
-                place, over = self._await_place(worker, kept=kept is not None, why=why_not_kept)
+                place, over = self._await_place(worker)
                 if place is None:
                     # Where the cluster looks at all hosts together, each tells how it has ended.
                     is_last = over is ProgramCode.DELIVERED and not self._who.is_led_from_afar
                     return self._leave(worker, code if is_last else over)
                 who = self._who.take_place(place)
-                if kept is not None and place.begins_anew:
-                    self._end_worker(worker, kept)
-                    worker, kept = self._new_worker(), None
-            patience = self._patience_in(who)
             agent = Agent(
                 who,
                 self._plan,
@@ -75,31 +67,17 @@ class AttemptLoop:
                 worker,
                 logs=self._logs(who),
                 alive_fd=self._alive_fd,
-                kept=kept,
-                patience=patience,
             )
             code = agent.run()
             if agent.nothing_follows:
                 self._fork_server.close()
                 return code
             agent.release()
-            kept, why_not_kept = agent.left, ""
-            if kept is None:
-                worker.close()
-                why_not_kept = "" if patience is None else agent.why_not_kept
-                worker = self._new_worker()
-            who = None
+            worker.close()
+            worker, who = self._new_worker(), None
 
     def _new_worker(self) -> WorkerProcess:
         return WorkerProcess(self._title, self._fork_server)
-
-    def _end_worker(self, worker: WorkerProcess, kept: RetainedWorkspace) -> None:
-        """End a worker that has stayed, and what it has left."""
-        worker.kill()
-        processes.kill_descendants(keep=worker.keep)
-        kept.mountpoints.release(self._plan.data)
-        workspace.remove(self._folder)
-        worker.close()
 
     def _leave(self, worker: WorkerProcess, code: int) -> int:
         worker.kill()
@@ -109,24 +87,15 @@ class AttemptLoop:
         workspace.remove(self._folder)
         return code
 
-    def _patience_in(self, who: Identity) -> Patience | None:
-        """How long a worker may take to stay for the next attempt; None where it cannot: only where
-        a process of its own serves JAX's coordination can it leave its world."""
-        is_served = who.assignment is not None and bool(who.assignment.service)
-        return patience_with(self._plan.survivors) if is_served else None
-
     @property
     def _patience_s(self) -> float:
         """How long the leader may not answer. A cluster replaces the pod of a head."""
         who = self._who
         return who.join_timeout_s if who.is_pod else who.unreachable_after_s
 
-    def _await_place(
-        self, worker: WorkerProcess, *, kept: bool, why: str
-    ) -> tuple[HostAssignment | None, ProgramCode]:
+    def _await_place(self, worker: WorkerProcess) -> tuple[HostAssignment | None, ProgramCode]:
         """Wait for a place in the next attempt; None, and what to exit with, when nothing follows,
-        the leader is gone, or the worker, which has nothing to do yet, was killed. `why`: it has
-        a new one, though it could have kept the one before."""
+        the leader is gone, or the worker, which has nothing to do yet, was killed."""
         told: list[tuple[HostAssignment | None, ProgramCode]] = [(None, ProgramCode.UNDELIVERED)]
         done, wake = os.pipe()
         if self._who.is_led_from_afar:  # A cluster that takes the host away stops its pod.
@@ -137,7 +106,7 @@ class AttemptLoop:
             from kinetic._rpc import client, codec
 
             who = self._who
-            request = codec.PlaceRequest(who.assigned_index, who.start, kept, why)
+            request = codec.PlaceRequest(who.assigned_index, who.start)
             try:
                 place = client.place_of(
                     replace(who.endpoint, attempt=0), request, unreachable_after_s=self._patience_s

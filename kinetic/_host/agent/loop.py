@@ -1,10 +1,9 @@
 """The agent: the process on every host that starts the worker, logs its output, reports to the
 coordinator, and ends it.
 
-In: an `Identity`, the plan in the store. Out: one `HostReport`, the leader's value, the host's log;
-a worker that has left its world and waits, where it may stay for another attempt. What to do is
-decided by `AgentMachine`. It imports no JAX and runs no user code, so it survives to say how the
-worker died.
+In: an `Identity`, the plan in the store. Out: one `HostReport`, the leader's value, the host's log.
+What to do is decided by `AgentMachine`. It imports no JAX and runs no user code, so it survives to
+say how the worker died.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from kinetic._core.agent import Act, AgentMachine
 from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.gang.blame import RETURNED
 from kinetic._core.gang.messages import Activity, Heartbeat, HostView
-from kinetic._core.gang.patience import Patience
 from kinetic._core.outcome import HostReport, program_code
 from kinetic._core.plan import Plan
 from kinetic._host.agent import datasets, memory, ports, workspace
@@ -37,7 +35,6 @@ from kinetic._host.agent.reporter import Reporter, last_message
 from kinetic._host.agent.stall import Sample, StallDetector
 from kinetic._host.agent.start_message import WORLD_FILE, start_message
 from kinetic._host.agent.worker_process import WorkerProcess
-from kinetic._host.agent.workspace import RetainedWorkspace
 from kinetic._host.channel import Message, WorkerEvent
 from kinetic._host.identity import ALONE_S, Identity
 from kinetic._host.worker import joining
@@ -57,7 +54,7 @@ function has filled it."""
 
 
 class Agent:
-    """One host's agent in one attempt, until it has cleaned up behind its worker, or that stays."""
+    """One host's agent in one attempt, until it has cleaned up behind its worker."""
 
     def __init__(
         self,
@@ -68,28 +65,19 @@ class Agent:
         *,
         logs: tuple[Path, Path],
         alive_fd: int = -1,
-        kept: RetainedWorkspace | None = None,
-        patience: Patience | None = None,
     ) -> None:
-        """`kept`: by the worker, from the attempt before; None for a new one. `patience`: how long
-        one may take that can stay; None where none can."""
         self._who = identity
         self._plan = plan
         self._store, self._worker = store, worker
         self._alive_fd, self._log_paths = alive_fd, logs
-        self._before, self._patience = kept, patience
-        self._mountpoints = (
-            Mountpoints(datasets.root(identity, store)) if kept is None else kept.mountpoints
-        )
+        self._mountpoints = Mountpoints(datasets.root(identity, store))
         self._selector = selectors.DefaultSelector()
         # The supervisor sees this process exit and reads the report from the store.
         self._alone = identity.hosts == 1 and alive_fd >= 0 and not identity.stays
         self._machine = AgentMachine(
             alone=self._alone,
-            armed=kept is not None,
             is_elastic=plan.elastic_gang is not None,
             is_led_from_afar=identity.is_led_from_afar,
-            patience=patience,
         )
         self._preemption = Preemption(identity, plan.options.env)
         self._report: HostReport | None = None
@@ -152,16 +140,6 @@ class Agent:
         """Every host has returned, or nobody leads any more."""
         return self._machine.nothing_follows
 
-    @property
-    def left(self) -> RetainedWorkspace | None:
-        """For the next attempt; None if the worker has ended."""
-        return RetainedWorkspace(self._workspace, self._mountpoints) if self._machine.kept else None
-
-    @property
-    def why_not_kept(self) -> str:
-        """Why the worker does not stay for the next attempt."""
-        return self._reporter.why_not_kept or self._worker.how_ended
-
     def _watch(self) -> None:
         handlers: list[tuple[Any, Callable[[], None]]] = [
             (self._worker.channel, self._on_message),
@@ -185,9 +163,6 @@ class Agent:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
 
     def _move_in(self) -> None:
-        if self._before is not None:
-            self._workspace = self._before.clean()
-            return
         # May take long, and the loop that sees the supervisor die does not run yet.
         with processes.dying_with(self._supervisor if self._alive_fd >= 0 else 0):
             self._workspace = workspace.prepare(self._who, self._plan, self._store)
@@ -248,10 +223,6 @@ class Agent:
             self._ending = message
         elif event == WorkerEvent.STANDS_BY:
             self._worker.stacks_thread = message["thread"]
-        elif event == WorkerEvent.FREE:
-            self._machine.on_free()
-        elif event == WorkerEvent.CANNOT_STAY:
-            self._reporter.tell_why_not_kept(str(message["detail"]))
         elif self._gate is not None and self._gate.accepts(message):
             self._gate.take(message, str(self._workspace.tree))
             self._machine.activity = self._gate.activity
@@ -369,16 +340,12 @@ class Agent:
             Act.CONCLUDE: self._conclude,
             Act.ANNOUNCE: lambda: self._link.announce(self._exit_report()),
             Act.TERMINATE: worker.terminate,
-            Act.FREE: lambda: worker.free(self._who.attempt),
             Act.KILL: worker.kill,
             Act.REAP: self._reap,
             Act.EXIT: lambda: worker.channel.send({"exit": True, "leave": True}),
             Act.RUN_EXIT_HANDLERS: lambda: worker.channel.send({"exit": True}),
-            Act.LEAVE: lambda: worker.channel.send({"stay": True}),
             Act.REQUEST_REFORM: lambda: workspace.request_reform(self._workspace),
             Act.SAY_LATE: reporter.tell_of_late_exit,
-            Act.SAY_NOT_FREE: reporter.tell_not_free,
-            Act.SAY_NOT_LEFT: reporter.tell_not_left,
         }
         acts[act]()
 
@@ -479,17 +446,15 @@ class Agent:
         )
 
     def _clean_up(self) -> None:
-        if not self._machine.kept:
-            self._worker.kill()
-            processes.kill_descendants(keep=self._worker.keep)
+        self._worker.kill()
+        processes.kill_descendants(keep=self._worker.keep)
         for tee in self._tees:
             tee.drain()
         self._log.close()
         self._metrics.close()
         self._reserve.unlink(missing_ok=True)
-        if not self._machine.kept:
-            self._mountpoints.release(self._plan.data)
-            workspace.remove(Path(self._who.scratch) / f"host-{self._who.index}")
+        self._mountpoints.release(self._plan.data)
+        workspace.remove(Path(self._who.scratch) / f"host-{self._who.index}")
 
     def release(self) -> None:
         """Free what outlives the attempt in an agent that goes on."""

@@ -18,7 +18,6 @@ from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.gang import blame, policy
 from kinetic._core.gang.messages import HostAssignment
-from kinetic._core.gang.patience import patience_with
 from kinetic._core.log_format import FAILURE, STDERR
 from kinetic._core.outcome import HostReport
 from kinetic._core.plan import Plan
@@ -74,10 +73,6 @@ class Reporter:
     """Writes one host's end to the store and to its log.
 
     `reserve` is a file that reserves disk space; it is removed when the store is full.
-
-    Attributes:
-        why_not_kept: why the function's process does not stay for the next attempt; "" where it
-            does, or nobody has said why.
     """
 
     def __init__(
@@ -101,7 +96,6 @@ class Reporter:
         self._tees = tees
         self._metrics = metrics
         self._reserve = reserve
-        self.why_not_kept = ""
 
     # -- the log -----------------------------------------------------------------------------------
 
@@ -161,21 +155,6 @@ class Reporter:
             "kinetic: the process went on for too long after the function (an exit handler?) and "
             "was killed."
         )
-
-    def tell_why_not_kept(self, why: str) -> None:
-        """Log that the function's process does not stay for the next attempt."""
-        self.why_not_kept = why
-        self._log.say(f"kinetic: this host gets a new process for the next attempt: {why}.")
-
-    def tell_not_free(self) -> None:
-        """Log that the function has not ended in time."""
-        limit_s = patience_with(self._plan.survivors).free_s
-        self.tell_why_not_kept(f"the function did not end within {limit_s:g} s")
-
-    def tell_not_left(self) -> None:
-        """Log that the process has not left its world in time."""
-        limit_s = patience_with(self._plan.survivors).leave_s
-        self.tell_why_not_kept(f"JAX did not leave its world within {limit_s:g} s")
 
     def tell_of_preemption(self, left_s: float, why: str = "") -> None:
         """Log that a host of the gang is taken away, or `why` else the function should save."""

@@ -42,9 +42,8 @@ def start_message(
         debugging: from a debug job's gate, else None.
     """
     coordinator, _, port = leader.partition(",")
-    service = "" if who.assignment is None else who.assignment.service
     world = World(
-        service or coordinator,
+        coordinator,
         who.hosts,
         who.host,
         plan.devices_per_host,
@@ -54,7 +53,6 @@ def start_message(
         port=int(port or 0),
         file=str(space.root / WORLD_FILE),
         limit_s=plan.limits.start_timeout_s,
-        served=bool(service),
         compiled="" if plan.elastic_gang is None else f"{who.scratch}/compiled-{who.index}",
     )
     return {

@@ -19,7 +19,7 @@ from kinetic._core.gang.blame import STOPPED
 from kinetic._host.agent.stall import Sample
 from kinetic._host.channel import Channel
 from kinetic._host.fork_server import ForkServer
-from kinetic._host.worker import process, staying
+from kinetic._host.worker import process
 from kinetic._system import processes
 
 PIPE_BYTES = 1 << 20
@@ -56,11 +56,8 @@ class WorkerProcess:
         for fd in (out, err):
             _widen(fd)
         self._stacks = os.memfd_create("kinetic-stacks")
-        self._free = -1
-        fds: tuple[int, ...] = (worker_end.fileno(), out, err, self._stacks)
+        fds = (worker_end.fileno(), out, err, self._stacks)
         if fork_server is not None:
-            free, self._free = os.pipe()
-            fds = (*fds, free)
             self.pid = fork_server.fork({"title": title}, fds)
             self.keep: tuple[int, ...] = fork_server.pids
         else:
@@ -69,8 +66,8 @@ class WorkerProcess:
             if self.pid == 0:
                 _be_worker(title, fds, parent)
         worker_end.close()
-        for fd in (out, err, *fds[4:]):
-            os.close(fd)
+        os.close(out)
+        os.close(err)
         self.channel = Channel(agent_end)
         self.pidfd = os.pidfd_open(self.pid)
         self.stacks_thread = 0
@@ -87,11 +84,6 @@ class WorkerProcess:
             if self.gone
             else max(self._peak_bytes, processes.high_water_bytes(self.pid))
         )
-
-    @property
-    def how_ended(self) -> str:
-        """By its wait status, once it is gone."""
-        return f"it {processes.describe_end(self.status)}"
 
     @property
     def rss_bytes(self) -> int:
@@ -111,11 +103,6 @@ class WorkerProcess:
         if not self.gone:
             processes.kill(self.pid, signal.SIGTERM)
             processes.kill(self.pid, signal.SIGCONT)
-
-    def free(self, attempt: int) -> None:
-        """Free its function in this attempt from whatever it waits for: it may stay for another."""
-        with contextlib.suppress(OSError):
-            os.write(self._free, attempt.to_bytes(staying.ATTEMPT_BYTES))
 
     def kill(self) -> None:
         """End it, and its process group, now."""
@@ -161,9 +148,8 @@ class WorkerProcess:
     def close(self) -> None:
         """Free the descriptors of one that has ended."""
         self.channel.close()
-        for fd in (self.out, self.err, self.pidfd, self._stacks, self._free):
-            if fd >= 0:
-                os.close(fd)
+        for fd in (self.out, self.err, self.pidfd, self._stacks):
+            os.close(fd)
 
 
 def serve(request: dict[str, Any], fds: Sequence[int]) -> int:
@@ -172,16 +158,9 @@ def serve(request: dict[str, Any], fds: Sequence[int]) -> int:
 
 
 def _be_worker(title: str, fds: Sequence[int], parent: int) -> NoReturn:
-    channel, out, err, stacks, *free = fds
+    channel, out, err, stacks = fds
     processes.set_title(title)
-    process.main(
-        Channel(socket.socket(fileno=channel)),
-        out,
-        err,
-        stacks,
-        parent,
-        free_fd=free[0] if free else -1,
-    )
+    process.main(Channel(socket.socket(fileno=channel)), out, err, stacks, parent)
 
 
 def _widen(fd: int) -> None:

@@ -12,16 +12,14 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from kinetic._core import layout
 from kinetic._core.place import MULTI_TIER
 from kinetic._core.plan import Blob, Plan
-from kinetic._core.preemption import LOOKS, NOTICE, SAVING, SEEN
+from kinetic._core.preemption import SAVING
 from kinetic._core.values import dataclass
 from kinetic._host.agent import datasets
 from kinetic._host.agent.datasets import Datasets
-from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.identity import Identity
 from kinetic._host.worker.home import Home
 from kinetic._source import download, ignore, manifest
@@ -32,8 +30,6 @@ from kinetic.errors import SetupFailed, StoreError
 
 REFORM_FILE = "reform-requested"
 """In the host's folder: exists when a function of an elastic job should leave."""
-_MARKS = (REFORM_FILE, NOTICE, LOOKS, SEEN, *SAVING.values())
-"""What an attempt leaves in the host's folder."""
 _MOST_LOOKED_AT = 20_000
 _NAMED = 3
 _LOCAL_FOLDER = "KINETIC_LOCAL_DIR"
@@ -72,19 +68,6 @@ class Workspace:
     programs: str
     sent: Mapping[str, int]
     ready_ns: int
-
-
-class RetainedWorkspace(NamedTuple):
-    """What stays with a worker: the folder of its host, and the folders that it has mounted on."""
-
-    workspace: Workspace
-    mountpoints: Mountpoints
-
-    def clean(self) -> Workspace:
-        """Return it without the marks of the attempt before."""
-        for name in _MARKS:
-            (self.workspace.root / name).unlink(missing_ok=True)
-        return self.workspace
 
 
 def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:

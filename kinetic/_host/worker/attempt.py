@@ -1,8 +1,7 @@
 """An attempt: this host becomes what the function expects to run on, and the function is unpickled
 and called.
 
-In: what the agent says about the attempt (`Start`), a payload. Out: the last message for the agent,
-and the call, if the process may stay for another attempt.
+In: what the agent says about the attempt (`Start`), a payload. Out: the last message for the agent.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import sys
 import time
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,9 @@ from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message, WorkerEvent
 from kinetic._host.worker import call as calling
 from kinetic._host.worker import forks, home, jaxworld, report, signals, streams
+from kinetic._host.worker.call import Call
 from kinetic._host.worker.start import Start
 from kinetic._host.worker.startup.kinetic_awaiting import act_when_imported
-from kinetic._host.worker.staying import Call, RetainedCall, Unblocker
 from kinetic._store import files
 from kinetic._system import processes
 from kinetic.errors import CorruptRecord, KineticError
@@ -40,26 +38,15 @@ class _NoValueError(Exception):
         self.message = message
 
 
-def run(
-    channel: Channel, freedom: Unblocker, start: Start, before: tuple[Start, RetainedCall] | None
-) -> tuple[Message, RetainedCall | None]:
-    """Run the function; `before` is how it was started, and with what, in this process's attempt
-    before."""
-    kept = None if before is None else before[1]
+def run(channel: Channel, start: Start) -> Message:
+    """Run the function."""
     try:
-        if before is None:
-            call = _prepare(channel, freedom, start)
-            _meet_debugger(channel, start)
-            kept = RetainedCall(call) if freedom.may_stay else None
-        else:
-            _take_place(start, functools.partial(_enter_again, before[0], start))
-            call = before[1].renew_call()
+        func, args, kwargs = _prepare(channel, start)
+        _meet_debugger(channel, start)
     except _NoValueError as ended:
-        return ended.message | {"leftover_threads": report.leftover_threads()}, kept
+        return ended.message | {"leftover_threads": report.leftover_threads()}
     channel.send({"event": WorkerEvent.STARTED, "time": time.time()})
-    freedom.begin(start)
-    func, args, kwargs = call
-    return calling.run(channel, freedom, (_wrap_for_losses(func, start), args, kwargs), start), kept
+    return calling.run(channel, (_wrap_for_losses(func, start), args, kwargs), start)
 
 
 def _wrap_for_losses(func: Any, start: Start) -> Any:
@@ -79,7 +66,7 @@ def _wrap_for_losses(func: Any, start: Start) -> Any:
     return call
 
 
-def _prepare(channel: Channel, freedom: Unblocker, start: Start) -> Call:
+def _prepare(channel: Channel, start: Start) -> Call:
     from kinetic._pickling import call as payload
     from kinetic._pickling import envelope
 
@@ -101,8 +88,7 @@ def _prepare(channel: Channel, freedom: Unblocker, start: Start) -> Call:
     _mount_data(start)
     told = _move_in(start)
     _start_stacks_thread(channel)
-    freedom.listen()
-    _take_place(start, lambda: _enter(start, envelope.read_header(data).env_vars | told))
+    _take_place(start, envelope.read_header(data).env_vars | told)
     try:
         call: Call = forks.run(
             payload.unpack,
@@ -129,10 +115,10 @@ def _prepare(channel: Channel, freedom: Unblocker, start: Start) -> Call:
     return call
 
 
-def _take_place(start: Start, enter: Callable[[], None]) -> None:
+def _take_place(start: Start, captured: dict[str, str]) -> None:
     """Take this host's place in the world, once it has its variables and its folder."""
     try:
-        enter()
+        _enter(start, captured)
         jaxworld.enter(start.world, start.joins_jax, start.elastic)
         _set_jax_options(start)
         _keep_programs(start)
@@ -222,21 +208,6 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     os.umask(0o022)
-
-
-def _enter_again(before: Start, start: Start) -> None:
-    """Give the function the folder and the variables of another attempt; those that it has set
-    itself stay."""
-    for name in before.env.keys() - start.env.keys():
-        os.environ.pop(name, None)
-    for name, value in start.env.items():
-        if before.env.get(name) != value:
-            os.environ[name] = value
-    if start.home is not None:
-        start.home.tell(start.world)
-    os.chdir(start.cwd)
-    os.umask(0o022)
-    sys.argv = [start.name]
 
 
 def _keep_programs(start: Start) -> None:

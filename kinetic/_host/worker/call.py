@@ -8,24 +8,24 @@ as a file.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
-from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message
 from kinetic._host.worker import forks, interpreter, report, signals, worlds
 from kinetic._host.worker.start import Start
-from kinetic._host.worker.staying import Call, Unblocker
 from kinetic._system import processes
 from kinetic.errors import KineticError
 
 REPORT_TRIES = 4
 """How often reporting the end is tried: the function's tracers and threads may interrupt it."""
-FREED = "The function was freed from a world that has lost a host."
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A function and its arguments."""
 _End = tuple[Any, BaseException | None]
 _NOTHING: _End = (None, None)
 
 
-def run(channel: Channel, freedom: Unblocker, call: Call, start: Start) -> Message:
+def run(channel: Channel, call: Call, start: Start) -> Message:
     """Call the function and report how it ended, in whatever state it left the interpreter."""
     func, args, kwargs = call
     own_pid, end = os.getpid(), [_NOTHING]
@@ -45,11 +45,8 @@ def run(channel: Channel, freedom: Unblocker, call: Call, start: Start) -> Messa
                 worlds.finish(returned=report.has_succeeded(error))
             except KineticError as unfinished:  # A save that it had begun has failed.
                 value, error = end[0] = (None, unfinished)
-            freedom.end()
             signals.silence()
             processes.RESERVE.release()
-            if freedom.is_free and error is not None:
-                return {"event": Exit.STOPPED, "detail": FREED}
             if channel.is_whole():
                 channel.send(report.ends_with(error, value))
             return (

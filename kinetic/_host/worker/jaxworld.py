@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core.plan import PROXY
-from kinetic._host.worker import coordination, joining
+from kinetic._host.worker import joining
 from kinetic._host.worker.joining import World
 from kinetic._host.worker.start import ElasticSlices
 from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
@@ -166,7 +166,6 @@ def enter(world: World, joins: bool | str, slices: ElasticSlices | None = None) 
     attach = functools.partial(joining.attach, world, automatic=joins == "lazy", owner=os.getpid())
     if "jax.distributed" in sys.modules:
         attach()
-        coordination.release_backends()
     else:
         sys.meta_path.insert(0, Awaiting("jax.distributed", attach))
     if _platform(world) == PROXY and joins != "program":

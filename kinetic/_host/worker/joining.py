@@ -20,30 +20,34 @@ import inspect
 import json
 import logging
 import os
+import pathlib
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 try:
     from kinetic._core.values import dataclass  # quicker to create
-    from kinetic._host.worker import coordination
 except ImportError:
     from dataclasses import dataclass
-
-    coordination = sys.modules["kinetic_coordination"]
 
 JOINING, JOINED, APART = "joining", "joined", "apart"
 """What the file says, followed by the id of the process."""
 MARK = "KINETIC_JAX_PROCESS"
 """Variable: the process that has imported JAX. Its children are helpers, not the host's
 program."""
-ELASTIC, PROFILES = "KINETIC_MOST_SLICES", "KINETIC_PROFILE_ELASTIC"
-"""Variables: set in elastic jobs; "1" lets them be profiled."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_ORIGINAL = coordination.ORIGINAL
+_ORIGINAL = "_kinetic_original"
+"""Attribute of what replaces a function of JAX's: that function."""
+_CACHE_WRITE = "_cache_write"
+_ALL_COMPILED = {
+    "jax_enable_compilation_cache": True,
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
 HEARTBEAT_S = 100 if __name__ == "kinetic_joining" else 7 * 86_400
 """Slow on purpose: agents notice a dead host in milliseconds and end the gang; JAX would abort
 healthy processes, and counts the time that a machine sleeps. Not so in a program: it may be a child
@@ -91,7 +95,6 @@ class World:
         port: free on process 0, for programs of other frameworks.
         file: where the process that joins for this host records its state; "" for nowhere.
         limit_s: how long the hosts may wait for each other.
-        served: whether the coordination service runs beside all processes, not in process 0.
         compiled: folder of simulated devices' programs, for this host's next attempts; "" for none.
     """
 
@@ -105,7 +108,6 @@ class World:
     port: int = 0
     file: str = ""
     limit_s: float = 600.0
-    served: bool = False
     compiled: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -211,15 +213,14 @@ class _WorldPlace:
         public: Any = sys.modules["jax.distributed"]
         from jax._src import distributed
 
-        coordination.tell_slices(self._world)
-        refuse_profiling()
+        _tell_slices(self._world)
         public.initialize = distributed.initialize = self._wrap_initialize(
             _plain_initialize(public)
         )
         if self._world.simulated and self._world.platform != "cpu":
             self._devices = _cpu_devices()
         if self._automatic or self._devices > 0:
-            module, name, start = coordination.entrance()
+            module, name, start = _find_entrance()
             setattr(module, name, self._wrap(start, module, name))
 
     def _wrap(self, original: Callable[[], Any], module: Any, name: str) -> Callable[[], Any]:
@@ -330,40 +331,6 @@ class _WorldPlace:
         return initialize
 
 
-class ProfilingRefused(RuntimeError):
-    """A profile of an elastic job was asked for."""
-
-
-def refuse_profiling() -> None:
-    """Have JAX's profiler say no in an elastic job. `trace` is made of `start_trace`, and both of
-    `ProfileSession` since JAX 0.12."""
-    from jax._src import profiler
-
-    if not os.environ.get(ELASTIC):
-        return
-    if session := getattr(profiler, "ProfileSession", None):
-        session.start = _make_refusing(session.start, "trace")
-    for name in ("start_trace", "start_server"):
-        if original := getattr(profiler, name, None):
-            refusing = _make_refusing(original, name)
-            for module in (profiler, sys.modules.get("jax.profiler", profiler)):
-                setattr(module, name, refusing)
-
-
-def _make_refusing(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def refuse(*args: Any, **given: Any) -> Any:
-        if os.environ.get(PROFILES) == "1":
-            return original(*args, **given)
-        raise ProfilingRefused(
-            f"jax.profiler.{name} does not work in an elastic job: a slice that is lost or comes "
-            "back in the middle breaks the profile. Profile a job with a fixed number of slices "
-            f'(slices=2), or say env={{"{PROFILES}": "1"}} to profile this one all the same.'
-        )
-
-    return refuse
-
-
 class HostTaken(JoinError):
     """Another process of this host has joined the world."""
 
@@ -381,7 +348,7 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
         if world.simulated and world.processes > 1:
             if not jax.config.jax_cpu_collectives_implementation:
                 configure({"jax_cpu_collectives_implementation": "gloo"})
-            if not (world.compiled and coordination.keep_compiled(world.compiled)):
+            if not (world.compiled and keep_compiled(world.compiled)):
                 configure({"jax_enable_compilation_cache": False})  # see `keep_compiled`
         with _claim_place(world.file):
             own = {
@@ -390,11 +357,8 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
                 "heartbeat_timeout_seconds": HEARTBEAT_S,
                 "initialization_timeout": int(world.limit_s + _BEYOND_S),
             } | options
-            if world.process != 0 or world.served:
+            if world.process != 0:
                 _wait_for_leader(world, own["initialization_timeout"])
-            if world.served:
-                coordination.connect(world.coordinator, world.processes, world.process, own)
-                return
             accepted = inspect.signature(initialize).parameters  # Older versions have fewer.
             own = {name: value for name, value in own.items() if name in accepted}
             initialize(world.coordinator, world.processes, world.process, **own)
@@ -444,14 +408,6 @@ def _claim_place(file: str) -> Iterator[None]:
     _held.append(fd)
 
 
-def release() -> None:
-    """Give this host's place back: the process has left the world."""
-    for fd in (_held.pop() for _ in range(len(_held))):
-        with contextlib.suppress(OSError):
-            os.ftruncate(fd, 0)
-            os.close(fd)
-
-
 def _write(fd: int, state: str) -> None:
     with contextlib.suppress(OSError):
         os.pwrite(fd, f"{state} {os.getpid()}".ljust(40).encode(), 0)
@@ -497,3 +453,71 @@ def _disagreement(world: World, given: dict[str, Any]) -> str:
 
 def _to_ip(value: Any) -> Any:
     return value.replace("localhost", "127.0.0.1", 1) if isinstance(value, str) else value
+
+
+def _find_entrance() -> tuple[Any, str, Callable[[], Any]]:
+    """Return where every call for a backend comes through, without a lock of JAX's (`initialize`
+    takes the one that backends() holds): the module, the name, JAX's own function."""
+    from jax._src import xla_bridge
+
+    name = "_discover_and_register_pjrt_plugins"
+    name = name if hasattr(xla_bridge, name) else "backends"
+    start = getattr(xla_bridge, name)  # Replaced already in a fork of a process that did so.
+    return xla_bridge, name, getattr(start, _ORIGINAL, start)
+
+
+def keep_compiled(folder: str) -> bool:
+    """Keep what this process compiles in a folder of its host's own, where the next attempts find
+    it; return whether this JAX can.
+
+    JAX's cache is made for one folder of all hosts: only process 0 writes, because programs for
+    TPUs are alike. Those for processors are not: each process has keys of its own. If only process
+    0 finds its programs, it waits in Gloo for the others to compile, which gives up after 30 s.
+    """
+    import jax
+    from jax._src import compiler
+
+    write = getattr(compiler, _CACHE_WRITE, None)
+    if not isinstance(write, FunctionType) or "distributed" not in write.__code__.co_names:
+        return False
+    if write.__globals__ is vars(compiler):
+        first = SimpleNamespace(global_state=SimpleNamespace(process_id=0))
+        around = vars(compiler) | {"distributed": first}
+        as_first = FunctionType(write.__code__, around, write.__name__, write.__defaults__)
+        setattr(compiler, _CACHE_WRITE, as_first)
+        _remove_cut_off(pathlib.Path(folder))
+    for name, value in _ALL_COMPILED.items():
+        jax.config.update(name, value)
+    jax.config.update("jax_compilation_cache_dir", folder)
+    return True
+
+
+def _tell_slices(world: World) -> None:
+    """Have simulated devices tell their slice: JAX says 0 for all processors, and has no public way
+    to change that. Slices of processors stay 0: `jax.make_mesh` refuses several slices, but takes
+    any number of such machines."""
+    if world.slices == 1 or not world.simulated or world.platform == "cpu":
+        return
+    from jax._src.lib import xla_client
+
+    if world.processes > 1:
+        each = world.processes // world.slices
+        told = property(lambda device: device.process_index // each)
+    else:
+        each = world.devices // world.slices
+        told = property(lambda device: device.id // each)
+    xla_client.Device.slice_index = told
+
+
+def _remove_cut_off(folder: pathlib.Path) -> None:
+    """Remove what the process before this one was writing when it was killed: JAX would warn of it
+    at each start, and never replace it."""
+    from jax._src import compilation_cache
+
+    written = [(each.stat().st_mtime_ns, each) for each in folder.glob("*-cache")]
+    if written:
+        _, last = max(written)
+        with contextlib.suppress(Exception):
+            compilation_cache.decompress_executable(last.read_bytes())
+            return
+        last.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The worker: the process in which the function runs, once for each attempt that it stays for.
+"""The worker: the process in which the function runs, once.
 
 In: messages from the agent (`start`, `exit`). Out: messages to the agent (`armed`, then what an
 attempt says), an exit code. Nothing that must survive its death lives here: the report is sent
@@ -24,11 +24,9 @@ from kinetic._host.worker import (
     jaxworld,
     report,
     signals,
-    staying,
     streams,
 )
 from kinetic._host.worker.start import Start
-from kinetic._host.worker.staying import RetainedCall, Unblocker
 from kinetic._system import processes
 
 STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
@@ -49,19 +47,16 @@ HIGH_FD = (1 << 13) - 16
 descriptors, as daemons do."""
 
 
-def main(
-    channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int, *, free_fd: int = -1
-) -> NoReturn:
-    """Run one call, or one for each attempt if it has `free_fd`, and exit. Never returns into the
-    code of the process that forked."""
+def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> NoReturn:
+    """Run one call, and exit. Never returns into the code of the process that forked."""
     code = report.BROKEN_CODE
     try:
-        free_fd = _init_process(channel, out, err, stacks_fd, parent_pid, free_fd=free_fd)
+        _init_process(channel, out, err, stacks_fd, parent_pid)
         channel.send({"event": WorkerEvent.ARMED})
         _import_ahead()
         message = channel.receive()
         if message is not None:
-            code = _serve(channel, Unblocker(free_fd), Start.from_json(message["start"]))
+            code = _serve(channel, Start.from_json(message["start"]))
     except SystemExit as stopped:  # Outside the function.
         code = stopped.code if isinstance(stopped.code, int) else code
         channel.send(report.report_early_stop(stopped))
@@ -92,11 +87,8 @@ def _report_own_failure(channel: Channel, error: BaseException) -> None:
         )
 
 
-def _init_process(
-    channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int, *, free_fd: int
-) -> int:
-    """Detach from the parent: own process group, streams and descriptors; return where `free_fd` is
-    now."""
+def _init_process(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> None:
+    """Detach from the parent: own process group, streams and descriptors."""
     os.setpgid(0, 0)
     processes.die_with_parent(parent_pid)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -105,10 +97,9 @@ def _init_process(
     limit = min(os.sysconf("SC_OPEN_MAX"), 1 << 16)
     high = high_fd()
     stacks_fd = processes.lift_fd(stacks_fd, high)
-    free_fd = processes.lift_fd(free_fd, high) if free_fd >= 0 else free_fd
     channel.lift(high)
     low = 3
-    for fd in [*sorted({channel.fileno(), stacks_fd, free_fd} - {-1}), limit]:
+    for fd in [*sorted({channel.fileno(), stacks_fd}), limit]:
         os.closerange(low, fd)
         low = fd + 1
     processes.RESERVE.hold(high)
@@ -117,8 +108,7 @@ def _init_process(
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
     signals.end_in_forks()
-    forks.end_descriptors(channel, {stacks_fd, free_fd} - {-1}, STACKS_SIGNAL)
-    return free_fd
+    forks.end_descriptors(channel, {stacks_fd}, STACKS_SIGNAL)
 
 
 def high_fd() -> int:
@@ -126,42 +116,18 @@ def high_fd() -> int:
     return min(HIGH_FD, os.sysconf("SC_OPEN_MAX") - 16)
 
 
-def _serve(channel: Channel, freedom: Unblocker, start: Start) -> int:
+def _serve(channel: Channel, start: Start) -> int:
     # The message is sent before the interpreter winds down; then the agent says when to exit.
-    before: tuple[Start, RetainedCall] | None = None
-    while True:
-        message, kept = forks.run(attempt.run, channel, freedom, start, before)
-        streams.flush()
-        if not channel.is_whole():
-            report.save_message(start, message)
-            return _wind_down(leave=False)
-        channel.send(message)
-        if message["event"] != Exit.RETURNED:
-            interpreter.flush_files()  # A gang that has failed may be ended before it winds down.
-        reply = channel.receive()
-        if reply is None or not ("exit" in reply or "stay" in reply):
-            return 1
-        if "exit" in reply:
-            return _wind_down(leave=bool(reply.get("leave")))
-        if kept is None or (following := _stay(channel, freedom, kept)) is None:
-            return 1
-        before, start = (start, kept), following
-
-
-def _stay(channel: Channel, freedom: Unblocker, kept: RetainedCall) -> Start | None:
-    """Leave the world, and wait for the next attempt; None when there is none in this process."""
-    interpreter.disarm_tracers()
-    try:
-        with freedom.keep_connections_shut():
-            staying.leave(kept)
-    except staying.CannotStay as why:
-        channel.send({"event": WorkerEvent.CANNOT_STAY, "detail": str(why)})
-        return None
-    signals.reset()
-    processes.RESERVE.hold(high_fd())
-    channel.send({"event": WorkerEvent.FREE})
-    message = channel.receive()
-    return None if message is None else Start.from_json(message["start"])
+    message = forks.run(attempt.run, channel, start)
+    streams.flush()
+    if not channel.is_whole():
+        report.save_message(start, message)
+        return _wind_down(leave=False)
+    channel.send(message)
+    if message["event"] != Exit.RETURNED:
+        interpreter.flush_files()  # A gang that has failed may be ended before it winds down.
+    reply = channel.receive()
+    return 1 if reply is None or "exit" not in reply else _wind_down(leave=bool(reply.get("leave")))
 
 
 def _wind_down(*, leave: bool) -> int:

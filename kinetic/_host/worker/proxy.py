@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from kinetic._host.worker import joining, virtual_slices
+from kinetic._host.worker import virtual_slices
 from kinetic._host.worker.joining import JoinError, World
 from kinetic._host.worker.start import ElasticSlices
 from kinetic._host.worker.virtual_slices import VirtualSlices
@@ -46,7 +46,6 @@ def register(world: World, slices: ElasticSlices | None) -> bool:
         )
         return False
     pathwaysutils.initialize()
-    joining.refuse_profiling()  # It has brought a profiler of its own.
     if world.simulated and slices is not None:
         _use_virtual(virtual_slices.install(world, slices.machines, slices.away_s))
     return True

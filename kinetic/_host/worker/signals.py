@@ -23,8 +23,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from kinetic._host.worker import staying
-
 AGAIN_S = 0.05
 """How soon a SIGTERM whose exception Python dropped is sent again."""
 _DEFAULT = (signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
@@ -90,7 +88,6 @@ def _take(signum: int, handler: _Handler) -> None:
 def _terminate(signum: int, frame: types.FrameType | None) -> None:
     """Unwind the function, so that `finally` blocks and context managers
     run. A handler of its own replaces this one."""
-    staying.note_interrupted(frame)
     raise Terminated(128 + signum)
 
 

@@ -1,18 +1,10 @@
-"""What has to be done when the function ends, and forgotten when its process joins another world.
-
-In: what others want to be told. Out: counters and caches of Orbax, and ours, as in a new process.
-
-Orbax names its barriers by counters of the process, and keeps a client of the coordination service.
-Hosts that stay and hosts that are new must count alike. There is no public interface for it; a test
-fails when Orbax keeps them elsewhere.
+"""What has to be done when the function ends: checkpoints that are still being saved in the
+background are waited for, as Python waits for threads at the end of a script.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,9 +12,6 @@ from typing import Any
 
 from kinetic._host.worker import streams
 
-_SYNCHRONIZATION = "orbax.checkpoint._src.futures.synchronization"
-_SIGNALING = "orbax.checkpoint._src.futures.signaling_client"
-_MULTIHOST = "orbax.checkpoint._src.multihost.multihost"
 _SIGNALING_THREAD = "_SignalingThread"
 _RUNNER = "AsyncRunner"
 """What runs the saves of Orbax's newer interface, one thread for each."""
@@ -30,8 +19,7 @@ _LOOK_S = 0.002
 _SAVES_S, _TELL_AFTER_S = 3600.0, 10.0
 """How long a save may go on after the function has returned, and when that is told."""
 SAVERS = ("async_save", "save_finalize")
-"""Orbax's threads that write checkpoints, by name. One that outlived its world would come to the
-barriers of the next one: Orbax asks for the world's client at each."""
+"""Orbax's threads that write checkpoints, by name."""
 WRITERS = (
     *SAVERS,
     "kinetic-local-checkpoint",
@@ -39,14 +27,7 @@ WRITERS = (
     "kinetic-saving-mark",
 )
 """They, and ours."""
-IDS = ("_DISTRIBUTED_TO_DEVICE_IDS", "_RUNTIME_TO_DISTRIBUTED_ID")
-_forgetting: list[Callable[[], object]] = []
 _ending: list[Callable[[bool], object]] = []
-
-
-def on_leaving(forget: Callable[[], object]) -> None:
-    """Have this called between leaving a world and joining the next one."""
-    _forgetting.append(forget)
 
 
 def on_end(finish: Callable[[bool], object]) -> None:
@@ -110,45 +91,3 @@ def _is_writer(thread: threading.Thread) -> bool:
     import asyncio
 
     return bool(asyncio.all_tasks(runner._loop))  # It lives on until its result is asked for.
-
-
-def forget() -> list[str]:
-    """Let Orbax, if it was imported, and all of `on_leaving` start anew; to be called on every host
-    between leaving a world and joining the next one. Return what this Orbax does not have."""
-    for call in _forgetting:
-        call()
-    missing: list[str] = []
-    synchronization: Any = sys.modules.get(_SYNCHRONIZATION)
-    if synchronization is not None:
-        generator = getattr(synchronization, "OperationIdGenerator", None)
-        if hasattr(generator, "_operation_id_counter"):
-            generator._operation_id_counter = itertools.count()  # type: ignore[union-attr]
-            generator._operation_id = next(  # type: ignore[union-attr]
-                generator._operation_id_counter  # type: ignore[union-attr]
-            )
-        else:
-            missing.append("OperationIdGenerator")
-    multihost: Any = sys.modules.get(_MULTIHOST)
-    for name in IDS if multihost is not None else ():
-        if hasattr(multihost, name):
-            setattr(multihost, name, None)
-        else:
-            missing.append(name)
-    signaling: Any = sys.modules.get(_SIGNALING)
-    if signaling is not None:
-        cached = getattr(signaling, "get_signaling_client", None)
-        if hasattr(cached, "cache_clear"):
-            cached.cache_clear()  # type: ignore[union-attr]
-        else:
-            missing.append("get_signaling_client")
-    _empty_caches()
-    return missing
-
-
-def _empty_caches() -> None:
-    """Empty what Orbax remembers of shardings: it would keep the devices of each world, with all
-    their threads."""
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("orbax.")]
-    for value in (value for module in modules for value in list(vars(module).values())):
-        if isinstance(value, functools._lru_cache_wrapper):
-            value.cache_clear()

@@ -46,7 +46,6 @@ why."""
 unclosed: dict[object, Callable[[], object]] = {}
 """How to wait for each checkpointer of a job that is open. Where the function returns and nobody
 closes it, what it has saved is committed all the same, and its error is told."""
-worlds.on_leaving(lease.abandon)
 _KINDS = {kind.__name__: kind for kind in (CheckpointError, CheckpointInUse, CheckpointMismatch)}
 _ATTRIBUTES = ("job_id", "step")
 
@@ -339,4 +338,3 @@ def _wait_for_unclosed(returned: bool) -> None:
 
 
 worlds.on_end(_wait_for_unclosed)
-worlds.on_leaving(unclosed.clear)

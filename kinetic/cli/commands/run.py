@@ -306,10 +306,7 @@ def _print_documents(view: PlanView, form: str) -> int:
 def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `kinetic.run` for these options."""
     joins = "program" if program.kind is ProgramKind.COMMAND else "lazy"
-    given = options | {"name": options["name"] or program.name, "joins_jax": joins}
-    has_attempts = isinstance(options["slices"], tuple) and options["controller"] != "single"
-    # A program expects an interpreter of its own in each attempt.
-    return given | ({"survivors": "restart"} if has_attempts else {})
+    return options | {"name": options["name"] or program.name, "joins_jax": joins}
 
 
 def _follow(handle: JobHandle[Any], program: Program, all_hosts: bool, *, checks: bool) -> int:

@@ -26,11 +26,8 @@ def _load(spec: Any) -> Any:
 
 
 def _attach() -> None:
-    folder = os.path.dirname(_HERE)  # noqa: PTH120
-    for name in ("coordination", "joining"):
-        place = os.path.join(folder, f"{name}.py")  # noqa: PTH118
-        last = _load(spec_from_file_location(f"kinetic_{name}", place))
-    last.attach_program(_told, _pid)
+    file = os.path.join(os.path.dirname(_HERE), "joining.py")  # noqa: PTH118, PTH120
+    _load(spec_from_file_location("kinetic_joining", file)).attach_program(_told, _pid)
 
 
 _told, _pid = os.environ.get("KINETIC_WORLD"), os.getpid()
