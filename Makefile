@@ -3,8 +3,8 @@
 #
 #   make demo     a 4-host slice on this machine: Keras, data parallel, on 16 devices
 #   make demo-ray the same on four nodes of a real Ray cluster on this machine
-#   make test     the tests of every promise, five at a time     (make test ARGS="-k gang -x")
-#   make test-long   what takes long, too: each kill, page and framework of which make test runs one of a kind
+#   make test     unit and contract tests, and one test of the whole system for each promise and each way to use it
+#   make test-all    every test                              (some of them: make test-all ARGS="-k gang -x")
 #   make test-repeat N=10   make test N times, every second time beside two busy processes; lists what ever failed
 #   make test-cluster KUBECONFIG=…  the tests of clusters on the one of its current context (see CONTRIBUTING.md)
 #   make test-ray the tests of the Ray backend, on a cluster of their own or on RAY_ADDRESS=http://…
@@ -18,7 +18,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-ray test test-long test-repeat test-cluster test-ray check check-style check-types check-types-of-macos docs bench clean
+.PHONY: help demo demo-ray test test-all test-repeat test-cluster test-ray check check-style check-types check-types-of-macos docs bench clean
 
 VENV := .venv
 COMMA := ,
@@ -71,15 +71,19 @@ demo-ray: $(VENV)/.stamp-test
 
 # Most tests wait for processes: more of them at once than there are processors keep these busy.
 TEST_ARGS = $(or $(ARGS),-n 5 --dist worksteal)
+# Where JAX has started, forks warn: its tests have a pytest of their own.
+WITH_JAX = tests/with_jax -n 2 --dist loadfile
 test: $(VENV)/.stamp-test
-	@$(BIN)/python -m pytest $(TEST_ARGS)
+	@$(BIN)/python -m pytest -m "not long and not release" $(TEST_ARGS)
+	@$(if $(ARGS),,$(BIN)/python -m pytest $(WITH_JAX))
 
-test-long: $(VENV)/.stamp-test
-	@$(BIN)/python -m pytest -m "long and not release" $(TEST_ARGS)
+test-all: $(VENV)/.stamp-test
+	@$(BIN)/python -m pytest $(TEST_ARGS)
+	@$(if $(ARGS),,$(BIN)/python -m pytest $(WITH_JAX))
 
 N ?= 10
 test-repeat: $(VENV)/.stamp-test
-	@$(BIN)/python tests/repeat.py $(N) $(TEST_ARGS)
+	@$(BIN)/python tests/repeat.py $(N) -m "not long and not release" $(TEST_ARGS)
 
 test-cluster: $(VENV)/.stamp-test
 	@[ -n "$(KUBECONFIG)" ] || { echo "error: which cluster? make test-cluster KUBECONFIG=/path/to/kubeconfig" >&2; exit 2; }

@@ -17,7 +17,7 @@ import time
 
 import numpy as np
 import pytest
-from checkpoint_fakes import PATIENCE_S, Crowd, on_all
+from doubles.checkpoint_fakes import PATIENCE_S, Crowd, on_all
 from doubles.memory_store import MemoryStore
 
 from kinetic._core import checkpoint_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 import subprocess
 from collections import Counter
@@ -443,3 +444,21 @@ def test_no_file_names_the_machine_it_was_written_on() -> None:
 def test_a_rule_sees_what_breaks_it(rule: Callable[[str], object], breaks: str, keeps: str) -> None:
     assert rule(breaks)
     assert not rule(keeps)
+
+
+def test_every_promise_is_shown_by_tests_that_exist() -> None:
+    folder = ROOT / "tests" / "system"
+    table = ast.parse((folder / "conftest.py").read_text())
+    shown_by = next(
+        ast.literal_eval(node.value)
+        for node in table.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SHOWN_BY"
+    )
+    missing = [
+        name
+        for name in itertools.chain(*shown_by.values())
+        for file, _, test in [name.partition("::")]
+        if not (folder / file).is_file()
+        or f"def {test}(" not in f"{(folder / file).read_text()}def ("
+    ]
+    assert missing == []

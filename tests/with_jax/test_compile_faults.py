@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compile_cases import PATIENCE_S, needs_libtpu
+from test_compile_for import PATIENCE_S, needs_libtpu
 
 import kinetic
 from kinetic._compile import lowering, topologies

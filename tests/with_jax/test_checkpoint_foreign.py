@@ -1,4 +1,4 @@
-"""In a process of its own (see `test_checkpoint_local`): checkpoints that other libraries have
+"""Checkpoints that other libraries have
 really written, and what a `Checkpointer` makes of them.
 
 In: Orbax's managers and checkpointers, MaxText's layout, Flax's own files. Out: the same states, or

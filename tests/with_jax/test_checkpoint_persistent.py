@@ -1,4 +1,4 @@
-"""In a process of its own (see `test_checkpoint_local`), because JAX forbids forks. The persistent
+"""The persistent
 tier, and what is told to those who watch.
 
 In: states, folders. Out: steps, errors, marks.
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from checkpoint_fakes import PATIENCE_S, state
+from doubles.checkpoint_fakes import PATIENCE_S, state
 from orbax.checkpoint import CheckpointManager
 
 import kinetic

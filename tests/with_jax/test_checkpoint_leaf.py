@@ -1,4 +1,4 @@
-"""In a process of its own (see `test_checkpoint_local`): names, types and bytes of leaves, in both
+"""Names, types and bytes of leaves, in both
 tiers.
 
 In: states with leaves that are easily mistaken. Out: the same leaves, or an error before anything

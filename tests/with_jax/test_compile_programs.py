@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compile_cases import needs_libtpu
+from test_compile_for import needs_libtpu
 
 import kinetic
 from kinetic._compile import lowering

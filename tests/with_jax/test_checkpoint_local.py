@@ -1,4 +1,4 @@
-"""In a process of its own (see `test_checkpoint_local`), because JAX forbids forks. The local tier:
+"""The local tier:
 what is committed, what is not, and a state put together from pieces.
 
 In: states, folders, hosts that are threads. Out: the same states.
@@ -16,7 +16,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from checkpoint_fakes import PATIENCE_S, Crowd, on_all, state
+from doubles.checkpoint_fakes import PATIENCE_S, Crowd, on_all, state
 
 from kinetic._host.worker import worlds
 from kinetic._in_job.checkpoint import tree

@@ -1,4 +1,4 @@
-"""In a process of its own (see `test_checkpoint_local`): every file of both tiers is damaged in
+"""Every file of both tiers is damaged in
 every way.
 
 In: a training with two steps in the folder and a newer one in memory. Out: what was saved, never
@@ -14,7 +14,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from checkpoint_fakes import Crowd, on_all
+from doubles.checkpoint_fakes import Crowd, on_all
 
 import kinetic
 from kinetic._in_job.checkpoint import digests, tree

@@ -1,4 +1,4 @@
-"""In a process of its own (see `test_checkpoint_local`): a `Checkpointer` that is used otherwise
+"""A `Checkpointer` that is used otherwise
 than it should be, and states with odd leaves.
 
 In: states, iterators, calls in the wrong order. Out: errors before something is lost; or the same
