@@ -1,12 +1,11 @@
 """The program of `kinetic run`: parsed from the command line, checked, and wrapped in a function
-for the hosts; hints for options that were written after it.
+for the hosts.
 
 In: the words after `kinetic run`. Out: the words that are options, and a `Program`; messages.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import sys
@@ -14,16 +13,12 @@ from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 from kinetic._core.values import dataclass
 from kinetic._source.project import MODULES, WORDS
-from kinetic.errors import KineticError, UsageError
+from kinetic.errors import UsageError
 
 _OF_FOLDER = "__main__.py"
-_SHELLS = ("bash", "zsh", "fish", "dash", "ksh", "sh")
-_LINE_BYTES = 512
-_HANDED_OVER = "'''exec'"
 
 
 class ProgramKind(StrEnum):
@@ -120,27 +115,7 @@ def _find_script(target: str) -> str:
             else f" To run a command, put -- before it: kinetic run … -- {target}"
         )
         raise UsageError(f"There is no file {target}.{remedy}")
-    if shell := _find_shell(path):
-        raise UsageError(
-            f"{target} is a script of {shell}, and kinetic run SCRIPT runs files of Python. "
-            f"Write: kinetic run … -- {shell} {target}"
-        )
     return target
-
-
-def _find_shell(path: Path) -> str:
-    """Return the shell whose script this is, by its first line, or by the file's name if that names
-    no interpreter; or "". What a shell begins and hands to Python, as pip writes it, is none."""
-    try:
-        with path.open("rb") as file:
-            first, second = (file.readline(_LINE_BYTES).decode(errors="replace") for _ in range(2))
-    except OSError:  # Who packs it says so.
-        return ""
-    if path.suffix == ".py" or second.startswith(_HANDED_OVER):
-        return ""
-    words = first[2:].split() if first.startswith("#!") else [path.suffix.removeprefix(".")]
-    named = {Path(word).name for word in words}
-    return next((shell for shell in _SHELLS if shell in named), "")
 
 
 def script_path(program: Program, cwd: Path) -> Path | None:
@@ -187,78 +162,19 @@ def _module_for(program: Program, script: Path | None) -> str:
     return name
 
 
-_BEFORE = {ProgramKind.SCRIPT: (), ProgramKind.MODULE: ("-m",), ProgramKind.COMMAND: ("--",)}
-_EXAMPLE = Program(ProgramKind.SCRIPT, "train.py")
-
-
-class OptionNames(NamedTuple):
-    """The names of the options of `kinetic run`: those that take a value, and those that do not."""
-
-    values: Collection[str]
-    flags: Collection[str]
-
-
-def _split_args(args: Sequence[str], known: OptionNames) -> tuple[list[str], list[str]]:
-    """Split the arguments of a program into those that look like options of `kinetic run`, with
-    their values, and the rest."""
-    moved: list[str] = []
-    rest: list[str] = []
-    at = 0
-    while at < len(args):
-        word, name = args[at], args[at].partition("=")[0]
-        if word in known.values and at + 1 < len(args):
-            moved += args[at : at + 2]
-            at += 2
-            continue
-        (moved if word in known.flags or (name in known.values and name != word) else rest).append(
-            word
-        )
-        at += 1
-    return moved, rest
-
-
-def explain_missing_accelerator(
-    words: Sequence[str], program: Program | None, known: OptionNames
-) -> str:
-    """Say that -a is missing, with a line that works: the user's own if -a came too late. Nothing
-    is moved silently: a program may have an `-a` of its own."""
-    moved, rest = _split_args(program.args, known) if program else ([], [])
-    if program is not None and _names_a_slice(moved):
-        line = _line([*words, *moved], program, rest)
+def explain_missing_accelerator(program: Program | None) -> str:
+    """Say that -a is missing, or came too late: nothing is moved silently, because a program may
+    have an `-a` of its own."""
+    named = program or Program(ProgramKind.SCRIPT, "train.py")
+    before = {ProgramKind.SCRIPT: [], ProgramKind.MODULE: ["-m"], ProgramKind.COMMAND: ["--"]}
+    example = shlex.join(["kinetic", "run", "-a", "cpu", *before[named.kind], named.target])
+    late = ("-a", "--accelerator")
+    if any(word.partition("=")[0] in late for word in named.args):
         return (
-            f"Options come before the program; what follows {program.target} belongs to it. "
-            f"Write:\n  {line}"
+            f"Options come before the program; what follows {named.target} belongs to it. Write "
+            f"for example:\n  {example} …"
         )
-    shown = program or _EXAMPLE
-    line = _line(["-a", "cpu", *words], shown, shown.args)
     return (
         "Missing option -a / --accelerator: name the slice to run on, before the program. For "
-        f"example:\n  {line}"
+        f"example:\n  {example}"
     )
-
-
-def find_misplaced(program: Program, known: OptionNames) -> str:
-    """Return a hint for a program that refused its arguments; "" if none looks like an option of
-    `kinetic run`."""
-    moved, _ = _split_args(program.args, known)
-    if not moved:
-        return ""
-    return (
-        f"{shlex.join(moved)} went to {program.name}: options of `kinetic run` come before the "
-        "program."
-    )
-
-
-def _names_a_slice(words: Sequence[str]) -> bool:
-    from kinetic._core.accelerators.resolve import resolve
-
-    named = [after for word, after in itertools.pairwise(words) if word in ("-a", "--accelerator")]
-    named += [word.partition("=")[2] for word in words if word.startswith("--accelerator=")]
-    try:
-        return bool([resolve(name) for name in named])
-    except KineticError:
-        return False
-
-
-def _line(options: Sequence[str], program: Program, args: Sequence[str]) -> str:
-    return shlex.join(["kinetic", "run", *options, *_BEFORE[program.kind], program.target, *args])

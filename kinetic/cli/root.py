@@ -179,6 +179,15 @@ def call(argv: Sequence[str], app: AppContext | None = None) -> int:
     return code if isinstance(code, int) else exit_codes.OK
 
 
+def answer_shell() -> None:
+    """If this process was started by the script for completion, print completions and exit; print
+    nothing for a line that is wrong already."""
+    try:
+        root._main_shell_completion({}, "kinetic")
+    except click.ClickException:
+        sys.exit(exit_codes.USAGE)
+
+
 def _click_failed(problem: BaseException) -> int:
     if isinstance(problem, click.exceptions.Exit):
         return problem.exit_code

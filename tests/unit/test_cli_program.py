@@ -14,7 +14,6 @@ import kinetic
 from kinetic._host.worker import command, report, signals
 from kinetic._source import shipment
 from kinetic.cli import program
-from kinetic.cli.commands.run import name_flags
 from kinetic.cli.program import Program, ProgramKind
 
 ROOT = Path(kinetic.__file__).parent.parent
@@ -323,21 +322,3 @@ def test_a_function_of_a_console_script_belongs_to_the_callers_folder(
         exec("def f(): pass", vars(module))
         monkeypatch.setitem(sys.modules, "console", module)
         assert shipment.entry_dir(module.f, tmp_path) == tmp_path
-
-
-# -- messages about options ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("told", "shown"),
-    [
-        ('controller="single" and retries= with 2', "--controller single and --retries with 2"),
-        ("slices=(1, 2), or slices=(least, most).", "--slices 1:2, or --slices least:most."),
-        ("max_failures=3. Leave slices= away", "--max-failures 3. Leave --slices away"),
-        ("compile_check=True; A is in secrets=:", "--compile-check; A is in --secret:"),
-        ("runs/name=foo, env={}, secrets=['A']", "runs/name=foo, env={}, secrets=['A']"),
-        ("XLA_FLAGS=--name=3 my_name=4 nothing", "XLA_FLAGS=--name=3 my_name=4 nothing"),
-    ],
-)
-def test_messages_name_options_as_they_are_written(told: str, shown: str) -> None:
-    assert name_flags(told) == shown

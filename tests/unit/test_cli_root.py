@@ -458,25 +458,6 @@ def test_on_a_terminal_errors_break_between_words(
     assert any("`kinetic jobs list`" in line for line in lines)
 
 
-def test_a_command_ends_without_taking_its_modules_apart() -> None:
-    code = (
-        "import atexit, sys\n"
-        "class Module:\n"
-        "    def __del__(self): print('taken apart')\n"
-        "module = Module()\n"
-        "atexit.register(print, 'exit handlers have run')\n"
-        "from kinetic.cli.main import main\n"
-        "main()"
-    )
-    for argv, expected in (("--version", 0), ("--no-such-option", 2)):
-        done = subprocess.run(
-            [sys.executable, "-c", code, argv], cwd=ROOT, capture_output=True, text=True
-        )
-        assert done.returncode == expected
-        assert done.stdout.splitlines()[-1] == "exit handlers have run"
-        assert ("no-such-option" in done.stderr) == (expected != 0)
-
-
 @pytest.mark.parametrize("command", ["jobs list --all --json", "accelerators --json"])
 def test_a_full_disk_below_stdout_is_told(command: str, tmp_path: Path) -> None:
     code = "from kinetic.cli.main import main; main()"

@@ -127,31 +127,6 @@ def test_a_program_that_cannot_run_is_refused(tmp_path) -> None:
         program.check(Program(ProgramKind.SCRIPT, "ls"))
 
 
-@pytest.mark.parametrize(
-    ("name", "first", "shell"),
-    [
-        ("s.sh", "echo", "sh"),
-        ("s", "#!/bin/bash", "bash"),
-        ("s.sh", "#!/usr/bin/env -S zsh -e", "zsh"),
-        ("s.py", "#!/bin/sh", ""),  # Of Python as well.
-        ("s.sh", "#!/usr/bin/env python3", ""),
-        ("s", "#!/bin/sh\n'''exec' /long/bin/python3 \"$0\" \"$@\"\n' '''", ""),
-        ("s", "#!/usr/bin/env -S uv run --script", ""),
-        ("s", "#!/usr/bin/env python3", ""),
-        ("s", "", ""),
-    ],
-)
-def test_a_script_of_a_shell_is_a_command(tmp_path, name: str, first: str, shell: str) -> None:
-    script = tmp_path / name
-    script.write_text(f"{first}\n")
-    called = Program(ProgramKind.SCRIPT, str(script))
-    if not shell:
-        assert program.check(called) == called
-        return
-    with pytest.raises(errors.UsageError, match=f"-- {shell} {script}$"):
-        program.check(called)
-
-
 def chunk(data: bytes, host: int = 0, time_ns: int = 1_700_000_000_123_456_789) -> LogChunk:
     return LogChunk(host, STDOUT, time_ns, data)
 

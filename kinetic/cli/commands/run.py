@@ -6,12 +6,10 @@ the id of a detached job.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -26,7 +24,7 @@ from kinetic.cli.commands.output import print_failure
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import complete_with
 from kinetic.cli.options import ASSIGNMENT, DURATION, SLICES, json_option
-from kinetic.cli.program import OptionNames, Program, ProgramKind
+from kinetic.cli.program import Program, ProgramKind
 from kinetic.errors import KineticError, UsageError
 
 _ONCE, _ONE_HOST = "--once", ("--accelerator", "cpu", "--slices", "1")
@@ -65,17 +63,16 @@ class _RunCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Split off the program before click can parse its arguments as options."""
-        names = self.option_names()
-        words, program = programs.split(args, names.values)
+        options = [param for param in self.params if isinstance(param, click.Option)]
+        with_values = {name for option in options if not option.is_flag for name in option.opts}
+        words, program = programs.split(args, with_values)
         ctx.meta["kinetic.program"] = program
         if _ONCE in words:
             words += _ONE_HOST
         try:
             return super().parse_args(ctx, list(words))
         except click.MissingParameter as missing:  # -a is the only required option
-            raise UsageError(
-                programs.explain_missing_accelerator(words, program, names)
-            ) from missing
+            raise UsageError(programs.explain_missing_accelerator(program)) from missing
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show that a program follows the options."""
@@ -88,12 +85,6 @@ class _RunCommand(click.Command):
         if ctx.meta.get("kinetic.program") is None and incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         return [CompletionItem(incomplete, type="file")]
-
-    def option_names(self) -> OptionNames:
-        """Return the names of the options."""
-        options = [p for p in self.params if isinstance(p, click.Option)]
-        flags = {name for o in options if o.is_flag for name in (*o.opts, *o.secondary_opts)}
-        return OptionNames({name for o in options if not o.is_flag for name in o.opts}, flags)
 
 
 def _table_options(command: F) -> F:
@@ -207,44 +198,16 @@ def run(
     if form is not None and (as_json or not dry_run):
         raise UsageError(f"-o {form} goes with --dry-run, and without --json.")
     function = programs.function(program, current_folder())
-    with _naming_flags():
-        if not dry_run:
-            handle = app.submit(function, _arguments(program, options))
-        else:
-            view = app.plan(function, _arguments(program, options))
-            if form is None:
-                return _print_plan(view, as_json=as_json)
-            return _print_documents(view, form)
+    if dry_run:
+        view = app.plan(function, _arguments(program, options))
+        if form is None:
+            return _print_plan(view, as_json=as_json)
+        return _print_documents(view, form)
+    handle = app.submit(function, _arguments(program, options))
     if detach:
         output.line(handle.job_id)
         return exit_codes.OK
     return _follow(handle, program, all_hosts, checks=bool(options["compile_check"]))
-
-
-@contextlib.contextmanager
-def _naming_flags() -> Iterator[None]:
-    """Have messages about options name them as they are written here."""
-    try:
-        yield
-    except UsageError as error:
-        error.args = (name_flags(str(error)), *error.args[1:])
-        raise
-
-
-def name_flags(message: str) -> str:
-    """Return a message with the flags of the options that it names as arguments of Python."""
-    flags = {row.name: row.flag.names for row in TABLE.values() if row.flag is not None}
-
-    def write_flag(found: re.Match[str]) -> str:
-        flag = next(name for name in flags[found["name"]] if name.startswith("--"))
-        value = (found["value"] or "").strip("()").replace(", ", ":")
-        value = value if " " in value else value.strip('"')
-        return f"{flag} {value}" if value not in ("", "True") else flag
-
-    names = "|".join(flags)
-    value = r'"[^"]+"|\(\w+, \w+\)|\w+(?:\.\d+)?'
-    named = rf"(?<![-\w/'\"])(?P<name>{names})=(?![\[{{'])(?P<value>{value})?"
-    return re.sub(named, write_flag, message)
 
 
 def _check_elastic(options: Mapping[str, Any]) -> None:
@@ -373,16 +336,11 @@ def _report_failure(
         where = (
             "" if len(outcome.reports) == 1 else f" on host {first.host} of {len(outcome.reports)}"
         )
-        hint = (
-            programs.find_misplaced(program, run.option_names())
-            if first.exit_code == exit_codes.USAGE
-            else ""
-        )
         shown = all_hosts or not first.host
         unseen = [] if shown else _describe_unseen(handle, first.host, outcome)
         output.error(
             f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).",
-            "\n".join(filter(None, (*unseen, hint))),
+            "\n".join(unseen),
         )
     else:
         print_failure(handle, seen=True)
