@@ -84,6 +84,28 @@ def test_a_cpu_host_of_a_cluster_has_its_devices_and_no_address_of_a_simulation(
     assert not {"JAX_COORDINATOR_BIND_ADDRESS", "GLOO_SOCKET_IFNAME"} & set(env)
 
 
+@pytest.mark.parametrize(
+    ("platform", "clients"), [("tpu", "tpu,cpu"), ("gpu", "cuda,cpu"), ("proxy", "proxy,cpu")]
+)
+def test_jax_has_the_processor_beside_an_accelerator(platform, clients):
+    world = World("127.0.0.1:1", 1, 0, 0, platform, simulated=False)
+    assert jaxworld.environ(world, {}, {}, automatic=True)["JAX_PLATFORMS"] == clients
+    asked = {"JAX_PLATFORMS": platform}
+    assert jaxworld.environ(world, {}, asked, automatic=True)["JAX_PLATFORMS"] == platform
+
+
+@pytest.mark.parametrize(("file", "warns"), [("/dev/null", False), ("/dev/absent", True)])
+def test_a_host_without_its_gpu_says_so(monkeypatch, capsys, file, warns):
+    """JAX falls back to the processor without a word."""
+    monkeypatch.setattr(jaxworld, "GPU_FILES", (file,))
+    monkeypatch.setattr(jaxworld.os, "environ", {})
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    monkeypatch.delitem(sys.modules, "jax.distributed", raising=False)
+    jaxworld.enter(World("127.0.0.1:1", 1, 0, 0, "gpu", simulated=False), joins=False)
+    assert ("no NVIDIA GPU" in capsys.readouterr().err) == warns
+
+
 def test_what_programs_inherit_is_completed_once():
     env = {"PYTHONPATH": "/mine"}
     for _ in range(2):

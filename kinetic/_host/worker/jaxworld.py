@@ -27,6 +27,8 @@ STARTUP = str(Path(__file__).parent / "startup")
 _THREADS_PER_DEVICE = 4
 """Two are enough for a loop in one thread; launches in other threads and callbacks may occupy
 more."""
+GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
+"""Without any of them JAX passes over its client for GPUs without a word."""
 _CONSEQUENCE_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
 _STATUS = tuple(
     f"{code}: "
@@ -63,7 +65,7 @@ def environ(
     """
     # JAX sets it, too; but what is unpickled may name jaxlib first, which logs what devices it has.
     env = {"TF_CPP_MIN_LOG_LEVEL": "1", **base} | {
-        "JAX_PLATFORMS": _platform(world),
+        "JAX_PLATFORMS": _platforms(world),
         "KERAS_BACKEND": "jax",
     }
     env["JAX_ENABLE_PREEMPTION_SERVICE"] = (
@@ -92,10 +94,16 @@ def environ(
     )
 
 
-def _platform(world: World) -> str:
-    """What JAX calls the devices. Virtual ones are a processor's, unless they take the place of
-    Pathways'."""
-    return "cpu" if world.simulated and world.platform != PROXY else world.platform
+def _platforms(world: World) -> str:
+    """The clients that JAX starts, the default first: "tpu,cpu", "cuda,cpu", "proxy,cpu" or "cpu".
+
+    Callbacks (`jax.debug.print`, `pure_callback`) and `keras.distribution` need a processor beside
+    an accelerator. "gpu" stands for "cuda,rocm,oneapi", of which JAX would demand all. Virtual
+    devices are a processor's, unless they take the place of Pathways'.
+    """
+    if world.platform == "cpu" or (world.simulated and world.platform != PROXY):
+        return "cpu"
+    return f"{'cuda' if world.platform == 'gpu' else world.platform},cpu"
 
 
 def _threads(devices: int, cores: int) -> int:
@@ -161,6 +169,11 @@ def enter(world: World, joins: bool | str, slices: ElasticSlices | None = None) 
     """Have this worker join the world: now (True), when JAX is first used ("lazy"), or when the
     function asks. `slices` are those that may be lost while it lives on."""
     joining.complete(os.environ, world, STARTUP)
+    if _platforms(world).startswith("cuda") and not any(Path(file).exists() for file in GPU_FILES):
+        print(  # noqa: T201
+            "kinetic: this host has no NVIDIA GPU, so JAX will compute on its processor.",
+            file=sys.stderr,
+        )
     if "jax" in sys.modules:
         _configure(world)
     attach = functools.partial(joining.attach, world, automatic=joins == "lazy", owner=os.getpid())
@@ -168,7 +181,7 @@ def enter(world: World, joins: bool | str, slices: ElasticSlices | None = None) 
         attach()
     else:
         sys.meta_path.insert(0, Awaiting("jax.distributed", attach))
-    if _platform(world) == PROXY and joins != "program":
+    if world.platform == PROXY and joins != "program":
         from kinetic._host.worker import proxy
 
         if proxy.register(world, slices) and joins is not False:
@@ -204,7 +217,8 @@ def _configure(world: World) -> None:
     """Set what an already imported JAX would have read from the environment."""
     joining.configure({"jax_enable_preemption_service": False})
     if world.simulated:
-        joining.configure({"jax_platforms": _platform(world), "jax_num_cpu_devices": world.devices})
+        platforms = _platforms(world)
+        joining.configure({"jax_platforms": platforms, "jax_num_cpu_devices": world.devices})
 
 
 def leave() -> None:
