@@ -5,20 +5,14 @@ In: the words after `kinetic`, or a shell's question. Out: an exit code.
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import NoReturn
 
 from kinetic._system import streams
 
-_GARBAGE_THRESHOLD = 50_000
-"""New objects before the collector looks for cycles: most commands end earlier, and nearly all
-objects made by imports stay alive."""
-
 
 def main() -> NoReturn:
     """Run the command line of this process, or answer a shell that completes one."""
-    gc.set_threshold(_GARBAGE_THRESHOLD)
     streams.replace_closed()
     streams.escape()
     from kinetic.cli import root
