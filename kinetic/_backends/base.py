@@ -319,6 +319,33 @@ class Explains(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PoolRow:
+    """Machines of one kind that a place has now.
+
+    Attributes:
+        name: as `accelerator=` takes it; "" if kinetic has no name for it.
+        kind: what the place calls it: "tpu-v6e-slice", "TPU v6e-16".
+        pool: the name of their node pool; "" for none.
+        topology: of the slices that the nodes form, or "".
+        nodes: how many there are.
+        ready: how many of them take work now.
+        each: chips, GPUs or processors of one node.
+        slices: complete slices that the ready nodes form.
+        is_spot: whether they may be taken away.
+    """
+
+    name: str
+    kind: str
+    nodes: int
+    ready: int
+    each: float
+    slices: int
+    pool: str = ""
+    topology: str = ""
+    is_spot: bool = False
+
+
 @runtime_checkable
 class Capacity(Protocol):
     """Optional: a backend that knows how many jobs run well at a time."""

@@ -63,74 +63,71 @@ class PlanView:
         return drawing.html(picture)
 
     def _rows(self) -> list[tuple[str, str]]:
-        plan = self.plan
-        place = plan.place
-        stands_in = f" (stands in for {place.stands_in_for})" if place.stands_in_for else ""
+        shown = [f"{path} ({size_bytes:,})" for path, size_bytes in self.files[:_LARGEST_SHOWN]]
+        more = len(self.files) - len(shown)
+        kinds = Counter(str(document.get("kind", "?")) for document in self.documents)
+        named = [f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.items()]
         rows = {
-            "backend": place.backend + stands_in,
-            "cluster": ", namespace ".join(filter(None, (place.cluster, place.namespace))),
-            "gang": f"{plan.hosts} x {plan.devices_per_host} ({self._unit()}; {self._shape()})",
-            "price": self._price(),
-            "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
-            "source": self._source(),
-            "editable": ", ".join(rel or "." for rel in plan.editable_rel),
-            "files": self._largest(),
-            "installs": self._installs(),
-            "data": ", ".join(
-                each.source + (f" at {each.mount}" if each.mount else "") for each in plan.data
-            ),
-            "env": ", ".join([*plan.options.env, *plan.captured]),
-            "secrets": ", ".join(plan.secrets),
-            "jax": ", ".join(f"{name}={value}" for name, value in plan.jax_options.items()),
-            "creates": ", ".join(self._kinds()),
+            "files": ", ".join([*shown, f"{more:,} more"] if more else shown),
+            "creates": ", ".join(named),
         }
-        return [(name, value) for name, value in rows.items() if value] + [
-            ("warning", text) for text in self.warnings
+        return [
+            *describe_plan(self.plan),
+            *((name, value) for name, value in rows.items() if value),
+            *(("warning", text) for text in self.warnings),
         ]
 
-    def _price(self) -> str:
-        cost, budget = self.plan.cost, self.plan.limits.budget
-        if cost is None:
-            return ""
-        rate = f"{in_usd(cost.usd_per_hour)} an hour ({cost.origin})"
-        if cost.is_simulated:
-            return f"nothing here; about {rate} for real slices"
-        limit = f"; stops after its {budget.partition(' (')[0]}" if budget else ""
-        return f"about {rate}{limit}"
 
-    def _kinds(self) -> list[str]:
-        kinds = Counter(str(document.get("kind", "?")) for document in self.documents)
-        return [f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.items()]
-
-    def _largest(self) -> str:
-        shown = [f"{path} ({size_bytes:,})" for path, size_bytes in self.files[:_LARGEST_SHOWN]]
-        more = (
-            [f"{len(self.files) - _LARGEST_SHOWN:,} more"]
-            if len(self.files) > _LARGEST_SHOWN
-            else []
-        )
-        return ", ".join(shown + more)
-
-    def _installs(self) -> str:
-        listed = self.plan.requirements
-        version = self.plan.versions.kinetic
-        return "" if listed is None else f"kinetic {version}, list sha256 {listed.digest[:12]}"
-
-    def _unit(self) -> str:
-        single = self.plan.has_single_controller
-        return "single controller x devices" if single else "hosts x devices"
-
-    def _shape(self) -> str:
-        slices, elastic = self.plan.options.most_slices, self.plan.options.elastic
-        one = f"{self.plan.topology.kind} {self.plan.topology.shape_text}"
-        least = f"{elastic.least} to " if elastic and elastic.least < slices else ""
-        return one if slices == 1 else f"{least}{slices} slices of {one}"
-
-    def _source(self) -> str:
-        tree = self.plan.tree
-        if tree is None:
-            return "none"
-        return (
-            f"{tree.files:,} files, {tree.size_bytes:,} bytes of {self.plan.client_root}, sha256 "
+def describe_plan(plan: Plan) -> list[tuple[str, str]]:
+    """Return names and values of what a plan says, for people; values of variables are left out:
+    they may be secrets."""
+    place, tree, options = plan.place, plan.tree, plan.options
+    stands_in = f" (stands in for {place.stands_in_for})" if place.stands_in_for else ""
+    source = "none"
+    if tree is not None:
+        source = (
+            f"{tree.files:,} files, {tree.size_bytes:,} bytes of {plan.client_root}, sha256 "
             f"{tree.manifest.digest[:12]}"
         )
+    installs = ""
+    if plan.requirements is not None:
+        digest = plan.requirements.digest[:12]
+        installs = f"kinetic {plan.versions.kinetic}, list sha256 {digest}"
+    rows = {
+        "backend": place.backend + stands_in,
+        "cluster": ", namespace ".join(filter(None, (place.cluster, place.namespace))),
+        "gang": _describe_gang(plan),
+        "price": _describe_price(plan),
+        "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
+        "source": source,
+        "editable": ", ".join(rel or "." for rel in plan.editable_rel),
+        "installs": installs,
+        "data": ", ".join(
+            data.source + (f" at {data.mount}" if data.mount else "") for data in plan.data
+        ),
+        "env": ", ".join([*options.env, *plan.captured]),
+        "secrets": ", ".join(plan.secrets),
+        "jax": ", ".join(f"{name}={value}" for name, value in plan.jax_options.items()),
+    }
+    return [(name, value) for name, value in rows.items() if value]
+
+
+def _describe_gang(plan: Plan) -> str:
+    slices, elastic = plan.options.most_slices, plan.options.elastic
+    unit = "single controller x devices" if plan.has_single_controller else "hosts x devices"
+    shape = f"{plan.topology.kind} {plan.topology.shape_text}"
+    if slices > 1:
+        least = f"{elastic.least} to " if elastic and elastic.least < slices else ""
+        shape = f"{least}{slices} slices of {shape}"
+    return f"{plan.hosts} x {plan.devices_per_host} ({unit}; {shape})"
+
+
+def _describe_price(plan: Plan) -> str:
+    cost, budget = plan.cost, plan.limits.budget
+    if cost is None:
+        return ""
+    rate = f"{in_usd(cost.usd_per_hour)} an hour ({cost.origin})"
+    if cost.is_simulated:
+        return f"nothing here; about {rate} for real slices"
+    limit = f"; stops after its {budget.partition(' (')[0]}" if budget else ""
+    return f"about {rate}{limit}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kinetic._client.board import shape, text
+from kinetic._client.board import text
+from kinetic._client.plan_view import describe_plan
 from kinetic._core import layout
 from kinetic.errors import NotFound
 
@@ -39,26 +40,17 @@ def _show(value: Any) -> str:
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:
-    slices = plan.options.most_slices
-    one = f"{shape.name_slice(plan.topology)} · {text.count(plan.topology.chips, 'chip')}"
-    rows = {
-        "Function": plan.name,
-        "Slice": f"{slices} x {one}" if slices > 1 else one,
-        "Hosts": f"{plan.hosts} with {text.count(plan.devices_per_host, 'device')} each",
-        "Place": " · ".join(filter(None, (plan.place.backend, plan.place.cluster))),
-        "Payload": f"{text.size(plan.payload.size_bytes)}, sha256 {plan.payload.digest[:12]}",
-        "Data": ", ".join(
-            each.source + (f" at {each.mount}" if each.mount else "") for each in plan.data
-        ),
-        "Variables": ", ".join([*plan.options.env, *plan.captured]),
-        "Secrets": ", ".join(plan.secrets),
-        "JAX": ", ".join(f"{name}={value}" for name, value in plan.jax_options.items()),
-        "Labels": ", ".join(f"{name}={value}" for name, value in plan.labels.items()),
-        "Output folder": plan.output_dir or "",
-        "Versions": f"Python {plan.versions.python}, kinetic {plan.versions.kinetic}",
-        "Sent from": plan.client_root,
+    more = {
+        "labels": ", ".join(f"{name}={value}" for name, value in plan.labels.items()),
+        "output folder": plan.output_dir or "",
+        "versions": f"Python {plan.versions.python}, kinetic {plan.versions.kinetic}",
+        "sent from": plan.client_root,
     }
-    return [(name, text.printable(value)) for name, value in rows.items() if value]
+    return [
+        (name.capitalize(), text.printable(value))
+        for name, value in [*describe_plan(plan), *more.items()]
+        if value
+    ]
 
 
 def has_compile_report(store: Store, ref: JobRef) -> bool:

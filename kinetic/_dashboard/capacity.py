@@ -6,10 +6,11 @@ In: settings. Out: a table.
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import NamedTuple
 
+from kinetic._client.board import pools, text
 from kinetic._config import settings as configuration
-from kinetic._config.settings import Settings
 
 
 class CapacityTable(NamedTuple):
@@ -28,48 +29,20 @@ def read_capacity() -> CapacityTable:
         KineticError: it does not answer, or lets nobody in.
     """
     settings = configuration.load()
-    if settings.is_for_ray:
-        return _read_ray(settings)
-    if settings.cluster:
-        return _read_cluster(settings)
-    return _read_machine()
-
-
-def _read_cluster(settings: Settings) -> CapacityTable:
-    from kinetic._backends.kubernetes import cluster
-
-    rows = tuple(
-        (
-            each.name or "–",
-            each.pool.name or "–",
-            each.pool.topology or "–",
-            f"{each.pool.ready} of {each.pool.nodes}",
-            str(each.slices),
-            "spot" if each.pool.spot else "",
-        )
-        for each in cluster.list_accelerators(settings)
-    )
+    if not settings.is_for_ray and not settings.cluster:
+        return _read_machine()
+    rows = pools.list_pools(settings)
+    unused = pools.unused_columns(rows)
+    is_shown = [name not in unused for name in pools.COLUMNS]
     return CapacityTable(
-        f"Cluster {settings.cluster}",
-        "What its node pools have now, busy or not. Pools that are scaled to zero are not shown.",
-        ("Accelerator", "Node pool", "Topology", "Nodes ready", "Slices", ""),
-        rows,
+        "Ray cluster" if settings.is_for_ray else f"Cluster {settings.cluster}",
+        "What its nodes have now, busy or not. Node pools that are scaled to zero are not shown.",
+        tuple(name.capitalize() for name in compress(pools.COLUMNS, is_shown)),
+        tuple(tuple(compress(pools.cells(row), is_shown)) for row in rows),
     )
-
-
-def _read_ray(settings: Settings) -> CapacityTable:
-    from kinetic._backends.ray import checks
-
-    rows = tuple(
-        (each.name or "–", each.kind, each.topology or "–", str(each.nodes), f"{each.each:g}")
-        for each in checks.list_resources(settings)
-    )
-    columns = ("Accelerator", "Resource", "Topology", "Nodes", "On each")
-    return CapacityTable("Ray cluster", "What its nodes have now, busy or not.", columns, rows)
 
 
 def _read_machine() -> CapacityTable:
-    from kinetic._client.board import text
     from kinetic._system import machine
 
     processors, free = machine.usable_cpus(), machine.available_memory_bytes()

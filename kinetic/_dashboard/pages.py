@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from kinetic._client import killing
-from kinetic._client.board import text
+from kinetic._client.board import colours, text
 from kinetic._client.board.spending import SpendingWatch
 from kinetic._core.gang import blame
 from kinetic._core.ref import JobRef
@@ -113,7 +113,7 @@ def make_app(access: JobAccess, is_ending: Callable[[], bool]) -> Starlette:
 def read_style() -> str:
     """Return the style sheet, which is a part of each page: nothing is painted before it is there,
     and to ask for it takes as long as to ask for the page."""
-    return _read_static("dashboard.css")
+    return f"{_read_static('dashboard.css')}{colours.css()}\n"
 
 
 def _read_static(name: str) -> str:

@@ -25,34 +25,6 @@ if TYPE_CHECKING:
     from kinetic._client.board.line_prefix import Prefixer
     from kinetic._core.log_format import LogChunk
 
-_STATE_STYLES: dict[str, str] = {
-    # JobStatus
-    "RUNNING": "cyan",
-    "PENDING": "yellow",
-    "SUCCEEDED": "green",
-    "FAILED": "red",
-    "CANCELLED": "magenta",
-    # HostState
-    "running": "cyan",
-    "returned": "green",
-    "stalled": "yellow",
-    "pending": "yellow",
-    "joined": "yellow",
-    "failed": "red",
-    "stopped": "magenta",
-    # Activity
-    "preparing": "yellow",
-    "waiting": "yellow",
-    "starting": "yellow",
-    "joining": "yellow",
-    "silent": "red",
-    # Level of a finding of `doctor`
-    "ok": "green",
-    "warn": "yellow",
-    "problem": "red",
-}
-
-
 _NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 _LINES_BELOW = 3
 
@@ -345,11 +317,11 @@ def _cell(words: str, *, wraps: bool) -> Text:
 
 
 def _style(words: str) -> str:
-    if words in _STATE_STYLES:
-        return _STATE_STYLES[words]
+    from kinetic._client.board import colours
     from kinetic._core.exits import Exit
 
-    return _STATE_STYLES[Exit(words).kind.shown] if words in set(Exit) else ""
+    state = str(Exit(words).kind.shown) if words in set(Exit) else words.lower()
+    return colours.TERMINAL.get(colours.STATES.get(state, ""), "")
 
 
 def failure(problem: BaseException) -> None:

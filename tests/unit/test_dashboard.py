@@ -21,7 +21,7 @@ from dashboard_world import NOW, World, ask, path_of
 
 import kinetic
 from kinetic._client.batch.manifest import Batch, Manifest
-from kinetic._client.board import activity, shape
+from kinetic._client.board import activity, colours, shape
 from kinetic._client.board.spending import SpendingWatch
 from kinetic._compile.checked import CheckReport
 from kinetic._compile.report import describe_refusal
@@ -371,11 +371,13 @@ def test_a_search_that_nobody_waits_for_ends(server: DashboardServer, world: Wor
 # -- nothing is promised that is not there ---------------------------------------------------------
 
 
-def test_states_that_are_coloured_are_all_that_there_are():
-    style = (Path(kinetic.__file__).parent / "_dashboard/static/dashboard.css").read_text()
+def test_every_state_has_its_colour():
     from kinetic._client.batch.ledger import InputState
     from kinetic._core.exits import HostState
 
     states = [*JobStatus, *HostState, *Activity, *InputState, activity.SAVING]
-    missing = {str(each).lower() for each in states if f".s-{str(each).lower()}" not in style}
-    assert missing == {"planned"}  # nothing that was planned only has a page
+    assert {str(each).lower() for each in states} <= colours.STATES.keys()
+    style = (Path(kinetic.__file__).parent / "_dashboard/static/dashboard.css").read_text()
+    for colour in colours.STATES.values():
+        assert f"--{colour}:" in style
+        assert colour in colours.TERMINAL.keys() & colours.NOTEBOOK.keys()

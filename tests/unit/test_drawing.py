@@ -132,21 +132,6 @@ def test_an_accelerator_of_a_later_version_has_hosts_without_chips():
     assert "inline-block" not in drawing.html(unknown)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (-1, "0 s"),
-        (0.9, "0 s"),
-        (59, "59 s"),
-        (200, "3 min 20 s"),
-        (3600, "1 h 0 min"),
-        (7500, "2 h 5 min"),
-    ],
-)
-def test_durations(seconds, words):
-    assert drawing.duration(seconds) == words
-
-
 # -- states ----------------------------------------------------------------------------------------
 
 
@@ -160,7 +145,7 @@ def test_the_verdict_says_how_each_host_ended():
     outcome = judge(4, reports, blamed=(1,), now=NOW + 5)
     shown = drawing.of_job(ref(), "failed", [], outcome, NOW + 1000)
     assert shown.hosts == ("returned", "failed", "stopped", "stopped")
-    assert "5 s" in shown.facts, "an ended job shows how long it took"
+    assert "5.0s" in shown.facts, "an ended job shows how long it took"
     assert "host 1" in Page(drawing.html(shown)).text
 
 

@@ -182,7 +182,7 @@ def test_node_pools_are_listed_by_the_names_that_options_take() -> None:
     for made in nodes[:7]:
         made["metadata"]["labels"] |= machine
     big, odd = checks.live_accelerators(nodes)
-    assert (big.name, big.pool.name, big.slices) == ("tpu-v6e-16", "big", 1)
+    assert (big.name, big.pool, big.slices) == ("tpu-v6e-16", "big", 1)
     assert (odd.name, odd.slices) == ("", 0)
 
 

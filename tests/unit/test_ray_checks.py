@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from kinetic._backends.ray.checks import RayFacts, RayResource, collect_resources, judge
+from kinetic._backends.base import PoolRow
+from kinetic._backends.ray.checks import RayFacts, collect_resources, judge
 from kinetic._core.findings import Level
 from kinetic._ray.jobs_api import RayNode
 from kinetic.cli.root import call
@@ -62,9 +63,9 @@ def test_a_store_without_its_keeper_is_no_problem():
 
 def test_resources_are_named_as_jobs_ask_for_them():
     assert collect_resources((HEAD, *HOSTS, DEAD, GPU)) == (
-        RayResource("cpu:8", "CPU", "", 1, 8.0, 1),
-        RayResource("", "GPU A100", "", 1, 2.0, 1),
-        RayResource("tpu-v6e-16", "TPU v6e-16", "4x4", 4, 4.0, 1),
+        PoolRow("cpu:8", "CPU", 1, 1, 8.0, 1),
+        PoolRow("", "GPU A100", 1, 1, 2.0, 1),
+        PoolRow("tpu-v6e-16", "TPU v6e-16", 4, 4, 4.0, 1, topology="4x4"),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 
+from kinetic._backends.base import PoolRow
 from kinetic._backends.kubernetes import addons, controllers
 from kinetic._backends.kubernetes import nodes as pools
 from kinetic._backends.kubernetes.addons import Asked, MultiTier, Networks
@@ -351,34 +352,27 @@ def why_not(facts: Facts, *, hosts: int) -> str:
     return next((f"{t.detail[0].upper()}{t.detail[1:]}. {t.remedy}" for t in troubles), "")
 
 
-@dataclass(frozen=True)
-class LiveAccelerator:
-    """What a node pool offers, by kinetic's name for it.
-
-    Attributes:
-        name: as `accelerator=` takes it; "" if kinetic has none.
-        pool: its nodes.
-        slices: complete slices for which the pool has nodes that take pods now.
-    """
-
-    name: str
-    pool: NodePool
-    slices: int
-
-
-def live_accelerators(nodes: Iterable[Document]) -> tuple[LiveAccelerator, ...]:
+def live_accelerators(nodes: Iterable[Document]) -> tuple[PoolRow, ...]:
     """Return what the node pools of a cluster offer: `kinetic accelerators --live`."""
     known = catalog_rows()
     return tuple(_live(pool, known) for pool in pools.pools_of(nodes) if pool.accelerator)
 
 
-def _live(pool: NodePool, known: Iterable[Topology]) -> LiveAccelerator:
+def _live(pool: NodePool, known: Iterable[Topology]) -> PoolRow:
     fitting = [row for row in known if _fits(row, pool)]
     named = next((r for r in fitting if r.machine_type == pool.machine), None)
-    found = named or next(iter(fitting), None)
-    if found is None:
-        return LiveAccelerator("", pool, 0)
-    return LiveAccelerator(found.name, pool, pool.ready // max(1, found.hosts))
+    row = named or next(iter(fitting), None)
+    return PoolRow(
+        row.name if row else "",
+        pool.accelerator,
+        pool.nodes,
+        pool.ready,
+        pool.chips_each,
+        pool.ready // max(1, row.hosts) if row else 0,
+        pool.name,
+        pool.topology,
+        pool.spot,
+    )
 
 
 def _fits(row: Topology, pool: NodePool) -> bool:

@@ -19,9 +19,9 @@ from kinetic._system.distribution import make_install_command
 from kinetic.errors import KineticError, PreflightError
 
 if TYPE_CHECKING:
+    from kinetic._backends.base import PoolRow
     from kinetic._backends.kubernetes.api import Api, CallLimits
     from kinetic._backends.kubernetes.backend import KubernetesBackend
-    from kinetic._backends.kubernetes.checks import LiveAccelerator
     from kinetic._backends.kubernetes.image_builds import BundledImages
     from kinetic._backends.kubernetes.pods import PodSettings
     from kinetic._config.settings import Settings
@@ -62,7 +62,7 @@ def settle(place: Place) -> Place:
     return replace(place, context=context, namespace=place.namespace or access.namespace)
 
 
-def list_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
+def list_accelerators(settings: Settings) -> tuple[PoolRow, ...]:
     """Return what the node pools of the configured cluster offer now.
 
     Raises:

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from kinetic._backends.base import PoolRow
 from kinetic._backends.ray import access
 from kinetic._config.settings import Settings
 from kinetic._core.accelerators.catalog import catalog_rows
@@ -46,27 +47,6 @@ class RayFacts:
     nodes: tuple[RayNode, ...] = ()
     python: str = ""
     has_keeper: bool = False
-
-
-@dataclass(frozen=True)
-class RayResource:
-    """What nodes of one kind have.
-
-    Attributes:
-        name: as `accelerator=` takes it; "" if kinetic has no name for it.
-        kind: what Ray calls it, such as "TPU v6e-16".
-        topology: of the slices that nodes form, or "".
-        nodes: how many there are.
-        each: chips, GPUs or processors of one node.
-        slices: complete slices, or nodes where each is one.
-    """
-
-    name: str
-    kind: str
-    topology: str
-    nodes: int
-    each: float
-    slices: int
 
 
 def gather(api: JobsApi) -> RayFacts:
@@ -177,7 +157,7 @@ def _check_store(facts: RayFacts, store: str) -> list[Finding]:
     return [ok("store", text)]
 
 
-def list_resources(settings: Settings) -> tuple[RayResource, ...]:
+def list_resources(settings: Settings) -> tuple[PoolRow, ...]:
     """Return what the configured cluster has now.
 
     Raises:
@@ -191,7 +171,7 @@ def list_resources(settings: Settings) -> tuple[RayResource, ...]:
         api.close()
 
 
-def collect_resources(nodes: Iterable[RayNode]) -> tuple[RayResource, ...]:
+def collect_resources(nodes: Iterable[RayNode]) -> tuple[PoolRow, ...]:
     """Return what nodes have, by kind. Pure."""
     found: Counter[tuple[str, str, float]] = Counter()
     for node in nodes:
@@ -208,11 +188,11 @@ def _kind_of(node: RayNode) -> tuple[str, str, float]:
     return "CPU", "", node.resources.get("CPU", 0.0)
 
 
-def _name_resource(kind: str, topology: str, each: float, nodes: int) -> RayResource:
+def _name_resource(kind: str, topology: str, each: float, nodes: int) -> PoolRow:
     generation = kind.removeprefix("TPU ").partition("-")[0]
     if not topology:
         name = f"cpu:{each:g}" if kind == "CPU" and each else ""
-        return RayResource(name, kind, "", nodes, each, nodes)
+        return PoolRow(name, kind, nodes, nodes, each, nodes)
     row = next(
         (
             row
@@ -225,4 +205,4 @@ def _name_resource(kind: str, topology: str, each: float, nodes: int) -> RayReso
         None,
     )
     slices = nodes // row.hosts if row else 0
-    return RayResource(row.name if row else "", kind, topology, nodes, each, slices)
+    return PoolRow(row.name if row else "", kind, nodes, nodes, each, slices, topology=topology)

@@ -13,36 +13,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from kinetic._client.board import text as words
+from kinetic._client.board.colours import rgb
 from kinetic._client.board.shape import topology_of
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.events import GangEvent
-from kinetic._core.exits import HostState
 from kinetic._core.gang.picture import picture_of
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 
-_COLOURS: dict[str, str] = {
-    HostState.PENDING: "139,141,152",
-    HostState.JOINED: "217,130,43",
-    HostState.RUNNING: "59,130,246",
-    HostState.STALLED: "202,138,4",
-    HostState.RETURNED: "34,160,107",
-    HostState.FAILED: "229,72,77",
-    HostState.STOPPED: "139,141,152",
-    HostState.PLANNED: "139,141,152",
-}
-"""Mid tones as red, green, blue: visible on white and on black."""
-_LIKE: dict[str, str] = {
-    "succeeded": HostState.RETURNED,
-    "cancelled": HostState.STOPPED,
-    "not_found": HostState.STOPPED,
-    "gone": HostState.STOPPED,
-    "skipped": HostState.STOPPED,
-    "live": HostState.RUNNING,
-    "refused": HostState.FAILED,
-}
-"""States of jobs and inputs that are drawn like a host's."""
 DETAILED_JOBS = 24
 """Batches up to this size are drawn with the hosts and chips of each job."""
 _DETAILED_HOSTS = 64
@@ -84,11 +64,7 @@ class Picture:
 def html(picture: Picture) -> str:
     """Return the drawing."""
     facts = "".join(f' <span style="opacity:.75">· {escape(fact)}</span>' for fact in picture.facts)
-    state = (
-        f" · {_dot(_LIKE.get(picture.state, picture.state))} {escape(picture.state)}"
-        if picture.state
-        else ""
-    )
+    state = f" · {_dot(picture.state)} {escape(picture.state)}" if picture.state else ""
     parts = [
         f'<div style="margin-bottom:6px"><b>{escape(picture.title)}</b>{state}{facts}</div>',
         _slices(picture),
@@ -107,7 +83,7 @@ def of_job(
 ) -> Picture:
     """Return the picture of a job, running or ended."""
     until = outcome.ended_at if outcome is not None and outcome.ended_at else now
-    facts = (ref.job_id, ref.accelerator, duration(until - ref.created_at))
+    facts = (ref.job_id, ref.accelerator, words.duration(until - ref.created_at))
     reason = (
         (("reason", outcome.reason),)
         if outcome is not None and outcome.reason and not outcome.ok
@@ -147,7 +123,7 @@ def batch_html(title: str, facts: Sequence[str], jobs: Sequence[Picture]) -> str
 
 
 def _job(index: int, job: Picture) -> str:
-    colour = _COLOURS.get(_LIKE.get(job.state, job.state), _COLOURS[HostState.PENDING])
+    colour = rgb(job.state)
     chips = min(job.topology.chips_per_host, _MOST_CHIPS) if job.topology is not None else 0
     rows = "".join(
         f'<div style="line-height:1">{_chips(state, chips)}</div>'
@@ -183,18 +159,6 @@ def summary(states: Sequence[str], noun: str = "host") -> str:
         else ", ".join(f"{n:,} {state}" for state, n in counts.most_common())
     )
     return f"{noun}: {told}" if told else noun
-
-
-def duration(seconds: float) -> str:
-    """Return "7 s", "3 min 20 s", "2 h 5 min"."""
-    whole = max(int(seconds), 0)
-    if whole < 60:
-        return f"{whole} s"
-    return (
-        f"{whole // 60} min {whole % 60} s"
-        if whole < 3600
-        else f"{whole // 3600} h {whole % 3600 // 60} min"
-    )
 
 
 def _slices(picture: Picture) -> str:
@@ -238,7 +202,7 @@ def _slice(picture: Picture, index: int, states: Sequence[str], first: int, coun
 
 
 def _host(state: str, index: int, topology: Topology | None) -> str:
-    colour = _COLOURS.get(state, _COLOURS[HostState.PENDING])
+    colour = rgb(state)
     chips = min(topology.chips_per_host, _MOST_CHIPS) if topology is not None else 0
     below = f'<div style="line-height:1">{_chips(state, chips)}</div>' if chips else ""
     words = f'<div style="font-size:11px;white-space:nowrap">{index} {escape(state)}</div>'
@@ -252,7 +216,7 @@ def _host_px(topology: Topology | None) -> int:
 
 
 def _chips(state: str, count: int) -> str:
-    colour = _COLOURS.get(state, _COLOURS[HostState.PENDING])
+    colour = rgb(state)
     square = (
         "display:inline-block;width:9px;height:9px;margin:0 2px 2px "
         f"0;border-radius:2px;background:rgb({colour})"
@@ -268,13 +232,13 @@ def _box(colour: str) -> str:
 
 
 def _square(state: str, index: int, _topology: Topology | None, noun: str = "host") -> str:
-    colour = _COLOURS.get(_LIKE.get(state, state), _COLOURS[HostState.PENDING])
+    colour = rgb(state)
     style = f"width:9px;height:9px;border-radius:2px;background:rgb({colour})"
     return f'<div title="{noun} {index}: {escape(state, quote=True)}" style="{style}"></div>'
 
 
 def _dot(state: str) -> str:
-    return f'<span style="color:rgb({_COLOURS.get(state, _COLOURS[HostState.PENDING])})">●</span>'
+    return f'<span style="color:rgb({rgb(state)})">●</span>'
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:

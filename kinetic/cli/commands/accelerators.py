@@ -18,8 +18,6 @@ from kinetic.cli.lazy import complete_with
 from kinetic.cli.options import json_option
 
 if TYPE_CHECKING:
-    from kinetic._backends.kubernetes.checks import LiveAccelerator
-    from kinetic._backends.ray.checks import RayResource
     from kinetic._config.settings import Settings
 
 _COLUMNS = (
@@ -38,12 +36,6 @@ _NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST", "$/HOUR", "SPOT")
 _WIDE = 90
 _LEFT_OUT = {"KIND": _WIDE, "CHIPS/HOST": 70}
 """Columns that narrower terminals do without: the other ones tell the same."""
-
-_LIVE_COLUMNS = ("NAME", "NODE POOL", "ACCELERATOR", "TOPOLOGY", "NODES", "READY", "SLICES", "SPOT")
-_LIVE_NUMBERS = ("NODES", "READY", "SLICES")
-
-_RAY_COLUMNS = ("NAME", "RESOURCE", "TOPOLOGY", "NODES", "EACH", "SLICES")
-_RAY_NUMBERS = ("NODES", "EACH", "SLICES")
 
 _HELP = """List the accelerators that jobs can ask for.
 
@@ -99,54 +91,21 @@ def accelerators(words: str | None, as_json: bool, live: bool, **place: str | No
 
 
 def _print_live(words: str | None, flags: dict[str, str | None], *, as_json: bool) -> None:
-    from kinetic._backends.kubernetes import cluster
+    from kinetic._client.board import pools
     from kinetic._config import settings
 
-    chosen = settings.load(flags=flags)
-    if chosen.is_for_ray:
-        _print_ray(words, chosen, as_json=as_json)
-        return
-    found = cluster.list_accelerators(chosen)
-    rows = [row for row in found if not words or words.lower() in row.name]
+    rows = [
+        row
+        for row in pools.list_pools(settings.load(flags=flags))
+        if not words or words.lower() in f"{row.name} {row.kind}".lower()
+    ]
     if as_json:
-        output.json_document([_live_document(row) for row in rows])
-    else:
-        cells = [_live_cells(row) for row in rows]
-        output.table(_LIVE_COLUMNS, cells, right=_LIVE_NUMBERS)
-
-
-def _print_ray(words: str | None, settings: Settings, *, as_json: bool) -> None:
-    from kinetic._backends.ray import checks
-
-    found = checks.list_resources(settings)
-    rows = [row for row in found if not words or words.lower() in f"{row.name} {row.kind}".lower()]
-    if as_json:
-        output.json_document([asdict(row) for row in rows])
-    else:
-        output.table(_RAY_COLUMNS, [_ray_cells(row) for row in rows], right=_RAY_NUMBERS)
-
-
-def _ray_cells(row: RayResource) -> tuple[str, ...]:
-    shape = row.topology or "-"
-    return (row.name or "-", row.kind, shape, str(row.nodes), f"{row.each:g}", str(row.slices))
-
-
-def _live_document(row: LiveAccelerator) -> dict[str, Any]:
-    named = {"name": row.name, "pool": row.pool.name, "slices": row.slices}
-    return {**asdict(row.pool), **named}
-
-
-def _live_cells(row: LiveAccelerator) -> tuple[str, ...]:
-    pool = row.pool
-    return (
-        row.name or "-",
-        pool.name or "-",
-        pool.accelerator,
-        pool.topology or "-",
-        str(pool.nodes),
-        str(pool.ready),
-        str(row.slices),
-        "yes" if pool.spot else "-",
+        return output.json_document([asdict(row) for row in rows])
+    return output.table(
+        pools.COLUMNS,
+        map(pools.cells, rows),
+        left_out=pools.unused_columns(rows),
+        right=pools.NUMBERS,
     )
 
 

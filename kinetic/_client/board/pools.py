@@ -1,0 +1,53 @@
+"""What the configured place has to run jobs on: the node pools of a cluster, or the nodes of a Ray
+cluster.
+
+In: settings. Out: rows, and the cells of a table of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kinetic._backends.base import PoolRow
+    from kinetic._config.settings import Settings
+
+COLUMNS = ("NAME", "KIND", "NODE POOL", "TOPOLOGY", "NODES", "READY", "EACH", "SLICES", "SPOT")
+NUMBERS = ("NODES", "READY", "EACH", "SLICES")
+
+
+def list_pools(settings: Settings) -> tuple[PoolRow, ...]:
+    """Ask what the place has now, busy or not.
+
+    Raises:
+        KineticError: there is no such place, or it does not answer.
+    """
+    if settings.is_for_ray:
+        from kinetic._backends.ray import checks
+
+        return checks.list_resources(settings)
+    from kinetic._backends.kubernetes import cluster
+
+    return cluster.list_accelerators(settings)
+
+
+def cells(row: PoolRow) -> tuple[str, ...]:
+    """Return the cells of a row, one for each column. Pure."""
+    return (
+        row.name or "-",
+        row.kind,
+        row.pool or "-",
+        row.topology or "-",
+        str(row.nodes),
+        str(row.ready),
+        f"{row.each:g}",
+        str(row.slices),
+        "yes" if row.is_spot else "-",
+    )
+
+
+def unused_columns(rows: Sequence[PoolRow]) -> list[str]:
+    """Return the columns that say nothing about any of these rows. Pure."""
+    table = [cells(row) for row in rows]
+    return [name for n, name in enumerate(COLUMNS) if table and all(row[n] == "-" for row in table)]
