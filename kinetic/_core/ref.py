@@ -29,8 +29,6 @@ _IF_SET = ("address", "has_single_controller", "has_head")
 NEWEST = "-"
 """Stands for the newest job wherever an id is expected."""
 _BUCKET = "gs://"
-_UNNAMED_VERSION = 1
-"""The version of references that name none."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +91,9 @@ class JobRef(documents.Record, called="The reference of the job"):
             UnsupportedVersion: another version submitted the job.
         """
         if self.schema_version != SCHEMA_VERSION:
-            whose = "kinetic 0.1" if self.schema_version == _UNNAMED_VERSION else "a newer kinetic"
             raise UnsupportedVersion(
-                f"{self.job_id} was submitted with {whose}, which keeps output and values in other "
-                f"places than this version. Read them with {whose}; `kinetic jobs cleanup "
+                f"{self.job_id} was submitted with another version of kinetic, which keeps output "
+                f"and values in other places. Read them with that version; `kinetic jobs cleanup "
                 f"{self.job_id}` removes the job."
             )
 
@@ -114,7 +111,7 @@ class JobRef(documents.Record, called="The reference of the job"):
             CorruptRecord: a required field is missing or the document is not an object.
         """
         if isinstance(data, dict):
-            data = {"schema_version": _UNNAMED_VERSION, "place": _place(data)} | data
+            data = {"schema_version": 0, "place": _place(data)} | data
         return super().from_json(data)
 
 

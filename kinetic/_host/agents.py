@@ -15,7 +15,6 @@ import re
 import select
 import shutil
 import signal
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +60,6 @@ class Agents:
         self.pids: dict[int, int] = {}
         """The host of each process id that has not been reaped."""
         self._last_words = os.memfd_create("kinetic-last-words")
-        self._stopped_at: dict[int, float] = {}
 
     def fork(self, identities: Iterable[Identity], *, again: bool = False) -> None:
         """Fork an agent for each; this process must not have started a thread (gRPC does). `again`
@@ -154,7 +152,6 @@ class Agents:
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM, signal.SIGCONT])
         os.setpgid(0, 0)
         processes.adopt_orphans()
-        processes.wake_with_parent()
         if identity.stays:
             return self._stay(identity, alive)
         # Forked before this process has threads: a fork copies the locks that they hold.
@@ -195,17 +192,6 @@ class Agents:
         for pid, host in self.pids.items():
             if wanted is None or host in wanted:
                 processes.kill(pid, signum)
-
-    def end_stopped(self, patience_s: float) -> None:
-        """End the agents that have been stopped (SIGSTOP) for this long: their gang has given them
-        up, and they cannot see it."""
-        now, before = time.monotonic(), self._stopped_at
-        self._stopped_at = {
-            pid: before.get(pid, now) for pid in self.pids if processes.is_stopped(pid)
-        }
-        for pid, since in self._stopped_at.items():
-            if now - since >= patience_s:
-                processes.kill(pid, signal.SIGKILL)
 
     def report_left_by(self, host: int, attempt: int) -> HostReport | None:
         """Return the report that an agent left in the store; the agent of a gang of one need not

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
-
-from kinetic._system import processes
 
 Message = dict[str, Any]
 READ_BYTES = 1 << 16
@@ -43,24 +40,10 @@ class Channel:
         self._sock = sock
         self._buffer = bytearray()
         self._searched = 0
-        self._file = _file_of(sock.fileno())
 
     def fileno(self) -> int:
         """File descriptor, for a selector."""
         return self._sock.fileno()
-
-    def lift(self, least_fd: int) -> None:
-        """Move to a descriptor of at least `least_fd`, out of the way of code that closes or
-        reuses low ones."""
-        lifted = processes.lift_fd(self._sock.fileno(), least_fd)
-        if lifted != self._sock.fileno():
-            self._sock.close()
-            self._sock = socket.socket(fileno=lifted)
-
-    def is_whole(self) -> bool:
-        """Whether the descriptor is still this channel's: other code of the process may have closed
-        or replaced it."""
-        return self._file is not None and _file_of(self._sock.fileno()) == self._file
 
     def send(self, message: Message) -> bool:
         """Send; return False if the other end is gone."""
@@ -89,13 +72,6 @@ class Channel:
         """Close this end."""
         self._sock.close()
 
-    def abandon(self) -> None:
-        """Close this end, unless other code of the process has put another file in its place."""
-        if self.is_whole():
-            self._sock.close()
-        else:
-            self._sock.detach()
-
     def _fill(self, flags: int = 0) -> bool:
         try:
             data = self._sock.recv(READ_BYTES, flags)
@@ -117,11 +93,3 @@ class Channel:
                 if isinstance(message, dict):
                     yield message
         self._searched = len(self._buffer)
-
-
-def _file_of(fd: int) -> tuple[int, int] | None:
-    try:
-        found = os.fstat(fd)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

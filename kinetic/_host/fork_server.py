@@ -3,7 +3,7 @@
 In: a function to run in each child, small requests, descriptors. Out: process ids. gRPC starts
 threads, and a fork copies the locks that they hold: so a fork server is forked before the first
 thread, and forks when it is asked. What it forks are children of the process that asked. One that
-is killed, or stopped, is replaced.
+is killed is replaced.
 """
 
 from __future__ import annotations
@@ -112,8 +112,6 @@ class ForkServer:
 
 
 def _ask(line: _Line, request: dict[str, Any], fds: Sequence[int]) -> int:
-    if processes.is_stopped(line.pid):
-        raise _Gone("it is stopped")
     try:
         socket.send_fds(line.socket, [json.dumps(request).encode()], fds)
         answer = line.socket.recv(1024).decode()

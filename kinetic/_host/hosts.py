@@ -158,10 +158,8 @@ class Hosts(ABC):
     def take_away(self) -> None:
         """Tell the agents of this machine that it is taken away."""
 
-    @abstractmethod
-    def wake(self) -> None:
-        """Continue agents that were stopped (SIGSTOP): they must hear that their gang stops. One
-        that is alone connects now, if it has not yet."""
+    def connect(self) -> None:  # noqa: B027 - only forked hosts are alone
+        """Have a host that is alone connect now, if it has not yet: the leader listens."""
 
     @abstractmethod
     def kill(self, indices: Collection[int] | None = None) -> None:
@@ -251,10 +249,9 @@ class ForkedHosts(Hosts):
         return not self._agents.pids
 
     def give(self, places: Mapping[int, HostAssignment]) -> None:
-        """To agents that stay, also stopped ones (SIGSTOP); others are forked with theirs."""
+        """To agents that stay; others are forked with theirs."""
         if self.stay:
             super().give(places)
-            self.wake()
             return
         for index, place in places.items():
             self._attempt = place.attempt
@@ -311,9 +308,10 @@ class ForkedHosts(Hosts):
         """Send SIGTERM."""
         self._agents.signal(signal.SIGTERM)
 
-    def wake(self) -> None:
+    def connect(self) -> None:
         """Send SIGCONT."""
-        self._agents.signal(signal.SIGCONT)
+        if self.alone:
+            self._agents.signal(signal.SIGCONT)
 
     def kill(self, indices: Collection[int] | None = None) -> None:
         """Send SIGKILL."""
@@ -378,9 +376,6 @@ class RemoteHosts(Hosts):
 
     def take_away(self) -> None:
         """Only the head's machine is."""
-
-    def wake(self) -> None:
-        """Their own programs end agents that were stopped."""
 
     def kill(self, indices: Collection[int] | None = None) -> None:
         """They end when their leader is gone."""

@@ -162,7 +162,7 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
             is_pod="KINETIC_POD_INDEX" in env,
             restarts=int(env.get("KINETIC_RESTARTS") or "0"),
             cache=env.get("KINETIC_POD_CACHE", "") if "KINETIC_POD_INDEX" in env else "",
-            base_env={k: v for k, v in env.items() if k not in _OF_THE_HOST},
+            base_env={k: v for k, v in env.items() if k not in HIDDEN_FROM_FUNCTION},
             debug_port=int(env.get("KINETIC_DEBUG_PORT", "5678")),
             unreachable_after_s=float(env.get("KINETIC_UNREACHABLE_AFTER_S", "10")),
             join_timeout_s=float(env.get("KINETIC_JOIN_TIMEOUT_S", "30")),
@@ -229,26 +229,18 @@ def _target(coordinator: str, address: str, *, leads: bool) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-_OF_THE_HOST = frozenset(
+HIDDEN_FROM_FUNCTION = frozenset(
     f"KINETIC_{name}"
     for name in (
-        *("ATTEMPT", "COORDINATOR", "CREDENTIALS", "DEBUG_PORT", "FAILED_BEFORE", "HOST_ADDRESS"),
+        *("ATTEMPT", "COORDINATOR", "CREDENTIALS", "DEBUG_PORT", "HOST_ADDRESS"),
         *("HOSTS_PER_SLICE", "JOB_INDEX", "POD_INDEX", "SCRATCH", "SIMULATED", "STORE", "TEE"),
-        *(
-            "TLS_CERTIFICATE",
-            "TLS_KEY",
-            "TLS_KEY_DIR",
-            "TOKEN",
-            "UNREACHABLE_AFTER_S",
-            "JOIN_TIMEOUT_S",
-        ),
-        *("PARENT", "RESTARTS", "ROLE"),
+        *("TLS_CERTIFICATE", "TLS_KEY", "TLS_KEY_DIR", "TOKEN", "UNREACHABLE_AFTER_S"),
+        *("JOIN_TIMEOUT_S", "PARENT", "RESTARTS", "ROLE"),
         # the bootstrap's
         *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_CACHE", "POD_CACHE_GB", "POD_PATIENCE_S"),
         *("REQUIREMENTS", "RUNTIME", "VERSION"),
     )
 )
-"""Variables that the function does not receive."""
 
 
 def variables_of_the_job() -> dict[str, str]:

@@ -149,7 +149,7 @@ class Leader:
             if not self._record(ended.outcome):
                 return ended
             self._begin(first_line(ended.outcome.reason))
-        self._hosts.wake()  # It connects now.
+        self._hosts.connect()
         return None
 
     def _sweep_alone(self) -> None:
@@ -227,7 +227,7 @@ class Leader:
                 if not await desk.ask(partial(self._record, ended.outcome)):
                     return ended
                 self._begin(first_line(ended.outcome.reason))
-                self._hosts.wake()
+                self._hosts.connect()
             elif isinstance(decision, GiveUp):
                 return ended.mark_given_up(decision.reason)
             elif self._needs_programs and not self._gang.unwanted:
@@ -461,8 +461,6 @@ class Leader:
         self._end([which])
 
     def _on_event(self, event: GangEvent) -> None:
-        if event.kind is EventKind.STOP:
-            self._hosts.wake()  # An agent that was stopped (SIGSTOP) must get it too.
         self._story.write(event)
         if event.host is not None:
             self._hosts.note_event(event, self._indices_of(self._policy.slices)[event.host])

@@ -148,7 +148,6 @@ class _HostProgram(ABC):
             if agents.await_signal(1.0) == signal.SIGTERM:
                 is_taken_away = True
                 agents.signal(signal.SIGTERM)
-            agents.end_stopped(self._who.unreachable_after_s)
         ((_, status),) = dead
         return is_taken_away, status
 

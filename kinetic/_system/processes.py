@@ -31,24 +31,17 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def wake_with_parent() -> None:
-    """Have the kernel continue this process (SIGCONT) when its parent dies: one that is stopped
-    could not see it, and would never end."""
-    if _LINUX:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
-
-
 @contextlib.contextmanager
 def dying_with(parent_pid: int) -> Iterator[None]:
-    """Die with the parent while the block runs; afterwards live on, to clean up, and wake for it. 0
-    means no parent."""
+    """Die with the parent while the block runs; afterwards live on, to clean up. 0 means no
+    parent."""
     if parent_pid:
         die_with_parent(parent_pid)
     try:
         yield
     finally:
-        if parent_pid:
-            wake_with_parent()
+        if parent_pid and _LINUX:
+            _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def exit_with(act: Callable[[], int]) -> NoReturn:
@@ -110,16 +103,6 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def lift_fd(fd: int, least: int) -> int:
-    """A close-on-exec descriptor of the same file, at least `least`; the original if none is
-    free."""
-    import fcntl
-
-    with contextlib.suppress(OSError):
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
-    return fd
-
-
 def reserve_disk(path: Path, size_bytes: int) -> Path:
     """Reserve disk space, if there is any, until the file is removed; return the path."""
     with contextlib.suppress(OSError):
@@ -130,42 +113,6 @@ def reserve_disk(path: Path, size_bytes: int) -> Path:
         finally:
             os.close(fd)
     return path
-
-
-class Reserve:
-    """Descriptors set aside for the end of the process, in case the function uses up all others."""
-
-    COUNT = 4
-
-    def __init__(self) -> None:
-        self._held: list[int] = []
-        self._file: os.stat_result | None = None
-
-    def hold(self, least: int) -> None:
-        """Take descriptors from `least` upwards."""
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._file = os.fstat(null)
-        self._held = [lift_fd(null, least) for _ in range(self.COUNT)]
-        if null not in self._held:
-            os.close(null)
-
-    def close(self) -> None:
-        """Free those that are still these: other code may have put files of its own in their place.
-        Idempotent."""
-        for fd in self._held:
-            with contextlib.suppress(OSError):
-                if self._file is not None and os.path.samestat(os.fstat(fd), self._file):
-                    os.close(fd)
-        self._held = []
-
-    def release(self) -> None:
-        """Free them, and raise the limit on open files. Idempotent."""
-        self.close()
-        raise_file_limit()
-
-
-RESERVE = Reserve()
-"""The reserve of this process; filled when the worker is forked."""
 
 
 def _prctl(option: int, value: int) -> None:

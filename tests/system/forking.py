@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 
 import kinetic
-from kinetic._host.worker import process
 
 PATIENCE_S = 200
 
@@ -105,15 +104,6 @@ def open_files():
         except OSError:  # that of the folder
             pass
     return found
-
-
-def open_others_in_their_place(path):
-    """Close all descriptors, as daemons do, and open a file under each number."""
-    ours = [fd for fd in open_files() if fd >= process.high_fd()]
-    own = os.open(path, os.O_WRONLY | os.O_CREAT)
-    for fd in ours:
-        os.dup2(own, fd)
-    return answer_of(lambda: all(os.write(fd, b"x") for fd in ours))
 
 
 def fork_while_unpickling(how):

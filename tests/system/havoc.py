@@ -22,10 +22,6 @@ def exit_with(code):
     sys.exit(code)
 
 
-def close_low_descriptors():
-    os.closerange(0, 1024)
-
-
 def close_all_descriptors():
     os.closerange(3, 1 << 16)
 
@@ -223,14 +219,10 @@ def leave_handlers_that_fork():
 
 
 HARMLESS = [
-    close_low_descriptors,
-    close_all_descriptors,
-    replace_all_descriptors,
     write_into_all_descriptors,
     break_standard_output,
     no_standard_output,
     lower_the_recursion_limit,
-    raise_from_a_tracer,
     remove_the_working_folder,
     remove_the_hosts_folder,
     forbid_all_in_umask,
@@ -253,7 +245,14 @@ HARMLESS = [
 ]
 
 
-FATAL = [clear_the_import_system, replace_the_import_system, break_builtins]
+FATAL = [
+    close_all_descriptors,
+    replace_all_descriptors,
+    raise_from_a_tracer,
+    clear_the_import_system,
+    replace_the_import_system,
+    break_builtins,
+]
 """These take apart what kinetic's own code needs in the process."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -111,9 +110,7 @@ def look(name="mark"):
     before = sorted(path.name for path in folder.iterdir())
     (folder / f"{name}-{jax.process_index()}").touch()
     multihost_utils.sync_global_devices("marked")
-    here = socket.gethostname()
-    address = socket.gethostbyname(here)
-    return here, address, str(folder), before, sorted(path.name for path in folder.iterdir())
+    return str(folder), before, sorted(path.name for path in folder.iterdir())
 
 
 def look_again():
@@ -155,7 +152,7 @@ def join_when_alone():
 
 
 def find_folder():
-    return Path(os.environ["KINETIC_LOCAL_DIR"]).is_dir(), socket.gethostname()
+    return Path(os.environ["KINETIC_LOCAL_DIR"]).is_dir()
 
 
 def one_waits(folder):

@@ -158,11 +158,6 @@ def test_the_first_messages_may_be_read_by_several_threads_at_once():
     subprocess.run([sys.executable, "-c", READ_AT_ONCE], check=True, timeout=PATIENCE_S)
 
 
-def test_a_host_of_another_version_is_alive_whatever_it_does():
-    sent = codec.write({"host": 1, "state": "dreaming", "dreams": 2})
-    assert codec.read(sent, Heartbeat) == Heartbeat(1, Activity.PREPARING)
-
-
 def test_an_agent_of_another_job_or_of_an_earlier_attempt_is_refused(serve, opened):
     served = serve(1, attempt=2)
     stranger = opened(Agent(replace(served.endpoint, job_id="job-0000000b"), 0))

@@ -53,33 +53,3 @@ def test_what_others_write_into_it_is_passed_over(ends, garbage):
     os.write(here.fileno(), garbage)
     here.send({"a": 1})
     assert there.receive() == {"a": 1}
-
-
-def test_it_moves_up_and_knows_its_own_descriptor(ends):
-    here, there = ends
-    low = here.fileno()
-    here.lift(500)
-    assert here.fileno() >= 500
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(low)
-    assert here.is_whole()
-    here.send({"a": 1})
-    assert there.receive() == {"a": 1}
-
-
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_descriptor_that_was_closed_or_replaced_is_noticed(ends, replaced):
-    here, _ = ends
-    other, another = socket.socketpair()
-    number = here.fileno()
-    saved = os.dup(number)
-    if replaced:
-        os.dup2(other.fileno(), number)
-    else:
-        os.close(number)
-    assert not here.is_whole()
-    os.dup2(saved, number)
-    os.close(saved)
-    assert here.is_whole()
-    other.close()
-    another.close()

@@ -100,11 +100,6 @@ class Activity(StrEnum):
     """The worker waits in JAX for the other hosts."""
     RETURNED = "returned"
 
-    @classmethod
-    def _missing_(cls, value: object) -> Activity:
-        """One of another version is unknown here, but its host is alive."""
-        return cls.PREPARING
-
 
 @dataclass(frozen=True)
 class Heartbeat:

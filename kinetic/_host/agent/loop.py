@@ -31,7 +31,7 @@ from kinetic._host.agent.log_writer import open_log, open_tees
 from kinetic._host.agent.metric_tee import MetricTee
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agent.preemption import Preemption
-from kinetic._host.agent.reporter import Reporter, last_message
+from kinetic._host.agent.reporter import Reporter
 from kinetic._host.agent.stall import Sample, StallDetector
 from kinetic._host.agent.start_message import WORLD_FILE, start_message
 from kinetic._host.agent.worker_process import WorkerProcess
@@ -241,7 +241,6 @@ class Agent:
         if self._end is None:
             self._memory.look()
         self._worker.reap()
-        self._end = self._end or last_message(self._preemption.folder)
         # debugpy leaves its adapter process behind.
         if self._end is not None and not self._machine.stopping and self._gate is None:
             self._reporter.name_leftovers(self._worker.keep)

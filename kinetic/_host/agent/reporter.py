@@ -28,8 +28,6 @@ from kinetic._host.agent.metric_tee import MetricTee
 from kinetic._host.agent.workspace import Workspace
 from kinetic._host.channel import Message
 from kinetic._host.identity import Identity
-from kinetic._host.worker.report import LAST_MESSAGE
-from kinetic._store import files
 from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import KineticError, StoreFull
@@ -58,15 +56,6 @@ def ends_quietly(pid: int) -> bool:
         command = processes.lasting_command_line(pid)
         return any(words in command for words in OF_POOLS)
     return True  # It has no command line any more.
-
-
-def last_message(folder: Path) -> Message | None:
-    """Return how the function ended, from the file of a worker that lost its channel; None if there
-    is none."""
-    with contextlib.suppress(OSError, ValueError):
-        message: Message = json.loads(files.content(folder / LAST_MESSAGE))
-        return message
-    return None
 
 
 class Reporter:

@@ -99,10 +99,9 @@ class WorkerProcess:
         return Sample(time.monotonic(), used, main_ns, log_bytes, row_bytes, saving_step)
 
     def terminate(self) -> None:
-        """Ask it to end; a stopped one (SIGSTOP) is continued, so that it can."""
+        """Ask it to end."""
         if not self.gone:
             processes.kill(self.pid, signal.SIGTERM)
-            processes.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """End it, and its process group, now."""

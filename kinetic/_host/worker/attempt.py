@@ -38,15 +38,15 @@ class _NoValueError(Exception):
         self.message = message
 
 
-def run(channel: Channel, start: Start) -> Message:
-    """Run the function."""
+def prepare(channel: Channel, start: Start) -> Call | Message:
+    """Make this process what the function expects, and return what to call; the last message for
+    the agent where that fails."""
     try:
         func, args, kwargs = _prepare(channel, start)
         _meet_debugger(channel, start)
     except _NoValueError as ended:
         return ended.message | {"leftover_threads": report.leftover_threads()}
-    channel.send({"event": WorkerEvent.STARTED, "time": time.time()})
-    return calling.run(channel, (_wrap_for_losses(func, start), args, kwargs), start)
+    return _wrap_for_losses(func, start), args, kwargs
 
 
 def _wrap_for_losses(func: Any, start: Start) -> Any:
@@ -175,7 +175,7 @@ def _move_in(start: Start) -> dict[str, str]:
     except OSError as error:
         detail = start.home.explain(error)
         raise _NoValueError({"event": Exit.SETUP_FAILED, "detail": detail}) from error
-    moved_in = start.home.is_shared and home.enter(start.home, start.scratch)
+    moved_in = start.home.is_shared and home.enter(start.home)
     if moved_in:
         processes.die_with_parent(os.getppid())  # As above.
     return start.home.variables(moved_in=moved_in)

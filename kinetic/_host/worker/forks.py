@@ -9,37 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import functools
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from kinetic._host.channel import Channel
 from kinetic._host.worker import report, streams
-from kinetic._system import processes
 from kinetic.errors import SetupFailed
 
 
-def end_descriptors(channel: Channel, others: Iterable[int], stacks_signal: int) -> None:
+def end_descriptors(channel: Channel, stacks_fd: int, stacks_signal: int) -> None:
     """Close these in children that this process forks from now on, which do not write their stacks
     for the agent either."""
-    files = {fd: os.fstat(fd) for fd in others}
-    os.register_at_fork(
-        after_in_child=functools.partial(_close, channel, files, stacks_signal),
-    )
 
-
-def _close(channel: Channel, files: Mapping[int, os.stat_result], stacks_signal: int) -> None:
-    if signal.getsignal(stacks_signal) in (signal.SIG_DFL, None):  # else it is the function's
-        faulthandler.unregister(stacks_signal)
-    channel.abandon()
-    for fd, file in files.items():
-        # The function may have closed it, and have opened something else in its place.
+    def close() -> None:
+        if signal.getsignal(stacks_signal) in (signal.SIG_DFL, None):  # else it is the function's
+            faulthandler.unregister(stacks_signal)
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(fd), file):
-                os.close(fd)
-    processes.RESERVE.close()
+            channel.close()
+            os.close(stacks_fd)
+
+    os.register_at_fork(after_in_child=close)
 
 
 def run(act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

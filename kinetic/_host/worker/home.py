@@ -1,30 +1,22 @@
-"""What makes a simulated host look like a machine of its own: a hostname, and a folder in memory at
-a path that all hosts of the gang share.
+"""A folder in memory for each simulated host, at a path that all hosts of the gang share.
 
-In: where the folder lies, where it is to appear. Out: namespaces of this process's own; nothing,
-where the machine does not allow that.
+In: where the folder lies, where it is to appear. Out: a mount namespace of this process's own;
+nothing, where the machine does not allow that.
 
-Programs name files after the host (profiles, event files), which collide where all have one name;
-and they keep local checkpoints at one path on all hosts. The name resolves to this machine, because
-gloo and others look themselves up. As in the ramdisk of GKE's multi-tier checkpointing, a file in
-the folder says which process of JAX this host is: programs that keep checkpoints there read it.
+Programs keep local checkpoints at one path on all hosts. As in the ramdisk of GKE's multi-tier
+checkpointing, a file in the folder says which process of JAX this host is: programs that keep
+checkpoints there read it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 from pathlib import Path
 
 from kinetic._core.values import dataclass
 from kinetic._host.worker.joining import World
 from kinetic._store import files
 from kinetic._system import memory_folder
-
-HOSTS_FILE = Path("/etc/hosts")
-_MOST_LETTERS = 50
-"""Of a machine's name; the kernel takes 64."""
 
 
 @dataclass(frozen=True)
@@ -73,39 +65,17 @@ class Home:
         )
 
 
-def enter(home: Home, scratch: str) -> bool:
+def enter(home: Home) -> bool:
     """Move this process, which has no threads, into the home of its host; return whether that is
-    possible here. `scratch` is a folder of the host's own."""
+    possible here."""
     from kinetic._host.worker import mounts  # a job of one host does without
 
     with contextlib.suppress(OSError):
-        in_user_namespace = mounts.unshare(mounts.CLONE_NEWUTS)
+        in_user_namespace = mounts.unshare()
         try:
             mounts.bind(home.folder, home.place)
-            _take_name(home, scratch)
         finally:
             if in_user_namespace:
                 mounts.drop_capabilities()
         return True
     return False
-
-
-def _take_name(home: Home, scratch: str) -> None:
-    """Take a name for each host, but none that does not resolve."""
-    machine = socket.gethostname().partition(".")[0][:_MOST_LETTERS]
-    names = [f"{machine}-{host}" for host in range(home.hosts)]
-    with contextlib.suppress(OSError):
-        _resolve_names(names, scratch)
-        socket.sethostname(names[home.host])
-
-
-def _resolve_names(names: list[str], scratch: str) -> None:
-    """Have the names of all hosts resolve to this machine."""
-    from kinetic._host.worker import mounts
-
-    known = HOSTS_FILE.read_text(errors="surrogateescape")
-    extended = Path(scratch) / "hosts"
-    lines = "".join(f"127.0.0.1 {name}\n" for name in names)
-    extended.write_text(f"{known.rstrip()}\n{lines}", errors="surrogateescape")
-    os.chmod(extended, 0o644)  # noqa: PTH101
-    mounts.bind(str(extended), str(HOSTS_FILE))

@@ -1,4 +1,4 @@
-"""Pools, files and tracers that the function has left: none may strike while its end is reported.
+"""Pools and files that the function has left: none may strike while its end is reported.
 
 In: the interpreter after the function. Out: one in which kinetic's own code runs undisturbed. What
 a function has broken (builtins, modules) is not repaired: the result is lost, and the error says
@@ -12,7 +12,6 @@ import gc
 import io
 import os
 import stat
-import sys
 import threading
 
 EXECUTORS_S = 1.0
@@ -53,13 +52,3 @@ def flush_files() -> None:
             with contextlib.suppress(BaseException):
                 if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     file.flush()
-
-
-def disarm_tracers() -> None:
-    """Remove trace and profile functions; one may raise at this very call, hence twice."""
-    for _ in range(2):
-        try:
-            sys.setprofile(None)
-            sys.settrace(None)
-        except BaseException:  # noqa: BLE001 - Python removes the one that raised
-            pass

@@ -25,7 +25,6 @@ from pathlib import Path
 from kinetic._core.values import dataclass
 from kinetic.errors import SetupFailed
 
-CLONE_NEWUTS = 0x04000000
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_MOVE, _MS_REC = 1, 32, 4096, 8192, 16384
 _MS_UNBINDABLE, _MS_PRIVATE, _MS_SLAVE = 1 << 17, 1 << 18, 1 << 19
@@ -113,16 +112,16 @@ def _name_targets(mounts: Sequence[Mount]) -> str:
 # -- namespaces ------------------------------------------------------------------------------------
 
 
-def unshare(more: int = 0) -> bool:
-    """Enter a new mount namespace, and `more`; return whether that took a user namespace."""
+def unshare() -> bool:
+    """Enter a new mount namespace; return whether that took a user namespace."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, "this system has no mount namespaces")
     try:
-        _call("unshare", _CLONE_NEWNS | more)
+        _call("unshare", _CLONE_NEWNS)
     except OSError as error:
         if error.errno not in _FORBIDDEN:
             raise
-        _enter_user_namespace(more)
+        _enter_user_namespace()
         in_user_namespace = True
     else:
         in_user_namespace = False
@@ -130,9 +129,9 @@ def unshare(more: int = 0) -> bool:
     return in_user_namespace
 
 
-def _enter_user_namespace(more: int) -> None:
+def _enter_user_namespace() -> None:
     user, group = os.geteuid(), os.getegid()
-    _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS | more)
+    _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")

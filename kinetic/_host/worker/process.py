@@ -16,7 +16,7 @@ import signal
 from typing import NoReturn
 
 from kinetic._core.exits import Exit
-from kinetic._host.channel import Channel, WorkerEvent
+from kinetic._host.channel import Channel, Message, WorkerEvent
 from kinetic._host.worker import (
     attempt,
     forks,
@@ -26,6 +26,8 @@ from kinetic._host.worker import (
     signals,
     streams,
 )
+from kinetic._host.worker import call as calling
+from kinetic._host.worker.call import Call
 from kinetic._host.worker.start import Start
 from kinetic._system import processes
 
@@ -42,35 +44,34 @@ IMPORTED_AHEAD = (
     "kinetic._pickling.exceptions",
     "kinetic._pickling.result_unpickler",
 )
-HIGH_FD = (1 << 13) - 16
-"""Where the worker's own descriptors lie: beyond those that programs close when they close "all"
-descriptors, as daemons do."""
 
 
 def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> NoReturn:
     """Run one call, and exit. Never returns into the code of the process that forked."""
-    code = report.BROKEN_CODE
+    code, call = report.BROKEN_CODE, None
     try:
         _init_process(channel, out, err, stacks_fd, parent_pid)
         channel.send({"event": WorkerEvent.ARMED})
-        _import_ahead()
+        for name in IMPORTED_AHEAD:  # What unpickling needs, while the gang gathers.
+            importlib.import_module(name)
         message = channel.receive()
         if message is not None:
-            code = _serve(channel, Start.from_json(message["start"]))
-    except SystemExit as stopped:  # Outside the function.
-        code = stopped.code if isinstance(stopped.code, int) else code
-        channel.send(report.report_early_stop(stopped))
+            start = Start.from_json(message["start"])
+            call = forks.run(attempt.prepare, channel, start)
+            code = _serve(channel, start, call)
+    except SystemExit as stopped:
+        if call is None:
+            code = stopped.code if isinstance(stopped.code, int) else code
+            channel.send(report.report_early_stop(stopped))
     except BaseException as error:  # noqa: BLE001 - the last line of defence of a forked child
-        _report_own_failure(channel, error)
+        if call is None:
+            _report_own_failure(channel, error)
+        else:  # By what the function has done to this process: the agent tells how it ended.
+            with contextlib.suppress(BaseException):
+                streams.say(f"kinetic: the function broke its process: {report.text(error)}")
     finally:
         streams.flush()
         os._exit(code)
-
-
-def _import_ahead() -> None:
-    """Import what unpickling needs while the gang gathers; no user code."""
-    for name in IMPORTED_AHEAD:
-        importlib.import_module(name)
 
 
 def _report_own_failure(channel: Channel, error: BaseException) -> None:
@@ -95,34 +96,22 @@ def _init_process(channel: Channel, out: int, err: int, stacks_fd: int, parent_p
     for source, target in ((null, 0), (out, 1), (err, 2)):
         os.dup2(source, target)
     limit = min(os.sysconf("SC_OPEN_MAX"), 1 << 16)
-    high = high_fd()
-    stacks_fd = processes.lift_fd(stacks_fd, high)
-    channel.lift(high)
     low = 3
     for fd in [*sorted({channel.fileno(), stacks_fd}), limit]:
         os.closerange(low, fd)
         low = fd + 1
-    processes.RESERVE.hold(high)
     streams.renew()
     signals.reset()
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
     signals.end_in_forks()
-    forks.end_descriptors(channel, {stacks_fd}, STACKS_SIGNAL)
+    forks.end_descriptors(channel, stacks_fd, STACKS_SIGNAL)
 
 
-def high_fd() -> int:
-    """The least of the worker's own descriptors."""
-    return min(HIGH_FD, os.sysconf("SC_OPEN_MAX") - 16)
-
-
-def _serve(channel: Channel, start: Start) -> int:
+def _serve(channel: Channel, start: Start, call: Call | Message) -> int:
     # The message is sent before the interpreter winds down; then the agent says when to exit.
-    message = forks.run(attempt.run, channel, start)
+    message = call if isinstance(call, dict) else forks.run(calling.run, channel, call, start)
     streams.flush()
-    if not channel.is_whole():
-        report.save_message(start, message)
-        return _wind_down(leave=False)
     channel.send(message)
     if message["event"] != Exit.RETURNED:
         interpreter.flush_files()  # A gang that has failed may be ended before it winds down.

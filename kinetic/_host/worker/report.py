@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import json
 import os
 import sys
 import threading
@@ -26,8 +25,6 @@ from kinetic._host.worker.signals import Terminated
 from kinetic._host.worker.start import Start
 from kinetic.errors import PicklingError
 
-LAST_MESSAGE = "end.json"
-"""In the host's folder: how the function ended, if it closed the channel to the agent."""
 REPR_LIMIT = 20_000
 TEXT_LIMIT = 100_000
 """The most characters of a message or a traceback; the pickled exception has all of them."""
@@ -169,23 +166,6 @@ def report_early_stop(error: SystemExit) -> Message:
     }
 
 
-def report_failed(error: BaseException | None, broken: BaseException) -> Message:
-    """The message when reporting itself has failed repeatedly."""
-    why = (
-        f"What the function left behind broke kinetic's own code: {type(broken).__name__}: "
-        f"{text(broken)}"
-    )
-    if error is None:
-        return {"event": Exit.RESULT_UNPICKLABLE, "detail": why}
-    details = {
-        "type_name": type(error).__name__,
-        "message": why,
-        "traceback": "",
-        "consequence": False,
-    }
-    return {"event": Exit.RAISED, "error": details}
-
-
 def describe_error(error: BaseException, start: Start) -> Message:
     """The exception as text and, where possible, as a pickle file."""
     from kinetic._pickling import results
@@ -261,15 +241,6 @@ def save(start: Start, name: str, data: bytes) -> str:
     # The function may have set a umask that keeps even the agent from reading it.
     path.chmod(0o600)
     return str(path)
-
-
-def save_message(start: Start, message: Message) -> None:
-    """Save the last message where the agent looks once this process is gone."""
-    streams.say(
-        "kinetic: the function closed file descriptors that it had not opened, kinetic's among "
-        "them."
-    )
-    save(start, LAST_MESSAGE, json.dumps(message).encode())
 
 
 def _enclose_pickle(start: Start, name: str, data: bytes) -> Message:
