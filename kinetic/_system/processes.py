@@ -328,12 +328,14 @@ def cpu_s(pid: int) -> float:
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
-def main_thread_cpu_ns(pid: int) -> int | None:
-    """Processor time of the main thread so far, nanoseconds; None if unknown.
+def main_thread_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """Time in which the main thread has run, or has waited for a processor, nanoseconds; None if
+    unknown.
 
     A thread that sleeps or waits in native code uses exactly none; one that steps through a
-    training loop always uses some.
+    training loop always uses some, or would on a machine that is less busy.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
+        ran, waited, *_ = (proc / f"{pid}/task/{pid}/schedstat").read_text().split()
+        return int(ran) + int(waited)
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kinetic._host.agent.stall import Sample, StallDetector
+from kinetic._system import processes
 
 
 def at(time_s, *, cpu_s=0.0, main_ns=0, log_bytes=0, row_bytes=0, saving_step=None):
@@ -40,3 +41,12 @@ def test_a_machine_that_was_suspended_says_nothing_about_the_worker():
 
 def test_beats_that_come_a_little_late_do_count():
     assert looks(at(0), at(3), at(6), at(9)) == [3, 6, 9]
+
+
+def test_a_main_thread_that_gets_no_processor_does_not_stand_still(tmp_path):
+    """64 hosts on two processors were said to wait for one that had returned."""
+    folder = tmp_path / "7" / "task" / "7"
+    folder.mkdir(parents=True)
+    (folder / "schedstat").write_text("1000 9000000 12\n")
+    assert processes.main_thread_ns(7, tmp_path) == 9_001_000
+    assert processes.main_thread_ns(8, tmp_path) is None

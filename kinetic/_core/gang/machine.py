@@ -235,8 +235,8 @@ class Gang:
 
     def _watch_hangs(self) -> None:
         step = self._hangs.step(self._now)
-        if step.found is not None:
-            kind, detail, hosts = step.found
+        if step.event is not None:
+            kind, detail, hosts = step.event
             self._emit(kind, None, detail, hosts=hosts)
             if kind is EventKind.WAITING:
                 self._bump_version()

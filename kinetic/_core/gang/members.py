@@ -16,7 +16,6 @@ from kinetic._core.outcome import HostReport
 from kinetic.errors import UsageError
 
 _MAX_WAITING = 8 * 1024
-_MAY_STAND = (Activity.STARTING, Activity.RUNNING, Activity.JOINING)
 MISSING = "missing"
 """The displayed state of a host from which nothing has been heard."""
 _MOST_STEP_S = 0.25
@@ -71,21 +70,18 @@ class Member:
             return self.announced.exit
         return Exit.AGENT_LOST if stop is None or (stop is Exit.STOPPED and self.joined) else stop
 
-    def has_stalled(self, limit_s: float) -> bool:
-        """Whether its function has been stalled for this long."""
-        return (
-            self.beat is not None
-            and self.beat.state is Activity.RUNNING
-            and self.beat.stalled_s >= limit_s
-        )
+    @property
+    def is_gathering(self) -> bool:
+        """Whether its worker starts, or waits in JAX for other hosts."""
+        return self.beat is not None and self.beat.state in (Activity.STARTING, Activity.JOINING)
 
-    def has_stood(self, limit_s: float) -> bool:
-        """Whether it has been stalled for this long, also while its worker starts or joins."""
-        return (
-            self.beat is not None
-            and self.beat.state in _MAY_STAND
-            and self.beat.stalled_s >= limit_s
+    @property
+    def stood_s(self) -> float:
+        """How long it has stood still, also while its worker starts or joins."""
+        stands = self.beat is not None and (
+            self.is_gathering or self.beat.state is Activity.RUNNING
         )
+        return self.beat.stalled_s if self.beat is not None and stands else 0.0
 
     def last_heard(self, watched: float) -> str:
         """Say when it was last heard from, and what it was doing."""
@@ -171,7 +167,7 @@ class Roster:
         """Busy hosts that have stood still for this long, also while they start or join; () unless
         all do: a host that moves may be what the others wait for."""
         busy = self.find_busy()
-        return busy if busy and all(self[i].has_stood(limit_s) for i in busy) else ()
+        return busy if busy and all(self[i].stood_s >= limit_s for i in busy) else ()
 
     def find_in_touch(self) -> list[tuple[float, int]]:
         """(when, host) of all hosts that are active, or connected and about to join."""
@@ -207,7 +203,11 @@ class Roster:
 
     def find_stalled(self, limit_s: float) -> tuple[int, ...]:
         """Busy hosts that have been stalled for this long."""
-        return tuple(i for i, m in enumerate(self._members) if m.busy and m.has_stalled(limit_s))
+        return tuple(
+            i
+            for i, m in enumerate(self._members)
+            if m.busy and not m.is_gathering and m.stood_s >= limit_s
+        )
 
     def in_state(self, *states: Activity) -> tuple[int, ...]:
         """Active hosts whose last heartbeat says one of these."""

@@ -4,9 +4,9 @@ saves, without its help.
 In: samples of counters, time as an argument. Out: for how long it has been stalled.
 
 A worker is stalled when it prints and logs nothing, begins and ends no save, its process and its
-children use less than `BUSY_SHARE` of one processor, and its main thread uses less than
-`MAIN_SHARE`: a host that sleeps or waits in a broken collective uses none at all, while a loop that
-feeds an accelerator returns to Python at every step and so always uses some.
+children use less than `BUSY_SHARE` of one processor, and its main thread uses, or waits for, less
+than `MAIN_SHARE`: a host that sleeps or waits in a broken collective uses none at all, while a loop
+that feeds an accelerator returns to Python at every step and so always uses some.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Sample:
     Attributes:
         time_s: monotonic time of the sample.
         cpu_s: processor time of the worker and its children.
-        main_ns: processor time of its main thread, nanoseconds; None if unknown.
+        main_ns: time in which its main thread has run, or has waited for a processor, in
+            nanoseconds; None if unknown.
         log_bytes: output so far.
         row_bytes: what it has logged of metrics so far.
         saving_step: of the checkpoint that it is writing; None for none.

@@ -95,7 +95,7 @@ class WorkerProcess:
         descendants = processes.descendants(self.pid)
         self._peak_bytes = max([self._peak_bytes, *map(processes.high_water_bytes, descendants)])
         below = sum(map(processes.cpu_s, descendants))
-        used, main_ns = processes.cpu_s(self.pid) + below, processes.main_thread_cpu_ns(self.pid)
+        used, main_ns = processes.cpu_s(self.pid) + below, processes.main_thread_ns(self.pid)
         return Sample(time.monotonic(), used, main_ns, log_bytes, row_bytes, saving_step)
 
     def terminate(self) -> None:
