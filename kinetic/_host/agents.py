@@ -39,6 +39,8 @@ GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._host.desk", "kinetic._rpc.
 """What a gang's processes need to communicate; importing it takes longer than a small job."""
 WORKER_LOST = "Its worker process was killed while it waited for its place."
 _MOST_WORDS_BYTES = 1 << 16
+_RAISED = "raised: "
+"""Before the exception that has ended an agent, in its last words."""
 _CRASH = re.compile(
     r"^Current thread.*\n"
     r'  File "(?:[^"]*/)?(?P<file>[^"/]+/[^"/]+)", line (?P<line>\d+) in (?P<function>\S+)',
@@ -59,7 +61,8 @@ class Agents:
         self._fork_server: ForkServer | None = None
         self.pids: dict[int, int] = {}
         """The host of each process id that has not been reaped."""
-        self._last_words = os.memfd_create("kinetic-last-words")
+        self._last_words: dict[int, int] = {}
+        """By host: the file into which its latest agent writes what ends it."""
 
     def fork(self, identities: Iterable[Identity], *, again: bool = False) -> None:
         """Fork an agent for each; this process must not have started a thread (gRPC does). `again`
@@ -70,10 +73,11 @@ class Agents:
             identities = list(identities)
             self._fork_server = self._make_fork_server(identities, read_end, write_end)
         for identity in identities:
+            words = self._open_last_words(identity.host)
             pid = os.fork()
             if pid == 0:
                 os.close(write_end)
-                processes.exit_with(functools.partial(self._be_agent, identity, read_end))
+                processes.exit_with(functools.partial(self._be_agent, identity, read_end, words))
             self.pids[pid] = identity.host
         os.close(read_end)
         # The kernel closes it however this process dies, and the agents read end-of-file.
@@ -84,11 +88,11 @@ class Agents:
     ) -> ForkServer:
         indices = {identity.index: identity for identity in identities}
 
-        def run(request: dict[str, Any], _: Sequence[int]) -> int:
+        def run(request: dict[str, Any], fds: Sequence[int]) -> int:
             who = replace(indices[request["index"]], start=request["start"])
             if place := request["place"]:
                 who = who.take_place(from_document(HostAssignment, place, "The place of a host"))
-            return self._be_agent(who, alive)
+            return self._be_agent(who, alive, fds[0])
 
         return ForkServer(run, f"kinetic-forks {self._plan.job_id}", without=[write_end])
 
@@ -101,7 +105,7 @@ class Agents:
         if self._fork_server is None:
             raise OSError("the agents of this job are forked once")
         request = {"index": index, "start": start, "place": place and to_document(place)}
-        self.pids[self._fork_server.fork(request)] = index
+        self.pids[self._fork_server.fork(request, [self._open_last_words(index)])] = index
 
     def end(self, indices: Collection[int]) -> None:
         """Kill these agents with all that is below them, and forget them."""
@@ -117,14 +121,25 @@ class Agents:
             if pid not in own:
                 processes.kill(pid, signal.SIGKILL)
 
-    def _be_agent(self, identity: Identity, alive: int) -> int:
+    def close(self) -> None:
+        """Free the descriptors; agents that still run end."""
+        for fd in (self._alive, *self._last_words.values()):
+            os.close(fd)
+
+    def _open_last_words(self, host: int) -> int:
+        """A new file for what the next agent of a host writes as it ends."""
+        if (before := self._last_words.pop(host, None)) is not None:
+            os.close(before)
+        self._last_words[host] = os.memfd_create("kinetic-last-words")
+        return self._last_words[host]
+
+    def _be_agent(self, identity: Identity, alive: int, last_words: int) -> int:
         # Where native code of gRPC's has crashed can be told only from here.
-        faulthandler.enable(self._last_words)
+        faulthandler.enable(last_words)
         try:
             return self._run_agent(identity, alive)
         except Exception as error:
-            words = f"host {identity.index}: {type(error).__name__}: {error}\n"
-            os.write(self._last_words, words.encode())
+            os.write(last_words, f"{_RAISED}{type(error).__name__}: {error}\n".encode())
             raise
         finally:
             # Its program, which would do it, was killed.
@@ -134,11 +149,11 @@ class Agents:
     def cause_of_death(self, host: int, status: int) -> str:
         """Return a sentence for the wait status of an agent, with the exception that has ended it,
         if one has."""
-        words = os.pread(self._last_words, _MOST_WORDS_BYTES, 0).decode(errors="replace")
-        own = [line for line in words.splitlines() if line.startswith(f"host {host}: ")]
+        words = os.pread(self._last_words[host], _MOST_WORDS_BYTES, 0).decode(errors="replace")
+        raised = [line for line in words.splitlines() if line.startswith(_RAISED)]
         cause = cause_of_death(status)
-        if own and os.WIFEXITED(status):  # Who was killed has left none; another start may have.
-            return f"{cause[:-1]}: {own[-1].partition(': ')[2]}"
+        if raised and os.WIFEXITED(status):
+            return f"{cause[:-1]}: {raised[-1].removeprefix(_RAISED)}"
         crashes = list(_CRASH.finditer(words))
         if crashes and os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHING:
             at = crashes[-1]

@@ -38,6 +38,8 @@ class _Line(NamedTuple):
     """A fork server, and the owner's end of the connection to it."""
 
     pid: int
+    pidfd: int
+    """Names this process also when somebody has waited for it, and its id is another's."""
     socket: socket.socket
 
 
@@ -91,7 +93,8 @@ class ForkServer:
 
     def _add(self, pid: int, ours: socket.socket) -> None:
         ours.settimeout(_ANSWER_S)
-        self._lines.append(_Line(pid, ours))
+        with contextlib.suppress(ProcessLookupError):
+            self._lines.append(_Line(pid, os.pidfd_open(pid), ours))
 
     def _replace(self) -> None:
         """Have the spare take the place of the fork server, and fork another spare."""
@@ -106,9 +109,11 @@ class ForkServer:
     def _drop_first(self) -> None:
         line = self._lines.pop(0)
         line.socket.close()
-        processes.kill(line.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(line.pidfd, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(line.pid, 0)
+            os.waitid(os.P_PIDFD, line.pidfd, os.WEXITED)
+        os.close(line.pidfd)
 
 
 def _ask(line: _Line, request: dict[str, Any], fds: Sequence[int]) -> int:

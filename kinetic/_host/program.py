@@ -42,6 +42,7 @@ from kinetic.errors import KineticError
 
 REPORT_S = 5.0
 """How long the host of a dead agent tries to report to the leader."""
+LONG_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 0.5, 30.0
 _STARTS = range(2, 1 << 31)
 """Numbers of starts: never used before, so that a head knows a new one. 1 is that of a host whose
 leader counts."""
@@ -265,17 +266,30 @@ class _Joined(_HostProgram):
     """A host that a head leads: it stays while agents come and go."""
 
     def _take_part(self) -> int:
-        """Run agents until one ends by itself. One that was killed is replaced at once: it takes
-        much longer to start a program, or a pod."""
+        """Run agents until one ends by itself. One that was killed is replaced, at once if it had
+        run for a while: it takes much longer to start a program, or a pod."""
         who = replace(self._assign(make_policy(self._plan)), stays=True)
-        is_taken_away, status = False, int(signal.SIGKILL)
-        while os.WIFSIGNALED(status) and not is_taken_away:
-            agents = Agents(self._plan, self._store)
+        pause_s = 0.0
+        while True:
+            agents, began = Agents(self._plan, self._store), time.monotonic()
             agents.fork([replace(who, start=random.choice(_STARTS))])
             is_taken_away, status = self._await_agent(agents)
+            agents.close()
             self._clear_up()
+            if is_taken_away or not os.WIFSIGNALED(status):
+                break
+            pause_s = pause_before_next(time.monotonic() - began, pause_s)
+            if signal.sigtimedwait([signal.SIGTERM], pause_s) is not None:
+                is_taken_away = True
+                break
         shutil.rmtree(who.scratch, ignore_errors=True)
         return ProgramCode.TAKEN_AWAY if is_taken_away else os.WEXITSTATUS(status)
+
+
+def pause_before_next(ran_s: float, last_s: float) -> float:
+    """How long to wait before an agent that was killed is replaced: none if it had run for a while,
+    else longer and longer."""
+    return 0.0 if ran_s >= LONG_S else min(max(2 * last_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
 
 
 def leave(code: int) -> None:

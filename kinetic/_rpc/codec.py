@@ -148,7 +148,6 @@ HEARTBEAT = Method("Heartbeat", Heartbeat, int)
 """Answered with the version of the views."""
 REPORT = Method("Report", HostReport)
 STACKS = Method("Stacks", StacksAnswer)
-"""Answered once the gang has finished."""
 PLACE = Method("Place", PlaceRequest, HostAssignment | None)
 """Answered once there is a place; None if nothing follows."""
 DUMP_STACKS = Method("DumpStacks", float, dict[int, str])

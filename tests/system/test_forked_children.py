@@ -151,43 +151,6 @@ def test_a_child_of_the_value_does_not_pass_for_the_host():
 # -- locks of threads ------------------------------------------------------------------------------
 
 
-def test_a_child_imports_while_a_thread_of_its_parent_does(tmp_path, monkeypatch):
-    """A file of the project has the name of a library's module, and takes long."""
-    (tmp_path / "pyproject.toml").touch()
-    (tmp_path / "secrets.py").write_text(
-        "import os, time\nopen('begun', 'w').close()\nwhile not os.path.exists('over'):\n"
-        "    time.sleep(0.01)\n"
-    )
-    (tmp_path / "token.py").write_text("OWN = True\n")
-    (tmp_path / "main.py").write_text(
-        """
-import os, threading, time
-import kinetic
-
-@kinetic.run(accelerator="cpu")
-def function():
-    importing = threading.Thread(target=lambda: __import__("secrets"))
-    threading.Thread(target=exec, args=("import secrets", {})).start()
-    while not os.path.exists("begun"):
-        time.sleep(0.01)
-    pid = os.fork()
-    if pid == 0:
-        exec("import token", {})
-        os._exit(7)
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    finally:
-        open("over", "w").close()
-
-if __name__ == "__main__":
-    print(function())
-"""
-    )
-    command = [sys.executable, "main.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.stdout == "7\n", done.stderr
-
-
 def test_a_child_uses_arrays_while_a_thread_of_its_parent_replaces_lost_ones():
     turns, begun, over = _Turns(), threading.Event(), threading.Event()
 

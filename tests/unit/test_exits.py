@@ -11,6 +11,7 @@ from kinetic._core.exits import KINDS, SILENT_RANK, Exit, ExitCode, HostState, P
 from kinetic._core.gang import blame
 from kinetic._core.outcome import HostReport, RemoteError, program_code
 from kinetic._host.agents import Agents
+from kinetic._host.program import pause_before_next
 from kinetic.errors import HostLost, JobFailed
 
 CODE_FAILED = {Exit.RAISED, Exit.SYS_EXIT, Exit.UNPICKLE_FAILED, Exit.SETUP_FAILED}
@@ -62,12 +63,16 @@ def test_a_message_that_begins_with_blank_lines_has_a_reason(message, shown):
 FRAME = '  File "/lib/python3.11/site-packages/{}.py", line 7 in read\n'
 
 
+def last_words(agents, host, words):
+    os.write(agents._open_last_words(host), words.encode())
+
+
 def test_only_who_was_ended_by_a_crash_is_said_to_have_crashed():
-    """What native code of an earlier agent has crashed in says nothing of one that was killed."""
+    """What another agent, or an earlier one, has crashed in says nothing of this one."""
     agents = Agents(None, None)
-    for module in ("grpc/first", "grpc/last"):
+    for host, module in ((0, "grpc/first"), (0, "grpc/last"), (1, "grpc/other")):
         words = f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most):\n{FRAME}"
-        os.write(agents._last_words, words.format(module).encode())
+        last_words(agents, host, words.format(module))
     crashed = "Its agent process was killed by SIGSEGV at grpc/last.py:7 in read."
     assert agents.cause_of_death(0, signal.SIGSEGV) == crashed
     assert agents.cause_of_death(0, signal.SIGKILL) == "Its agent process was killed by SIGKILL."
@@ -76,7 +81,17 @@ def test_only_who_was_ended_by_a_crash_is_said_to_have_crashed():
 
 def test_what_an_agent_said_when_it_ended_is_not_said_of_a_killed_one():
     agents = Agents(None, None)
-    os.write(agents._last_words, b"host 0: OSError: no space\n")
+    last_words(agents, 0, "raised: OSError: no space\n")
     ended = "Its agent process ended with exit code 1: OSError: no space"
     assert agents.cause_of_death(0, 1 << 8) == ended
     assert agents.cause_of_death(0, signal.SIGKILL) == "Its agent process was killed by SIGKILL."
+    last_words(agents, 0, "")
+    assert agents.cause_of_death(0, 1 << 8) == "Its agent process ended with exit code 1."
+
+
+def test_an_agent_that_is_killed_again_and_again_is_replaced_later_and_later():
+    pauses = [0.0]
+    for ran_s in (60.0, 1.0, 1.0, 1.0, *[1.0] * 9, 60.0):
+        pauses.append(pause_before_next(ran_s, pauses[-1]))
+    assert pauses[1:5] == [0.0, 0.5, 1.0, 2.0]
+    assert pauses[-2:] == [30.0, 0.0]

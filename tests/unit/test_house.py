@@ -324,7 +324,7 @@ def test_who_is_there_is_kept_by_hosts_and_their_waiting_room_alone() -> None:
         for path in (ROOT / "kinetic" / folder).glob("*.py")
         if (count := collections_by_host(path.read_text()))
     }
-    # Which agents have been stopped since when; how many streams each host has open.
+    # Which agent wrote its last words where; how many streams each host has open.
     processes = {"kinetic/_host/agents.py": 2, "kinetic/_rpc/server.py": 1}
     assert found == processes | {"kinetic/_host/hosts.py": 4, "kinetic/_rpc/waiting_room.py": 5}
 

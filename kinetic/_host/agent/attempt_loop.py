@@ -25,7 +25,7 @@ from kinetic._host.fork_server import ForkServer
 from kinetic._host.identity import Identity
 from kinetic._store.base import Store
 from kinetic._system import processes
-from kinetic.errors import CoordinatorLost, KineticError
+from kinetic.errors import KineticError
 
 Logs = Callable[[Identity], tuple[Path, Path]]
 
@@ -112,7 +112,7 @@ class AttemptLoop:
                     replace(who.endpoint, attempt=0), request, unreachable_after_s=self._patience_s
                 )
                 told[0] = place, ProgramCode.DELIVERED
-            except (CoordinatorLost, KineticError):
+            except KineticError:
                 pass
             finally:
                 os.close(wake)

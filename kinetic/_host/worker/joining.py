@@ -289,7 +289,17 @@ class _WorldPlace:
                 "num_processes": num_processes,
                 "process_id": process_id,
             }
-            wrong = _disagreement(world, given)
+            own = {
+                "coordinator_address": world.coordinator,
+                "num_processes": world.processes,
+                "process_id": world.process,
+            }
+            differing = {
+                name: value
+                for name, value in given.items()
+                if value is not None and _to_ip(value) != own[name]
+            }
+            wrong = ", ".join(f"{name}={value!r}" for name, value in differing.items())
             if distributed.global_state.client is not None:
                 if wrong:
                     raise JoinError(
@@ -300,7 +310,7 @@ class _WorldPlace:
                     )
                 _log.info("jax.distributed.initialize(): this host has joined already.")
                 return
-            apart = wrong.startswith("coordinator_address") or cluster_detection_method not in (
+            apart = "coordinator_address" in differing or cluster_detection_method not in (
                 None,
                 "deactivate",
             )
@@ -436,19 +446,6 @@ def _wait_for_leader(world: World, limit_s: float) -> None:
             pause_s = min(pause_s * 1.2, 0.1)
         else:
             return
-
-
-def _disagreement(world: World, given: dict[str, Any]) -> str:
-    """The arguments that disagree with this world, as they were written; "" if none do."""
-    own = {
-        "coordinator_address": world.coordinator,
-        "num_processes": world.processes,
-        "process_id": world.process,
-    }
-    wrong = [
-        name for name, value in given.items() if value is not None and _to_ip(value) != own[name]
-    ]
-    return ", ".join(f"{name}={given[name]!r}" for name in wrong)
 
 
 def _to_ip(value: Any) -> Any:
