@@ -5,17 +5,14 @@ In: ids, settings. Out: `JobHandle`s.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-from kinetic._client import elsewhere
 from kinetic._client.handle import JobHandle
+from kinetic._config import settings
 from kinetic._core.tracebacks import own_frames_hidden
 from kinetic._store import index
-from kinetic.errors import StoreError
+from kinetic._store.open import open_store
 from kinetic.job_status import JobStatus
-
-_log = logging.getLogger("kinetic.jobs")
 
 __all__ = ["JobHandle", "JobStatus", "attach", "list_jobs"]
 
@@ -28,10 +25,9 @@ def attach(job_id: str, project: str | None = None, cluster: str | None = None) 
         UsageError: several ids begin like this.
     """
     with own_frames_hidden:
-        return elsewhere.find_in_stores(
-            {"project": project, "cluster": cluster},
-            lambda store: JobHandle[Any](index.find(store, job_id), store=store),
-        )
+        chosen = settings.load(flags={"project": project, "cluster": cluster})
+        store = open_store(chosen.store)
+        return JobHandle[Any](index.find(store, job_id), store=store)
 
 
 def list_jobs(
@@ -41,13 +37,7 @@ def list_jobs(
     namespace: str | None = None,
 ) -> list[JobHandle[Any]]:
     """Return all jobs, newest first, including those that have ended. Damaged references are
-    skipped with a warning, and clusters that do not answer."""
+    skipped with a warning."""
     flags = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
-    store = elsewhere.open_configured(flags)
-    found = [JobHandle[Any](ref, store=store) for ref in index.refs(store)]
-    for other in map(elsewhere.open_configured, elsewhere.list_flags(flags)):
-        try:
-            found += [JobHandle[Any](ref, store=other) for ref in index.refs(other)]
-        except StoreError as error:
-            _log.warning("the jobs of a cluster that was used before are left out: %s", error)
-    return sorted(found, key=lambda handle: handle.ref.created_at, reverse=True)
+    store = open_store(settings.load(flags=flags).store)
+    return [JobHandle[Any](ref, store=store) for ref in index.refs(store)]

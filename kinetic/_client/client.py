@@ -127,10 +127,6 @@ def client_of(options: Options) -> Client:
         verbosity.show(settings.log_level)
     selection = registry.select(options, settings)
     store = open_store(settings.store)
-    if options.backend and settings.store.startswith("ray+"):
-        from kinetic._client import elsewhere
-
-        elsewhere.note_store(settings)
     backend = registry.make(selection.place, store)
     return Client(selection.place, settings, backend, store, selection.notice)
 

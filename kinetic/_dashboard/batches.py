@@ -77,7 +77,7 @@ def read_batch(store: Store, group_id: str, found: JobList, spending: SpendingWa
     """
     rows = [row for row in found.rows if row.ref.group_id == group_id]
     jobs = [(row.ref, row.standing._replace(started_at=row.started_at)) for row in rows]
-    cost = spending.look(jobs).describe() if jobs else ""
+    cost = spending.read(jobs).describe() if jobs else ""
     try:
         manifest = Manifest.open(store, group_id)
     except NotFound:

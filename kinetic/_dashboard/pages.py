@@ -127,7 +127,7 @@ class Pages:
         self._access = access
         self._is_ending = is_ending
         self._watch = BoardWatch(access)
-        self._spending = SpendingWatch(access.board, access.store.calls_at_once, access.now)
+        self._spending = SpendingWatch(access.board)
         self._templates = Environment(
             loader=PackageLoader("kinetic._dashboard"),
             autoescape=True,

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
 import click
 
-from kinetic._client import elsewhere
 from kinetic._client.access import JobAccess, open_access
 from kinetic._core import layout, record
 from kinetic._core.ref import NEWEST, JobRef
 from kinetic._core.values import dataclass
 from kinetic._store import index as stored
-from kinetic.errors import CorruptRecord, KineticError, NotFound, StoreError, UsageError
+from kinetic.errors import KineticError, NotFound, UsageError
 
 if TYPE_CHECKING:
     from kinetic._client.batch.handle import BatchHandle
@@ -47,12 +46,10 @@ class AppContext(JobAccess):
     Attributes:
         submit: takes a function and the arguments of `kinetic.run`, and starts the job.
         plan: takes the same, and returns what would be submitted.
-        elsewhere: the same for other stores that keep jobs of this user.
     """
 
     submit: Callable[[Callable[[], None], Mapping[str, Any]], JobHandle[Any]] = _refuse
     plan: Callable[[Callable[[], None], Mapping[str, Any]], PlanView] = _refuse
-    elsewhere: Callable[[], Iterable[AppContext]] = tuple
 
     def find(self, text: str) -> JobRef:
         """Return the job with this id, or the only one whose id starts with it; "-" is
@@ -133,38 +130,13 @@ def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]
     def call_command(*args: P.args, **kwargs: P.kwargs) -> R:
         place = {name: cast("str | None", kwargs.pop(name, None)) for name in PLACES}
         app: AppContext = click.get_current_context().obj or make_context(place)
-        return command(_choose_keeper(app, kwargs), *args, **kwargs)
+        return command(app, *args, **kwargs)
 
     for name in reversed(PLACES):
         call_command = click.option(
             f"--{name}", metavar="NAME", help=f"Use this {name} instead of the configured one."
         )(call_command)
     return call_command
-
-
-def _choose_keeper(app: AppContext, given: Mapping[str, Any]) -> AppContext:
-    """Return the context of the store that keeps the job that a command is given first, or the
-    batch: this one, unless only another one does."""
-    group = given.get("group") or ""
-    first = group or (*(given.get("job_ids") or ()), given.get("job_id") or "")[0]
-    if not first or not elsewhere.has_stores():
-        return app
-    is_batch = bool(group) or first.startswith(BATCH)
-    find = AppContext.list_batch if is_batch else AppContext.find_to_end
-    if _knows(app, find, first):
-        return app
-    return next((other for other in app.elsewhere() if _knows(other, find, first)), app)
-
-
-def _knows(app: AppContext, find: Callable[[AppContext, str], object], text: str) -> bool:
-    """Whether a store has what is sought, or knows better than that there is none."""
-    try:
-        find(app, text)
-    except (UsageError, CorruptRecord):
-        return True
-    except (NotFound, StoreError):
-        return False
-    return True
 
 
 def make_context(flags: Mapping[str, str | None]) -> AppContext:
@@ -185,5 +157,4 @@ def make_context(flags: Mapping[str, str | None]) -> AppContext:
         access.handle_of,
         submit=lambda function, options: remote(function, options).run_async(),
         plan=lambda function, options: remote(function, options).plan(),
-        elsewhere=lambda: map(make_context, elsewhere.list_flags(flags)),
     )

@@ -406,7 +406,6 @@ def test_a_list_loads_what_reads_jobs_and_nothing_that_runs_them() -> None:
         "kinetic._client.board",
         "kinetic._client.board.reader",
         "kinetic._client.board.text",
-        "kinetic._client.elsewhere",
     }
     assert len(ours) <= 38
 

@@ -82,9 +82,11 @@ def test_a_line_for_each_host() -> None:
     first, second = activity.lines(ref(), "RUNNING", hosts, Rates(), NOW)
     assert (first.cpu_percent, first.still_s, first.last_line) == (50.0, 0.0, "step 0")
     assert (second.still_s, second.last_line) == (12.0, "green line")
-    columns = ("JOB", "HOST", "STATE", "AGE", "CPU", "MEMORY", "LOG", "STILL", "LAST LINE")
-    assert activity.cells(second, columns) == (
+    assert activity.cells(second) == (
         "job-00000001",
+        second.ref.display_name,
+        second.ref.accelerator,
+        "-",
         "1",
         "running",
         "90s",
@@ -95,6 +97,11 @@ def test_a_line_for_each_host() -> None:
         "green line",
     )
     assert activity.headline([first, second]) == "1 job, 2 hosts, 1 standing still"
+
+
+def cells(line: activity.HostLine, *names: str) -> tuple[str, ...]:
+    by_name = dict(zip(activity.COLUMNS, activity.cells(line), strict=True))
+    return tuple(by_name[name] for name in names)
 
 
 @pytest.mark.parametrize(
@@ -118,13 +125,13 @@ def test_a_line_for_each_host() -> None:
 )
 def test_states(told: dict[str, Any], state: str, memory: str, still: str) -> None:
     (line,) = activity.lines(ref(), "RUNNING", snapshot(member(0, **told)), Rates(), NOW)
-    assert activity.cells(line, ("STATE", "MEMORY", "STILL")) == (state, memory, still)
+    assert cells(line, "STATE", "MEMORY", "STILL") == (state, memory, still)
 
 
 def test_a_job_of_which_no_host_is_known_has_a_line() -> None:
     for nothing in (None, {}, snapshot()):
         (line,) = activity.lines(ref(), "PENDING", nothing, Rates(), NOW)
-        assert activity.cells(line, ("HOST", "STATE", "CPU", "LOG")) == ("-", "PENDING", "-", "-")
+        assert cells(line, "HOST", "STATE", "CPU", "LOG") == ("-", "PENDING", "-", "-")
     assert activity.document([line])[0]["members"] == []
 
 
@@ -138,23 +145,13 @@ def test_without_a_snapshot_events_tell_where_hosts_stand() -> None:
     attempt = picture_of(events, 2).current
     found = activity.lines(ref(), "RUNNING", None, Rates(), NOW, attempt=attempt)
     assert [(line.host, line.state) for line in found] == [(0, "agent_lost"), (1, "joined")]
-    assert activity.cells(found[0], ("CPU", "MEMORY", "LOG")) == ("-", "-", "-")
+    assert cells(found[0], "CPU", "MEMORY", "LOG") == ("-", "-", "-")
 
 
 def test_narrow_terminals_show_less() -> None:
-    widths = [len(activity.columns(w)) for w in (80, 110, 140, None)]
-    assert widths == sorted(widths)
-    assert {"JOB", "HOST", "STATE", "LAST LINE"} <= set(activity.columns(60))
-    for slices in ((), (2, 2)):
-        found = activity.lines(ref(), "RUNNING", snapshot(member(0), slices=slices), Rates(), NOW)
-        for width in (60, 80, 110, 140):
-            shown = activity.columns(width, found)
-            cells = activity.cells(found[0], shown, whole=False)
-            fixed = [max(len(c), len(n)) + 2 for n, c in zip(shown, cells, strict=True)][:-1]
-            assert width - sum(fixed) >= 12, "the last line can be read"
-    long = activity.lines(ref(display_name="n" * 40), "PENDING", None, Rates(), NOW)[0]
-    assert len(activity.cells(long, ("NAME",), whole=False)[0]) == 20
-    assert len(activity.cells(long, ("NAME",))[0]) == 40
+    (line,) = activity.lines(ref(), "RUNNING", snapshot(member(0)), Rates(), NOW)
+    assert activity.left_out(None, [line]) == activity.left_out(140, [line]) == ["SLICE"]
+    assert activity.left_out(139, [line]) == ["SLICE", "ACCELERATOR", "NAME", "LOG"]
 
 
 # -- the command -----------------------------------------------------------------------------------

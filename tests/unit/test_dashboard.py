@@ -69,7 +69,7 @@ def test_inputs_whose_jobs_are_not_listed_yet_are_not_refused(world: World):
     for ended in (False, True):
         if ended:
             manifest.note_end("", [])
-        spending = SpendingWatch(world.access.board, 1, lambda: NOW)
+        spending = SpendingWatch(world.access.board)
         read = batches.read_batch(world.store, batch.group_id, JobList(), spending)
         assert [cell.state for cell in read.cells] == ["waiting", "waiting"]
 
@@ -77,7 +77,7 @@ def test_inputs_whose_jobs_are_not_listed_yet_are_not_refused(world: World):
 def test_an_input_whose_job_was_removed_was_not_skipped(world: World):
     batch = Batch("grp-00000001", 2, NOW, jobs=(("job-00000001",), ("job-00000002",)))
     Manifest.begin(world.store, batch).note_end("cancelled", [1])
-    spending = SpendingWatch(world.access.board, 1, lambda: NOW)
+    spending = SpendingWatch(world.access.board)
     read = batches.read_batch(world.store, batch.group_id, JobList(), spending)
     assert [cell.state for cell in read.cells] == ["gone", "skipped"]
 

@@ -7,7 +7,6 @@ with everything that went wrong.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import os
@@ -15,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from kinetic._client import elsewhere, notebook
+from kinetic._client import notebook
 from kinetic._client.batch import interruption
 from kinetic._client.batch.executor import BatchExecutor, attach_executor, open_job
 from kinetic._client.batch.failures import batch_error, error_of
@@ -25,6 +24,7 @@ from kinetic._client.batch.progress import BatchProgress, progress_line, stream_
 from kinetic._client.board import console
 from kinetic._client.handle import JobHandle
 from kinetic._client.waiter import ask_alike
+from kinetic._config import settings
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.state import JobStatus
 from kinetic._core.tracebacks import own_frames_hidden, waiting_hidden
@@ -444,10 +444,9 @@ def attach_batch(
         if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
             raise UsageError(f"{group_id!r} is not a batch id. Ids look like grp-1a2b3c4d.")
         slowest_s, patience = patience_s(poll_interval), patience_s(poll_timeout)
-        attach = functools.partial(
-            _attach, group_id=group_id, slowest_s=slowest_s, patience_s=patience
-        )
-        return elsewhere.find_in_stores({"project": project, "cluster": cluster}, attach)
+        chosen = settings.load(flags={"project": project, "cluster": cluster})
+        store = open_store(chosen.store)
+        return _attach(store, group_id, slowest_s=slowest_s, patience_s=patience)
 
 
 def _attach(

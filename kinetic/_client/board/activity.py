@@ -28,7 +28,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?
 
 RIGHT = ("SLICE", "HOST", "AGE", "CPU", "MEMORY", "LOG", "STILL")
 CUT = "LAST LINE"
-_COLUMNS = (
+COLUMNS = (
     "JOB",
     "NAME",
     "ACCELERATOR",
@@ -42,7 +42,6 @@ _COLUMNS = (
     "STILL",
     CUT,
 )
-_NAME_CHARS = 20
 
 
 @dataclass(frozen=True)
@@ -190,34 +189,30 @@ def _line(
     )
 
 
-def columns(width: int | None, found: Iterable[HostLine] = ()) -> tuple[str, ...]:
-    """Return the columns that fit, all of them if nothing limits the width; the column of slices
-    only if one of these jobs has several."""
-    left_out = [] if any(line.slice is not None for line in found) else ["SLICE"]
-    if width is not None and width < 140:
-        left_out += ["ACCELERATOR"] if width >= 110 else ["ACCELERATOR", "NAME", "LOG"]
-        left_out += [] if width >= 80 else ["AGE", "MEMORY"]
-    return tuple(name for name in _COLUMNS if name not in left_out)
+def left_out(width: int | None, found: Iterable[HostLine]) -> list[str]:
+    """Return the columns to leave out: slices where no job has several, and on a terminal below 140
+    columns what `jobs list` shows as well."""
+    slices = [] if any(line.slice is not None for line in found) else ["SLICE"]
+    narrow = ["ACCELERATOR", "NAME", "LOG"] if width is not None and width < 140 else []
+    return slices + narrow
 
 
-def cells(line: HostLine, shown: Sequence[str], *, whole: bool = True) -> tuple[str, ...]:
-    """Return the cells of these columns; with `whole`, names are not cut short."""
-    name = line.ref.display_name
-    every = {
-        "JOB": line.ref.job_id,
-        "NAME": name if whole or len(name) <= _NAME_CHARS else name[: _NAME_CHARS - 1] + "…",
-        "ACCELERATOR": line.ref.accelerator,
-        "SLICE": "-" if line.slice is None else str(line.slice),
-        "HOST": "-" if line.host is None else str(line.host),
-        "STATE": line.state,
-        "AGE": text.age(line.age_s),
-        "CPU": "-" if line.cpu_percent is None else f"{line.cpu_percent:.0f}%",
-        "MEMORY": text.size(line.rss_bytes) if line.rss_bytes else "-",
-        "LOG": "-" if line.log_bytes is None else text.size(line.log_bytes),
-        "STILL": text.age(line.still_s) if line.still_s >= STILL_S else "-",
-        CUT: line.last_line,
-    }
-    return tuple(every[name] for name in shown)
+def cells(line: HostLine) -> tuple[str, ...]:
+    """Return the cells, one for each of the `COLUMNS`."""
+    return (
+        line.ref.job_id,
+        line.ref.display_name,
+        line.ref.accelerator,
+        "-" if line.slice is None else str(line.slice),
+        "-" if line.host is None else str(line.host),
+        line.state,
+        text.age(line.age_s),
+        "-" if line.cpu_percent is None else f"{line.cpu_percent:.0f}%",
+        text.size(line.rss_bytes) if line.rss_bytes else "-",
+        "-" if line.log_bytes is None else text.size(line.log_bytes),
+        text.age(line.still_s) if line.still_s >= STILL_S else "-",
+        line.last_line,
+    )
 
 
 def document(found: Iterable[HostLine]) -> list[dict[str, Any]]:

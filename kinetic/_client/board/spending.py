@@ -1,12 +1,11 @@
 """What the jobs of a batch have cost together.
 
-In: jobs, where they stand. Out: `Spending`s. Jobs of a batch that are alike have one plan, which is
-read once; of a job that can have one attempt only, its times tell what it has cost.
+In: jobs and their standings. Out: `Spending`s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic._client.board import text
@@ -16,7 +15,7 @@ from kinetic._core.state import JobStanding
 from kinetic._store.many import at_once
 
 if TYPE_CHECKING:
-    from kinetic._core.plan import Cost, Plan
+    from kinetic._core.plan import Cost
 
 
 class Spending(NamedTuple):
@@ -70,71 +69,37 @@ class Spending(NamedTuple):
 
 
 class SpendingWatch:
-    """Adds up what jobs cost, again and again. What has ended is looked at once.
+    """Adds up what jobs have cost; those that have ended are read once."""
 
-    Args:
-        board: of their store.
-        calls_at_once: that the store takes.
-        now: seconds since the epoch.
-    """
-
-    def __init__(self, board: JobBoard, calls_at_once: int, now: Callable[[], float]) -> None:
+    def __init__(self, board: JobBoard) -> None:
         self._board = board
-        self._calls_at_once = calls_at_once
-        self._now = now
-        self._plans: dict[tuple[object, ...], Plan | None] = {}
-        self._ended: dict[str, float] = {}
+        self._ended: dict[str, tuple[Cost, float] | None] = {}
 
-    def look(self, jobs: Sequence[tuple[JobRef, JobStanding]]) -> Spending:
+    def read(self, jobs: Sequence[tuple[JobRef, JobStanding]]) -> Spending:
         """Return what these jobs have cost; of those that run, `started_at` has to be known."""
-        self._read_plans([ref for ref, _ in jobs])
-        costs = [cost for ref, _ in jobs if (cost := self._cost_of(ref)) is not None]
-        amounts = at_once(lambda job: self._amount_of(*job), jobs, self._calls_at_once)
-        rates = [
-            cost.usd_per_hour
-            for ref, standing in jobs
-            if standing.ended_at is None
-            and standing.started_at is not None
-            and (cost := self._cost_of(ref)) is not None
-            and not cost.is_simulated
-        ]
+        amounts = at_once(self._read_job, jobs, self._board.store.calls_at_once)
+        costs = [(job[1], *amount) for job, amount in zip(jobs, amounts, strict=True) if amount]
+        paid = [cost for cost in costs if not cost[1].is_simulated]
         return Spending(
-            sum(amounts),
-            sum(rates),
-            tuple(dict.fromkeys(cost.origin for cost in costs if not cost.is_simulated)),
-            sum(cost.is_simulated for cost in costs),
+            sum(so_far_usd for _, _, so_far_usd in paid),
+            sum(
+                cost.usd_per_hour
+                for standing, cost, _ in paid
+                if standing.ended_at is None and standing.started_at is not None
+            ),
+            tuple(dict.fromkeys(cost.origin for _, cost, _ in paid)),
+            len(costs) - len(paid),
             len(jobs) - len(costs),
             len(jobs),
             all(standing.ended_at is not None for _, standing in jobs),
         )
 
-    def _read_plans(self, refs: Sequence[JobRef]) -> None:
-        new = {key: ref for ref in refs if (key := _kind_of(ref)) not in self._plans}
-        plans = at_once(self._board.plan, [*new.values()], self._calls_at_once)
-        self._plans |= zip(new, plans, strict=True)
-
-    def _cost_of(self, ref: JobRef) -> Cost | None:
-        plan = self._plans[_kind_of(ref)]
-        return None if plan is None else plan.cost
-
-    def _amount_of(self, ref: JobRef, standing: JobStanding) -> float:
-        plan = self._plans[_kind_of(ref)]
-        if plan is None or plan.cost is None or plan.cost.is_simulated:
-            return 0.0
+    def _read_job(self, job: tuple[JobRef, JobStanding]) -> tuple[Cost, float] | None:
+        ref, standing = job
         if ref.job_id in self._ended:
             return self._ended[ref.job_id]
-        until = standing.ended_at or self._now()
-        if plan.most_attempts == 1:
-            paid_s = max(until - (standing.started_at or until), 0.0)
-        else:
-            paid_s = self._board.gang(ref).paid_s(plan.options.most_slices, until)
-        amount = plan.cost.for_seconds(paid_s)
+        outcome = self._board.verdict(ref) if standing.ended_at is not None else None
+        cost = self._board.cost(ref, self._board.gang(ref, outcome))
         if standing.ended_at is not None:
-            self._ended[ref.job_id] = amount
-        return amount
-
-
-def _kind_of(ref: JobRef) -> tuple[object, ...]:
-    """Jobs of which this is equal have the same plan, but for their inputs."""
-    own = None if ref.group_id else ref.job_id
-    return own, ref.group_id, ref.func_name, ref.accelerator, ref.hosts, ref.place
+            self._ended[ref.job_id] = cost
+        return cost

@@ -17,10 +17,10 @@ from kinetic.cli import output
 from kinetic.cli.context import BATCH, AppContext, pass_app
 from kinetic.cli.lazy import Lazy, LazyGroup, complete_with
 from kinetic.cli.options import ignore_option, job_argument, json_option
-from kinetic.errors import KineticError, StoreError
+from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from kinetic._client.batch.manifest import Batch
     from kinetic._client.board.activity import HostLine
@@ -33,7 +33,6 @@ STATES = (*JobStatus, UNKNOWN)
 _COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE", "REASON")
 _NARROW = 72
 """Columns of a terminal below which names would not be readable beside everything else."""
-_RUNNING_COLUMNS = ("SLICE", "HOST", "STATE", "CPU", "MEMORY", "LOG", "STILL", "LAST LINE")
 _HOST_COLUMNS = ("SLICE", "HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
 _ATTEMPT_COLUMNS = ("SLICES", "ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
 _HOSTS_SHOWN = 32
@@ -160,15 +159,8 @@ def list_jobs(
     """Print one line for each job."""
     refs = app.board.refs() if group is None else app.list_batch(group)
     wanted, most = {state.upper() for state in states}, None if show_all else limit
-    shown, more = _select(app, refs, most, wanted)
-    for other in app.elsewhere() if group is None else ():
-        try:
-            found, are_more = _select(other, other.board.refs(), most, wanted)
-        except StoreError as error:
-            output.notice(f"The jobs of a cluster that was used before are left out. {error}")
-            continue
-        shown = sorted([*shown, *found], key=lambda each: each[0].created_at, reverse=True)
-        shown, more = shown[:most], more or are_more or len(shown) > len(shown[:most])
+    shown, more = app.board.select(refs, most, wanted)
+    shown = app.board.add_starts(shown)
     if as_json:
         return output.json_document([ref.attributes() | _document(found) for ref, found in shown])
     if not shown:
@@ -190,13 +182,6 @@ def list_jobs(
     for why in dict.fromkeys(found.reason for _, found in shown if found.state == UNKNOWN):
         output.notice(f"Some states are unknown: {why}")
     return None
-
-
-def _select(
-    app: AppContext, refs: Sequence[JobRef], limit: int | None, states: Collection[str]
-) -> tuple[list[tuple[JobRef, JobStanding]], bool]:
-    shown, more = app.board.select(refs, limit, states)
-    return app.board.add_starts(shown), more
 
 
 def _cells(ref: JobRef, found: JobStanding, now: float) -> tuple[str, ...]:
@@ -275,7 +260,7 @@ def _print_batch(app: AppContext, text_of_id: str, *, as_json: bool) -> None:
     with contextlib.suppress(KineticError):  # It was removed, or is damaged; its jobs are there.
         batch = Manifest.open(app.store, group_id).batch
     jobs = app.board.add_starts(app.board.select(refs, None)[0])
-    spending = SpendingWatch(app.board, app.store.calls_at_once, app.now).look(jobs)
+    spending = SpendingWatch(app.board).read(jobs)
     counts = Counter(found.state.lower() for _, found in jobs)
     unsubmitted: dict[int, Exception] = {}
     if batch is not None and len({ref.group_index for ref, _ in jobs}) < batch.total:
@@ -423,12 +408,10 @@ def _print_running(members: list[HostLine]) -> None:
     from kinetic._client.board import activity
 
     shown = sorted(members, key=lambda line: (-line.still_s, line.host))[:_HOSTS_SHOWN]
-    columns = _RUNNING_COLUMNS[shown[0].slice is None :]
-    rows = [
-        activity.cells(line, columns) for line in sorted(shown, key=lambda line: line.host or 0)
-    ]
+    rows = [activity.cells(line) for line in sorted(shown, key=lambda line: line.host or 0)]
+    left_out = ["JOB", "NAME", "ACCELERATOR", "AGE", *activity.left_out(None, shown)]
     output.line()
-    output.table(columns, rows, right=activity.RIGHT, cut=activity.CUT)
+    output.table(activity.COLUMNS, rows, left_out=left_out, right=activity.RIGHT, cut=activity.CUT)
     if len(members) > len(shown):
         output.notice(
             f"{text.count(len(members) - len(shown), 'host')} more: `kinetic jobs top "

@@ -65,9 +65,13 @@ def top(
 def _print(found: list[HostLine]) -> None:
     if not found:
         return output.notice("No job is running.")
-    columns = activity.columns(output.width(), found)
-    rows = [activity.cells(line, columns, whole=output.width() is None) for line in found]
-    return output.table(columns, rows, right=activity.RIGHT, cut=activity.CUT)
+    return output.table(
+        activity.COLUMNS,
+        map(activity.cells, found),
+        left_out=activity.left_out(output.width(), found),
+        right=activity.RIGHT,
+        cut=activity.CUT,
+    )
 
 
 def _draw(watch: ActivityWatch, interval_s: float) -> None:
@@ -75,8 +79,7 @@ def _draw(watch: ActivityWatch, interval_s: float) -> None:
         while True:
             found = watch.poll()
             width, height = screen.size
-            columns, room = activity.columns(width, found), max(height - _FRAME_LINES, 1)
-            rows = [activity.cells(line, columns, whole=False) for line in found[:room]]
+            room = max(height - _FRAME_LINES, 1)
             more = (
                 f"{text.count(len(found) - room, 'line')} more: --once shows them all"
                 if len(found) > room
@@ -87,6 +90,14 @@ def _draw(watch: ActivityWatch, interval_s: float) -> None:
                 if found
                 else "No job is running.    q leaves"
             )
-            screen.show(head, columns, rows, more, right=activity.RIGHT, cut=activity.CUT)
+            screen.show(
+                head,
+                activity.COLUMNS,
+                map(activity.cells, found[:room]),
+                more,
+                left_out=activity.left_out(width, found),
+                right=activity.RIGHT,
+                cut=activity.CUT,
+            )
             if screen.wait(interval_s):
                 return
