@@ -17,7 +17,7 @@ from on_pods import finish, save, wait_at_first, wait_at_second, wait_at_third, 
 import kinetic
 from kinetic._core import events, layout
 from kinetic._core.exits import Exit
-from kinetic.errors import HostLost, JobFailed
+from kinetic.errors import HostLost, JobFailed, PreflightError
 
 pytestmark = [pytest.mark.double, pytest.mark.settles_within(30)]
 GANG = "tpu-v6e-16"
@@ -146,9 +146,8 @@ def test_what_is_taken_away_does_not_count(on_cluster, home):
     assert handle.outcome().attempt == 3
 
 
-@pytest.mark.long
-def test_an_older_jobset_is_served_without_messages(on_cluster, home):
+def test_an_older_jobset_is_named_before_anything_is_sent(on_cluster):
     on_cluster.admit_with(refuse_patterns)
-    handle = begun(on_cluster, wait_at_first, home.parent / "m", retries=1)
-    on_cluster.evict_pod(pod_of(on_cluster, handle, 0))
-    assert handle.result(timeout=120) == "again"
+    with pytest.raises(PreflightError, match=r"JobSet is older than 0\.10"):
+        kinetic.run(accelerator=GANG)(wait_at_third)("m")
+    assert not on_cluster.left_over()

@@ -235,36 +235,16 @@ def test_expired_credentials_are_renewed_once(script: Script, tmp_path: Any) -> 
     api.close()
 
 
-def test_whoever_a_kubeconfig_names_is_impersonated(script: Script) -> None:
-    user = {
-        "token": "t",
-        "as": "robot",
-        "as-uid": "7",
-        "as-groups": ["a", "b"],
-        "as-user-extra": {"Reason/x": ["1", "2"]},
-    }
-    script.replies = [Reply(200, JOB)]
-    with contextlib.closing(HttpApi(Access(script.url, user=user), {})) as api:
-        api.get(JOBS, "a")
-    assert script.impersonated == [
-        ("Impersonate-User", "robot"),
-        ("Impersonate-Uid", "7"),
-        ("Impersonate-Group", "a"),
-        ("Impersonate-Group", "b"),
-        ("Impersonate-Extra-reason%2Fx", "1"),
-        ("Impersonate-Extra-reason%2Fx", "2"),
-    ]
-    assert script.requests[0][3] == "Bearer t"
-
-
 def test_a_process_has_one_connection_to_a_server_for_each_user_and_namespace() -> None:
     access = Access("https://127.0.0.1:1", user={"token": "t"})
-    first = connection.share_connection(access, {"A": "1"})
-    assert connection.share_connection(replace(access), {"A": "1"}) is first
+    first = connection.share_connection(access, {"PATH": "/a", "SEED": "1"})
+    again = connection.share_connection(replace(access), {"PATH": "/a", "SEED": "2"})
+    assert again is first
     others = [
-        connection.share_connection(access, {"A": "2"}),
-        connection.share_connection(access, {"A": "1"}, namespace="ml"),
-        connection.share_connection(replace(access, user={"token": "new"}), {"A": "1"}),
+        connection.share_connection(access, {"PATH": "/b"}),
+        connection.share_connection(access, {"PATH": "/a", "https_proxy": "p"}),
+        connection.share_connection(access, {"PATH": "/a"}, namespace="ml"),
+        connection.share_connection(replace(access, user={"token": "new"}), {"PATH": "/a"}),
     ]
     assert first not in others
 

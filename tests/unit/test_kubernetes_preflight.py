@@ -1,130 +1,101 @@
-"""What is asked of a cluster before a job is sent: little, and once for many jobs."""
+"""Whether a cluster takes a job: a dry run, what it does not see, and once for many jobs."""
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from typing import Any
 
 import pytest
+from cluster_answers import ClusterAnswers
 
-from kinetic._backends.kubernetes import checks, rights
-from kinetic._backends.kubernetes.api import Api
-from kinetic._backends.kubernetes.errors import Forbidden
-from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, Resource
-from kinetic.errors import BackendUnavailable, NotFound, PreflightError
+from kinetic._backends.kubernetes import preflight
+from kinetic._backends.kubernetes.errors import Forbidden, NotInstalled, Refused
+from kinetic._backends.kubernetes.preflight import Needs
+from kinetic.errors import BackendUnavailable, KineticError, NotFound, PreflightError
 
-_numbers = itertools.count()
-
-
-class Cluster:
-    """Another one for each test. Lacks rights, JobSets or an account as told; may be away."""
-
-    namespace = "ml"
-
-    def __init__(self) -> None:
-        self.server = f"https://c{next(_numbers)}"
-        self.lacks: set[tuple[str, str]] = set()
-        self.has_jobsets = self.answers = self.has_namespace = True
-        self.account: type[Exception] | None = None
-        self.asked: Counter[str] = Counter()
-
-    def may(self, verb: str, resource: Resource) -> bool:
-        self._asked("may")
-        return (verb, resource.plural) not in self.lacks
-
-    def knows(self, _resource: Resource) -> bool:
-        self._asked("knows")
-        return self.has_jobsets
-
-    def get(self, _resource: Resource, name: str) -> dict[str, Any]:
-        self._asked("get")
-        if not self.has_namespace:
-            raise NotFound("no")
-        if self.account is not None and name == "kinetic":
-            raise self.account("no")
-        return {}
-
-    def _asked(self, what: str) -> None:
-        self.asked[what] += 1
-        if not self.answers:
-            raise BackendUnavailable("It does not answer.")
+JOB = [
+    {"apiVersion": "batch/v1", "kind": "Job"},
+    {"apiVersion": "v1", "kind": "Secret"},
+]
+CLAIM = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
+ALL = Needs("kinetic", "team-a", multi_tier=True, networks=True, buckets=True)
 
 
 @pytest.fixture
-def cluster() -> Cluster:
-    return Cluster()
+def cluster() -> ClusterAnswers:
+    made = ClusterAnswers()
+    made.objects["checkpointconfigurations"] = {"metadata": {"name": "c"}}
+    return made
 
 
-def check(cluster: Cluster, hosts: int = 1, clock: float = 0.0) -> None:
-    api: Api = cluster  # type: ignore[assignment]
-    checks.check_job(api, hosts, "kinetic", clock=lambda: clock)
+def check(cluster: Any, needs: Needs = ALL, *more: dict[str, Any], clock: float = 0.0) -> None:
+    preflight.check(cluster, [*JOB, *more], needs, clock=lambda: clock)
 
 
-def test_many_jobs_ask_once(cluster: Cluster) -> None:
+def test_a_plain_job_is_two_questions(cluster: ClusterAnswers) -> None:
+    check(cluster, Needs())
+    assert cluster.asked == {"create jobs": 1, "create secrets": 1}
+
+
+def test_many_jobs_ask_once(cluster: ClusterAnswers) -> None:
     for _ in range(200):
         check(cluster, clock=5.0)
-    assert cluster.asked == {"may": len(rights.list_needed(1)), "get": 1}
-    check(cluster, hosts=4, clock=5.0)  # which needs other things
-    assert cluster.asked["knows"] == 1
-    check(cluster, clock=5.0 + checks.COUNTS_S)
-    assert cluster.asked["get"] == 3
+    assert set(cluster.asked.values()) == {1, 2}, "two drivers are looked up"
+    check(cluster, Needs("other"), clock=5.0)
+    assert cluster.asked["create jobs"] == 2
+    check(cluster, clock=5.0 + preflight.COUNTS_S)
+    assert cluster.asked["create jobs"] == 3
 
 
-@pytest.mark.parametrize(
-    ("lacks", "hosts", "words"),
-    [
-        (("create", "jobs"), 1, "You may not create jobs.batch in namespace ml"),
-        (("list", "pods"), 4, "You may not list pods"),
-        (("create", "secrets"), 1, "You may not create secrets"),
-        (("delete", "jobsets"), 4, "You may not delete jobsets"),
-        (("create", "jobsets"), 1, ""),
-        (("create", "jobs"), 4, ""),
-    ],
-)
-def test_a_right_without_which_nothing_works_is_missing(
-    cluster: Cluster, lacks: tuple[str, str], hosts: int, words: str
+REFUSALS: list[tuple[tuple[str, str], KineticError, str]] = [
+    (("create", "jobs"), Forbidden("You may not create jobs."), "You may not create jobs"),
+    (("create", "secrets"), Forbidden("You may not create secrets."), "may not create secrets"),
+    (("create", "jobs"), Refused("The namespace ml does not exist."), "namespace ml does not"),
+    (("create", "jobs"), BackendUnavailable("It does not answer."), "It does not answer"),
+    (
+        ("create", "resourceclaimtemplates"),
+        NotInstalled("The cluster does not know them."),
+        "does not know them. Ask an administrator for node pools with GKE's managed DRANET",
+    ),
+    (("get", "kinetic"), NotFound("no"), "service account kinetic does not exist in namespace ml"),
+    (("get", "localqueues"), NotInstalled("no"), "has no Kueue, so no queue team-a can admit"),
+    (("get", "team-a"), NotFound("no"), "There is no queue team-a in namespace ml"),
+    (("get", preflight.MULTI_TIER_DRIVER), NotFound("no"), "HighScaleCheckpointing"),
+    (("get", preflight.GCSFUSE_DRIVER), NotFound("no"), "enable the add-on GcsFuseCsiDriver"),
+    (("list", "checkpointconfigurations"), NotInstalled("no"), "has no CheckpointConfiguration"),
+    (("get", preflight.DEVICE_CLASS), NotFound("no"), "has no network devices of class"),
+]
+
+
+@pytest.mark.parametrize(("where", "error", "words"), REFUSALS)
+def test_what_a_job_needs_and_a_cluster_lacks(
+    cluster: ClusterAnswers, where: tuple[str, str], error: KineticError, words: str
 ) -> None:
-    cluster.lacks = {lacks}
-    if not words:
-        check(cluster, hosts)
-        return
-    with pytest.raises(PreflightError, match=words):
-        check(cluster, hosts)
-    cluster.lacks = set()
-    check(cluster, hosts)  # a refusal is not remembered
+    cluster.problems[where] = error
+    with pytest.raises((PreflightError, BackendUnavailable), match=words):
+        check(cluster, ALL, CLAIM)
+    cluster.problems.clear()
+    check(cluster, ALL, CLAIM)  # a refusal is not remembered
 
 
-def test_what_pods_need_is_missing(cluster: Cluster) -> None:
-    cluster.account = NotFound
-    with pytest.raises(PreflightError, match="service account kinetic does not exist"):
-        check(cluster)
-    cluster.account = Forbidden  # nobody knows
+def test_what_may_not_be_looked_up_may_be_there(cluster: ClusterAnswers) -> None:
+    for verb in ("get", "list"):
+        cluster.problems[verb, "*"] = Forbidden("You may not.")
     check(cluster)
-    cluster.has_jobsets = False
-    with pytest.raises(PreflightError, match="does not know jobsets"):
-        check(cluster, hosts=4)
 
 
-def test_a_cluster_that_is_away_refuses_nothing(cluster: Cluster) -> None:
-    cluster.answers = False
-    with pytest.raises(BackendUnavailable, match="does not answer"):
-        check(cluster)
+def test_an_older_kueue_is_asked_for_its_queue(cluster: ClusterAnswers) -> None:
+    first = iter([NotInstalled("v1beta2")])
+
+    def get(resource: Any, name: str) -> dict[str, Any]:
+        if resource.plural == "localqueues" and (error := next(first, None)):
+            raise error
+        return {}
+
+    cluster.get = get  # type: ignore[method-assign]
+    check(cluster)
 
 
-def test_all_that_is_needed_is_a_right_of_the_documentation() -> None:
-    for hosts, workload in ((1, JOBS), (4, JOBSETS)):
-        needed = rights.list_needed(hosts)
-        assert set(needed) <= set(rights.RIGHTS)
-        assert len(needed) == 5
-        assert {right.verb for right in needed if right.resource == workload} == {
-            "create",
-            "list",
-            "delete",
-        }
-
-
-def test_a_namespace_that_does_not_exist_is_said(cluster: Cluster) -> None:
-    cluster.has_namespace = False
-    with pytest.raises(PreflightError, match="The namespace ml does not exist in the cluster"):
-        check(cluster)
+def test_a_webhook_that_knows_no_dry_run_says_nothing(cluster: ClusterAnswers) -> None:
+    said = 'admission webhook "policy.example.com" does not support dry run'
+    cluster.problems["create", "jobs"] = Refused(said)
+    check(cluster)

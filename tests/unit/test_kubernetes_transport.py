@@ -1,11 +1,12 @@
-"""How an API server is reached: proxies, certificates, silent connections."""
+"""How an API server is reached: proxies, certificates."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
-import socket
 import ssl
+import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -18,10 +19,8 @@ from api_server_fake import Reply, Script, serving
 from kinetic._backends.kubernetes import credentials
 from kinetic._backends.kubernetes.api import CallLimits
 from kinetic._backends.kubernetes.connection import HttpApi
-from kinetic._backends.kubernetes.credentials import Proof
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._backends.kubernetes.resources import JOBS
-from kinetic._backends.kubernetes.transport import open_pools
 from kinetic._rpc import certificate
 from kinetic.errors import BackendUnavailable, PreflightError
 
@@ -48,31 +47,28 @@ def test_a_proxy_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kubeconfig_names_a_proxy_with_its_password(script: Script) -> None:
     script.replies = [Reply(200, JOB)]
     proxy = script.url.replace("http://", "me:secret@")
-    access = Access("http://no-such-host.invalid", context="lab", proxy=proxy)
+    access = Access("http://no-such-host.invalid", context="lab", cluster={"proxy-url": proxy})
     with contextlib.closing(HttpApi(access, {})) as api:
         assert api.get(JOBS, "a") == JOB
     assert script.proxy_authorization == ["Basic bWU6c2VjcmV0"]
-    access = Access("http://no-such-host.invalid", context="lab", proxy="ftp://me:secret@p")
+    access = Access(
+        "http://no-such-host.invalid", context="lab", cluster={"proxy-url": "ftp://me:secret@p"}
+    )
     with contextlib.closing(HttpApi(access, {})) as api:
         with pytest.raises(PreflightError, match=r"context lab \(proxy-url\)") as caught:
             api.get(JOBS, "a")
         assert "secret" not in str(caught.value)
 
 
-def test_a_silent_connection_is_tried_by_the_kernel(script: Script) -> None:
-    script.replies = [Reply(200, JOB)]
-    pools = open_pools(Access(script.url), Proof())
-    pools.request("GET", f"{script.url}/x")
-    held = pools.connection_from_url(script.url).pool.get()
-    assert held.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    held.close()
-    pools.clear()
+def inline(ca: bytes) -> dict[str, str]:
+    return {"certificate-authority-data": base64.b64encode(ca).decode()}
 
 
 def test_certificates_that_are_none() -> None:
-    api = HttpApi(Access("https://127.0.0.1:1", ca=b"no certificate"), {})
-    with pytest.raises(PreflightError, match="certificates of the kubeconfig"):
-        api.get(JOBS, "a")
+    for ca in (inline(b"no certificate"), {"certificate-authority": "/no/such/file"}):
+        api = HttpApi(Access("https://127.0.0.1:1", cluster=ca), {})
+        with pytest.raises(PreflightError, match="certificates of the kubeconfig"):
+            api.get(JOBS, "a")
 
 
 @pytest.fixture
@@ -91,16 +87,42 @@ def test_a_server_is_trusted_by_its_certificate(script: Script, tls: tuple[str, 
     url, ca = tls
     once = CallLimits(tries=1)
     script.replies = [Reply(200, JOB), Reply(200, JOB)]
-    api = HttpApi(Access(url, ca=ca, server_name="localhost"), {}, patience=once)
+    named = Access(url, cluster=inline(ca) | {"tls-server-name": "localhost"})
+    api = HttpApi(named, {}, patience=once)
     assert api.get(JOBS, "a") == JOB
     api.close()
-    api = HttpApi(Access(url, verify=False), {}, patience=once)
+    blind = Access(url, cluster={"insecure-skip-tls-verify": True})
+    api = HttpApi(blind, {}, patience=once)
     with pytest.warns(Warning, match="Unverified"):
         assert api.get(JOBS, "a") == JOB
     api.close()
     stranger = HttpApi(Access(url), {}, patience=CallLimits(tries=1))
     with pytest.raises(PreflightError, match="is not trusted"):
         stranger.get(JOBS, "a")
+
+
+def test_a_caller_shows_a_certificate_and_leaves_no_key_behind(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = certificate.make("localhost")
+    (tmp_path / "chain.pem").write_text(own.certificate + own.key)
+    (tmp_path / "ca.pem").write_text(own.certificate)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(tmp_path / "ca.pem"))
+    context.load_cert_chain(tmp_path / "chain.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    pair = {"client-certificate": own.certificate, "client-key": own.key}
+    user = {f"{k}-data": base64.b64encode(v.encode()).decode() for k, v in pair.items()}
+    ca = inline(own.certificate.encode()) | {"tls-server-name": "localhost"}
+    script.replies = [Reply(200, JOB)] * 2
+    with serving(script, context) as url:
+        for _ in range(2):  # The client remembers the files, which are gone.
+            access = Access(url, cluster=ca, user=user)
+            with contextlib.closing(HttpApi(access, {}, patience=CallLimits(tries=1))) as api:
+                assert api.get(JOBS, "a") == JOB
+            assert not list(temporary.iterdir())
 
 
 def sign_old(folder: Path) -> tuple[Path, bytes]:
@@ -151,7 +173,7 @@ def test_authorities_of_old_clusters_are_trusted_as_before_python_3_13(
     script.replies = [Reply(200, JOB)]
     with (
         serving(script, context) as url,
-        contextlib.closing(HttpApi(Access(url, ca=ca), {})) as api,
+        contextlib.closing(HttpApi(Access(url, cluster=inline(ca)), {})) as api,
     ):
         assert api.get(JOBS, "a") == JOB
 
@@ -166,6 +188,6 @@ def test_a_login_to_google_goes_by_the_proxy(
     monkeypatch.setenv("no_proxy", "")
     script.replies = [Reply(407)]
     with pytest.raises(PreflightError, match="Logging in to Google Cloud failed"):
-        credentials.from_google()
+        credentials.ask_google()
     assert script.asked()[0] == "CONNECT oauth2.googleapis.com:443"
     assert script.proxy_authorization[0] == "Basic bWU6c2VjcmV0"

@@ -31,7 +31,7 @@ from manifest_cases import (
 )
 
 from kinetic._backends.kubernetes import manifests, observed
-from kinetic._backends.kubernetes.manifests import MESSAGE_PATTERNS, render, without_messages
+from kinetic._backends.kubernetes.manifests import render
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.kubernetes.volumes import LOCAL_FOLDER
 from kinetic._core.place import MULTI_TIER, Place
@@ -383,16 +383,3 @@ def test_a_host_finds_what_its_cluster_has_mounted(tmp_path):
     here = Dataset("gs://images/labels.csv", False, mount="/labels.csv", fuse=True)
     with pytest.raises(SetupFailed, match="is not mounted on this host, at /_kinetic/"):
         datasets.prepare(who, planned(data=(here,)), store, tmp_path)
-
-
-def test_a_jobset_for_versions_that_do_not_look_at_messages():
-    plan, settings = CASES["tpu-v6e-16"]
-    (jobset, _) = render(plan, settings)
-    older = without_messages(jobset)
-    assert MESSAGE_PATTERNS in json.dumps(jobset)
-    assert MESSAGE_PATTERNS not in json.dumps(older)
-    (rule,) = older["spec"]["failurePolicy"]["rules"]
-    assert rule["action"] == "RestartJobSetAndIgnoreMaxRestarts"
-    pods = older["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
-    assert len(pods) == 2
-    assert "42" not in json.dumps(pods)

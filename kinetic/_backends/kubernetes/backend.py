@@ -18,22 +18,21 @@ from typing import TYPE_CHECKING, NamedTuple
 from kinetic._backends import attempt_logs, stored
 from kinetic._backends.base import Document, LogRequest, Status
 from kinetic._backends.kubernetes import (
-    addons,
-    checks,
     images,
     manifests,
     names,
     pathways,
     pod_failures,
+    preflight,
     states,
 )
 from kinetic._backends.kubernetes.api import Api
 from kinetic._backends.kubernetes.diagnosis import diagnose
-from kinetic._backends.kubernetes.errors import Conflict, Refused
+from kinetic._backends.kubernetes.errors import Conflict
 from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.observed import Pod, Stage, current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
-from kinetic._backends.kubernetes.resources import BY_KIND, JOBSETS, PODS, SECRETS, Resource
+from kinetic._backends.kubernetes.resources import BY_KIND, PODS, SECRETS, Resource
 from kinetic._backends.kubernetes.snapshot import (
     ClusterSnapshot,
     SnapshotReader,
@@ -43,7 +42,7 @@ from kinetic._backends.kubernetes.snapshot import (
 from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.log_format import LogChunk
-from kinetic._core.place import JOB
+from kinetic._core.place import JOB, MULTI_TIER
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
@@ -132,15 +131,15 @@ class KubernetesBackend:
             raise PreflightError(certificate.MISSING)
         if plan.has_single_controller:
             pathways.check(self._pods)
-        asked = addons.list_asked(
-            plan.options.local_storage,
-            plan.options.network_devices,
-            simulated=self._pods.simulated,
-            buckets=bool(plan.cluster_mounts()),
+        options, simulated = plan.options, self._pods.simulated
+        needs = preflight.Needs(
+            account=plan.place.service_account or self._pods.service_account or "",
             queue=plan.place.queue,
+            multi_tier=options.local_storage == MULTI_TIER and not simulated,
+            networks=bool(options.network_devices) and not simulated,
+            buckets=bool(plan.cluster_mounts()),
         )
-        account = plan.place.service_account or self._pods.service_account
-        checks.check_job(api, _pods_of(plan), account, asked)
+        preflight.check(api, self.render(plan), needs)
 
     def _check_hosts(self, plan: Plan) -> None:
         if self.name == JOB and plan.hosts > 1:
@@ -176,7 +175,7 @@ class KubernetesBackend:
         manifests.check_values(secrets)
         workload, secret, *others = documents
         resource = BY_KIND[workload["apiVersion"], workload["kind"]]
-        made = self._create_workload(resource, workload)
+        made = self._api.create(resource, workload)
         self._has_answered = True
         try:
             for each in others:
@@ -190,14 +189,6 @@ class KubernetesBackend:
             raise
         self._seen_jobs |= {ref.job_id}
         self._reader.note_created(ref, made)
-
-    def _create_workload(self, resource: Resource, workload: Document) -> Document:
-        try:
-            return self._api.create(resource, workload)
-        except Refused as error:
-            if resource != JOBSETS or manifests.MESSAGE_PATTERNS not in str(error):
-                raise
-        return self._api.create(resource, manifests.without_messages(workload))
 
     def _create_patiently(self, resource: Resource, document: Document) -> None:
         """Create what an existing workload cannot start without."""
@@ -366,12 +357,6 @@ class KubernetesBackend:
     def _delete(self, ref: JobRef, propagation: str) -> None:
         name = names.workload_of(ref.job_id)
         self._api.delete(resource_of(ref), name, propagation=propagation)
-
-
-def _pods_of(plan: Plan) -> int:
-    """How many pods a job has: one on each machine, and that of a single controller or a head."""
-    machines = plan.options.most_slices * plan.topology.hosts
-    return machines + (plan.has_single_controller or plan.has_head)
 
 
 def _with_values(

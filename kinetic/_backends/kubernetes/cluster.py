@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kinetic._config import settings as configuration
 from kinetic._core.findings import Finding, problem
-from kinetic._core.place import JOB, Place
+from kinetic._core.place import JOB, MULTI_TIER, Place
 from kinetic._system.distribution import make_install_command
 from kinetic.errors import KineticError, PreflightError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kinetic._config.settings import Settings
     from kinetic._store.base import Store
 
-_PACKAGES = ("urllib3", "yaml")
+_PACKAGES = ("kubernetes",)
 
 
 def make_backend(place: Place, store: Store) -> KubernetesBackend:
@@ -69,33 +69,32 @@ def list_accelerators(settings: Settings) -> tuple[PoolRow, ...]:
         PreflightError: there is no such cluster, or it does not allow listing its nodes.
         BackendUnavailable: it does not answer.
     """
-    from kinetic._backends.kubernetes import checks
+    from kinetic._backends.kubernetes import nodes
     from kinetic._backends.kubernetes.resources import NODES
 
     api = connect(_place_of(settings), configuration.variables())
-    return checks.live_accelerators(api.list(NODES).items)
+    return nodes.live_accelerators(api.list(NODES).items)
 
 
 def check(settings: Settings) -> tuple[Finding, ...]:
     """Ask the configured cluster whether it can run jobs."""
-    from kinetic._backends.kubernetes import addons, checks
+    from kinetic._backends.kubernetes import probes
     from kinetic._backends.kubernetes.api import CallLimits
+    from kinetic._backends.kubernetes.preflight import Needs
 
+    is_real = not settings.pod_simulated
+    needs = Needs(
+        account=settings.service_account or "",
+        queue=settings.queue or "",
+        multi_tier=settings.local_storage == MULTI_TIER and is_real,
+        networks=bool(settings.network_devices) and is_real,
+    )
     patience = CallLimits(connect_s=5.0, tries=2)
     try:
-        facts = checks.gather(
-            connect(_place_of(settings), configuration.variables(), patience),
-            service_account=settings.service_account,
-            asked=addons.list_asked(
-                settings.local_storage,
-                settings.network_devices,
-                simulated=settings.pod_simulated,
-                queue=settings.queue,
-            ),
-        )
+        api = connect(_place_of(settings), configuration.variables(), patience)
     except KineticError as error:
         return (problem("cluster", str(error)),)
-    return checks.checks_of(facts) + _check_images(settings)
+    return probes.examine(api, needs)
 
 
 def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | None = None) -> Api:
@@ -135,16 +134,6 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
 
 def _list_missing() -> list[str]:
     return [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-
-
-def _check_images(settings: Settings) -> tuple[Finding, ...]:
-    """Check where images are built, unless builds are switched off."""
-    from kinetic._backends.kubernetes import checks, image_builds, images
-
-    place = _place_of(settings)
-    if settings.image_builds == "off" or not images.has_registry(place):
-        return ()
-    return (checks.registry(images.registry(place), image_builds.why_none(place)),)
 
 
 def _place_of(settings: Settings) -> Place:

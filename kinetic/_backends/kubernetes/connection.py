@@ -1,6 +1,10 @@
-"""The API server over HTTP: the implementation of `api.Api`, and the only place that sends.
+"""The API server through the official client: the implementation of `api.Api`, and the only place
+that sends.
 
-In: an `Access`. Out: documents and streams. Bodies are plain JSON.
+Of the client's layers only the lowest is used, `ApiClient.param_serialize` and `call_api`, with
+plain documents: its typed APIs cost seconds to import, and its dynamic client passes no
+`fieldValidation`. It carries login data, TLS and the connection; retries are counted here, so that
+a creation knows whether an object that exists is its own.
 """
 
 from __future__ import annotations
@@ -10,14 +14,16 @@ import json
 import os
 import random
 import re
+import ssl
+import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
+from kinetic._backends.kubernetes import credentials, kubeconfig
 from kinetic._backends.kubernetes.api import (
     CallLimits,
     Document,
@@ -26,7 +32,6 @@ from kinetic._backends.kubernetes.api import (
     Version,
     waits_s,
 )
-from kinetic._backends.kubernetes.credentials import Credentials, Proof
 from kinetic._backends.kubernetes.errors import (
     ApiCall,
     Busy,
@@ -40,18 +45,106 @@ from kinetic._backends.kubernetes.errors import (
 )
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._backends.kubernetes.resources import ACCESS_REVIEWS, JOBS, JOBSETS, Resource
-from kinetic._backends.kubernetes.transport import open_pools
+from kinetic._system import proxies
 from kinetic.errors import NotFound, PreflightError
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
-    from urllib3 import BaseHTTPResponse, PoolManager
+    from kubernetes.client import ApiClient, Configuration
 
 METHODS = {"create": "POST", "delete": "DELETE"}
 """Of the verbs that change something; the others are GET."""
+CONNECTIONS = 32
+"""Kept open at once; more are opened as needed."""
 PAGE = 500
 MOST_RESTARTS = 2
 """Of a list whose pages the server forgets before they are read."""
+SHARED_BY = ("KUBECONFIG", "HOME", "PATH", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
+"""The variables on which a connection depends; callers that agree in them share one."""
+_loading = threading.Lock()
+"""The client remembers the files of certificates in a global table."""
+
+
+@contextlib.contextmanager
+def configured(access: Access, variables: Mapping[str, str]) -> Iterator[Configuration]:
+    """Log in, and yield the client's configuration. The files of certificates and keys that it
+    names are in a private folder, which is gone afterwards.
+
+    Raises:
+        PreflightError: the login failed, or the certificates cannot be used.
+    """
+    from kubernetes import client, config
+    from kubernetes.config import ConfigException
+
+    cluster = {k: v for k, v in access.cluster.items() if k != "proxy-url" and v}
+    cluster["server"] = access.server
+    entries: Document = {
+        "current-context": "kinetic",
+        "contexts": [{"name": "kinetic", "context": {"cluster": "kinetic", "user": "kinetic"}}],
+        "clusters": [{"name": "kinetic", "cluster": cluster}],
+        "users": [{"name": "kinetic", "user": credentials.log_in(access, variables)}],
+    }
+    found = client.Configuration()
+    found.proxy = None  # `_system.proxies` chooses it.
+    with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
+        try:
+            with _loading:
+                config.load_kube_config_from_dict(
+                    entries,
+                    client_configuration=found,
+                    persist_config=False,
+                    temp_file_path=folder,
+                )
+        except (ConfigException, OSError, TypeError, ValueError) as error:
+            raise PreflightError(
+                f"The certificates of the kubeconfig's context {access.context} cannot be used: "
+                f"{error}."
+            ) from error
+        yield found
+
+
+def open_client(access: Access, variables: Mapping[str, str]) -> ApiClient:
+    """Log in, and return a client. Its pools have their certificates in memory, and the proxy that
+    `_system.proxies` chooses.
+
+    Raises:
+        PreflightError: the login failed; the certificates or the proxy cannot be used.
+    """
+    from kubernetes.client import ApiClient
+
+    cluster = access.cluster
+    pools: dict[str, Any] = {"maxsize": CONNECTIONS, "retries": False}
+    with configured(access, variables) as configuration:
+        client = ApiClient(configuration)
+        if access.server.startswith("https:"):
+            pools["ssl_context"] = _make_context(access, configuration)
+            if name := cluster.get("tls-server-name"):
+                pools |= {"server_hostname": name, "assert_hostname": name}
+            if not configuration.verify_ssl:
+                pools["assert_hostname"] = False
+    client.user_agent = f"kinetic/{__version__}"
+    named_by = f"the kubeconfig's context {access.context} (proxy-url)"
+    proxy = cluster.get("proxy-url") or ""
+    client.rest_client.pool_manager = proxies.open_pools(access.server, proxy, named_by, **pools)
+    return client
+
+
+def _make_context(access: Access, configuration: Configuration) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+        # Python 3.13 sets it, and authorities of old clusters lack what it asks for.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        if not configuration.verify_ssl:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, configuration.key_file)
+    except (OSError, ValueError) as error:
+        raise PreflightError(
+            f"The certificates of the kubeconfig's context {access.context} cannot be used: "
+            f"{error}."
+        ) from error
+    return context
 
 
 class HttpApi:
@@ -72,7 +165,7 @@ class HttpApi:
 
         Args:
             access: the server.
-            variables: of the environment, for plugins that log in.
+            variables: of the environment, for programs that log in.
             namespace: the namespace of objects; "" for the context's.
             patience: how long calls wait.
             sleep, clock, seed: for tests.
@@ -211,18 +304,17 @@ class HttpApi:
         return Version(str(found.get("gitVersion", "")), *numbers)
 
     def start_anew(self) -> None:
-        """Forget connections and login: in a process that was forked they are another's, and its
-        threads may have held the locks."""
-        self._credentials = Credentials(self._access, self._variables, self._clock)
+        """Forget the connections: in a process that was forked they are another's, and its threads
+        may have held the lock."""
         self._lock = threading.Lock()
-        self._pools: tuple[Proof, PoolManager] | None = None
+        self._client: ApiClient | None = None
 
     def close(self) -> None:
         """Close idle connections. The object can still be used."""
         with self._lock:
-            pools, self._pools = self._pools, None
-        if pools is not None:
-            pools[1].clear()
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
     # --- sending
 
@@ -248,8 +340,7 @@ class HttpApi:
         tries = 0
         while True:
             try:
-                answer = self._send(call, body, path or call.path, query or {}, preload=True)
-                return self._read_document(call, answer.data)
+                return self._send(call, body, path or call.path, query or {})
             except Busy as error:
                 tries += 1
                 if tries >= self._patience.tries:
@@ -262,82 +353,71 @@ class HttpApi:
                 raise
             self._sleep(wait_s)
 
-    def _read_document(self, call: ApiCall, data: bytes) -> Document:
-        try:
-            found = json.loads(data)
-            if not isinstance(found, dict):
-                raise ValueError("no object in the answer")
-        except ValueError as error:
-            raise explain_unreachable(call, self.server, error) from error
-        return found
-
     def _send(
         self,
         call: ApiCall,
         body: Mapping[str, Any] | None,
         path: str,
         query: Mapping[str, str],
-        *,
-        preload: bool,
-    ) -> BaseHTTPResponse:
-        """Send a request, and again with fresh credentials if the first are refused."""
-        import urllib3
+    ) -> Document:
+        """Make a call once, and again with a new login if the first one is refused."""
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
 
-        url = f"{self.server}{path}?{urlencode(query)}" if query else self.server + path
-        read_s = self._patience.read_s
-        kind = {} if body is None else {"content-type": "application/json"}
-        common = {"accept": "application/json", "user-agent": f"kinetic/{__version__}", **kind}
-        proof = self._credentials.proof()
-        for attempt in range(2):
-            headers = urllib3.HTTPHeaderDict(common)
-            headers.extend(proof.impersonated)
-            if proof.authorization:
-                headers["authorization"] = proof.authorization
+        method, limits = METHODS.get(call.verb, "GET"), self._patience
+        client = self._log_in(None)
+        for may_renew in (True, False):
+            headers = {"Accept": "application/json"}
+            if body is not None:
+                headers["Content-Type"] = "application/json"
+            request = client.param_serialize(
+                method,
+                path,
+                None,
+                list(query.items()),
+                headers,
+                body,
+                auth_settings=["BearerToken"],
+            )
             try:
-                response = self._pool(proof).request(
-                    METHODS.get(call.verb, "GET"),
-                    url,
-                    body=None if body is None else json.dumps(body).encode(),
-                    headers=headers,
-                    timeout=urllib3.Timeout(connect=self._patience.connect_s, read=read_s),
-                    retries=False,
-                    preload_content=preload,
+                response = client.call_api(
+                    *request, _request_timeout=(limits.connect_s, limits.read_s)
                 )
-                refusal = response.data if response.status >= 400 else b""
-            except urllib3.exceptions.SSLError as error:
-                raise self._explain_untrusted(error) from error
-            except urllib3.exceptions.HTTPError as error:
+                data = response.read()
+            except ApiException as error:  # Of TLS.
+                raise PreflightError(
+                    f"The certificate of {self.server} is not trusted ({error.reason}). Get "
+                    "credentials for the cluster again: its certificate may have been replaced."
+                ) from error
+            except HTTPError as error:
                 raise explain_unreachable(call, self.server, error) from error
             self._note_clock(response.headers)
             if response.status < 400:
-                return response
-            if response.status != 401 or attempt == 1:
+                try:
+                    return dict(json.loads(data))
+                except (TypeError, ValueError) as error:
+                    raise explain_unreachable(call, self.server, error) from error
+            if response.status != 401 or not may_renew:
                 break
-            proof = self._credentials.renew_proof(proof)
-        problem = error_of(call, response.status, refusal)
+            client = self._log_in(client)
+        problem = error_of(call, response.status, data)
         if isinstance(problem, Busy):
             problem.after_s = read_retry_after(response.headers.get("Retry-After"))
         raise problem
 
+    def _log_in(self, refused: ApiClient | None) -> ApiClient:
+        """Return the client; another one than that whose login was refused, with what the
+        kubeconfig says now."""
+        with self._lock:
+            if self._client is None or self._client is refused:
+                if refused is not None:
+                    self._access = kubeconfig.read_again(self._access)
+                self._client = open_client(self._access, self._variables)
+            return self._client
+
     def _note_clock(self, headers: Mapping[str, str]) -> None:
         with contextlib.suppress(KeyError, TypeError, ValueError):  # Not every answer has a date.
             self._ahead_s = parsedate_to_datetime(headers["Date"]).timestamp() - self._clock()
-
-    def _explain_untrusted(self, error: Exception) -> PreflightError:
-        return PreflightError(
-            f"The certificate of {self.server} is not trusted ({error}). Get credentials for the "
-            "cluster again: its certificate may have been replaced."
-        )
-
-    def _pool(self, proof: Proof) -> PoolManager:
-        with self._lock:
-            if self._pools is not None:
-                known, pools = self._pools
-                if (known.certificate, known.key) == (proof.certificate, proof.key):
-                    return pools
-            pools = open_pools(self._access, proof)
-            self._pools = (proof, pools)
-            return pools
 
 
 _shared: weakref.WeakSet[HttpApi] = weakref.WeakSet()
@@ -348,15 +428,19 @@ def share_connection(
     access: Access, variables: Mapping[str, str], *, namespace: str = ""
 ) -> HttpApi:
     """Return this process's existing connection, or a new one. Jobs that are followed at the same
-    time share connections, logins and watches."""
-    wanted = (access, dict(variables), namespace or access.namespace)
+    time share connections and logins, whatever else is in the environment."""
+    wanted = (access, _shared_variables(variables), namespace or access.namespace)
     with _sharing:
         for api in _shared:
-            if (api._access, dict(api._variables), api.namespace) == wanted:
+            if (api._access, _shared_variables(api._variables), api.namespace) == wanted:
                 return api
         made = HttpApi(access, variables, namespace=namespace)
         _shared.add(made)
         return made
+
+
+def _shared_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name.upper() in SHARED_BY}
 
 
 def _start_all_anew() -> None:

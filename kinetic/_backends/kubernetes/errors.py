@@ -127,6 +127,8 @@ class ApiCall:
 
 
 MAY_PASS = frozenset({429, 500, 502, 503, 504})
+OLD_JOBSET = "onJobFailureMessagePatterns"
+"""A field of JobSets since 0.10, in the refusal of an older version."""
 _TOO_LARGE = "request is too large"
 _USER = re.compile(r'User "([^"]+)"')
 
@@ -179,6 +181,11 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
         )
     if status == 413:
         return Refused(f"The cluster could not {call}: it is too large.{told}")
+    if call.resource == JOBSETS and OLD_JOBSET in said:
+        return Refused(
+            "The cluster's JobSet is older than 0.10, and jobs of several hosts need a newer one: "
+            f"an administrator must update it.{told}"
+        )
     if 400 <= status < 500:
         return Refused(f"The cluster refuses to {call}.{told}")
     return BackendUnavailable(f"The cluster answered HTTP {status} to: {call}.{told}")

@@ -15,7 +15,6 @@ from http.client import HTTPException
 from typing import Any, Protocol
 
 from kinetic._backends.kubernetes import credentials
-from kinetic._backends.kubernetes.credentials import Proof
 from kinetic._backends.kubernetes.errors import read_retry_after
 from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, PreflightError
@@ -34,15 +33,11 @@ class CallerIdentity(Protocol):
 
 
 class GoogleLogin:
-    """Google's application default credentials; a token is kept while it is valid."""
+    """Google's application default credentials; a token is kept until it is refused."""
 
-    def __init__(
-        self,
-        make: Callable[[], Proof] = credentials.from_google,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._make, self._clock = make, clock
-        self._proof: Proof | None = None
+    def __init__(self, make: Callable[[], str] = credentials.ask_google) -> None:
+        self._make = make
+        self._token = ""
 
     def authorization(self) -> str:
         """Return the header's value.
@@ -50,14 +45,12 @@ class GoogleLogin:
         Raises:
             PreflightError: there is no login.
         """
-        known = self._proof
-        if known is None or known.is_late(self._clock()):
-            known = self._proof = self._make()
-        return known.authorization
+        self._token = self._token or self._make()
+        return f"Bearer {self._token}"
 
     def forget_token(self) -> None:
         """Get another token next time."""
-        self._proof = None
+        self._token = ""
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
 """Which cluster, and which user: kubeconfig files and pods' own accounts, read and never written.
 
-In: paths, a cluster's or context's name, variables of the environment. Out: `Access`: a server and
-a user.
+The official client reads and merges the files. What it does otherwise than kubectl is done here:
+of several files the first one's current context counts, and paths are those beside their file. A
+cluster is named as people do, and none is chosen that belongs to another project.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,6 @@ class Access:
         server: its address.
         context: the context; "" in a pod of the cluster.
         namespace: the context's.
-        ca: certificates in PEM that the server is checked against; b"" for the system's.
-        verify: whether the server is checked at all.
-        server_name: the name in its certificate, if it differs from the address.
-        proxy: the proxy that the kubeconfig names, or "".
         user, cluster: the entries in the file, with absolute paths.
         sources: the files that it was read from.
     """
@@ -42,10 +38,6 @@ class Access:
     server: str
     context: str = ""
     namespace: str = DEFAULT_NAMESPACE
-    ca: bytes = b""
-    verify: bool = True
-    server_name: str = ""
-    proxy: str = ""
     user: Mapping[str, Any] = field(default_factory=dict, repr=False)
     cluster: Mapping[str, Any] = field(default_factory=dict, repr=False)
     sources: tuple[Path, ...] = ()
@@ -83,65 +75,55 @@ def _expand_path(path: Path) -> Path:
 
 
 def read(paths: Sequence[Path]) -> Kubeconfig:
-    """Read kubeconfig files; missing ones count as empty.
+    """Read kubeconfig files; missing and empty ones count for nothing.
 
     Raises:
         PreflightError: one of them cannot be read.
     """
-    current, sources = "", []
-    found: dict[str, dict[str, Document]] = {"contexts": {}, "clusters": {}, "users": {}}
-    for path in paths:
-        document = _load(path)
-        if document is None:
-            continue
-        sources.append(path)
-        current = current or str(document.get("current-context") or "")
-        for kind, known in found.items():
-            for name, value in _read_named(document, kind, path):
-                known.setdefault(name, _resolve_paths(value, path.parent))
-    return Kubeconfig(current, found["contexts"], found["clusters"], found["users"], tuple(sources))
+    import yaml
+    from kubernetes.config import ConfigException
+    from kubernetes.config.kube_config import KubeConfigMerger
+
+    sources = tuple(path for path in paths if _has_content(path))
+    if not sources:
+        return Kubeconfig()
+    files = ", ".join(map(str, sources))
+    entries: dict[str, dict[str, Document]] = {}
+    try:
+        merger = KubeConfigMerger(os.pathsep.join(map(str, sources)))
+        documents = list(merger.config_files.values())
+        current = next((d["current-context"] for d in documents if d.get("current-context")), "")
+        for kind in ("contexts", "clusters", "users"):
+            for item in merger.config.value[kind]:
+                entry = dict(item.value.get(kind[:-1]) or {})
+                _resolve_paths(entry, Path(item.path).parent)
+                entries.setdefault(kind, {})[str(item.value["name"])] = entry
+    except (ConfigException, yaml.YAMLError, OSError, *_MALFORMED) as error:
+        cause = " ".join(str(error).split())
+        raise PreflightError(
+            f"The kubeconfig {files} cannot be read ({type(error).__name__}: {cause}). Mend it, or "
+            "get credentials for the cluster again."
+        ) from error
+    return Kubeconfig(str(current), **entries, sources=sources)
 
 
-def _read_named(document: Document, kind: str, path: Path) -> Iterator[tuple[str, Document]]:
-    items = document.get(kind) or []
-    for item in items if isinstance(items, list) else [items]:
-        value = item.get(kind[:-1]) or {} if isinstance(item, dict) else None
-        if not (isinstance(items, list) and isinstance(value, dict)):
-            raise PreflightError(
-                f"The {kind} of the kubeconfig {path} are no list of names with a {kind[:-1]} "
-                "each. Mend the file, or get credentials for the cluster again."
-            )
-        yield str(item.get("name", "")), value
+def _has_content(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size > 0
+    except OSError:  # For others only.
+        return False
 
 
-def _resolve_paths(entry: Document, folder: Path) -> Document:
-    given = {key: entry[key] for key in _PATHS if entry.get(key) and isinstance(entry[key], str)}
-    found: Document = {key: str(folder / path) for key, path in given.items()}
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+
+
+def _resolve_paths(entry: Document, folder: Path) -> None:
+    for key in _PATHS:
+        if entry.get(key) and isinstance(entry[key], str):
+            entry[key] = str(folder / entry[key])
     plugin = entry.get("exec")
     if isinstance(plugin, dict) and "/" in str(plugin.get("command")):
-        found["exec"] = {**plugin, "command": str(folder / str(plugin["command"]))}
-    return {**entry, **found}
-
-
-def _load(path: Path) -> Document | None:
-    import yaml
-
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise PreflightError(f"The kubeconfig {path} cannot be read: {error}.") from error
-    try:
-        document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        cause = " ".join(str(error).split())
-        raise PreflightError(f"The kubeconfig {path} is no YAML: {cause}. Mend it.") from error
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise PreflightError(f"The kubeconfig {path} holds no mapping.")
-    return document
+        entry["exec"] = {**plugin, "command": str(folder / str(plugin["command"]))}
 
 
 def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: str = "") -> str:
@@ -151,14 +133,16 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
         config: all contexts.
         cluster: the name of a context, of a GKE cluster, or of a cluster's entry; "" for the
             current context.
-        project, zone: narrow down a GKE cluster's name.
+        project, zone: narrow down a GKE cluster's name, and must be those of a current context
+            that is GKE's.
 
     Raises:
-        PreflightError: none matches, or several do.
+        PreflightError: none matches, or several do; or the current context is of another project.
     """
     files = ", ".join(map(str, config.sources)) or "your kubeconfig"
     if not cluster:
         if config.current in config.contexts:
+            _check_project(config.current, files, project, zone)
             return config.current
         problem = (
             f"names {config.current}, which it does not have" if config.current else "has none"
@@ -190,6 +174,20 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
     )
 
 
+def _check_project(context: str, files: str, project: str, zone: str) -> None:
+    """Refuse a current context that names another project or zone than the job."""
+    parts = context.split("_")
+    if len(parts) != 4 or parts[0] != "gke":
+        return
+    for noun, wanted, actual in (("project", project, parts[1]), ("zone", zone, parts[2])):
+        if wanted not in ("", actual):
+            raise PreflightError(
+                f"No cluster is named, and the current context of {files}, {context}, is of the "
+                f"{noun} {actual}, not {wanted}. Name the cluster: cluster=, KINETIC_CLUSTER, or "
+                "a profile."
+            )
+
+
 def _is_gke(context: str, cluster: str, project: str, zone: str) -> bool:
     parts = context.split("_")
     if len(parts) != 4 or parts[0] != "gke":
@@ -206,10 +204,10 @@ def access_of(config: Kubeconfig, context: str) -> Access:
     """Return the server of a context, and its user.
 
     Raises:
-        PreflightError: the context is incomplete, or its certificates cannot be read.
+        PreflightError: the context is incomplete.
     """
-    found = config.contexts[context]
-    name = str(found.get("cluster", ""))
+    entry = config.contexts[context]
+    name = str(entry.get("cluster", ""))
     cluster = config.clusters.get(name) or {}
     if not cluster.get("server"):
         raise PreflightError(
@@ -218,30 +216,11 @@ def access_of(config: Kubeconfig, context: str) -> Access:
     return Access(
         server=str(cluster["server"]).rstrip("/"),
         context=context,
-        namespace=found.get("namespace") or DEFAULT_NAMESPACE,
-        ca=read_content(cluster, "certificate-authority"),
-        verify=not cluster.get("insecure-skip-tls-verify", False),
-        server_name=cluster.get("tls-server-name") or "",
-        proxy=cluster.get("proxy-url") or "",
-        user=config.users.get(str(found.get("user", "")), {}),
+        namespace=entry.get("namespace") or DEFAULT_NAMESPACE,
+        user=config.users.get(str(entry.get("user", "")), {}),
         cluster=cluster,
         sources=config.sources,
     )
-
-
-def read_content(entry: Mapping[str, Any], key: str) -> bytes:
-    """Return what an entry holds inline (`<key>-data`) or names as a file; b"" for neither.
-
-    Raises:
-        PreflightError: it cannot be read.
-    """
-    inline, path = entry.get(f"{key}-data"), entry.get(key)
-    try:
-        if inline:
-            return base64.b64decode(inline)
-        return Path(path).read_bytes() if path else b""
-    except (OSError, TypeError, ValueError) as error:
-        raise PreflightError(f"The {key} of the kubeconfig cannot be read: {error}.") from error
 
 
 def in_cluster(variables: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> Access | None:
@@ -254,7 +233,7 @@ def in_cluster(variables: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> A
     return Access(
         server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
         namespace=named.read_text().strip() if named.is_file() else DEFAULT_NAMESPACE,
-        ca=ca.read_bytes(),
+        cluster={"certificate-authority": str(ca)},
         user={"tokenFile": str(token)},
     )
 

@@ -16,7 +16,6 @@ head, stay. The JobSet of a single controller is made by `pathways`.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
 from kinetic._backends.base import Document
@@ -38,8 +37,6 @@ _BY_RULE, _AT_NO_COST = "PodFailurePolicy", "RestartJobSetAndIgnoreMaxRestarts"
 VARIABLE_BYTES = 131_072
 """How long a variable may be, with its name, for a program that is started: MAX_ARG_STRLEN of
 execve(2)."""
-MESSAGE_PATTERNS = "onJobFailureMessagePatterns"
-"""Supported by JobSet since 0.10."""
 
 
 def _exits_with(code: ProgramCode) -> Document:
@@ -245,25 +242,12 @@ def _failure_policy(retries: int) -> Document:
     }
 
 
-def without_messages(jobset: Document) -> Document:
-    """Return a JobSet for versions that do not match messages. There, only pods that were taken
-    away have rules, so that the reason identifies them. Failed code is restarted as often as
-    `retries` says: its hosts find the verdict, and end."""
-    made = copy.deepcopy(jobset)
-    for replicated in made["spec"]["replicatedJobs"]:
-        if policy := replicated["template"]["spec"].get("podFailurePolicy"):
-            policy["rules"] = [rule for rule in policy["rules"] if rule != _CODE_FAILED]
-    again = {"name": "taken_away", "action": _AT_NO_COST, "onJobFailureReasons": [_BY_RULE]}
-    made["spec"]["failurePolicy"]["rules"] = [again]
-    return made
-
-
 def _rule(name: str, action: str, message: str) -> Document:
     return {
         "name": name,
         "action": action,
         "onJobFailureReasons": [_BY_RULE],
-        MESSAGE_PATTERNS: [message],
+        "onJobFailureMessagePatterns": [message],  # since JobSet 0.10
     }
 
 

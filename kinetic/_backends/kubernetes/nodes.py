@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from kinetic._backends.base import PoolRow
 from kinetic._backends.kubernetes.observed import Document, condition, labels
+from kinetic._core.accelerators.catalog import catalog_rows
+from kinetic._core.accelerators.topology import Topology
 from kinetic._core.values import dataclass
 
 POOL_LABEL = "cloud.google.com/gke-nodepool"
@@ -108,3 +111,34 @@ def takes_pods(node: Document) -> bool:
 def select_nodes(nodes: Iterable[Document], selector: Mapping[str, str]) -> list[Document]:
     """Return the nodes that have all of these labels."""
     return [n for n in nodes if all(labels(n).get(k) == v for k, v in selector.items())]
+
+
+def live_accelerators(nodes: Iterable[Document]) -> tuple[PoolRow, ...]:
+    """Return what the node pools of a cluster offer: `kinetic accelerators --live`."""
+    known = catalog_rows()
+    return tuple(_live(pool, known) for pool in pools_of(nodes) if pool.accelerator)
+
+
+def _live(pool: NodePool, known: Iterable[Topology]) -> PoolRow:
+    fitting = [row for row in known if _fits(row, pool)]
+    named = next((r for r in fitting if r.machine_type == pool.machine), None)
+    row = named or next(iter(fitting), None)
+    return PoolRow(
+        row.name if row else "",
+        pool.accelerator,
+        pool.nodes,
+        pool.ready,
+        pool.chips_each,
+        pool.ready // max(1, row.hosts) if row else 0,
+        pool.name,
+        pool.topology,
+        pool.spot,
+    )
+
+
+def _fits(row: Topology, pool: NodePool) -> bool:
+    if row.gke_accelerator != pool.accelerator:
+        return False
+    if row.kind == "tpu":
+        return row.shape_text == pool.topology
+    return row.chips_per_host == pool.chips_each

@@ -73,7 +73,6 @@ def seconds_of(timestamp: str) -> float | None:
 LOCAL_QUEUES = tuple(
     Resource("kueue.x-k8s.io", kind.version, "localqueues") for kind in QUEUE_WORKLOADS
 )
-DEPLOYMENTS = Resource("apps", "v1", "deployments")
 CLAIM_TEMPLATES = Resource("resource.k8s.io", "v1", "resourceclaimtemplates")
 DEVICE_CLASSES = Resource("resource.k8s.io", "v1", "deviceclasses", namespaced=False)
 CSI_DRIVERS = Resource("storage.k8s.io", "v1", "csidrivers", namespaced=False)

@@ -1,19 +1,16 @@
 """What kinetic does in a cluster: every verb on every kind of object, and what it is for.
 
-In: what jobs ask for. Out: `Right`s, for the doctor, preflights, and the roles in
-docs/how-to/kubernetes.md, which are this table. Pure.
+The roles in docs/how-to/kubernetes.md are this table.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from kinetic._backends.kubernetes.addons import Asked
 from kinetic._backends.kubernetes.resources import (
     CHECKPOINT_CONFIGURATIONS,
     CLAIM_TEMPLATES,
     CSI_DRIVERS,
-    DEPLOYMENTS,
     DEVICE_CLASSES,
     EVENTS,
     JOBS,
@@ -27,8 +24,6 @@ from kinetic._backends.kubernetes.resources import (
     Resource,
 )
 from kinetic._core.values import dataclass
-
-NOTHING_ASKED = Asked()
 
 
 class Need(StrEnum):
@@ -77,7 +72,6 @@ RIGHTS = (
     *_rights(QUEUE_WORKLOADS[0], "list", Need.QUEUES),
     *_rights(LOCAL_QUEUES[0], "get", Need.QUEUES),
     *_rights(SERVICE_ACCOUNTS, "get", Need.CHECKS),
-    *_rights(DEPLOYMENTS, "get", Need.CHECKS),
     *_rights(CSI_DRIVERS, "get", Need.CHECKS),
     *_rights(DEVICE_CLASSES, "get", Need.CHECKS),
     *_rights(CHECKPOINT_CONFIGURATIONS, "list", Need.CHECKS),
@@ -86,22 +80,14 @@ RIGHTS = (
 less is known, and the doctor says so."""
 
 
-def list_relevant(asked: Asked = NOTHING_ASKED) -> tuple[Right, ...]:
+VITAL = (Need.ALL, Need.SEVERAL_HOSTS, Need.NETWORKS)
+"""Without these, jobs do not run."""
+
+
+def list_relevant(*, networks: bool = False, queue: bool = False) -> tuple[Right, ...]:
     """Return the permissions that jobs use; not those of checks, whose result says what they could
     not look up."""
     left_out = {Need.CHECKS}
-    left_out |= set() if asked.networks else {Need.NETWORKS}
-    left_out |= set() if asked.queue else {Need.QUEUES}
+    left_out |= set() if networks else {Need.NETWORKS}
+    left_out |= set() if queue else {Need.QUEUES}
     return tuple(right for right in RIGHTS if right.need not in left_out)
-
-
-def list_needed(hosts: int, asked: Asked = NOTHING_ASKED) -> tuple[Right, ...]:
-    """Return the permissions without which a job cannot be created, seen and removed."""
-    workload = JOBS if hosts == 1 else JOBSETS
-    return tuple(
-        right
-        for right in list_relevant(asked)
-        if right.need is Need.NETWORKS
-        or (right.resource == workload and right.verb in ("create", "list", "delete"))
-        or (right.resource in (SECRETS, PODS) and right.verb in ("create", "list"))
-    )

@@ -47,8 +47,8 @@ class Stream:
 
 @dataclass
 class Faults:
-    """All wishes of a test. Verbs are those of the API (get, list, watch, create, delete ...),
-    resources plurals ("jobs", "pods/log"); both may be patterns."""
+    """All wishes of a test. Verbs are those of the API (get, list, watch, create, delete ...), and
+    "try" for dry runs; resources plurals ("jobs", "pods/log"); both may be patterns."""
 
     _rules: list[Rule] = field(default_factory=list)
     _streams: list[Stream] = field(default_factory=list)

@@ -106,7 +106,8 @@ class Api:
         parts = [p for p in request.path.split("/") if p]
         target = target_of(parts)
         request.verb, request.resource = verb_of(request, target), target.noun
-        rules = self._faults.before(request.verb, request.resource)
+        is_trial = request.query.get("dryRun") == "All"
+        rules = self._faults.before("try" if is_trial else request.verb, request.resource)
         for rule in rules:
             if rule.delay_s:
                 time.sleep(rule.delay_s)

@@ -12,11 +12,12 @@ pytest.importorskip("kubernetes_validate")
 
 from doubles.cluster.fake import FakeCluster
 from doubles.cluster.manifests import job, job_set
-from kinetic._backends.kubernetes import checks, errors, kubeconfig
+from kinetic._backends.kubernetes import errors, kubeconfig, probes
 from kinetic._backends.kubernetes.api import CallLimits, Selector
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.diagnosis import JobCause, Observed, diagnose
-from kinetic._backends.kubernetes.nodes import pools_of
+from kinetic._backends.kubernetes.nodes import live_accelerators, pools_of
+from kinetic._backends.kubernetes.preflight import Needs
 from kinetic._backends.kubernetes.resources import (
     EVENTS,
     JOBS,
@@ -95,14 +96,12 @@ def test_discovery_rights_and_nodes(api: HttpApi, cluster: FakeCluster) -> None:
 
 
 def test_a_cluster_is_examined(api: HttpApi, cluster: FakeCluster) -> None:
-    facts = checks.gather(api, service_account="kinetic")
-    assert {c.level for c in checks.checks_of(facts)} == {Level.OK}
-    assert checks.why_not(facts, hosts=4) == ""
-    assert [row.name for row in checks.live_accelerators(facts.nodes or ())] == ["tpu-v6e-16"]
+    found = probes.examine(api, Needs("kinetic"))
+    assert {finding.level for finding in found} == {Level.OK}
+    assert [row.name for row in live_accelerators(api.list(NODES).items)] == ["tpu-v6e-16"]
     cluster.remove_job_sets()
-    facts = checks.gather(api, service_account="nobody")
-    assert "JobSet" in checks.why_not(facts, hosts=4)
-    assert "nobody does not exist" in checks.why_not(facts, hosts=1)
+    bad = {f.check for f in probes.examine(api, Needs("nobody")) if f.level is not Level.OK}
+    assert bad == {"JobSet", "service account"}
 
 
 def test_a_token_that_expires_is_read_anew(api: HttpApi, cluster: FakeCluster) -> None:
