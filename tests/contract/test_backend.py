@@ -254,6 +254,8 @@ def test_phases_follow_the_job(backend, begun):
     follower = backend.logs(begun, LogRequest())
     while next(follower) is None:
         assert phase_of(backend, begun) in (JobStatus.PENDING, JobStatus.RUNNING)
+    while phase_of(backend, begun) is JobStatus.PENDING:  # A cluster is asked every other second.
+        next(follower)
     assert phase_of(backend, begun) is JobStatus.RUNNING
     follower.close()
 

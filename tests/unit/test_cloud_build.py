@@ -10,9 +10,8 @@ import tarfile
 import pytest
 from google_services import LOG, Google, Login, path_of
 
-from kinetic._backends.kubernetes import credentials, image_builds, images
+from kinetic._backends.kubernetes import image_builds, images
 from kinetic._backends.kubernetes.cloud_build import CLAIM_S, CloudBuild
-from kinetic._backends.kubernetes.google_calls import GoogleLogin
 from kinetic._core.place import Place
 from kinetic.errors import BackendUnavailable, PreflightError
 
@@ -170,21 +169,6 @@ def test_a_token_that_expires_is_renewed(google, builds):
     build = builds.begin(URI, FILES, "b")
     google.tokens = {"Bearer t1"}
     assert builds.wait(build).status == "SUCCESS"
-
-
-def test_a_token_is_kept_until_it_expires():
-    made, now = [], [0.0]
-
-    def make():
-        made.append(credentials.Proof(f"Bearer t{len(made)}", expires_at=now[0] + 3600))
-        return made[-1]
-
-    login = GoogleLogin(make, lambda: now[0])
-    assert [login.authorization() for _ in range(3)] == ["Bearer t0"] * 3
-    now[0] = 3550.0
-    assert login.authorization() == "Bearer t1"
-    login.forget_token()
-    assert login.authorization() == "Bearer t2"
 
 
 # -- before anything is sent -----------------------------------------------------------------------

@@ -66,7 +66,7 @@ _loading = threading.Lock()
 
 
 @contextlib.contextmanager
-def configured(access: Access, variables: Mapping[str, str]) -> Iterator[Configuration]:
+def make_configuration(access: Access, variables: Mapping[str, str]) -> Iterator[Configuration]:
     """Log in, and yield the client's configuration. The files of certificates and keys that it
     names are in a private folder, which is gone afterwards.
 
@@ -114,7 +114,7 @@ def open_client(access: Access, variables: Mapping[str, str]) -> ApiClient:
 
     cluster = access.cluster
     pools: dict[str, Any] = {"maxsize": CONNECTIONS, "retries": False}
-    with configured(access, variables) as configuration:
+    with make_configuration(access, variables) as configuration:
         client = ApiClient(configuration)
         if access.server.startswith("https:"):
             pools["ssl_context"] = _make_context(access, configuration)
