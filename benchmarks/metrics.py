@@ -89,7 +89,7 @@ def million_steps(store) -> tuple[kinetic.JobHandle, Path]:
     """A job whose host has logged a million steps, 100 at a time."""
     handle = kinetic.run(accelerator="cpu")(int).run_async()
     handle.result()
-    key = layout.metrics(handle.job_id, 1, 0)
+    key = layout.HostKeys(handle.job_id, 1, 0).metrics
     log = open_log(store, key, (store.as_folder() / key, store.as_folder() / f"{key}.idx"))
     for begin in range(0, 1_000_000, 100):
         steps = range(begin, begin + 100)

@@ -85,7 +85,7 @@ def recovery(options: dict[str, Any], accelerator: str = "tpu-v6e-8") -> list[fl
         job.result()
         killed = float(Path(folder, "killed").read_text())
         notes = json.loads(Path(folder, "notes-2").read_text())
-        recorded = Path(os.environ["KINETIC_HOME"], layout.events(job.job_id)).read_bytes()
+        recorded = Path(os.environ["KINETIC_HOME"], layout.JobKeys(job.job_id).events).read_bytes()
     ends = (EventKind.SLICE_LOST, EventKind.STOP, EventKind.ENDED)
     noticed = min(e.time for e in parse(recorded) if e.kind in ends and e.time > killed)
     times = [killed, noticed, *(notes[n] for n in ("enter", "imported", "restored", "stepped"))]

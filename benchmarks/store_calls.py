@@ -182,7 +182,7 @@ def in_a_bucket(project: Path, place: Path) -> None:
 
 
 def plan_key(plan: Plan) -> str:
-    return layout.plan(plan.job_id)
+    return layout.JobKeys(plan.job_id).plan
 
 
 def _in_project(project: Path) -> Callable[[], None]:
@@ -202,7 +202,7 @@ def fill(store: Store) -> None:
         ref = JobRef(f"job-{n:08x}", place, "cpu:8", "f", "train.f", created_at, store.uri)
         report = HostReport(0, Exit.RETURNED, started_at=created_at + 1, result_digest="0" * 64)
         index.add(store, ref)
-        store.put(layout.plan(ref.job_id), b"{}")
+        store.put(layout.JobKeys(ref.job_id).plan, b"{}")
         index.write_outcome(store, ref.job_id, judge(1, [report], now=created_at + 60))
 
     at_once(add, range(JOBS), store.calls_at_once)

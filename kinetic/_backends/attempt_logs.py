@@ -174,7 +174,7 @@ def read_of_cluster(
 
     def has_ended() -> bool:
         nonlocal ask_at, failed
-        if store.has(layout.outcome(ref.job_id)):
+        if store.has(layout.JobKeys(ref.job_id).outcome):
             return True
         if time.monotonic() < ask_at:
             return False
@@ -194,7 +194,7 @@ def read_of_cluster(
 
 def _is_repeated(store: Store, ref: JobRef, attempt: int) -> bool:
     """Whether the attempt is over and another one has begun."""
-    return store.has(layout.attempt_outcome(ref.job_id, attempt))
+    return store.has(layout.AttemptKeys(ref.job_id, attempt).outcome)
 
 
 def _tail(lines: int, readers: Iterator[LogReader]) -> LogChunk:

@@ -93,7 +93,8 @@ class LogRequest:
 
     def key(self, ref: JobRef, attempt: int, host: int) -> str:
         """Return the key of a host's output in an attempt."""
-        return (layout.metrics if self.metrics else layout.log)(ref.job_id, attempt, host)
+        keys = layout.HostKeys(ref.job_id, attempt, host)
+        return keys.metrics if self.metrics else keys.log
 
 
 class Backend(Protocol):

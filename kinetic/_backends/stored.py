@@ -32,7 +32,7 @@ _LOOK_EVERY_S = 0.25
 def verdict(store: Store, ref: JobRef) -> Status | None:
     """Return the status of the stored verdict; None if there is none."""
     try:
-        return parse_verdict(store.get(layout.outcome(ref.job_id)))
+        return parse_verdict(store.get(layout.JobKeys(ref.job_id).outcome))
     except NotFound:
         return None
 
@@ -70,7 +70,7 @@ def is_given_up(store: Store, ref: JobRef) -> bool:
 
 def _read_events(store: Store, ref: JobRef) -> list[events.GangEvent]:
     try:
-        return events.parse(store.get(layout.events(ref.job_id)))
+        return events.parse(store.get(layout.JobKeys(ref.job_id).events))
     except NotFound:
         return []
 
@@ -115,7 +115,7 @@ def open_tunnel(
     if answer is None or answer["refused"]:
         why = f"{ref.job_id} has ended" if answer is None else answer["refused"]
         raise ConnectionRefusedError(f"port {port} of host {host} was refused: {why}")
-    return StoreConnection(store, layout.tunnel(*place, request_id), Side.CALLER)
+    return StoreConnection(store, layout.AttemptKeys(*place).tunnel(request_id), Side.CALLER)
 
 
 def _ask_leader(
@@ -127,18 +127,18 @@ def _ask_leader(
 ) -> Mapping[str, Any] | None:
     """Return what the leader of an attempt has answered; None once the job has ended."""
     job_id, request_id = place[0], str(request["id"])
-    answer_key = layout.order_answer(*place, request_id)
-    store.put(layout.order(*place, request_id), json.dumps(request).encode())
+    answer_key = layout.AttemptKeys(*place).order_answer(request_id)
+    store.put(layout.AttemptKeys(*place).order(request_id), json.dumps(request).encode())
     try:
         until = clock() + ANSWERED_WITHIN_S
         while clock() < until:
             with contextlib.suppress(NotFound):
                 return record.parse(store.get(answer_key))
-            if store.has(layout.outcome(job_id)):
+            if store.has(layout.JobKeys(job_id).outcome):
                 return None
             pause(_LOOK_EVERY_S)
     finally:  # What nobody waits for is not to happen later.
-        for key in (layout.order(*place, request_id), answer_key):
+        for key in (layout.AttemptKeys(*place).order(request_id), answer_key):
             with contextlib.suppress(StoreError):
                 store.delete(key)
     raise BackendUnavailable(

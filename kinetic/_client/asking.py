@@ -36,12 +36,12 @@ def stacks(
         WaitTimeout: the leader has not answered.
     """
     place = ref.job_id, attempts.newest(store, ref.job_id)
-    before = _answer(store, layout.stacks(*place))
-    _ask(store, layout.stacks_wanted(*place))
+    before = _answer(store, layout.AttemptKeys(*place).stacks)
+    _ask(store, layout.AttemptKeys(*place).stacks_wanted)
     give_up_at = time.monotonic() + patience_s
     while time.monotonic() < give_up_at:
         # The answer to another process's later request serves as well.
-        found = _answer(store, layout.stacks(*place))
+        found = _answer(store, layout.AttemptKeys(*place).stacks)
         if found["id"] != before["id"]:
             return {int(host): str(text) for host, text in found["stacks"].items()}
         if ended():
@@ -67,7 +67,7 @@ class ActivityPoll:
         """Return the newest answer, as `Gang.snapshot` makes it, without waiting for one; None
         while there is none."""
         place = self._ref.job_id, attempts.newest(self._store, self._ref.job_id)
-        answer = _answer(self._store, layout.activity(*place))
+        answer = _answer(self._store, layout.AttemptKeys(*place).activity)
         if place != self._place:
             self._place, self._found = place, None  # What is there may be old.
         elif answer["id"] == self._seen:
@@ -76,7 +76,7 @@ class ActivityPoll:
             self._found = answer["activity"]
         self._seen = answer["id"]
         try:
-            _ask(self._store, layout.activity_wanted(*place))
+            _ask(self._store, layout.AttemptKeys(*place).activity_wanted)
         except KineticError:
             self._place = None
             raise

@@ -114,7 +114,7 @@ def check_programs(
         price=find_price(chosen, plan.topology),
         flags=find_flags(),
     )
-    folder = root / layout.programs(ref.job_id, attempt)
+    folder = root / layout.AttemptKeys(ref.job_id, attempt).programs
     check = ProgramCheck(folder, target, compilers, client_root=plan.client_root)
     if check.count:
         tell(f"kinetic: compiling for {plan.topology.name}: {check.count} of its programs …")
@@ -128,7 +128,7 @@ def check_programs(
         raise
     with contextlib.suppress(StoreError):  # pages show it; here it is returned
         text = json.dumps(check.report.to_json())
-        board.store.put(layout.compile_report(ref.job_id), text.encode())
+        board.store.put(layout.JobKeys(ref.job_id).compile_report, text.encode())
     return check.report
 
 

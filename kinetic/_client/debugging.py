@@ -215,7 +215,7 @@ def instructions(ref: JobRef, found: Debugger, port: int, local_root: str, *, no
 def read(store: Store, ref: JobRef) -> Debugger | None:
     """Return the record of the job's debugger, or None before it listens."""
     try:
-        key = layout.debugger(ref.job_id, attempts.newest(store, ref.job_id))
+        key = layout.AttemptKeys(ref.job_id, attempts.newest(store, ref.job_id)).debugger
         return Debugger.read(store.get(key))
     except (NotFound, CorruptRecord):
         return None

@@ -485,7 +485,9 @@ class JobHandle(JobView, Generic[R_co]):
 
     def _is_known_to_be_over(self) -> bool:
         with contextlib.suppress(KineticError, OSError):
-            return self._read_verdict() is not None or not self._store.has(layout.ref(self.job_id))
+            return self._read_verdict() is not None or not self._store.has(
+                layout.JobKeys(self.job_id).ref
+            )
         return False
 
     def _free(self, *, records: bool, timeout: Duration) -> None:

@@ -68,7 +68,7 @@ def value(board: JobBoard, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
 
     ref.check_version()
     try:
-        data = board.store.get(layout.result(ref.job_id, outcome.attempt, host))
+        data = board.store.get(layout.HostKeys(ref.job_id, outcome.attempt, host).result)
     except NotFound as error:
         raise ResultUnavailable(
             f"{ref.job_id} succeeded, but its value was removed from the store.", job_id=ref.job_id

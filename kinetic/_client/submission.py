@@ -77,7 +77,9 @@ def submit(
                 plan = planned.plan
                 documents = backend.render(plan)
             guard.push(functools.partial(_undo, ref, backend, store))
-            if not store.put(layout.plan(plan.job_id), _json(plan.to_json()), if_absent=True):
+            if not store.put(
+                layout.JobKeys(plan.job_id).plan, _json(plan.to_json()), if_absent=True
+            ):
                 guard.pop_all()  # It is another's.
                 raise SubmitError(
                     f"There is already a job {plan.job_id}. Submit again; the next id will be "
@@ -148,7 +150,7 @@ def ref_of(plan: Plan, store_uri: str) -> JobRef:
 
 
 def _default_output_dir(store_uri: str, job_id: str) -> str:
-    return f"{store_uri.rstrip('/')}/{layout.outputs(job_id)}"
+    return f"{store_uri.rstrip('/')}/{layout.JobKeys(job_id).outputs}"
 
 
 def _most_bytes(planned: Planned) -> int:

@@ -109,7 +109,7 @@ class JobView:
         """Where the function leaves files: `KINETIC_OUTPUT_DIR` in its environment."""
         return (
             self.ref.output_dir
-            or f"{self.ref.store_uri.rstrip('/')}/{layout.outputs(self.ref.job_id)}"
+            or f"{self.ref.store_uri.rstrip('/')}/{layout.JobKeys(self.ref.job_id).outputs}"
         )
 
     def to_dict(self) -> dict[str, Any]:

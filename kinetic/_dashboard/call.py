@@ -55,7 +55,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 def has_compile_report(store: Store, ref: JobRef) -> bool:
     """Return whether the compiler of the real slice was asked about a job: on this machine only."""
-    return store.as_folder() is not None and store.has(layout.compile_report(ref.job_id))
+    return store.as_folder() is not None and store.has(layout.JobKeys(ref.job_id).compile_report)
 
 
 def describe_compile(store: Store, ref: JobRef) -> str:
@@ -67,7 +67,7 @@ def describe_compile(store: Store, ref: JobRef) -> str:
     """
     from kinetic._compile.checked import CheckReport
 
-    return str(CheckReport.read(store.get(layout.compile_report(ref.job_id))))
+    return str(CheckReport.read(store.get(layout.JobKeys(ref.job_id).compile_report)))
 
 
 def list_source(store: Store, plan: Plan) -> tuple[list[tuple[str, str]], int]:

@@ -169,7 +169,7 @@ class JobCamera:
             KineticError: the store or the backend does not answer.
         """
         board, ref = self._access.board, self._ref
-        if self._last is not None and self._access.store.has(layout.ref(ref.job_id)):
+        if self._last is not None and self._access.store.has(layout.JobKeys(ref.job_id).ref):
             return self._last
         standing = board.look_at(ref)
         if standing.error is not None:

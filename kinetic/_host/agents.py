@@ -214,7 +214,7 @@ class Agents:
         from kinetic._core.outcome import HostReport
 
         with contextlib.suppress(KineticError, LookupError):
-            key = layout.report(self._plan.job_id, attempt, host)
+            key = layout.HostKeys(self._plan.job_id, attempt, host).report
             return HostReport.read(self._store.get(key))
         return None
 
@@ -235,7 +235,7 @@ def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
     """Return the files of a host's output in an attempt: in the store if that is a folder, else
     new ones beside the workspace."""
     if (folder := store.as_folder()) is not None:
-        key = layout.log(who.job_id, who.attempt, who.host)
+        key = layout.HostKeys(who.job_id, who.attempt, who.host).log
         return folder / key, folder / layout.log_index(key)
     own = Path(who.scratch) / f"log-{who.index}", Path(who.scratch) / f"log-{who.index}.idx"
     for left in own:  # By an attempt before: it is in the store.

@@ -161,8 +161,12 @@ async def answer_questions(
         await asyncio.sleep(min(far_s, LOOK_SOON_S) if time.monotonic() < watched_until else far_s)
         place = job_id, gang().spec.attempt
         rows: list[_Row] = [
-            (layout.stacks_wanted(*place), layout.stacks(*place), stacks),
-            (layout.activity_wanted(*place), layout.activity(*place), activity),
+            (layout.AttemptKeys(*place).stacks_wanted, layout.AttemptKeys(*place).stacks, stacks),
+            (
+                layout.AttemptKeys(*place).activity_wanted,
+                layout.AttemptKeys(*place).activity,
+                activity,
+            ),
         ]
         for wanted, key, act in rows:
             # It is asked again, or answered next time; or it is no question of ours.
@@ -189,7 +193,7 @@ async def _answer_orders(
 ) -> None:
     """Obey each order once: its answer may not have arrived in the store. Several callers may order
     something at the same time."""
-    keys = await asyncio.to_thread(lambda: list(store.list(layout.orders(*place))))
+    keys = await asyncio.to_thread(lambda: list(store.list(layout.AttemptKeys(*place).orders)))
     for key in keys:
         request_id = key.rpartition("/")[2].removesuffix(".json")
         # What raises these is no order of ours.
@@ -200,7 +204,9 @@ async def _answer_orders(
             if request_id not in obeyed:
                 obeyed[request_id] = await _obey(place[0], asked, hosts, gang)
             data = json.dumps({"id": request_id} | obeyed[request_id]).encode()
-            await asyncio.to_thread(store.put, layout.order_answer(*place, request_id), data)
+            await asyncio.to_thread(
+                store.put, layout.AttemptKeys(*place).order_answer(request_id), data
+            )
         await asyncio.to_thread(store.delete, key)
 
 
@@ -215,7 +221,7 @@ async def _obey(
         return {"refused": f"there is no host {host}"}
     which, index = divmod(host, gang.spec.hosts // len(slices))
     index += slices[which] * (gang.spec.hosts // len(slices))
-    tunnel = layout.tunnel(job_id, gang.spec.attempt, asked["id"])
+    tunnel = layout.AttemptKeys(job_id, gang.spec.attempt).tunnel(asked["id"])
     try:
         opening = hosts.open_tunnel(index, asked["port"], tunnel)
         return {"refused": await asyncio.wait_for(opening, DUMP_S)}

@@ -99,7 +99,7 @@ def _has_failed_by_itself(outcome: Outcome) -> bool:
 
 def _read_events(plan: Plan, store: Store) -> list[events.GangEvent]:
     try:
-        return events.parse(store.get(layout.events(plan.job_id)))
+        return events.parse(store.get(layout.JobKeys(plan.job_id).events))
     except NotFound:
         return []
 

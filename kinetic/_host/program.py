@@ -64,7 +64,7 @@ def main(environ: Mapping[str, str] | None = None, make_hosts: MakeHosts = _make
         if who.parent:
             processes.die_with_parent(who.parent)
         store = open_store(who.store_uri, existing=True)
-        plan = Plan.read(store.get(layout.plan(who.job_id)))
+        plan = Plan.read(store.get(layout.JobKeys(who.job_id).plan))
         if who.is_pod:  # A pod before it, killed on this machine, may have left something.
             shutil.rmtree(who.scratch, ignore_errors=True)
         if who.role != "head":  # It runs no agent, and may be killed.
@@ -123,7 +123,7 @@ class _HostProgram(ABC):
 
     def _is_judged(self) -> bool:
         """Whether the job has ended: it did before this pod began, or its workload was removed."""
-        return self._who.is_pod and self._store.has(layout.outcome(self._plan.job_id))
+        return self._who.is_pod and self._store.has(layout.JobKeys(self._plan.job_id).outcome)
 
     def _assign(self, policy: AttemptPolicy) -> Identity:
         """This host, with its place in the attempt that a policy begins with."""
@@ -199,7 +199,7 @@ class _Leading(_HostProgram):
             self._make_hosts(policy),
             policy,
             heartbeat_timeout_s=10 * who.heartbeat_s,
-            has_records=lambda: self._store.has(layout.plan(plan.job_id)),
+            has_records=lambda: self._store.has(layout.JobKeys(plan.job_id).plan),
             is_cancelled=self._is_cancelled if who.is_pod else None,
             is_judged=self._is_judged,
             reads_questions=who.is_pod,

@@ -45,7 +45,7 @@ class Story:
         self._each = each
         self._job_id = job_id
         self._policy = policy
-        self._events = EventLog(store, layout.events(job_id))
+        self._events = EventLog(store, layout.JobKeys(job_id).events)
         self._lines: list[str] = []
         self._is_elastic = not policy.is_fixed
         self.attempt = policy.attempt
@@ -162,7 +162,7 @@ class Story:
         """Add to the log of the last attempt, which is the one that people read now."""
         if not self._lines:
             return
-        key, text = layout.log(self._job_id, self.attempt, 0), "\n".join(self._lines)
+        key, text = layout.HostKeys(self._job_id, self.attempt, 0).log, "\n".join(self._lines)
         self._lines.clear()
         if (folder := self._store.as_folder()) is None:
             with contextlib.suppress(KineticError):  # The events tell it as well.

@@ -73,7 +73,7 @@ def judge_gang(gang: Gang) -> Outcome:
 
 def write_event(store: Store, job_id: str, attempt: int, event: GangEvent) -> None:
     """Add to the job's events."""
-    with contextlib.closing(EventLog(store, layout.events(job_id))) as events:
+    with contextlib.closing(EventLog(store, layout.JobKeys(job_id).events)) as events:
         events.write(line_of(attempt, event))
 
 
@@ -122,7 +122,7 @@ def write_outcome(
 ) -> None:
     """Write the outcome of an attempt that is repeated; from then on the job is in the next one.
     Another leader's outcome stands: this one may come back from a network partition."""
-    key, data = layout.attempt_outcome(job_id, outcome.attempt), json.dumps(outcome.to_json())
+    key, data = layout.AttemptKeys(job_id, outcome.attempt).outcome, json.dumps(outcome.to_json())
     _write_with_reserve(lambda: store.put(key, data.encode(), if_absent=True), free_space)
 
 
@@ -137,8 +137,8 @@ def conclude(
     """Write the outcome, the last record of a job; clean up after a job whose records were removed.
     `free_space` frees the reserved disk space. Without a supervisor, a process that saw the job's
     end from outside may have judged it before: that verdict stands."""
-    if attempt.removed and not store.has(layout.plan(job_id)):
-        store.delete(layout.job(job_id))
+    if attempt.removed and not store.has(layout.JobKeys(job_id).plan):
+        store.delete(layout.JobKeys(job_id).prefix)
         return
     if_absent = plan is not None and not plan.place.is_supervised
     _write_with_reserve(

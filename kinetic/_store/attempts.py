@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def newest(store: Store, job_id: str) -> int:
     """Return the current or last attempt: the only one without a verdict of its own."""
     numbers = itertools.count(1)
-    return next(n for n in numbers if not store.has(layout.attempt_outcome(job_id, n)))
+    return next(n for n in numbers if not store.has(layout.AttemptKeys(job_id, n).outcome))
 
 
 def may_follow(store: Store, job_id: str, attempt: int, retries: int) -> bool:
@@ -35,7 +35,7 @@ def count_taken_away(store: Store, job_id: str, attempt: int) -> int:
     from kinetic._core.exits import Exit
     from kinetic._core.outcome import Outcome
 
-    found = many.get_many(store, [layout.attempt_outcome(job_id, n) for n in range(1, attempt)])
+    found = many.get_many(store, [layout.AttemptKeys(job_id, n).outcome for n in range(1, attempt)])
     ended = [Outcome.read(data).first for data in found.values()]
     return sum(first is not None and first.exit is Exit.EVICTED for first in ended)
 
@@ -60,7 +60,7 @@ def verdict(store: Store, job_id: str, attempt: int) -> Outcome:
     """
     from kinetic._core.outcome import Outcome
 
-    return Outcome.read(store.get(layout.attempt_outcome(job_id, attempt)))
+    return Outcome.read(store.get(layout.AttemptKeys(job_id, attempt).outcome))
 
 
 def reports(store: Store, job_id: str, attempt: int, hosts: int) -> list[HostReport]:
@@ -70,7 +70,7 @@ def reports(store: Store, job_id: str, attempt: int, hosts: int) -> list[HostRep
     found = []
     for host in range(hosts):
         try:
-            data = store.get(layout.report(job_id, attempt, host))
+            data = store.get(layout.HostKeys(job_id, attempt, host).report)
             found.append(HostReport.read(data))
         except (NotFound, CorruptRecord):
             continue  # The judge counts a host without a report as lost.

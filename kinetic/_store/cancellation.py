@@ -31,9 +31,9 @@ def request(store: Store, job_id: str, stop: Callable[[], object]) -> None:
     If `stop` raises, the record is taken back. A job that has filled its store can be ended, too:
     then as one that was stopped from outside.
     """
-    key = layout.cancellation(job_id)
+    key = layout.JobKeys(job_id).cancellation
     try:
-        if store.has(layout.outcome(job_id)):
+        if store.has(layout.JobKeys(job_id).outcome):
             return
         store.put(key, _REQUESTED, if_absent=True)
     except StoreError as error:
@@ -61,7 +61,7 @@ def is_agreed(
     give_up_at = clock() + AGREED_WITHIN_S
     while True:
         try:
-            if record.parse(store.get(layout.cancellation(job_id))).get("agreed"):
+            if record.parse(store.get(layout.JobKeys(job_id).cancellation)).get("agreed"):
                 return True
         except (NotFound, CorruptRecord):
             return False

@@ -64,7 +64,7 @@ def list_jobs(store: Store) -> JobListing:
 
 def add(store: Store, ref: JobRef) -> None:
     """Write the reference of a job."""
-    data = {layout.ref(ref.job_id): json.dumps(ref.to_json(), indent=1).encode() + b"\n"}
+    data = {layout.JobKeys(ref.job_id).ref: json.dumps(ref.to_json(), indent=1).encode() + b"\n"}
     if store.as_folder() is None and (key := _entry(ref.job_id, _REF, ref.to_json())):
         data[key] = b""
     put_many(store, data)
@@ -78,18 +78,18 @@ def replace(store: Store, ref: JobRef) -> None:
 
 def remove(store: Store, job_id: str) -> None:
     """Remove the reference of a job and its records."""
-    store.delete(layout.job(job_id))
+    store.delete(layout.JobKeys(job_id).prefix)
     _unlist(store, job_id)
     # After the records, so that an interrupted removal can be found and repeated.
-    store.delete(layout.ref(job_id))
+    store.delete(layout.JobKeys(job_id).ref)
     # Somebody may have judged the job meanwhile, who was to find its reference gone.
-    store.delete(layout.job(job_id))
+    store.delete(layout.JobKeys(job_id).prefix)
 
 
 def write_outcome(store: Store, job_id: str, outcome: Outcome, *, if_absent: bool = False) -> bool:
     """Write the verdict on a job; return whether this call wrote."""
     data = json.dumps(outcome.to_json()).encode()
-    wrote = store.put(layout.outcome(job_id), data, if_absent=if_absent)
+    wrote = store.put(layout.JobKeys(job_id).outcome, data, if_absent=if_absent)
     if wrote and store.as_folder() is None:
         started = [report.started_at for report in outcome.reports if report.started_at]
         excerpt = {
@@ -117,10 +117,10 @@ def find(store: Store, text: str) -> JobRef:
     """
     wanted = _check_id(text)
     try:
-        return _read_ref(store, layout.ref(wanted))
+        return _read_ref(store, layout.JobKeys(wanted).ref)
     except NotFound:
         pass  # What follows is no consequence of this.
-    return _read_ref(store, layout.ref(_find_only(wanted, store)))
+    return _read_ref(store, layout.JobKeys(_find_only(wanted, store)).ref)
 
 
 def find_to_end(store: Store, text: str) -> JobRef:
@@ -138,7 +138,7 @@ def find_to_end(store: Store, text: str) -> JobRef:
             raise
         if isinstance(error, CorruptRecord):
             wanted = _find_only(wanted, store)
-        elif not (folder / layout.job(wanted)).is_dir():
+        elif not (folder / layout.JobKeys(wanted).prefix).is_dir():
             raise
         return JobRef(wanted, Place("local"), "", "", wanted, 0.0, store.uri)
 
@@ -203,7 +203,7 @@ def _find_nearest(wanted: str, existing: Sequence[str]) -> list[str]:
 
 def _unlist(store: Store, job_id: str) -> None:
     if store.as_folder() is None:
-        store.delete(layout.listing(job_id))
+        store.delete(layout.JobKeys(job_id).listing)
 
 
 def _entry(job_id: str, kind: str, document: Mapping[str, Any]) -> str:
@@ -212,7 +212,7 @@ def _entry(job_id: str, kind: str, document: Mapping[str, Any]) -> str:
     from base64 import urlsafe_b64encode
 
     packed = zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 9)
-    key = f"{layout.listing(job_id)}/{kind}{urlsafe_b64encode(packed).decode()}"
+    key = f"{layout.JobKeys(job_id).listing}/{kind}{urlsafe_b64encode(packed).decode()}"
     return key if len(key) <= _LONGEST_KEY_BYTES else ""
 
 

@@ -230,7 +230,7 @@ class LocalStore:
             self._make(folder)
             return
         try:
-            _make_private(folder, f"{self._text}/{layout.job(job_id)}", makes_root=False)
+            _make_private(folder, f"{self._text}/{layout.JobKeys(job_id).prefix}", makes_root=False)
         except StoreError:
             raise StoreError(f"The job {job_id} was removed from the store {self._text}.") from None
 

@@ -70,7 +70,7 @@ class AppContext(JobAccess):
     def has_batch(self, group_id: str) -> bool:
         """Whether there is a batch with this id; it may have no job yet."""
         try:
-            return self.store.has(layout.batch(group_id))
+            return self.store.has(layout.GroupKeys(group_id).batch)
         except KineticError:  # not a valid key in any store
             return False
 
@@ -108,7 +108,7 @@ class AppContext(JobAccess):
     def batch_name(self, group_id: str) -> str:
         """Return a batch's name and id; only the id if the name is missing or unreadable."""
         with contextlib.suppress(KineticError):
-            name = record.parse(self.store.get(layout.batch(group_id))).get("name")
+            name = record.parse(self.store.get(layout.GroupKeys(group_id).batch)).get("name")
             return f"{name} ({group_id})" if isinstance(name, str) and name else group_id
         return group_id
 

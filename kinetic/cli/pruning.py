@@ -107,8 +107,8 @@ def sweep(store: Store, *, older_than: float) -> Swept:
     with lock_for_sweep(store):
         found = find_unused(store, older_than=older_than)
         for job_id in found.orphans:
-            store.delete(layout.job(job_id))
-            store.delete(layout.listing(job_id))
+            store.delete(layout.JobKeys(job_id).prefix)
+            store.delete(layout.JobKeys(job_id).listing)
         for unpacked in found.data:
             cached_copy.remove(unpacked)
         dropped = tuple(_drop(store, found.contents))
@@ -116,7 +116,7 @@ def sweep(store: Store, *, older_than: float) -> Swept:
             if probe.written_at < older_than:
                 store.drop(probe)
         for group_id in found.batches:
-            store.delete(layout.group(group_id))
+            store.delete(layout.GroupKeys(group_id).prefix)
     size_bytes = _size_bytes(dropped, found.data)
     return dataclasses.replace(found, contents=dropped, size_bytes=size_bytes)
 
@@ -146,7 +146,7 @@ def digest(content: Entry) -> str:
 def _orphans(store: Store, jobs: set[str], older_than: float) -> Iterator[str]:
     """Jobs without a reference: their submission was killed before it wrote one."""
     for job_id in sorted(jobs.difference(stored.ids(store))):
-        prefixes = (layout.job(job_id), layout.listing(job_id))
+        prefixes = (layout.JobKeys(job_id).prefix, layout.JobKeys(job_id).listing)
         if all(_is_older(store, prefix, older_than) for prefix in prefixes):
             yield job_id
 
@@ -157,7 +157,7 @@ def _empty_batches(store: Store, older_than: float, without: Collection[str]) ->
     refs = stored.refs(store) if groups else []
     used = {ref.group_id for ref in refs if ref.job_id not in without}
     for group_id in groups:
-        if group_id not in used and _is_older(store, layout.group(group_id), older_than):
+        if group_id not in used and _is_older(store, layout.GroupKeys(group_id).prefix, older_than):
             yield group_id
 
 
@@ -168,7 +168,7 @@ def _is_older(store: Store, prefix: str, moment: float) -> bool:
 def _find_in_plans(store: Store, jobs: Sequence[str]) -> set[str]:
     """The digests that appear anywhere in plans, and those of the URIs of data."""
     used: set[str] = set()
-    for plan in get_many(store, [layout.plan(job_id) for job_id in jobs]).values():
+    for plan in get_many(store, [layout.JobKeys(job_id).plan for job_id in jobs]).values():
         used |= _digests(plan)
         used |= {cached_copy.name_of(json.loads(uri)) for uri in _FETCHED.findall(plan)}
     return used

@@ -103,8 +103,8 @@ def ref_of(plan, backend, store):
 def submitted(backend, store, func, **more):
     plan = planned(store, func, **more)
     ref = ref_of(plan, backend, store)
-    store.put(layout.ref(plan.job_id), json.dumps(ref.to_json()).encode())
-    store.put(layout.plan(plan.job_id), json.dumps(plan.to_json()).encode())
+    store.put(layout.JobKeys(plan.job_id).ref, json.dumps(ref.to_json()).encode())
+    store.put(layout.JobKeys(plan.job_id).plan, json.dumps(plan.to_json()).encode())
     backend.submit(ref, backend.render(plan), {})
     return ref
 

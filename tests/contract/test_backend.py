@@ -280,10 +280,10 @@ def test_a_signal_of_the_end_comes_with_the_end(backend, store):
 @pytest.mark.promise(7)
 def test_cleaning_up_leaves_the_records(backend, store, spoken):
     ref, _ = spoken
-    before = {key for key in store.list(layout.job(ref.job_id)) if "/local/" not in key}
+    before = {key for key in store.list(layout.JobKeys(ref.job_id).prefix) if "/local/" not in key}
     for _ in range(2):
         backend.cleanup(ref)
-    assert before <= set(store.list(layout.job(ref.job_id)))
+    assert before <= set(store.list(layout.JobKeys(ref.job_id).prefix))
     assert text(read(backend, ref)) == b"one\nthree\n"
 
 

@@ -130,7 +130,7 @@ def read_dashboard(api):
 def submit_with_secret(backend, store, func):
     plan = replace(planned(store, func), secrets=tuple(SECRET))
     ref = ref_of(plan, backend, store)
-    store.put(layout.plan(plan.job_id), json.dumps(plan.to_json()).encode())
+    store.put(layout.JobKeys(plan.job_id).plan, json.dumps(plan.to_json()).encode())
     backend.submit(ref, backend.render(plan), SECRET)
     return ref
 

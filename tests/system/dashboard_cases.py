@@ -180,16 +180,16 @@ class Showcase:
             f"job-{number:08x}", Place("still"), "cpu", "f", "train", created_at, self.store.uri
         )
         ref = replace(ref, **changes)
-        self._write(layout.ref(ref.job_id), ref.to_json())
+        self._write(layout.JobKeys(ref.job_id).ref, ref.to_json())
         if verdict is not None:
             exit = Exit.RETURNED if verdict is Verdict.SUCCEEDED else Exit.RAISED
             reports = (HostReport(0, exit, reason, started_at=created_at + 1),)
             ended_at = created_at + 60
             outcome = Outcome(verdict, reports=reports, reason=reason, ended_at=ended_at)
-            self._write(layout.outcome(ref.job_id), outcome.to_json())
+            self._write(layout.JobKeys(ref.job_id).outcome, outcome.to_json())
         if events:
             lines = [json.dumps(each.to_json()) for each in events]
-            self.store.put(layout.events(ref.job_id), "\n".join(lines).encode() + b"\n")
+            self.store.put(layout.JobKeys(ref.job_id).events, "\n".join(lines).encode() + b"\n")
         return ref
 
 

@@ -23,7 +23,7 @@ class Watched:
 
     def __init__(self, home, handle):
         self.handle = handle
-        self.folder = home / layout.job(handle.job_id)
+        self.folder = home / layout.JobKeys(handle.job_id).prefix
 
     def leader(self):
         return wait_until(self.handle.processes, "it does not run")["supervisor"]

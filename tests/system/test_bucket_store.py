@@ -97,14 +97,14 @@ def test_what_a_killed_host_had_logged_is_there(bucket, tmp_path):
         loss = handle.metrics(host=host)["loss"]
         assert list(loss.steps) == list(range(FIRST_STEPS))
         assert list(loss.attempts) == [1] * 20 + [2] * 20
-    prefix = f"{layout.metrics(handle.job_id, 1, 0)}.d/"
+    prefix = f"{layout.HostKeys(handle.job_id, 1, 0).metrics}.d/"
     assert any(prefix in name for name in bucket.buckets.names("bucket"))
 
 
 def test_what_a_killed_host_had_printed_is_there(bucket):
     bucket.before = lambda *_: time.sleep(CALL_S)
     handle = kinetic.run("cpu")(speak).run_async()
-    prefix = f"jobs/{layout.log(handle.job_id, 1, 0)}.d/"
+    prefix = f"jobs/{layout.HostKeys(handle.job_id, 1, 0).log}.d/"
     wait_until(
         lambda: sum(name.startswith(prefix) for name in bucket.buckets.names("bucket")) > 3,
         "no output is sent",

@@ -106,10 +106,10 @@ def test_top_gives_the_terminal_back_when_it_is_ended(job: str, signum: int) -> 
 def test_a_job_whose_supervisor_was_killed_is_found_and_judged(job: str, home: Path) -> None:
     until("step 1", job)
     store = LocalStore(home)
-    told = json.loads(store.get(f"{layout.job(job)}/local/supervisor.json"))
+    told = json.loads(store.get(f"{layout.JobKeys(job).prefix}/local/supervisor.json"))
     os.kill(told["pid"], signal.SIGKILL)
-    ref = json.loads(store.get(layout.ref(job)))
-    store.put(layout.ref(job), json.dumps(ref | {"created_at": time.time() - 120}).encode())
+    ref = json.loads(store.get(layout.JobKeys(job).ref))
+    store.put(layout.JobKeys(job).ref, json.dumps(ref | {"created_at": time.time() - 120}).encode())
     deadline = time.monotonic() + PATIENCE_S
     while (found := checks())["orphans"] is None and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -42,7 +42,7 @@ def begun(cluster, function, marker, accelerator=GANG, **options):
 
 
 def events_of(home, handle):
-    return events.parse((home / layout.events(handle.job_id)).read_bytes())
+    return events.parse((home / layout.JobKeys(handle.job_id).events).read_bytes())
 
 
 def pod_of(cluster, handle, host):

@@ -274,9 +274,9 @@ def test_a_head_that_tells_of_its_own_end_first_is_explained(with_chips, tmp_pat
     cluster.set_image({"pathways/server": [sys.executable, "-c", machine]})
     handle = kinetic.run(**SINGLE)(seen).run_async(str(tmp_path / "m"))
     store = handle._store
-    cluster.wait_for(lambda: store.has(layout.events(handle.job_id)))
+    cluster.wait_for(lambda: store.has(layout.JobKeys(handle.job_id).events))
     end.touch()
-    cluster.wait_for(lambda: store.has(layout.outcome(handle.job_id)))
+    cluster.wait_for(lambda: store.has(layout.JobKeys(handle.job_id).outcome))
     with pytest.raises(HostLost, match=r"Workers of Pathways ended too often.*pathways-worker-0"):
         handle.result()
     assert not (tmp_path / "m").exists()

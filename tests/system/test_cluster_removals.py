@@ -62,12 +62,12 @@ def test_one_verdict_stands(on_cluster, home):
     on_cluster.delete("jobs", f"kinetic-{handle.job_id}")
     with pytest.raises(HostLost, match="workload was removed from the cluster"):
         handle.result(timeout=60, cleanup=False)
-    kept = home / layout.outcome(handle.job_id)
+    kept = home / layout.JobKeys(handle.job_id).outcome
     verdict = json.loads(kept.read_bytes())
     on_cluster.wait_for(lambda: not on_cluster.objects("pods"))  # host 0 has said what it had to
     assert json.loads(kept.read_bytes()) == verdict
     # A leader that was asked to end before leaves the job to the attempt of the next pod.
-    left = (home / layout.attempt_outcome(handle.job_id, 1)).exists()
+    left = (home / layout.AttemptKeys(handle.job_id, 1).outcome).exists()
     assert verdict["attempt"] == (2 if left else 1)
-    assert not (home / layout.attempt_outcome(handle.job_id, 1)).exists()
+    assert not (home / layout.AttemptKeys(handle.job_id, 1).outcome).exists()
     on_cluster.wait_for(lambda: not on_cluster.left_over())

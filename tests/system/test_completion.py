@@ -95,7 +95,7 @@ def place(tmp_path: Path, home: Path) -> Path:
             number,
             store.uri,
         )
-        store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+        store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
     profiles.change(
         settings.profiles_file(),
         lambda p: p.with_profile("dev", {"zone": "z"}).with_profile("staging", {"zone": "z"}),

@@ -70,7 +70,7 @@ def victims(supervisor, choose):
 def kill(handle, home, choose, wanted, look=lambda: ""):
     """Kill so many processes at random moments while the job runs; return what the job did then, as
     `look` says."""
-    supervisor = home / layout.job(handle.job_id) / "local/supervisor.json"
+    supervisor = home / layout.JobKeys(handle.job_id).prefix / "local/supervisor.json"
     deadline, seen = time.monotonic() + PATIENCE_S + 10 * wanted, []
     while len(seen) < wanted and not handle.status().ended:
         assert time.monotonic() < deadline, f"only {len(seen)} kills"

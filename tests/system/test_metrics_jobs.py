@@ -169,7 +169,7 @@ def test_keras_logs_batches_and_epochs(home):
 def test_a_job_that_logs_nothing_leaves_nothing(home):
     handle = kinetic.run("cpu")(lambda: 1).run_async()
     handle.result(timeout=LIMIT_S)
-    assert not (home / layout.metrics(handle.job_id, 1, 0)).exists()
+    assert not (home / layout.HostKeys(handle.job_id, 1, 0).metrics).exists()
     assert len(handle.metrics()) == 0
 
 

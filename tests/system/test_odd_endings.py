@@ -139,7 +139,7 @@ def test_odd_bytes_are_kept_as_they_are(home, capfdbinary):
 
     handle = started(print_odd)
     handle.result(stream_logs=False)
-    assert (home / layout.log(handle.job_id, 1, 0)).read_bytes() == ODD
+    assert (home / layout.HostKeys(handle.job_id, 1, 0).log).read_bytes() == ODD
     capfdbinary.readouterr()
     assert call(["jobs", "logs", handle.job_id]) == 0
     assert capfdbinary.readouterr().out == ODD
@@ -148,6 +148,6 @@ def test_odd_bytes_are_kept_as_they_are(home, capfdbinary):
 def test_a_line_of_a_hundred_million_bytes_is_kept(home):
     handle = started(print_long)
     handle.result(timeout=PATIENCE_S, stream_logs=False)
-    log = home / layout.log(handle.job_id, 1, 0)
+    log = home / layout.HostKeys(handle.job_id, 1, 0).log
     assert log.stat().st_size == LONG_BYTES
     assert handle.tail(1).strip("x") in ("", "\n")

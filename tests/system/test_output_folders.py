@@ -23,7 +23,7 @@ def leave():
 
 def test_files_are_left_in_a_folder_of_the_job(home):
     job = leave.run_async()
-    assert job.result() == job.output_dir == str(home / layout.outputs(job.job_id))
+    assert job.result() == job.output_dir == str(home / layout.JobKeys(job.job_id).outputs)
     assert os.listdir(job.output_dir) == ["left"]
     assert kinetic.attach(job.job_id).output_dir == job.output_dir
     command = [

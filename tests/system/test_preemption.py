@@ -131,7 +131,7 @@ def test_before_the_function_has_begun_it_is_the_same(here, accelerator):
 def test_between_two_attempts_it_holds_for_the_next_one(here, home, monkeypatch):
     monkeypatch.setenv("KINETIC_GRACE_S", "100")
     handle, marker = start(keep_others_waiting, here, retries=1)
-    folder = home / layout.job(handle.job_id) / "local/work/host-1"
+    folder = home / layout.JobKeys(handle.job_id).prefix / "local/work/host-1"
     wait_until(lambda: not folder.exists(), "host 1 does not wait for its place")
     take_away(here, handle, 1)
     Path(f"{marker}-enough").touch()

@@ -74,8 +74,8 @@ def test_many_processes_end_one_job_at_once(func, home):
         assert "Traceback" not in err, err
         if kind != "prune":
             assert out.split()[1] in TRUE[kind], out
-    assert not LocalStore(home).has(layout.ref(handle.job_id))
-    assert not (home / layout.job(handle.job_id)).exists()
+    assert not LocalStore(home).has(layout.JobKeys(handle.job_id).ref)
+    assert not (home / layout.JobKeys(handle.job_id).prefix).exists()
 
 
 def start(script, *words):
@@ -97,7 +97,7 @@ def test_a_job_that_is_removed_while_others_collect_it_is_never_called_failed(ho
         for member in crew:
             member.join(PATIENCE_S)
         assert set(answers) <= {"value", "NotFound", "ResultUnavailable"}, answers
-        assert not (home / layout.job(handle.job_id)).exists()
+        assert not (home / layout.JobKeys(handle.job_id).prefix).exists()
 
 
 def collect(job_id, answers):

@@ -407,7 +407,7 @@ def pause(number):
 
 
 def list_tunnels(handle):
-    return list(handle._store.list(f"{layout.attempt(handle.job_id, 1)}/tunnels"))
+    return list(handle._store.list(f"{layout.AttemptKeys(handle.job_id, 1).prefix}/tunnels"))
 
 
 @pytest.mark.release

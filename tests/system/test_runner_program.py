@@ -61,7 +61,7 @@ def planned(home, func, **options):
         versions=packed.versions,
         created_at=0.0,
     )
-    store.put(layout.plan(made.job_id), json.dumps(made.to_json()).encode())
+    store.put(layout.JobKeys(made.job_id).plan, json.dumps(made.to_json()).encode())
     return made
 
 
@@ -132,7 +132,7 @@ class Gang:
 
 
 def outcome_of(plan: Plan, home: Path) -> Outcome:
-    return Outcome.from_json(json.loads(LocalStore(home).get(layout.outcome(plan.job_id))))
+    return Outcome.from_json(json.loads(LocalStore(home).get(layout.JobKeys(plan.job_id).outcome)))
 
 
 def test_hosts_of_their_own_form_a_gang(plan, home):
@@ -141,8 +141,8 @@ def test_hosts_of_their_own_form_a_gang(plan, home):
     assert [report.exit for report in outcome.reports] == [Exit.RETURNED] * 2
     assert outcome.ok
     store = LocalStore(home)
-    assert results.unpack_value(store.get(layout.result(plan.job_id, 1, 0))) == 8
-    assert [store.get(layout.log(plan.job_id, 1, i)) for i in (0, 1)] == [
+    assert results.unpack_value(store.get(layout.HostKeys(plan.job_id, 1, 0).result)) == 8
+    assert [store.get(layout.HostKeys(plan.job_id, 1, i).log) for i in (0, 1)] == [
         b"host 0 speaks\n",
         b"host 1 speaks\n",
     ]
@@ -163,7 +163,7 @@ def test_pods_that_have_finished_and_are_started_again_run_nothing(plan, home):
     gang.port = port
     assert gang.run_as_pods() == [ProgramCode.DELIVERED] * 2
     assert outcome_of(plan, home) == before
-    assert store.get(layout.log(plan.job_id, 1, 0)) == b"host 0 speaks\n"
+    assert store.get(layout.HostKeys(plan.job_id, 1, 0).log) == b"host 0 speaks\n"
     assert sorted(store.parts(f"jobs/{plan.job_id}/attempts")) == ["1"]
 
 
@@ -193,7 +193,7 @@ def test_output_is_also_what_the_program_prints(plan, home, closing):
         hosts = [shown(gang, host, path, closing) for host, path in enumerate(paths)]
         assert [host.wait() for host in hosts] == [0, 0], outcome_of(plan, home).reason
     lines = [b"host 0 speaks\n", b"host 1 speaks\n"]
-    assert [LocalStore(home).get(layout.log(plan.job_id, 1, i)) for i in (0, 1)] == lines
+    assert [LocalStore(home).get(layout.HostKeys(plan.job_id, 1, i).log) for i in (0, 1)] == lines
     assert [path.read_bytes() for path in paths] == ([b"", b""] if closing else lines)
 
 

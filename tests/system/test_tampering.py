@@ -46,7 +46,7 @@ class Tampering(LocalBackend):
         self._stored, self._change = store, change
 
     def submit(self, ref, documents, secrets):
-        plan = json.loads(self._stored.get(layout.plan(ref.job_id)))
+        plan = json.loads(self._stored.get(layout.JobKeys(ref.job_id).plan))
         self._change(self._stored, plan)
         super().submit(ref, documents, secrets)
 

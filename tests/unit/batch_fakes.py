@@ -108,7 +108,7 @@ class Scripted(FakeBackend):
         with self._lock:
             job = self.hanging.pop(index)
             self.phases.clear()
-            self.store.delete(layout.ref(job.job_id))
+            self.store.delete(layout.JobKeys(job.job_id).ref)
             self._ring(job)
 
     def cancel(self, ref):

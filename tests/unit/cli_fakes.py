@@ -128,7 +128,7 @@ class World:
             store_uri=self.store.uri,
             hosts=hosts,
         )
-        self.store.put(layout.ref(job_id), json.dumps(ref.to_json()).encode())
+        self.store.put(layout.JobKeys(job_id).ref, json.dumps(ref.to_json()).encode())
         return ref
 
     def plan(self, job_id: str, payload_digest: str, manifest: str | None = None) -> None:
@@ -142,7 +142,7 @@ class World:
             "payload": {"digest": payload_digest, "size_bytes": 1},
             "tree": tree,
         }
-        self.store.put(layout.plan(job_id), json.dumps(plan).encode())
+        self.store.put(layout.JobKeys(job_id).plan, json.dumps(plan).encode())
 
     def blob(self, digit: str, data: bytes = b"x", *, age: float = 10 * DAY) -> str:
         digest = digit * 64
@@ -158,11 +158,11 @@ class World:
         return digit * 64
 
     def end(self, job_id: str, outcome: Outcome) -> None:
-        self.store.put(layout.outcome(job_id), json.dumps(outcome.to_json()).encode())
+        self.store.put(layout.JobKeys(job_id).outcome, json.dumps(outcome.to_json()).encode())
 
     def succeed(self, job_id: str, value: Any = None, *, ended: float = NOW) -> None:
         data = results.pack_value(value)
-        self.store.put(layout.result(job_id, 1, 0), data)
+        self.store.put(layout.HostKeys(job_id, 1, 0).result, data)
         digest = hashlib.sha256(data).hexdigest()
         reports = (HostReport(0, Exit.RETURNED),)
         self.end(

@@ -70,10 +70,10 @@ class FakeBackend:
 
     def submit(self, ref: JobRef, documents: list[dict[str, Any]], secrets: Any) -> None:
         self.calls.append("submit")
-        assert self.store.has(layout.ref(ref.job_id)), (
+        assert self.store.has(layout.JobKeys(ref.job_id).ref), (
             "the reference is written before the job is created"
         )
-        assert self.store.has(layout.plan(ref.job_id))
+        assert self.store.has(layout.JobKeys(ref.job_id).plan)
         if self.failure is not None:
             raise self.failure
         self.secrets = dict(secrets)
@@ -132,7 +132,7 @@ class InlineBackend(FakeBackend):
         os.waitpid(pid, 0)
 
     def _run(self, ref: JobRef) -> None:
-        plan = Plan.from_json(json.loads(self.store.get(layout.plan(ref.job_id))))
+        plan = Plan.from_json(json.loads(self.store.get(layout.JobKeys(ref.job_id).plan)))
         function = (
             b"" if plan.function is None else self.store.get(layout.blob(plan.function.digest))
         )
@@ -186,8 +186,8 @@ def plan(
 def put_ref(store: Any, job: JobRef) -> JobRef:
     """Write what a submitter writes, in its order; of the plan only that it is there."""
     kept = dataclasses.replace(job, store_uri=store.uri)
-    store.put(layout.plan(kept.job_id), b"{}")
-    store.put(layout.ref(kept.job_id), json.dumps(kept.to_json()).encode())
+    store.put(layout.JobKeys(kept.job_id).plan, b"{}")
+    store.put(layout.JobKeys(kept.job_id).ref, json.dumps(kept.to_json()).encode())
     return kept
 
 
@@ -196,13 +196,13 @@ def put_outcome(store: Any, job: JobRef, *reports: HostReport, **more: Any) -> O
     told = {r.host: r for r in reports}
     every = [told.get(i, HostReport(i, Exit.RETURNED)) for i in range(job.hosts)]
     outcome = dataclasses.replace(judge(job.hosts, every, now=NOW, **more))
-    store.put(layout.outcome(job.job_id), json.dumps(outcome.to_json()).encode())
+    store.put(layout.JobKeys(job.job_id).outcome, json.dumps(outcome.to_json()).encode())
     return outcome
 
 
 def put_success(store: Any, job: JobRef, value: Any) -> Outcome:
     data = results.pack_value(value)
-    store.put(layout.result(job.job_id, 1, 0), data)
+    store.put(layout.HostKeys(job.job_id, 1, 0).result, data)
     digest = hashlib.sha256(data).hexdigest()
     return put_outcome(
         store, job, HostReport(0, Exit.RETURNED, result_digest=digest, result_size_bytes=len(data))
@@ -214,7 +214,7 @@ def raised(
 ) -> HostReport:
     """The report of a host whose function raised."""
     text = "".join(traceback.format_exception(error))
-    key = layout.error(job.job_id, attempt, host)
+    key = layout.HostKeys(job.job_id, attempt, host).error
     store.put(key, results.pack_exception(error))
     told = RemoteError(type(error).__name__, str(error), text, key, **more)
     return HostReport(
@@ -223,20 +223,22 @@ def raised(
 
 
 def put_report(store: Any, job: JobRef, report: HostReport, attempt: int = 1) -> None:
-    key = layout.report(job.job_id, attempt, report.host)
+    key = layout.HostKeys(job.job_id, attempt, report.host).report
     store.put(key, json.dumps(report.to_json()).encode())
 
 
 def put_attempt(store: Any, job: JobRef, number: int, *reports: HostReport) -> Outcome:
     """The verdict over an attempt that was followed by another one."""
     outcome = judge(job.hosts, reports, now=NOW, attempt=number)
-    store.put(layout.attempt_outcome(job.job_id, number), json.dumps(outcome.to_json()).encode())
+    store.put(
+        layout.AttemptKeys(job.job_id, number).outcome, json.dumps(outcome.to_json()).encode()
+    )
     return outcome
 
 
 def is_gone(store: Any, job: JobRef) -> bool:
     try:
-        store.get(layout.ref(job.job_id))
+        store.get(layout.JobKeys(job.job_id).ref)
     except NotFound:
-        return list(store.list(layout.job(job.job_id))) == []
+        return list(store.list(layout.JobKeys(job.job_id).prefix)) == []
     return False

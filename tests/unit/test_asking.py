@@ -23,12 +23,12 @@ class Leader:
         self.answered = ""
 
     def look(self, doing: str) -> bool:
-        key = layout.activity_wanted(*self.place)
+        key = layout.AttemptKeys(*self.place).activity_wanted
         asked = json.loads(self.store.get(key))["id"] if self.store.has(key) else ""
         if asked in ("", self.answered):
             return False
         answer: dict[str, Any] = {"id": asked, "activity": {"members": [doing]}}
-        self.store.put(layout.activity(*self.place), json.dumps(answer).encode())
+        self.store.put(layout.AttemptKeys(*self.place).activity, json.dumps(answer).encode())
         self.answered = asked
         return True
 

@@ -40,10 +40,10 @@ def test_what_is_written_does_not_grow_with_the_square_of_the_inputs(store):
     source = Scripted(store)
     batch = begin(source, 40)
     batch.results(timeout=PATIENCE_S)
-    assert sorted(store.list(layout.group(batch.group_id))) == [
-        layout.batch(batch.group_id),
-        layout.group_end(batch.group_id),
-        layout.group_owner(batch.group_id),
+    assert sorted(store.list(layout.GroupKeys(batch.group_id).prefix)) == [
+        layout.GroupKeys(batch.group_id).batch,
+        layout.GroupKeys(batch.group_id).end,
+        layout.GroupKeys(batch.group_id).owner,
     ]
 
 
@@ -86,7 +86,7 @@ def test_nothing_is_submitted_in_place_of_what_another_process_cancels(tmp_path)
     class CancelledAfterALook(LocalStore):
         def has(self, key):
             found = super().has(key)
-            if key == layout.group_stop(batch.group_id) and source.hanging:
+            if key == layout.GroupKeys(batch.group_id).stop and source.hanging:
                 Manifest(store, batch).ask_to_stop()
                 source.cancel(source.hanging[0])
                 seen = executor.events
@@ -170,7 +170,7 @@ def test_jobs_whose_records_were_removed(store):
     batch.results(timeout=PATIENCE_S)
     gone = batch.jobs[1]
     gone.cleanup()
-    store.put(layout.ref(batch.jobs[2].job_id), b"garbage")
+    store.put(layout.JobKeys(batch.jobs[2].job_id).ref, b"garbage")
     with attached(batch, source) as other:
         assert other.unavailable_children == {1: gone.job_id, 2: batch.jobs[2].job_id}
         assert [type(e) for e in other.results(timeout=PATIENCE_S, return_exceptions=True)] == [
@@ -253,14 +253,14 @@ def test_a_handle_can_be_pickled(store):
     [b"", b"[]", b"{}", b'{"schema_version": 99}', b'{"schema_version": 1, "group_id": "x"}'],
 )
 def test_a_damaged_record_is_told(store, garbage):
-    store.put(layout.batch("grp-00000000"), garbage)
+    store.put(layout.GroupKeys("grp-00000000").batch, garbage)
     with pytest.raises(errors.CorruptRecord):
         handles._attach(store, "grp-00000000")
 
 
 def test_garbage_beside_the_records_is_passed_over(store):
     source, manifest = dead(store, 2, 1)
-    group = layout.group(manifest.batch.group_id)
+    group = layout.GroupKeys(manifest.batch.group_id).prefix
     for name in ("refused/x.json", "jobs/1.json", "jobs/one-two.json", "README"):
         store.put(f"{group}/{name}", b"garbage")
     store.put(f"{group}/end.json", b"garbage")
@@ -330,7 +330,10 @@ def test_launching_without_a_limit_submits_before_it_returns(store):
     source = Scripted(store, [["hang"]] * 3)
     batch = launch.launch(source, store, 3, BatchRules(max_concurrent=None), name="", notes={})
     assert source.order == [0, 1, 2]
-    assert json.loads(store.get(layout.group_end(batch.group_id))) == {"stopped": "", "skipped": []}
+    assert json.loads(store.get(layout.GroupKeys(batch.group_id).end)) == {
+        "stopped": "",
+        "skipped": [],
+    }
     batch.cancel()
     batch.wait(timeout=PATIENCE_S)
 

@@ -45,7 +45,9 @@ def add(a, b=0):
 def plans(batch):
     batch.wait(timeout=PATIENCE_S)
     store = batch._executor.manifest.store
-    return [Plan.from_json(json.loads(store.get(layout.plan(job.job_id)))) for job in batch.jobs]
+    return [
+        Plan.from_json(json.loads(store.get(layout.JobKeys(job.job_id).plan))) for job in batch.jobs
+    ]
 
 
 def test_inputs_become_arguments(backend):

@@ -34,24 +34,24 @@ def put_job(store, plan, number, **changes):
         **known,
     )
     ref = replace(ref, **changes)
-    store.put(layout.ref(job_id), json.dumps(ref.to_json()).encode())
+    store.put(layout.JobKeys(job_id).ref, json.dumps(ref.to_json()).encode())
     document = json.dumps(replace(plan, job_id=job_id).to_json()).encode()
-    store.put(layout.plan(job_id), document)
+    store.put(layout.JobKeys(job_id).plan, document)
     return ref
 
 
 def end_job(store, ref, *, started_at, ended_at):
     reports = (HostReport(0, Exit.RETURNED, started_at=started_at),)
     outcome = Outcome(Verdict.SUCCEEDED, reports=reports, ended_at=ended_at)
-    store.put(layout.outcome(ref.job_id), json.dumps(outcome.to_json()).encode())
-    if not store.has(layout.events(ref.job_id)):
+    store.put(layout.JobKeys(ref.job_id).outcome, json.dumps(outcome.to_json()).encode())
+    if not store.has(layout.JobKeys(ref.job_id).events):
         ready = GangEvent(EventKind.READY, None, "", time=started_at)
         put_events(store, ref, ready, GangEvent(EventKind.ENDED, None, "", time=ended_at))
 
 
 def put_events(store, ref, *events):
     text = "".join(f"{json.dumps(event.to_json())}\n" for event in events)
-    store.put(layout.events(ref.job_id), text.encode())
+    store.put(layout.JobKeys(ref.job_id).events, text.encode())
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def test_jobs_without_a_price_are_told_of_and_simulated_ones_are_free(
     assert spent("jobs", "status", "grp-0000") == 0
     words = "about $5.00 so far ($0.00 an hour now, your price); not counted: 1 job without a known"
     assert words in capsys.readouterr().out
-    spent.store.delete(layout.ref(first.job_id))
-    spent.store.delete(layout.ref(second.job_id))
+    spent.store.delete(layout.JobKeys(first.job_id).ref)
+    spent.store.delete(layout.JobKeys(second.job_id).ref)
     free = replace(paid, cost=Cost(3600, "list price, us-central1", is_simulated=True))
     put_job(spent.store, free, 3)
     assert status_of(spent, capsys)["cost"]["so_far_usd"] == 0

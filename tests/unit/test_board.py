@@ -76,7 +76,7 @@ def test_the_plan_of_a_job_is_read_once_by_a_board_and_again_only_while_there_is
     board = JobBoard(store, lambda _: FakeBackend(store), lambda: NOW)
     assert board.plan(job) is None
     made = plan(job_id=job.job_id)
-    store.put(layout.plan(job.job_id), json.dumps(made.to_json()).encode())
+    store.put(layout.JobKeys(job.job_id).plan, json.dumps(made.to_json()).encode())
     store.forget_calls()
     assert [board.plan(job), board.plan(job)] == [made, made]
     assert store.calls == {"get": 1}
@@ -88,7 +88,7 @@ def test_a_board_keeps_the_plans_that_it_read_last():
     jobs = [ref(f"job-{number:08x}", hosts=1) for number in range(100)]
     for job in jobs:
         made = plan(job_id=job.job_id)
-        store.put(layout.plan(job.job_id), json.dumps(made.to_json()).encode())
+        store.put(layout.JobKeys(job.job_id).plan, json.dumps(made.to_json()).encode())
         assert board.plan(job) == made
     store.forget_calls()
     assert board.plan(jobs[-1]) == made
@@ -123,7 +123,7 @@ def test_when_running_jobs_have_started_is_read_of_all_at_once():
     jobs = [ref(f"job-{number:08x}", hosts=1) for number in range(3)]
     ready = GangEvent(EventKind.READY, time=NOW + 7, attempt=1)
     written = json.dumps(ready.to_json()).encode()
-    store.put(layout.events(jobs[1].job_id), b'{"torn\n' + written + b"\n")
+    store.put(layout.JobKeys(jobs[1].job_id).events, b'{"torn\n' + written + b"\n")
     board = JobBoard(store, lambda _: FakeBackend(store), lambda: NOW)
     found = board.add_starts([(job, JobStanding(JobStatus.RUNNING)) for job in jobs])
     assert [standing.started_at for _, standing in found] == [None, NOW + 7, None]

@@ -59,8 +59,8 @@ def submit(place: Path, job_id: str, cache: str = "cache") -> Tree:
     with lock_for_submission(store):
         upload(made, store)
         plan = {"tree": {"manifest": {"digest": made.tree.manifest.digest}}}
-        store.put(layout.plan(job_id), json.dumps(plan).encode())
-    store.put(layout.ref(job_id), b"{}")
+        store.put(layout.JobKeys(job_id).plan, json.dumps(plan).encode())
+    store.put(layout.JobKeys(job_id).ref, b"{}")
     return made.tree
 
 
@@ -76,8 +76,8 @@ def sweep() -> pruning.Swept:
 
 def remove(job_id: str) -> None:
     store = GcsStore("gs://bucket")
-    store.delete(layout.job(job_id))
-    store.delete(layout.ref(job_id))
+    store.delete(layout.JobKeys(job_id).prefix)
+    store.delete(layout.JobKeys(job_id).ref)
 
 
 def contents(double: Double) -> set[str]:
@@ -192,7 +192,7 @@ def test_what_nobody_names_stays_for_a_week(tmp_path, double):
 def test_a_submission_that_was_killed_is_swept(tmp_path, double):
     plant(tmp_path / "root")
     submit(tmp_path, "job-1")
-    GcsStore("gs://bucket").delete(layout.ref("job-1"))
+    GcsStore("gs://bucket").delete(layout.JobKeys("job-1").ref)
     assert sweep().orphans == ()
     double.buckets.grow_old("bucket", MONTH_S)
     swept = sweep()
@@ -204,7 +204,7 @@ def test_what_no_reference_vouches_for_is_swept(double):
     """A submission was killed between the two writes of a reference, `kinetic doctor` between its
     own."""
     store = GcsStore("gs://bucket")
-    store.put(f"{layout.listing('job-1')}/ref-x", b"")
+    store.put(f"{layout.JobKeys('job-1').listing}/ref-x", b"")
     store.put(f"{layout.PROBES}/1234", b"")
     sweep()
     assert len(double.buckets.names("bucket")) == 2
@@ -273,7 +273,7 @@ def test_a_submission_that_is_killed_at_any_request_leaves_nothing_for_ever(
         found = [ref.job_id for ref in index.refs(store)]
         assert killed or found
         for job_id in found:
-            store.delete(layout.job(job_id))
+            store.delete(layout.JobKeys(job_id).prefix)
             index.remove(store, job_id)
         double.buckets.grow_old("bucket", MONTH_S)
         sweep()

@@ -10,7 +10,7 @@ from kinetic._store import cancellation
 from kinetic.errors import BackendUnavailable, PreflightError, StoreFull
 
 JOB = "job-00c0ffee"
-KEY = layout.cancellation(JOB)
+KEY = layout.JobKeys(JOB).cancellation
 
 
 def is_agreed(store, pause=lambda _: None):
@@ -72,7 +72,7 @@ def test_a_pod_that_is_stopped_at_once_waits_for_the_answer():
 
 def test_an_ended_job_is_not_cancelled():
     store = MemoryStore()
-    store.put(layout.outcome(JOB), b"{}")
+    store.put(layout.JobKeys(JOB).outcome, b"{}")
     cancellation.request(store, JOB, lambda: pytest.fail("it was stopped"))
     assert not store.has(KEY)
 

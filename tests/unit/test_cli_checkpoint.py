@@ -84,7 +84,7 @@ def test_the_output_folder_and_the_job_lead_to_them(world: World, tmp_path: Path
     put(LocalStore(tmp_path / "out"), "checkpoints/7/state/x", {})
     assert listed(world, capsys, str(tmp_path / "out")) == [(7, True)]
     ref = replace(world.job("job-0000000a"), output_dir=str(tmp_path / "out"))
-    world.store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+    world.store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
     assert listed(world, capsys, "job-0000000a") == [(7, True)]
     world.job("job-0000000b")
     assert world("checkpoint", "ls", "job-0000000b") == 3

@@ -76,9 +76,9 @@ def test_a_list_reads_each_record_once(world: World, capsys: Capture) -> None:
         world.succeed(f"job-0000000{number}")
     app = replace(world.app, store=Counting(Path(world.store.uri)))
     assert call(["jobs", "list", "--limit", "4"], app) == 0
-    shown = [layout.outcome(f"job-0000000{number}") for number in range(4)]
+    shown = [layout.JobKeys(f"job-0000000{number}").outcome for number in range(4)]
     assert sorted(read) == sorted(
-        [*shown, *(layout.ref(f"job-0000000{number}") for number in range(6))]
+        [*shown, *(layout.JobKeys(f"job-0000000{number}").ref for number in range(6))]
     )
 
 
@@ -120,15 +120,17 @@ def test_list_filters_before_it_counts(world: World, capsys: Capture) -> None:
 def test_a_batch_goes_with_its_last_job(world: World, capsys: Capture) -> None:
     for group_id, job_id in (("grp-00000001", "job-00000001"), ("grp-00000002", "job-00000002")):
         ref = replace(world.job(job_id, age=30 * DAY), group_id=group_id)
-        world.store.put(layout.ref(job_id), json.dumps(ref.to_json()).encode())
-        world.store.put(layout.batch(group_id), b"{}")
-        os.utime(world.store.path(layout.batch(group_id)), (NOW - 30 * DAY, NOW - 30 * DAY))
+        world.store.put(layout.JobKeys(job_id).ref, json.dumps(ref.to_json()).encode())
+        world.store.put(layout.GroupKeys(group_id).batch, b"{}")
+        os.utime(
+            world.store.path(layout.GroupKeys(group_id).batch), (NOW - 30 * DAY, NOW - 30 * DAY)
+        )
     world.succeed("job-00000001", ended=NOW - 30 * DAY)
-    world.store.put(layout.batch("grp-00000003"), b"{}")  # it has only just begun
+    world.store.put(layout.GroupKeys("grp-00000003").batch, b"{}")  # it has only just begun
     assert world("jobs", "prune", "--yes") == 0
     assert [*world.store.list(layout.GROUPS)] == [
-        layout.batch("grp-00000002"),
-        layout.batch("grp-00000003"),
+        layout.GroupKeys("grp-00000002").batch,
+        layout.GroupKeys("grp-00000003").batch,
     ]
 
 
@@ -137,7 +139,7 @@ def test_jobs_of_one_batch(world: World, capsys: Capture) -> None:
         ref = world.job(f"job-0000000{number}")
         if number % 2:
             grouped = replace(ref, group_id="grp-00000001", group_kind="map", group_index=number)
-            world.store.put(layout.ref(ref.job_id), json.dumps(grouped.to_json()).encode())
+            world.store.put(layout.JobKeys(ref.job_id).ref, json.dumps(grouped.to_json()).encode())
     assert world("jobs", "list", "--group", "grp-00000001", "--json") == 0
     assert [job["job_id"] for job in json.loads(capsys.readouterr().out)] == [
         "job-00000003",
@@ -160,7 +162,7 @@ def test_tries_of_one_input_do_not_stand_for_others(world: World, capsys: Captur
     Manifest.begin(world.store, Batch("grp-00000001", 2, NOW))
     for number in range(3):
         ref = replace(world.job(f"job-0000000{number}"), group_id="grp-00000001", group_index=0)
-        world.store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+        world.store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
     assert world("jobs", "status", "grp-00000001") == 0
     assert "without a job" in capsys.readouterr().out
 
@@ -207,7 +209,7 @@ def test_status_shows_each_attempt_with_its_verdict(world: World, capsys: Captur
         GangEvent(EventKind.READY, attempt=2, time=NOW - 30),
     ]
     told = "".join(json.dumps(event.to_json()) + "\n" for event in events)
-    world.store.put(layout.events("job-00000001"), told.encode())
+    world.store.put(layout.JobKeys("job-00000001").events, told.encode())
     assert world("jobs", "status", "job-00000001") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
     first = next(line for line in lines if line[:1] == ["1"])
@@ -240,10 +242,10 @@ def test_an_empty_list_is_no_error(world: World, capsys: Capture) -> None:
 
 def test_garbage_hides_no_other_job(world: World, capsys: Capture) -> None:
     world.job("job-00000001")
-    world.store.put(layout.outcome("job-00000001"), b"\0garbage")
+    world.store.put(layout.JobKeys("job-00000001").outcome, b"\0garbage")
     world.job("job-00000002", name="evil\x1b]0;title\x07\n")
     for number, data in enumerate((b"", b"[]", b'{"job_id": 3}', b"\xff\xfe")):
-        world.store.put(layout.ref(f"job-bad{number}"), data)
+        world.store.put(layout.JobKeys(f"job-bad{number}").ref, data)
     assert world("jobs", "list") == 0
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 3
@@ -265,7 +267,7 @@ def test_a_job_of_a_backend_that_is_not_here_is_listed_as_unknown(
     assert "UNKNOWN" in told.out
     assert told.err == "Some states are unknown: no such backend\n"
     assert call(["jobs", "prune", "--yes", "--older-than", "1s"], app) == 0
-    assert world.store.has(layout.ref("job-00000001"))
+    assert world.store.has(layout.JobKeys("job-00000001").ref)
 
 
 def test_status(world: World, capsys: Capture) -> None:
@@ -393,7 +395,7 @@ def test_arrays_have_a_json_form_and_sets_have_none(world: World, capsys: Captur
 
 def test_what_a_host_raised_does_not_steer_the_terminal(world: World, capsys: Capture) -> None:
     world.job("job-00000001")
-    key = layout.error("job-00000001", 1, 0)
+    key = layout.HostKeys("job-00000001", 1, 0).error
     for problem in (ValueError("\x1b]0;title\x07 gone\r"), UsageError("\x1b[2Jgone")):
         world.store.put(key, results.pack_exception(problem))
         remote = RemoteError(type(problem).__name__, str(problem), "", key=key)
@@ -412,7 +414,7 @@ def test_the_result_of_a_failed_job_is_its_error(world: World, capsys: Capture) 
         BrokenPipeError(32, "theirs"),
         SystemExit("theirs"),
     ):
-        key = layout.error("job-00000001", 1, 1)
+        key = layout.HostKeys("job-00000001", 1, 1).error
         world.store.put(key, results.pack_exception(problem))
         remote = RemoteError(
             type(problem).__name__, str(problem), "Traceback: line 7 in train\n", key=key

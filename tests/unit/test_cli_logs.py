@@ -96,7 +96,7 @@ def test_a_reader_that_goes_away_is_no_error(world: World) -> None:
     """As with cat: `kinetic jobs logs ID | head -1` is quiet."""
     ref = world.job("job-00000001")
     big = b"line\n" * 100_000
-    world.store.put(layout.outcome(ref.job_id), b"{}")
+    world.store.put(layout.JobKeys(ref.job_id).outcome, b"{}")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from cli_fakes import World, chunk; "
         "from pathlib import Path\n"

@@ -37,8 +37,8 @@ def app(tmp_path: Path) -> AppContext:
     store = LocalStore(tmp_path / "store")
     for job_id in (ONE, TWO):
         ref = JobRef(job_id, Place("local"), "cpu", "f", "train", 0.0, store.uri, hosts=2)
-        (tmp_path / "store" / layout.job(job_id)).mkdir(parents=True)
-        store.put(layout.ref(job_id), json.dumps(ref.to_json()).encode())
+        (tmp_path / "store" / layout.JobKeys(job_id).prefix).mkdir(parents=True)
+        store.put(layout.JobKeys(job_id).ref, json.dumps(ref.to_json()).encode())
     data = [
         frame([0, 1, 2], loss=[3.0, math.nan, 1.0], **{"train/acc": [0.5, math.inf, -math.inf]}),
         frame([0], **{HOSTILE: [0.1]}),
@@ -113,7 +113,7 @@ def test_a_chart_of_one_value_or_none_is_no_error(app, capsys, tmp_path):
     assert HOSTILE in capsys.readouterr().out
     data = frame([0, 1], loss=[math.inf, math.nan]).encode()
     write(app.store, tmp_path, data, attempt=2)
-    key = layout.attempt_outcome(ONE, 1)
+    key = layout.AttemptKeys(ONE, 1).outcome
     app.store.put(key, b'{"verdict": "failed"}')
     assert call(["jobs", "metrics", "--chart", "--attempt", "2", ONE], app) == 0
     assert "nan" in capsys.readouterr().out

@@ -224,7 +224,7 @@ def test_names_are_completed(home: Path) -> None:
         ref = JobRef(
             f"job-0000000{number}", Place("local", "gke"), "cpu", "f", "f", number, store.uri
         )
-        store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+        store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
     assert offered("jobs", "logs", "job-") == ["job-00000002", "job-00000001"]
     assert offered("jobs", "logs", "00000001") == ["00000001"]
     assert offered("jobs", "cancel", "job-") == []
@@ -242,7 +242,7 @@ def test_names_are_completed(home: Path) -> None:
     assert offered("run", "-a", "tpu-v6e-16:s") == ["tpu-v6e-16:spot"]
     assert offered("run", "-a", "cpu:s") == []
     assert offered("run", "--backend", "g") == ["gke"]
-    store.put(layout.attempt_outcome("job-00000002", 1), b"{}")
+    store.put(layout.AttemptKeys("job-00000002", 1).outcome, b"{}")
     assert offered("jobs", "logs", "job-00000002", "--attempt", "") == ["2", "1"]
     assert offered("jobs", "logs", "job-00000001", "--attempt", "") == ["1"]
     assert offered("jobs", "logs", "--attempt", "") == []
@@ -258,7 +258,7 @@ def test_batches_are_completed(tmp_path: Path) -> None:
             f"job-0000000{number}", Place("local", "local"), "cpu", "f", "f", number, store.uri
         )
         ref = replace(ref, group_id=group)
-        store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+        store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
     assert offered("--profile", "here", "jobs", "wait", "g") == ["grp-aa000002", "grp-aa000001"]
     assert offered("--profile", "here", "jobs", "list", "--group", "grp-aa000001") == [
         "grp-aa000001"
@@ -269,7 +269,7 @@ def test_batches_are_completed(tmp_path: Path) -> None:
 def test_jobs_of_the_profile_on_the_line_are_completed(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "far")
     ref = JobRef("job-0000000f", Place("local", "local"), "cpu", "f", "f", 1, store.uri)
-    store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+    store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
     assert kn("profile", "create", "near", "--store", str(tmp_path / "near")) == 0
     assert kn("profile", "create", "far", "--store", store.uri) == 0
     assert offered("jobs", "logs", "job-") == []

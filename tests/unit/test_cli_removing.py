@@ -45,9 +45,9 @@ def test_cleanup(world: World) -> None:
     world.job("job-00000001")
     world.succeed("job-00000001")
     assert world("jobs", "cleanup", "--no-gcs", "job-0") == 0
-    assert world.store.has(layout.ref("job-00000001"))
+    assert world.store.has(layout.JobKeys("job-00000001").ref)
     assert world("jobs", "cleanup", "-y", "job-0") == 0
-    assert not world.store.has(layout.ref("job-00000001"))
+    assert not world.store.has(layout.JobKeys("job-00000001").ref)
 
 
 @pytest.mark.parametrize("age", ["0", "0s", "0d"])
@@ -55,7 +55,7 @@ def test_prune_removes_what_has_just_ended(world: World, age: str) -> None:
     world.job("job-00000001")
     world.succeed("job-00000001")
     assert world("jobs", "prune", "--yes", "--older-than", age) == 0
-    assert not world.store.has(layout.ref("job-00000001"))
+    assert not world.store.has(layout.JobKeys("job-00000001").ref)
 
 
 def test_cleanup_stops_a_running_job_and_gives_up_in_time(world: World, capsys: Capture) -> None:
@@ -63,7 +63,7 @@ def test_cleanup_stops_a_running_job_and_gives_up_in_time(world: World, capsys: 
     world.backend.output["job-00000001"] = [None]
     assert world("jobs", "cleanup", "--cleanup-timeout", "0.01", "job-0") == 124
     assert world.backend.cancelled == ["job-00000001"]
-    assert world.store.has(layout.ref("job-00000001"))
+    assert world.store.has(layout.JobKeys("job-00000001").ref)
 
 
 def history(world: World) -> None:
@@ -80,7 +80,7 @@ def history(world: World) -> None:
     world.plan("job-0000000e", world.blob("d"), shared)
     world.blob("e")
     world.blob("f", age=3600)
-    world.store.put(f"{layout.outputs('job-0000000d')}/model.bin", b"weights")
+    world.store.put(f"{layout.JobKeys('job-0000000d').outputs}/model.bin", b"weights")
 
 
 def remaining(world: World) -> str:
@@ -102,10 +102,10 @@ def test_prune_removes_what_nobody_needs(world: World, capsys: Capture) -> None:
     assert world("jobs", "prune", "--yes", "--json") == 0
     assert json.loads(capsys.readouterr().out) == promised
     assert remaining(world) == "12acdf"
-    assert not world.store.has(layout.ref("job-0000000d"))
-    assert not list(world.store.list(layout.job("job-0000000d")))
-    assert world.store.has(layout.ref("job-0000000e"))
-    assert world.store.get(f"{layout.outputs('job-0000000d')}/model.bin") == b"weights"
+    assert not world.store.has(layout.JobKeys("job-0000000d").ref)
+    assert not list(world.store.list(layout.JobKeys("job-0000000d").prefix))
+    assert world.store.has(layout.JobKeys("job-0000000e").ref)
+    assert world.store.get(f"{layout.JobKeys('job-0000000d').outputs}/model.bin") == b"weights"
     assert world.backend.cleaned == ["job-0000000d"]
 
 
@@ -139,7 +139,7 @@ def test_prune_takes_no_chances_with_plans_that_it_cannot_read(world: World) -> 
     history(world)
     newer = {"schema_version": 99, "forest": [{"root": "1" * 64}], "payload": "c" * 64}
     for plan in (json.dumps(newer).encode(), b"garbage " + b"1" * 64 + b" \xff " + b"c" * 64):
-        world.store.put(layout.plan("job-0000000f"), plan)
+        world.store.put(layout.JobKeys("job-0000000f").plan, plan)
         assert world("jobs", "prune", "--yes") == 0
         assert set("12c") <= set(remaining(world))
 
@@ -151,8 +151,8 @@ def test_prune_goes_on_when_a_job_cannot_be_removed(world: World, capsys: Captur
     world.succeed("job-00000002", ended=NOW - 20 * DAY)
     world.backend.broken = {"job-00000001"}
     assert world("jobs", "prune", "--yes") == 5
-    assert world.store.has(layout.ref("job-00000001"))
-    assert not world.store.has(layout.ref("job-00000002"))
+    assert world.store.has(layout.JobKeys("job-00000001").ref)
+    assert not world.store.has(layout.JobKeys("job-00000002").ref)
     assert "job-00000001 was kept" in capsys.readouterr().err
 
 
@@ -160,9 +160,9 @@ def test_prune_removes_what_a_killed_submission_left(
     world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.plan("job-0000000a", world.blob("a"))
-    os.utime(world.store.path(layout.plan("job-0000000a")), (NOW - 2 * DAY, NOW - 2 * DAY))
+    os.utime(world.store.path(layout.JobKeys("job-0000000a").plan), (NOW - 2 * DAY, NOW - 2 * DAY))
     world.plan("job-0000000b", world.blob("b"))
-    os.utime(world.store.path(layout.plan("job-0000000b")), (NOW - 60, NOW - 60))
+    os.utime(world.store.path(layout.JobKeys("job-0000000b").plan), (NOW - 60, NOW - 60))
     with open(os.devnull) as nobody:
         monkeypatch.setattr(sys, "stdin", nobody)
         assert world("jobs", "prune") == 2
@@ -170,7 +170,7 @@ def test_prune_removes_what_a_killed_submission_left(
     assert world("jobs", "prune", "--yes") == 0
     assert "Removed 0 jobs, 1 unfinished submission and" in capsys.readouterr().out
     assert remaining(world) == "b"
-    assert not list(world.store.list(layout.job("job-0000000a")))
+    assert not list(world.store.list(layout.JobKeys("job-0000000a").prefix))
 
 
 def ship(world: World, folder: Path, *, age: float) -> str:
@@ -294,7 +294,7 @@ def test_a_sweep_waits_for_submissions_to_end(world: World) -> None:
 
 def test_data_that_hosts_fetched_stays_while_a_plan_names_where_it_lies(world: World) -> None:
     plan = json.dumps({"data": [{"source": "gs://bucket/x/", "is_dir": True}]}).encode()
-    world.store.put(layout.plan("job-00000001"), plan)
+    world.store.put(layout.JobKeys("job-00000001").plan, plan)
     root = cached_copy.root_of(world.store)
     for digest, source in (("a" * 64, "gs://bucket/x/"), ("b" * 64, "gs://bucket/y/")):
         cached_copy.provide_as(root, digest, lambda _: None, source=source)

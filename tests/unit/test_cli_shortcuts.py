@@ -146,7 +146,9 @@ def test_list_shows_how_long_the_function_ran(world: World, capsys: Capture) -> 
             Outcome(Verdict.SUCCEEDED, reports=reports, ended_at=NOW - ended),
         )
     world.job("job-00000002", age=1000)
-    world.store.put(layout.events("job-00000002"), b'{"time": %f, "kind": "ready"}\n' % (NOW - 65))
+    world.store.put(
+        layout.JobKeys("job-00000002").events, b'{"time": %f, "kind": "ready"}\n' % (NOW - 65)
+    )
     world.job("job-00000003", age=10)
     assert world("jobs", "list") == 0
     rows = [line.split()[-2] for line in capsys.readouterr().out.splitlines()]
@@ -178,8 +180,8 @@ def test_status_of_an_ended_job_says_how_long_it_ran(world: World, capsys: Captu
 def test_a_batch_that_is_not_there_exits_with_3(world: World, capsys: Capture) -> None:
     for number, group in enumerate(("grp-aa000001", "grp-aa000002", None)):
         ref = replace(world.job(f"job-0000000{number}"), group_id=group)
-        world.store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
-    world.store.put(layout.batch("grp-bb000001"), b"{}")  # nothing of it is submitted yet
+        world.store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
+    world.store.put(layout.GroupKeys("grp-bb000001").batch, b"{}")  # nothing of it is submitted yet
     for unknown in ("grp-0000000x", "x", "", "../x", "grp-bb"):
         assert world("jobs", "list", "--group", unknown) == 3
         out, err = capsys.readouterr()

@@ -200,7 +200,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AppContext:
     for number, phase in enumerate((JobStatus.SUCCEEDED, JobStatus.RUNNING, JobStatus.RUNNING)):
         job = ref(f"job-0000000{number}")
         backend.phases[job.job_id] = phase
-        store.put(layout.ref(job.job_id), json.dumps(job.to_json()).encode())
+        store.put(layout.JobKeys(job.job_id).ref, json.dumps(job.to_json()).encode())
     place: Any = backend
     return AppContext(
         store, lambda job: place, lambda job: JobHandle(job, place, store), lambda: NOW
@@ -246,7 +246,7 @@ def test_what_has_ended_is_not_looked_at_twice(world: AppContext) -> None:
         watch.poll()
         assert backend.asked.count("job-00000000") == 0
         assert backend.asked.count("job-00000001") == 1
-        world.store.delete(layout.ref("job-00000002"))
+        world.store.delete(layout.JobKeys("job-00000002").ref)
         assert watch.poll() == []
 
 
@@ -269,7 +269,7 @@ def test_status_of_a_running_job_shows_what_its_hosts_are_doing(
         json.dumps({"time": NOW - ago, "kind": kind, "attempt": attempt}) + "\n"
         for kind, ago, attempt in events
     )
-    world.store.put(layout.events("job-00000001"), told.encode() + b"\0damaged\n")
+    world.store.put(layout.JobKeys("job-00000001").events, told.encode() + b"\0damaged\n")
     assert call(["jobs", "status", "job-00000001"], world) == 0
     out = capsys.readouterr().out
     assert "(running for 30s)" in out

@@ -101,7 +101,7 @@ def test_what_the_compiler_said_is_shown_where_it_was_asked(server: DashboardSer
     asked, other = world.add(1), world.add(2)
     refusal = describe_refusal("<step>", "a.py:1", resolve("tpu-v6e-8"), 1, detail="no room")
     report = CheckReport("tpu-v6e-8", (refusal,))
-    key = layout.compile_report(asked.job_id)
+    key = layout.JobKeys(asked.job_id).compile_report
     world.store.put(key, json.dumps(report.to_json()).encode())
     base = f"{path_of(server)}jobs/"
     address = f"jobs/{asked.job_id}/compile"
@@ -297,8 +297,8 @@ def test_a_page_and_its_first_lines_do_not_wait_for_charts(world: World):
     ref = world.add()
     world.end(ref)
     world.backend.output[ref.job_id] = [chunk(b"a line\n")]
-    key = layout.metrics(ref.job_id, 1, 0)
-    world.store.put(layout.plan(ref.job_id), b"{}")
+    key = layout.HostKeys(ref.job_id, 1, 0).metrics
+    world.store.put(layout.JobKeys(ref.job_id).plan, b"{}")
     log = open_log(world.store, key, (world.store.path(key), world.store.path(f"{key}.idx")))
     columns = array("d", [NOW, NOW]), array("q", [0, 1]), [array("d", [2.0, 1.0])]
     log.write(STDOUT, Frame(("loss",), *columns).encode())

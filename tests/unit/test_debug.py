@@ -97,7 +97,7 @@ def debug_ref():
 
 
 def put_debugger(store, record):
-    store.put(layout.debugger("job-00000001", 1), json.dumps(record.to_json()).encode())
+    store.put(layout.AttemptKeys("job-00000001", 1).debugger, json.dumps(record.to_json()).encode())
 
 
 def talk(port, data):

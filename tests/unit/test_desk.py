@@ -71,8 +71,8 @@ def test_records_are_removed_when_two_checks_in_a_row_say_so(monkeypatch):
 def test_a_lock_that_cannot_be_read_is_not_a_removal(tmp_path):
     """EACCES, EIO or ESTALE of a moment; here ELOOP, which root gets, too."""
     store = LocalStore(tmp_path)
-    store.put(layout.plan("job-1"), b"{}")
-    own = store.path(layout.job("job-1")) / "local"
+    store.put(layout.JobKeys("job-1").plan, b"{}")
+    own = store.path(layout.JobKeys("job-1").prefix) / "local"
     own.mkdir()
     supervisor = Supervisor(Request(str(tmp_path), "job-1"))
     with (own / "lock").open("a") as supervisor._lock_file:

@@ -269,8 +269,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
 
 def job(store: LocalStore, job_id: str, *, left: bool = True, age_s: float = 3600.0) -> JobRef:
     ref = JobRef(job_id, Place("local", "gke"), "cpu", "f", "f", NOW - age_s, store.uri)
-    store.put(layout.ref(job_id), json.dumps(ref.to_json()).encode())
-    local = store.path(f"{layout.job(job_id)}/local")
+    store.put(layout.JobKeys(job_id).ref, json.dumps(ref.to_json()).encode())
+    local = store.path(f"{layout.JobKeys(job_id).prefix}/local")
     (local / "work" / "host-0").mkdir(parents=True)
     for name in ("lock", "reserve", "supervisor.json") if left else ():
         (local / name).touch()
@@ -281,10 +281,10 @@ def job(store: LocalStore, job_id: str, *, left: bool = True, age_s: float = 360
 
 def test_a_submission_that_was_killed_before_its_reference_is_tidied_up(store: LocalStore) -> None:
     for job_id, age_s in (("job-00000001", 90.0), ("job-00000002", 9.0)):
-        store.put(layout.plan(job_id), b"{}")
-        os.utime(store.path(layout.job(job_id)), (NOW - age_s, NOW - age_s))
+        store.put(layout.JobKeys(job_id).plan, b"{}")
+        os.utime(store.path(layout.JobKeys(job_id).prefix), (NOW - age_s, NOW - age_s))
     traces = facts.traces(store, NOW)
-    old = store.path(layout.job("job-00000001"))
+    old = store.path(layout.JobKeys("job-00000001").prefix)
     assert leftovers.removable(traces) == (("", str(old)),)
     assert [(found.check, found.fixable) for found in leftovers.check(traces)] == [
         ("leftovers", True)
@@ -296,10 +296,10 @@ def test_a_submission_that_was_killed_before_its_reference_is_tidied_up(store: L
 def test_a_mess_is_found_and_tidied_up(store: LocalStore, tmp_path: Path) -> None:
     job(store, "job-00000001")
     store.put(
-        layout.report("job-00000001", 1, 0),
+        layout.HostKeys("job-00000001", 1, 0).report,
         json.dumps(HostReport(0, Exit.RAISED, detail="no").to_json()).encode(),
     )
-    store.put(layout.ref("job-00000002"), b"garbage")
+    store.put(layout.JobKeys("job-00000002").ref, b"garbage")
     (Path(store.uri) / ".tmp" / "1-a").touch()
     os.utime(Path(store.uri) / ".tmp" / "1-a", (NOW - 9000, NOW - 9000))
     traces = facts.traces(store, NOW)
@@ -316,7 +316,7 @@ def test_a_mess_is_found_and_tidied_up(store: LocalStore, tmp_path: Path) -> Non
     assert len(done) == 5
     after = facts.traces(store, NOW)
     assert (leftovers.orphans(after), leftovers.removable(after)) == ((), ())
-    assert store.has(layout.outcome("job-00000001"))
+    assert store.has(layout.JobKeys("job-00000001").outcome)
     assert repair(store, after, lambda: NOW) == []
 
 
@@ -485,7 +485,9 @@ def test_fix_says_what_it_did(capsys: pytest.CaptureFixture[str], home: Path) ->
     store = LocalStore(home)
     ref = job(store, "job-00000001")
     old = time.time() - 3600
-    store.put(layout.ref(ref.job_id), json.dumps(replace(ref, created_at=old).to_json()).encode())
+    store.put(
+        layout.JobKeys(ref.job_id).ref, json.dumps(replace(ref, created_at=old).to_json()).encode()
+    )
     for path in store.path("jobs/job-00000001/local").iterdir():
         os.utime(path, (old, old))
     assert call(["doctor"]) == 0

@@ -36,7 +36,7 @@ def left(store, attempt, *reports, hosts=2):
     event = GangEvent(EventKind.FORMED, hosts=tuple(range(hosts)), slices=(0, 1)[:hosts])
     verdicts.write_event(store, PLAN.job_id, attempt, event)
     for report in reports:
-        key = layout.report(PLAN.job_id, attempt, report.host)
+        key = layout.HostKeys(PLAN.job_id, attempt, report.host).report
         store.put(key, json.dumps(report.to_json()).encode())
 
 
@@ -57,7 +57,7 @@ def test_an_attempt_that_was_left_has_its_times_and_its_end(store):
     left(store, 1)
     verdicts.write_event(store, PLAN.job_id, 1, GangEvent(EventKind.READY))
     pod.take_up(PLAN, store)
-    attempt = picture_of(parse(store.get(layout.events(PLAN.job_id))), 2).attempts[0]
+    attempt = picture_of(parse(store.get(layout.JobKeys(PLAN.job_id).events)), 2).attempts[0]
     assert attempt.began_at <= attempt.ready_at <= attempt.ended_at
     assert attempt.verdict is Verdict.FAILED
     assert attempt.reason == "the head, which led the job, was lost"

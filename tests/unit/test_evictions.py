@@ -132,7 +132,7 @@ def test_a_leader_that_said_so_itself_is_believed():
 
 def failed(store, attempt, how):
     outcome = judge(1, [ended(0, how)], now=1.0, attempt=attempt)
-    store.put(layout.attempt_outcome("job-1", attempt), json.dumps(outcome.to_json()).encode())
+    store.put(layout.AttemptKeys("job-1", attempt).outcome, json.dumps(outcome.to_json()).encode())
 
 
 @pytest.mark.parametrize(

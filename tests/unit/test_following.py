@@ -134,12 +134,12 @@ def test_the_supervisors_verdict_wins_a_race(store, backend):
     job = put_ref(store, ref())
     backend.phases[job.job_id] = JobStatus.FAILED
     true = put_success(store, job, 1)
-    data = store.get(layout.outcome(job.job_id))
-    store.delete(layout.outcome(job.job_id))
+    data = store.get(layout.JobKeys(job.job_id).outcome)
+    store.delete(layout.JobKeys(job.job_id).outcome)
 
     class Racing(LocalStore):
         def put(self, key, content, *, if_absent=False):
-            if key == layout.outcome(job.job_id):
+            if key == layout.JobKeys(job.job_id).outcome:
                 super().put(key, data)
             return super().put(key, content, if_absent=if_absent)
 
@@ -163,13 +163,13 @@ def test_a_damaged_verdict_is_rebuilt_from_the_reports(store, backend, garbage, 
     put_report(store, job, raised(store, job, 1, ValueError("no")))
     for host in (0, 2, 3):
         put_report(store, job, HostReport(host, Exit.STOPPED))
-    store.put(layout.outcome(job.job_id), garbage)
+    store.put(layout.JobKeys(job.job_id).outcome, garbage)
     (finished,) = follow(backend, store, job)
     assert finished.outcome.blamed == (1,)
     assert "ValueError: no" in finished.outcome.reason
     assert "damaged" in finished.outcome.reason
     assert job.job_id in caplog.text
-    assert store.get(layout.outcome(job.job_id)) == garbage, "evidence is not overwritten"
+    assert store.get(layout.JobKeys(job.job_id).outcome) == garbage, "evidence is not overwritten"
 
 
 def test_a_submission_that_was_interrupted_is_told_after_a_while(store, backend):
@@ -187,10 +187,10 @@ def test_a_clock_that_was_set_back_does_not_make_a_job_start_for_ever(store, bac
 
 def test_a_folder_that_was_removed_is_told_at_once(store, backend):
     job = put_ref(store, ref())
-    store.delete(layout.job(job.job_id))
+    store.delete(layout.JobKeys(job.job_id).prefix)
     with pytest.raises(NotFound, match="removed"):
         follow(backend, store, job)
-    assert not store.has(layout.outcome(job.job_id))
+    assert not store.has(layout.JobKeys(job.job_id).outcome)
 
 
 def test_an_earlier_attempt_is_not_taken_for_the_one_that_was_under_way(store, backend):
@@ -209,7 +209,7 @@ def test_an_earlier_attempt_is_not_taken_for_the_one_that_was_under_way(store, b
 def test_the_loss_that_an_elastic_job_would_have_survived_did_not_end_it(store, backend, elastic):
     planned = plan(options={"slices": (1, 2) if elastic else 2})
     job = put_ref(store, ref(hosts=2))
-    store.put(layout.plan(job.job_id), json.dumps(planned.to_json()).encode())
+    store.put(layout.JobKeys(job.job_id).plan, json.dumps(planned.to_json()).encode())
     backend.phases[job.job_id] = JobStatus.FAILED
     put_report(store, job, HostReport(0, Exit.STOPPED, "host 1 died"))
     put_report(store, job, HostReport(1, Exit.SIGNAL, "killed by SIGKILL", signal=9))
@@ -364,9 +364,9 @@ def test_a_job_that_was_removed_meanwhile_is_not_judged(moment, tmp_path, backen
 def test_what_was_removed_is_not_made_again_by_a_running_job(store):
     job = put_ref(store, ref())
     running = LocalStore(store.as_folder(), existing=True)
-    running.put(layout.report(job.job_id, 1, 0), b"{}")
+    running.put(layout.HostKeys(job.job_id, 1, 0).report, b"{}")
     index.remove(store, job.job_id)
-    for key in (layout.outcome(job.job_id), layout.report(job.job_id, 1, 0)):
+    for key in (layout.JobKeys(job.job_id).outcome, layout.HostKeys(job.job_id, 1, 0).report):
         with pytest.raises(StoreError, match=f"{job.job_id} was removed"):
             running.put(key, b"{}")
     assert list(store.parts(layout.JOBS)) == []
@@ -378,5 +378,5 @@ def test_a_submitters_clock_that_is_wrong_does_not_end_its_job(store, backend, w
     made = ref("job-0000abcd", created_at=now + wrong_by_s)
     job = put_ref(store, dataclasses.replace(made, place=Place("pathways")))
     assert board(backend, store, now).look_at(job).state == JobStatus.PENDING
-    os.utime(store.as_folder() / layout.plan(job.job_id), (now - 3600, now - 3600))
+    os.utime(store.as_folder() / layout.JobKeys(job.job_id).plan, (now - 3600, now - 3600))
     assert board(backend, store, now).look_at(job).state == JobStatus.FAILED

@@ -226,7 +226,7 @@ def test_a_job_that_is_over_at_the_end_is_not_said_to_go_on(
     if left == "ended":
         put_success(store, job, 1)
     elif left == "removed":
-        store.delete(layout.ref(job.job_id))
+        store.delete(layout.JobKeys(job.job_id).ref)
     for act, *arguments in last:
         act(*arguments)
     assert capsys.readouterr().err.count("keeps running") == told
@@ -241,7 +241,7 @@ def raise_interrupt(*_, **__):
 
 def test_a_value_that_was_tampered_with_is_not_unpickled(store, job, handle):
     put_success(store, job, 1)
-    store.put(layout.result(job.job_id, 1, 0), pickle.dumps("evil"))
+    store.put(layout.HostKeys(job.job_id, 1, 0).result, pickle.dumps("evil"))
     with pytest.raises(errors.CorruptRecord, match="not unpickled"):
         handle.result(cleanup=True)
     assert not is_gone(store, job)
@@ -249,7 +249,7 @@ def test_a_value_that_was_tampered_with_is_not_unpickled(store, job, handle):
 
 def test_a_value_that_was_removed(store, job, handle):
     put_success(store, job, 1)
-    store.delete(layout.result(job.job_id, 1, 0))
+    store.delete(layout.HostKeys(job.job_id, 1, 0).result)
     with pytest.raises(errors.ResultUnavailable, match="removed"):
         handle.result()
 

@@ -70,7 +70,7 @@ def test_a_traceback_is_shown_once(store, job, handle):
 
 def test_an_exception_that_cannot_be_rebuilt_is_told_in_words(store, job, handle):
     report = raised(store, job, 1, ValueError("no"))
-    store.put(layout.error(job.job_id, 1, 1), b"garbage")
+    store.put(layout.HostKeys(job.job_id, 1, 1).error, b"garbage")
     put_outcome(store, job, report)
     with pytest.raises(errors.UserCodeFailed, match="host 1 of 4 raised ValueError: no") as caught:
         handle.result()
@@ -182,7 +182,7 @@ def test_a_job_given_up_between_two_attempts_has_lost_a_host(store, job, handle,
     every = tuple(HostReport(host, exit) for host in range(job.hosts))
     why = "Given up: it failed once, and max_failures is 0. attempt 1: slice 1 lost: killed."
     outcome = Outcome(Verdict.FAILED, blamed=(0,), reports=every, given_up=why)
-    store.put(layout.outcome(job.job_id), json.dumps(outcome.to_json()).encode())
+    store.put(layout.JobKeys(job.job_id).outcome, json.dumps(outcome.to_json()).encode())
     with pytest.raises(errors.HostLost, match="given up: it failed once"):
         handle.result()
 

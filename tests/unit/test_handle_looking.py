@@ -55,7 +55,7 @@ def test_a_job_in_the_hands_of_its_submitter_is_pending(store, backend):
     assert JobHandle(job).status() is JobStatus.PENDING
     old = put_ref(store, ref("job-0000abce", created_at=time.time() - 3600))
     assert JobHandle(old).status() is JobStatus.FAILED
-    store.delete(layout.ref(job.job_id))
+    store.delete(layout.JobKeys(job.job_id).ref)
     assert JobHandle(job).status() is JobStatus.NOT_FOUND
 
 
@@ -84,7 +84,9 @@ def test_a_host_that_is_not_there(handle, host):
 
 def test_events_pass_over_damage(store, job, handle):
     assert handle.events() == []
-    store.put(layout.events(job.job_id), b'{"kind": "joined"}\n{"kin\n[]\n{"kind": "ready"}\n')
+    store.put(
+        layout.JobKeys(job.job_id).events, b'{"kind": "joined"}\n{"kin\n[]\n{"kind": "ready"}\n'
+    )
     assert [e["kind"] for e in handle.events()] == ["joined", "ready"]
 
 
@@ -213,9 +215,9 @@ def test_all_jobs_newest_first_and_damage_does_not_hide_them(store, backend, cap
         ("bad3", b'{"job_id": "x"}'),
         ("bad4", b"\xff"),
     ):
-        store.put(layout.ref(f"job-{name}"), garbage)
+        store.put(layout.JobKeys(f"job-{name}").ref, garbage)
     store.put(
-        layout.ref("job-bad5"),
+        layout.JobKeys("job-bad5").ref,
         json.dumps(ref("job-bad5").to_json() | {"created_at": "yesterday"}).encode(),
     )
     assert [h.job_id for h in list_jobs()] == [

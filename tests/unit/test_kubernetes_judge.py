@@ -26,8 +26,8 @@ JOB = {
 WAITING = Status(JobStatus.PENDING, states.WAITING)
 FULL = JobDiagnosis(JobCause.NO_ROOM, "no node has room", False, (1,))
 NEVER = replace(FULL, hopeless=True)
-CANCELLED = layout.cancellation("job-1")
-EVENTS = layout.events("job-1")
+CANCELLED = layout.JobKeys("job-1").cancellation
+EVENTS = layout.JobKeys("job-1").events
 
 
 def pod(host: int, phase: str = "Running") -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Gang:
         self.backend = KubernetesBackend(
             "pathways", self.store, settings, lambda: HttpApi(access, variables)
         )
-        self.store.put(layout.plan(plan.job_id), json.dumps(plan.to_json()).encode())
+        self.store.put(layout.JobKeys(plan.job_id).plan, json.dumps(plan.to_json()).encode())
         self.backend.submit(self.ref, self.backend.render(plan), {})
         cluster.wait_for(lambda: len(self.running()) == 4)
 

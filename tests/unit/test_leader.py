@@ -192,7 +192,7 @@ def test_the_story_is_in_the_log_also_where_the_store_is_no_folder(hosts):
     leader = leading(hosts.crew)
     leader._fail(Loss((1,), "its machine is gone"))
     leader._story.flush()
-    reader = LogReader(ObjectLog(leader._store, layout.log(leader._plan.job_id, 1, 0)), 0)
+    reader = LogReader(ObjectLog(leader._store, layout.HostKeys(leader._plan.job_id, 1, 0).log), 0)
     told = b"".join(chunk.data for chunk in drain([reader], threads=1)).decode()
     assert told.startswith("kinetic: slice 1 lost (failure 1 of at most 10): its machine is gone")
     assert "kinetic: waiting for slice 1 to return" in told
@@ -232,7 +232,7 @@ class SlowStore(MemoryStore):
         self.has_begun, self.may_end = threading.Event(), threading.Event()
 
     def put(self, key, data, **options):
-        if key.endswith(layout.attempt_outcome("", 1).rpartition("/")[2]):
+        if key.endswith(layout.AttemptKeys("", 1).outcome.rpartition("/")[2]):
             self.has_begun.set()
             assert self.may_end.wait(PATIENCE_S)
         return super().put(key, data, **options)

@@ -22,7 +22,7 @@ def test_the_first_outcome_of_an_attempt_stands():
     store = MemoryStore("leader-records")
     for reason in ("host 0 was lost", "a leader that was cut off comes back"):
         verdicts.repeat(store, "job-00000001", Outcome(Verdict.FAILED, (), reason, attempt=1))
-    written = json.loads(store.get(layout.attempt_outcome("job-00000001", 1)))
+    written = json.loads(store.get(layout.AttemptKeys("job-00000001", 1).outcome))
     assert written["reason"] == "host 0 was lost"
 
 
@@ -30,7 +30,7 @@ def test_an_attempt_that_lost_its_leader_ended_too():
     store, job = MemoryStore("leader-records-2"), "job-00000001"
     verdicts.write_event(store, job, 1, GangEvent(EventKind.JOINED, 0))
     assert pod.take_up(plan(job, "cpu", {"retries": 1}), store).attempt == 2
-    told = events.parse(store.get(layout.events(job)))
+    told = events.parse(store.get(layout.JobKeys(job).events))
     first, second = picture_of(told, 1).attempts
     assert (first.verdict, first.reason) == (
         Verdict.FAILED,

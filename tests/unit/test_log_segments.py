@@ -26,7 +26,7 @@ from kinetic._store.log_segments import FileLog, ObjectLog, SegmentWriter
 from kinetic.errors import StoreError
 
 JOB = "job-00c0ffee"
-KEY = layout.log(JOB, 1, 0)
+KEY = layout.HostKeys(JOB, 1, 0).log
 
 
 class Host:
@@ -399,8 +399,8 @@ def test_a_job_is_followed_to_its_end(host, store):
 @pytest.mark.parametrize("kind", ["folder", "distant"])
 def test_events_are_added_in_order(tmp_path, kind):
     store = LocalStore(tmp_path) if kind == "folder" else MemoryStore(delay_s=0.001)
-    key = layout.events(JOB)
-    store.put(layout.plan(JOB), b"{}")
+    key = layout.JobKeys(JOB).events
+    store.put(layout.JobKeys(JOB).plan, b"{}")
     for attempt in range(2):
         log = EventLog(store, key)
         for n in range(50):

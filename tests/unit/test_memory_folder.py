@@ -34,7 +34,7 @@ def test_what_succeeded_jobs_have_left_is_freed_after_a_while(tmp_path: Path, mo
     for job_id, outcome in jobs.items():
         memory_folder.make(job_id, "host-0").joinpath("mark").touch()
         if outcome is not None:
-            store.put(layout.outcome(job_id), json.dumps(outcome.to_json()).encode())
+            store.put(layout.JobKeys(job_id).outcome, json.dumps(outcome.to_json()).encode())
     memory_folder.make("job-of-another-store", "host-0")
     supervisor.free_memory_of_ended(store, NOW)
     left = ["job-00000002", "job-00000003", "job-00000004", "job-of-another-store"]

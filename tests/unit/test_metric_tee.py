@@ -32,9 +32,9 @@ def refuse(*_):
 
 def make_tee(tmp_path):
     store = LocalStore(tmp_path / "store")
-    store.put(layout.plan("job-00000001"), b"{}")
+    store.put(layout.JobKeys("job-00000001").plan, b"{}")
     who = SimpleNamespace(scratch=str(tmp_path), index=0, job_id="job-00000001", attempt=1, host=0)
-    return MetricTee(who, store, store.path(layout.log(who.job_id, 1, 0)))
+    return MetricTee(who, store, store.path(layout.HostKeys(who.job_id, 1, 0).log))
 
 
 def test_a_folder_without_named_pipes_costs_what_is_logged_and_nothing_else(tmp_path, monkeypatch):
@@ -46,7 +46,7 @@ def test_a_folder_without_named_pipes_costs_what_is_logged_and_nothing_else(tmp_
     tee._figures = SimpleNamespace(is_due=lambda now: True)
     tee.note(Heartbeat(0, rss_bytes=1 << 20))
     tee.close()
-    kept = tmp_path / "store" / layout.metrics("job-00000001", 1, 0)
+    kept = tmp_path / "store" / layout.HostKeys("job-00000001", 1, 0).metrics
     (frame,) = FrameDecoder().feed(kept.read_bytes())
     assert list(frame.values[0]) == [1 << 20]
 
@@ -57,7 +57,7 @@ def test_what_a_full_disk_loses_is_counted_and_no_text_is_written_among_frames(
 ):
     tee = make_tee(tmp_path)
     frame = Frame(("loss",), array("d", [1.0]), array("q", [1]), [array("d", [0.5])]).encode()
-    kept = tmp_path / "store" / layout.metrics("job-00000001", 1, 0)
+    kept = tmp_path / "store" / layout.HostKeys("job-00000001", 1, 0).metrics
 
     def send():
         Path(tmp_path, "metrics-pipe-0").write_bytes(frame)

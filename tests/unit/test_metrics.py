@@ -46,9 +46,9 @@ def store(request, tmp_path) -> Store:
 
 def write(store: Store, tmp_path: Path, data: bytes, *, attempt: int = 1, host: int = 0) -> None:
     """As an agent does."""
-    key = layout.metrics(JOB, attempt, host)
+    key = layout.HostKeys(JOB, attempt, host).metrics
     if (folder := store.as_folder()) is not None:
-        (folder / layout.job(JOB)).mkdir(parents=True, exist_ok=True)
+        (folder / layout.JobKeys(JOB).prefix).mkdir(parents=True, exist_ok=True)
     else:
         folder = tmp_path / f"agent-{attempt}-{host}-{random.random()}"
     log = open_log(store, key, (folder / key, folder / layout.log_index(key)))
@@ -260,7 +260,7 @@ def test_a_reader_goes_on_where_it_was_through_attempts(store, tmp_path):
     assert reader.look()
     assert not reader.look()
     verdict = Outcome(Verdict.FAILED).to_json()
-    store.put(layout.attempt_outcome(JOB, 1), json.dumps(verdict).encode())
+    store.put(layout.AttemptKeys(JOB, 1).outcome, json.dumps(verdict).encode())
     write(store, tmp_path, frame([1, 2], loss=[2.5, 1.5]).encode(), attempt=2)
     assert reader.look()
     (loss,) = reader.recording.series()

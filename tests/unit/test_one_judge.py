@@ -98,7 +98,7 @@ def test_a_damaged_verdict_is_judged_again(store, backend, ask):
         HostReport(0, Exit.RETURNED, result_digest="d"),
         HostReport(1, Exit.RETURNED),
     )
-    store.put(layout.outcome(job.job_id), b"{")
+    store.put(layout.JobKeys(job.job_id).outcome, b"{")
     assert ask(store, backend, job) == "SUCCEEDED"
 
 
@@ -121,7 +121,7 @@ def test_asking_how_an_interrupted_submission_ended_changes_nothing(store, backe
     job = put_ref(store, ref())
     later = job.created_at + 3600.0
     assert app(store, backend, later).board.look_at(job).state == "FAILED"
-    assert not store.has(layout.outcome(job.job_id)), "its submission may yet go on"
+    assert not store.has(layout.JobKeys(job.job_id).outcome), "its submission may yet go on"
     assert "never started" in app(store, backend, later).board.outcome(job).reason
     assert app(store, backend, later).board.look_at(job).state == "FAILED"
     assert call(["jobs", "status", "--json", job.job_id], app(store, backend, later)) == 0
@@ -185,6 +185,6 @@ def test_a_job_whose_leader_was_killed_ended_when_its_hosts_were_last_heard_from
 ):
     job = killed_after(store, backend, *[HostReport(0, Exit.STOPPED)] * left)
     if left:
-        os.utime(store.path(layout.report(job.job_id, 1, 0)), times=(NOW + 5, NOW + 5))
+        os.utime(store.path(layout.HostKeys(job.job_id, 1, 0).report), times=(NOW + 5, NOW + 5))
     ended_at = app(store, backend, NOW + 74).board.look_at(job).ended_at
     assert ended_at == (NOW + 5 if left else job.created_at)

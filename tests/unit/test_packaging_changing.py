@@ -322,7 +322,7 @@ def test_the_plan_names_what_was_sent(root, store):
     (root / "a").write_text("sent")
     kept = []
     ref = submission.submit(planned, FakeBackend(store), store, on_sent=kept.append)
-    stored = Plan.from_json(json.loads(store.get(layout.plan(ref.job_id))))
+    stored = Plan.from_json(json.loads(store.get(layout.JobKeys(ref.job_id).plan)))
     assert content(store, stored.tree, root.parent / "dest") == {"a": b"sent"}
     assert kept[0].plan == stored
     assert kept[0].bundle.tree == stored.tree
@@ -342,7 +342,7 @@ def test_all_inputs_of_a_batch_get_one_tree(root, store, monkeypatch):
     for index in (0, 1):
         (root / "a").write_text(f"at {index}")
         handle = source.submit("grp-00000001", index, f"job-0000000{index}")
-        trees.append(Plan.from_json(json.loads(store.get(layout.plan(handle.job_id)))).tree)
+        trees.append(Plan.from_json(json.loads(store.get(layout.JobKeys(handle.job_id).plan))).tree)
     assert trees[0] == trees[1]
     assert content(store, trees[0], root.parent / "dest")["a"] == b"at 0"
 

@@ -334,7 +334,7 @@ def test_pathways_needs_a_bucket():
 
 
 def test_its_scratch_goes_with_the_job():
-    assert layout.pathways("job-1").startswith(f"{layout.job('job-1')}/")
+    assert layout.JobKeys("job-1").pathways.startswith(f"{layout.JobKeys('job-1').prefix}/")
 
 
 def pod(workload, name, index, **status):

@@ -84,7 +84,7 @@ def test_options_of_a_cluster_arrive_in_the_plan_the_reference_and_the_handle(ho
         again = kinetic.attach(handle.job_id)
         assert not again.status().ended  # asks a backend that is made from the reference
     store = LocalStore(home)
-    kept = Plan.from_json(json.loads(store.get(layout.plan(handle.job_id))))
+    kept = Plan.from_json(json.loads(store.get(layout.JobKeys(handle.job_id).plan)))
     assert [place for place, _ in made] == [CLUSTER, CLUSTER]
     assert kept.place == handle.ref.place == again.ref.place == CLUSTER
     asked = kept.options

@@ -39,7 +39,7 @@ class Told:
 
 
 def give(store, **order):
-    store.put(layout.order(JOB, 1, order["id"]), json.dumps(order).encode())
+    store.put(layout.AttemptKeys(JOB, 1).order(order["id"]), json.dumps(order).encode())
 
 
 def answer_to(order, told, *, hosts, slices=()):
@@ -49,13 +49,13 @@ def answer_to(order, told, *, hosts, slices=()):
 
     async def ask():
         answering = asyncio.create_task(desk.answer_questions(*asked, gang=lambda: gang, far_s=0.0))
-        while not store.has(layout.order_answer(JOB, 1, "order")):
+        while not store.has(layout.AttemptKeys(JOB, 1).order_answer("order")):
             assert not answering.done(), answering
             await asyncio.sleep(0)
         answering.cancel()
 
     asyncio.run(ask())
-    return json.loads(store.get(layout.order_answer(JOB, 1, "order")))["refused"]
+    return json.loads(store.get(layout.AttemptKeys(JOB, 1).order_answer("order")))["refused"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def answer_to(order, told, *, hosts, slices=()):
 def test_a_port_is_that_of_the_host_with_this_place_in_the_attempt(hosts, slices, index):
     told = Told()
     assert answer_to({"host": 3, "port": 5678}, told, hosts=hosts, slices=slices) == ""
-    assert told.told == [(index, 5678, layout.tunnel(JOB, 1, "order"))]
+    assert told.told == [(index, 5678, layout.AttemptKeys(JOB, 1).tunnel("order"))]
 
 
 def test_a_host_that_is_not_there_is_refused():
@@ -77,13 +77,13 @@ def test_a_host_that_is_not_there_is_refused():
 def answer_until(store, hosts, *answers):
     """Answer orders until these have their answers, and none is left."""
     gang = SimpleNamespace(spec=GangSpec(2))
-    due = [layout.order_answer(JOB, 1, each) for each in answers]
+    due = [layout.AttemptKeys(JOB, 1).order_answer(each) for each in answers]
 
     async def ask():
         answering = asyncio.create_task(
             desk.answer_questions(store, JOB, None, hosts, gang=lambda: gang, far_s=0.0)
         )
-        while not all(map(store.has, due)) or list(store.list(layout.orders(JOB, 1))):
+        while not all(map(store.has, due)) or list(store.list(layout.AttemptKeys(JOB, 1).orders)):
             await asyncio.sleep(0.01)
             assert not answering.done(), answering
         answering.cancel()
@@ -97,12 +97,15 @@ def test_orders_that_are_damaged_are_removed_and_others_obeyed():
     for name, order in enumerate(
         (b'{"id": "0"}', b'{"id": 1, "host": "x", "port": []}', b"[]", b"{")
     ):
-        store.put(layout.order(JOB, 1, str(name)), order)
+        store.put(layout.AttemptKeys(JOB, 1).order(str(name)), order)
     give(store, id="other name", host=0, port=1)
-    store.put(layout.order(JOB, 1, "6"), store.get(layout.order(JOB, 1, "other name")))
+    store.put(
+        layout.AttemptKeys(JOB, 1).order("6"),
+        store.get(layout.AttemptKeys(JOB, 1).order("other name")),
+    )
     give(store, id="7", host=0, port=1)
     assert answer_until(store, Told(), "7") == [{"id": "7", "refused": ""}]
-    assert not store.has(layout.order_answer(JOB, 1, "6")), "it is another one's"
+    assert not store.has(layout.AttemptKeys(JOB, 1).order_answer("6")), "it is another one's"
 
 
 def test_orders_of_several_callers_at_once_are_all_obeyed():

@@ -94,13 +94,13 @@ def test_a_list_does_not_need_the_copies():
     refs = [ref_of(number, store) for number in range(6)]
     for ref in refs:
         index.add(store, ref)
-    entry = {n: next(store.list(layout.listing(refs[n].job_id))) for n in range(6)}
+    entry = {n: next(store.list(layout.JobKeys(refs[n].job_id).listing)) for n in range(6)}
     store.delete(entry[0])
     store.delete(entry[1])
-    store.put(f"{layout.listing(refs[1].job_id)}/ref-AAAA", b"")
-    store.put(f"{layout.listing(refs[2].job_id)}/ref-not/base64", b"")
+    store.put(f"{layout.JobKeys(refs[1].job_id).listing}/ref-AAAA", b"")
+    store.put(f"{layout.JobKeys(refs[2].job_id).listing}/ref-not/base64", b"")
     index.add(store, replace(refs[3], display_name="another"))
-    store.delete(layout.ref(refs[4].job_id))
+    store.delete(layout.JobKeys(refs[4].job_id).ref)
     found = {ref.job_id: ref for ref in index.refs(store)}
     assert found.keys() == {refs[n].job_id for n in (0, 1, 2, 3, 5)}
     assert found[refs[3].job_id].display_name == "another"
@@ -120,14 +120,14 @@ def test_a_copy_that_is_another_jobs_hides_no_job():
     refs = [ref_of(number, store) for number in range(2)]
     for ref in refs:
         index.add(store, ref)
-    one, other = (next(store.list(layout.listing(ref.job_id))) for ref in refs)
+    one, other = (next(store.list(layout.JobKeys(ref.job_id).listing)) for ref in refs)
     store.delete(one)
-    store.put(f"{layout.listing(refs[0].job_id)}/{other.rpartition('/')[2]}", b"")
+    store.put(f"{layout.JobKeys(refs[0].job_id).listing}/{other.rpartition('/')[2]}", b"")
     assert index.refs(store) == refs[::-1]
 
 
 def test_damaged_references_are_passed_over_with_a_warning(store, caplog):
-    put_many(store, {layout.ref("job-bad"): b"{", layout.ref("job-worse"): b"[]"})
+    put_many(store, {layout.JobKeys("job-bad").ref: b"{", layout.JobKeys("job-worse").ref: b"[]"})
     index.add(store, ref_of(1, store))
     assert ids(store) == [ref_of(1, store).job_id]
     assert sorted(r.args[0] for r in caplog.records) == ["refs/job-bad.json", "refs/job-worse.json"]

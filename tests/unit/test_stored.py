@@ -29,16 +29,20 @@ def ask(store, pause):
 
 def test_a_leader_says_which_hosts_it_has_killed():
     store = MemoryStore()
-    store.put(layout.order_answer(JOB, 1, "another"), b'{"id": "another", "hosts": [2]}')
+    store.put(
+        layout.AttemptKeys(JOB, 1).order_answer("another"), b'{"id": "another", "hosts": [2]}'
+    )
 
     def answer(_):
         asked = find_order(store)
         assert asked["hosts"] == [1, 3]
         told = {"id": asked["id"], "hosts": [3]}
-        store.put(layout.order_answer(JOB, 1, asked["id"]), json.dumps(told).encode())
+        store.put(layout.AttemptKeys(JOB, 1).order_answer(asked["id"]), json.dumps(told).encode())
 
     assert ask(store, answer) == (3,)
-    assert list(store.list("")) == [layout.order_answer(JOB, 1, "another")], "nothing is left"
+    assert list(store.list("")) == [layout.AttemptKeys(JOB, 1).order_answer("another")], (
+        "nothing is left"
+    )
 
 
 JOINED = [GangEvent(EventKind.JOINED, host) for host in (0, 1)]
@@ -63,17 +67,17 @@ def test_a_leader_is_given_up_that_knows_nothing_of_the_end_of_all_hosts(
 ):
     store = MemoryStore()
     lines = [json.dumps(event.to_json()) for event in told]
-    store.put(layout.events(JOB), "\n".join(lines).encode())
+    store.put(layout.JobKeys(JOB).events, "\n".join(lines).encode())
     for before in range(1, attempt):
-        store.put(layout.attempt_outcome(JOB, before), b"{}")
+        store.put(layout.AttemptKeys(JOB, before).outcome, b"{}")
     for host, how in enumerate(exits):
         report = HostReport(host, how)
-        store.put(layout.report(JOB, attempt, host), json.dumps(report.to_json()).encode())
+        store.put(layout.HostKeys(JOB, attempt, host).report, json.dumps(report.to_json()).encode())
     assert stored.is_given_up(store, replace(REF, hosts=2)) is is_so
 
 
 def find_order(store):
-    (key,) = store.list(layout.orders(JOB, 1))
+    (key,) = store.list(layout.AttemptKeys(JOB, 1).orders)
     return json.loads(store.get(key))
 
 
@@ -81,8 +85,8 @@ def answer_order(store, **answer):
     asked = find_order(store)
     assert (asked["host"], asked["port"]) == (2, 5678)
     told = {"id": asked["id"], **answer}
-    store.put(layout.order_answer(JOB, 1, asked["id"]), json.dumps(told).encode())
-    return layout.tunnel(JOB, 1, asked["id"])
+    store.put(layout.AttemptKeys(JOB, 1).order_answer(asked["id"]), json.dumps(told).encode())
+    return layout.AttemptKeys(JOB, 1).tunnel(asked["id"])
 
 
 def test_a_leader_brings_a_port_to_a_tunnel():
@@ -105,14 +109,14 @@ def test_a_port_that_cannot_be_reached_is_an_error_that_says_why():
     pause = lambda _: answer_order(store, refused="Connection refused")  # noqa: E731
     with pytest.raises(ConnectionRefusedError, match=r"port 5678 of host 2 .*Connection refused"):
         stored.open_tunnel(store, REF, 2, 5678, pause=pause)
-    store.put(layout.outcome(JOB), b"{}")
+    store.put(layout.JobKeys(JOB).outcome, b"{}")
     with pytest.raises(ConnectionRefusedError, match=f"{JOB} has ended"):
         stored.open_tunnel(store, REF, 2, 5678)
 
 
 def test_nothing_is_killed_of_a_job_that_ends_meanwhile():
     store = MemoryStore()
-    assert ask(store, lambda _: store.put(layout.outcome(JOB), b"{}")) == ()
+    assert ask(store, lambda _: store.put(layout.JobKeys(JOB).outcome, b"{}")) == ()
 
 
 def test_a_leader_that_does_not_answer_is_said():

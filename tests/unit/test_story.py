@@ -32,7 +32,7 @@ def test_the_time_in_which_survivors_end_is_lost_time(monkeypatch, has_event):
     now += 1.0
     story.tell_of_recovery()
     story.close()
-    lines = store.get(layout.events("job-1")).splitlines()
+    lines = store.get(layout.JobKeys("job-1").events).splitlines()
     *_, recovered = map(json.loads, lines)
     assert recovered["kind"] == "recovered"
     assert recovered["detail"] == ("after 6.0 s" if has_event else "after 1.0 s")

@@ -51,11 +51,15 @@ def test_the_order_of_writes(tmp_path, planned):
     store = RecordingStore(tmp_path)
     backend = FakeBackend(store)
     ref = submission.submit(planned, backend, store)
-    assert store.written == [layout.blob(DIGEST), layout.plan(ref.job_id), layout.ref(ref.job_id)]
+    assert store.written == [
+        layout.blob(DIGEST),
+        layout.JobKeys(ref.job_id).plan,
+        layout.JobKeys(ref.job_id).ref,
+    ]
     assert backend.calls == ["render", "preflight", "submit"]
     assert backend.secrets == {"TOKEN": "hunter2"}
-    assert JobRef.from_json(json.loads(store.get(layout.ref(ref.job_id)))) == ref
-    assert Plan.from_json(json.loads(store.get(layout.plan(ref.job_id)))) == planned.plan
+    assert JobRef.from_json(json.loads(store.get(layout.JobKeys(ref.job_id).ref))) == ref
+    assert Plan.from_json(json.loads(store.get(layout.JobKeys(ref.job_id).plan))) == planned.plan
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
     assert (ref.backend, ref.place.requested, ref.hosts, ref.store_uri) == (
         "local",
@@ -84,9 +88,11 @@ def test_what_pods_install_is_sent_once(tmp_path, planned):
     submission.submit(planned, FakeBackend(store), store)
     first = store.written[:]
     assert {layout.blob(archive[0]), layout.blob(listed[0])} <= set(first)
-    assert first.index(layout.plan(planned.plan.job_id)) > first.index(layout.blob(listed[0]))
+    assert first.index(layout.JobKeys(planned.plan.job_id).plan) > first.index(
+        layout.blob(listed[0])
+    )
     assert store.get(layout.blob(listed[0])) == b"numpy\n"
-    kept = Plan.from_json(json.loads(store.get(layout.plan(planned.plan.job_id))))
+    kept = Plan.from_json(json.loads(store.get(layout.JobKeys(planned.plan.job_id).plan)))
     assert kept == planned.plan
     again = dataclasses.replace(
         planned, plan=dataclasses.replace(planned.plan, job_id="job-00000002")
@@ -152,7 +158,7 @@ def test_a_backend_that_may_have_made_a_part_of_the_job(tmp_path, planned, answe
         backend.cancel = cancel
     with pytest.raises(errors.BackendUnavailable, match="no route"):
         submission.submit(planned, backend, store)
-    there = [layout.ref(planned.plan.job_id)]
+    there = [layout.JobKeys(planned.plan.job_id).ref]
     assert list(store.list(layout.REFS)) == ([] if answers_again else there)
     assert ("cancel" in backend.calls) is answers_again
 
@@ -175,7 +181,7 @@ def test_ctrl_c_while_the_job_is_created(tmp_path, planned, monkeypatch, interru
     monkeypatch.setattr(submission, "TAKE_BACK_S", 0.5)
     with pytest.raises(interrupt):
         submission.submit(planned, backend, store)
-    assert list(store.list(layout.REFS)) == [layout.ref(planned.plan.job_id)], (
+    assert list(store.list(layout.REFS)) == [layout.JobKeys(planned.plan.job_id).ref], (
         "it was created: it can be found"
     )
 
@@ -191,7 +197,7 @@ def test_ctrl_c_when_the_backend_does_not_answer(tmp_path, planned):
     backend.status = status
     with pytest.raises(KeyboardInterrupt):
         submission.submit(planned, backend, store)
-    assert list(store.list(layout.REFS)) == [layout.ref(planned.plan.job_id)], (
+    assert list(store.list(layout.REFS)) == [layout.JobKeys(planned.plan.job_id).ref], (
         "it may have been created: it can be found"
     )
 
@@ -206,7 +212,7 @@ def test_records_that_cannot_be_removed_can_still_be_found(tmp_path, planned, ca
     backend.failure = errors.SubmitError("no")
     with pytest.raises(errors.SubmitError, match="no"):
         submission.submit(planned, backend, store)
-    assert list(store.list(layout.REFS)) == [layout.ref(planned.plan.job_id)]
+    assert list(store.list(layout.REFS)) == [layout.JobKeys(planned.plan.job_id).ref]
     assert "read-only now" in caplog.text
 
 
@@ -241,7 +247,7 @@ def test_the_image_comes_before_the_first_write(tmp_path, planned):
     wanted = ["render", "preflight", "choose_image", "render", "submit", "build_behind"]
     assert backend.calls == wanted
     assert ref.place.image == "bundled"
-    kept = Plan.from_json(json.loads(store.get(layout.plan(ref.job_id))))
+    kept = Plan.from_json(json.loads(store.get(layout.JobKeys(ref.job_id).plan)))
     assert kept.place.image == "bundled"
 
 

@@ -81,11 +81,11 @@ def submit(place: Path, number: int, answers) -> None:
             str(chance.randrange(3))
         )
         made, job = bundle.build(root, cache_dir=place / f"cache{number}"), f"job-{number}-{turn}"
-        store.put(layout.ref(job), b"{}")
+        store.put(layout.JobKeys(job).ref, b"{}")
         with lock_for_submission(store):
             upload(made, store)
             store.put(
-                layout.plan(job),
+                layout.JobKeys(job).plan,
                 json.dumps({"tree": {"manifest": {"digest": made.tree.manifest.digest}}}).encode(),
             )
         try:
@@ -94,8 +94,8 @@ def submit(place: Path, number: int, answers) -> None:
             told.append(str(error))
         shutil.rmtree(dest, ignore_errors=True)
         if chance.random() < 0.7:
-            store.delete(layout.job(job))
-            store.delete(layout.ref(job))
+            store.delete(layout.JobKeys(job).prefix)
+            store.delete(layout.JobKeys(job).ref)
     answers.put(told)
 
 
@@ -125,11 +125,11 @@ def test_every_job_finds_its_tree(tmp_path):
 
 def test_a_job_that_is_removed_while_the_sweep_looks_is_passed_over(tmp_path, monkeypatch):
     store, listed = LocalStore(tmp_path / "store"), LocalStore.parts
-    store.put(layout.plan("job-1"), b"{}")
+    store.put(layout.JobKeys("job-1").plan, b"{}")
 
     def listed_then_removed(store, prefix):
         found = list(listed(store, prefix))
-        store.delete(layout.job("job-1"))
+        store.delete(layout.JobKeys("job-1").prefix)
         return iter(found)
 
     monkeypatch.setattr(LocalStore, "parts", listed_then_removed)

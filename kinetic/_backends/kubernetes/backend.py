@@ -278,11 +278,11 @@ class KubernetesBackend:
         return may_follow or not stored.has_begun(self._store, ref, attempt)
 
     def _plan(self, ref: JobRef) -> Plan:
-        return Plan.read(self._store.get(layout.plan(ref.job_id)))
+        return Plan.read(self._store.get(layout.JobKeys(ref.job_id).plan))
 
     def _was_removed(self, ref: JobRef, snapshot: ClusterSnapshot) -> bool:
         """Whether a job without a workload had one, as far as anybody knows."""
-        return self._store.has(layout.events(ref.job_id)) or snapshot.is_removed(ref)
+        return self._store.has(layout.JobKeys(ref.job_id).events) or snapshot.is_removed(ref)
 
     def why_waiting(self, ref: JobRef) -> str | None:
         """From its pods, nodes and queues."""
@@ -295,7 +295,7 @@ class KubernetesBackend:
             return note
         workload = snapshot.workload(ref)
         if workload is None:
-            is_cancelled = self._store.has(layout.cancellation(ref.job_id))
+            is_cancelled = self._store.has(layout.JobKeys(ref.job_id).cancellation)
             is_known = not is_cancelled and self._was_removed(ref, snapshot)
             return f"{states.GONE.capitalize()}." if is_known else ""
         finding = diagnose(snapshot.observe_job(ref, workload, waits=False), self._api.now())
@@ -317,7 +317,7 @@ class KubernetesBackend:
                 "A cluster ends pods, it sends them no signals of your choice: use KILL, which "
                 "deletes them at once, or TERM, which gives them their time to end."
             )
-        if self._store.has(layout.outcome(ref.job_id)):
+        if self._store.has(layout.JobKeys(ref.job_id).outcome):
             return ()  # The pods of an ended job go away by themselves.
         snapshot = self._read([ref], fresh=True)
         workload = snapshot.workload(ref)

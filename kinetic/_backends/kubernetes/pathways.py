@@ -100,7 +100,7 @@ def _build_jobset(plan: Plan, settings: PodSettings) -> dict[str, Any]:
     workload = PathwaysJobSet(
         name=plan.job_id,
         namespace=plan.place.namespace,
-        pathways_dir=f"{settings.store_uri.rstrip('/')}/{layout.pathways(plan.job_id)}",
+        pathways_dir=f"{settings.store_uri.rstrip('/')}/{layout.JobKeys(plan.job_id).pathways}",
         tpu_type=topology.machine_type,
         topology=topology.shape_text,
         num_slices=plan.options.most_slices,

@@ -261,7 +261,7 @@ def select_hosts(ref: JobRef, finding: JobDiagnosis) -> tuple[int, ...]:
 
 def _judge_absent(job: JobFacts) -> Status:
     """A job that the cluster does not know: not created yet, cancelled, or removed."""
-    if job.has(layout.cancellation(job.ref.job_id)):
+    if job.has(layout.JobKeys(job.ref.job_id).cancellation):
         ended = (JobStatus.CANCELLED, CANCELLED, Exit.CANCELLED)
         everywhere = tuple(HostStatus(host, *ended) for host in range(job.ref.hosts))
         return Status(JobStatus.CANCELLED, CANCELLED, everywhere)
@@ -276,7 +276,7 @@ def _judge_running(job: JobFacts, workload: Document, said: Status) -> Status:
     lost = pod_failures.why_leaderless(workload, job.pods)
     if lost is None or job.ref.has_head:  # A head is replaced, and goes on.
         return said
-    if job.goes_on() or job.has(layout.cancellation(job.ref.job_id)):
+    if job.goes_on() or job.has(layout.JobKeys(job.ref.job_id).cancellation):
         return Status(JobStatus.RUNNING, lost.sentence, said.hosts)
     leader = {0: HostStatus(0, JobStatus.FAILED, lost.sentence)}
     return Status(JobStatus.FAILED, lost.sentence, _replace_hosts(said, leader))
@@ -310,7 +310,7 @@ def _fail_overdue(job: JobFacts, workload: Document, said: Status) -> Status:
         return said
     limit_s = job.start_timeout_s()
     between = has_leader(job.pods) or not select_starting(job.pods)
-    if waited_s < limit_s or (between and job.has(layout.events(job.ref.job_id))):
+    if waited_s < limit_s or (between and job.has(layout.JobKeys(job.ref.job_id).events)):
         return said
     reason = f"the job did not start within {limit_s:g} s: {said.reason or 'no reason known'}"
     idle = {host: HostStatus(host, JobStatus.PENDING) for host in range(job.ref.hosts)}

@@ -151,7 +151,7 @@ class LocalBackend:
         if self._is_supervised(ref):
             is_ready = (self._folder(ref) / "state.json").exists()
             with contextlib.suppress(OSError):
-                source = files.content(self._root / layout.current_fetch(ref.job_id)).decode()
+                source = files.content(self._root / layout.JobKeys(ref.job_id).fetch).decode()
                 return Status(JobStatus.RUNNING, f"it is fetching {source}")
             return Status(JobStatus.RUNNING) if is_ready else Status(JobStatus.PENDING, _STARTING)
         if not had_begun:  # It is being submitted, or was interrupted.
@@ -243,7 +243,7 @@ class LocalBackend:
             return ()
         from kinetic._core.plan import Plan
 
-        plan = Plan.read(self._store.get(layout.plan(ref.job_id)))
+        plan = Plan.read(self._store.get(layout.JobKeys(ref.job_id).plan))
         if plan.elastic_controller is None:
             raise UsageError(
                 f"{ref.job_id} has a single controller, one process with all slices, and here they "
@@ -263,7 +263,7 @@ class LocalBackend:
     # -- the job's folder --------------------------------------------------------------------------
 
     def _folder(self, ref: JobRef) -> Path:
-        return self._root / layout.job(ref.job_id) / "local"
+        return self._root / layout.JobKeys(ref.job_id).prefix / "local"
 
     def _lingers(self, ref: JobRef) -> bool:
         """Whether agents of a killed supervisor are still ending their hosts: their reports are
@@ -277,7 +277,7 @@ class LocalBackend:
 
     def _verdict(self, ref: JobRef) -> Status | None:
         try:
-            data = self._store.get(layout.outcome(ref.job_id))
+            data = self._store.get(layout.JobKeys(ref.job_id).outcome)
         except LookupError:
             return None
         from kinetic._backends import stored  # not needed for a list of running jobs

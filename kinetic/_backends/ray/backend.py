@@ -100,7 +100,7 @@ class RayBackend:
         """Send kinetic unless the cluster has it, and secrets, and create the entry: nothing can
         start without it."""
         (document,) = documents
-        plan = Plan.read(self._store.get(layout.plan(ref.job_id)))
+        plan = Plan.read(self._store.get(layout.JobKeys(ref.job_id).plan))
         lines: list[str] = []
         if plan.requirements is not None:
             lines = self._store.get(layout.blob(plan.requirements.digest)).decode().splitlines()
@@ -131,9 +131,9 @@ class RayBackend:
             DriverFacts(
                 job,
                 ref.hosts,
-                is_cancelled=lambda: self._store.has(layout.cancellation(ref.job_id)),
+                is_cancelled=lambda: self._store.has(layout.JobKeys(ref.job_id).cancellation),
                 has_begun=lambda: stored.has_begun(self._store, ref),
-                was_there=lambda: self._store.has(layout.events(ref.job_id)),
+                was_there=lambda: self._store.has(layout.JobKeys(ref.job_id).events),
                 waits_for=lambda: self._waits_for(ref),
             )
         )
@@ -154,7 +154,9 @@ class RayBackend:
 
     def _waits_for(self, ref: JobRef) -> str:
         try:
-            return str(record.parse(self._store.get(layout.wait_note(ref.job_id)))["reason"])
+            return str(
+                record.parse(self._store.get(layout.JobKeys(ref.job_id).wait_note))["reason"]
+            )
         except (NotFound, LookupError):
             return ""
 
@@ -210,7 +212,9 @@ class RayBackend:
         Its entry stays, as those of Ray's other jobs do: what is deleted while Ray still watches
         the end of its driver, Ray enters again, as failed.
         """
-        if self._store.has(layout.outcome(ref.job_id)) and self._has_ended_within(_LEAVING_S, ref):
+        if self._store.has(layout.JobKeys(ref.job_id).outcome) and self._has_ended_within(
+            _LEAVING_S, ref
+        ):
             return
         self._api.stop(ref.job_id)
         if not self._has_ended_within(_STOPPING_S, ref):

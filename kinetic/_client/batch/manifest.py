@@ -184,7 +184,9 @@ class Manifest:
         Raises:
             SubmitError: there is a batch with this id.
         """
-        if not store.put(layout.batch(batch.group_id), _json(batch.to_json()), if_absent=True):
+        if not store.put(
+            layout.GroupKeys(batch.group_id).batch, _json(batch.to_json()), if_absent=True
+        ):
             raise SubmitError(
                 f"There is already a batch {batch.group_id}. Submit again; the next id will be "
                 "another one."
@@ -199,36 +201,39 @@ class Manifest:
             NotFound: there is none.
             CorruptRecord: its record is damaged.
         """
-        return cls(store, Batch.from_json(_read_record(store, layout.batch(group_id))))
+        return cls(store, Batch.from_json(_read_record(store, layout.GroupKeys(group_id).batch)))
 
     # -- written while inputs are submitted --------------------------------------------------------
 
     def note_job(self, index: int, attempt: int, ref: JobRef) -> None:
         """Record the job of an input whose id was not known in advance."""
-        self.store.put(layout.group_job(self.batch.group_id, index, attempt), _json(ref.to_json()))
+        self.store.put(
+            layout.GroupKeys(self.batch.group_id).job(index, attempt), _json(ref.to_json())
+        )
 
     def note_refused(self, index: int, error: Exception) -> None:
         """Record why an input could not be submitted."""
         told = {"type": type(error).__name__, "message": text_of(error)}
-        self.store.put(layout.refusal(self.batch.group_id, index), _json(told))
+        self.store.put(layout.GroupKeys(self.batch.group_id).refusal(index), _json(told))
 
     def note_end(self, why: str, skipped: Sequence[int]) -> None:
         """Record that nothing more will be submitted, and which inputs were skipped."""
         self.store.put(
-            layout.group_end(self.batch.group_id), _json({"stopped": why, "skipped": list(skipped)})
+            layout.GroupKeys(self.batch.group_id).end,
+            _json({"stopped": why, "skipped": list(skipped)}),
         )
 
     def ask_to_stop(self) -> None:
         """Ask the submitting process to stop."""
-        self.store.put(layout.group_stop(self.batch.group_id), b"{}\n")
+        self.store.put(layout.GroupKeys(self.batch.group_id).stop, b"{}\n")
 
     def is_to_stop(self) -> bool:
         """Whether the submitting process was asked to stop."""
-        return self.store.has(layout.group_stop(self.batch.group_id))
+        return self.store.has(layout.GroupKeys(self.batch.group_id).stop)
 
     def remove(self) -> None:
         """Remove the batch; its jobs stay."""
-        self.store.delete(layout.group(self.batch.group_id))
+        self.store.delete(layout.GroupKeys(self.batch.group_id).prefix)
 
     # -- read by other processes -------------------------------------------------------------------
 
@@ -268,7 +273,7 @@ class Manifest:
 
     def _end(self) -> dict[str, Any] | None:
         try:
-            return _read_record(self.store, layout.group_end(self.batch.group_id))
+            return _read_record(self.store, layout.GroupKeys(self.batch.group_id).end)
         except NotFound:
             return None
         except CorruptRecord:
@@ -281,15 +286,15 @@ class Manifest:
             there = set(self.store.list(layout.REFS))
             for index, ids in enumerate(self.batch.jobs):
                 for attempt in range(len(ids), 0, -1):
-                    if (key := layout.ref(ids[attempt - 1])) in there:
+                    if (key := layout.JobKeys(ids[attempt - 1]).ref) in there:
                         yield index, attempt, key
             return
-        for key in self.store.list(f"{layout.group(self.batch.group_id)}/jobs"):
+        for key in self.store.list(f"{layout.GroupKeys(self.batch.group_id).prefix}/jobs"):
             if found := _TRY.search(key):
                 yield int(found[1]), int(found[2]), key
 
     def _read_refusals(self, beyond: Mapping[int, int]) -> Iterator[tuple[int, str]]:
-        for key in self.store.list(f"{layout.group(self.batch.group_id)}/refused"):
+        for key in self.store.list(f"{layout.GroupKeys(self.batch.group_id).prefix}/refused"):
             found = _INPUT.search(key)
             if found and (index := int(found[1])) not in beyond:
                 told = _read_record(self.store, key)
@@ -300,7 +305,7 @@ class Manifest:
     @property
     def owner(self) -> lease.InFolder | lease.InStore:
         """Who submits."""
-        return lease.place_in(self.store, layout.group_owner(self.batch.group_id))
+        return lease.place_in(self.store, layout.GroupKeys(self.batch.group_id).owner)
 
     def hold(self) -> Lease:
         """Become the process that submits.

@@ -151,7 +151,7 @@ class JobBoard:
         from kinetic._core import events
 
         try:
-            return events.parse(self.store.get(layout.events(ref.job_id)))
+            return events.parse(self.store.get(layout.JobKeys(ref.job_id).events))
         except NotFound:
             return []
 
@@ -206,7 +206,7 @@ class JobBoard:
     def _read_plan_of(self, job_id: str) -> Plan:
         from kinetic._core.plan import Plan
 
-        return Plan.read(self.store.get(layout.plan(job_id)))
+        return Plan.read(self.store.get(layout.JobKeys(job_id).plan))
 
     def _find_listed(self, refs: Sequence[JobRef]) -> Iterator[tuple[str, JobStanding]]:
         for ref in refs:
@@ -218,7 +218,7 @@ class JobBoard:
     def _read(self, ref: JobRef, *, settles: bool) -> JobStanding | None:
         if not settles:
             try:
-                data = self.store.get(layout.outcome(ref.job_id))
+                data = self.store.get(layout.JobKeys(ref.job_id).outcome)
                 return standing_of_verdict(record.parse(data), ref.created_at)
             except NotFound:
                 return None

@@ -32,7 +32,7 @@ KNOWN_FOR_S = 3600.0
 def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
     """Return the stored verdict; a damaged one is rebuilt from the hosts' reports."""
     try:
-        return Outcome.read(store.get(layout.outcome(ref.job_id)))
+        return Outcome.read(store.get(layout.JobKeys(ref.job_id).outcome))
     except NotFound:
         return None
     except CorruptRecord as damage:
@@ -51,14 +51,14 @@ def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
 
 def status_of_unknown(store: Store, ref: JobRef, now: float) -> JobStatus:
     """Return the status of a job that has no verdict, and that its backend does not know."""
-    reference, plan = layout.ref(ref.job_id), layout.plan(ref.job_id)
+    reference, plan = layout.JobKeys(ref.job_id).ref, layout.JobKeys(ref.job_id).plan
     # The plan is written first, the reference is deleted last.
     recorded = store.has(reference) and store.has(plan)
     known = partial(status_of, None, JobStatus.NOT_FOUND, recorded=recorded, now=now)
     status = known(created_at=ref.created_at)
     if status is JobStatus.FAILED and not ref.place.is_supervised:
         # The reference has the time of the submitter's clock, which may be wrong.
-        kept = store.entries(layout.job(ref.job_id))
+        kept = store.entries(layout.JobKeys(ref.job_id).prefix)
         written_at = next((each.written_at for each in kept if each.key == plan), ref.created_at)
         return known(created_at=written_at)
     return status
@@ -72,7 +72,7 @@ def judge_orphan(
 ) -> Outcome | None:
     """Judge a job whose supervisor was killed, and store the verdict unless another process was
     first. None if the job was removed since its backend was asked: nothing is written then."""
-    if not store.has(layout.ref(ref.job_id)):
+    if not store.has(layout.JobKeys(ref.job_id).ref):
         return None
     outcome = _orphan_verdict(store, ref, plan_of, told, now)
     # A folder that is removed at this moment must not come back with the verdict.
@@ -80,12 +80,12 @@ def judge_orphan(
     try:
         first = index.write_outcome(kept, ref.job_id, outcome, if_absent=True)
     except StoreError as error:
-        if not store.has(layout.ref(ref.job_id)):
+        if not store.has(layout.JobKeys(ref.job_id).ref):
             return None
         _log.warning("the verdict of %s could not be kept: %s", ref.job_id, error)
         return outcome
-    if not store.has(layout.ref(ref.job_id)):
-        store.delete(layout.job(ref.job_id))  # Who removed it has not seen this verdict.
+    if not store.has(layout.JobKeys(ref.job_id).ref):
+        store.delete(layout.JobKeys(ref.job_id).prefix)  # Who removed it has not seen this verdict.
         return None
     return outcome if first else read_verdict(store, ref, now) or outcome
 
@@ -98,7 +98,7 @@ def _judge(store: Store, ref: JobRef, now: float, reason: str = "") -> Outcome:
 
 def _last_heard(store: Store, ref: JobRef) -> float:
     """Return when the hosts of a job have last left something: nobody has noted its end."""
-    kept = store.entries(layout.attempts(ref.job_id))
+    kept = store.entries(layout.JobKeys(ref.job_id).attempts)
     return max((entry.written_at for entry in kept), default=ref.created_at)
 
 
@@ -118,7 +118,7 @@ def _orphan_verdict(
             reports,
             told=[host.as_report() for host in told.hosts if host.phase is not JobStatus.RUNNING],
             reason=told.reason,
-            led=store.has(layout.events(ref.job_id)),
+            led=store.has(layout.JobKeys(ref.job_id).events),
             head=ref.has_head,
             now=now,
             attempt=attempt,

@@ -188,7 +188,7 @@ def _remove(store: LocalStore, job_id: str, path: Path) -> str:
 @contextlib.contextmanager
 def _try_lock(store: LocalStore, job_id: str) -> Iterator[bool]:
     """Hold the lock that a job's supervisor would hold; False when one does."""
-    lock = store.path(f"{layout.job(job_id)}/local/lock")
+    lock = store.path(f"{layout.JobKeys(job_id).prefix}/local/lock")
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

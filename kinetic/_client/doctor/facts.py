@@ -182,14 +182,14 @@ def _references(store: LocalStore) -> tuple[list[JobRef], list[tuple[str, str]]]
         except NotFound:
             continue  # removed since
         except KineticError as fault:
-            damaged.append((str(store.path(layout.ref(job_id))), str(fault)))
+            damaged.append((str(store.path(layout.JobKeys(job_id).ref)), str(fault)))
     return found, damaged
 
 
 def _find_damage(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
     for key, read in (
-        (layout.plan(ref.job_id), Plan.read),
-        (layout.outcome(ref.job_id), Outcome.read),
+        (layout.JobKeys(ref.job_id).plan, Plan.read),
+        (layout.JobKeys(ref.job_id).outcome, Outcome.read),
     ):
         try:
             read(store.get(key))
@@ -201,8 +201,8 @@ def _find_damage(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
 
 def _jobs(store: LocalStore, refs: Sequence[JobRef], now: float) -> Iterator[LocalJob]:
     backend = registry.make(HERE, store)
-    judged = has_many(store, [layout.outcome(ref.job_id) for ref in refs])
-    open_ = [ref for ref in refs if layout.outcome(ref.job_id) not in judged]
+    judged = has_many(store, [layout.JobKeys(ref.job_id).outcome for ref in refs])
+    open_ = [ref for ref in refs if layout.JobKeys(ref.job_id).outcome not in judged]
     known = backend.status(open_) if open_ else {}
     for ref in refs:
         has_verdict = ref.job_id not in known
@@ -220,7 +220,7 @@ def _has_processes(backend: Backend, ref: JobRef) -> bool:
 
 def _find_leftovers(store: LocalStore, ref: JobRef, now: float) -> Iterator[str]:
     """Files of a running job that are still there."""
-    local = store.path(f"{layout.job(ref.job_id)}/local")
+    local = store.path(f"{layout.JobKeys(ref.job_id).prefix}/local")
     return (str(local / name) for name in _OF_A_RUNNING_JOB if _is_old(local / name, now))
 
 
@@ -240,7 +240,7 @@ def _find_unfinished(store: LocalStore, now: float) -> Iterator[Scrap]:
     """Folders of jobs whose submission was killed before it wrote their reference."""
     folders_there = set(store.parts(layout.JOBS))
     for job_id in sorted(folders_there.difference(index.ids(store))):
-        folder = store.path(layout.job(job_id))
+        folder = store.path(layout.JobKeys(job_id).prefix)
         with contextlib.suppress(OSError):
             if not locks.is_record_held(folder / "local" / "lock"):
                 yield Scrap(str(folder), now - folder.lstat().st_mtime)

@@ -118,7 +118,7 @@ def _copy_data(data: Dataset, identity: Identity, store: Store) -> Path:
 @contextlib.contextmanager
 def _note_fetch(source: str, identity: Identity, store: Store) -> Iterator[None]:
     """Let the list of jobs say what is being fetched, where the local backend looks for it."""
-    folder, key = store.as_folder(), layout.current_fetch(identity.job_id)
+    folder, key = store.as_folder(), layout.JobKeys(identity.job_id).fetch
     if folder is None or not (folder / key).parent.is_dir():
         yield
         return

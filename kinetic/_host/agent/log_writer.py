@@ -197,7 +197,7 @@ def open_log(
         mirrored: whether this process's standard streams get the output too.
     """
     root = store.as_folder()
-    within = None if root is None else root / layout.job(layout.job_of(key))
+    within = None if root is None else root / layout.JobKeys(layout.job_of(key)).prefix
     log = HostLog(*paths, within=within)
     if mirrored:
         log.show_on(Mirror())

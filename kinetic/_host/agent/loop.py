@@ -100,7 +100,7 @@ class Agent:
             Path(self._who.scratch) / f"reserve-{self._who.index}", RESERVE_BYTES
         )
         self._memory = memory.Watch(self._worker.pid)
-        key = layout.log(self._who.job_id, self._who.attempt, self._who.host)
+        key = layout.HostKeys(self._who.job_id, self._who.attempt, self._who.host).log
         self._log = open_log(self._store, key, self._log_paths, mirrored=self._who.is_mirrored)
         self._metrics = MetricTee(self._who, self._store, self._log_paths[0])
         quiet = self._who.simulated and self._who.hosts > 1

@@ -53,7 +53,7 @@ class MetricTee:
             self.trouble = f"{self._pipe}: {error.strerror}"
             self.fd, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._store = store
-        self._key = layout.metrics(who.job_id, who.attempt, who.host)
+        self._key = layout.HostKeys(who.job_id, who.attempt, who.host).metrics
         path = beside.with_name(beside.name.replace("log", "metrics"))
         self._files = path, path.with_name(f"{path.name}.idx")
         if store.as_folder() is None:

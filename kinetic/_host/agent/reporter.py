@@ -223,9 +223,9 @@ class Reporter:
         completed with it."""
         try:
             if report.ok:
-                self._put_pickle(layout.result(*self._where), end, "result")
+                self._put_pickle(layout.HostKeys(*self._where).result, end, "result")
             elif report.error is not None:
-                key = layout.error(*self._where)
+                key = layout.HostKeys(*self._where).error
                 if self._put_pickle(key, end["error"], "error"):
                     return replace(report, error=replace(report.error, key=key))
         except (KineticError, OSError) as error:
@@ -242,7 +242,7 @@ class Reporter:
         """Store the report; return whether that worked. The coordinator gets it too; either is
         enough."""
         with contextlib.suppress(KineticError):
-            self._put(layout.report(*self._where), json.dumps(report.to_json()).encode())
+            self._put(layout.HostKeys(*self._where).report, json.dumps(report.to_json()).encode())
             return True
         return False
 

@@ -205,8 +205,8 @@ def _output_dir(store: Store, plan: Plan) -> str:
             Path(plan.output_dir).mkdir(parents=True, exist_ok=True)
         return plan.output_dir
     if (root := store.as_folder()) is None:
-        return f"{store.uri.rstrip('/')}/{layout.outputs(plan.job_id)}"
-    folder = root / layout.outputs(plan.job_id)
+        return f"{store.uri.rstrip('/')}/{layout.JobKeys(plan.job_id).outputs}"
+    folder = root / layout.JobKeys(plan.job_id).outputs
     files.make_below(folder, root)
     return str(folder)
 
@@ -216,7 +216,7 @@ def _programs_dir(who: Identity, store: Store, plan: Plan) -> str:
     root = store.as_folder()
     if root is None or not (plan.options.compile_check and who.simulated) or who.host:
         return ""
-    return str(root / layout.programs(plan.job_id, who.attempt))
+    return str(root / layout.AttemptKeys(plan.job_id, who.attempt).programs)
 
 
 def remove(workspace_root: Path) -> None:

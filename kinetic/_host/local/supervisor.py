@@ -90,7 +90,7 @@ def free_memory_of_ended(store: LocalStore, now: float) -> None:
 
     for job_id in memory_folder.jobs():
         with contextlib.suppress(KineticError):
-            outcome = Outcome.read(store.get(layout.outcome(job_id)))
+            outcome = Outcome.read(store.get(layout.JobKeys(job_id).outcome))
             if outcome.verdict is Verdict.SUCCEEDED and outcome.ended_at < now - FREE_AFTER_S:
                 memory_folder.remove(job_id)
 
@@ -102,7 +102,7 @@ class Supervisor:
         self._request = request
         # Whoever submits the next job sweeps the store: this one's caller waits.
         self._store = LocalStore(Path(request.store), existing=True, sweeps=False)
-        self._job = self._store.path(layout.job(request.job_id))
+        self._job = self._store.path(layout.JobKeys(request.job_id).prefix)
         self._own = self._job / "local"
         self._scratch = self._own / "work"
         self._socket_dir: Path | None = None
@@ -186,7 +186,7 @@ class Supervisor:
         """Return the last attempt. Whatever goes wrong, the job must get a verdict."""
         plan = None
         try:
-            plan = Plan.read(self._store.get(layout.plan(self._request.job_id)))
+            plan = Plan.read(self._store.get(layout.JobKeys(self._request.job_id).plan))
             agents, endpoint = Agents(plan, self._store), self._make_endpoint()
             self._fork_agents(plan, agents, endpoint)
             return plan, self._lead(plan, agents, endpoint)
@@ -294,7 +294,7 @@ class Supervisor:
         self._put("supervisor.json", record)
 
     def _put(self, name: str, data: dict[str, Any]) -> None:
-        key = f"{layout.job(self._request.job_id)}/local/{name}"
+        key = f"{layout.JobKeys(self._request.job_id).prefix}/local/{name}"
         with contextlib.suppress(KineticError):  # A full disk must not end a job that runs.
             self._store.put(key, json.dumps(data).encode())
 
@@ -333,10 +333,10 @@ class Supervisor:
         if self._socket_dir is not None:
             _remove(self._socket_dir)
         job_id = self._request.job_id
-        if not any(map(self._store.has, (layout.plan(job_id), layout.ref(job_id)))):
+        if not any(map(self._store.has, (layout.JobKeys(job_id).plan, layout.JobKeys(job_id).ref))):
             # It was removed, maybe with the store. An import that was under way makes all folders
             # anew that lead to what Python has compiled.
-            self._store.delete(layout.job(job_id))
+            self._store.delete(layout.JobKeys(job_id).prefix)
             self._store.remove_if_empty()
 
 

@@ -99,7 +99,7 @@ class _WaitingNote:
     """Leaves in the store what the job waits for."""
 
     def __init__(self, store: Store, job_id: str) -> None:
-        self._store, self._key, self._told = store, layout.wait_note(job_id), ""
+        self._store, self._key, self._told = store, layout.JobKeys(job_id).wait_note, ""
 
     def tell(self, reason: str) -> None:
         """Write it if it has changed; "" is not worth forgetting what it was."""

@@ -158,7 +158,7 @@ class Gate:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan, self._store = plan, store
-        self._key = layout.debugger(plan.job_id, identity.attempt)
+        self._key = layout.AttemptKeys(plan.job_id, identity.attempt).debugger
         self._port = port
         self._clock = clock
         self._record: Debugger | None = None

@@ -1,0 +1,86 @@
+"""The keys of the store are those that its page in the docs names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kinetic._core import layout
+from kinetic._core.layout import AttemptKeys, GroupKeys, HostKeys, JobKeys, Key
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "store-layout.md"
+NAMES = {"number": "n", "index": "i"}
+"""What the page calls attributes of keys."""
+MADE_ELSEWHERE = {
+    "blobs/sha256/<2 hex>/<62 hex>",
+    "bucket-folders/<bucket>/<path>/",
+    "data/mountpoints.json",
+    "jobs/<job_id>/local/",
+    "probes/<hex>",
+}
+"""Beside keys of one digest, and what belongs to a log or a list of jobs."""
+
+
+def patterns() -> set[str]:
+    """All keys as the page writes them."""
+    kinds = (JobKeys, AttemptKeys, HostKeys, GroupKeys)
+    keys = {key.pattern for kind in kinds for key in vars(kind).values() if isinstance(key, Key)}
+    keys |= {make("{digest}") for make in (layout.pack, layout.pack_index, layout.tree)}
+    keys.add(f"{layout.data('{digest}')}/")
+    return {re.sub(r"\{(\w+)\}", lambda m: f"<{NAMES.get(m[1], m[1])}>", key) for key in keys}
+
+
+def page() -> set[str]:
+    """The keys that the page lists; an indented one is below the last that is not."""
+    listed, folder = set(), ""
+    (block,) = re.findall(r"(?s)```text\n(.*?)```", PAGE.read_text())
+    for line in block.splitlines():
+        key = re.split(r"  +", line.strip())[0]
+        if not line.startswith(" "):
+            folder = key
+        listed.add(f"{folder}{key}" if line.startswith(" ") else key)
+    return listed
+
+
+def is_named(pattern: str, listed: set[str]) -> bool:
+    """Whether the page lists a key, or what lies below a prefix."""
+    return pattern in listed or (
+        pattern.endswith("/") and any(key.startswith(pattern) for key in listed)
+    )
+
+
+def test_the_page_names_every_key():
+    listed = page()
+    assert {key for key in patterns() if not is_named(key, listed)} == {
+        "jobs/<job_id>/local/fetching"  # in the local backend's own folder
+    }
+
+
+def test_the_page_names_nothing_else():
+    known = patterns()
+    of_logs = {f"{key}{end}" for key in known for end in (".idx", ".d/<offset>")}
+    of_lists = {f"listed/<job_id>/{kind}-<text>" for kind in ("ref", "end")}
+    of_batches = {"groups/<group_id>/jobs/<i>-<n>.json", "groups/<group_id>/refused/<i>.json"}
+    assert page() - known - of_logs - of_lists - of_batches == MADE_ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (JobKeys("job-1").prefix, "jobs/job-1"),
+        (JobKeys("job-1").plan, "jobs/job-1/plan.json"),
+        (AttemptKeys("job-1", 2).order_answer("x"), "jobs/job-1/attempts/2/order-answers/x.json"),
+        (HostKeys("job-1", 2, 3).log, "jobs/job-1/attempts/2/hosts/3/log"),
+        (GroupKeys("grp-1").job(3, 2), "groups/grp-1/jobs/3-2.json"),
+        (layout.blob("ab" * 32), f"blobs/sha256/ab/{'ab' * 31}"),
+    ],
+)
+def test_a_key_is_made_of_ids_and_indices(key, value):
+    assert key == value
+
+
+def test_only_records_of_jobs_belong_to_one():
+    assert layout.job_of(HostKeys("job-1", 2, 3).log) == "job-1"
+    assert [layout.job_of(key) for key in ("jobs/job-1", "refs/job-1.json", "")] == [""] * 3
