@@ -10,18 +10,15 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from kinetic._backends.base import Status
 from kinetic._core import events, layout, record
-from kinetic._core.exits import Exit
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store import attempts
 from kinetic._store.base import Store
-from kinetic._store.tunnel import Side, StoreConnection
 from kinetic.errors import BackendUnavailable, CorruptRecord, NotFound, StoreError
 
 ANSWERED_WITHIN_S = 30.0
@@ -55,19 +52,6 @@ def has_begun(store: Store, ref: JobRef, attempt: int = 0) -> bool:
     return any(event.kind is events.EventKind.READY for event in told)
 
 
-def is_given_up(store: Store, ref: JobRef) -> bool:
-    """Return whether all hosts of the newest attempt have ended because they were told to, and
-    their leader knows nothing of it: it does not run, and they have given it up."""
-    attempt = attempts.newest(store, ref.job_id)
-    told = [event for event in _read_events(store, ref) if event.attempt == attempt]
-    kinds = {event.kind for event in told}
-    if events.EventKind.READY not in kinds or events.EventKind.STOP in kinds:
-        return False
-    joined = {event.host for event in told if event.kind is events.EventKind.JOINED}
-    left = attempts.reports(store, ref.job_id, attempt, ref.hosts)
-    return joined <= {report.host for report in left if report.exit is Exit.STOPPED}
-
-
 def _read_events(store: Store, ref: JobRef) -> list[events.GangEvent]:
     try:
         return events.parse(store.get(layout.JobKeys(ref.job_id).events))
@@ -89,59 +73,24 @@ def ask_to_kill(
         BackendUnavailable: it has not answered.
     """
     place, request_id = (ref.job_id, attempts.newest(store, ref.job_id)), os.urandom(8).hex()
-    request = {"id": request_id, "hosts": list(hosts)}
-    answer = _ask_leader(store, place, request, clock, pause)
-    return () if answer is None else tuple(map(int, answer["hosts"]))
-
-
-def open_tunnel(
-    store: Store,
-    ref: JobRef,
-    host: int,
-    port: int,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], object] = time.sleep,
-) -> StoreConnection:
-    """Have a leader bring a port of the loopback address of a host to a tunnel in the store.
-
-    Raises:
-        BackendUnavailable: it has not answered.
-        ConnectionRefusedError: nothing listens there, or the job has ended.
-    """
-    place, request_id = (ref.job_id, attempts.newest(store, ref.job_id)), os.urandom(8).hex()
-    request = {"id": request_id, "host": host, "port": port}
-    answer = _ask_leader(store, place, request, clock, pause)
-    if answer is None or answer["refused"]:
-        why = f"{ref.job_id} has ended" if answer is None else answer["refused"]
-        raise ConnectionRefusedError(f"port {port} of host {host} was refused: {why}")
-    return StoreConnection(store, layout.AttemptKeys(*place).tunnel(request_id), Side.CALLER)
-
-
-def _ask_leader(
-    store: Store,
-    place: tuple[str, int],
-    request: Mapping[str, object],
-    clock: Callable[[], float],
-    pause: Callable[[float], object],
-) -> Mapping[str, Any] | None:
-    """Return what the leader of an attempt has answered; None once the job has ended."""
-    job_id, request_id = place[0], str(request["id"])
-    answer_key = layout.AttemptKeys(*place).order_answer(request_id)
-    store.put(layout.AttemptKeys(*place).order(request_id), json.dumps(request).encode())
+    order, answer = (
+        layout.AttemptKeys(*place).order(request_id),
+        layout.AttemptKeys(*place).order_answer(request_id),
+    )
+    store.put(order, json.dumps({"id": request_id, "hosts": list(hosts)}).encode())
     try:
         until = clock() + ANSWERED_WITHIN_S
         while clock() < until:
             with contextlib.suppress(NotFound):
-                return record.parse(store.get(answer_key))
-            if store.has(layout.JobKeys(job_id).outcome):
-                return None
+                return tuple(map(int, record.parse(store.get(answer))["hosts"]))
+            if store.has(layout.JobKeys(ref.job_id).outcome):
+                return ()
             pause(_LOOK_EVERY_S)
-    finally:  # What nobody waits for is not to happen later.
-        for key in (layout.AttemptKeys(*place).order(request_id), answer_key):
+    finally:  # An order that nobody waits for is not to be obeyed later.
+        for key in (order, answer):
             with contextlib.suppress(StoreError):
                 store.delete(key)
     raise BackendUnavailable(
-        f"The leader of {job_id} has not answered within {ANSWERED_WITHIN_S:g} s. It may be "
+        f"The leader of {ref.job_id} has not answered within {ANSWERED_WITHIN_S:g} s. It may be "
         "starting, or has begun another attempt: try again."
     )

@@ -170,7 +170,7 @@ def attach(
 
     Raises:
         UsageError: the job is not a debug job, the port is taken, or the backend cannot reach a
-            port of a host.
+            port of a host; then the message says where the debugger listens.
         NotFound: the job has ended.
     """
     if not ref.debug:
@@ -178,9 +178,7 @@ def attach(
     if ref.place.has_pods:
         raise UsageError(_by_hand(ref))
     if not isinstance(backend, Tunnels):
-        raise UsageError(
-            f"The {backend.name!r} backend cannot reach a port of a host, which debugging needs."
-        )
+        raise UsageError(_by_ssh(ref, _wait(store, ref, ended, pause), local_port, working_dir))
     listener = _listener(local_port)
     try:
         found = _wait(store, ref, ended, pause)
@@ -268,6 +266,18 @@ def _by_hand(ref: JobRef) -> str:
         f'`kubectl{space} port-forward "$(kubectl{space} get pods -l {leader} -o name | head -1)" '
         f"{DEFAULT_PORT}:{DEFAULT_PORT}` and attach your editor to 127.0.0.1:{DEFAULT_PORT}. "
         f"`kinetic jobs logs -f {ref.job_id}` shows its output."
+    )
+
+
+def _by_ssh(ref: JobRef, debugger: Debugger, port: int, working_dir: str | None) -> str:
+    """Return how to reach the debugger on a node that kinetic itself does not reach."""
+    near, node = port or DEFAULT_PORT, debugger.address or "NODE"
+    return (
+        f"kinetic does not forward ports of Ray's nodes. {ref.job_id} goes on; its debugger "
+        f"listens on port {debugger.port} of {node}, for that machine alone. Bring it here with "
+        f"`ssh -N -L {near}:127.0.0.1:{debugger.port} {node}` or, where nodes are pods, with "
+        f"`kubectl port-forward POD {near}:{debugger.port}` for the pod with this address. Then:\n"
+        f"{instructions(ref, debugger, near, working_dir or '', now=time.time())}"
     )
 
 

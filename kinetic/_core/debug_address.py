@@ -35,6 +35,7 @@ class Debugger(Record, called="The record of the job's debugger"):
         client_root: that source on the caller's machine; "" when none was sent.
         closes_at: when the function stops waiting for it, seconds since the epoch.
         attached: whether a debugger attached before the function started.
+        address: of the leader's machine, as its other hosts reach it.
     """
 
     state: DebuggerState
@@ -43,6 +44,7 @@ class Debugger(Record, called="The record of the job's debugger"):
     client_root: str
     closes_at: float
     attached: bool = False
+    address: str = ""
 
     @property
     def listens(self) -> bool:

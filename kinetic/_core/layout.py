@@ -99,8 +99,6 @@ class AttemptKeys:
     """What the leader that has started the hosts is to do on them."""
     answers = Key("jobs/{job_id}/attempts/{number}/order-answers/")
     """The leader's answers to orders, until they are read."""
-    tunnels = Key("jobs/{job_id}/attempts/{number}/tunnels/")
-    """Connections to ports of hosts, while they are open."""
 
     def order(self, request_id: str) -> str:
         """One order; it is removed when it is answered, or nobody waits for it any more."""
@@ -109,10 +107,6 @@ class AttemptKeys:
     def order_answer(self, request_id: str) -> str:
         """The leader's answer to an order."""
         return f"{self.answers}/{request_id}.json"
-
-    def tunnel(self, request_id: str) -> str:
-        """Prefix of a connection to a port of a host."""
-        return f"{self.tunnels}/{request_id}"
 
 
 class HostKeys:

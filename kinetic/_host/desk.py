@@ -138,8 +138,8 @@ async def answer_questions(
     far_s: float,
 ) -> None:
     """Answer the questions of callers that do not reach the leader's port, until it is cancelled:
-    they ask in the store, for stacks, for what the hosts are doing, to kill some, or to reach a
-    port of one. Who has asked for activity asks again.
+    they ask in the store, for stacks, for what the hosts are doing, or to kill some. Who has asked
+    for activity asks again.
 
     Args:
         store, job_id, coordinator, hosts: of the job.
@@ -181,18 +181,17 @@ async def answer_questions(
                     watched_until = time.monotonic() + WATCHED_S
         if hosts.takes_orders:
             with contextlib.suppress(KineticError):  # They are looked for again.
-                await _answer_orders(store, place, hosts, gang(), obeyed)
+                await _obey_orders(store, place, hosts, obeyed)
 
 
-async def _answer_orders(
+async def _obey_orders(
     store: Store,
     place: tuple[str, int],
     hosts: Hosts,
-    gang: Gang,
     obeyed: dict[str, dict[str, object]],
 ) -> None:
-    """Obey each order once: its answer may not have arrived in the store. Several callers may order
-    something at the same time."""
+    """Kill hosts as ordered, once for each order: its answer may not have arrived in the store.
+    Several callers may order something at the same time."""
     keys = await asyncio.to_thread(lambda: list(store.list(layout.AttemptKeys(*place).orders)))
     for key in keys:
         request_id = key.rpartition("/")[2].removesuffix(".json")
@@ -202,31 +201,12 @@ async def _answer_orders(
             if asked["id"] != request_id:
                 raise ValueError(key)
             if request_id not in obeyed:
-                obeyed[request_id] = await _obey(place[0], asked, hosts, gang)
+                obeyed[request_id] = {"hosts": sorted(hosts.kill_programs(asked["hosts"]))}
             data = json.dumps({"id": request_id} | obeyed[request_id]).encode()
             await asyncio.to_thread(
                 store.put, layout.AttemptKeys(*place).order_answer(request_id), data
             )
         await asyncio.to_thread(store.delete, key)
-
-
-async def _obey(
-    job_id: str, asked: Mapping[str, Any], hosts: Hosts, gang: Gang
-) -> dict[str, object]:
-    """Do as somebody has ordered."""
-    if "port" not in asked:
-        return {"hosts": sorted(hosts.kill_programs(asked["hosts"]))}
-    host, slices = asked["host"], gang.spec.slices or (0,)
-    if host not in range(gang.spec.hosts):
-        return {"refused": f"there is no host {host}"}
-    which, index = divmod(host, gang.spec.hosts // len(slices))
-    index += slices[which] * (gang.spec.hosts // len(slices))
-    tunnel = layout.AttemptKeys(job_id, gang.spec.attempt).tunnel(asked["id"])
-    try:
-        opening = hosts.open_tunnel(index, asked["port"], tunnel)
-        return {"refused": await asyncio.wait_for(opening, DUMP_S)}
-    except TimeoutError:
-        return {"refused": f"host {host} did not answer within {DUMP_S:g} s"}
 
 
 def _read_request(store: Store, key: str) -> Mapping[str, Any]:

@@ -170,11 +170,6 @@ class Hosts(ABC):
         Only where this `takes_orders`."""
         return ()
 
-    async def open_tunnel(self, index: int, port: int, tunnel: str) -> str:
-        """Bring a port of the loopback address of a host to a tunnel in the store, below this
-        prefix; return why it cannot be, or "". Only where this `takes_orders`."""
-        return "the job's leader cannot"
-
     # -- what is known from the gang ---------------------------------------------------------------
 
     def note_event(self, event: GangEvent, index: int) -> None:

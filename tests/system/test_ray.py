@@ -6,7 +6,7 @@ In: functions, run on raylets that stand for the hosts of TPU slices. Out: what 
 
 from __future__ import annotations
 
-import functools
+import json
 import os
 import re
 import subprocess
@@ -20,18 +20,13 @@ from dap import Editor
 from doubles.ray_cluster import SliceShape
 from elastic_jobs import Watched
 from gangs import is_titled, kill, stop, train, wait_until
-from test_debugging import attached, command_line, configuration, told
 
 import kinetic
 from kinetic import errors
-from kinetic._backends import stored
-from kinetic._backends.ray import backend
-from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._ray.jobs_api import JobsApi
 from kinetic._store import attempts
 from kinetic._store.local import LocalStore
-from kinetic._store.tunnel import StoreConnection
 from kinetic._system import processes
 
 pytestmark = pytest.mark.settles_within(90)  # Agents that nobody leads look for their leader.
@@ -169,13 +164,11 @@ def test_a_job_whose_caller_was_killed_goes_on_and_ray_itself_tells_how_it_ended
     "how",
     [
         "driver is killed",
-        pytest.param("driver stands still", marks=pytest.mark.release),
         pytest.param("somebody cancels", marks=pytest.mark.release),
     ],
 )
-def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how, monkeypatch):
+def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how):
     """Who cancels is in the suite of the backends, too."""
-    monkeypatch.setattr(backend, "GIVEN_UP_S", 2.0)
     handle = kinetic.run("cpu")(hold).run_async(str(tmp_path))
     wait_for(tmp_path, "0")
     attached = kinetic.attach(handle.job_id)
@@ -185,8 +178,7 @@ def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how, monkeypatch):
         with pytest.raises(errors.JobCancelled):
             attached.result(timeout=LIMIT_S)
         return
-    end = kill if how == "driver is killed" else stop
-    end(find_pid(f"kinetic-host {handle.job_id} head"))
+    kill(find_pid(f"kinetic-host {handle.job_id} head"))
     with pytest.raises(errors.HostLost, match="the head, which led the job"):
         handle.result(timeout=LIMIT_S)
 
@@ -406,71 +398,21 @@ def pause(number):
     return total
 
 
-def list_tunnels(handle):
-    return list(handle._store.list(f"{layout.AttemptKeys(handle.job_id, 1).prefix}/tunnels"))
-
-
 @pytest.mark.release
-def test_a_function_goes_on_with_what_an_editor_has_changed(on_ray, monkeypatch):
-    monkeypatch.delenv("KINETIC_STORE")
+def test_an_editor_attaches_to_the_port_of_the_node_that_is_named(on_ray):
+    """Nodes of the tests are on this machine."""
     handle = pause.run_async(4)
-    with attached(handle) as (forward, editor):
-        editor.attach(configuration(forward), {})
+    with pytest.raises(errors.UsageError, match="ssh -N -L") as refusal:
+        handle.debug_attach(0)
+    port, address = re.search(r"on port (\d+) of ([\d.]+),", str(refusal.value)).groups()
+    with Editor(int(port), address=address) as editor:
+        text = str(refusal.value)
+        editor.attach(json.loads(text[text.index("{") :])["configurations"][0], {})
         thread, frames = editor.stopped()
         assert editor.value("total", frames[0]) == "8"
         editor.value("total = 41", frames[0])
         editor.ask("continue", threadId=thread)
         assert handle.result(timeout=LIMIT_S) == 41
-        editor.event("terminated")
-        assert forward.wait(LIMIT_S) == 0
-    assert list_tunnels(handle) == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("how", "error"),
-    [
-        ("process", errors.HostLost),
-        pytest.param("actor", errors.HostLost, marks=pytest.mark.release),
-        pytest.param("job", errors.JobCancelled, marks=pytest.mark.release),
-    ],
-)
-def test_an_editor_reaches_a_function_whose_end_leaves_nothing_of_the_connection(
-    on_ray, how, error, monkeypatch
-):
-    """... through the dashboard alone: nothing but its port is reached, and the cluster keeps the
-    store."""
-    monkeypatch.delenv("KINETIC_STORE")
-    impatient = functools.partial(StoreConnection, silent_s=15.0)
-    monkeypatch.setattr(stored, "StoreConnection", impatient)
-    handle = pause.run_async(4)
-    with attached(handle) as (forward, editor):
-        editor.attach(configuration(forward), {})
-        _, frames = editor.stopped()
-        assert editor.value("total", frames[0]) == "8"
-        if how == "job":
-            handle.cancel()
-        elif how == "process":
-            kill(find_pid(f"kinetic-worker {handle.job_id} host 0"))
-        else:
-            kill(parent_of(find_pid(f"kinetic-host {handle.job_id} host 0")))
-        with pytest.raises(error):
-            handle.result(timeout=LIMIT_S)
-        assert forward.wait(LIMIT_S) == 0
-    wait_until(lambda: not list_tunnels(handle), "something is left of the connection")
-
-
-@pytest.mark.release
-def test_a_function_goes_on_when_whoever_debugs_it_is_killed(on_ray):
-    handle = pause.run_async(4)
-    with command_line("jobs", "debug", "--port", "0", handle.job_id) as caller:
-        attach = told(caller)
-        with Editor(attach["connect"]["port"]) as editor:
-            editor.attach(attach, {})
-            editor.stopped()
-            caller.kill()
-            assert handle.result(timeout=LIMIT_S) == 8
-    wait_until(lambda: not list_tunnels(handle), "something is left of the connection")
 
 
 @pytest.mark.release

@@ -233,7 +233,10 @@ def test_what_cannot_be_attached_to_says_so(store, echo):
         debug.attach(backend, store, ref(), ended=lambda: False)
     with pytest.raises(NotFound, match="has ended"):
         debug.attach(backend, store, debug_ref(), local_port=0, ended=lambda: True)
-    with pytest.raises(UsageError, match="cannot reach a port"):
+    put_debugger(store, replace(WAITING, address="10.0.0.7"))
+    with pytest.raises(
+        UsageError, match=r"ssh -N -L 5678:127.0.0.1:4321 10.0.0.7`(.|\n)*launch.json"
+    ):
         debug.attach(FakeBackend(store), store, debug_ref(), ended=lambda: False)
     in_pods = replace(debug_ref(), place=Place("gke", namespace="ml"))
     with pytest.raises(UsageError, match=r"`kubectl -n ml port-forward .*job-id=job-.* 5678:5678`"):

@@ -10,13 +10,9 @@ from dataclasses import replace
 import pytest
 from manifest_cases import planned
 
-from kinetic._backends import stored
 from kinetic._backends.ray import capacity, states, submission
-from kinetic._backends.ray.backend import GIVEN_UP_S, RayBackend
 from kinetic._backends.ray.states import DriverFacts
 from kinetic._backends.ray.submission import HostSettings
-from kinetic._core.place import Place
-from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._ray.jobs_api import RayJob, RayNode
 from kinetic.errors import PreflightError
@@ -73,18 +69,6 @@ def test_a_job_that_ray_does_not_know():
 def test_a_driver_that_left_no_verdict(code, message, reason):
     ended = RayJob("job-1", "FAILED", message, exit_code=code)
     assert judge(ended, begun=True).reason == reason
-
-
-def test_a_driver_is_given_up_whose_hosts_have_given_it_up_at_two_looks(monkeypatch):
-    ray, answers, now = RayBackend(None, None, lambda: None, SETTINGS), [], 0.0
-    monkeypatch.setattr(stored, "is_given_up", lambda *_: answers.pop())
-    ref = JobRef("job-1", Place("ray"), "cpu:1", "f", "f", 0.0, "memory://")
-    assert not ray._is_given_up(ref, now)
-    for answer, is_so in [(True, False), (False, False), (True, False), (True, True)]:
-        answers.append(answer)
-        now += GIVEN_UP_S
-        assert ray._is_given_up(ref, now) is is_so
-        assert not ray._is_given_up(ref, now + 1), "it has looked a moment ago"
 
 
 def test_a_package_that_the_cluster_lacks_is_named():

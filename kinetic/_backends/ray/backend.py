@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kinetic._backends import attempt_logs, stored
-from kinetic._backends.base import Connection, Document, LogRequest, Status
+from kinetic._backends.base import Document, LogRequest, Status
 from kinetic._backends.ray import capacity, states, submission
 from kinetic._backends.ray.states import DriverFacts
 from kinetic._backends.ray.submission import HostSettings
@@ -33,9 +33,6 @@ from kinetic.errors import BackendUnavailable, NotFound, PreflightError, UsageEr
 
 _LEAVING_S, _STOPPING_S = 20.0, 20.0
 """How long a driver takes to end by itself, and when it is told to."""
-GIVEN_UP_S = 20.0
-"""How often to look whether a job's hosts have given up their driver: if twice in a row, it is
-stopped."""
 
 
 class RayBackend:
@@ -56,8 +53,6 @@ class RayBackend:
         self._read_archive = functools.cache(read_archive)
         self._settings = settings
         self._opened: JobsApi | None = None
-        self._looks: dict[str, tuple[float, bool]] = {}
-        """When a job's hosts were looked at, and whether they had given up their driver."""
 
     @property
     def _api(self) -> JobsApi:
@@ -137,20 +132,8 @@ class RayBackend:
                 waits_for=lambda: self._waits_for(ref),
             )
         )
-        if status.phase is JobStatus.RUNNING and self._is_given_up(ref, time.monotonic()):
-            self._api.stop(ref.job_id)
         # Its leader may have written it since the first look.
         return (stored.verdict(self._store, ref) if status.phase.ended else None) or status
-
-    def _is_given_up(self, ref: JobRef, now: float) -> bool:
-        """Whether its driver stands still (SIGSTOP, a node that hangs) and would keep callers and
-        slices for ever; its hosts have no way to end it."""
-        looked_at, before = self._looks.setdefault(ref.job_id, (now, False))
-        if now - looked_at < GIVEN_UP_S:
-            return False
-        given_up = stored.is_given_up(self._store, ref)
-        self._looks[ref.job_id] = now, given_up
-        return given_up and before
 
     def _waits_for(self, ref: JobRef) -> str:
         try:
@@ -184,11 +167,6 @@ class RayBackend:
         if self.status([ref])[ref.job_id].phase is not JobStatus.RUNNING:
             return ()
         return stored.ask_to_kill(self._store, ref, hosts)
-
-    def connect(self, ref: JobRef, host: int, port: int) -> Connection:
-        """Through the store, by the actor of the host: nothing but the dashboard's port, or the
-        bucket, need be reached."""
-        return stored.open_tunnel(self._store, ref, host, port)
 
     # -- output ------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The actor of one host: it starts the host's program, and takes it along when it dies.
 
-In: the variables of a host. Out: where the actor runs; how its program has ended; ports of its
-machine in tunnels. Ray makes an actor of `HostActor`; this module does without Ray.
+In: the variables of a host. Out: where the actor runs; how its program has ended. Ray makes an
+actor of `HostActor`; this module does without Ray.
 
 The program is a process of its own, so that what the function does to it (signals, threads, `exec`,
 memory) does nothing to Ray's. Children of an actor that is killed live on, therefore the kernel
@@ -12,25 +12,17 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Mapping
 
 from kinetic._core.values import dataclass
 from kinetic._host import identity
-from kinetic._store.open import open_store
-from kinetic._store.tunnel import Side, StoreConnection
 from kinetic._system import processes
-from kinetic._system.connection import SocketConnection, pump
-from kinetic.errors import KineticError
 
 _PROGRAM = ("-m", "kinetic.runner")
 _LAST_LINES = 20
-_LAST_BYTES_S = 2.0
-"""How long a tunnel may take to pass on what came before the end of the program."""
 _SET_BY_RAY = ("OMP_NUM_THREADS",)
 """Ray sets it to the number of processors that were asked for: 1."""
 
@@ -59,7 +51,6 @@ class HostActor:
         raylet = os.getppid()
         if identity.environ_with({}).get("RAY_RAYLET_PID") == str(raylet):
             processes.die_with_parent(raylet)
-        self._relays: list[threading.Thread] = []
         self._started: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
 
     def describe(self) -> ActorPlace:
@@ -88,35 +79,9 @@ class HostActor:
             for line in program.stderr or ():
                 last.append(line)
                 sys.stderr.write(line)
-        for relay in self._relays:  # What it has said last may be on its way.
-            relay.join(_LAST_BYTES_S)
         return program.returncode, "".join(last)
 
     def take_away(self) -> None:
         """Tell the host's program that its machine goes, as a cluster tells a pod: called once, in
         another thread than `run`, and perhaps before the program has started."""
         self._started.get().terminate()
-
-    def open_tunnel(self, store_uri: str, tunnel: str, port: int) -> str:
-        """Bring a port of the loopback address to a tunnel in the store; return why it cannot be,
-        or ""."""
-        try:
-            near = SocketConnection(socket.create_connection(("127.0.0.1", port)))
-            far = StoreConnection(open_store(store_uri, existing=True), tunnel, Side.HOST)
-        except (OSError, KineticError) as error:
-            return str(error)
-        relay = threading.Thread(target=_relay, args=(near, far), daemon=True)
-        relay.start()
-        self._relays.append(relay)
-        return ""
-
-
-def _relay(near: SocketConnection, far: StoreConnection) -> None:
-    """Pass on bytes in both directions until both have ended."""
-    back = threading.Thread(target=pump, args=(far, near), daemon=True)
-    back.start()
-    pump(near, far)
-    far.end()  # What listened there reads no more, either.
-    back.join()
-    near.close()
-    far.close()

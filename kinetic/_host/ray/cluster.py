@@ -292,12 +292,6 @@ def take_away(place: HostPlace) -> None:
     place.actor.take_away.remote()
 
 
-def open_tunnel(place: HostPlace, store_uri: str, tunnel: str, port: int) -> Future[str]:
-    """Have an actor bring a port of its machine to a tunnel; it says why it cannot be, or ""."""
-    future: Future[str] = place.actor.open_tunnel.remote(store_uri, tunnel, port).future()
-    return future
-
-
 def describe_death(error: BaseException) -> str:
     """Say how an actor has ended."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

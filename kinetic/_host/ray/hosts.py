@@ -130,18 +130,6 @@ class RayHosts(RemoteHosts):
             cluster.kill_program(start.places[index % self._each])
         return found.keys()
 
-    async def open_tunnel(self, index: int, port: int, tunnel: str) -> str:
-        """By its actor."""
-        start = self._starts.get(index // self._each)
-        if start is None or index not in self._running:
-            return "its host does not run"
-        place = start.places[index % self._each]
-        store_uri = self._variables(index, place)["KINETIC_STORE"]
-        try:
-            return await asyncio.wrap_future(cluster.open_tunnel(place, store_uri, tunnel, port))
-        except Exception as error:  # noqa: BLE001 - whatever Ray raises, the caller must hear of it
-            return cluster.describe_death(error)
-
     def release_all(self) -> None:
         """Free everything, and wait until Ray has heard of it."""
         self._is_over.set()

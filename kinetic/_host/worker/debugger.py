@@ -159,7 +159,7 @@ class Gate:
     ) -> None:
         self._plan, self._store = plan, store
         self._key = layout.AttemptKeys(plan.job_id, identity.attempt).debugger
-        self._port = port
+        self._port, self._address = port, identity.address
         self._clock = clock
         self._record: Debugger | None = None
         self._given_up_at = self._next_look_at = 0.0
@@ -197,6 +197,7 @@ class Gate:
                     tree,
                     self._plan.client_root,
                     closes_at,
+                    address=self._address,
                 )
             )
         elif self._record is not None:
