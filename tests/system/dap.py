@@ -16,8 +16,8 @@ PATIENCE_S = 200.0
 class Editor:
     """Attaches, sets breakpoints, looks at variables, lets go."""
 
-    def __init__(self, port: int, *, address: str = "127.0.0.1") -> None:
-        self._socket = socket.create_connection((address, port), timeout=PATIENCE_S)
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         self._file = self._socket.makefile("rb")
         self._sent = 0
         self._seen: list[dict[str, Any]] = []

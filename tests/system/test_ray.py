@@ -6,7 +6,6 @@ In: functions, run on raylets that stand for the hosts of TPU slices. Out: what 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -16,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dap import Editor
 from doubles.ray_cluster import SliceShape
 from elastic_jobs import Watched
 from gangs import is_titled, kill, stop, train, wait_until
 
 import kinetic
 from kinetic import errors
+from kinetic._client import debugging
 from kinetic._core.exits import Exit
 from kinetic._ray.jobs_api import JobsApi
 from kinetic._store import attempts
@@ -399,20 +398,18 @@ def pause(number):
 
 
 @pytest.mark.release
-def test_an_editor_attaches_to_the_port_of_the_node_that_is_named(on_ray):
-    """Nodes of the tests are on this machine."""
+def test_a_debugger_is_named_with_its_node_and_port(on_ray, home):
+    """... which nothing but that node reaches."""
     handle = pause.run_async(4)
-    with pytest.raises(errors.UsageError, match="ssh -N -L") as refusal:
-        handle.debug_attach(0)
-    port, address = re.search(r"on port (\d+) of ([\d.]+),", str(refusal.value)).groups()
-    with Editor(int(port), address=address) as editor:
-        text = str(refusal.value)
-        editor.attach(json.loads(text[text.index("{") :])["configurations"][0], {})
-        thread, frames = editor.stopped()
-        assert editor.value("total", frames[0]) == "8"
-        editor.value("total = 41", frames[0])
-        editor.ask("continue", threadId=thread)
-        assert handle.result(timeout=LIMIT_S) == 41
+    with pytest.raises(errors.UsageError, match="ssh -N -L 5678:") as refusal:
+        handle.debug_attach()
+    debugger = debugging.read(LocalStore(home), handle.ref)
+    assert f"on port {debugger.port} of {debugger.address}," in str(refusal.value)
+    connect = f"import socket; socket.create_connection(('127.0.0.1', {debugger.port}))"
+    on_ray.run_inside([sys.executable, "-c", connect], check=True)
+    handle.cancel()
+    with pytest.raises(errors.JobCancelled):
+        handle.result(timeout=LIMIT_S)
 
 
 @pytest.mark.release
