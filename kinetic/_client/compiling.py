@@ -58,7 +58,7 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
     """
     with own_frames_hidden:
         chosen = settings.load()
-        target = topologies.make_target(resolve(accelerator), slices, chosen.compile_python)
+        target = topologies.make_target(resolve(accelerator), slices)
         limit_s = patience_s(timeout)
     return CompileSlice(
         target,
@@ -105,8 +105,8 @@ def check_programs(
             "simulated on this machine."
         )
     chosen = settings.load()
-    target = topologies.make_target(plan.topology, plan.options.most_slices, chosen.compile_python)
-    topologies.find_compiler(target.python)
+    target = topologies.make_target(plan.topology, plan.options.most_slices)
+    topologies.find_compiler()
     compilers = Compilers(
         target,
         chosen.cache_dir / FOLDER,

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import os
-import re
 import sys
 import time
 from dataclasses import replace
@@ -20,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._compile import costs, hlo, shortage, topologies
-from kinetic._compile.program import EFFORTS, Argument, LoweredProgram
-from kinetic._compile.report import CompileReport, CompileVerdict, MemoryUse, Replica
+from kinetic._compile.program import EFFORTS, LoweredProgram
+from kinetic._compile.report import CompileReport, CompileVerdict, MemoryUse
 from kinetic._compile.routes import DeviceLayout, name_axes_between
 from kinetic._compile.topologies import CompileTarget, TpuCompiler
 from kinetic._store import files
@@ -30,7 +28,6 @@ from kinetic._system import processes
 REPORT, PROGRAM, TARGET, MODULE = "report.json", "program.json", "target.json", "module.mlir"
 _DUMP, _OPTIMIZED = "dump", "*.after_optimizations.txt"
 _BUFFERS = 12
-_LEAST_REPLICA = 1 << 20
 
 
 def main() -> None:
@@ -61,19 +58,17 @@ def compile_program(
         "devices": len(program.positions),
         "versions": str(found),
     }
-    replicas = tuple(find_replicas(program))
     try:
         devices = topologies.describe(target, found.library)
         own = [devices[at] for at in program.positions]
         executable = _compile(program, folder, own)
     except Exception as error:  # noqa: BLE001 - whatever the compiler raises, it is what it says
         took_s = time.monotonic() - begun
-        return _report_error(str(error), about | {"replicas": replicas, "took_s": took_s})
+        return _report_error(str(error), about | {"took_s": took_s})
     fits = CompileReport(
         **about,
         verdict=CompileVerdict.FITS,
         memory=_read_memory(executable.get_compiled_memory_stats()),
-        replicas=replicas,
         took_s=time.monotonic() - begun,
     )
     try:
@@ -167,39 +162,3 @@ def _lay_out(program: LoweredProgram, devices: list[Any]) -> DeviceLayout:
         name_axes_between(program.axes, slices),
         len(set(slices)),
     )
-
-
-def find_replicas(program: LoweredProgram) -> list[Replica]:
-    """Arguments that an axis could split, and how much of each device's memory that would save."""
-    sizes = dict(program.axes)
-    found = []
-    for argument in program.arguments:
-        if argument.spec is None:
-            continue
-        used = {name for part in argument.spec for name in part}
-        own = _bytes_of(argument) // math.prod(sizes.get(name, 1) for name in used)
-        best = max(
-            (name for name in sizes if name not in used and _can_split(argument, name, sizes)),
-            key=lambda name: sizes[name],
-            default="",
-        )
-        saved = own - own // sizes[best] if best else 0
-        if saved >= _LEAST_REPLICA:
-            array = f"{argument.dtype}[{','.join(map(str, argument.shape))}]"
-            found.append(Replica(argument.name, array, best, saved))
-    return sorted(found, key=lambda one: -one.saved_bytes)[:_BUFFERS]
-
-
-def _can_split(argument: Argument, axis: str, sizes: dict[str, int]) -> bool:
-    """Whether a dimension can be divided by this axis as well."""
-    for length, part in zip(argument.shape, argument.spec or (), strict=False):
-        split = sizes[axis] * math.prod(sizes.get(name, 1) for name in part)
-        if sizes[axis] > 1 and length % split == 0:
-            return True
-    return False
-
-
-def _bytes_of(argument: Argument) -> int:
-    bits = re.search(r"(\d+)$", argument.dtype.partition("_")[0])
-    size = 8 if argument.dtype == "bool" or bits is None else int(bits[1])
-    return math.prod(argument.shape) * size // 8

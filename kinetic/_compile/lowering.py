@@ -19,12 +19,14 @@ import hashlib
 import inspect
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic._compile import hlo, origins, topologies
-from kinetic._compile.program import EFFORTS, Argument, LoweredProgram
+from kinetic._compile.program import EFFORTS, LoweredProgram
 from kinetic._compile.topologies import CompileTarget
 from kinetic.errors import UsageError
 
@@ -39,6 +41,11 @@ _MAP = (
 )
 _ENTRANCE = "_pjit_lower"
 """Through it go all programs of a process, whatever wrapped them."""
+_OURS = "_is_of_kinetic"
+_Replacement = Callable[..., Any]
+_installing = threading.Lock()
+_instead_here: ContextVar[_Replacement | None] = ContextVar("kinetic_lowering", default=None)
+_instead_everywhere: _Replacement | None = None
 _PALLAS_CHIPS = {
     "v3": ("v3", 1),
     "v4": ("v4", 2),
@@ -48,7 +55,6 @@ _PALLAS_CHIPS = {
     "tpu7x": ("7x", 1),
 }
 """What Pallas calls the chips of a family, and how many cores of one are a device."""
-_NNX_JIT = "/flax/nnx/transforms/compilation.py"
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -86,10 +92,10 @@ def calls_back(error: Exception) -> bool:
 def _lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lowered:
     import jax
 
-    source = origins.name_source(function)
-    function, args = _open_keras(function, args, kwargs)
+    source, name = origins.name_source(function), origins.name_function(function)
+    _refuse_keras(name, jax.tree.leaves((args, kwargs)))
     args, kwargs = jax.tree.map(_shape_of, (args, kwargs))
-    _check_sizes(origins.name_function(function), jax.tree.leaves((args, kwargs)))
+    _check_sizes(name, jax.tree.leaves((args, kwargs)))
     names = list[tuple[str, Any]]()
     maker = type(function).__module__.partition(".")[0]
     if not hasattr(function, "lower") or maker == "equinox":
@@ -139,43 +145,16 @@ def _wrap(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     return jax.jit(call, donate_argnums=_find_donated(call, shapes)), shapes, {}
 
 
-def _open_keras(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """If there are models, layers or optimizers of Keras among the arguments: a function that is
-    given their variables first, and returns what becomes of them; and these variables."""
-    import jax
-
-    leaves = jax.tree.leaves((args, kwargs))
-    stateful = [leaf for leaf in leaves if _is_of_keras(leaf) and hasattr(leaf, "variables")]
-    if not stateful:
-        return function, args
-    variables = list({id(each): each for leaf in stateful for each in leaf.variables}.values())
-    scope_class = sys.modules["keras"].StatelessScope
-
-    @functools.wraps(function)
-    def call(state: dict[_VariableKey, Any], /, *own: Any, **named: Any) -> Any:
-        mapping = [(variables[key.number], value) for key, value in state.items()]
-        with scope_class(state_mapping=mapping) as scope:
-            made = function(*own, **named)
-        return made, [scope.get_current_value(each) for each in variables]
-
-    with contextlib.suppress(TypeError, ValueError):  # it has no signature
-        first = inspect.Parameter("state", inspect.Parameter.POSITIONAL_ONLY)
-        given = inspect.signature(function)
-        own = [each.replace(kind=first.kind) if each.kind is _EITHER else each
-               for each in given.parameters.values()]  # fmt: skip
-        call.__signature__ = given.replace(parameters=[first, *own])  # type: ignore[attr-defined]
-    state = {_VariableKey(number, each.path): each for number, each in enumerate(variables)}
-    return call, (state, *args)
-
-
-class _VariableKey(NamedTuple):
-    """Tells the variables of a state apart, in their order, and reads as their path."""
-
-    number: int
-    path: str
-
-    def __repr__(self) -> str:
-        return repr(self.path)
+def _refuse_keras(name: str, leaves: Sequence[Any]) -> None:
+    """Refuse models, layers and optimizers of Keras: what changes in them is no argument."""
+    for leaf in leaves:
+        if _is_of_keras(leaf) and hasattr(leaf, "variables"):
+            raise UsageError(
+                f"{name} is given {type(leaf).__name__} of Keras, whose variables are not among "
+                "its arguments. Write the step with stateless_call and stateless_apply, and give "
+                "it lists of variables; or check a run of `fit` on a simulated slice "
+                "(compile_check)."
+            )
 
 
 def _is_of_keras(leaf: Any) -> bool:
@@ -260,21 +239,6 @@ def _rename_arguments(closed: Any, names: Sequence[tuple[str, Any]]) -> Any:
     return closed.replace(jaxpr=closed.jaxpr.replace(debug_info=debug_info))
 
 
-def name_arrays_of_flax(closed: Any) -> Any:
-    """Return a program that is lowered now with the names of its arrays, if it is of a call of
-    `nnx.jit`, which gives JAX their numbers: the call is further up the stack."""
-    import jax
-
-    frame: Any = sys._getframe()
-    while frame is not None:
-        code, given = frame.f_code, frame.f_locals
-        if code.co_name == "__call__" and code.co_filename.endswith(_NNX_JIT):
-            args, kwargs = jax.tree.map(_shape_of, (given["args"], given["kwargs"]))
-            return _rename_arguments(closed, _name_arrays(given["self"].fun, args, kwargs))
-        frame = frame.f_back
-    return closed
-
-
 @contextlib.contextmanager
 def answering_for_chip(family: str) -> Iterator[None]:
     """Have Pallas, which asks the device that is here what its chip can do, be answered for a chip
@@ -296,26 +260,42 @@ def answering_for_chip(family: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing_entrance(instead: Callable[..., Any]) -> Iterator[None]:
-    """Have JAX call this for each program that it lowers, with its own function first."""
-    put_back = replace_entrance(instead)
+    """Have JAX call this for each program that is lowered in the block, with its own function
+    first. What other threads lower meanwhile is left alone."""
+    _install_entrance()
+    token = _instead_here.set(instead)
     try:
         yield
     finally:
-        put_back()
+        _instead_here.reset(token)
 
 
-def replace_entrance(instead: Callable[..., Any]) -> Callable[[], None]:
-    """The same for good; return what undoes it."""
+def replace_entrance(instead: Callable[..., Any]) -> None:
+    """Have JAX call this for each program that this process lowers from now on."""
+    global _instead_everywhere
+    _instead_everywhere = instead
+    _install_entrance()
+
+
+def _install_entrance() -> None:
+    """Put a function that looks for a replacement in the place of JAX's, once for the process: to
+    put things back would undo what another thread has put there since."""
     from jax._src import pjit
 
-    _hide_frames()
-    original = getattr(pjit, _ENTRANCE)
+    with _installing:
+        original = getattr(pjit, _ENTRANCE)
+        if hasattr(original, _OURS):
+            return
+        _hide_frames()
 
-    def enter(*args: Any, **given: Any) -> Any:
-        return instead(original, *args, **given)
+        def enter(*args: Any, **given: Any) -> Any:
+            instead = _instead_here.get() or _instead_everywhere
+            return (
+                original(*args, **given) if instead is None else instead(original, *args, **given)
+            )
 
-    setattr(pjit, _ENTRANCE, enter)
-    return lambda: setattr(pjit, _ENTRANCE, original)
+        setattr(enter, _OURS, True)
+        setattr(pjit, _ENTRANCE, enter)
 
 
 @functools.cache
@@ -353,7 +333,6 @@ def describe(
         origins=lines,
         source=source,
         axes=() if mesh is None else tuple(mesh.shape.items()),
-        arguments=tuple(_describe_arguments(about)),
         inputs_open=tuple(inputs_open),
         outputs_open=tuple(outputs_open),
         tuples=bool(about["tuple_args"]),
@@ -367,17 +346,13 @@ def describe(
 def _serialize(module: Any) -> bytes:
     """A module for compilers that may be a month older, or any number of years newer, than the JAX
     that has made it."""
-    from jax._src.interpreters import mlir
     from jax._src.lib import _jax
     from jax._src.lib.mlir.dialects import hlo
 
     month = hlo.StablehloCompatibilityRequirement.WEEK_4
     version = hlo.get_version_from_compatibility_requirement(month)
     make: Callable[..., bytes] = _jax.mlir.serialize_portable_artifact
-    try:
-        return make(module, version, True)
-    except TypeError:  # before JAX 0.10
-        return make(mlir.module_to_bytecode(module), version, True)
+    return make(module, version, True)
 
 
 _LEVELS = {"UNKNOWN": 0, "O0": 9, "O1": 19, "O2": 29, "O3": 39}
@@ -412,32 +387,6 @@ def _find_mesh(about: dict[str, Any]) -> Any:
     given = about["context_mesh"]
     found = next((mesh for mesh in meshes if mesh is not None and not mesh.empty), given)
     return None if found is None or found.empty else found
-
-
-def _describe_arguments(about: dict[str, Any]) -> Iterator[Argument]:
-    names = _names_of_arguments(about)
-    avals, shardings = about["global_in_avals"], about["in_shardings"]
-    for number, (aval, sharding) in enumerate(zip(avals, shardings, strict=True)):
-        if hasattr(aval, "shape"):
-            name = names[number] if number < len(names) else f"constant {number}"
-            yield Argument(name, str(aval.dtype), tuple(aval.shape), _spec_of(sharding, aval.ndim))
-
-
-def _names_of_arguments(about: dict[str, Any]) -> Sequence[str]:
-    told = getattr(about.get("all_args_info"), "debug_info", None)
-    names = getattr(told, "arg_names", None) or ()
-    kept = sorted(about["kept_var_idx"])
-    return [str(names[index]) for index in kept if index < len(names)]
-
-
-def _spec_of(sharding: Any, rank: int) -> tuple[tuple[str, ...], ...] | None:
-    spec = getattr(sharding, "spec", None)
-    if spec is None:
-        return None
-    axes = [part if isinstance(part, tuple) else (part,) if part else () for part in spec]
-    if any(not isinstance(name, str) for part in axes for name in part):
-        return None
-    return tuple(axes + [()] * (rank - len(axes)))
 
 
 def size_of(aval: Any) -> int:

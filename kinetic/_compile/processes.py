@@ -56,8 +56,7 @@ _START = (
     "import sys; sys.path.insert(0, {!r}); import kinetic; del sys.path[0]; "
     "from kinetic._compile import compiler; compiler.main()"
 )
-"""With this kinetic, even if the compiler's environment has another one, and with nothing else of
-this environment."""
+"""With this kinetic, which may be on the path of this process alone."""
 
 
 class Compiling(NamedTuple):
@@ -172,14 +171,13 @@ class Compilers:
     def _start_in(self, folder: Path, lock: int, index: int, lowered: Lowered) -> _Running:
         for name, content in (
             (compiler.PROGRAM, json.dumps(lowered.program.to_json()).encode()),
-            (compiler.TARGET, json.dumps(replace(self._target, python="").to_json()).encode()),
+            (compiler.TARGET, json.dumps(self._target.to_json()).encode()),
             (compiler.MODULE, lowered.module),
         ):
             files.save(folder / name, [content])
         start = _START.format(str(Path(__file__).resolve().parents[2]))
-        python = self._target.python or sys.executable
-        found = topologies.find_compiler(self._target.python)
-        command = [python, "-P", "-c", start, str(folder), str(os.getpid()), *found]
+        own = (str(folder), str(os.getpid()), *topologies.find_compiler())
+        command = [sys.executable, "-P", "-c", start, *own]
         ends, held = os.pipe()
         try:
             with open(folder / "stderr", "wb") as err:
@@ -256,9 +254,8 @@ class Compilers:
         if self._cache is None:
             return None
         fixed = replace(program, source="", origins=())
-        compiled_by = str(topologies.find_compiler(self._target.python))
-        target = replace(self._target, python="")
-        about = [fixed.to_json(), target.to_json(), __version__, compiled_by, self._flags]
+        compiled_by = str(topologies.find_compiler())
+        about = [fixed.to_json(), self._target.to_json(), __version__, compiled_by, self._flags]
         digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
         return self._cache / f"{digest.hexdigest()[:40]}.json"
 

@@ -1,7 +1,7 @@
 """A program on its way to the compiler: what one process has lowered and another one compiles.
 
-In: figures of a lowered program. Out: `LoweredProgram`, `Argument`: frozen, kept as JSON beside the
-bytes of the StableHLO module, in the form that other versions of JAX can read.
+In: figures of a lowered program. Out: `LoweredProgram`: frozen, kept as JSON beside the bytes of
+the StableHLO module, in the form that other versions of JAX can read.
 """
 
 from __future__ import annotations
@@ -23,23 +23,6 @@ JAX 0.12 only for the levels."""
 
 
 @dataclass(frozen=True)
-class Argument:
-    """One array that a program is given.
-
-    Attributes:
-        name: its path in the function's arguments.
-        dtype: as NumPy calls it.
-        shape: as a whole.
-        spec: for each dimension, the axes of the mesh that split it; None: the compiler chooses.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    spec: tuple[tuple[str, ...], ...] | None = None
-
-
-@dataclass(frozen=True)
 class LoweredProgram(Record, called="The description of a program"):
     """A lowered program.
 
@@ -48,7 +31,6 @@ class LoweredProgram(Record, called="The description of a program"):
         source: where the function is; "" if it is not known.
         positions: of its devices among those of the slices, in the program's order.
         axes: of its mesh, (name, size); none for one device.
-        arguments: that it is given, in order.
         inputs_open, outputs_open: of each, whether the compiler chooses how it is split.
         tuples: whether its arguments are one tuple.
         shardy: whether its shardings are Shardy's, not GSPMD's.
@@ -65,7 +47,6 @@ class LoweredProgram(Record, called="The description of a program"):
     source: str = ""
     origins: tuple[str, ...] = ()
     axes: tuple[tuple[str, int], ...] = ()
-    arguments: tuple[Argument, ...] = ()
     inputs_open: tuple[bool, ...] = ()
     outputs_open: tuple[bool, ...] = ()
     tuples: bool = False

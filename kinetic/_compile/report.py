@@ -106,23 +106,6 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Replica:
-    """An argument that is whole on devices along an axis that could split it.
-
-    Attributes:
-        name: of the argument.
-        array: its type and shape as a whole.
-        axis: of the mesh.
-        saved_bytes: what splitting it along this axis would save on each device.
-    """
-
-    name: str
-    array: str
-    axis: str
-    saved_bytes: int
-
-
-@dataclass(frozen=True)
 class CompileReport(Record, called="The report of the compiler"):
     """What the compiler of the real chip says of a program.
 
@@ -137,7 +120,6 @@ class CompileReport(Record, called="The report of the compiler"):
         memory: of each device.
         buffers: the largest arrays, largest first.
         collectives: what devices send each other, most bytes first.
-        replicas: arguments that an axis of the mesh could split and does not, largest first.
         flops: operations of matrix units in each run, on each device.
         hbm_bytes: of memory that are read and written at least in each run, on each device.
         took_s: how long the compiler took.
@@ -157,7 +139,6 @@ class CompileReport(Record, called="The report of the compiler"):
     memory: MemoryUse = MemoryUse()
     buffers: tuple[Buffer, ...] = ()
     collectives: tuple[Collective, ...] = ()
-    replicas: tuple[Replica, ...] = ()
     flops: float = 0.0
     hbm_bytes: float = 0.0
     took_s: float = 0.0
@@ -348,11 +329,6 @@ def _draw_arrays(report: CompileReport) -> Iterator[str]:
     for each in padded[:_ROWS]:
         share = 1 - each.data_bytes / each.bytes
         yield f"  {share:.0%} of {each.array} ({each.what}) is padding to the chip's tiles"
-    for one in report.replicas[:_ROWS]:
-        yield (
-            f"  {one.name} {one.array} is whole along {one.axis}, which could split it: "
-            f"{gib(one.saved_bytes)} less on each device"
-        )
 
 
 def _draw_collectives(report: CompileReport) -> Iterator[str]:

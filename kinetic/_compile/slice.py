@@ -66,7 +66,7 @@ class CompileSlice:
         return f"<CompileSlice: {many}{self._target.topology.name}>"
 
     def __enter__(self) -> Self:
-        topologies.find_compiler(self._target.python)
+        topologies.find_compiler()
         self._tokens.append(topologies.current.set(self._target))
         return self
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import json
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -47,12 +45,6 @@ WITHOUT_LIBTPU = (
 OLDEST_JAXLIB = (0, 10)
 """The programs may be those of older ones."""
 _PLUGIN = "tpu"
-_FIND = (
-    "import importlib.metadata as m, importlib.util as u, json; "
-    "print(json.dumps([m.version('jaxlib'), m.version('libtpu'), u.find_spec('libtpu').origin]))"
-)
-"""Asks an interpreter for what is beside it, of which nothing is imported."""
-_ANSWERED_WITHIN_S = 60.0
 
 
 class TpuCompiler(NamedTuple):
@@ -78,12 +70,10 @@ class CompileTarget(Record, called="The slices to compile for"):
     Attributes:
         topology: of one of them.
         slices: how many.
-        python: the interpreter of the environment that has the compiler; "" for this one.
     """
 
     topology: Topology
     slices: int = 1
-    python: str = ""
 
     @property
     def name(self) -> str:
@@ -101,7 +91,7 @@ current: ContextVar[CompileTarget | None] = ContextVar("kinetic_compile_target",
 """The slices that the code that runs now is compiled for; None where nothing is."""
 
 
-def make_target(topology: Topology, slices: int = 1, python: str = "") -> CompileTarget:
+def make_target(topology: Topology, slices: int = 1) -> CompileTarget:
     """Return the slices to compile for.
 
     Raises:
@@ -114,7 +104,7 @@ def make_target(topology: Topology, slices: int = 1, python: str = "") -> Compil
         )
     if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
         raise UsageError(f"slices= is a number of slices from 1, not {slices!r}.")
-    return CompileTarget(topology, slices, python)
+    return CompileTarget(topology, slices)
 
 
 def is_installed() -> bool:
@@ -123,68 +113,39 @@ def is_installed() -> bool:
     return all(each is not None for each in found)
 
 
-def find_compiler(python: str = "") -> TpuCompiler:
-    """Return the compiler of the environment that an interpreter belongs to; "": of this one.
+@functools.cache
+def find_compiler() -> TpuCompiler:
+    """Return the compiler of this environment.
 
     Raises:
         PreflightError: there is none; it says how to install it.
     """
-    found = _ask_interpreter(python) if python else _find_own_compiler()
-    if tuple(map(int, found.jaxlib.split(".")[:2])) < OLDEST_JAXLIB:
-        raise PreflightError(
-            f"libtpu {found.libtpu} has jaxlib {found.jaxlib} beside it, and the compiler of TPUs "
-            "needs 0.10. Have it in an environment of its own (python -m venv tpu; "
-            "tpu/bin/pip install jax libtpu), and set KINETIC_COMPILE_PYTHON to its interpreter."
-        )
-    return found
-
-
-@functools.cache
-def _find_own_compiler() -> TpuCompiler:
     if not is_installed():
         raise PreflightError(WITHOUT_LIBTPU)
     from importlib import metadata  # takes 70 ms, which compilers' processes need not spend
 
     spec = importlib.util.find_spec("libtpu")
     jaxlib, libtpu = map(metadata.version, ("jaxlib", "libtpu"))
-    return TpuCompiler(jaxlib, libtpu, _name_library(spec.origin if spec else ""))
-
-
-@functools.cache
-def _ask_interpreter(python: str) -> TpuCompiler:
-    try:
-        told = subprocess.run(
-            [python, "-P", "-c", _FIND],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
-            timeout=_ANSWERED_WITHIN_S,
-        )
-        jaxlib, libtpu, package = json.loads(told.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error).encode()
-        why = said.decode(errors="replace").strip().rpartition("\n")[2]
+    if tuple(map(int, jaxlib.split(".")[:2])) < OLDEST_JAXLIB:
         raise PreflightError(
-            f"{python} has no compiler of TPUs ({why}). Install it there: {python} -m pip install "
-            "jax libtpu"
-        ) from error
-    return TpuCompiler(jaxlib, libtpu, _name_library(package))
-
-
-def _name_library(package: str | None) -> str:
-    return str(Path(package or "").parent / "libtpu.so")
+            f"libtpu {libtpu} has jaxlib {jaxlib} beside it, and the compiler of TPUs needs 0.10. "
+            "Run this in an environment that has it: python -m venv tpu; "
+            "tpu/bin/pip install jax libtpu."
+        )
+    library = Path((spec and spec.origin) or "").parent / "libtpu.so"
+    return TpuCompiler(jaxlib, libtpu, str(library))
 
 
 def describe(target: CompileTarget, library: str = "") -> tuple[Any, ...]:
-    """Return the devices of the slices, slice by slice, by libtpu in this file; "": in the one of
-    the target's environment.
+    """Return the devices of the slices, slice by slice, by libtpu in this file; "": in that of this
+    environment.
 
     Raises:
         UsageError: libtpu knows no such slice.
     """
     topology = target.topology
     chip_config = _CONFIGURED.get(topology.family)
-    library = library or find_compiler(target.python).library
+    library = library or find_compiler().library
     return _describe(target.name, topology.chips_per_host, target.slices, chip_config, library)
 
 

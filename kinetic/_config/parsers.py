@@ -38,11 +38,6 @@ def absolute_path(variable: str, value: Any) -> str:
     return text
 
 
-def program(variable: str, value: Any) -> str:
-    """The absolute path of a program on this machine."""
-    return str(Path(absolute_path(variable, value)).expanduser())
-
-
 def store(variable: str, value: Any) -> str:
     """The address of a store."""
     return path(variable, value) if "://" in str(value) else absolute_path(variable, value)

@@ -169,8 +169,6 @@ class Settings:
     """The node pool for the pod of a single controller; None for any."""
     pathways_version: str = _row("KINETIC_PATHWAYS_VERSION", parsers.text, "latest")
     """The tag of Pathways' images."""
-    compile_python: str = _row("KINETIC_COMPILE_PYTHON", parsers.program, "")
-    """The interpreter of an environment that has the TPU compiler; "" for the caller's own."""
     prices: Mapping[str, float] = _row("KINETIC_PRICES", parsers.prices, {})
     """What the user pays for one chip and hour, by family (see `parsers.prices`)."""
     sources: Mapping[str, SettingSource] = field(default_factory=dict)

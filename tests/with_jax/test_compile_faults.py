@@ -28,7 +28,7 @@ from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators.prices import Price
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._system import locks, processes
-from kinetic.errors import PreflightError, UsageError
+from kinetic.errors import UsageError
 
 
 @pytest.fixture
@@ -250,58 +250,20 @@ def write_interpreter(folder: Path, text: str) -> str:
 
 
 @needs_libtpu
-def test_the_compiler_of_another_environment_is_run_by_its_interpreter(
-    lowered: Lowered, tmp_path: Path
+def test_the_last_words_of_a_compiler_are_not_its_stack(
+    lowered: Lowered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "kinetic").mkdir()
-    (tmp_path / "kinetic" / "__init__.py").write_text("raise ImportError('another kinetic')")
-    text = f'echo "$3" >> {tmp_path}/runs\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"'
-    target = CompileTarget(resolve("tpu-v6e-4"), python=write_interpreter(tmp_path, text))
-    ((_, report),) = Compilers(target, tmp_path / "cache").compile([lowered])
-    assert report.fits, report.detail
-    asked, compiled = (tmp_path / "runs").read_text().splitlines()
-    assert "metadata" in asked
-    assert "compiler.main()" in compiled
-
-
-@needs_libtpu
-def test_the_last_words_of_a_compiler_are_not_its_stack(lowered: Lowered, tmp_path: Path) -> None:
     (tmp_path / "words").write_text(
         "I1126 16:23:29.773 1 pjrt_api.cc:168] The PJRT plugin has API version 0.117.\n"
         "F1126 16:26:43.544 1 thread.cc:547] RAW: pthread_create failed\n"
         "    @     0x7f78c9242581  absl::raw_log_internal::RawLog()\n"
         f"https://symbolize.stripped_domain/r/?trace={'7f78c9242581,' * 200}\n"
     )
-    ask = f'case "$3" in *metadata*) exec {sys.executable} "$@";; esac'
-    text = f"{ask}\ncat {tmp_path}/words >&2\nkill -ABRT $$"
-    target = CompileTarget(resolve("tpu-v6e-4"), python=write_interpreter(tmp_path, text))
-    ((_, report),) = Compilers(target).compile([lowered])
-    first, words = report.detail.split("\n")
+    compiler = write_interpreter(tmp_path, f"cat {tmp_path}/words >&2\nkill -ABRT $$")
+    monkeypatch.setattr(sys, "executable", compiler)
+    first, words = compile_all([lowered])[0].detail.split("\n")
     assert first == "The compiler crashed (SIGABRT). Its last words:"
     assert words.endswith("RAW: pthread_create failed")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("echo 'No module named libtpu' >&2; exit 1", r"\(No module named libtpu\)\. Install it"),
-        ("echo nonsense", "has no compiler of TPUs"),
-        ("""echo '["0.9.2", "0.0.40", "/libtpu/__init__.py"]'""", "has jaxlib 0.9.2 beside it"),
-    ],
-)
-def test_an_environment_without_the_compiler_is_refused_in_a_sentence(
-    tmp_path: Path, text: str, said: str
-) -> None:
-    with pytest.raises(PreflightError, match=said):
-        topologies.find_compiler(write_interpreter(tmp_path, text))
-
-
-def test_an_interpreter_that_does_not_answer_is_waited_for_only_so_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(topologies, "_ANSWERED_WITHIN_S", 0.2)
-    with pytest.raises(PreflightError, match=r"timed out"):
-        topologies.find_compiler(write_interpreter(tmp_path, "exec sleep 1000"))
 
 
 @needs_libtpu

@@ -22,8 +22,6 @@ from kinetic.errors import PreflightError
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 6)
-OLDEST_COMPILING_JAX = (0, 7)
-"""Whose private parts `_compile` knows."""
 HOSTS_PER_CPU = 8
 """This many hosts still share a processor well: a gang of 16 hosts on 2 processors starts in about
 2 seconds."""
@@ -193,14 +191,7 @@ def tpu_compiler(machine: Machine, found: TpuCompiler | PreflightError) -> Findi
             "it: pip install 'jax>=0.10' libtpu.",
         )
     if isinstance(found, PreflightError):
-        remedy = "Set KINETIC_COMPILE_PYTHON to an interpreter that has it beside it, or unset it."
-        return warn(check, str(found), remedy)
-    if _numbers(jax) < OLDEST_COMPILING_JAX:
-        return warn(
-            check,
-            f"libtpu {found.libtpu} is there, but kinetic.compile_for needs JAX 0.7, not {jax}.",
-            "pip install --upgrade jax",
-        )
+        return warn(check, str(found), "pip install --upgrade jax libtpu")
     return ok(check, f"{found} compile for TPUs here, with JAX {jax}.")
 
 

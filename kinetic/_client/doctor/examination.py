@@ -65,8 +65,7 @@ def examine(*, fix: bool = False) -> Report:
         slices = facts.slices()
         found += [checks.processors(machine, slices), checks.memory(machine, slices)]
         found += [checks.namespaces(machine), checks.loopback(machine)]
-    compiler = facts.tpu_compiler(chosen.compile_python if chosen else "")
-    found.append(checks.tpu_compiler(machine, compiler))
+    found.append(checks.tpu_compiler(machine, facts.tpu_compiler()))
     found += checks.configuration(fault, *_profiles())
     misspelt = environment.find_misspelt(settings.names().values(), settings.variables())
     found += checks.variables(misspelt)

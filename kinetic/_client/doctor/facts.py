@@ -90,10 +90,10 @@ def _namespaces(system: str) -> bool | None:
         return None
 
 
-def tpu_compiler(python: str) -> TpuCompiler | PreflightError:
-    """Look for the compiler of TPUs beside this interpreter; "": beside our own."""
+def tpu_compiler() -> TpuCompiler | PreflightError:
+    """Look for the compiler of TPUs."""
     try:
-        return find_compiler(python)
+        return find_compiler()
     except PreflightError as error:
         return error
 

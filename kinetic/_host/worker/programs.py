@@ -83,12 +83,9 @@ class Recorder:
         self, original: Callable[..., Any], args: Any, given: Any, weight: int
     ) -> Lowered:
         name, source = lowering.find_origin(args[0])
-        jaxpr = args[0]
-        with contextlib.suppress(Exception):
-            jaxpr = lowering.name_arrays_of_flax(jaxpr)
         try:
             with lowering.answering_for_chip(self._family):
-                computation = original(jaxpr, *args[1:], **(given | {"lowering_platforms": TPU}))
+                computation = original(*args, **(given | {"lowering_platforms": TPU}))
             if computation.compile_args["host_callbacks"]:
                 return _refuse(name, source, weight, lowering.CALLBACKS)
             return lowering.describe(computation, None, source, name)
