@@ -72,11 +72,9 @@ def ask_to_kill(
     Raises:
         BackendUnavailable: it has not answered.
     """
-    place, request_id = (ref.job_id, attempts.newest(store, ref.job_id)), os.urandom(8).hex()
-    order, answer = (
-        layout.AttemptKeys(*place).order(request_id),
-        layout.AttemptKeys(*place).order_answer(request_id),
-    )
+    request_id = os.urandom(8).hex()
+    keys = layout.AttemptKeys(ref.job_id, attempts.newest(store, ref.job_id))
+    order, answer = keys.order(request_id), keys.order_answer(request_id)
     store.put(order, json.dumps({"id": request_id, "hosts": list(hosts)}).encode())
     try:
         until = clock() + ANSWERED_WITHIN_S

@@ -56,10 +56,8 @@ def test_orders_that_are_damaged_are_removed_and_others_obeyed():
     for name, order in enumerate((b'{"id": "0"}', b'{"id": "1", "hosts": 3}', b"[]", b"{")):
         store.put(layout.AttemptKeys(JOB, 1).order(str(name)), order)
     give(store, id="other name", hosts=[0])
-    store.put(
-        layout.AttemptKeys(JOB, 1).order("6"),
-        store.get(layout.AttemptKeys(JOB, 1).order("other name")),
-    )
+    keys = layout.AttemptKeys(JOB, 1)
+    store.put(keys.order("6"), store.get(keys.order("other name")))
     give(store, id="7", hosts=[1, 0])
     assert answer_until(store, Hosts(), "7") == [{"id": "7", "hosts": [0, 1]}]
     assert not store.has(layout.AttemptKeys(JOB, 1).order_answer("6")), "it is another one's"
