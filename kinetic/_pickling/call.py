@@ -94,7 +94,7 @@ def instances(
     process = _CallerState(func, None, kind)
     found: dict[int, object] = {}
     with process.by_value(), suppress(Exception):
-        function = process.dump(_NullFile(), func, registrations=False)
+        function = process.dump(_NullFile(), func, with_setup=False)
         found |= {id(each): each for each in function.external}
         for args, kwargs in calls:
             with suppress(Exception):
@@ -111,59 +111,44 @@ class _NullFile(io.BytesIO):
 
 
 class _CallerState:
-    """What this process has loaded, and how a host gets each part of it.
-
-    Attributes:
-        script: the definitions of `__main__`.
-    """
+    """What this process has loaded, and how a host gets each part of it."""
 
     def __init__(self, func: object, shipped: Shipped | None, external: type | None = None) -> None:
         from kinetic._pickling import module_values, modules, origin
-        from kinetic._pickling.script import Script
 
-        found = modules.LoadedModules() if shipped is None else modules.classify(shipped)
-        self.script = Script(*origin.find_script(func))
+        loaded = modules.LoadedModules() if shipped is None else modules.classify(shipped)
+        self._namespace = origin.find_namespace(func)
         self._external = external
         # The script, in a process that multiprocessing has spawned.
         spawned = sys.modules.get("__mp_main__")
-        self._modules = found.by_value
-        # Ids of what turned out to need itself, in any attempt.
-        self._rebuilt: frozenset[int] = frozenset()
+        self._modules = loaded.by_value
         if spawned is not None and spawned.__name__ == "__mp_main__":
             self._modules += (spawned,)
-        self._edited = found.edited
-        # A test runner loads many modules of a project; a script only those that it uses.
-        self._registering = found.registering if self.script.uses(found.imported) else ()
-        self._changed = module_values.list_changes(func, found.imported)
+        self._imported = frozenset(loaded.imported)
+        self._warnings = (
+            *loaded.warn_of_edited(),
+            *module_values.list_changes(func, loaded.imported),
+        )
 
     def make_record(
         self,
         make: Callable[[], Packed],
         call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
     ) -> Packed:
-        """Make a record. An edited module that cannot be pickled by value is imported by the host
-        from its file as it is now.
+        """Make a record.
 
         Raises:
             PicklingError: it cannot be pickled; the part of the call that cannot is named.
         """
         try:
             with self.by_value():
-                made = make()
-                warnings = (*self._warnings(), *made.warnings)
-                return replace(made, warnings=warnings, parts=lambda: self._parts(call))
+                packed = make()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything
-            if self._edited:
-                by_value = self._modules
-                self._modules = tuple(
-                    module for module in by_value if module.__name__ not in self._edited
-                )
-                with suppress(Exception, SystemExit), self.by_value():
-                    return replace(make(), warnings=self._warnings())
-                self._modules = by_value
             self._blame(call, error)
+        warnings = (*self._warnings, *packed.warnings)
+        return replace(packed, warnings=warnings, parts=lambda: self._list_parts(call))
 
-    def _parts(
+    def _list_parts(
         self, call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
     ) -> list[tuple[str, int]]:
         from kinetic._pickling import diagnosis
@@ -172,34 +157,11 @@ class _CallerState:
             file = io.BytesIO()
             # Alone, a part may not be picklable.
             with suppress(Exception, SystemExit):
-                self.dump(file, value, registrations=False)
+                self.dump(file, value, with_setup=False)
             return file.tell()
 
         with self.by_value():
             return diagnosis.sizes_of_call(*call, size)
-
-    def _warnings(self) -> tuple[str, ...]:
-        lost = ", ".join(self.script.lost)
-        found = (
-            f"It is not known what source {lost} comes from: exec has executed it, or it was typed "
-            "at a prompt, or its file was edited. Hosts get a copy, and what its decorators do "
-            "(register it with a library other than JAX, for example) is not done there. Define it "
-            "in a plain cell or a file, and run that again."
-        )
-        return ((found,) if lost else ()) + self._warnings_of_modules() + self._changed
-
-    def _warnings_of_modules(self) -> tuple[str, ...]:
-        if not self._edited:
-            return ()
-        as_imported = all(
-            name in {module.__name__ for module in self._modules} for name in self._edited
-        )
-        what = "the function gets what was imported, but " if as_imported else ""
-        return (
-            f"{', '.join(self._edited)} {'has' if len(self._edited) == 1 else 'have'} changed "
-            f"since being imported here: {what}hosts import the file as it is now. Reload it "
-            "(importlib.reload, %autoreload) or restart this program to have one version.",
-        )
 
     def by_value(self) -> AbstractContextManager[None]:
         """Pickle the modules by value within the context."""
@@ -209,43 +171,44 @@ class _CallerState:
 
         return modules.by_value(self._modules, cloudpickle)
 
-    def dump(self, file: io.BytesIO, call: object, *, registrations: bool = True) -> CallPickler:
-        """Pickle what the script has registered, which what the call holds may need as soon as it
-        is unpickled, then the call; return the pickler, which knows what it has written."""
+    def dump(self, file: io.BytesIO, call: object, *, with_setup: bool = True) -> CallPickler:
+        """Pickle what libraries know of the script, which what the call holds may need as soon as
+        it is unpickled, then the call; return the pickler, which knows what it has written."""
         from kinetic._pickling import library_settings
-        from kinetic._pickling.code_pickler import Circular
         from kinetic._pickling.pickler import make_pickler
 
-        start, carries_functions = file.tell(), True
-        while True:
-            pickler = make_pickler(file, self.script, self._rebuilt, self._external)
-            pickler.carries_functions = carries_functions
-            try:
-                if registrations:
-                    registered = self.script.list_registered()
-                    pickler.dump_registrations(
-                        self._registering,
-                        [
-                            library_settings.read(),
-                            *(each for each in registered if not self.attempt(each)),
-                        ],
-                    )
-                pickler.dump(call)
-            except Circular as circular:
-                self._rebuilt |= {id(circular.made)}
-            except Exception:
-                if not pickler.has_carried or not carries_functions:
-                    raise
-                carries_functions = False  # One of them may be what cannot be sent.
-            else:
-                return pickler
-            file.seek(start)
-            file.truncate()
+        pickler = make_pickler(file, self._namespace, self._external)
+        if with_setup:
+            modules, registered = self._registered
+            pickler.dump_setup(modules, library_settings.read(), registered)
+        pickler.dump(call)
+        return pickler
+
+    @functools.cached_property
+    def _registered(self) -> tuple[list[str], list[Any]]:
+        """The modules of the project that have registered classes and functions with libraries,
+        and those of the script and of modules that hosts do not have, as far as they can be
+        sent."""
+        from kinetic._pickling import registries
+        from kinetic._pickling.code_pickler import find_named, is_by_value
+        from kinetic._pickling.origin import MAIN
+
+        modules: dict[str, None] = {}
+        own: list[Any] = []
+        for made in registries.list_registered():
+            module, qualname = made.__module__, made.__qualname__
+            if module in self._imported:
+                modules[module] = None
+            elif module in MAIN:
+                own += [made] if self._namespace.get(qualname) is made else []
+            elif is_by_value(module) and find_named(module, qualname) is made:
+                own.append(made)
+        return list(modules), [made for made in own if not self.attempt(made)]
 
     def attempt(self, value: object) -> BaseException | None:
         """Return why the value cannot be pickled, or None."""
         try:
-            self.dump(io.BytesIO(), value, registrations=False)
+            self.dump(io.BytesIO(), value, with_setup=False)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
             return error
         return None
@@ -257,8 +220,8 @@ class _CallerState:
         from kinetic._pickling import diagnosis
 
         with self.by_value():
-            found = diagnosis.of_call(*call, attempt=self.attempt)
-        raise found.as_error(error) from error.with_traceback(_users(error.__traceback__))
+            culprit = diagnosis.of_call(*call, attempt=self.attempt)
+        raise culprit.as_error(error) from error.with_traceback(_users(error.__traceback__))
 
 
 def _users(traceback: TracebackType | None) -> TracebackType | None:
@@ -388,22 +351,20 @@ def unpack(
     body = memoryview(data)[header.body_offset :]
     function_body = _function_body(header, function)
     try:
-        from kinetic._pickling import unpickler
         from kinetic._pickling.unpickler import CallUnpickler
 
         if function_body is None:
             reader = CallUnpickler(io.BytesIO(body), main, source_map, external)
-            _, states, *_ = reader.load()  # what the script has registered
+            _, settings, _ = reader.load()
             func, args, kwargs = reader.load()
         else:
             whole = io.BytesIO(b"".join((function_body, body)))
             reader = CallUnpickler(whole, main, source_map, external)
-            _, states, *_ = reader.load()
+            _, settings, _ = reader.load()
             func = reader.load()
             args, kwargs = reader.load()
-        unpickler.settle(when_imported)
-        for each in states:
-            when_imported(each.library, each.apply)  # Imports may have added handlers.
+        for state in settings:
+            when_imported(state.library, state.apply)  # Imports may have added handlers.
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
         why = envelope.why_not_rebuilt(error, header.versions, here)
         raise SetupFailed(f"The function could not be rebuilt on this host: {why}") from error

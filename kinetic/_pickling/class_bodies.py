@@ -1,70 +1,103 @@
-"""What classes need in their bodies when they are made again from their parts, and cloudpickle sets
-too late or leaves out: slots, what makes a `TypedDict`, the fields of a `msgspec.Struct`; and what
-registers them with JAX, which would take their instances for leaves, and say nothing.
+"""Classes that are made again from their parts, with what cloudpickle sets too late or leaves out:
+qualified names, slots, what makes a `TypedDict`, the fields of a `msgspec.Struct`, and what
+libraries register.
 
-In: a class, and how cloudpickle would make it; what JAX's registry has of it. Out: how to make it
-with these; the body that a library's metaclass or `__init_subclass__` needs to register it again,
-or the call that does.
+In: a class, and how cloudpickle would make it. Out: how to make it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import importlib
-import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType, MemberDescriptorType
+from collections.abc import Callable, Mapping, Sequence
+from types import MemberDescriptorType
 from typing import Any
 
-from kinetic._pickling.annotations import list_annotated
-from kinetic._pickling.origin import MAIN, list_closed_over
+from kinetic._pickling import registries
+from kinetic._pickling.annotations import IS_LAZY, read_annotations
+from kinetic._pickling.origin import MAIN
 
 _NONE = object()
 _NOT_OF_LIBRARIES = (*MAIN, "abc", "enum", "typing")
-_KEPT = (bool, int, str, type(None))
+_SIMPLE_METADATA = (bool, int, str, type(None))
 """Of a field's metadata: whether it is static, for example."""
+_MADE_WITH_A_CLASS = ("__dict__", "__weakref__", "__module__", "__slots__", "_abc_impl")
 
 
-def complete(made: type, reduced: Any) -> Any:
-    """Have a class rebuilt with its slots: cloudpickle makes it without, and sets the attribute
-    later, when it has no effect. Have a `TypedDict("T", …)` rebuilt as one."""
-    is_dict = typing.is_typeddict(made)
-    has_slots = "__slots__" in vars(made) and not isinstance(made, enum.EnumMeta)
-    if not (is_dict or has_slots) or is_struct(made) or not isinstance(reduced, tuple):
-        return reduced
-    make, (kind, name, bases, body, *more), (state, slots), *rest = reduced
-    if is_dict:
+def complete(
+    made: type, reduced: tuple[Any, ...], registrations: Sequence[registries.Registration]
+) -> tuple[Any, ...]:
+    """Return how a class is made again.
+
+    Args:
+        made: the class.
+        reduced: how cloudpickle makes it.
+        registrations: the registries that know it.
+    """
+    make, (metaclass, name, bases, body, *more), (state, slots), items, pairs, set_state = reduced
+    body = {**body, "__qualname__": made.__qualname__}
+    state = state | _list_repeated(made)
+    if typing.is_typeddict(made):
         bases = (typing.TypedDict,) if bases == (dict,) else bases
-        return make, (kind, name, bases, body, *more), (state, slots), *rest
-    if typing.NamedTuple in bases:  # It has none of its own, and takes none.
-        return reduced
-    names = vars(made)["__slots__"]
-    if isinstance(names, Iterator):  # Making the class has used it up.
-        names = tuple(n for n, v in vars(made).items() if isinstance(v, MemberDescriptorType))
-    body = body | {"__slots__": names}
-    kept = {
-        name: value for name, value in state.items() if not isinstance(value, MemberDescriptorType)
+    elif _is_struct(made):
+        metaclass = _find_struct_maker(made)
+    elif "__slots__" in vars(made) and typing.NamedTuple not in bases:
+        # cloudpickle sets the attribute later, when it has no effect.
+        body["__slots__"] = vars(made)["__slots__"]
+        state = {
+            key: value
+            for key, value in state.items()
+            if not isinstance(value, MemberDescriptorType)
+        }
+    if registries.is_pytree(made):
+        body = _make_registered_body(made) | body
+    if IS_LAZY:
+        state.pop("__annotations_cache__", None)
+        state |= {"__annotations__": read_annotations(made)}
+    parts = (metaclass, name, bases, body, *more)
+    if not registrations:
+        return make, parts, (state, slots), items, pairs, set_state
+    known = set_state, (state, slots), registrations
+    return make, parts, known, items, pairs, set_registered_state
+
+
+def set_registered_state(
+    made: type,
+    known: tuple[Callable[[Any, Any], object], Any, Sequence[registries.Registration]],
+) -> None:
+    """Give a class its state, and have libraries know it."""
+    set_state, state, registrations = known
+    set_state(made, state)
+    registries.register(made, registrations)
+
+
+def _list_repeated(made: type) -> dict[str, Any]:
+    """Return the attributes that a class has set to what a base has, too: cloudpickle leaves them
+    to the base."""
+    return {
+        name: value
+        for name, value in vars(made).items()
+        if name not in _MADE_WITH_A_CLASS
+        and any(vars(base).get(name, _NONE) is value for base in made.__bases__)
     }
-    return make, (kind, name, bases, body, *more), (kept, slots), *rest
 
 
-def is_struct(made: type) -> bool:
+def _is_struct(made: type) -> bool:
     """Whether this is a `msgspec.Struct`, which has its slots from its fields."""
     kind = type(made)
     return kind.__name__ == "StructMeta" and kind.__module__.startswith("msgspec")
 
 
-def find_struct_maker(made: Any) -> Callable[..., type]:
+def _find_struct_maker(made: Any) -> Callable[..., type]:
     """Return what makes a struct in place of its metaclass: with its fields and options."""
     config = made.__struct_config__
     options = {name: getattr(config, name) for name in dir(config) if not name.startswith("_")}
     names, values = made.__struct_fields__, made.__struct_defaults__
     keys = dict(zip(names, made.__struct_encode_fields__, strict=True))
     defaults = dict(zip(names[len(names) - len(values) :], values, strict=True))
-    own = [name for name in names if name in (list_annotated(made) or ())]
+    own = [name for name in names if name in read_annotations(made)]
     options["kw_only"] = not set(own) & set(made.__match_args__)
     fields = {
         name: {"name": keys[name]} | _describe_default(defaults.get(name, _NONE)) for name in own
@@ -91,11 +124,12 @@ def make_struct(
 ) -> type:
     """Make a struct; its annotations are set later."""
     msgspec = importlib.import_module("msgspec")
-    made_of = {each: msgspec.field(**field) for each, field in fields.items()}
+    fields_of_struct = {key: msgspec.field(**field) for key, field in fields.items()}
     annotations = {"__annotations__": dict.fromkeys(fields, object)}
     hook = {"__post_init__": call_post_init} if has_hook else {}
-    body = {**body, **annotations, **made_of, **hook}
-    made: type = type(msgspec.Struct)(name, bases, body, **options)
+    made: type = type(msgspec.Struct)(
+        name, bases, {**body, **annotations, **fields_of_struct, **hook}, **options
+    )
     return made
 
 
@@ -104,35 +138,7 @@ def call_post_init(struct: Any) -> None:
     type(struct).__post_init__(struct)
 
 
-def is_registered(made: type) -> bool:
-    """Whether somebody has registered a class with JAX, in whatever way."""
-    return made in _registry("_registry")
-
-
-def describe_registration(made: type, *, with_functions: bool) -> tuple[Any, ...] | None:
-    """Return the name of the function of JAX that registers a class as it is, and its arguments:
-    names of fields, or functions; a name in place of a function is that of the class's own. None
-    if that takes functions that are not wanted.
-
-    Args:
-        made: a registered class.
-        with_functions: whether any function of the script may be among them.
-    """
-    flatten, unflatten = _registry("_registry")[made]
-    fields = list_closed_over(flatten) if isinstance(flatten, FunctionType) else {}
-    if fields.keys() >= {"data_fields", "meta_fields"}:
-        return "register_dataclass", fields["data_fields"], fields["meta_fields"]
-    is_own = getattr(unflatten, "__self__", None) is made
-    if not (with_functions or (is_own and type(flatten).__name__ == "methodcaller")):
-        return None
-    again = unflatten.__name__ if is_own else unflatten
-    keyed = _registry("_registry_with_keypaths").get(made)
-    if keyed is not None:
-        return "register_pytree_with_keys", keyed[0], again, flatten
-    return "register_pytree_node", flatten, again
-
-
-def make_registered_body(made: type) -> dict[str, Any]:
+def _make_registered_body(made: type) -> dict[str, Any]:
     """Return what a class of equinox or flax has to have when it is made again: it is registered
     then, by its fields, of which cloudpickle knows none yet. All other things are set later."""
     bases = (base for base in made.__mro__[1:-1] if "__init_subclass__" in vars(base))
@@ -157,14 +163,11 @@ def _annotation_of(field: Any) -> Any:
 def _bare(field: Any) -> Any:
     """Return a field as its statement gave it, without values of the script: those may need the
     class."""
-    given = {name: getattr(field, name) for name in ("init", "repr", "hash", "compare", "kw_only")}
-    given["metadata"] = {k: v for k, v in field.metadata.items() if type(v) in _KEPT}
+    options = {
+        name: getattr(field, name) for name in ("init", "repr", "hash", "compare", "kw_only")
+    }
+    options["metadata"] = {k: v for k, v in field.metadata.items() if type(v) in _SIMPLE_METADATA}
     missing = dataclasses.MISSING
     if field.default is not missing or field.default_factory is not missing:
-        given["default"] = None
-    return dataclasses.field(**given)
-
-
-def _registry(name: str) -> dict[type, Any]:
-    found: dict[type, Any] = getattr(sys.modules.get("jax._src.tree_util"), name, {})
-    return found
+        options["default"] = None
+    return dataclasses.field(**options)

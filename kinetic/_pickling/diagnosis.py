@@ -8,18 +8,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import (
-    FunctionType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-)
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from kinetic._core.values import dataclass
-from kinetic._pickling.annotations import read_annotations
-from kinetic._pickling.origin import list_closed_over, walk_code
+from kinetic._pickling.uses import SHELL, find_wrapped, list_parts
 from kinetic.errors import PicklingError, with_article
 
 Attempt = Callable[[object], BaseException | None]
@@ -40,8 +33,7 @@ _TOO_LARGE = (
     "Memory ran out meanwhile: what is sent is in memory twice. Leave what is large in a file, a "
     "checkpoint or kinetic.Data, and send its name."
 )
-_SHELL = "the notebook's shell"
-_WITHOUT_SHELL = (
+_WITHOUTSHELL = (
     "The function calls get_ipython(), as `!command` and `%magic` in it do, and hosts have no "
     "notebook. Run commands by subprocess.run, and leave magic outside of the function."
 )
@@ -70,8 +62,8 @@ class Diagnosis:
 
     def as_error(self, cause: BaseException) -> PicklingError:
         """Make the exception that the user sees."""
-        if self.component == _SHELL:
-            return PicklingError(_WITHOUT_SHELL, component=self.component)
+        if self.component == SHELL:
+            return PicklingError(_WITHOUTSHELL, component=self.component)
         where = f"{self.component} cannot be pickled"
         if self.path:
             where += f": its part {self.path} is {with_article(self.type_name)}"
@@ -161,12 +153,12 @@ def _bisect_items(items: Sequence[Any], attempt: Attempt) -> Iterator[tuple[str,
 def _of_used(thing: Any, component: str, attempt: Attempt, seen: set[int]) -> Diagnosis | None:
     """Follow the failure through functions, classes and modules to the variable that holds it; None
     for a circle."""
-    thing = _undecorate(thing)
+    thing = _find_function(thing)
     if id(thing) in seen or len(seen) > _MOST:
         return None
     seen.add(id(thing))
     circle = False
-    for name, part in uses(thing):
+    for name, part in list_parts(thing):
         if attempt(part):
             found = _of_used(part, name, attempt, seen)
             if found:
@@ -177,79 +169,11 @@ def _of_used(thing: Any, component: str, attempt: Attempt, seen: set[int]) -> Di
     return of_value(thing, component, attempt=attempt)
 
 
-def _undecorate(thing: Any) -> Any:
+def _find_function(thing: Any) -> Any:
     """Return the function that a decorator has put into an object."""
-    try:
-        inner = object.__getattribute__(thing, "__dict__").get("__wrapped__")
-    except AttributeError:
-        return thing
-    is_made = isinstance(inner, FunctionType) and not isinstance(thing, FunctionType | type)
-    return inner if is_made else thing
-
-
-def uses(thing: Any) -> Iterator[tuple[str, object]]:
-    """Yield what is pickled along with the thing, each with a description."""
-    if isinstance(thing, FunctionType):
-        yield from _uses_of_function(thing)
-    elif isinstance(thing, MethodType) and thing.__name__ == "get_ipython":
-        yield _SHELL, thing.__self__
-    elif isinstance(thing, MethodType):
-        yield (
-            f"the object ({type(thing.__self__).__name__}) whose method {thing.__name__!r} is "
-            "called",
-            thing.__self__,
-        )
-        yield f"method {thing.__name__!r}", thing.__func__
-    elif isinstance(thing, functools.partial):
-        yield from (
-            (f"argument {number} of the partial", value)
-            for number, value in enumerate(thing.args, 1)
-        )
-        yield from (
-            (f"keyword {name!r} of the partial", value) for name, value in thing.keywords.items()
-        )
-        yield "the function of the partial", thing.func
-    elif isinstance(thing, type):
-        yield from (
-            (f"attribute {name!r} of class {thing.__name__}", _unwrap(value))
-            for name, value in vars(thing).items()
-            if not isinstance(value, GetSetDescriptorType | MemberDescriptorType)
-        )
-        yield from (
-            (f"class {base.__name__}, base of {thing.__name__}", base) for base in thing.__bases__
-        )
-    elif isinstance(thing, ModuleType):
-        yield from (
-            (f"global {name!r} of module {thing.__name__}", value)
-            for name, value in list(vars(thing).items())
-        )
-
-
-def _uses_of_function(func: FunctionType) -> Iterator[tuple[str, object]]:
-    code, named = func.__code__, func.__name__
-    defaults = func.__defaults__ or ()
-    names = code.co_varnames[: code.co_argcount]
-    yield from (
-        (f"default of parameter {name!r}", value)
-        for name, value in zip(names[-len(defaults) :], defaults, strict=False)
-    )
-    yield from (
-        (f"default of parameter {name!r}", value)
-        for name, value in (func.__kwdefaults__ or {}).items()
-    )
-    yield from (
-        (f"closure variable {name!r} of {named}", value)
-        for name, value in list_closed_over(func).items()
-    )
-    for name in dict.fromkeys(name for each in walk_code(code) for name in each.co_names):
-        if name in func.__globals__:
-            yield f"global {name!r} used by {named}", func.__globals__[name]
-    yield from ((f"attribute {name!r} of {named}", value) for name, value in func.__dict__.items())
-    yield f"annotations of {named}", read_annotations(func)
-
-
-def _unwrap(value: object) -> object:
-    return value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    inner = find_wrapped(thing)
+    is_object = isinstance(inner, FunctionType) and not isinstance(thing, FunctionType | type)
+    return inner if is_object else thing
 
 
 def _is_spread(error: BaseException) -> bool:
@@ -304,7 +228,7 @@ def _list_used(thing: Any, seen: set[int]) -> Iterator[tuple[str, object]]:
     if id(thing) in seen:
         return
     seen.add(id(thing))
-    for name, value in uses(thing):
+    for name, value in list_parts(thing):
         if isinstance(value, FunctionType | MethodType | functools.partial):
             yield from _list_used(value, seen)
         else:

@@ -13,9 +13,7 @@ import hashlib
 import io
 import json
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from kinetic._core.plan import Versions
@@ -25,35 +23,6 @@ from kinetic.version import __version__
 
 SCHEMA = 3
 _NO_DIGEST = "0" * 64
-_DEEPEST = 4000
-"""Python's own limit is 1,000, of which pickle takes two for each level of nesting."""
-
-
-class _Depth:
-    """Lets values be nested more deeply while they are pickled, in any number of threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._before = 0
-
-    @contextmanager
-    def room(self) -> Iterator[None]:
-        with self._lock:
-            if not self._inside:
-                self._before = sys.getrecursionlimit()
-                sys.setrecursionlimit(max(self._before, _DEEPEST))
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
-                if not self._inside:
-                    sys.setrecursionlimit(self._before)
-
-
-_deep = _Depth()
 
 
 @dataclass(frozen=True)
@@ -135,8 +104,7 @@ def frame_record(
     # large body is never copied.
     file = io.BytesIO()
     offset = file.write(line(_NO_DIGEST))
-    with _deep.room():
-        dump(file)
+    dump(file)
     with file.getbuffer() as view:
         view[:offset] = line(hashlib.sha256(view[offset:]).hexdigest())
     return file.getvalue()

@@ -19,10 +19,11 @@ attributes instead. A node is a plain dict:
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
-from types import CodeType, TracebackType
+from types import FunctionType, TracebackType
 from typing import Any
 
 from kinetic._pickling.origin import map_path
@@ -37,9 +38,6 @@ _FIRST_FRAMES, _LAST_FRAMES = 50, 150
 Frame = tuple[Any, ...]
 """file, function, line, first line of the function, last line of the expression, its first column,
 its last column."""
-_NO_COLUMNS, _LONG_FORM = 13, 14
-"""Kinds of entries in a table of positions (Objects/locations.md of CPython)."""
-_UNITS_PER_ENTRY = 8
 
 
 def describe(
@@ -273,19 +271,21 @@ def traceback_of(frames: Sequence[Frame]) -> TracebackType | None:
 
 
 def _raise_in(frame: Frame) -> TracebackType | None:
-    full = [*frame, *[None] * (7 - len(frame))]
-    file, function, line, first = full[:4]
-    positions = full[4:]
-    stub = compile("raise error", "<kinetic>", "exec")
-    code = stub.replace(
-        co_filename=file,
-        co_name=function,
-        co_qualname=function,
-        co_firstlineno=first or line,
-        co_linetable=_table(stub, line - (first or line), positions, line),
-    )
+    file, function, line, first, end_line, first_column, last_column = frame
+    columns = (first_column, last_column)
+    if end_line is None or None in columns:
+        end_line, columns = line, (-1, -1)  # No carets.
+    places = {"lineno": line, "end_lineno": end_line}
+    places |= dict(zip(("col_offset", "end_col_offset"), columns, strict=True))
+    raising = ast.Raise(ast.Name("error", ast.Load(), **places), **places)
+    module = ast.parse("def function(): pass")
+    (definition,) = module.body
+    assert isinstance(definition, ast.FunctionDef)
+    definition.name, definition.body = function, [raising]
+    definition.lineno = definition.end_lineno = first
+    (code, *_) = compile(module, file, "exec").co_consts
     try:
-        exec(code, {"__file__": file, "__name__": "?", "error": _Marker()})
+        FunctionType(code, {"__file__": file, "__name__": "?", "error": _Marker()})()
     except _Marker as error:
         return error.__traceback__.tb_next if error.__traceback__ is not None else None
     return None
@@ -293,40 +293,3 @@ def _raise_in(frame: Frame) -> TracebackType | None:
 
 class _Marker(Exception):
     """Raised in the frames, and caught here."""
-
-
-def _table(code: CodeType, delta: int, positions: Sequence[int | None], line: int) -> bytes:
-    """Map all instructions of the code to one position."""
-    left, table = len(code.co_code) // 2, bytearray()
-    while left > 0:
-        units = min(left, _UNITS_PER_ENTRY)
-        table += _entry(units, delta, positions, line)
-        left, delta = left - units, 0
-    return bytes(table)
-
-
-def _entry(units: int, delta: int, positions: Sequence[int | None], line: int) -> bytes:
-    end_line, first_column, last_column = positions
-    if end_line is None or first_column is None or last_column is None:
-        return bytes([0x80 | _NO_COLUMNS << 3 | (units - 1)]) + _encode_signed(delta)
-    place = (
-        _encode_signed(delta)
-        + _number(max(end_line - line, 0))
-        + _number(first_column + 1)
-        + _number(last_column + 1)
-    )
-    return bytes([0x80 | _LONG_FORM << 3 | (units - 1)]) + place
-
-
-def _number(value: int) -> bytes:
-    """Six bits a byte, lowest first; the seventh bit says that more follow."""
-    out = bytearray()
-    while value >= 64:
-        out.append(0x40 | (value & 0x3F))
-        value >>= 6
-    out.append(value)
-    return bytes(out)
-
-
-def _encode_signed(value: int) -> bytes:
-    return _number((-value << 1) | 1 if value < 0 else value << 1)

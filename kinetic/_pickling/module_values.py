@@ -22,7 +22,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from kinetic._pickling.origin import MAIN, list_closed_over, walk_code
+from kinetic._pickling.origin import MAIN
+from kinetic._pickling.uses import list_closed_over, walk_code
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST", "LOAD_CLOSURE", "IMPORT_NAME")

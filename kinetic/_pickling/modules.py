@@ -16,7 +16,6 @@ last one cleans up. The user's registrations stay.
 
 from __future__ import annotations
 
-import ast
 import functools
 import os
 import sys
@@ -27,21 +26,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import machinery, util
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from kinetic._core.values import dataclass
-from kinetic._pickling.origin import MAIN, walk_code
+from kinetic._pickling.origin import MAIN
 from kinetic._source import editable, manifest
-from kinetic._source.walk import Stamp, stamp_at
 
 _LOCK = threading.Lock()
 _SPANS: Counter[str] = Counter()
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_KNOWN: dict[str, _Imported] = {}
-"""The modules that were examined, by name."""
+_UNEDITED: dict[str, tuple[object, os.stat_result]] = {}
+"""By file, modules that are as their files: the spec, of which a reload makes a new one, and the
+file's state then."""
 _PYC_HEADER_BYTES = 16
-_DEEPEST = 32
 
 
 @dataclass(frozen=True)
@@ -64,56 +62,47 @@ class Shipped:
 
 
 @dataclass(frozen=True)
-class _Imported:
-    """What a module was imported from, as it was when it was first looked at. A reload makes a new
-    spec."""
-
-    spec: object
-    file: str
-    stamp: Stamp
-    source: bytes
-
-
-@dataclass(frozen=True)
 class LoadedModules:
     """The loaded modules, by how a host gets them.
 
     Attributes:
-        by_value: the modules that the host cannot import as they are here.
-        edited: names of those whose file has changed since it was imported.
+        by_value: the modules that the host cannot import.
         imported: names of those that the host imports from the tree.
-        registering: names of those that also seem to register something.
+        edited: names of those whose file has changed since it was imported here.
     """
 
     by_value: tuple[ModuleType, ...] = ()
-    edited: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
-    registering: tuple[str, ...] = ()
+    edited: tuple[str, ...] = ()
+
+    def warn_of_edited(self) -> tuple[str, ...]:
+        """Return a sentence about the modules that are not as their files."""
+        if not self.edited:
+            return ()
+        names = f"{', '.join(self.edited)} {'has' if len(self.edited) == 1 else 'have'}"
+        return (
+            f"{names} changed since being imported here: hosts import the file as it is now. "
+            "Reload it (importlib.reload, %autoreload) or restart this program.",
+        )
 
 
 def classify(shipped: Shipped) -> LoadedModules:
     """Sort the loaded modules by whether a host can import them."""
-    mine = list(_list_uninstalled())
-    places = _places(shipped, mine)
-    there = manifest.files_among(shipped.manifests, places.values()) if places else set()
+    uninstalled = list(_list_uninstalled())
+    places = _places(shipped, uninstalled)
+    in_tree = manifest.files_among(shipped.manifests, places.values()) if places else set()
     by_value, edited, imported = [], [], []
     folders = functools.cache(lambda: _list_folders_elsewhere(shipped))
     elsewhere = functools.cache(lambda top: _is_found_elsewhere(top, folders()))
-    for module, file in mine:
+    for module, file in uninstalled:
         name = module.__name__
-        if places.get(name) in there:
+        if places.get(name) in in_tree:
+            imported.append(name)
             if _is_edited(module, file):
                 edited.append(name)
-                by_value.append(module)
-            else:
-                imported.append((name, file))
         elif not elsewhere(name.partition(".")[0]):
             by_value.append(module)
-    by_value += _list_made_here()
-    registering = tuple(name for name, file in imported if _registers(file, stamp_at(file)))
-    return LoadedModules(
-        tuple(by_value), tuple(edited), tuple(name for name, _ in imported), registering
-    )
+    return LoadedModules((*by_value, *_list_made_here()), tuple(imported), tuple(edited))
 
 
 @contextmanager
@@ -240,65 +229,6 @@ def _is_found_elsewhere(top: str, folders: Sequence[str]) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=4096)
-def _registers(file: str, stamp: Stamp) -> bool:
-    """Whether the source mentions registering. `stamp` is the file's, and invalidates the cache."""
-    return b"regist" in _read_source(file).lower()
-
-
-def _is_edited(module: ModuleType, file: str) -> bool:
-    """Whether the file has changed since this module was imported from it (or reloaded)."""
-    spec, stamp, known = module.__spec__, stamp_at(file), _KNOWN.get(module.__name__)
-    if known is None or known.spec is not spec or known.file != file:
-        if _is_newer_than_its_code(spec, file):
-            return True
-        _KNOWN[module.__name__] = _Imported(spec, file, stamp, _read_source(file))
-        return False
-    if known.stamp == stamp:
-        return False
-    source = _read_source(file)
-    if source != known.source and not _is_patched(module, known.source, source):
-        return True
-    _KNOWN[module.__name__] = _Imported(spec, file, stamp, source)
-    return False
-
-
-def _read_source(file: str) -> bytes:
-    try:
-        return Path(file).read_bytes()
-    except OSError:
-        return b""
-
-
-def _is_newer_than_its_code(spec: machinery.ModuleSpec | None, file: str) -> bool:
-    """Whether the cached byte code, which the import wrote, was made from an earlier content of the
-    file."""
-    if (
-        spec is None
-        or type(spec.loader) is not machinery.SourceFileLoader
-        or sys.dont_write_bytecode
-        or not spec.cached
-    ):
-        return False
-    try:
-        with open(spec.cached, "rb") as cached:
-            header = cached.read(_PYC_HEADER_BYTES)
-        source = os.stat(file)
-    except OSError:
-        return False
-    magic, flags, made_of = header[:4], header[4:8], header[8:16]
-    if (
-        magic != util.MAGIC_NUMBER
-        or flags != bytes(4)
-        or not os.access(os.path.dirname(spec.cached), os.W_OK)
-    ):
-        return False
-    mask = 0xFFFFFFFF
-    return made_of != (int(source.st_mtime) & mask).to_bytes(4, "little") + (
-        source.st_size & mask
-    ).to_bytes(4, "little")
-
-
 def _leave(module: ModuleType, registry: Any) -> None:
     name = module.__name__
     _SPANS[name] -= 1
@@ -308,67 +238,37 @@ def _leave(module: ModuleType, registry: Any) -> None:
             registry.unregister_pickle_by_value(module)
 
 
-def _is_patched(module: ModuleType, old: bytes, new: bytes) -> bool:
-    """Whether the module matches the new source: only functions have changed, and it has the new
-    ones. IPython puts them into a module's existing functions (`%autoreload`)."""
-    try:
-        if _rest(old) != _rest(new):
-            return False
-        before = dict(_functions(compile(old, "", "exec", dont_inherit=True)))
-        after = dict(_functions(compile(new, "", "exec", dont_inherit=True)))
-    except (SyntaxError, ValueError, RecursionError):
+def _is_edited(module: ModuleType, file: str) -> bool:
+    """Return whether the file has changed since this module was imported from it (or reloaded).
+    %autoreload puts the new functions into the module that is there."""
+    if "IPython.extensions.autoreload" in sys.modules:
         return False
-    return all(
-        _look_of(code) in map(_look_of, (before.get(name), _code_of(module, name)))
-        for name, code in after.items()
-    )
+    spec = module.__spec__
+    try:
+        now = os.stat(file)
+    except OSError:
+        return False
+    known_spec, known = _UNEDITED.get(file, (None, now))
+    if spec is not None and known_spec is spec:
+        return (known.st_mtime_ns, known.st_size) != (now.st_mtime_ns, now.st_size)
+    if _is_newer_than_its_code(spec, now):
+        return True
+    _UNEDITED[file] = spec, now
+    return False
 
 
-def _rest(source: bytes) -> str:
-    """Return the source without its functions, as a normalized dump."""
-
-    class WithoutFunctions(ast.NodeTransformer):
-        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-            return None
-
-        def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-            return None
-
-    return ast.dump(WithoutFunctions().visit(ast.parse(source)))
-
-
-def _functions(code: CodeType) -> Iterator[tuple[str, CodeType]]:
-    """Yield the functions of a module and of its classes, by qualified name."""
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            if not inner.co_flags & 1:  # A class body: only functions have the flag CO_OPTIMIZED.
-                yield from _functions(inner)
-            elif not inner.co_name.startswith("<"):
-                yield inner.co_qualname, inner
-
-
-def _code_of(module: ModuleType, qualname: str) -> CodeType | None:
-    """Return the module's code under this name, without decorators."""
-    from kinetic._pickling.code_pickler import find_named  # modules are seldom edited
-
-    found = find_named(module.__name__, qualname)
-    for _ in range(_DEEPEST):
-        found = getattr(found, "__func__", found)
-        if isinstance(found, FunctionType) and not hasattr(found, "__wrapped__"):
-            return found.__code__
-        found = getattr(found, "__wrapped__", None)
-    return None
-
-
-def _look_of(code: CodeType | None) -> object:
-    """Return what two functions have in common that were compiled from the same text, regardless of
-    their lines."""
-    if code is None:
-        return None
-    from kinetic._pickling.matching import look_of
-
-    parts = [
-        (each.co_freevars, each.co_argcount, each.co_kwonlyargcount, each.co_flags)
-        for each in walk_code(code)
-    ]
-    return look_of(code), parts
+def _is_newer_than_its_code(spec: machinery.ModuleSpec | None, source: os.stat_result) -> bool:
+    """Return whether the cached byte code, which the import wrote, was made of an earlier content
+    of the file."""
+    if spec is None or type(spec.loader) is not machinery.SourceFileLoader or not spec.cached:
+        return False
+    if sys.dont_write_bytecode or not os.access(os.path.dirname(spec.cached), os.W_OK):
+        return False
+    try:
+        with open(spec.cached, "rb") as cached:
+            header = cached.read(_PYC_HEADER_BYTES)
+    except OSError:
+        return False
+    numbers = (int(source.st_mtime), source.st_size)
+    made_of = b"".join((each & 0xFFFFFFFF).to_bytes(4, "little") for each in numbers)
+    return header[:8] == util.MAGIC_NUMBER + bytes(4) and header[8:] != made_of

@@ -6,18 +6,15 @@ In: live functions. Out: objects that are pickled in place of their globals: hos
 
 from __future__ import annotations
 
-import dis
 import sys
 from collections.abc import Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
-from cloudpickle.cloudpickle import _extract_code_globals, dynamic_subimport
-
-from kinetic._pickling import unpickler
+from kinetic._pickling import unpickler, upstream
 from kinetic._pickling.code_pickler import is_by_value
-from kinetic._pickling.origin import MAIN, walk_code
-from kinetic._pickling.script import global_names
+from kinetic._pickling.origin import MAIN
+from kinetic._pickling.uses import list_globals, sets_globals
 
 
 class ScriptNamespace(dict[str, Any]):
@@ -50,7 +47,7 @@ class _EmptyCopy:
         self._name = module.__name__
 
     def __reduce__(self) -> Any:
-        return dynamic_subimport, (self._name, self._named)
+        return upstream.make_module, (self._name, self._named)
 
 
 class CopiedNamespace(dict[str, Any]):
@@ -67,51 +64,33 @@ class CopiedNamespace(dict[str, Any]):
     def reduce_module(self, module: ModuleType) -> Any:
         """Return how the module is pickled, with what is in it."""
         content = {name: value for name, value in vars(module).items() if name != "__builtins__"}
-        return unpickler.take, (self._copy,), content, None, None, unpickler.fill_module
+        return unpickler.identity, (self._copy,), content, None, None, unpickler.fill_module
 
 
-def _find_own(func: FunctionType) -> ModuleType | None:
+def find_own(func: FunctionType) -> ModuleType | None:
     """Return the module whose globals the function has."""
     module = sys.modules.get(str(func.__globals__.get("__name__")))
     is_its = isinstance(module, ModuleType) and vars(module) is func.__globals__
     return module if is_its else None
 
 
-def find_copied(func: FunctionType) -> ModuleType | None:
-    """Return the module whose globals the function has, if it is sent by value."""
-    module = _find_own(func)
-    return module if module is not None and is_by_value(func.__globals__["__name__"]) else None
+def find_needed_module(func: FunctionType) -> ModuleType | None:
+    """Return the module whose globals the function has, if the host can import it, and the function
+    changes globals or uses one that is more than a name for something that is found elsewhere.
 
-
-def find_module_of(func: FunctionType) -> ModuleType | None:
-    """Return the module whose globals the function has, if the host can import it and the function
-    needs them as they are there."""
-    module = _find_own(func)
+    Any other function is rebuilt without its module, which may take long to import on a host, or
+    need something that only the caller has.
+    """
+    module = find_own(func)
     # A decorator may have copied `__module__` from a function of the script. Who has set it to
     # "__main__" by hand wants a copy.
     is_by_hand = func.__module__ in MAIN and "__wrapped__" not in vars(func)
     if module is None or is_by_hand or getattr(module, "__spec__", None) is None:
         return None
-    name = func.__globals__["__name__"]
-    return None if name in MAIN or is_by_value(name) or not _needs_module(func) else module
-
-
-def _needs_module(func: FunctionType) -> bool:
-    """Whether the function changes globals, or uses one that is more than a name for something that
-    is found elsewhere.
-
-    Otherwise it is rebuilt without its module, which may take long to import on a host, or need
-    something that only the caller has.
-    """
-    used = [
-        func.__globals__[name]
-        for name in {*_extract_code_globals(func.__code__), *global_names(func.__code__)}
-        if name in func.__globals__
-    ]
-    steps = (step for each in walk_code(func.__code__) for step in dis.get_instructions(each))
-    return any(map(_is_state, used)) or any(
-        step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for step in steps
-    )
+    if module.__name__ in MAIN or is_by_value(module.__name__):
+        return None
+    needs_it = sets_globals(func) or any(map(_is_state, list_globals(func).values()))
+    return module if needs_it else None
 
 
 def _is_state(value: object) -> bool:

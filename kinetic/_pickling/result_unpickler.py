@@ -1,6 +1,6 @@
 """Unpickling what comes back from a host, so that classes keep their identity.
 
-In: bytes of a pickle, and the internals of cloudpickle. Out: the value.
+In: bytes of a pickle. Out: the value.
 
 A class that was sent by value comes back by value. cloudpickle finds the original in this process,
 but then overwrites its methods with those that came back, bound to globals of their own; and in
@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from kinetic._pickling import origin
+from kinetic._pickling import origin, upstream
+from kinetic._pickling.uses import list_globals
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
@@ -30,27 +31,25 @@ class ResultUnpickler(pickle.Unpickler):
 
     Args:
         data: the pickle.
-        internals: the module cloudpickle.cloudpickle.
         python: the version that made the pickle, if not this one.
     """
 
-    def __init__(self, data: bytes | memoryview, internals: Any, python: str = "") -> None:
+    def __init__(self, data: bytes | memoryview, python: str = "") -> None:
         super().__init__(io.BytesIO(data))
-        self._internals = internals
         self._python = python
-        self._known: set[object] = set(internals._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+        self._known: set[object] = set(upstream.tracked_classes)
         self._own = {
-            "_make_skeleton_class": self._skeleton_class,
-            "_make_skeleton_enum": self._skeleton_enum,
-            "_class_setstate": self._set_state,
-            "_make_function": self._make_function,
-            "_function_setstate": self._set_function_state,
-            "_builtin_type": self._builtin_type,
+            upstream.MAKE_CLASS: self._skeleton_class,
+            upstream.MAKE_ENUM: self._skeleton_enum,
+            upstream.SET_CLASS_STATE: self._set_state,
+            upstream.MAKE_FUNCTION: self._make_function,
+            upstream.SET_FUNCTION_STATE: self._set_function_state,
+            upstream.FIND_BUILTIN_TYPE: self._builtin_type,
         }
 
     def find_class(self, module: str, name: str) -> Any:
         """Resolve a global of the pickle."""
-        if module == self._internals.__name__ and name in self._own:
+        if module.startswith("cloudpickle") and name in self._own:
             return self._own[name]
         found = super().find_class(module, name)
         is_array = name == "_reconstruct_array" and module.startswith("jax.")
@@ -75,18 +74,16 @@ class ResultUnpickler(pickle.Unpickler):
         qualname = fields.get("__qualname__", name)
         return self._find_defined(
             fields.get("__module__"), qualname, tracker
-        ) or self._internals._make_skeleton_class(*args)
+        ) or upstream.make_class(*args)
 
     def _skeleton_enum(self, *args: Any) -> Any:
         _, _, qualname, _, module, tracker, _ = args
-        return self._find_defined(module, qualname, tracker) or self._internals._make_skeleton_enum(
-            *args
-        )
+        return self._find_defined(module, qualname, tracker) or upstream.make_enum(*args)
 
     def _find_defined(self, module: str | None, qualname: str, tracker: str | None) -> type | None:
         """Return the class that was sent, or that its module defines under this name; None if there
         is none, as for each class of a function's own."""
-        sent: type | None = self._internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
+        sent: type | None = upstream.classes_by_tracker.get(tracker)
         if sent is not None:
             return sent
         for found in _find_all(module, qualname):
@@ -104,24 +101,24 @@ class ResultUnpickler(pickle.Unpickler):
                 self._known.add(found)
                 same: FunctionType = found
                 return same
-        made: FunctionType = self._internals._make_function(code, namespace, name, *rest)
+        made: FunctionType = upstream.make_function(code, namespace, name, *rest)
         return made
 
     def _set_function_state(self, func: FunctionType, state: Any) -> None:
         if func in self._known:
             func.__dict__.update(state[0])
         else:
-            self._internals._function_setstate(func, state)
+            upstream.set_function_state(func, state)
 
     def _set_state(self, cls: Any, state: Any) -> Any:
-        return cls if cls in self._known else self._internals._class_setstate(cls, state)
+        return cls if cls in self._known else upstream.set_class_state(cls, state)
 
     def _builtin_type(self, name: str) -> Any:
         if self._python and name == "CodeType":
             raise pickle.UnpicklingError(
                 f"it holds code of Python {self._python} (a function, or a class of a script)"
             )
-        return self._internals._builtin_type(name)
+        return upstream.find_builtin_type(name)
 
 
 def _has_no_state(func: FunctionType, seen: set[FunctionType]) -> bool:
@@ -131,8 +128,7 @@ def _has_no_state(func: FunctionType, seen: set[FunctionType]) -> bool:
         return True
     seen.add(func)
     defaults = (*(func.__defaults__ or ()), *(func.__kwdefaults__ or {}).values())
-    names = {name for code in origin.walk_code(func.__code__) for name in code.co_names}
-    used = [func.__globals__[name] for name in names & func.__globals__.keys()]
+    used = list_globals(func).values()
     calls = [each for each in used if isinstance(each, FunctionType)]
     return (
         func.__closure__ is None
@@ -149,8 +145,8 @@ def _find_all(module: str | None, qualname: str) -> Iterator[Any]:
         return
     names = origin.MAIN if module in origin.MAIN else (module,)
     first, *inner = qualname.split(".")
-    spaces = origin.namespaces() if module in origin.MAIN else ()
-    for space in (vars(sys.modules[module]), *spaces):
+    spaces = origin.list_namespaces() if module in origin.MAIN else [vars(sys.modules[module])]
+    for space in spaces:
         found = space.get(first)
         for name in inner:
             found = getattr(found, name, None)

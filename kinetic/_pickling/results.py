@@ -105,9 +105,7 @@ def _attempt(value: object) -> BaseException | None:
 
 def _loads(data: bytes | memoryview, made: Versions | None = None) -> Any:
     """Unpickle what comes back from a host, without changing the classes that are known here."""
-    from cloudpickle import cloudpickle as internals
-
     from kinetic._pickling.result_unpickler import ResultUnpickler
 
     python = "" if made is None or made.python == envelope.versions_here().python else made.python
-    return ResultUnpickler(data, internals, python).load()
+    return ResultUnpickler(data, python).load()

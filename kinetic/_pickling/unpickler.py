@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import dataclasses
 import functools
 import pickle
 import sys
@@ -22,8 +21,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, NewType, NoReturn
 
 from kinetic._core.tracebacks import own_frames_hidden
-from kinetic._core.values import dataclass
-from kinetic._pickling import defaults
+from kinetic._pickling import upstream
 from kinetic._pickling.origin import MAIN, map_path
 from kinetic.errors import SetupFailed, UsageError
 
@@ -53,101 +51,6 @@ def _without_hooks(
             base.__init_subclass__ = hook
 
 
-@dataclass(frozen=True)
-class Definition:
-    """A statement of a script that can be executed again.
-
-    Attributes:
-        source: the statement, on lines of its own.
-        file: where it comes from.
-        line: its first line there, from 1.
-        flags: of the compiler.
-        needed: globals that the statement itself needs.
-        used: globals that what it defines needs later.
-        annotating: names in its annotations, also of those that are text.
-        binds: whether the script has what it defines under its name; else that name is another's.
-        given: globals that have defaults of its fields, which it does not compute again.
-    """
-
-    source: str
-    file: str
-    line: int
-    flags: int
-    needed: tuple[str, ...] = ()
-    used: tuple[str, ...] = ()
-    annotating: tuple[str, ...] = ()
-    binds: bool = True
-    given: tuple[str, ...] = ()
-
-    def code(self) -> CodeType:
-        """Compile the statement; its lines have the numbers that they have in the file."""
-        made_of: Any = "\n" * (self.line - 1) + self.source
-        if self.given:
-            from kinetic._pickling import given  # few statements are changed
-
-            made_of = given.put_defaults(made_of, self.given)
-        code: CodeType = compile(made_of, self.file, "exec", self.flags, dont_inherit=True)
-        return code
-
-
-def define(
-    namespace: dict[str, Any],
-    name: str,
-    found: Definition,
-    needed: Mapping[str, Any],
-    submodules: object,
-) -> Any:
-    """Execute a statement of a script; return what it has defined.
-
-    Args:
-        namespace: the globals of `__main__`.
-        name: what is defined; "" for a statement that defines nothing.
-        found: the statement.
-        needed: the globals that it needs.
-        submodules: modules that it uses as attributes of others; unpickling them has imported them.
-    """
-    namespace.update(needed)
-    before = namespace.get(name, namespace)
-    try:
-        exec(found.code(), namespace)
-    except ValueError as error:
-        is_call = not name and not found.source.startswith("for ")
-        if not is_call or "uplicate" not in str(error):
-            raise  # What a statement registers may be registered already.
-    for each in found.given:
-        del namespace[each]
-    made = namespace.get(name)
-    if not found.binds and namespace.pop(name, None) is not None and before is not namespace:
-        namespace[name] = before
-    return made
-
-
-_State = tuple[dict[str, Any], Mapping[str, Any], Mapping[str, Any], defaults.Defaults]
-
-
-def use(made: Any, state: _State) -> None:
-    """Give a definition the globals that it needs when it runs, and a class the attributes that
-    it had.
-
-    Both may need the definition itself.
-    """
-    namespace, names, attributes, known_defaults = state
-    namespace.update(names)
-    for name, value in attributes.items():
-        type.__setattr__(made, name, value)
-    if known_defaults:
-        defaults.restore(made, known_defaults)
-
-
-def complete_class(
-    made: Any, state: tuple[Callable[[Any, Any], Any], Any, dict[str, Any], Mapping[str, Any]]
-) -> None:
-    """Give a class its state, and the script what its annotations name."""
-    set_state, own, namespace, names = state
-    namespace.update(names)
-    set_state(made, own)
-
-
 def script_namespace(package: str | None, file: str | None) -> dict[str, Any]:
     """Return a namespace for the functions of a script; a host's unpickler gives its `__main__`
     instead."""
@@ -164,8 +67,8 @@ def module_namespace(name: str) -> dict[str, Any]:
     return vars(import_module(name))
 
 
-def take(made: Any) -> Any:
-    """Return what was made before."""
+def identity(made: Any) -> Any:
+    """Return the argument."""
     return made
 
 
@@ -180,20 +83,12 @@ def import_module(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-def import_if_possible(modules: Sequence[str]) -> None:
+def import_if_possible(*modules: str) -> None:
     """Import modules that the function may not need; those that cannot be imported here are
     skipped."""
     for name in modules:
         with contextlib.suppress(Exception):
             import_module(name)
-
-
-def find_if_possible(module: str, qualname: str) -> Any:
-    """Return a module, or what it has under a name; None where this host does not have it."""
-    with contextlib.suppress(Exception):
-        found = import_module(module)
-        return follow_path(found, qualname) if qualname else found
-    return None
 
 
 def follow_path(found: Any, path: str) -> Any:
@@ -244,40 +139,9 @@ def generic_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
     return make(name, value, type_params=parameters)
 
 
-def register_pytree(made: type, how: str, *given: Any) -> None:
-    """Have JAX take a class apart as it did where it came from, unless it does already.
-
-    Args:
-        made: the class.
-        how: the name of the function of JAX that registers it.
-        given: its other arguments; text is the name of a function of the class.
-    """
-    register = find_if_possible("jax.tree_util", how)
-    if register is not None:
-        with contextlib.suppress(ValueError):
-            register(made, *(_own_function(made, x) if isinstance(x, str) else x for x in given))
-
-
-def _own_function(of: type, name: str) -> Callable[..., Any]:
-    """Return a function that calls one of a class, which it may not have yet."""
-
-    def call(*args: Any) -> Any:
-        return getattr(of, name)(*args)
-
-    return call
-
-
 def make_bare(kind: type) -> Any:
     """Return an object without attributes; they are set next."""
     return object.__new__(kind)
-
-
-def bind(made: Any, state: tuple[dict[str, Any], str, Mapping[str, Any]]) -> None:
-    """Give an object its attributes, and have the script's globals name it."""
-    namespace, name, attributes = state
-    namespace[name] = made
-    if attributes:
-        vars(made).update(attributes)
 
 
 def find_undecorated(module: str, qualname: str, depth: int) -> Any:
@@ -286,53 +150,6 @@ def find_undecorated(module: str, qualname: str, depth: int) -> Any:
     for _ in range(depth):
         found = found.__wrapped__
     return found
-
-
-_waiting: list[tuple[str, str, Any]] = []
-"""What was made in place of a module's own object: module, path, object."""
-
-
-def find_changed(module: str, path: str, kind: Any) -> Any:
-    """Return what a module has at a path, which is filled next. An empty object of this class comes
-    in its place if it is another one, or if the module is not imported yet."""
-    if kind is object:  # It may be compared with what the module's functions have.
-        with contextlib.suppress(Exception, SystemExit):  # A module may parse a command line.
-            import_module(module)
-    with contextlib.suppress(KeyError, AttributeError):
-        found = follow_path(sys.modules[module], path)
-        if type(found) is kind:
-            return found
-    made = kind.__new__(kind)
-    _waiting.append((module, path, made))
-    return made
-
-
-def settle(when_imported: Callable[[str, Callable[[], object]], object]) -> None:
-    """Have modules see what was made in place of their objects, once they are imported."""
-    while _waiting:
-        module, path, made = _waiting.pop()
-        when_imported(module, functools.partial(_put, module, path, made))
-
-
-def _put(module: str, path: str, made: Any) -> None:
-    if module in sys.modules and "." not in path:
-        before = vars(sys.modules[module]).get(path)
-        if type(before) is type(made) and type(made) is not object:  # Others may have it, too.
-            fill(before, made if isinstance(made, _CONTAINERS) else vars(made))
-        setattr(sys.modules[module], path, made)
-
-
-_CONTAINERS = (dict, list, set, bytearray)
-
-
-def fill(found: Any, content: Any) -> None:
-    """Replace what an object holds."""
-    if isinstance(found, list | bytearray):
-        found[:] = content
-        return
-    held = found if isinstance(found, dict | set) else vars(found)
-    held.clear()
-    held.update(content)
 
 
 _OF_THE_CALLER = ("run_async", "run_async_map", "with_options", "plan", "aio")
@@ -387,22 +204,15 @@ class CallUnpickler(pickle.Unpickler):
         found = super().find_class(module, name)
         if module == __name__ and name == "script_namespace" and self._main is not None:
             return self._namespace
-        if self._source_map and module == __name__ and name == "define":
-            return lambda namespace, what, statement, *rest: found(
-                namespace,
-                what,
-                dataclasses.replace(statement, file=map_path(statement.file, self._source_map)),
-                *rest,
-            )
         if not module.startswith("cloudpickle"):
             return found
-        if name == "_make_skeleton_class":
+        if name == upstream.MAKE_CLASS:
             return lambda *parts: self._bind_class(_without_hooks(found, *parts))
-        if name == "_make_skeleton_enum":
+        if name == upstream.MAKE_ENUM:
             return lambda *parts: self._bind_class(found(*parts))
-        if name == "_make_function":
+        if name == upstream.MAKE_FUNCTION:
             return lambda code, *parts: self._bind_function(found(code, *parts), code)
-        if self._source_map and name == "_builtin_type":
+        if self._source_map and name == upstream.FIND_BUILTIN_TYPE:
             return lambda kind: self._code if kind == "CodeType" else found(kind)
         return found
 
@@ -423,10 +233,7 @@ class CallUnpickler(pickle.Unpickler):
             self._main.setdefault(name, made)
 
     def persistent_load(self, pid: Any) -> object:
-        """Return what stands for an object that was left out of the pickle, or one that was found
-        in a module."""
-        if not isinstance(pid, int):
-            return pid
+        """Return what stands for an object that was left out of the pickle."""
         if not 0 <= pid < len(self._external):
             raise SetupFailed(
                 f"The call needs its data {pid}, which is not on this host. Submit the job again."

@@ -1,4 +1,4 @@
-"""Classes of a script that are defined again on hosts, or rebuilt from their parts."""
+"""Classes of a script, which hosts make again from their parts."""
 
 from __future__ import annotations
 
@@ -9,28 +9,17 @@ from one_copy_cases import lines, run
 
 pytestmark = [pytest.mark.timeout(300)]
 
-REGISTRY = """
-KINDS = []
-def register(cls):
-    KINDS.append(cls)
-    return cls
-"""
 
-
-def test_a_class_that_is_defined_again_has_the_defaults_and_the_fields_that_it_had(
-    tmp_path: Path,
-) -> None:
+def test_a_class_has_the_defaults_and_the_attributes_that_it_had(tmp_path: Path) -> None:
     main = """
 from __future__ import annotations
-import dataclasses, threading
+import dataclasses
 from dataclasses import KW_ONLY, InitVar
 from typing import ClassVar
-import kinetic, lib
+import kinetic
 
 WIDTH = 64
-lock = threading.Lock()
 
-@lib.register
 @dataclasses.dataclass
 class Layer:
     tag: ClassVar[int] = 7
@@ -39,7 +28,6 @@ class Layer:
     seed: InitVar[int] = WIDTH
     _: KW_ONLY
     bias: Layer | None = None
-    axes: "tuple[lock, 'lock']" = ()
     def grow(self, by=WIDTH, *, more=WIDTH): return self.width + by + more
     @classmethod
     def make(cls, width=WIDTH): return cls(width)
@@ -50,32 +38,73 @@ class Plain:
     b: int = 1
 
 WIDTH = 128
+Layer.size = property(lambda self: self.width * 2)
 
 @kinetic.run(accelerator="cpu")
 def look():
     fields = [(each.name, each.default) for each in dataclasses.fields(Layer)]
     needed = [each.default is dataclasses.MISSING for each in dataclasses.fields(Plain)]
-    return fields, Layer().grow(), Layer.make(), Layer(1).shape, Layer in lib.KINDS, needed
+    return fields, Layer().grow(), Layer.make(), Layer(1).shape, Layer().size, needed
 
 print(look() == look.local(), look())
 """
-    files = {"main.py": main, "lib.py": REGISTRY}
-    (line,) = lines(run(tmp_path, files))
-    fields = [("width", 64), ("shape", (64, 1)), ("bias", None), ("axes", ())]
+    (line,) = lines(run(tmp_path, {"main.py": main}))
+    fields = [("width", 64), ("shape", (64, 1)), ("bias", None)]
     assert line.startswith(f"True ({fields}, 192, Layer(")
-    assert line.endswith("(64, 1), True, [True, False])")
+    assert line.endswith("(64, 1), 128, [True, False])")
 
 
-def test_objects_of_a_class_that_was_defined_anew_are_registered(tmp_path: Path) -> None:
+def test_an_attribute_that_repeats_that_of_a_base_is_the_classs_own(tmp_path: Path) -> None:
+    main = """
+import dataclasses, enum
+import kinetic
+
+class Block:
+    width = 64
+    def loss(self): return "base"
+
+class Head(Block):
+    width = 64
+    loss = Block.loss
+
+@dataclasses.dataclass
+class A:
+    x: int = 1
+
+@dataclasses.dataclass
+class B(A):
+    x: int = 1
+
+class Meta(type):
+    pass
+
+class One(metaclass=Meta):
+    tag = "a"
+
+class Two(One):
+    tag = "a"
+
+@kinetic.run(accelerator="cpu")
+def look():
+    Block.width, Block.loss, A.x, One.tag = 128, lambda self: "patched", 5, "b"
+    own = [name for name in vars(Head) if not name.startswith("_")]
+    return Head.width, Head().loss(), B().x, Two.tag, own
+
+print(look())
+"""
+    assert lines(run(tmp_path, {"main.py": main})) == ["(64, 'base', 1, 'a', ['width', 'loss'])"]
+
+
+def test_objects_of_a_class_that_was_defined_anew_keep_theirs(tmp_path: Path) -> None:
     define = """
-@lib.register
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Point:
     x: int
     def double(self): return Point(2 * self.x)
 """
     main = f"""
-import dataclasses, kinetic, lib
+import dataclasses, jax, kinetic
 {define}
 old = Point(1)
 {define}
@@ -84,12 +113,11 @@ new = Point(2)
 @kinetic.run(accelerator="cpu")
 def look(old, new):
     kinds = type(old), type(new)
-    return [kind in lib.KINDS for kind in kinds], kinds[1] is Point, kinds[0] is Point, old.double()
+    return jax.tree.leaves((old, new)), kinds[1] is Point, kinds[0] is Point, old.double()
 
 print(look(old, new))
 """
-    files = {"main.py": main, "lib.py": REGISTRY}
-    assert lines(run(tmp_path, files)) == ["([True, True], True, False, Point(x=2))"]
+    assert lines(run(tmp_path, {"main.py": main})) == ["([1, 2], True, False, Point(x=2))"]
 
 
 def test_kinds_of_classes_come_and_go_as_they_are(tmp_path: Path) -> None:
@@ -138,37 +166,3 @@ print(*[type(a) is type(b) for a, b in zip(here, there)], Base.made, there[4:])
         "['Child'] ({'lr': 2.0}, Pair(x=3, y=2), 4, <Color.R|G: 3>, Point(x=1, y=[]), {'lr': 1.0})"
     )
     assert lines(run(tmp_path, {"main.py": main})) == [f"{'True ' * 10}{known}"]
-
-
-def test_annotations_that_are_text_can_be_evaluated(tmp_path: Path) -> None:
-    main = """
-from __future__ import annotations
-import dataclasses, inspect, typing
-from typing import get_type_hints
-import kinetic
-
-@dataclasses.dataclass
-class Inner:
-    n: typing.Tuple[int, ...] = (1,)
-
-@dataclasses.dataclass
-class Node:
-    inner: Inner
-    parent: typing.Optional[Node] = None
-    other: "Twin" = None
-    def grow(self, by: typing.Literal[2]) -> Inner: return self.inner
-
-class Twin:
-    node: Node
-
-def count(node: Node, *, kind: typing.Type[Inner] = Inner): pass
-
-@kinetic.run(accelerator="cpu")
-def look():
-    hints = [get_type_hints(each) for each in (Node, Node.grow)]
-    return hints, str(inspect.signature(count, eval_str=True))
-
-here, there = look.local(), look()
-print(here == there, here[0] == there[0])
-"""
-    assert lines(run(tmp_path, {"main.py": main})) == ["True True"]

@@ -13,7 +13,6 @@ import equinox as eqx, flax, jax, numpy as np
 from jax import tree_util
 from kinetic._pickling import code_pickler
 from kinetic._pickling.pickler import CallPickler
-from kinetic._pickling.script import Script
 from kinetic._pickling.unpickler import CallUnpickler
 
 def make():
@@ -51,7 +50,7 @@ if sys.argv[1] == "result":
     code_pickler.dump((made, tree_util.tree_structure(made[2])), file)
     sys.stdout.buffer.write(file.getvalue())
 else:
-    CallPickler(sys.stdout.buffer, Script({"__name__": "__main__"})).dump(
+    CallPickler(sys.stdout.buffer, {"__name__": "__main__"}).dump(
         (made, tree_util.tree_structure(made[2]))
     )
 """
@@ -59,9 +58,8 @@ READING = """
 import pickle, sys
 data = sys.stdin.buffer.read()
 if sys.argv[1] == "result":
-    from cloudpickle import cloudpickle
     from kinetic._pickling.result_unpickler import ResultUnpickler
-    found, structure = ResultUnpickler(data, cloudpickle).load()
+    found, structure = ResultUnpickler(data).load()
 else:
     import io
     from kinetic._pickling.unpickler import CallUnpickler
@@ -95,17 +93,14 @@ tree_util.register_pytree_node(Point, lambda x, kind=Held: ((), kind), lambda ki
 """
 SENDING = """
 import sys
-from kinetic._pickling.origin import ScriptSource
 from kinetic._pickling.pickler import CallPickler
-from kinetic._pickling.script import Script
 
 text = sys.stdin.read()
 space = {"__name__": "__main__"}
 exec(compile(text, "train.py", "exec"), space)
 import numpy as np
 held = space["Held"](np.ones(2))
-script = Script(space, [ScriptSource("train.py", text)])
-CallPickler(sys.stdout.buffer, script).dump(((held,), held))
+CallPickler(sys.stdout.buffer, space).dump(((held,), held))
 """
 
 

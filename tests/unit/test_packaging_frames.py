@@ -7,7 +7,7 @@ import sys
 import traceback
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kinetic._pickling import exceptions
@@ -52,18 +52,12 @@ def test_what_is_printed_is_the_same_to_the_last_mark():
     stop=POSITIONS,
 )
 def test_any_position_comes_back(first, below, end, start, stop):
+    assume(end or start <= stop)
     line = max(first + below, 1)
     frame = ("/no/such/file.py", "train", line, first, line + end, start, stop)
     made = exceptions.traceback_of([frame])
     assert made.tb_lineno == line
     assert exceptions.describe_frame(made, "/no/such/file.py") == frame
-
-
-def test_frames_of_an_older_record_have_only_a_line():
-    made = exceptions.traceback_of([("/no/such/file.py", "train", 7)])
-    assert [(f.filename, f.name, f.lineno) for f in traceback.extract_tb(made)] == [
-        ("/no/such/file.py", "train", 7)
-    ]
 
 
 def test_no_frames_make_no_traceback():

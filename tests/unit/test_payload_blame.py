@@ -174,24 +174,6 @@ def test_what_arrives_as_something_else_is_said(tmp_path):
     assert pack(double, 1).warnings == ()
 
 
-@pytest.mark.skipif(
-    (3, 12) <= sys.version_info < (3, 12, 4), reason="its pickle has a limit that nobody can set"
-)
-def test_lists_may_be_nested_more_deeply_than_functions_may_call():
-    deep: list = []
-    for _ in range(1500):
-        deep = [deep]
-    limit = sys.getrecursionlimit()
-    _, (back,), _ = call.unpack(pack(double, deep).data)
-    returned = results.unpack_value(results.pack_value(deep))
-    assert sys.getrecursionlimit() == limit
-    for whole in (back, returned):
-        left, depth = whole, 0
-        while left:
-            (left,), depth = left, depth + 1
-        assert depth == 1500
-
-
 @pytest.mark.parametrize("kind", [OSError, SystemExit])
 def test_a_reduce_that_raises_is_reported(kind):
     class Bad:

@@ -125,28 +125,3 @@ def test_members_that_come_back_are_those_of_the_caller(monkeypatch: pytest.Monk
             for one, other in zip(members, host.here[name].__members__.values(), strict=True)
         )
     assert vars(host.here["Planet"].EARTH) == earth
-
-
-def test_members_that_are_filled_by_their_data_type() -> None:
-    host = sent(
-        "import enum, functools, ipaddress, operator\n"
-        "class Row(list, enum.Enum): A = [1, 2]\n"
-        "class Of(dict, enum.Enum): A = {'a': 1}\n"
-        "class Tags(set, enum.Enum): A = {1, 2}\n"
-        "class Add(functools.partial, enum.Enum): FIVE = operator.add, 5\n"
-        "class Host(ipaddress.IPv4Address, enum.Enum): HERE = '127.0.0.1'\n",
-        *("Row", "Of", "Tags", "Add", "Host"),
-    )
-    row, of, tags, add, here = host.value
-    assert (list(row.A), of.A["a"], sorted(tags.A)) == ([1, 2], 1, [1, 2])
-    assert (add.FIVE(2), int(here.HERE)) == (7, 2**31 - 2**24 + 1)
-
-
-def test_attributes_of_members_that_cannot_be_sent_are_left_out() -> None:
-    host = sent(
-        "import enum, threading\nclass Locked(enum.Enum):\n    A = 1\n"
-        "    def __init__(self, n): self.lock, self.n, self.me = threading.Lock(), n, self\n",
-        "Locked",
-    )
-    (locked,) = host.value
-    assert (locked.A.n, locked.A.me, hasattr(locked.A, "lock")) == (1, locked.A, False)

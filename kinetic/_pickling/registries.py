@@ -1,0 +1,166 @@
+"""Registries of libraries that know a class or a function of the script: JAX's pytrees, Keras's
+custom objects, Flax's state dicts.
+
+What a host makes again from its parts is unknown to them. So `describe` says how an object is
+registered here, and `register` has the host's library know it in the same way. Another library is
+one more row of `_REGISTRIES`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from types import FunctionType
+from typing import Any
+
+from kinetic._core.values import dataclass
+from kinetic._pickling.uses import list_closed_over
+
+Registration = tuple[str, tuple[Any, ...]]
+"""The name of a registry, and what its `register` gets besides the object."""
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Classes and functions that a library knows.
+
+    Attributes:
+        list_objects: lists all of them; none where the library is not imported.
+        describe: returns how a registered object is registered. The second argument is false where
+            functions of the script cannot be sent: the answer is None if it needs one.
+        register: does the same with another object.
+    """
+
+    list_objects: Callable[[], Iterable[Any]]
+    describe: Callable[[Any, bool], tuple[Any, ...] | None]
+    register: Callable[..., None]
+
+
+def list_registered() -> list[Any]:
+    """Return all that is registered in this process, each object once."""
+    registries = (registry.list_objects() for registry in _REGISTRIES.values())
+    return list({id(made): made for made in itertools.chain(*registries)}.values())
+
+
+def describe(made: Any, *, with_functions: bool = True) -> tuple[Registration, ...]:
+    """Return how a class or function is registered.
+
+    Args:
+        made: the class or function.
+        with_functions: whether any function of the script may be part of the answer.
+    """
+    described = [
+        (name, registry.describe(made, with_functions))
+        for name, registry in _REGISTRIES.items()
+        if any(made is other for other in registry.list_objects())
+    ]
+    return tuple((name, args) for name, args in described if args is not None)
+
+
+def register(made: Any, registrations: Iterable[Registration]) -> None:
+    """Register an object here, where the library is installed and does not know it yet."""
+    for name, args in registrations:
+        with suppress(ImportError):
+            _REGISTRIES[name].register(made, *args)
+
+
+# -- JAX: `jax.tree_util` keeps what it knows in a private module ----------------------------------
+
+
+def _read_pytrees(name: str = "_registry") -> dict[type, Any]:
+    known: dict[type, Any] = getattr(sys.modules.get("jax._src.tree_util"), name, {})
+    return known
+
+
+def is_pytree(made: type) -> bool:
+    """Return whether JAX takes objects of a class apart."""
+    return made in _read_pytrees()
+
+
+def _describe_pytree(made: type, with_functions: bool) -> tuple[Any, ...] | None:
+    """Return the name of the function of JAX that registers a class as it is, and its arguments:
+    names of fields, or functions; text stands for a function of the class's own."""
+    flatten, unflatten = _read_pytrees()[made]
+    fields = list_closed_over(flatten) if isinstance(flatten, FunctionType) else {}
+    if fields.keys() >= {"data_fields", "meta_fields"}:
+        return "register_dataclass", fields["data_fields"], fields["meta_fields"]
+    is_own = getattr(unflatten, "__self__", None) is made
+    if not (with_functions or (is_own and type(flatten).__name__ == "methodcaller")):
+        return None
+    unflatten = unflatten.__name__ if is_own else unflatten
+    keyed = _read_pytrees("_registry_with_keypaths").get(made)
+    if keyed is not None:
+        return "register_pytree_with_keys", keyed[0], unflatten, flatten
+    return "register_pytree_node", flatten, unflatten
+
+
+def _register_pytree(made: type, how: str, *args: Any) -> None:
+    add = getattr(importlib.import_module("jax.tree_util"), how)
+    if not is_pytree(made):
+        add(made, *(_call_own(made, each) if isinstance(each, str) else each for each in args))
+
+
+def _call_own(made: type, name: str) -> Callable[..., Any]:
+    """Return a function that calls one of a class, which it may not have yet."""
+
+    def call(*args: Any) -> Any:
+        return getattr(made, name)(*args)
+
+    return call
+
+
+# -- Keras -----------------------------------------------------------------------------------------
+
+
+def _read_custom_objects() -> dict[str, Any]:
+    read = getattr(sys.modules.get("keras.saving"), "get_custom_objects", dict)
+    known: dict[str, Any] = read()
+    return known
+
+
+def _describe_custom_object(made: Any, with_functions: bool) -> tuple[Any, ...]:
+    return tuple(name for name, known in _read_custom_objects().items() if known is made)
+
+
+def _register_custom_object(made: Any, *names: str) -> None:
+    keras = importlib.import_module("keras")
+    for registered in names:
+        package, _, name = registered.rpartition(">")
+        if _read_custom_objects().get(registered) is made:
+            continue
+        if package:
+            keras.saving.register_keras_serializable(package, name)(made)
+        else:
+            _read_custom_objects()[name] = made
+
+
+# -- Flax: `flax.serialization`, for `flax.struct` and `to_state_dict` -----------------------------
+
+
+def _read_state_dicts() -> dict[type, Any]:
+    known: dict[type, Any] = getattr(
+        sys.modules.get("flax.serialization"), "_STATE_DICT_REGISTRY", {}
+    )
+    return known
+
+
+def _describe_state_dict(made: type, with_functions: bool) -> tuple[Any, ...] | None:
+    return tuple(_read_state_dicts()[made]) if with_functions else None
+
+
+def _register_state_dict(made: type, *functions: Any) -> None:
+    serialization = importlib.import_module("flax.serialization")
+    if made not in _read_state_dicts():
+        serialization.register_serialization_state(made, *functions)
+
+
+_REGISTRIES = {
+    "jax": Registry(_read_pytrees, _describe_pytree, _register_pytree),
+    "keras": Registry(
+        lambda: _read_custom_objects().values(), _describe_custom_object, _register_custom_object
+    ),
+    "flax": Registry(_read_state_dicts, _describe_state_dict, _register_state_dict),
+}

@@ -1,0 +1,130 @@
+"""What objects use: the code in a function, its globals, what decorators have wrapped.
+
+In: live objects, whose own code is not run. Out: what is pickled along with them.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections.abc import Iterator
+from contextlib import suppress
+from types import (
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+
+from kinetic._pickling.annotations import read_annotations
+
+MOST_DECORATORS = 32
+SHELL = "the notebook's shell"
+_LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")
+
+
+def walk_code(code: CodeType) -> Iterator[CodeType]:
+    """Yield code, and that of the functions and the bodies of classes in it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from walk_code(inner)
+
+
+def list_closed_over(func: FunctionType) -> dict[str, Any]:
+    """Return the variables of a closure that have values, by name."""
+    variables = {}
+    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
+        with suppress(ValueError):  # It is not set yet.
+            variables[name] = cell.cell_contents
+    return variables
+
+
+def list_globals(func: FunctionType) -> dict[str, Any]:
+    """Return the globals that a function names, also in functions and bodies of classes in it."""
+    names = {
+        step.argval
+        for code in walk_code(func.__code__)
+        for step in dis.get_instructions(code)
+        if step.opname in _LOADS
+    }
+    return {name: func.__globals__[name] for name in sorted(names & func.__globals__.keys())}
+
+
+def sets_globals(func: FunctionType) -> bool:
+    """Return whether a function assigns to a global."""
+    steps = (step for code in walk_code(func.__code__) for step in dis.get_instructions(code))
+    return any(step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for step in steps)
+
+
+def find_wrapped(obj: Any) -> Any:
+    """Return what a decorator has wrapped, without running the object's code."""
+    try:
+        fields = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
+    return fields.get("__wrapped__") if type(fields) is dict else None
+
+
+def unwrap(obj: Any) -> Any:
+    """Return the function under decorators, partials and methods."""
+    inner: Any
+    for _ in range(MOST_DECORATORS):
+        if isinstance(obj, functools.partial):
+            inner = obj.func
+        elif isinstance(obj, MethodType | staticmethod | classmethod):
+            inner = obj.__func__
+        else:
+            inner = find_wrapped(obj)
+        if inner is None:
+            break
+        obj = inner
+    return obj
+
+
+def list_parts(thing: Any) -> Iterator[tuple[str, object]]:
+    """Yield what is pickled along with a function, a class, a module or a method, each with a
+    description."""
+    if isinstance(thing, FunctionType):
+        yield from _list_parts_of_function(thing)
+    elif isinstance(thing, MethodType) and thing.__name__ == "get_ipython":
+        yield SHELL, thing.__self__
+    elif isinstance(thing, MethodType):
+        owner = f"the object ({type(thing.__self__).__name__})"
+        yield f"{owner} whose method {thing.__name__!r} is called", thing.__self__
+        yield f"method {thing.__name__!r}", thing.__func__
+    elif isinstance(thing, functools.partial):
+        for number, value in enumerate(thing.args, 1):
+            yield f"argument {number} of the partial", value
+        for name, value in thing.keywords.items():
+            yield f"keyword {name!r} of the partial", value
+        yield "the function of the partial", thing.func
+    elif isinstance(thing, type):
+        for name, value in vars(thing).items():
+            if not isinstance(value, GetSetDescriptorType | MemberDescriptorType):
+                is_wrapped = isinstance(value, staticmethod | classmethod)
+                part = value.__func__ if is_wrapped else value
+                yield f"attribute {name!r} of class {thing.__name__}", part
+        for base in thing.__bases__:
+            yield f"class {base.__name__}, base of {thing.__name__}", base
+    elif isinstance(thing, ModuleType):
+        for name, value in list(vars(thing).items()):
+            yield f"global {name!r} of module {thing.__name__}", value
+
+
+def _list_parts_of_function(func: FunctionType) -> Iterator[tuple[str, object]]:
+    defaults = func.__defaults__ or ()
+    names = func.__code__.co_varnames[: func.__code__.co_argcount]
+    by_parameter = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    for name, value in (by_parameter | (func.__kwdefaults__ or {})).items():
+        yield f"default of parameter {name!r}", value
+    for name, value in list_closed_over(func).items():
+        yield f"closure variable {name!r} of {func.__name__}", value
+    for name, value in list_globals(func).items():
+        yield f"global {name!r} used by {func.__name__}", value
+    for name, value in func.__dict__.items():
+        yield f"attribute {name!r} of {func.__name__}", value
+    yield f"annotations of {func.__name__}", read_annotations(func)
