@@ -205,9 +205,7 @@ jax.tree_util.register_pytree_node(Late, lambda _: ({0}, None), lambda *_: Late(
         assert kernel.run("count()").value["text/plain"] == str(leaves)
 
 
-def test_an_edited_module_is_what_its_file_says_and_autoreload_brings_both_together(
-    kernel, folder
-):
+def test_an_edited_module_is_what_its_file_says_and_autoreload_brings_both_together(kernel, folder):
     module = folder / "part.py"
     module.write_text("def version():\n    return 1\n")
     kernel.run("import part")
