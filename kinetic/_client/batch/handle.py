@@ -38,7 +38,6 @@ from kinetic.errors import (
 )
 
 if TYPE_CHECKING:
-    from kinetic._client.board.drawing import Picture
     from kinetic._core.outcome import Outcome
 
 R_co = TypeVar("R_co", covariant=True)
@@ -77,12 +76,8 @@ class BatchHandle(Generic[R_co]):
     def _repr_html_(self) -> str:
         from kinetic._client.board import drawing
 
-        tasks, handles = self._tasks(), self._executor.handles
-        detailed = len(tasks) <= drawing.DETAILED_JOBS
-        pairs = zip(tasks, handles, strict=True)
-        return drawing.batch_html(
-            self.name, (self.group_id,), [_picture(task, job, detailed) for task, job in pairs]
-        )
+        states = [str(task.state) for task in self._tasks()]
+        return drawing.batch_html(self.name, (self.group_id,), states)
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -465,14 +460,6 @@ def _attach(
 def reopen_batch(store_uri: str, group_id: str) -> BatchHandle[Any]:
     """Return a batch of one store."""
     return _attach(open_store(store_uri), group_id)
-
-
-def _picture(task: Task, job: JobHandle[Any] | None, detailed: bool) -> Picture:
-    from kinetic._client.board.drawing import Picture
-
-    if job is not None and detailed:
-        return job.picture()
-    return Picture("", (), str(task.state), None, ())
 
 
 def _list_statuses(pairs: Sequence[tuple[Task, JobHandle[Any]]]) -> list[JobStatus]:

@@ -23,8 +23,6 @@ from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 
-DETAILED_JOBS = 24
-"""Batches up to this size are drawn with the hosts and chips of each job."""
 _DETAILED_HOSTS = 64
 """Gangs up to this size are drawn with numbers and chips, larger ones as one square for each
 host."""
@@ -99,47 +97,21 @@ def of_job(
     )
 
 
-def batch_html(title: str, facts: Sequence[str], jobs: Sequence[Picture]) -> str:
-    """Return the drawing of a batch: a box for each of a few jobs, a square for each of many."""
-    states = [job.state for job in jobs]
-    told = "".join(
+def batch_html(title: str, facts: Sequence[str], states: Sequence[str]) -> str:
+    """Return the drawing of a batch: a square for each input."""
+    said = "".join(
         f' <span style="opacity:.75">· {escape(fact)}</span>'
         for fact in (*facts, summary(states, "input"))
     )
-    detailed = len(jobs) <= DETAILED_JOBS
-    boxes = "".join(
-        _job(index, job) if detailed else _square(job.state, index, None, "input")
-        for index, job in enumerate(jobs[:_MOST_HOSTS])
+    squares = "".join(
+        _square(state, index, None, "input") for index, state in enumerate(states[:_MOST_HOSTS])
     )
-    left = len(jobs) - _MOST_HOSTS
+    left = len(states) - _MOST_HOSTS
     more = f'<div style="opacity:.75">and {left:,} more inputs</div>' if left > 0 else ""
-    grid = (
-        "display:flex;flex-wrap:wrap;gap:6px"
-        if detailed
-        else "display:grid;grid-template-columns:repeat(32,max-content);gap:2px"
-    )
-    head = f'<div style="margin-bottom:6px"><b>{escape(title)}</b>{told}</div>'
-    return f'<div role="group" style="{_FRAME}">{head}<div style="{grid}">{boxes}</div>{more}</div>'
-
-
-def _job(index: int, job: Picture) -> str:
-    colour = rgb(job.state)
-    chips = min(job.topology.chips_per_host, _MOST_CHIPS) if job.topology is not None else 0
-    rows = "".join(
-        f'<div style="line-height:1">{_chips(state, chips)}</div>'
-        for state in job.hosts[:_WIDEST_ROW]
-        if chips
-    )
-    more = (
-        f'<div style="font-size:11px;opacity:.75">+ {len(job.hosts) - _WIDEST_ROW} hosts</div>'
-        if len(job.hosts) > _WIDEST_ROW
-        else ""
-    )
-    words = f'<div style="font-size:11px;white-space:nowrap">{index} {escape(job.state)}</div>'
+    grid = "display:grid;grid-template-columns:repeat(32,max-content);gap:2px"
+    head = f'<div style="margin-bottom:6px"><b>{escape(title)}</b>{said}</div>'
     return (
-        "<div "
-        f'style="{_box(colour)};box-sizing:border-box;'
-        f'min-width:{_NARROWEST_PX}px">{words}{rows}{more}</div>'
+        f'<div role="group" style="{_FRAME}">{head}<div style="{grid}">{squares}</div>{more}</div>'
     )
 
 
