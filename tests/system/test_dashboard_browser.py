@@ -141,7 +141,7 @@ def test_a_host_that_stands_still_is_found_and_its_output_searched(page, tmp_pat
     page.click("details[data-load$=stacks] summary")
     page.wait_for("stand_still", "details[data-load$=stacks] .loaded")
     page.click("details[data-load$=call] summary")
-    page.wait_for("2 x cpu", "details[data-load$=call] .loaded")
+    page.wait_for("2 slices of cpu", "details[data-load$=call] .loaded")
     assert "KEY" in page.text("details[data-load$=call]")
     assert "a-value" not in page.text("details[data-load$=call]")
     page.click("details[data-load$=source] summary")
