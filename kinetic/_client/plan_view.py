@@ -86,7 +86,7 @@ def describe_plan(plan: Plan) -> list[tuple[str, str]]:
     source = "none"
     if tree is not None:
         source = (
-            f"{tree.files:,} files, {tree.size_bytes:,} bytes of {plan.client_root}, sha256 "
+            f"{tree.files:,} {'file' if tree.files == 1 else 'files'}, {tree.size_bytes:,} bytes of {plan.client_root}, sha256 "
             f"{tree.manifest.digest[:12]}"
         )
     installs = ""

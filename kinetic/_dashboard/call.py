@@ -30,7 +30,7 @@ def describe_call(plan: Plan) -> dict[str, Any]:
         if name not in _NAMES_ONLY
     ]
     limits = [(name, _show(value)) for name, value in vars(plan.limits).items() if value]
-    return {"facts": _facts(plan), "options": options, "limits": limits, "tree": plan.tree}
+    return {"facts": _facts(plan), "options": options, "limits": limits}
 
 
 def _show(value: Any) -> str:
@@ -44,7 +44,6 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         "labels": ", ".join(f"{name}={value}" for name, value in plan.labels.items()),
         "output folder": plan.output_dir or "",
         "versions": f"Python {plan.versions.python}, kinetic {plan.versions.kinetic}",
-        "sent from": plan.client_root,
     }
     return [
         (name.capitalize(), text.printable(value))
