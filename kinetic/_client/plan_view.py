@@ -85,8 +85,9 @@ def describe_plan(plan: Plan) -> list[tuple[str, str]]:
     stands_in = f" (stands in for {place.stands_in_for})" if place.stands_in_for else ""
     source = "none"
     if tree is not None:
+        files = "1 file" if tree.files == 1 else f"{tree.files:,} files"
         source = (
-            f"{tree.files:,} {'file' if tree.files == 1 else 'files'}, {tree.size_bytes:,} bytes of {plan.client_root}, sha256 "
+            f"{files}, {tree.size_bytes:,} bytes of {plan.client_root}, sha256 "
             f"{tree.manifest.digest[:12]}"
         )
     installs = ""
