@@ -116,7 +116,7 @@ class Agents:
 
     def end_orphans(self) -> None:
         """Kill what agents that were killed have left to this process."""
-        own = {*self.pids, *(() if self._fork_server is None else self._fork_server.pids)}
+        own = {*self.pids, *(() if self._fork_server is None else (self._fork_server.pid,))}
         for pid in processes.children(os.getpid()):
             if pid not in own:
                 processes.kill(pid, signal.SIGKILL)

@@ -1,9 +1,7 @@
 """A fork server: a process without threads, from which a process that has threads gets children.
 
-In: a function to run in each child, small requests, descriptors. Out: process ids. gRPC starts
-threads, and a fork copies the locks that they hold: so a fork server is forked before the first
-thread, and forks when it is asked. What it forks are children of the process that asked. One that
-is killed is replaced.
+gRPC starts threads, and a fork copies the locks that they hold: so a fork server is forked before
+the first thread, and forks when it is asked. What it forks are children of the process that asked.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from kinetic._system import processes
 
@@ -23,110 +21,53 @@ Run = Callable[[dict[str, Any], Sequence[int]], int]
 """Takes a request and the descriptors that came with it; returns an exit code."""
 _ANSWER_S = 10.0
 _MOST_BYTES, _MOST_FDS = 1 << 16, 8
-_BECOME = "become"
-"""A request that is not for `run`: the spare takes the place of the fork server, whose title is
-given, and forks another spare, which gets its requests from the descriptor that comes with this
-one."""
-_SPARE = "spare-"
-
-
-class _Gone(OSError):
-    """A fork server that was asked does not answer any more."""
-
-
-class _Line(NamedTuple):
-    """A fork server, and the owner's end of the connection to it."""
-
-    pid: int
-    pidfd: int
-    """Names this process also when somebody has waited for it, and its id is another's."""
-    socket: socket.socket
 
 
 class ForkServer:
     """Forks children for its owner, which must have called `adopt_orphans`: the kernel gives them
-    to it because their own parent ends at once.
+    to it because their own parent ends at once. Nobody replaces one that is killed.
 
-    A spare stands by: whoever has threads cannot fork a new one, and that one can.
+    Attributes:
+        pid: of its process.
     """
 
     def __init__(self, run: Run, title: str, *, without: Sequence[int] = ()) -> None:
-        """Fork it and its spare; `without` are descriptors that they must not hold open."""
-        self._lines: list[_Line] = []
-        self._title = title
+        """Fork it; `without` are descriptors that it must not hold open."""
         owner = os.getpid()
-        for title_now in (title, _SPARE + title):
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            pid = os.fork()
-            if pid == 0:
-                for fd in (ours.fileno(), *(line.socket.fileno() for line in self._lines)):
-                    os.close(fd)
-                for fd in without:
-                    os.close(fd)
-                serve = functools.partial(_serve, theirs, run, title_now, owner)
-                processes.exit_with(serve)
-            theirs.close()
-            self._add(pid, ours)
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Of itself, and of the one that stands by."""
-        return tuple(line.pid for line in self._lines)
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if self.pid == 0:
+            for fd in (self._requests.fileno(), *without):
+                os.close(fd)
+            processes.exit_with(functools.partial(_serve, theirs, run, title, owner))
+        theirs.close()
+        self._requests.settimeout(_ANSWER_S)
+        # Names this process also when somebody has waited for it, and its id is another's.
+        self._pidfd = os.pidfd_open(self.pid)
 
     def fork(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
         """Return the process id of a new child that runs this request.
 
         Raises:
-            OSError: it and its spare are gone, or the system has no room for a process.
+            OSError: the fork server is gone, or the system has no room for a process.
         """
-        while self._lines:
-            try:
-                return _ask(self._lines[0], request, fds)
-            except _Gone:
-                self._replace()
-        raise OSError("the process that forks for this one has ended, and so has its spare")
+        try:
+            socket.send_fds(self._requests, [json.dumps(request).encode()], fds)
+            answer = self._requests.recv(1024).decode()
+        except OSError as error:
+            raise OSError(f"the process that forks for this one is gone: {error}") from error
+        if not answer.isdecimal():
+            raise OSError(answer or "the process that forks for this one has ended")
+        return int(answer)
 
     def close(self) -> None:
-        """End them; their children live on."""
-        while self._lines:
-            self._drop_first()
-
-    def _add(self, pid: int, ours: socket.socket) -> None:
-        ours.settimeout(_ANSWER_S)
+        """End it; its children live on."""
+        self._requests.close()
         with contextlib.suppress(ProcessLookupError):
-            self._lines.append(_Line(pid, os.pidfd_open(pid), ours))
-
-    def _replace(self) -> None:
-        """Have the spare take the place of the fork server, and fork another spare."""
-        self._drop_first()
-        if not self._lines:
-            return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.suppress(OSError), theirs:
-            request = {_BECOME: self._title}
-            self._add(_ask(self._lines[0], request, [theirs.fileno()]), ours)
-
-    def _drop_first(self) -> None:
-        line = self._lines.pop(0)
-        line.socket.close()
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(line.pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PIDFD, line.pidfd, os.WEXITED)
-        os.close(line.pidfd)
-
-
-def _ask(line: _Line, request: dict[str, Any], fds: Sequence[int]) -> int:
-    try:
-        socket.send_fds(line.socket, [json.dumps(request).encode()], fds)
-        answer = line.socket.recv(1024).decode()
-    except OSError as error:
-        raise _Gone(str(error)) from error
-    if not answer:
-        raise _Gone("it has ended")
-    if not answer.isdecimal():
-        raise OSError(answer)
-    return int(answer)
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        os.close(self._pidfd)
 
 
 def _serve(requests: socket.socket, run: Run, title: str, owner: int) -> int:
@@ -143,15 +84,9 @@ def _serve(requests: socket.socket, run: Run, title: str, owner: int) -> int:
         except OSError as error:
             requests.send(f"no process could be forked: {error.strerror}".encode())
         else:
-            request = json.loads(data)
-            if (now := request.get(_BECOME)) is not None:
-                processes.set_title(now)
             if between == 0:
                 os.close(held)
-                act = functools.partial(run, request, fds)
-                if now is not None:
-                    spare = socket.socket(fileno=fds[0])
-                    act = functools.partial(_serve, spare, run, _SPARE + now, owner)
+                act = functools.partial(run, json.loads(data), fds)
                 _fork_on(
                     requests, functools.partial(_run_once_adopted, requests, freed, act, owner)
                 )
@@ -176,12 +111,11 @@ def _run_once_adopted(
     requests: socket.socket, freed: int, run: Callable[[], int], owner: int
 ) -> int:
     """Answer only once the fork server has waited for the process between, and so closed the other
-    end of `freed`: before, the owner has no child of this id to wait for, and if the fork server is
-    killed the owner gets the process between, too."""
+    end of `freed`: before, the owner has no child of this id to wait for."""
     os.read(freed, 1)
     os.close(freed)
     if os.getppid() != owner:
-        return 1  # the fork server was killed: the spare is asked again
+        return 1  # The fork server was killed.
     try:
         requests.send(str(os.getpid()).encode())
     except OSError:

@@ -165,26 +165,15 @@ def test_the_leader_is_killed(begin):
 def test_what_forks_is_killed(begin, tmp_path):
     """Without the process that starts agents, a lost slice cannot return."""
     job = begin(elastic(on_slice_loss="shrink", slice_timeout=1), (), 0.3)
-    for title in ("kinetic-forks", "spare-kinetic-forks"):
-        os.kill(job.below_supervisor(title), signal.SIGKILL)
+    os.kill(job.below_supervisor("kinetic-forks"), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S) == half(2)
-
-
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
-def test_what_forks_is_replaced(begin, signum):
-    job = begin(elastic(max_failures=1), (), 0.3)
-    os.kill(job.below_supervisor("kinetic-forks"), signum)
-    os.kill(job.agents()[3], signal.SIGKILL)
-    assert job.handle.result(timeout=LIMIT_S) == whole(2)
-    assert job.losses() == [(1,)]
 
 
 def test_nothing_that_forks_is_left(begin):
     """No slice can return: that is said, and is no failure of the function's."""
     job = begin(elastic(2, 2), (), 0.3)
-    for title in ("kinetic-forks", "spare-kinetic-forks"):
-        os.kill(job.below_supervisor(title), signal.SIGKILL)
+    os.kill(job.below_supervisor("kinetic-forks"), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)
     with pytest.raises(HostLost) as caught:
         job.handle.result(timeout=LIMIT_S)
@@ -192,7 +181,7 @@ def test_nothing_that_forks_is_left(begin):
     assert (
         "kinetic's own failed 3 times, which is no fault of the function: attempt 1: the" in words
     )
-    assert "has ended, and so has its spare" in words
+    assert "the process that forks for this one " in words
     assert "max_failures was not used up by them. Losses besides: attempt 1: slice 1" in words
 
 

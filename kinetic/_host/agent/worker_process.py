@@ -59,7 +59,7 @@ class WorkerProcess:
         fds = (worker_end.fileno(), out, err, self._stacks)
         if fork_server is not None:
             self.pid = fork_server.fork({"title": title}, fds)
-            self.keep: tuple[int, ...] = fork_server.pids
+            self.keep: tuple[int, ...] = (fork_server.pid,)
         else:
             self.keep, parent = (), os.getpid()
             self.pid = os.fork()
