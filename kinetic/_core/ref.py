@@ -111,7 +111,7 @@ class JobRef(documents.Record, called="The reference of the job"):
             CorruptRecord: a required field is missing or the document is not an object.
         """
         if isinstance(data, dict):
-            data = {"schema_version": 0, "place": _place(data)} | data
+            data = {"schema_version": 1, "place": _place(data)} | data
         return super().from_json(data)
 
 
