@@ -21,7 +21,6 @@ Promises:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,7 +31,7 @@ from kinetic._core.gang import blame, stops
 from kinetic._core.gang.hangs import HangWatch
 from kinetic._core.gang.members import BrokenConnections, Roster, Silence
 from kinetic._core.gang.messages import Activity, GangPhase, GangSpec, Heartbeat, HostView
-from kinetic._core.gang.rendezvous import PeersWindow
+from kinetic._core.gang.rendezvous import FailureWindow
 from kinetic._core.gang.stops import Stop
 from kinetic._core.outcome import HostReport
 from kinetic.errors import UsageError
@@ -41,9 +40,6 @@ _INTERVALS = 10
 """Heartbeats that an agent sends within `heartbeat_timeout_s`."""
 _LATE_INTERVALS = 3
 """A host that misses this many heartbeats is silent if another host has just lost a peer."""
-_TOGETHER_S = 0.5
-"""Hosts that are taken away later than this after the first one are so because of it: a Job that
-has lost a pod deletes the others, a second later."""
 _MAX_STACKS = 256 * 1024
 
 __all__ = ["Activity", "Gang", "GangPhase", "GangSpec", "Heartbeat", "HostView"]
@@ -68,12 +64,7 @@ class Gang:
         self._broken = BrokenConnections(spec.reconnect_s)
         self._silence = Silence(self._hosts, spec.heartbeat_timeout_s)
         self._ready_at: float | None = None
-        # (rank, host) in order of arrival, until the stop
-        self._failures: list[tuple[int, int]] = []
-        self._evicted_at = math.inf  # of the first one
-        # (now, watched) of the first consequence
-        self._window_opened: tuple[float, float] | None = None
-        self._peers = PeersWindow(spec.peers_window_s, repeats=spec.repeats)
+        self._window = FailureWindow(spec.peers_window_s, repeats=spec.repeats)
         self._stop_exit: Exit | None = None
         self._stop_exits: Mapping[int, Exit] = {}
         self._blamed_rank: int | None = None
@@ -214,11 +205,11 @@ class Gang:
         return events
 
     def _watch_live(self) -> None:
-        if self._peers.waited_for:
-            if self._peers.are_late(self._now):
+        if self._window.waits_for_peers:
+            if self._window.are_peers_late(self._now):
                 self._stop_failed()
-        elif self._window_opened is not None:
-            self._close_window(*self._window_opened)
+        elif self._window.waits_since is not None:
+            self._close_window(*self._window.waits_since)
         elif self.phase is GangPhase.JOINING:
             first_sign_s = self.spec.first_sign_s
             if self._now - self._started >= self.spec.start_timeout_s:
@@ -261,8 +252,7 @@ class Gang:
     def urgent(self) -> bool:
         """Whether a decision is due soon: sweep more often."""
         return (
-            self._window_opened is not None
-            or self._peers.waited_for
+            self._window.is_open
             or self._hangs.asking
             or bool(self._broken)
             or self.phase is not GangPhase.RUNNING
@@ -294,7 +284,7 @@ class Gang:
         } | self._hosts.describe(self._watched)
 
     def _make_view(self, stop_exit: Exit | None) -> HostView:
-        is_taken_away = any(rank == EVICTED_RANK for rank, _ in self._failures)
+        is_taken_away = any(rank == EVICTED_RANK for rank, _ in self._window.failures)
         saves = is_taken_away or stop_exit is Exit.OVER_BUDGET
         return HostView(
             version=self.version,
@@ -330,14 +320,11 @@ class Gang:
 
     def _count_failure(self, report: HostReport) -> None:
         """Count a report as a failure, or after the stop as the cause of the first one."""
-        rank = blame.rank_of(report)
-        if rank == EVICTED_RANK and (rank, report.host) not in self._failures:
-            self._evicted_at = min(self._evicted_at, self._now)
-            rank = CONSEQUENCE_RANK if self._now > self._evicted_at + _TOGETHER_S else rank
-        if rank > CONSEQUENCE_RANK or (rank, report.host) in self._failures:
+        rank, failures = self._window.rank_of(report, self._now), self._window.failures
+        if rank > CONSEQUENCE_RANK or (rank, report.host) in failures:
             return
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):
-            self._failures.append((rank, report.host))
+            failures.append((rank, report.host))
             self._emit(EventKind.FAILURE, report.host, blame.why(report), exit=report.exit)
             self._bump_version()
         elif self._blamed_rank is not None and rank < self._blamed_rank:
@@ -354,16 +341,17 @@ class Gang:
     def _check_completion(self) -> None:
         """Stop at once on a cause or a silent host; on a consequence, or a host that is taken away,
         wait for the cause; finish when all hosts have ended."""
-        if self.phase in (GangPhase.JOINING, GangPhase.RUNNING) and self._failures:
+        window = self._window
+        if self.phase in (GangPhase.JOINING, GangPhase.RUNNING) and window.failures:
             if self._hosts.reported == self.spec.hosts:
                 self._stop_failed()
-            elif min(self._failures)[0] <= SILENT_RANK:
-                last = self._hosts[self._failures[-1][1]].report
+            elif window.first[0] <= SILENT_RANK:
+                last = self._hosts[window.failures[-1][1]].report
                 runs = self.phase is GangPhase.RUNNING
-                if not (runs and last and self._peers.may_follow(last, self._now)):
+                if not (runs and last and window.wait_for_peers(last, self._now)):
                     self._stop_failed()
-            elif self._window_opened is None:
-                self._window_opened = self._now, self._watched
+            elif window.waits_since is None:
+                window.waits_since = self._now, self._watched
         elif self._hosts.reported == self.spec.hosts and self._hosts.have_left:
             self._stop(Stop(Exit.STOPPED, "the function left, to make room for a slice"))
         self._finish_if_complete()
@@ -387,7 +375,7 @@ class Gang:
     def _lose_unseen(self) -> None:
         """A cluster that has lost a host before it joined asks the others to end: it is to blame
         before them. Not hosts that are known to be there, which only have not joined yet."""
-        rank, host = min(self._failures)
+        rank, host = self._window.first
         if rank == EVICTED_RANK and self.spec.first_sign_s is None:
             detail = f"It had not joined when the cluster asked the pod of host {host} to end."
             for absent in self._hosts.find_absent():
@@ -418,10 +406,9 @@ class Gang:
         return limit_s is not None and began is not None and self._now - began >= limit_s
 
     def _stop_failed(self) -> None:
-        rank = min(self._failures)[0]
-        blamed = tuple(dict.fromkeys(host for r, host in self._failures if r == rank))
+        blamed = self._window.blamed
         self._stop(Stop(Exit.STOPPED, stops.first_failure(self._hosts, blamed, self.spec), blamed))
-        self._blamed_rank = rank
+        self._blamed_rank = self._window.first[0]
 
     def _stop_unready(self) -> None:
         missing = self._hosts.find_absent()
@@ -439,7 +426,7 @@ class Gang:
         self._stop_exit, self._stop_exits = stop.exit, stop.exits
         self._hung = Exit.HANG in stop.exits.values()
         self._give_up_at = self._now + self.spec.grace_s + self.spec.report_s
-        self._window_opened = None
+        self._window.waits_since = None
         self._hangs.forget()
         self._bump_version()
         self._emit(EventKind.STOP, stop.blamed[0] if stop.blamed else None, stop.reason)

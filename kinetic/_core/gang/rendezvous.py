@@ -7,12 +7,18 @@ for too long; whether more failures may follow. Pure.
 
 from __future__ import annotations
 
+import math
+
+from kinetic._core.exits import CONSEQUENCE_RANK, EVICTED_RANK
+from kinetic._core.gang import blame
 from kinetic._core.gang.members import Roster
 from kinetic._core.gang.messages import Activity, GangSpec
 from kinetic._core.outcome import HostReport, name_hosts
 from kinetic._core.values import dataclass
 
 _WINDOWS = 5
+_TOGETHER_S = 0.5
+"""Hosts that are taken away later than this after the first one are so because of it."""
 
 
 @dataclass(frozen=True)
@@ -82,37 +88,70 @@ class Rendezvous:
         )
 
 
-class PeersWindow:
-    """How long the gang waits for other hosts to fail as one just did: code that fails on one host
-    often fails on all.
+class FailureWindow:
+    """The failures of a gang before it is stopped, and how long it waits for more of them.
 
-    Each failure opens another window for the rest, up to `_WINDOWS` in all. Nobody waits where the
-    function is called again: the last attempt names them all.
+    Code that fails on one host often fails on all: each such failure opens another window for the
+    rest, up to `_WINDOWS` in all. Nobody waits where the function is called again: the last attempt
+    names them all. A consequence waits for its cause.
+
+    Attributes:
+        failures: (rank, host) in order of arrival.
+        waits_since: (now, watched) of the first consequence that waits for its cause; None if none
+            does.
     """
 
-    def __init__(self, window_s: float, *, repeats: bool) -> None:
-        self._window_s, self._repeats = window_s, repeats
-        self._until: float | None = None
-        self._latest = 0.0
+    def __init__(self, peers_window_s: float, *, repeats: bool) -> None:
+        self.failures: list[tuple[int, int]] = []
+        self.waits_since: tuple[float, float] | None = None
+        self._peers_window_s, self._repeats = peers_window_s, repeats
+        self._peers_until: float | None = None
+        self._peers_latest = 0.0
+        self._evicted_at = math.inf
 
-    def may_follow(self, failed: HostReport, now: float) -> bool:
-        """Return whether other hosts may fail as this one did. False if it died."""
-        kind = failed.exit.kind
-        is_last = not (self._repeats and kind.retryable)
-        if not kind.code_failed or self._window_s <= 0 or not is_last:
-            return False
-        self._latest = now + _WINDOWS * self._window_s if self._until is None else self._latest
-        self._until = min(now + self._window_s, self._latest)
-        return True
+    def rank_of(self, report: HostReport, now: float) -> int:
+        """Return the rank of a report. A host that is taken away after the first one is a
+        consequence of that: a Job that has lost a pod deletes the others."""
+        rank = blame.rank_of(report)
+        if rank == EVICTED_RANK and (rank, report.host) not in self.failures:
+            self._evicted_at = min(self._evicted_at, now)
+            rank = CONSEQUENCE_RANK if now > self._evicted_at + _TOGETHER_S else rank
+        return rank
 
     @property
-    def waited_for(self) -> bool:
-        """Whether the gang waits for others to fail as well."""
-        return self._until is not None
+    def first(self) -> tuple[int, int]:
+        """The rank and the host of the failure to blame."""
+        return min(self.failures)
 
-    def are_late(self, now: float) -> bool:
-        """Whether the last window is over."""
-        return self._until is not None and now >= self._until
+    @property
+    def blamed(self) -> tuple[int, ...]:
+        """The hosts to blame, in order of arrival."""
+        rank, _ = self.first
+        return tuple(dict.fromkeys(host for r, host in self.failures if r == rank))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the gang waits for more failures."""
+        return self.waits_for_peers or self.waits_since is not None
+
+    @property
+    def waits_for_peers(self) -> bool:
+        """Whether the gang waits for other hosts to fail in the same way."""
+        return self._peers_until is not None
+
+    def wait_for_peers(self, failed: HostReport, now: float) -> bool:
+        """Return whether other hosts may fail as this one did. False if it died."""
+        kind, window_s = failed.exit.kind, self._peers_window_s
+        if not kind.code_failed or window_s <= 0 or (self._repeats and kind.retryable):
+            return False
+        if self._peers_until is None:
+            self._peers_latest = now + _WINDOWS * window_s
+        self._peers_until = min(now + window_s, self._peers_latest)
+        return True
+
+    def are_peers_late(self, now: float) -> bool:
+        """Whether the last window for other hosts is over."""
+        return self._peers_until is not None and now >= self._peers_until
 
 
 def _pronoun_of(hosts: tuple[int, ...]) -> str:
