@@ -41,7 +41,6 @@ from kinetic._core.outcome import HostReport, judge
 from kinetic._core.place import Place
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
-from kinetic._core.spec import JobSpec
 from kinetic._host.agent import workspace
 from kinetic._host.identity import Identity
 from kinetic._source import bundle
@@ -154,8 +153,9 @@ def in_a_bucket(project: Path, place: Path) -> None:
             if path:
                 (project / path).write_text(f"{path}\n")
             options = Options(topology=resolve("cpu"))
-            spec = JobSpec(function, (), {}, "function", options)
-            made = planning.make(spec, configuration.load(), Place("ray"))
+            made = planning.plan_call(
+                function, (), {}, options, settings=configuration.load(), place=Place("ray")
+            )
             submission.submit(made, Nowhere(), store)  # type: ignore[arg-type]
             return made.plan
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from kinetic._client.batch import launch
 from kinetic._client.batch.handle import BatchHandle, attach_batch
-from kinetic._client.batch.inputs import calls
-from kinetic._client.batch.submitters import CallingSubmitter
+from kinetic._client.batch.inputs import list_calls
+from kinetic._client.batch.sources import CallingFunction
 from kinetic._client.remote import RemoteCallable
 from kinetic._config import settings as configuration
 from kinetic._core import checks, spec
+from kinetic._core.tracebacks import hide_frames
 from kinetic._store.open import open_store
 from kinetic.errors import BatchError, UsageTypeError
 
@@ -47,6 +48,7 @@ def map(
 ) -> BatchHandle[R]: ...
 
 
+@hide_frames
 def map(
     submit_fn: Callable[..., Any],
     inputs: Iterable[Any],
@@ -65,8 +67,8 @@ def map(
 
     Args:
         submit_fn: a decorated function or its `run_async`, which are packaged once for all inputs;
-            or any function that submits a job and returns its handle, which is called with the
-            inputs as they are when it is their turn.
+            or any function that submits one job with `run_async` and returns its handle, which is
+            called with the inputs as they are when it is their turn.
         inputs: one entry for each job.
 
     Raises:
@@ -92,21 +94,16 @@ def map(
         )
     how = launch.rules(
         max_concurrent=max_concurrent,
-        retries=retries,
         fail_fast=fail_fast,
         cancel_running_on_fail=cancel_running_on_fail,
     )
-    each_call = calls(inputs, input_mode)
-    store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).store)
+    calls = list_calls(inputs, input_mode)
+    settings = configuration.load(flags={"project": project, "cluster": cluster})
+    store = open_store(settings.store)
+    retries = checks.count("retries", retries, least=0)
+    source = CallingFunction(calls, submit_fn, settings, store, retries)
     title = checks.text("name", name) or spec.name_of(submit_fn)
-    return launch.launch(
-        CallingSubmitter(each_call, submit_fn, store),
-        store,
-        len(each_call),
-        how,
-        name=title,
-        notes=launch.tags(tags),
-    )
+    return launch.launch(source, store, len(calls), how, name=title, notes=launch.tags(tags))
 
 
 def _remote(submit_fn: Any) -> RemoteCallable[..., Any] | None:
@@ -114,8 +111,5 @@ def _remote(submit_fn: Any) -> RemoteCallable[..., Any] | None:
     if isinstance(submit_fn, RemoteCallable):
         return submit_fn
     owner = getattr(submit_fn, "__self__", None)
-    return (
-        owner
-        if isinstance(owner, RemoteCallable) and getattr(submit_fn, "__name__", "") == "run_async"
-        else None
-    )
+    is_run_async = isinstance(owner, RemoteCallable) and submit_fn.__name__ == "run_async"
+    return owner if is_run_async else None

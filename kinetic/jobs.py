@@ -9,7 +9,7 @@ from typing import Any
 
 from kinetic._client.handle import JobHandle
 from kinetic._config import settings
-from kinetic._core.tracebacks import own_frames_hidden
+from kinetic._core.tracebacks import hide_frames
 from kinetic._store import index
 from kinetic._store.open import open_store
 from kinetic.job_status import JobStatus
@@ -17,6 +17,7 @@ from kinetic.job_status import JobStatus
 __all__ = ["JobHandle", "JobStatus", "attach", "list_jobs"]
 
 
+@hide_frames
 def attach(job_id: str, project: str | None = None, cluster: str | None = None) -> JobHandle[Any]:
     """Find a job again, from any process. The beginning of its id is enough.
 
@@ -24,10 +25,9 @@ def attach(job_id: str, project: str | None = None, cluster: str | None = None) 
         NotFound: no job has this id; `suggestions` has the nearest ids.
         UsageError: several ids begin like this.
     """
-    with own_frames_hidden:
-        chosen = settings.load(flags={"project": project, "cluster": cluster})
-        store = open_store(chosen.store)
-        return JobHandle[Any](index.find(store, job_id), store=store)
+    chosen = settings.load(flags={"project": project, "cluster": cluster})
+    store = open_store(chosen.store)
+    return JobHandle[Any](index.find(store, job_id), store=store)
 
 
 def list_jobs(

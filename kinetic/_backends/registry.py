@@ -1,7 +1,7 @@
 """From a place to the backend that runs jobs there: the only module that knows all backends.
 
-In: the options of a call, the settings; later the place of a job, and its store. Out: a
-`BackendSelection`, and the `Backend` itself.
+In: the options of a call, the settings; later the place of a job, and its store. Out: where
+the job goes, and the `Backend` itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from kinetic._backends.base import Backend
 from kinetic._core.place import JOB, JOBSET, Place
 from kinetic._core.ref import JobRef
-from kinetic._core.values import dataclass
 from kinetic._store.base import Store
 from kinetic.errors import PreflightError, UsageError
 
@@ -28,21 +27,11 @@ Maker = Callable[[Place, Store], Backend]
 _WITHOUT_CLUSTER = ("local", "ray")
 
 
-@dataclass(frozen=True)
-class BackendSelection:
-    """Where a job goes.
-
-    Attributes:
-        place: the backend that takes the job, and where it runs.
-        notice: a line for the caller if one backend stands in for another, or "".
-    """
-
-    place: Place
-    notice: str = ""
-
-
-def select(options: Options, settings: Settings, *, system: str = sys.platform) -> BackendSelection:
-    """Decide where a job goes. Without a cluster, the local backend stands in for it, and refuses
+def select(
+    options: Options, settings: Settings, *, system: str = sys.platform
+) -> tuple[Place, str]:
+    """Decide where a job goes; return that, and a line for the caller if one backend stands in for
+    another, or "". Without a cluster, the local backend stands in for it, and refuses
     the job if this machine cannot simulate slices.
 
     Args:
@@ -85,15 +74,15 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
     if _makers.get(name) is _ray:
         from kinetic._backends.ray import access
 
-        return BackendSelection(replace(place, address=access.find_address(settings)))
+        return replace(place, address=access.find_address(settings)), ""
     if name in _WITHOUT_CLUSTER:
-        return BackendSelection(place)
+        return place, ""
     if name in _makers and settings.cluster_settings:
-        return BackendSelection(_settle(place))
+        return _settle(place), ""
     stand_in = replace(place, backend="local", stands_in_for=name)
     simulates = simulation.can_simulate(system)
     notice = _standing_in(topology, slices, single=single) if simulates else ""
-    return BackendSelection(stand_in, notice)
+    return stand_in, notice
 
 
 def make(place: Place, store: Store) -> Backend:

@@ -29,7 +29,7 @@ from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.ref import JobRef
-from kinetic._core.tracebacks import own_frames_hidden
+from kinetic._core.tracebacks import hide_frames
 from kinetic.errors import KineticError, StoreError, UsageError
 
 FOLDER = "compiled"
@@ -56,7 +56,7 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
     Raises:
         UsageError: there is no such slice, or no compiler for it that runs without the chip.
     """
-    with own_frames_hidden:
+    with hide_frames:
         chosen = settings.load()
         target = topologies.make_target(resolve(accelerator), slices)
         limit_s = patience_s(timeout)

@@ -6,15 +6,15 @@ options is raised when the function is decorated.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, cast
 
-from kinetic._client.client import warm_up_ahead
 from kinetic._client.options import check_options, document_options, warn_of_spot
 from kinetic._client.remote import RemoteCallable
-from kinetic._core.options import Keywords
-from kinetic._core.tracebacks import own_frames_hidden
-from kinetic.errors import UsageTypeError
+from kinetic._core.options import Keywords, Options
+from kinetic._core.tracebacks import hide_frames
+from kinetic.errors import KineticError, UsageTypeError
 
 if TYPE_CHECKING:
     import os
@@ -33,6 +33,7 @@ class Decorator(Protocol):
         ...
 
 
+@hide_frames
 def run(  # noqa: PLR0917 - the order in which scripts may pass them
     accelerator: str = "tpu-v5litepod-1",
     container_image: str | None = None,
@@ -56,24 +57,43 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
     Raises:
         UsageError: an option cannot work; nothing was created.
     """
-    given = locals()
-    more = given.pop("options")
-    with own_frames_hidden:
-        if callable(accelerator):
-            raise UsageTypeError(
-                'Write @kinetic.run(accelerator="...") with parentheses: the decorator takes '
-                "options."
-            )
-        made = check_options(None, given | more)
-    warn_of_spot(made)
+    values = locals()
+    values |= values.pop("options")
+    if callable(accelerator):
+        raise UsageTypeError(
+            'Write @kinetic.run(accelerator="...") with parentheses: the decorator takes options.'
+        )
+    checked = check_options(None, values)
+    warn_of_spot(checked)
 
+    @hide_frames
     def decorate(func: Callable[..., Any]) -> RemoteCallable[..., Any]:
-        with own_frames_hidden:
-            decorated: RemoteCallable[..., Any] = RemoteCallable(func, made)
-        warm_up_ahead(func, made)
+        decorated: RemoteCallable[..., Any] = RemoteCallable(func, checked)
+        _warm_up_ahead(func, checked)
         return decorated
 
     return cast("Decorator", decorate)
 
 
 document_options(run)
+_decorated: list[None] = []
+"""Grows with each function of the program that is decorated."""
+
+
+def _warm_up_ahead(func: Callable[..., Any], options: Options) -> None:
+    """Let the backend prepare for the first function that a script or a notebook decorates, while
+    the program goes on; errors in the settings are left to the call.
+
+    A function of an imported module may never be called: nothing is prepared for those.
+    """
+    from kinetic._config import settings
+
+    if getattr(func, "__module__", None) != "__main__" or settings.on_host():
+        return
+    _decorated.append(None)
+    if len(_decorated) > 1:
+        return
+    from kinetic._client.planning import target_of
+
+    with contextlib.suppress(KineticError, OSError):
+        target_of(options).warm_up(options)

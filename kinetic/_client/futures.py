@@ -1,313 +1,393 @@
-"""Jobs as futures: callbacks, `await`, and the first of many to end.
+"""The ends of jobs: one daemon thread per process finds them, for futures, `await`, `as_completed`
+and batches.
 
-In: handles of jobs. Out: calls, values, handles as their jobs end.
+In: handles of jobs. Out: calls, futures, handles as their jobs end.
 
-One daemon thread per process watches all jobs that are waited for here. It runs no user code, and
-ends when there is nothing left to wait for.
+A backend that can signal ends (`ending_fd`) is asked only now and then, in case a signal was
+missed. With others, each job is asked for less and less often. All jobs of one place are asked for
+in one call.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import logging
+import math
 import os
 import queue
+import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from kinetic._client import waiter
 from kinetic._client.board import console
-from kinetic._client.waiter import AwaitedJob, JobWaiter
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.outcome import Outcome
-from kinetic._core.tracebacks import drop_frames, own_frames_hidden
-from kinetic.errors import NotFound, UsageTypeError, WaitTimeout, a_type, name_some
+from kinetic._core.ref import JobRef
+from kinetic._core.tracebacks import hide_frames
+from kinetic.errors import KineticError, NotFound, UsageTypeError, WaitTimeout, a_type, name_some
 
 if TYPE_CHECKING:
-    import asyncio
     from asyncio import AbstractEventLoop
-    from types import CodeType
+
+    from kinetic._core.place import Place
 
 _log = logging.getLogger("kinetic.futures")
-_LONG_S = 3600.0
+FIRST_POLL_S = 0.01
+SLOWEST_POLL_S = 5.0
+SIGNALLED_POLL_S = 2.0
+SLOWER = 1.5
+MOST_SIGNALS = 256
+"""A process may have a thousand open files, and needs some of them elsewhere."""
 _NAMED = 5
-_BRIEFLY_S = 1.0
+FUTURE_INTERNALS = ("_condition", "_state", "_waiters")
+"""What the functions of `concurrent.futures` use of a future."""
 
 T = TypeVar("T")
+R = TypeVar("R")
+Answer = Outcome | KineticError | None
 
 
-class JobFuture(AwaitedJob, Protocol):
-    """The part of a handle that a future needs."""
+class AwaitedJob(Protocol):
+    """The part of a handle that waiting needs."""
 
-    def done(self) -> bool:
-        """Whether it has ended."""
+    @property
+    def ref(self) -> JobRef:
+        """The job."""
+        ...
+
+    def settle(self, refs: Sequence[JobRef]) -> Mapping[str, Answer]:
+        """Return the verdicts of jobs with the same place and store as this one, by id; None while
+        they run, an error if it cannot be determined or the records were removed."""
+        ...
+
+    def ending_fd(self) -> int | None:
+        """Return a descriptor that becomes readable when the job has ended; None if there is
+        none."""
         ...
 
 
-J = TypeVar("J", bound=JobFuture)
-Callback = Callable[[Any], object]
-Tell = Callable[[AwaitedJob, Outcome | BaseException], object]
+J = TypeVar("J", bound=AwaitedJob)
+OnEnd = Callable[[AwaitedJob, Outcome | BaseException], object]
 """Takes a job and how it ended: `NotFound` if its records were removed, another error if it cannot
 be watched any more."""
 
 
-class FutureWatcher:
+def ask_alike(jobs: Sequence[J], ask: Callable[[J, Sequence[JobRef]], Mapping[str, R]]) -> list[R]:
+    """Return what is answered for each job: all jobs of one place are asked for in one call."""
+    alike: dict[tuple[Place, str], list[J]] = {}
+    for job in jobs:
+        alike.setdefault((job.ref.place, job.ref.store_uri), []).append(job)
+    answers: dict[JobRef, R] = {}
+    for several in alike.values():
+        refs = [job.ref for job in several]
+        by_id = ask(several[0], refs)
+        answers |= {ref: by_id[ref.job_id] for ref in refs}
+    return [answers[job.ref] for job in jobs]
+
+
+def settle(jobs: Sequence[AwaitedJob]) -> list[Answer]:
+    """Return the verdict of each job."""
+    return ask_alike(jobs, lambda job, refs: job.settle(refs))
+
+
+@dataclasses.dataclass
+class _Watched:
+    """A running job: whom to call at its end, when to ask next, and the descriptor that signals the
+    end before."""
+
+    due: float
+    calls: list[OnEnd] = dataclasses.field(default_factory=list)
+    pause_s: float = FIRST_POLL_S
+    fd: int = -1
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class EndWatcher:
     """Watches the jobs that callers in this process wait for: each job once, however many callers
     wait for it."""
 
-    def __init__(self) -> None:
-        self._waiter = JobWaiter()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
-        self._tells: dict[AwaitedJob, list[Tell]] = {}
+        self._jobs: dict[AwaitedJob, _Watched] = {}
         self._thread: threading.Thread | None = None
-        self._holds = 0
+        self._bell, self._ringer = os.pipe()
+        for end in (self._bell, self._ringer):
+            os.set_blocking(end, False)
 
-    def hold(self) -> None:
-        """Start the thread, and keep it until `release`: from Python 3.12 on nobody can start one
+    def start(self) -> None:
+        """Start the thread, which ends with the process: from Python 3.12 on nobody can start one
         once the main thread has ended."""
         with self._lock:
-            self._holds += 1
-            self._start()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="kinetic-futures", daemon=True
+                )
+                self._thread.start()
 
-    def release(self) -> None:
-        """Let the thread end when nobody waits; once for each `hold`."""
-        with self._lock:
-            self._holds -= 1
-        self._waiter.ring()
-
-    def add(self, job: AwaitedJob, tell: Tell) -> None:
-        """Call `tell` once when the job has ended, from the thread that watches: it must be
+    def add(self, job: AwaitedJob, call: OnEnd) -> None:
+        """Call `call` once when the job has ended, from the thread that watches: it must be
         quick."""
         with self._lock:
-            if job not in self._tells:
-                self._tells[job] = []
-                self._waiter.add(job)
-            self._tells[job].append(tell)
-            self._start()
+            watched = self._jobs.setdefault(job, _Watched(self._clock() + FIRST_POLL_S))
+            watched.calls.append(call)
+        self.start()
+        self._ring()
 
-    def drop(self, job: AwaitedJob, tell: Tell) -> None:
-        """Remove a callback."""
-        with self._lock, suppress(KeyError, ValueError):
-            self._tells[job].remove(tell)
-        self._waiter.ring()
-
-    def _start(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._watch, name="kinetic-futures", daemon=True)
-            thread.start()
-            self._thread = thread
-
-    def _watch(self) -> None:
-        try:
-            while self._is_wanted():
-                for job, end in self._waiter.wait(_LONG_S):
-                    with self._lock:
-                        tells = self._tells.pop(job, [])
-                    for tell in tells:
-                        tell(job, end)
-        except BaseException as error:  # noqa: BLE001 - all who wait are told
-            _log.exception("jobs cannot be watched any more")
-            with self._lock:
-                left, self._tells, self._thread = self._tells, {}, None
-            for job, tells in left.items():
-                for tell in tells:
-                    tell(job, error)
-
-    def _is_wanted(self) -> bool:
+    def drop(self, job: AwaitedJob, call: OnEnd) -> None:
+        """Take a call back; a job without calls is not watched any more."""
         with self._lock:
-            wanted = self._holds > 0 or any(self._tells.values())
-            self._thread = self._thread if wanted else None
-            return wanted
+            watched = self._jobs.get(job)
+            if watched is None or call not in watched.calls:
+                return
+            watched.calls.remove(call)
+            if not watched.calls:
+                del self._jobs[job]
+                watched.close()
+        self._ring()
+
+    def poll(self) -> None:
+        """Ask for the jobs that are due, and call whom their ends concern."""
+        with self._lock:
+            now = self._clock()
+            due = [job for job, watched in self._jobs.items() if watched.due <= now]
+        for job, answer in zip(due, settle(due), strict=True):
+            if not isinstance(answer, Outcome | NotFound):
+                if answer is not None:
+                    _log.warning("%s cannot be read at present: %s", job.ref.job_id, answer)
+                self._postpone(job)
+                continue
+            with self._lock:
+                watched = self._jobs.pop(job, None)
+                if watched is not None:
+                    watched.close()
+            for call in () if watched is None else watched.calls:
+                call(job, answer)
+
+    def _postpone(self, job: AwaitedJob) -> None:
+        with self._lock:
+            wants_signal = sum(each.fd >= 0 for each in self._jobs.values()) < MOST_SIGNALS
+            watched = self._jobs.get(job)
+        if watched is None:
+            return
+        fd = job.ending_fd() if wants_signal and watched.fd < 0 else None
+        with self._lock:
+            if fd is not None:
+                watched.fd = fd
+                if self._jobs.get(job) is not watched:  # It was dropped meanwhile.
+                    watched.close()
+            watched.pause_s = min(watched.pause_s * SLOWER, SLOWEST_POLL_S)
+            least_s = SIGNALLED_POLL_S if watched.fd >= 0 else 0.0
+            watched.due = self._clock() + max(watched.pause_s, least_s)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.poll()
+            except BaseException as error:  # noqa: BLE001 - whoever waits hears of it
+                _log.exception("jobs cannot be watched any more")
+                with self._lock:
+                    jobs, self._jobs = self._jobs, {}
+                for job, watched in jobs.items():
+                    watched.close()
+                    for call in watched.calls:
+                        call(job, error)
+            self.sleep()
+
+    def sleep(self) -> None:
+        """Sleep until a job is due or signals its end, or the jobs have changed."""
+        with self._lock:
+            by_fd = {watched.fd: watched for watched in self._jobs.values() if watched.fd >= 0}
+            due = min((watched.due for watched in self._jobs.values()), default=math.inf)
+            pause_s = max(due - self._clock(), 0.0)
+        poll = select.poll()
+        for fd in (self._bell, *by_fd):
+            poll.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in poll.poll(None if due == math.inf else math.ceil(pause_s * 1000))]
+        with self._lock:
+            for watched in (by_fd[fd] for fd in ready if fd in by_fd and by_fd[fd].fd == fd):
+                # A signal comes once: ask now, and from then on as for a job without signals.
+                watched.close()
+                watched.due, watched.pause_s = self._clock(), FIRST_POLL_S
+        if self._bell in ready:
+            os.read(self._bell, 4096)
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # A wake-up is already pending.
+            os.write(self._ringer, b"!")
 
 
 @functools.cache
-def _watcher_of(pid: int) -> FutureWatcher:
+def _watcher_of(pid: int) -> EndWatcher:
     """A forked process needs a thread of its own."""
-    return FutureWatcher()
+    return EndWatcher()
 
 
-def watcher() -> FutureWatcher:
+def watcher() -> EndWatcher:
     """Return the watcher of this process."""
     return _watcher_of(os.getpid())
 
 
-class Callbacks:
-    """The callbacks of one job, called in the order in which they were added: each once, in one
-    daemon thread."""
+class FutureJob(AwaitedJob, Protocol):
+    """The part of a handle that its future needs."""
 
-    def __init__(self, job: JobFuture) -> None:
+    def result(self) -> Any:
+        """Wait for the job and return its value."""
+        ...
+
+    def exception(self) -> BaseException | None:
+        """Wait for the job and return what `result` raises."""
+        ...
+
+
+class JobFuture(Future[Any]):
+    """A job as a future of the standard library, which is done when the job has ended. The value is
+    read from the store whenever it is asked for. `cancel()` stops no job: it returns False."""
+
+    def __init__(self, job: FutureJob) -> None:
+        super().__init__()
+        self.pid = os.getpid()
         self._job = job
-        self._lock = threading.Lock()
-        self._waiting: list[tuple[Callback, AbstractEventLoop | None]] = []
-        self._watching = False
-        self._pid = os.getpid()
+        self._has_callbacks = False
+        self.set_running_or_notify_cancel()
+        watcher().add(job, self._end)
 
-    def add(self, call: Callback) -> None:
-        """Call it with the job when that has ended, at once if it has."""
-        loop = _loop_of(call)
-        if self._job.done():
-            _invoke(call, loop, self._job)
-            return
-        with self._lock:
-            if self._pid != os.getpid():  # The callbacks of the process that forked are its own.
-                self._waiting, self._watching, self._pid = [], False, os.getpid()
-            self._waiting.append((call, loop))
-            is_watched, self._watching = self._watching, True
-        if not is_watched:
-            watcher().add(self._job, self._begin)
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the job; return its value or raise its error."""
+        super().exception(timeout)
+        return self._job.result()
 
-    def remove(self, call: Callback) -> int:
-        """Do not call it any more; return how often it was to be called."""
-        with self._lock:
-            before = len(self._waiting)
-            self._waiting = [each for each in self._waiting if each[0] != call]
-            return before - len(self._waiting)
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the job; return its error, None if it succeeded."""
+        super().exception(timeout)
+        return self._job.exception()
 
-    def _begin(self, job: AwaitedJob, end: object) -> None:
-        with suppress(RuntimeError):  # No thread can be started while the interpreter shuts down.
-            threading.Thread(
-                target=self._call_all, name=f"kinetic-done-{self._job.ref.job_id}", daemon=True
-            ).start()
+    def _end(self, job: AwaitedJob, end: Outcome | BaseException) -> None:
+        act = functools.partial(self._resolve, end)
+        if not self._has_callbacks:
+            return act()
+        # Slow callbacks hold up no other job.
+        with contextlib.suppress(RuntimeError):  # The interpreter shuts down: no thread begins.
+            threading.Thread(target=act, name=f"kinetic-done-{job.ref.job_id}", daemon=True).start()
+        return None
 
-    def _call_all(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._watching = False
-                    return
-                call, loop = self._waiting.pop(0)
-            try:
-                _invoke(call, loop, self._job)
-            except BaseException as error:  # noqa: BLE001 - `sys.exit()`, for example: the others are still called
-                _log.warning("a callback of %s raised %r", self._job.ref.job_id, error)
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        """Call `fn` with this future once the job has ended, in a daemon thread."""
+        self._has_callbacks = True
+        super().add_done_callback(fn)
+
+    def _resolve(self, end: Outcome | BaseException) -> None:
+        if isinstance(end, BaseException):
+            self.set_exception(end)
+        elif end.ok:
+            self.set_result(None)
+        else:
+            self.set_exception(RuntimeError(end.reason))
 
 
-def _loop_of(call: Callback) -> AbstractEventLoop | None:
+class HandleWaiters:
+    """The `_waiters` of a handle that `concurrent.futures` takes for a future: they get the handle
+    instead of its future."""
+
+    def __init__(self, future: JobFuture, handle: object) -> None:
+        self._own: Any = future._waiters
+        self._handle = handle
+
+    def append(self, waiter: Any) -> None:
+        """Add a waiter; the caller holds the future's lock."""
+        self._own.append(_HandleWaiter(waiter, self._handle))
+
+    def remove(self, waiter: Any) -> None:
+        """Remove a waiter; the caller holds the future's lock."""
+        self._own.remove(_HandleWaiter(waiter, self._handle))
+
+
+@dataclasses.dataclass(frozen=True)
+class _HandleWaiter:
+    waiter: Any
+    handle: object
+
+    def add_result(self, _: object) -> None:
+        self.waiter.add_result(self.handle)
+
+    def add_exception(self, _: object) -> None:
+        self.waiter.add_exception(self.handle)
+
+
+def loop_of(call: Callable[..., object]) -> AbstractEventLoop | None:
     """Return the event loop in which a callback of asyncio's own belongs: `asyncio.wait` takes a
     handle for a future of its loop, and would not be woken by another thread."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or not str(getattr(call, "__module__", "")).startswith("asyncio."):
         return None
-    return cast("AbstractEventLoop | None", asyncio._get_running_loop())
+    loop: AbstractEventLoop | None = asyncio._get_running_loop()
+    return loop
 
 
-def _invoke(call: Callback, loop: AbstractEventLoop | None, job: JobFuture) -> None:
-    if loop is not None:
-        with suppress(RuntimeError):  # The loop has been closed.
-            loop.call_soon_threadsafe(call, job)
-        return
-    try:
-        call(job)
-    except Exception:  # noqa: BLE001 - a user's own code
-        _log.exception("a callback of %s failed", job.ref.job_id)
-
-
-async def wait_for_end(job: JobFuture) -> None:
+async def wait_for_end(job: AwaitedJob) -> None:
     """Wait until the job has ended, without blocking the event loop. Cancelling this does not
     affect the job."""
     import asyncio
 
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
+    ended: Future[None] = Future()
+    ended.set_running_or_notify_cancel()  # The wait may be cancelled; the job is not.
 
-    def tell(job: AwaitedJob, end: object) -> None:
-        with suppress(RuntimeError):  # The loop has been closed.
-            loop.call_soon_threadsafe(_resolve, done, None)
+    def resolve(job: AwaitedJob, end: object) -> None:
+        ended.set_result(None)
 
-    watching = watcher()
-    watching.add(job, tell)
+    watcher().add(job, resolve)
     try:
-        await done
+        await asyncio.wrap_future(ended)
     finally:
-        watching.drop(job, tell)
+        watcher().drop(job, resolve)
 
 
-async def beside(
-    work: Callable[[], T],
-    *,
-    abandoned: Callable[[], object] = lambda: None,
-    late: Callable[[T], object] = lambda value: None,
-    daemon: bool,
-) -> T:
-    """Run something in a thread of its own, without blocking the event loop.
-
-    Args:
-        work: what to run.
-        abandoned: called when the wait is cancelled; the thread keeps running.
-        late: called with the value if the wait was cancelled before it had it.
-        daemon: whether the process may end before the thread does.
-    """
-    __tracebackhide__ = True  # Notebooks and pytest hide this frame.
+async def run_in_thread(work: Callable[[], T]) -> T:
+    """Run something in a thread of its own, without blocking the event loop: the loop's executor
+    has few threads, and a call takes one until its job has ended."""
+    __tracebackhide__ = True
     import asyncio
 
-    loop = asyncio.get_running_loop()
+    loop, context = asyncio.get_running_loop(), copy_context()
     done: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
-    context, lock, is_left = copy_context(), threading.Lock(), False
-    values: list[T] = []
+
+    def resolve(value: T | None, error: BaseException | None) -> None:
+        if not done.done():  # The wait may have been cancelled.
+            done.set_result((value, error))
 
     def run() -> None:
-        end: tuple[T | None, BaseException | None]
+        value, error = None, None
         try:
             value = context.run(work)
-            end = (value, None)
-            with lock:
-                values.append(value)
-                is_late = is_left
-            if is_late:
-                late(value)
-        except BaseException as error:  # noqa: BLE001 - raised where it is awaited; a future cannot hold StopIteration
-            passed = (run.__code__, _code_of(work))
-            end = (None, error.with_traceback(drop_frames(error.__traceback__, passed)))
-        with suppress(RuntimeError):  # The loop has been closed.
-            loop.call_soon_threadsafe(_resolve, done, end)
+        except BaseException as raised:  # noqa: BLE001 - raised where it is awaited; a future cannot hold StopIteration
+            error = raised
+        with contextlib.suppress(RuntimeError):  # The loop has been closed.
+            loop.call_soon_threadsafe(resolve, value, error)
 
-    threading.Thread(target=run, name="kinetic-await", daemon=daemon).start()
-    try:
-        value, error = await done
-    except asyncio.CancelledError:
-        abandoned()
-        with lock:
-            is_left, there = True, tuple(values)
-        for value in there:  # This loop had not heard of it.
-            late(value)
-        raise
+    threading.Thread(target=run, name="kinetic-await").start()
+    value, error = await done
     if error is not None:
         raise error
     return value  # type: ignore[return-value]
 
 
-def _code_of(work: Callable[[], object]) -> CodeType | None:
-    function = work.func if isinstance(work, functools.partial) else work
-    return getattr(function, "__code__", None)
-
-
-def ask_briefly(question: Callable[[], bool]) -> bool:
-    """Return the answer; False if it takes longer than an event loop should be blocked."""
-    answers: list[bool] = []
-    asking = threading.Thread(
-        target=lambda: answers.append(question()), name="kinetic-ask", daemon=True
-    )
-    asking.start()
-    asking.join(_BRIEFLY_S)
-    return any(answers)
-
-
-def _resolve(done: asyncio.Future[Any], end: Any) -> None:
-    if not done.done():  # The wait may have been cancelled.
-        done.set_result(end)
-
-
+@hide_frames
 def as_completed(handles: Iterable[J], timeout: Duration | None = None) -> Iterator[J]:
     """Yield handles as their jobs end, those that have ended already first; each once.
 
     The jobs may be of different functions and batches. A failed job is yielded like the others, and
-    its `result()` raises. A batch that still submits jobs, or tries failed inputs again, has its
-    own `as_completed()`.
+    its `result()` raises. A batch that still submits jobs has its own `as_completed()`.
 
     Args:
         handles: of the jobs.
@@ -321,51 +401,51 @@ def as_completed(handles: Iterable[J], timeout: Duration | None = None) -> Itera
     if not isinstance(handles, Iterable):
         raise UsageTypeError(
             "as_completed takes a list of job handles; it is "
-            f"{_name_kind(handles)}.{_of_batch(handles)}"
+            f"{_name_kind(handles)}.{_hint_at_batch(handles)}"
         )
     jobs = dict.fromkeys(handles)
     for index, job in enumerate(jobs):
         if not hasattr(job, "ending_fd"):
             raise UsageTypeError(
                 f"as_completed takes job handles; handles[{index}] is "
-                f"{_name_kind(job)}.{_of_batch(job)}"
+                f"{_name_kind(job)}.{_hint_at_batch(job)}"
             )
-    return _as_completed(list(jobs), None if timeout is None else patience_s(timeout))
+    return _yield_ended(list(jobs), None if timeout is None else patience_s(timeout))
 
 
-def _as_completed(jobs: list[J], limit_s: float | None) -> Iterator[J]:
+def _yield_ended(jobs: list[J], limit_s: float | None) -> Iterator[J]:
     deadline = None if limit_s is None else time.monotonic() + limit_s
-    over: queue.SimpleQueue[AwaitedJob] = queue.SimpleQueue()
-    left: dict[AwaitedJob, J] = {job: job for job in jobs}
+    ended: queue.SimpleQueue[AwaitedJob] = queue.SimpleQueue()
+    running: dict[AwaitedJob, J] = {job: job for job in jobs}
 
     def tell(job: AwaitedJob, end: object) -> None:
-        over.put(job)
+        ended.put(job)
 
     try:
-        for job, found in zip(jobs, waiter.look(jobs), strict=True):
-            if isinstance(found, Outcome | NotFound):
-                del left[job]
+        for job, answer in zip(jobs, settle(jobs), strict=True):
+            if isinstance(answer, Outcome | NotFound):
+                del running[job]
                 yield job
-        for job in left.values():
+        for job in running.values():
             watcher().add(job, tell)
-        while left:
+        while running:
             try:
-                ended = over.get(
+                job_ended = ended.get(
                     timeout=None if deadline is None else max(deadline - time.monotonic(), 0.0)
                 )
             except queue.Empty:
-                late = f"{len(left)} of {len(jobs)} jobs have not ended within {limit_s:g} s"
-                with own_frames_hidden:
-                    raise WaitTimeout(f"{late}: {_name_jobs(left)}. They go on.") from None
-            yield left.pop(ended)
+                late = f"{len(running)} of {len(jobs)} jobs have not ended within {limit_s:g} s"
+                with hide_frames:
+                    raise WaitTimeout(f"{late}: {_name_jobs(running)}. They go on.") from None
+            yield running.pop(job_ended)
     except KeyboardInterrupt as interrupt:
         interrupt.__traceback__ = None
-        go = "goes" if len(left) == 1 else "go"
-        words = f"{_name_jobs(left)} {go} on; see `kinetic jobs list`."
+        go = "goes" if len(running) == 1 else "go"
+        words = f"{_name_jobs(running)} {go} on; see `kinetic jobs list`."
         console.notice(f"\nkinetic: {words}", once=False)
         raise
     finally:
-        for job in left.values():
+        for job in running.values():
             watcher().drop(job, tell)
 
 
@@ -377,7 +457,7 @@ def _name_kind(value: object) -> str:
     return "None" if value is None else a_type(value)
 
 
-def _of_batch(value: object) -> str:
+def _hint_at_batch(value: object) -> str:
     if value is None:
         return (
             " An input of a batch has no job before it is submitted: use the batch's own "

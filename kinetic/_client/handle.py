@@ -1,7 +1,7 @@
 """Step 5, outcome: a job as its caller sees it, from any process.
 
 In: `JobRef`, later the hosts' reports. Out: output, the value or the error. A handle holds only the
-reference: the store and the backend know the rest. Methods that never wait are in `view`.
+reference: the store and the backend know the rest.
 """
 
 from __future__ import annotations
@@ -10,45 +10,79 @@ import contextlib
 import functools
 import logging
 import math
+import os
+import threading
 import time
-from collections.abc import Callable, Generator
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from kinetic._backends.base import Backend, Kills, LogRequest
+from kinetic._backends import registry
+from kinetic._backends.base import Backend, Controls, Kills, LogRequest, Processes, Signals
 from kinetic._client import following, futures, killing, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
-from kinetic._client.board.console import Printer, hide_frames
+from kinetic._client.board.console import Printer
 from kinetic._client.board.line_prefix import Prefixer
+from kinetic._client.board.reader import JobBoard
 from kinetic._client.following import Finished, OnStatus, StatusWatch, Tick, Waiting
-from kinetic._client.view import JobView
 from kinetic._core import layout
 from kinetic._core.duration import Duration, patience_s
+from kinetic._core.events import GangEvent
 from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
-from kinetic._core.ref import JobRef
-from kinetic._core.state import JobStatus
-from kinetic._core.tracebacks import waiting_hidden
+from kinetic._core.ref import ATTRIBUTES, JobRef
+from kinetic._core.state import JobStatus, status_of_verdict
+from kinetic._core.tracebacks import hide_frames
+from kinetic._store import attempts
 from kinetic._store import index as stored
 from kinetic._store.base import Store
+from kinetic._store.open import as_existing, open_store
 from kinetic.errors import KineticError, NotFound, StoreError, UsageError, WaitTimeout
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from concurrent.futures import Future
+
+    from kinetic._client.board.drawing import Picture
     from kinetic._client.debugging import PortForward
+    from kinetic._client.metrics import Metrics
     from kinetic._compile.checked import CheckReport
+    from kinetic._core.place import Place
+    from kinetic._core.state import JobStanding
 
 R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger("kinetic.handle")
 
 
-class JobHandle(JobView, Generic[R_co]):
+class JobHandle(Generic[R_co]):
     """One job. All methods work from any process, and again after the job has ended.
 
     The fields of the reference are attributes: `job_id`, `place`, `backend`, `accelerator`,
     `func_name`, `display_name`, `project`, `cluster_name`, `zone`, `namespace`,
     `bucket_name`, `k8s_name`, `image_uri`, `group_id`, `debug`, ...
     """
+
+    if TYPE_CHECKING:
+        job_id: str
+        place: Place
+        backend: str
+        requested_backend: str
+        accelerator: str
+        func_name: str
+        display_name: str
+        store_uri: str
+        hosts: int
+        project: str
+        cluster_name: str
+        zone: str
+        namespace: str
+        bucket_name: str
+        k8s_name: str
+        image_uri: str
+        group_id: str | None
+        group_kind: str | None
+        group_index: int | None
+        debug: bool
 
     def __init__(
         self,
@@ -58,11 +92,32 @@ class JobHandle(JobView, Generic[R_co]):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(ref, backend, store)
+        self.ref = ref
+        self._store = as_existing(store or open_store(ref.store_uri))
+        self._made_backend = backend
         self._clock = clock
         self._collected: tuple[Any] | None = None
-        self._callbacks = futures.Callbacks(self)
-        self._left = self._is_over = False
+        self._own_future: futures.JobFuture | None = None
+        self._callbacks: list[tuple[Callable[[Any], object], Callable[[], None]]] = []
+        self._is_over = False
+
+    if not TYPE_CHECKING:  # A type checker should report misspelt names.
+
+        def __getattr__(self, name):
+            if name in JobRef.__dataclass_fields__:
+                return getattr(self.ref, name)
+            if name in ATTRIBUTES:
+                return self.ref.attributes().get(name, "")
+            if name in futures.FUTURE_INTERNALS:  # `concurrent.futures.wait([handle])`
+                future = self.future()
+                is_list = name == "_waiters"
+                return futures.HandleWaiters(future, self) if is_list else getattr(future, name)
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        """For completion: with the fields of the reference, and without internals."""
+        names = {*super().__dir__(), *ATTRIBUTES}
+        return sorted(name for name in names if name.startswith("__") or not name.startswith("_"))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobHandle) and other.ref == self.ref
@@ -78,13 +133,158 @@ class JobHandle(JobView, Generic[R_co]):
         """Rebuild a handle from `to_dict`; unknown keys are ignored."""
         return JobHandle(JobRef.from_json(data))
 
-    # -- output ------------------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        return (
+            f"<JobHandle {self.job_id}: {self.display_name} on {self.accelerator} ({self.backend})>"
+        )
 
-    def add_to_batch(self, group_id: str, index: int) -> JobHandle[R_co]:
-        """Make the job a member of a batch; return a handle that says so."""
-        ref = replace(self.ref, group_id=group_id, group_kind="map", group_index=index)
-        stored.replace(self._store, ref)
-        return JobHandle(ref, self._made_backend, self._store)
+    def _repr_html_(self) -> str:
+        from kinetic._client.board import drawing
+
+        return drawing.html(self.picture())
+
+    @property
+    def created_at(self) -> str:
+        """When it was submitted, in UTC, as ISO 8601 has it: "2026-01-31T12:00:00Z".
+        `ref.created_at` is a number of seconds."""
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.ref.created_at))
+
+    @property
+    def output_dir(self) -> str:
+        """Where the function leaves files: `KINETIC_OUTPUT_DIR` in its environment."""
+        return (
+            self.ref.output_dir
+            or f"{self.ref.store_uri.rstrip('/')}/{layout.JobKeys(self.ref.job_id).outputs}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the reference as a JSON object."""
+        return self.ref.attributes()
+
+    def status(self) -> JobStatus:
+        """Return the job's status: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND."""
+        return self._board.look_at(self.ref).status
+
+    def outcome(self) -> Outcome | None:
+        """Return the verdict over all hosts, or None while the job runs."""
+        return self._board.outcome(self.ref)
+
+    def look(self, refs: Sequence[JobRef]) -> dict[str, JobStanding]:
+        """Return where jobs with the same place and store as this one stand, by id."""
+        return self._board.look(refs)
+
+    def settle(self, refs: Sequence[JobRef]) -> dict[str, Outcome | KineticError | None]:
+        """Return the verdicts of jobs with the same place and store as this one, by id; an error
+        for a job whose verdict cannot be determined, or whose records were removed."""
+        return self._board.settle(refs)
+
+    def ending_fd(self) -> int | None:
+        """Return a descriptor that becomes readable when the job has ended, which the caller
+        closes; None if there is none."""
+        return self._backend.ending_fd(self.ref) if isinstance(self._backend, Signals) else None
+
+    def chunks(
+        self, request: LogRequest, tell: Callable[[str], object] | None = None
+    ) -> Iterator[LogChunk | None]:
+        """Yield output as bytes with host, stream and time; None while nothing is new. With
+        `follow`, `tell` gets why the job does not run yet."""
+        return following.chunks(self._backend, self._store, self.ref, request, tell=tell)
+
+    @hide_frames
+    def metrics(
+        self,
+        host: int = 0,
+        all_hosts: bool = False,
+        attempt: int | None = None,
+        repeats: bool = False,
+    ) -> Metrics:
+        """Return what the function has logged so far with `kinetic.log`, by name, and figures of
+        its hosts.
+
+        A step that was trained again, after a checkpoint was restored, shows once, as it was
+        trained last.
+
+        Args:
+            host: what this host has logged; 0 is the leader.
+            all_hosts: what all of them have.
+            attempt: only what this attempt has, from 1; by default all of them.
+            repeats: also the steps that were trained again, as often as they were.
+
+        Raises:
+            PreflightError: NumPy is not installed here.
+        """
+        from kinetic._client.metrics import Metrics, MetricsReader
+
+        hosts = None if all_hosts else (self._check_host(host),)
+        if attempt is not None:
+            attempts.check(self._store, self.job_id, attempt)
+        reader = MetricsReader(self._store, self.ref, hosts=hosts, attempt=attempt)
+        reader.look()
+        return Metrics(self.job_id, reader.recording.series(repeats=repeats))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what happened when, oldest first, as JSON objects. Damaged lines, and events that
+        only a newer version knows, are skipped."""
+        return [event.to_json() for event in self._board.events(self.ref)]
+
+    @hide_frames
+    def stacks(self, timeout_s: float = 5.0) -> dict[int, str]:
+        """Return the Python stacks of every host's worker: live, or as stored when the gang
+        hung.
+
+        Raises:
+            NotFound: the job is not running and no stacks were stored.
+            WaitTimeout: the leader of a job on a cluster does not answer.
+        """
+        endpoint = self._backend.control(self.ref) if isinstance(self._backend, Controls) else None
+        if endpoint is not None:
+            from kinetic._rpc.client import ControlClient
+
+            with ControlClient(endpoint, give_up_s=timeout_s) as client:
+                return client.dump_stacks(timeout_s)
+        found = self._read_verdict()
+        if found is None and self.ref.place.is_cluster and self.status() is JobStatus.RUNNING:
+            from kinetic._client import asking
+
+            told = asking.stacks(
+                self._store,
+                self.ref,
+                patience_s=timeout_s + asking.ANSWER_S,
+                ended=lambda: self._read_verdict() is not None,
+            )
+            if told:
+                return told
+            found = self._read_verdict()
+        kept = {} if found is None else collecting.stacks(found)
+        if not kept:
+            raise NotFound(
+                f"{self.job_id} is not running, and no stacks were kept: they are when "
+                "hang_timeout ends a job."
+            )
+        return kept
+
+    def processes(self) -> dict[str, Any]:
+        """Return the process ids of a job that runs on this machine: {"supervisor": pid, "agents":
+        {host: pid}}; else {}."""
+        found = self._backend.processes(self.ref) if isinstance(self._backend, Processes) else None
+        if found is None:
+            return {}
+        return {"supervisor": found.supervisor, "agents": dict(found.agents)}
+
+    def picture(self, outcome: Outcome | None = None) -> Picture:
+        """The job's current picture. Never fails: it is drawn while something else goes
+        on."""
+        from kinetic._client.board import drawing
+
+        state, events = "unknown", list[GangEvent]()
+        with contextlib.suppress(KineticError, OSError):
+            outcome = outcome or self._read_verdict()
+            status = self.status() if outcome is None else status_of_verdict(outcome.verdict)
+            state = status.lower()
+            events = self._board.events(self.ref) if outcome is None else []
+        return drawing.of_job(self.ref, state, events, outcome, time.time())
+
+    # -- output ------------------------------------------------------------------------------------
 
     @overload
     def logs(
@@ -138,7 +338,8 @@ class JobHandle(JobView, Generic[R_co]):
         hosts = None if all_hosts else (self._check_host(host),)
         request = LogRequest(hosts=hosts, follow=follow, tail=tail, attempt=attempt)
         if follow:
-            self._watch(request, Printer(prefixed=all_hosts))
+            with self._interruptible():
+                self._watch(request, Printer(prefixed=all_hosts))
             return None
         mark = Prefixer(hosts=all_hosts).add
         shown = [mark(chunk) for chunk in self.chunks(request) if chunk is not None]
@@ -189,7 +390,8 @@ class JobHandle(JobView, Generic[R_co]):
         Raises:
             WaitTimeout: `timeout` seconds have passed; the job keeps running.
         """
-        return self._watch(LogRequest(hosts=()), timeout=timeout)
+        with self._interruptible():
+            return self._watch(LogRequest(hosts=()), timeout=timeout)
 
     @hide_frames
     def result(  # noqa: PLR0917 - as scripts call it
@@ -210,8 +412,7 @@ class JobHandle(JobView, Generic[R_co]):
             cleanup: None frees what the backend holds and keeps the records; True also removes the
                 records of a job that succeeded; False leaves everything. Records of a job that
                 failed always stay.
-            cleanup_timeout: seconds that freeing may take.
-            cleanup_poll_interval: accepted for older scripts and ignored.
+            cleanup_timeout, cleanup_poll_interval: accepted for older scripts and ignored.
             stream_logs: print the leader's output while waiting.
             on_status_change: called with each new status.
 
@@ -220,24 +421,38 @@ class JobHandle(JobView, Generic[R_co]):
             JobFailed: the job failed, but not with an exception of the function that can be rebuilt
                 here.
         """
-        __tracebackhide__ = True  # Notebooks and pytest hide this frame.
+        patience_s(cleanup_timeout)
+        return self._result(timeout, cleanup, bool(stream_logs), on_status=on_status_change)
+
+    def call_result(self, left: threading.Event) -> R_co:
+        """Return what `result(stream_logs=True)` does; when `left` is set, end the wait and say how
+        to come back to the job."""
+        return self._result(None, None, stream_logs=True, left=left)
+
+    def _result(
+        self,
+        timeout: Duration | None,
+        cleanup: bool | None,
+        stream_logs: bool,
+        *,
+        on_status: OnStatus | None = None,
+        left: threading.Event | None = None,
+    ) -> R_co:
         if self._collected is not None:
             return cast("R_co", self._collected[0])
         request = LogRequest(hosts=(0,) if stream_logs else (), failures=False)
-        outcome = self._watch(
-            request, Printer() if stream_logs else None, timeout, on_status_change
-        )
-        free = not self.debug if cleanup is None else cleanup
-        try:
-            if not outcome.ok:
-                raise self._error(outcome, seen=bool(stream_logs))
-            value = collecting.value(self._board, self.ref, outcome)
-            if cleanup:
-                self._collected = (value,)
-            return cast("R_co", value)
-        finally:
-            if free:
-                self._free(records=self._collected is not None, timeout=cleanup_timeout)
+        printer = Printer() if stream_logs else None
+        with self._interruptible():
+            outcome = self._watch(request, printer, timeout, on_status, left)
+            try:
+                if not outcome.ok:
+                    raise self._error(outcome, seen=stream_logs)
+                value = collecting.value(self._board, self.ref, outcome)
+                if cleanup:
+                    self._collected = (value,)
+                return cast("R_co", value)
+            finally:
+                self.free(outcome, cleanup, records=self._collected is not None)
 
     @hide_frames
     def results(self, timeout: Duration | None = None) -> list[R_co]:
@@ -293,6 +508,7 @@ class JobHandle(JobView, Generic[R_co]):
         """Return whether the job has ended because it was cancelled."""
         return self.status() is JobStatus.CANCELLED
 
+    @hide_frames
     def exception(self, timeout: Duration | None = None) -> BaseException | None:
         """Wait for the job and return what `result` raises for it; None for a job that succeeded.
 
@@ -302,17 +518,35 @@ class JobHandle(JobView, Generic[R_co]):
         outcome = self.wait(timeout)
         return None if outcome.ok else self._error(outcome, seen=False)
 
+    def future(self) -> Future[Any]:
+        """Return the job as a `concurrent.futures.Future`: done when the job has ended, its result
+        is the value. `concurrent.futures.wait` and `as_completed` take handles, too."""
+        if self._own_future is None or self._own_future.pid != os.getpid():
+            self._own_future = futures.JobFuture(self)  # A fork watches its jobs itself.
+        return self._own_future
+
     def add_done_callback(self, fn: Callable[[JobHandle[R_co]], object]) -> None:
         """Call `fn` with this handle once the job has ended; now, if it has ended already.
 
         Callbacks are called in the order in which they were added, in a daemon thread: they do not
         keep the process alive. An exception in one is logged and has no other effect.
         """
-        self._callbacks.add(fn)
+        call = functools.partial(_call_back, fn, self, futures.loop_of(fn))
+        if self.done():
+            return call()
+        self._callbacks.append((fn, call))
+
+        def call_unless_removed(_: object) -> None:
+            if any(each is call for _, each in self._callbacks):
+                call()
+
+        return self.future().add_done_callback(call_unless_removed)
 
     def remove_done_callback(self, fn: Callable[[JobHandle[R_co]], object]) -> int:
         """Do not call `fn` any more; return how often it had been added."""
-        return self._callbacks.remove(fn)
+        before = len(self._callbacks)
+        self._callbacks = [each for each in self._callbacks if each[0] != fn]
+        return before - len(self._callbacks)
 
     def __await__(self) -> Generator[Any, Any, R_co]:
         """Wait as `result()` does, without blocking the asyncio event loop. Cancelling the wait
@@ -321,17 +555,13 @@ class JobHandle(JobView, Generic[R_co]):
 
     async def _await_result(self) -> R_co:
         __tracebackhide__ = True
-        await futures.wait_for_end(self)
-        return await futures.beside(self.result, daemon=True)
-
-    def leave(self) -> None:
-        """End the wait in another thread, and say how to come back to the job."""
-        self._left = True
-        self._is_over = self._is_over or futures.ask_briefly(self._is_known_to_be_over)
-        console.notice(f"\n{self._parting_words()}", once=False)
+        with hide_frames:
+            await futures.wait_for_end(self)
+            return await futures.run_in_thread(self.result)
 
     # -- ending ------------------------------------------------------------------------------------
 
+    @hide_frames
     def cancel(self, cleanup_timeout: Duration = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job. Its records stay; cancelling a job that has ended does nothing.
 
@@ -339,11 +569,19 @@ class JobHandle(JobView, Generic[R_co]):
         with a warning. With 0 it does not wait.
         """
         limit_s = patience_s(cleanup_timeout)
-        with waiting_hidden:
-            self._backend.cancel(self.ref)
-            if limit_s:
-                self._wait_for_the_end(limit_s)
+        self._backend.cancel(self.ref)
+        if not limit_s:
+            return
+        try:
+            self._watch(LogRequest(hosts=()), timeout=limit_s)
+        except NotFound:
+            pass
+        except WaitTimeout:
+            _log.warning(
+                "%s was asked to stop, and has not stopped within %g s.", self.job_id, limit_s
+            )
 
+    @hide_frames
     def kill_hosts(
         self,
         slice: int | None = None,
@@ -385,16 +623,7 @@ class JobHandle(JobView, Generic[R_co]):
             )
         return killed
 
-    def _wait_for_the_end(self, limit_s: float) -> None:
-        try:
-            self._watch(LogRequest(hosts=()), timeout=limit_s)
-        except NotFound:
-            pass
-        except WaitTimeout:
-            _log.warning(
-                "%s was asked to stop, and has not stopped within %g s.", self.job_id, limit_s
-            )
-
+    @hide_frames
     def cleanup(
         self,
         k8s: bool = True,
@@ -409,20 +638,47 @@ class JobHandle(JobView, Generic[R_co]):
             UsageError: only records were to be removed, and the job is running.
             WaitTimeout: the job did not stop within `cleanup_timeout` seconds.
         """
-        with waiting_hidden:
-            if not self.status().ended:
-                if not k8s:
-                    raise UsageError(
-                        f"{self.job_id} is running and needs its records. Cancel it first, or "
-                        "clean up with k8s=True."
-                    )
-                self.cancel(cleanup_timeout=0)
-                with contextlib.suppress(NotFound):
-                    self._watch(LogRequest(hosts=()), timeout=cleanup_timeout)
-            if k8s:
-                self._backend.cleanup(self.ref)
-            if gcs:
-                stored.remove(self._store, self.job_id)
+        if not self.status().ended:
+            if not k8s:
+                raise UsageError(
+                    f"{self.job_id} is running and needs its records. Cancel it first, or "
+                    "clean up with k8s=True."
+                )
+            self.cancel(cleanup_timeout=0)
+            with contextlib.suppress(NotFound):
+                self._watch(LogRequest(hosts=()), timeout=cleanup_timeout)
+        self.remove(k8s=k8s, gcs=gcs)
+
+    # -- for batches: nothing that is known of an ended job is asked for again ---------------------
+
+    def fetch_value(self, outcome: Outcome) -> bytes:
+        """Return the pickled value of a job that succeeded; raises what `result` raises."""
+        return b"" if self._collected else collecting.fetch(self._store, self.ref, outcome)
+
+    def load_value(self, data: bytes, *, keeps: bool) -> Any:
+        """Return the value that `fetch_value` fetched; with `keeps`, remember it for `result`."""
+        if self._collected is None:
+            value = collecting.load(self._board, self.ref, data)
+            self._collected = (value,) if keeps else None
+            return value
+        return self._collected[0]
+
+    def free(self, outcome: Outcome, cleanup: bool | None, *, records: bool) -> None:
+        """Free what the backend holds of a job that has ended, as `cleanup` of `result` says, and
+        with `records` remove its records. A failure must not cost the value."""
+        if not (not self.debug if cleanup is None else cleanup):
+            return
+        try:
+            self.remove(k8s=True, gcs=records)
+        except (KineticError, OSError) as error:
+            _log.warning("%s could not be cleaned up: %s", self.job_id, error)
+
+    def remove(self, *, k8s: bool, gcs: bool) -> None:
+        """Remove a job that has ended: what its backend holds, its records."""
+        if k8s:
+            self._backend.cleanup(self.ref)
+        if gcs:
+            stored.remove(self._store, self.job_id)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -444,16 +700,17 @@ class JobHandle(JobView, Generic[R_co]):
         printer: Printer | None = None,
         timeout: Duration | None = None,
         on_status: OnStatus | None = None,
+        left: threading.Event | None = None,
     ) -> Outcome:
         patience = math.inf if timeout is None else patience_s(timeout)
         deadline = self._clock() + patience
-        look = StatusWatch(self.status, on_status, self._clock)
+        report_status = StatusWatch(self.status, on_status, self._clock)
         show = notebook.open_display(self._draw_progress, self._clock)
-        with waiting_hidden, show or contextlib.nullcontext():
+        with show or contextlib.nullcontext():
             for event in following.follow(self._backend, self._store, self.ref, request):
                 if isinstance(event, Finished):
                     self._is_over = True
-                    look(event.outcome)
+                    report_status(event.outcome)
                     if show is not None:
                         show(event.outcome)
                     return event.outcome
@@ -463,17 +720,27 @@ class JobHandle(JobView, Generic[R_co]):
                     if show is not None:
                         show.before(event.data)
                     printer.write(event)
-                look()
+                report_status()
                 if show is not None:
                     show()
                 fault = event.fault if isinstance(event, Tick) else ""
-                if self._left:
-                    why = f"The wait for {self.job_id} was given up."
-                    raise WaitTimeout(f"{why} {console.say_it_goes_on(self.job_id, fault)}")
+                if left is not None and left.is_set():
+                    console.notice(f"\n{self._parting_words()}", once=False)
+                    raise WaitTimeout(f"The wait for {self.job_id} was given up.")
                 if self._clock() >= deadline and not self._has_verdict():
                     why = f"{self.job_id} has not ended within {patience:g} s."
                     raise WaitTimeout(f"{why} {console.say_it_goes_on(self.job_id, fault)}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """After Ctrl-C, say last how to come back to the job."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            if not getattr(interrupt, "__notes__", ()):
+                console.tell_last(interrupt, self._parting_words(), self._is_known_to_be_over)
+            raise
 
     def _draw_progress(self, outcome: Outcome | None) -> dict[str, str]:
         return notebook.draw_picture(self.picture(outcome))
@@ -490,13 +757,43 @@ class JobHandle(JobView, Generic[R_co]):
             )
         return False
 
-    def _free(self, *, records: bool, timeout: Duration) -> None:
-        """Clean up after the value was fetched; a failure must not cost the value."""
-        try:
-            self.cleanup(k8s=True, gcs=records, cleanup_timeout=timeout)
-        except (KineticError, OSError) as error:
-            _log.warning("%s could not be cleaned up: %s", self.job_id, error)
-
     def _parting_words(self) -> str:
         has_value = self._collected is not None
         return console.say_how_it_is(self.job_id, ended=self._is_over, is_here=has_value)
+
+    @property
+    def _backend(self) -> Backend:
+        if self._made_backend is None:
+            self._made_backend = registry.make(self.ref.place, self._store)
+        return self._made_backend
+
+    @property
+    def _board(self) -> JobBoard:
+        return JobBoard(self._store, lambda _: self._backend, time.time)
+
+    def _check_host(self, host: int) -> int:
+        if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < self.hosts:
+            raise UsageError(
+                f"There is no host {host!r}: {self.job_id} has {self.hosts} "
+                f"host{'s' * (self.hosts != 1)}, from 0 on."
+            )
+        return host
+
+    def _read_verdict(self) -> Outcome | None:
+        return self._board.verdict(self.ref)
+
+
+def _call_back(
+    fn: Callable[[Any], object],
+    handle: JobHandle[Any],
+    loop: AbstractEventLoop | None,
+) -> None:
+    """Call a callback with a job's handle; in its loop, if it has one. An exception is logged."""
+    if loop is not None:
+        with contextlib.suppress(RuntimeError):  # The loop has been closed.
+            loop.call_soon_threadsafe(fn, handle)
+        return
+    try:
+        fn(handle)
+    except BaseException:  # noqa: BLE001 - a user's own code, `sys.exit()` for example
+        _log.exception("a callback of %s failed", handle.job_id)

@@ -1,19 +1,22 @@
 """Step 2, plan: from a call and its options to everything that a host must know.
 
-In: `JobSpec`, `Settings`, the `Place`. Out: `Planned`: the plan, the payload, the source tree,
-warnings. Reads the local disk and the environment, and writes only the cache of hashes.
+In: the options of a call, settings. Out: `Target`, where it goes; `Planned`, the plan with the
+payload, the source tree, warnings. Reads the local disk and the environment, and writes only the
+cache of hashes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kinetic._config import environment, jax_options
 from kinetic._config import settings as configuration
@@ -21,20 +24,22 @@ from kinetic._config.settings import Settings
 from kinetic._core.accelerators import prices
 from kinetic._core.options import Options
 from kinetic._core.place import Place
-from kinetic._core.plan import Blob, Cell, Cost, Limits, Plan, Versions
+from kinetic._core.plan import Blob, Cell, Cost, Limits, Plan, Versions, needs_jax
 from kinetic._core.ref import new_job_id
-from kinetic._core.spec import JobSpec
+from kinetic._core.spec import name_of
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
+    from kinetic._backends.base import Backend
     from kinetic._datasets.call_data import CallData
     from kinetic._datasets.data import Data
     from kinetic._pickling.call import Packed
     from kinetic._pickling.modules import Shipped
     from kinetic._source.bundle import Bundle
     from kinetic._source.project import Project
+    from kinetic._store.base import Store
 
 _MB = 1_000_000
 STILL_NOTICE_S = 60.0
@@ -44,9 +49,114 @@ _DATA = "kinetic._datasets.data"
 """The module of `kinetic.Data`."""
 
 
+_SLOW_LIBRARIES = ("keras", "orbax.checkpoint", "flax", "equinox")
+"""They take long to import, and start neither a thread nor a JAX backend when they are."""
+OPTIONS_THAT_ARE_SETTINGS = (
+    *("backend", "project", "zone", "cluster", "namespace", "base_image_repo"),
+    *("queue", "priority", "reservation", "local_storage", "network_devices"),
+    "service_account",
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where calls go.
+
+    Attributes:
+        place: the selected one.
+        settings: the caller's.
+        backend: made from the place and the store.
+        store: where the records of jobs are kept.
+        notice: a line for the caller, or "".
+    """
+
+    place: Place
+    settings: Settings
+    backend: Backend
+    store: Store
+    notice: str = ""
+
+    def warm_up(self, options: Options) -> None:
+        """Let the backend prepare what takes time while a call with these options is planned."""
+        from kinetic._backends.base import WarmUp
+
+        if not isinstance(self.backend, WarmUp) or self.settings.preload == "off":
+            return
+        names = options.capture_env_vars
+        captured = environment.select_env_vars(names, configuration.variables()) if names else ()
+        self.backend.warm_up(
+            needs_jax=needs_jax(options),
+            variables=[*options.env, *options.secrets, *captured],
+            libraries=[name for name in _SLOW_LIBRARIES if name in sys.modules],
+        )
+
+
+def target_of(options: Options) -> Target:
+    """Read the settings, and select the place."""
+    from kinetic._backends import registry
+    from kinetic._store.open import open_store
+
+    flags = {name: getattr(options, name) for name in OPTIONS_THAT_ARE_SETTINGS}
+    settings = configuration.load(flags=flags)
+    if settings.log_level is not None:
+        from kinetic._config import verbosity
+
+        verbosity.show(settings.log_level)
+    place, notice = registry.select(options, settings)
+    store = open_store(settings.store)
+    return Target(place, settings, registry.make(place, store), store, notice)
+
+
+def default_place(settings: Settings) -> Place:
+    """Return where a job of one host goes that has no options of its own."""
+    from kinetic._backends import registry
+    from kinetic._core.accelerators.resolve import resolve
+
+    return registry.select(Options(resolve("cpu")), settings)[0]
+
+
+class BatchMember(NamedTuple):
+    """The input of a batch that the next job is for, and what the job gets from it."""
+
+    group_id: str
+    number: int
+    job_id: str
+    store_uri: str
+    retries: int
+
+
+_member: ContextVar[BatchMember | None] = ContextVar("kinetic_batch_member", default=None)
+
+
+@contextlib.contextmanager
+def member_of_batch(member: BatchMember) -> Iterator[None]:
+    """Within the block, the first job that is submitted belongs to the batch."""
+    token = _member.set(member)
+    try:
+        yield
+    finally:
+        _member.reset(token)
+
+
+def current_member() -> BatchMember | None:
+    """Return the input of a batch that the next job is for, if there is one."""
+    return _member.get()
+
+
+def forget_member() -> None:
+    """Its job was submitted: those that follow are others."""
+    _member.set(None)
+
+
+def batch_labels(group_id: str, index: int) -> dict[str, str]:
+    """Return the labels of the job of an input."""
+    return {"group_id": group_id, "group_kind": "map", "group_index": str(index)}
+
+
 @dataclass(frozen=True)
 class Planned:
-    """A plan with what it ships.
+    """A plan with what it ships. Before a call is packed (`with_call`), it is what all calls of one
+    function share: the plan has no payload yet.
 
     Attributes:
         plan: everything that a host must know.
@@ -57,68 +167,26 @@ class Planned:
         function: the pickled function, if the plan names one.
         data: content of the plan's data that is sent, each with its `Data`.
         installed: what pods install, by digest.
+        settings: the caller's.
+        project: the function's project.
+        captured: variables that travel in the payload.
+        volumes: data at fixed paths.
     """
 
     plan: Plan
     payload: bytes = field(repr=False)
     bundle: Bundle | None = field(repr=False)
     secrets: Mapping[str, str] = field(repr=False)
+    settings: Settings = field(repr=False)
+    project: Project = field(repr=False)
+    captured: Mapping[str, str] = field(default_factory=dict, repr=False)
+    volumes: Mapping[str, Data] = field(default_factory=dict, repr=False)
+    installed: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     warnings: tuple[str, ...] = ()
     function: bytes = field(default=b"", repr=False)
     data: tuple[tuple[Data, Bundle], ...] = field(default=(), repr=False)
-    installed: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
-
-def make(
-    spec: JobSpec,
-    settings: Settings,
-    place: Place,
-    *,
-    job_id: str | None = None,
-    now: float | None = None,
-) -> Planned:
-    """Plan one call.
-
-    Args:
-        spec: the call.
-        settings: the caller's settings.
-        place: where the job goes.
-        job_id: for tests; a fresh one by default.
-        now: seconds since the epoch, for tests.
-
-    Raises:
-        UsageError: a part of the call cannot be pickled, a secret is not set, or the source tree
-            cannot be shipped.
-    """
-    about = template(spec, settings, place, job_id=job_id, now=now)
-    return about.complete_plan(_pack(spec, about))
-
-
-@dataclass(frozen=True)
-class PlanTemplate:
-    """A plan without its call: what all calls of one function share.
-
-    Attributes:
-        draft: the plan, as far as it is complete.
-        settings: the caller's settings.
-        project: the function's project.
-        bundle: its source tree, or None when nothing is shipped.
-        captured: variables that travel in the payload.
-        secrets: values of the plan's secrets.
-        volumes: data at fixed paths.
-        installed: what pods install, by digest.
-    """
-
-    draft: Plan
-    settings: Settings
-    project: Project
-    bundle: Bundle | None = field(repr=False)
-    captured: Mapping[str, str] = field(repr=False)
-    secrets: Mapping[str, str] = field(repr=False)
-    volumes: Mapping[str, Data] = field(default_factory=dict, repr=False)
-    installed: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-
-    def _data(self, packed: Packed) -> CallData | None:
+    def _load_data(self, packed: Packed) -> CallData | None:
         """Pack the data of a call; None if it has none."""
         if not self.volumes and not packed.external:
             return None
@@ -147,12 +215,8 @@ class PlanTemplate:
             configuration.worker_environ().get("PYTHONPATH", ""),
         )
 
-    def complete_plan(
-        self,
-        packed: Packed,
-        *,
-        function: Packed | None = None,
-        **changes: Any,
+    def with_call(
+        self, packed: Packed, *, function: Packed | None = None, **changes: Any
     ) -> Planned:
         """Complete the plan with a pickled call, its function if that is separate, its data, and
         other details of this call.
@@ -160,10 +224,10 @@ class PlanTemplate:
         Raises:
             UsageError: the data cannot be read.
         """
-        project, bundle, data = self.project, self.bundle, self._data(packed)
+        project, bundle, data = self.project, self.bundle, self._load_data(packed)
         shared = b"" if function is None else function.data
         plan = dataclasses.replace(
-            self.draft,
+            self.plan,
             payload=Blob(packed.digest, packed.size_bytes),
             function=None if function is None else Blob(function.digest, function.size_bytes),
             versions=packed.versions,
@@ -177,67 +241,125 @@ class PlanTemplate:
             data=() if data is None else data.data,
             **changes,
         )
-        warnings = (
-            _warnings(plan, bundle, self.settings, packed.parts)
-            + (() if data is None else data.warnings)
-            + packed.warnings
-        )
-        return Planned(
-            plan,
-            packed.data,
-            bundle,
-            self.secrets,
-            warnings,
-            shared,
-            () if data is None else data.bundles,
-            self.installed,
+        warnings = _warnings(plan, bundle, self.settings, packed.parts)
+        return dataclasses.replace(
+            self,
+            plan=plan,
+            payload=packed.data,
+            function=shared,
+            data=() if data is None else data.bundles,
+            warnings=(*warnings, *(() if data is None else data.warnings), *packed.warnings),
         )
 
 
-def template(
-    spec: JobSpec,
+def plan_call(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Options,
+    *,
     settings: Settings,
     place: Place,
-    *,
+    name: str = "",
+    member: BatchMember | None = None,
     job_id: str | None = None,
     now: float | None = None,
-    calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]] | None = None,
-) -> PlanTemplate:
-    """Plan everything but the call itself; see `make`. `calls` are the arguments of all calls, if
-    there are more than the spec's."""
-    _check_place(spec.options, place)
-    captured, secrets = _read_environment(spec.options)
-    draft = _draft(
-        spec,
-        settings,
-        sorted(captured),
-        sorted(secrets),
+) -> Planned:
+    """Plan one call.
+
+    Args:
+        func: what is called.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        options: of the call.
+        settings: the caller's settings.
+        place: where the job goes.
+        name: of the job, if the options name none.
+        member: the input of a batch that the job is for.
+        job_id: for tests; a fresh one by default.
+        now: seconds since the epoch, for tests.
+
+    Raises:
+        UsageError: a part of the call cannot be pickled, a secret is not set, or the source tree
+            cannot be shipped.
+    """
+    from kinetic._pickling import call
+
+    shared = plan_function(
+        func,
+        [(args, kwargs)],
+        options,
+        settings=settings,
         place=place,
-        job_id=job_id or new_job_id(),
-        now=time.time() if now is None else now,
+        name=name,
+        job_id=job_id,
+        now=now,
     )
-    left_out = _list_data_paths(spec, [(spec.args, spec.kwargs)] if calls is None else calls)
-    project, bundle = _source(spec, settings, left_out, draft)
-    draft, installed = _with_installation(draft, settings, project)
-    return PlanTemplate(
-        draft,
-        settings,
-        project,
-        bundle,
-        captured,
-        secrets,
-        spec.options.volumes,
-        installed,
+    packed = call.pack(
+        func,
+        tuple(args),
+        kwargs,
+        env_vars=shared.captured,
+        shipped=shared.shipped,
+        external=data_class(),
     )
+    if member is None:
+        return shared.with_call(packed)
+    labels = batch_labels(member.group_id, member.number)
+    return shared.with_call(packed, job_id=member.job_id, labels=labels)
 
 
-def _check_place(options: Options, place: Place) -> None:
+def plan_function(
+    func: Callable[..., Any],
+    calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
+    options: Options,
+    *,
+    settings: Settings,
+    place: Place,
+    name: str = "",
+    job_id: str | None = None,
+    now: float | None = None,
+) -> Planned:
+    """Plan what several calls of a function share; see `plan_call`. `calls` are the arguments of
+    all of them."""
     if options.compile_check and place.is_cluster:
         raise UsageError(
             "compile_check= looks at the programs of a slice that is simulated on this machine, "
             f"and this job goes to {place.cluster or 'a cluster'}, whose own compiler sees them. "
             'Leave compile_check= away, or say backend="local".'
         )
+    captured, secrets = _read_environment(options)
+    cost = _cost(options, settings, place)
+    draft = Plan(
+        job_id=job_id or new_job_id(),
+        name=options.name or name or name_of(func),
+        place=place,
+        options=complete_options(options.strip_for_hosts(), settings),
+        payload=Blob("", 0),
+        versions=Versions(f"{sys.version_info.major}.{sys.version_info.minor}", "", __version__),
+        created_at=time.time() if now is None else now,
+        captured=tuple(sorted(captured)),
+        secrets=tuple(sorted(secrets)),
+        output_dir=_output_dir(options.output_dir or settings.output_dir),
+        limits=_limits(options, settings, cost),
+        jax_options=jax_options.changed_options(without=options.env),
+        is_verbose=settings.log_level == "DEBUG",
+        cost=cost,
+    )
+    local_data = _list_data_paths(func, options, calls)
+    project, bundle = _source(func, settings, local_data, draft)
+    draft, installed = _with_installation(draft, settings, project)
+    return Planned(
+        draft,
+        b"",
+        bundle,
+        secrets,
+        settings,
+        project,
+        captured,
+        options.volumes,
+        installed,
+    )
 
 
 def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]:
@@ -250,35 +372,6 @@ def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]
     hidden = {k: v for k, v in free.items() if environment.looks_secret(k)}
     secrets = environment.secret_values(options.secrets, here) | hidden
     return {k: v for k, v in free.items() if k not in hidden}, secrets
-
-
-def _draft(
-    spec: JobSpec,
-    settings: Settings,
-    captured: Sequence[str],
-    secrets: Sequence[str],
-    *,
-    place: Place,
-    job_id: str,
-    now: float,
-) -> Plan:
-    options, cost = spec.options, _cost(spec.options, settings, place)
-    return Plan(
-        job_id=job_id,
-        name=options.name or spec.name,
-        place=place,
-        options=complete_options(options.strip_for_hosts(), settings),
-        payload=Blob("", 0),
-        versions=Versions(f"{sys.version_info.major}.{sys.version_info.minor}", "", __version__),
-        created_at=now,
-        captured=tuple(captured),
-        secrets=tuple(secrets),
-        output_dir=_output_dir(options.output_dir or settings.output_dir),
-        limits=_limits(options, settings, cost),
-        jax_options=jax_options.changed_options(without=options.env),
-        is_verbose=settings.log_level == "DEBUG",
-        cost=cost,
-    )
 
 
 def complete_options(options: Options, settings: Settings) -> Options:
@@ -350,7 +443,9 @@ def _output_dir(given: str | None) -> str | None:
 
 
 def _list_data_paths(
-    spec: JobSpec, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+    func: Callable[..., Any],
+    options: Options,
+    calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
 ) -> list[Path]:
     """Return the paths of the local data of all calls."""
     kind = data_class()
@@ -359,7 +454,7 @@ def _list_data_paths(
     from kinetic._datasets import call_data
     from kinetic._datasets.data import list_alive
 
-    declared = [*spec.options.volumes.values()]
+    declared = [*options.volumes.values()]
     for args, kwargs in calls:
         declared += call_data.find_data([args, kwargs])
     seen = set(map(id, declared))
@@ -367,7 +462,7 @@ def _list_data_paths(
         # Only pickling can find data in objects and in what the function uses.
         from kinetic._pickling import call
 
-        declared += cast("tuple[Data, ...]", call.instances(kind, spec.func, calls))
+        declared += cast("tuple[Data, ...]", call.instances(kind, func, calls))
     return list(dict.fromkeys(Path(data.path) for data in declared if data.is_local))
 
 
@@ -377,7 +472,7 @@ def data_class() -> type[Data] | None:
 
 
 def _source(
-    spec: JobSpec, settings: Settings, data: Sequence[Path], draft: Plan
+    func: Callable[..., Any], settings: Settings, data: Sequence[Path], draft: Plan
 ) -> tuple[Project, Bundle | None]:
     from kinetic._source import shipment
 
@@ -390,7 +485,7 @@ def _source(
         configuration.temporary_folders(),
         configuration.worker_environ().get("PYTHONPATH", ""),
     )
-    project, bundle = shipment.of(spec.func, about, data=data, output_dir=draft.output_dir)
+    project, bundle = shipment.of(func, about, data=data, output_dir=draft.output_dir)
     if draft.place.is_cluster and bundle is not None:
         bundle = dataclasses.replace(bundle, warnings=(*bundle.warnings, *_warn_of_hooks(project)))
     return project, bundle
@@ -440,19 +535,6 @@ def _cells(*pickles: bytes) -> tuple[Cell, ...]:
     from kinetic._pickling import cells
 
     return cells.find_referenced(pickles, notebook.cell_title)
-
-
-def _pack(spec: JobSpec, about: PlanTemplate) -> Packed:
-    from kinetic._pickling import call as payload
-
-    return payload.pack(
-        spec.func,
-        spec.args,
-        spec.kwargs,
-        env_vars=about.captured,
-        shipped=about.shipped,
-        external=data_class(),
-    )
 
 
 def _warnings(

@@ -1,7 +1,7 @@
 """A decorated function: step 1 of a call, and the ways of calling it.
 
-In: a function and its options; later the call's arguments. Out: `RemoteCallable`, `JobSpec`; a
-job's handle or value.
+In: a function and its options; later the call's arguments. Out: `RemoteCallable`; a job's handle or
+value.
 """
 
 from __future__ import annotations
@@ -22,27 +22,22 @@ from typing import (
     ParamSpec,
     TypeVar,
     Unpack,
-    cast,
     overload,
 )
 
-from kinetic._client import coroutines, reloads
-from kinetic._client.client import Client, client_of
 from kinetic._client.options import OptionChanges, check_options, warn_of_spot
 from kinetic._core import checks, spec
 from kinetic._core.options import Options
-from kinetic._core.spec import JobSpec
-from kinetic._core.tracebacks import drop_frames, own_frames_hidden, waiting_hidden
+from kinetic._core.tracebacks import hide_frames
 from kinetic._pickling import origin
 from kinetic.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from kinetic._client.batch.handle import BatchHandle
     from kinetic._client.batch.launch import AtOnce, BatchOptions, Tags
     from kinetic._client.handle import JobHandle
     from kinetic._client.plan_view import PlanView
+    from kinetic._client.planning import Target
 
 _DATA = "kinetic._datasets.data"
 """While this is not loaded there is no `Data` anywhere to be searched for."""
@@ -82,34 +77,34 @@ class RemoteCallable(Generic[P, R_co]):
         if not hasattr(func, "__name__"):
             self.__name__ = self.__qualname__ = spec.name_of(func)
         self._func = func
-        self._options, self._are_chosen = options, False
+        self._options = options
         self._bound = bound
-        self._made_in = reloads.find_execution(self.__module__)
+        self._made_in = getattr(sys.modules.get(self.__module__), "__spec__", None)
 
     @property
     def options(self) -> Options:
         """The options of the decorator."""
-        self._catch_up()
         return self._options
 
-    def _catch_up(self) -> None:
-        """Become what the module makes of the function now, if it was executed again; options that
-        were chosen stay."""
-        found = reloads.find_successor(self, self._made_in)
-        others = [] if found is None else reloads.find_namesakes(found)
-        if found is None or any(each._func is not found._func for each in others):
-            return
-        kept = {"_bound": self._bound, "_are_chosen": self._are_chosen}
-        if self._are_chosen or not all(each._are_chosen for each in others):
-            kept["_options"] = self._options
-        vars(self).update(vars(found) | kept)
+    @property
+    def func(self) -> Callable[..., Any]:
+        """The undecorated function as its module has it now: after `%autoreload` or
+        `importlib.reload`, a name that was imported before still has the old object."""
+        module: Any = sys.modules.get(self.__module__)
+        if getattr(module, "__spec__", None) is self._made_in or self.__module__ in origin.MAIN:
+            return self._func
+        found = module
+        for name in self.__qualname__.split("."):
+            found = getattr(found, "__dict__", {}).get(name)
+        found = getattr(found, "__func__", found)  # of a classmethod
+        is_alike = isinstance(found, RemoteCallable) and found.__qualname__ == self.__qualname__
+        return found._func if is_alike and found.__module__ == self.__module__ else self._func
 
     def _derive(self, options: Options, bound: tuple[Any, ...]) -> RemoteCallable[Any, Any]:
         func = self._func if bound else self._unbound
-        made: RemoteCallable[Any, Any] = RemoteCallable(func, options, bound=bound)
-        made._made_in = self._made_in
-        made._are_chosen = self._are_chosen or options is not self._options
-        return made
+        derived: RemoteCallable[Any, Any] = RemoteCallable(func, options, bound=bound)
+        derived._made_in = self._made_in
+        return derived
 
     if not TYPE_CHECKING:  # A type checker should report them.
 
@@ -120,6 +115,7 @@ class RemoteCallable(Generic[P, R_co]):
     def __repr__(self) -> str:
         return f"<RemoteCallable {self.__qualname__} on {self._options.topology.name}>"
 
+    @hide_frames
     def with_options(self, **changes: Unpack[OptionChanges]) -> RemoteCallable[P, R_co]:
         """Return the same function with other options:
         `train.with_options(accelerator="tpu-v6e-16", timeout="1h")(steps)`.
@@ -130,8 +126,7 @@ class RemoteCallable(Generic[P, R_co]):
         Raises:
             UsageError: an option cannot work.
         """
-        with own_frames_hidden:
-            options = check_options(self.options, changes)
+        options = check_options(self._options, changes)
         warn_of_spot(options)
         return self._derive(options, self._bound)
 
@@ -145,43 +140,33 @@ class RemoteCallable(Generic[P, R_co]):
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
+    @hide_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the slice: print the leader's output as it arrives, return its value or raise what
         the function raised."""
-        __tracebackhide__ = True  # Notebooks and pytest hide this frame.
-        try:
-            return self._call_or_submit(args, kwargs)
-        except KeyboardInterrupt as interrupt:
-            interrupt.__traceback__ = None
-            raise
-        except Exception as error:
-            error.with_traceback(_without_ours(error.__traceback__))
-            raise
-
-    def _call_or_submit(self, args: Any, kwargs: Any) -> R_co:
-        __tracebackhide__ = True
         from kinetic._config import settings
 
         if settings.on_host():
-            value = self._body(args, kwargs)
-            is_ours = inspect.iscoroutine(value) and not coroutines.is_loop_running()
-            return cast("R_co", coroutines.run_coroutine(value) if is_ours else value)
-        if self.options.debug:
-            return self._call_debugged(args, kwargs)
-        handle = self.run_async(*args, **kwargs)
+            value = self._run_body(args, kwargs)
+            is_ours = inspect.iscoroutine(value) and not is_loop_running()
+            return run_coroutine(value) if is_ours else value
+        return self._call_and_wait(threading.Event(), args, kwargs)
+
+    def _call_and_wait(self, left: threading.Event, args: Any, kwargs: Any) -> Any:
+        """Submit, print the output and return the value, or stop to wait once `left` is set."""
+        submit = functools.partial(self._submit_job, args, kwargs)
+        if self._options.debug:
+            from kinetic._client import debugging
+
+            return debugging.follow_call(submit)
+        handle = submit()
         try:
-            return handle.result(stream_logs=True)
+            return handle.call_result(left)
         finally:
             if self._options.compile_check and handle.outcome() is not None:
                 from kinetic._client.compiling import show_report
 
                 show_report(handle.compile_report)
-
-    def _call_debugged(self, args: Any, kwargs: Any) -> R_co:
-        __tracebackhide__ = True
-        from kinetic._client import debugging
-
-        return cast("R_co", debugging.follow_call(lambda: self.run_async(*args, **kwargs)))
 
     @overload
     async def aio(
@@ -197,19 +182,19 @@ class RemoteCallable(Generic[P, R_co]):
 
         Cancelling it leaves the job running and says how to come back to it.
         """
-        __tracebackhide__ = True
         from kinetic._client import futures
         from kinetic._config import settings
 
         if settings.on_host():
-            value = self._body(args, kwargs)
-            return cast("R_co", await value if inspect.isawaitable(value) else value)
-        if self.options.debug:
-            return await futures.beside(lambda: self._call_debugged(args, kwargs), daemon=True)
-        submit = functools.partial(self.run_async, *args, **kwargs)
-        handle = await futures.beside(submit, late=lambda made: made.leave(), daemon=False)
-        wait = functools.partial(handle.result, stream_logs=True)
-        return await futures.beside(wait, abandoned=handle.leave, daemon=True)
+            value = self._run_body(args, kwargs)
+            return await value if inspect.isawaitable(value) else value
+        left = threading.Event()
+        try:
+            with hide_frames:
+                call = functools.partial(self._call_and_wait, left, args, kwargs)
+                return await futures.run_in_thread(call)
+        finally:
+            left.set()
 
     @overload
     def run_async(
@@ -219,16 +204,63 @@ class RemoteCallable(Generic[P, R_co]):
     @overload
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]: ...
 
+    @hide_frames
     def run_async(self, *args: Any, **kwargs: Any) -> JobHandle[Any]:
         """Submit and return at once; the job runs independently of this process."""
-        __tracebackhide__ = True
-        with waiting_hidden:
-            return self._submit_job(args, kwargs)
+        return self._submit_job(args, kwargs)
+
+    def _submit_job(self, args: Any, kwargs: Any) -> JobHandle[Any]:
+        from kinetic._client import planning
+
+        member = planning.current_member()
+        options = self._options
+        if member is not None and member.retries:
+            options = check_options(options, {"retries": member.retries})
+        target = self._find_target(options, args, kwargs)
+        if member is not None and member.store_uri != target.store.uri:
+            raise UsageError(
+                f"The batch is kept in the store {member.store_uri}, and the function would submit "
+                f"to {target.store.uri}: pass project= and cluster= to map. Nothing was submitted."
+            )
+        target.warm_up(options)
+        planned = planning.plan_call(
+            self.func,
+            (*self._bound, *args),
+            kwargs,
+            options,
+            settings=target.settings,
+            place=target.place,
+            name=self.__qualname__,
+            member=member,
+        )
+
+        from kinetic._client import submission
+
+        submission.warn(target, planned.warnings, planned.plan.output_dir)
+        if "kinetic._client.handle" not in sys.modules:
+            load = functools.partial(importlib.import_module, "kinetic._client.handle")
+            threading.Thread(target=load, daemon=True).start()  # While the backend works.
+        ref = submission.submit(planned, target.backend, target.store)
+        planning.forget_member()
+        try:
+            from kinetic._client.handle import JobHandle
+
+            return JobHandle(ref, target.backend, target.store)
+        except KeyboardInterrupt as interrupt:
+            submission.take_back(ref, target.backend, target.store, interrupt)
+            raise
+
+    def _find_target(self, options: Options, args: Any, kwargs: Any) -> Target:
+        """Return where a call goes, after the checks that need nothing else."""
+        from kinetic._client.planning import target_of
+
+        self._check_place()
+        self._check_call(args, kwargs)
+        return target_of(options)
 
     def _check_place(self) -> None:
         """Jobs are submitted from where people work: a job submitted by a job would outlive it, and
         nobody would look after it."""
-        self._catch_up()
         from kinetic._config import settings
 
         if settings.on_host():
@@ -237,26 +269,6 @@ class RemoteCallable(Generic[P, R_co]):
                 "right there, on this host; to run it elsewhere, submit it from the script that "
                 "submitted this job."
             )
-
-    def _submit_job(self, args: Any, kwargs: Any) -> JobHandle[R_co]:
-        client = self._client(args, kwargs)
-        client.warm_up(self._options)
-        planned = client.plan_call(self._spec(args, kwargs))
-
-        from kinetic._client import submission
-
-        client.tell(planned.warnings)
-        client.note_output(planned.plan.output_dir)
-        if "kinetic._client.handle" not in sys.modules:
-            threading.Thread(target=_import_handle, daemon=True).start()  # While the backend works.
-        ref = submission.submit(planned, client.backend, client.store)
-        try:
-            from kinetic._client.handle import JobHandle
-
-            return JobHandle(ref, client.backend, client.store)
-        except KeyboardInterrupt as interrupt:
-            submission.take_back(ref, client.backend, client.store, interrupt)
-            raise
 
     @overload
     def run_async_map(
@@ -270,6 +282,7 @@ class RemoteCallable(Generic[P, R_co]):
         self, inputs: Iterable[Any], **options: Unpack[BatchOptions]
     ) -> BatchHandle[R_co]: ...
 
+    @hide_frames
     def run_async_map(
         self,
         inputs: Iterable[Any],
@@ -295,7 +308,7 @@ class RemoteCallable(Generic[P, R_co]):
                 entry's type.
             max_concurrent: the most jobs that run at the same time; "auto" as many as there is room
                 for (on this machine: processors and memory), None for all at once.
-            retries: how often an input whose job failed is submitted again.
+            retries: how often the job of an input that failed is started again: its `retries=`.
             fail_fast: submit nothing more after the first failure.
             cancel_running_on_fail: with `fail_fast`, also cancel the running jobs.
             name: as shown to users; by default the name of its jobs.
@@ -308,48 +321,55 @@ class RemoteCallable(Generic[P, R_co]):
                 nothing was submitted.
             PreflightError: the backend cannot take such jobs now; nothing was submitted.
         """
+        from kinetic._client import planning, submission
         from kinetic._client.batch import launch
-        from kinetic._client.batch.inputs import calls
+        from kinetic._client.batch.inputs import list_calls
+        from kinetic._client.batch.sources import PackagedCalls
 
-        with waiting_hidden:
-            self._check_place()
-            how = launch.rules(
-                max_concurrent=max_concurrent,
-                retries=retries,
-                fail_fast=fail_fast,
-                cancel_running_on_fail=cancel_running_on_fail,
-            )
-            title, notes, made = (
-                checks.text("name", name) or self._options.name or self.__qualname__,
-                launch.tags(tags),
-                calls(inputs, input_mode),
-            )
-            for index, call in enumerate(made):
-                self._check_call(call.args, call.kwargs, f"inputs[{index}]: ")
-            elsewhere = {"project": project, "cluster": cluster}
-            options = check_options(
-                self._options,
-                {name: value for name, value in elsewhere.items() if value is not None},
-            )
-            client = client_of(options)
-            client.warm_up(options)
-            func = functools.partial(self._func, *self._bound) if self._bound else self._func
-            source = client.package_batch(JobSpec(func, (), {}, self.__qualname__, options), made)
-            client.tell(source.warnings)
-            return launch.launch(source, client.store, len(made), how, name=title, notes=notes)
+        self._check_place()
+        how = launch.rules(
+            max_concurrent=max_concurrent,
+            fail_fast=fail_fast,
+            cancel_running_on_fail=cancel_running_on_fail,
+        )
+        title = checks.text("name", name) or self._options.name or self.__qualname__
+        notes, calls = launch.tags(tags), list_calls(inputs, input_mode)
+        for index, call in enumerate(calls):
+            self._check_call(call.args, call.kwargs, f"inputs[{index}]: ")
+        changes: dict[str, Any] = {"project": project, "cluster": cluster}
+        changes = {option: value for option, value in changes.items() if value is not None}
+        if checks.count("retries", retries, least=0):
+            changes["retries"] = retries
+        options = check_options(self._options, changes)
+        target = planning.target_of(options)
+        target.warm_up(options)
+        func = functools.partial(self.func, *self._bound) if self._bound else self.func
+        shared = submission.plan_batch(
+            func, [(call.args, call.kwargs) for call in calls], options, target, self.__qualname__
+        )
+        source = PackagedCalls(calls, func, shared, target)
+        submission.warn(target, source.warnings, shared.plan.output_dir)
+        return launch.launch(source, target.store, len(calls), how, name=title, notes=notes)
 
+    @hide_frames
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> PlanView:
         """Return what a call would submit. Creates nothing."""
+        from kinetic._client import planning
         from kinetic._client.plan_view import PlanView
 
-        with waiting_hidden:
-            client = self._client(args, kwargs)
-            planned = client.plan_call(self._spec(args, kwargs))
-            documents, files = (
-                tuple(client.backend.render(planned.plan)),
-                () if planned.bundle is None else planned.bundle.files(),
-            )
-            return PlanView(planned.plan, documents, planned.warnings, tuple(files))
+        target = self._find_target(self._options, args, kwargs)
+        planned = planning.plan_call(
+            self.func,
+            (*self._bound, *args),
+            kwargs,
+            self._options,
+            settings=target.settings,
+            place=target.place,
+            name=self.__qualname__,
+        )
+        documents = tuple(target.backend.render(planned.plan))
+        files = () if planned.bundle is None else tuple(planned.bundle.files())
+        return PlanView(planned.plan, documents, planned.warnings, files)
 
     @overload
     def local(
@@ -359,20 +379,19 @@ class RemoteCallable(Generic[P, R_co]):
     @overload
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
+    @hide_frames
     def local(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body here, in this process. The function gets local data by its
         path."""
-        value = self._body(args, kwargs)
-        is_ours = inspect.iscoroutine(value)
-        return cast("R_co", coroutines.run_coroutine(value) if is_ours else value)
+        value = self._run_body(args, kwargs)
+        return run_coroutine(value) if inspect.iscoroutine(value) else value
 
-    def _body(self, args: Any, kwargs: Any) -> Any:
-        self._catch_up()
+    def _run_body(self, args: Any, kwargs: Any) -> Any:
         if _DATA in sys.modules:
             from kinetic._datasets import call_data
 
             args, kwargs = call_data.localize(args), call_data.localize(kwargs)
-        return self._func(*self._bound, *args, **kwargs)
+        return self.func(*self._bound, *args, **kwargs)
 
     # -- being a method, being pickled -------------------------------------------------------------
 
@@ -416,11 +435,14 @@ class RemoteCallable(Generic[P, R_co]):
         return self._derive(self._options, (first,))
 
     def __reduce__(self) -> tuple[Any, ...] | str:
-        self._catch_up()
         if origin.is_found(self) and not origin.is_cloudpickle(sys._getframe(1)):
             return self.__qualname__
         # As the plain function, with the standard library only: the other side needs no kinetic.
-        func = functools.partial(self._func, *self._bound) if self._bound else self._unbound
+        func = self.func
+        if self._bound:
+            func = functools.partial(func, *self._bound)
+        elif func is self._func:
+            func = self._unbound
         return operator.itemgetter(0), ((func,),)
 
     def __copy__(self) -> RemoteCallable[P, R_co]:
@@ -430,14 +452,6 @@ class RemoteCallable(Generic[P, R_co]):
         return self
 
     # -- inside ------------------------------------------------------------------------------------
-
-    def _spec(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobSpec:
-        return JobSpec(self._func, (*self._bound, *args), kwargs, self.__qualname__, self._options)
-
-    def _client(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Client:
-        self._check_place()
-        self._check_call(args, kwargs)
-        return client_of(self._options)
 
     def _check_call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str = ""
@@ -454,7 +468,7 @@ class RemoteCallable(Generic[P, R_co]):
             # A decorator below this one may take other arguments than the function it wraps, but
             # `jax.jit` never does.
             signature = inspect.signature(
-                self._func, follow_wrapped=not isinstance(self._func, FunctionType)
+                self.func, follow_wrapped=not isinstance(self.func, FunctionType)
             )
         except (ValueError, TypeError):  # Some builtins have none; the host will check.
             return
@@ -467,21 +481,22 @@ class RemoteCallable(Generic[P, R_co]):
             ) from None
 
 
-def _import_handle() -> None:
-    importlib.import_module("kinetic._client.handle")
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end, in another thread if a loop runs in this one, as it always does
+    in a notebook."""
+    import asyncio
+
+    if not is_loop_running():
+        return asyncio.run(coroutine)
+    from concurrent.futures import ThreadPoolExecutor
+    from contextvars import copy_context
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(copy_context().run, asyncio.run, coroutine).result()
 
 
-def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """Drop kinetic's frames above the function's error; an error of kinetic itself keeps those
-    below them."""
-    from kinetic._client.handle import JobHandle
-
-    passed = (
-        RemoteCallable.__call__,
-        RemoteCallable._call_or_submit,
-        RemoteCallable._body,
-        RemoteCallable.run_async,
-        RemoteCallable.local,
-        JobHandle.result,
-    )
-    return drop_frames(traceback, {function.__code__ for function in passed})
+def is_loop_running() -> bool:
+    """Whether an event loop runs in this thread: async code awaits what an async function
+    returns."""
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None

@@ -23,6 +23,7 @@ from kinetic._core.failure import Evidence, exception_of
 from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
+from kinetic._store.base import Store
 from kinetic.errors import (
     CorruptRecord,
     KineticError,
@@ -64,11 +65,14 @@ def value(board: JobBoard, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
         CorruptRecord: it was changed.
         UnsupportedVersion: another version of kinetic ran the job.
     """
-    from kinetic._pickling import results
+    return load(board, ref, fetch(board.store, ref, outcome, host))
 
+
+def fetch(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> bytes:
+    """Return the pickled value that a host wrote; raises as `value` does."""
     ref.check_version()
     try:
-        data = board.store.get(layout.HostKeys(ref.job_id, outcome.attempt, host).result)
+        data = store.get(layout.HostKeys(ref.job_id, outcome.attempt, host).result)
     except NotFound as error:
         raise ResultUnavailable(
             f"{ref.job_id} succeeded, but its value was removed from the store.", job_id=ref.job_id
@@ -81,6 +85,17 @@ def value(board: JobBoard, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
             f"The stored value of {ref.job_id} is not what {writer} wrote; it was not unpickled. "
             "Run the job again."
         )
+    return data
+
+
+def load(board: JobBoard, ref: JobRef, data: bytes) -> Any:
+    """Return the value that `fetch` fetched.
+
+    Raises:
+        ResultUnavailable: it cannot be rebuilt here.
+    """
+    from kinetic._pickling import results
+
     try:
         return _load_in_project(board, ref, lambda: results.unpack_value(data))
     except ResultUnavailable as error:

@@ -1,4 +1,4 @@
-"""Step 3, submit: render, preflight, image, blobs if absent, plan, ref, create.
+"""Step 3, submit: preflight, image, render, blobs if absent, plan, ref, create.
 
 In: `Planned`, a backend, a store. Out: `JobRef`. These are the only writes before the job runs, and
 they are ordered so that a crash at any point leaves nothing, or a job that can be found.
@@ -11,13 +11,15 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kinetic._backends.base import Backend, BuildsImages, phase_of
+from kinetic._client import planning
 from kinetic._client.board import console, sending
-from kinetic._client.planning import Planned
+from kinetic._client.planning import Planned, Target
 from kinetic._core import layout
+from kinetic._core.options import Options
 from kinetic._core.plan import BUCKETS, HUB, Plan, Tree
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
@@ -55,15 +57,11 @@ def submit(
         StoreError: the store is full or cannot be written.
         SubmitError: the backend could not create the job.
     """
-    plan = planned.plan
-    documents = backend.render(plan)
+    plan, values = planned.plan, planned.secrets if secrets is None else secrets
     backend.preflight(plan)
-    values = planned.secrets if secrets is None else secrets
     _check_distant(plan, values)
-    chosen = with_image(plan, planned.installed, backend)
-    if chosen is not plan:
-        planned = dataclasses.replace(planned, plan=chosen)
-        plan, documents = chosen, backend.render(chosen)
+    plan = with_image(plan, planned.installed, backend)
+    planned, documents = dataclasses.replace(planned, plan=plan), backend.render(plan)
     ref = ref_of(plan, store.uri)
     with contextlib.ExitStack() as guard:
         # Content that is there already must not be swept before the plan names it; nor the plan
@@ -73,9 +71,8 @@ def submit(
                 planned = _send_content(planned, watched)
             if on_sent is not None:
                 on_sent(planned)
-            if planned.plan is not plan:
-                plan = planned.plan
-                documents = backend.render(plan)
+            if planned.plan is not plan:  # Files have changed meanwhile.
+                plan, documents = planned.plan, backend.render(planned.plan)
             guard.push(functools.partial(_undo, ref, backend, store))
             if not store.put(
                 layout.JobKeys(plan.job_id).plan, _json(plan.to_json()), if_absent=True
@@ -91,6 +88,44 @@ def submit(
             backend.build_behind(plan, planned.installed, _tell_user)
     _log.info("submitted %s as %s", plan.name, plan.job_id)
     return ref
+
+
+def plan_batch(
+    func: Callable[..., Any],
+    calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
+    options: Options,
+    target: Target,
+    name: str,
+) -> Planned:
+    """Plan what the calls of a batch share.
+
+    Raises:
+        PreflightError: the backend cannot take such jobs now, or their image cannot be built.
+    """
+    shared = planning.plan_function(
+        func, calls, options, settings=target.settings, place=target.place, name=name
+    )
+    target.backend.preflight(shared.plan)
+    plan = with_image(shared.plan, shared.installed, target.backend)
+    return dataclasses.replace(shared, plan=plan)
+
+
+def warn(target: Target, warnings: Sequence[str], output_dir: str | None) -> None:
+    """Print warnings before a job leaves the machine; remember where it will leave files, so that
+    later calls do not send them."""
+    if output_dir is not None:
+        from kinetic._source import outputs
+
+        outputs.note(target.settings.cache_dir, output_dir)
+    if target.notice:
+        console.notice(target.notice)
+    for warning in warnings:
+        _warn_once(warning)
+
+
+@functools.cache
+def _warn_once(warning: str) -> None:
+    logging.getLogger("kinetic").warning("kinetic: %s", warning)
 
 
 def with_image(plan: Plan, installed: Mapping[str, bytes], backend: Backend) -> Plan:

@@ -136,19 +136,14 @@ class GroupKeys:
 
     prefix = Key("groups/{group_id}/")
     batch = Key("groups/{group_id}/batch.json")
-    """What the batch is: the number of its inputs, the ids of its jobs."""
-    jobs = Key("groups/{group_id}/jobs/")
+    """What the batch is: the number of its inputs, its name."""
     refused = Key("groups/{group_id}/refused/")
     stop = Key("groups/{group_id}/stop.json")
     """Exists when nothing more is to be submitted."""
-    owner = Key("groups/{group_id}/owner/owner.json")
-    """Who submits: locked while it lives; counted up in a store without locks."""
+    owner = Key("groups/{group_id}/owner.json")
+    """The process that submits, stamped every 30 s."""
     end = Key("groups/{group_id}/end.json")
     """Exists when nothing more will be submitted."""
-
-    def job(self, index: int, attempt: int) -> str:
-        """The job of one try (from 1) of one input."""
-        return f"{self.jobs}/{index}-{attempt}.json"
 
     def refusal(self, index: int) -> str:
         """Why an input could not be submitted."""

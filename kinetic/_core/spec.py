@@ -1,41 +1,21 @@
-"""One call: the function, its arguments and its options.
+"""What can be decorated, and how a function and its wrong uses are named.
 
-In: a decorated function that is called. Out: `JobSpec`, a frozen value.
+In: functions. Out: names, the ends of sentences.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MethodType
 from typing import Any
 
-from kinetic._core.options import Options
-from kinetic._core.values import dataclass
 from kinetic.errors import UsageTypeError
 
 _ELSEWHERE = dict.fromkeys(("map", "starmap"), "run_async_map(inputs) submits a job for each input")
 _ELSEWHERE |= dict.fromkeys(("delay", "remote", "spawn", "submit"), "run_async(...) submits a job")
 """What other libraries call the methods of a decorated function."""
-
-
-@dataclass(frozen=True)
-class JobSpec:
-    """One call: what to run, with what, and how.
-
-    Attributes:
-        func: the undecorated function.
-        args, kwargs: of the call; a method's instance comes first.
-        name: the function's qualified name.
-        options: of the decorator.
-    """
-
-    func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    name: str
-    options: Options
 
 
 def check_function(func: Any) -> None:

@@ -1,41 +1,73 @@
-"""Errors of kinetic, and Ctrl-C while it waits, are shown at the user's own line: what is said with
-them tells what to do.
+"""Keeps kinetic's frames out of tracebacks: an error is shown at the user's own line, and its
+message tells what to do.
 
-In: a block of code. Out: the traceback of an error that leaves it.
+In: public functions. Out: the same functions, whose errors carry only frames of others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
-from types import CodeType, TracebackType
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar, cast
 
 from kinetic.errors import KineticError
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-class _OwnFramesHidden:
-    """Drops the frames below the user's call from exceptions of some kinds, its own included: an
-    exception that is raised again by `with` gets no entry for that frame."""
+_PACKAGE = __file__.removesuffix("_core/tracebacks.py")
+_entry_files = {__file__}
+"""Files of decorated functions: frames of theirs lead from the user's call to an error."""
 
-    def __init__(self, *kinds: type[BaseException]) -> None:
-        self._kinds = kinds
+
+class _FrameHider:
+    """Decorates a public function or method; `with hide_frames:` does the same for a block, for
+    example in a generator or a coroutine.
+
+    An error of kinetic keeps only the frames of the user's code that raised it, if any. Ctrl-C
+    keeps none: where it strikes in a wait says nothing. Any other exception, above all the
+    function's own, loses the frames of public functions that lead to it; a fault within kinetic
+    keeps those below.
+    """
+
+    def __call__(self, entry: F) -> F:
+        _entry_files.add(entry.__code__.co_filename)
+
+        @functools.wraps(entry)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True  # Notebooks and pytest hide this frame.
+            with self:
+                return entry(*args, **kwargs)
+
+        return cast("F", call)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, self._kinds):
+        # An exception that `with` raises again gets no entry for this frame.
+        if isinstance(error, KeyboardInterrupt):
             error.__traceback__ = None
+        elif isinstance(error, KineticError):
+            error.__traceback__ = _after_own_frames(error.__traceback__)
+        elif error is not None:
+            error.__traceback__ = _after_entries(error.__traceback__)
 
 
-own_frames_hidden = _OwnFramesHidden(KineticError)
-waiting_hidden = _OwnFramesHidden(KineticError, KeyboardInterrupt)
-"""For waits: where Ctrl-C has struck in one says nothing."""
+hide_frames = _FrameHider()
 
 
-def drop_frames(
-    trace: TracebackType | None, codes: Container[CodeType | None]
-) -> TracebackType | None:
-    """Return a traceback without its first frames, as far as they run this code."""
-    while trace is not None and trace.tb_frame.f_code in codes:
+def _after_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    rest = trace
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            rest = trace.tb_next
         trace = trace.tb_next
-    return trace
+    return rest
+
+
+def _after_entries(trace: TracebackType | None) -> TracebackType | None:
+    rest = trace
+    while rest is not None and rest.tb_frame.f_code.co_filename in _entry_files:
+        rest = rest.tb_next
+    return rest or trace

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from kinetic._client.batch.ledger import InputState
-from kinetic._client.batch.manifest import LEFT, Manifest
+from kinetic._client.batch.inputs import InputState, inputs_of
+from kinetic._client.batch.records import SUBMITTER_ENDED, BatchRecords, SubmitterWatch
 from kinetic._client.board import text
 from kinetic.errors import KineticError, NotFound
 
@@ -79,26 +79,33 @@ def read_batch(store: Store, group_id: str, found: JobList, spending: SpendingWa
     jobs = [(row.ref, row.standing._replace(started_at=row.started_at)) for row in rows]
     cost = spending.read(jobs).describe() if jobs else ""
     try:
-        manifest = Manifest.open(store, group_id)
+        records = BatchRecords.open(store, group_id)
     except NotFound:
         if not rows:
             raise NotFound(f"There is no batch {group_id!r}.") from None
         return BatchGrid(group_id, group_id, rows[-1].ref.created_at, _cells(rows), cost=cost)
     cells = {cell.number: cell for cell in _cells(rows)}
-    told = manifest.snapshot({index: cell.tries for index, cell in cells.items()})
-    for index in range(manifest.batch.total):
-        state = told.state_of(index)
-        why = text.printable(told.refused.get(index, LEFT)) if state is InputState.REFUSED else ""
-        cells.setdefault(index, BatchCell(index, str(state), None, 0, why))
+    reading, total = records.read(cells), records.batch.total
+    is_left = reading.end is None and SubmitterWatch().is_gone(reading.stamp)
+    states = inputs_of(
+        total, {*cells, *reading.refs}, reading.refusals, reading.end, is_left=is_left
+    )
+    for index, state in enumerate(states):
+        why = reading.refusals.get(index, SUBMITTER_ENDED) if state is InputState.REFUSED else ""
+        # A job that is not in the list yet waits for the next one.
+        name = InputState.WAITING if state is InputState.LIVE else state
+        cells.setdefault(index, BatchCell(index, str(name), None, 0, text.printable(why)))
     first = rows[-1].ref.created_at if rows else 0.0
     ordered = tuple(cells[index] for index in sorted(cells))
-    name = manifest.batch.name or group_id
-    return BatchGrid(group_id, name, first, ordered, told.stopped, cost)
+    title = records.batch.name or group_id
+    return BatchGrid(
+        group_id, title, first, ordered, reading.end.stopped if reading.end else "", cost
+    )
 
 
 def _name_of(store: Store, group_id: str) -> str:
     try:
-        return Manifest.open(store, group_id).batch.name or group_id
+        return BatchRecords.open(store, group_id).batch.name or group_id
     except KineticError:  # removed, or damaged: its jobs are there all the same
         return group_id
 

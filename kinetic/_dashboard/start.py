@@ -9,7 +9,7 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
-from kinetic._core.tracebacks import own_frames_hidden
+from kinetic._core.tracebacks import hide_frames
 from kinetic._system.distribution import make_install_command
 from kinetic.errors import PreflightError
 
@@ -48,7 +48,7 @@ def dashboard(port: int = 0) -> DashboardServer:
         PreflightError: the extra `dashboard` is not installed.
         UsageError: the port is taken.
     """
-    with own_frames_hidden:
+    with hide_frames:
         check_packages()
         from kinetic._client.access import open_access
         from kinetic._dashboard.server import DashboardServer

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from kinetic._core.tracebacks import own_frames_hidden
+from kinetic._core.tracebacks import hide_frames
 from kinetic._store.many import FILE_THREADS, at_once
 from kinetic.errors import DataNotFound, UsageError, UsageTypeError
 
@@ -91,7 +91,7 @@ class Data(_Path):
             "hf_trust_remote_code": hf_trust_remote_code,
             "writable": writable,
         }
-        with own_frames_hidden:
+        with hide_frames:
             for name, value in switches.items():
                 if not isinstance(value, bool):
                     raise UsageTypeError(

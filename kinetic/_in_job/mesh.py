@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kinetic._compile import topologies
-from kinetic._core.tracebacks import own_frames_hidden
+from kinetic._core.tracebacks import hide_frames
 from kinetic._in_job.slices import SLICES, num_slices, read_variable
 from kinetic.errors import UsageError
 
@@ -51,7 +51,7 @@ def make_mesh(
     """
     import jax
 
-    with own_frames_hidden:
+    with hide_frames:
         slices = _by_slice(_find_devices() if devices is None else devices)
         between = _fill_rest("dcn", {"data": REST} if dcn is None else dcn, len(slices), "slice")
         each = len(slices[0])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, SupportsFloat, SupportsIndex
 
 from kinetic._core.metric_format import LONGEST_NAME_BYTES, VARIABLE
-from kinetic._core.tracebacks import own_frames_hidden
+from kinetic._core.tracebacks import hide_frames
 from kinetic._host.worker import metric_sender, streams, worlds
 from kinetic._host.worker.metric_sender import MetricRow, Sender
 from kinetic._in_job import slices
@@ -103,7 +103,7 @@ def log(*, step: SupportsIndex, **values: SupportsFloat) -> None:
                 values[name] = number
                 waits = waits or type(number) is not float
     except (UsageError, UsageTypeError) as error:
-        with own_frames_hidden:
+        with hide_frames:
             raise error from None
     if known.sender is None:
         return known.tell_outside()

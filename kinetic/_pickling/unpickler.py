@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, NewType, NoReturn
 
-from kinetic._core.tracebacks import own_frames_hidden
+from kinetic._core.tracebacks import hide_frames
 from kinetic._pickling import upstream
 from kinetic._pickling.origin import MAIN, map_path
 from kinetic.errors import SetupFailed, UsageError
@@ -168,7 +168,7 @@ def strip_decorated(pick: Callable[[Any], Any], args: tuple[Any, ...]) -> Any:
 
 
 def _refuse(what: str, name: str, *args: object, **kwargs: object) -> NoReturn:
-    with own_frames_hidden:
+    with hide_frames:
         raise UsageError(
             f"{name}.{what} is of the script that submits jobs: a job cannot submit other jobs. In "
             f"a job, {name}(...) runs the function right there, on this host."

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,18 +62,24 @@ def list_jobs(store: Store) -> JobListing:
     return listed
 
 
+def read_refs(store: Store, job_ids: Collection[str]) -> dict[str, JobRef]:
+    """Return the references of these jobs, by id, as far as they exist and are sound."""
+    wanted = {layout.JobKeys(job_id).ref for job_id in job_ids}
+    if store.as_folder() is not None:
+        found = _readable(store, [key for key in _keys(store) if key in wanted])
+    else:
+        found = [
+            ref for ref in _read_listing(store).refs if layout.JobKeys(ref.job_id).ref in wanted
+        ]
+    return {ref.job_id: ref for ref in found}
+
+
 def add(store: Store, ref: JobRef) -> None:
     """Write the reference of a job."""
     data = {layout.JobKeys(ref.job_id).ref: json.dumps(ref.to_json(), indent=1).encode() + b"\n"}
     if store.as_folder() is None and (key := _entry(ref.job_id, _REF, ref.to_json())):
         data[key] = b""
     put_many(store, data)
-
-
-def replace(store: Store, ref: JobRef) -> None:
-    """Replace the reference of a job."""
-    _unlist(store, ref.job_id)
-    add(store, ref)
 
 
 def remove(store: Store, job_id: str) -> None:

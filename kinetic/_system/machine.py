@@ -81,6 +81,14 @@ def boot_id() -> str:
     return ""
 
 
+def container_id() -> str:
+    """Return what names this machine since its last start, and the container: processes for which
+    it is equal see each other's ids; "" if unknown."""
+    with contextlib.suppress(OSError):
+        return f"{boot_id()}-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+    return ""
+
+
 def _group_headroom_bytes() -> int | None:
     with contextlib.suppress(OSError, ValueError):
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())

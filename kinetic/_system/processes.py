@@ -202,6 +202,13 @@ def state(pid: int) -> str:
     return fields[0] if fields else ""
 
 
+def read_start(pid: int) -> str:
+    """Return when the process started, in ticks since the system did: its id and this name it. ""
+    when it has ended."""
+    fields = _stat(pid)
+    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
+
+
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the third on; [] when the process is gone."""
     with contextlib.suppress(OSError):

@@ -73,11 +73,11 @@ def test_what_fails_in_kinetic_keeps_its_frames(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("a fault of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr("kinetic._client.following.follow", fail)
+        patch.setattr("kinetic._client.following._check", fail)
         with pytest.raises(RuntimeError, match="a fault of ours") as caught:
             train(1)
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert names[-2:] == ["_watch", "fail"]
+    assert names[-2:] == ["follow", "fail"]
     assert kinetic.list_jobs()[0].result() == 1.0
 
 

@@ -8,24 +8,31 @@ import time
 
 from kinetic._backends import registry
 from kinetic._client.batch import handle as handles
-from kinetic._client.batch.executor import BatchExecutor
 from kinetic._client.batch.handle import BatchHandle
-from kinetic._client.batch.ledger import BatchRules, Ledger
-from kinetic._client.batch.manifest import Manifest, new_batch
+from kinetic._client.batch.records import BatchRecords, Stamp, new_batch
+from kinetic._client.batch.run import BatchSubmitter, BatchView
+from kinetic._system import machine
 
 PATIENCE_S = 200.0
 
 
 def begin(source, total, rules=None, **more):
     """As `launch.launch` does, but always in the background."""
-    rules = rules or BatchRules()
-    batch = new_batch(
-        source.store, total, known_ids=source.known_ids, now=0.0, retries=rules.retries, **more
-    )
-    executor = BatchExecutor(Ledger(total, rules), Manifest.begin(source.store, batch), source)
-    handle = BatchHandle(executor)  # Before the first job: what ended earlier is not told.
-    executor.start(here=False)
+    records = BatchRecords(source.store, new_batch(total, now=0.0, **more))
+    records.begin()
+    view = BatchView(records, rules)
+    handle = BatchHandle(view)  # Before the first job: no end that came earlier is shown.
+    BatchSubmitter(view, source).start(here=False)
     return handle
+
+
+def leave(store, batch):
+    """A batch whose process was killed: there is no end, and its process is gone."""
+    records = BatchRecords(store, batch)
+    records.begin()
+    records._ended.set()
+    records._stamp(Stamp(1, "not the one that has this id now", machine.container_id(), "machine"))
+    return records
 
 
 @contextlib.contextmanager

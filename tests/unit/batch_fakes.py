@@ -1,6 +1,6 @@
 """Jobs of a batch that end as a script says, without processes.
 
-In: for each input, how each of its tries ends. Out: a `Source`, jobs that end when they are
+In: for each input, how its job ends. Out: a `JobSource`, jobs that end when they are
 submitted or when they are cancelled. Used by the tests of batches.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
 from dataclasses import replace
 
 import laptop_fakes
 from laptop_fakes import FakeBackend, put_outcome, put_ref, put_success, raised
 
+from kinetic._client.batch.inputs import job_id_of
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
 from kinetic._core.exits import Exit
@@ -23,20 +23,17 @@ from kinetic.errors import InsufficientMemory
 
 
 class Scripted(FakeBackend):
-    """`script[index][try]` is "ok", "raise", "lost", "refuse", "crowded" (no memory while others
+    """`script[index]` is "ok", "raise", "lost", "refuse", "crowded" (no memory while others
     run), "hang" (until cancelled).
 
     What is not in the script is "ok". An exception in it is raised.
     """
 
-    known_ids = True
     fits = 2
 
-    def __init__(self, store, script=(), *, known_ids=True):
+    def __init__(self, store, script=()):
         super().__init__(store)
         self.script = script
-        self.known_ids = known_ids
-        self.tries = Counter()
         self.order = []
         self.hanging = {}
         self.bells = {}
@@ -49,7 +46,7 @@ class Scripted(FakeBackend):
     def keep_inputs(self):
         pass
 
-    def submit(self, group_id, index, job_id):
+    def submit(self, group_id, index, job_id=""):
         self.gate.wait(30)
         with self._lock:
             act = self._act(index)
@@ -63,31 +60,25 @@ class Scripted(FakeBackend):
                     raise InsufficientMemory("full", hosts=1)
                 act = "ok"
             self.order.append(index)
-            self.tries[index] += 1
-            number = self.tries[index]
-            job = laptop_fakes.ref(job_id or f"job-{index}-{number}", hosts=1)
+            job = laptop_fakes.ref(job_id or job_id_of(group_id, index), hosts=1)
             job = put_ref(
                 self.store, replace(job, group_id=group_id, group_kind="map", group_index=index)
             )
-            self._end(act, job, index, number)
+            self._end(act, job, index)
         return JobHandle(job, self, self.store)
 
     def room(self):
         return self.fits
 
     def _act(self, index):
-        tries = self.script[index] if index < len(self.script) else ()
-        return tries[self.tries[index]] if self.tries[index] < len(tries) else "ok"
+        return self.script[index] if index < len(self.script) else "ok"
 
-    def _end(self, act, job, index, number):
+    def _end(self, act, job, index):
         if act == "ok":
-            put_success(self.store, job, (index, number))
+            put_success(self.store, job, (index, 1))
         elif act == "raise":
-            put_outcome(
-                self.store,
-                job,
-                raised(self.store, job, 0, ValueError(f"input {index}, try {number}")),
-            )
+            report = raised(self.store, job, 0, ValueError(f"input {index} failed"))
+            put_outcome(self.store, job, report)
         elif act == "lost":
             put_outcome(self.store, job, HostReport(0, Exit.SIGNAL, detail="killed"))
         else:
@@ -100,7 +91,7 @@ class Scripted(FakeBackend):
         """Let a job that hangs succeed."""
         with self._lock:
             job = self.hanging.pop(index)
-            put_success(self.store, job, (index, self.tries[index]))
+            put_success(self.store, job, (index, 1))
             self._ring(job)
 
     def lose(self, index):

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kinetic._backends.base import LogRequest, Status
+from kinetic._client.planning import Planned
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.exits import Exit
@@ -144,6 +145,11 @@ class InlineBackend(FakeBackend):
             put_outcome(self.store, ref, raised(self.store, ref, 0, error))
         else:
             put_success(self.store, ref, value)
+
+
+def planned(plan: Plan, payload: bytes, bundle: Any = None, **more: Any) -> Planned:
+    """A plan with what it ships, as far as its submission needs it."""
+    return Planned(plan, payload, bundle, settings=None, project=None, **({"secrets": {}} | more))
 
 
 def ref(

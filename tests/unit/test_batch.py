@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic import errors
-from kinetic._client.batch.ledger import BatchRules
-from kinetic._client.waiter import JobWaiter
+from kinetic._client.batch.run import BatchRules
+from kinetic._client.futures import EndWatcher
 from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
 
@@ -50,7 +50,7 @@ def test_values_come_in_the_order_of_the_inputs(store):
 
 
 def test_values_in_the_order_in_which_jobs_end(store):
-    source = Scripted(store, [["hang"], ["ok"]])
+    source = Scripted(store, ["hang", "ok"])
     batch = begin(source, 2)
     ends = batch.as_completed(timeout=PATIENCE_S)
     assert next(ends).group_index == 1
@@ -67,7 +67,7 @@ def test_nothing_to_do(store):
 
 
 def test_failures_are_told_together_with_what_there_is(store):
-    batch = begin(Scripted(store, [["ok"], ["raise"], ["refuse"], ["lost"]]), 5, name="sweep")
+    batch = begin(Scripted(store, ["ok", "raise", "refuse", "lost"]), 5, name="sweep")
     with pytest.raises(errors.BatchError, match=r"3 of 5 inputs") as caught:
         batch.results(timeout=PATIENCE_S)
     error = caught.value
@@ -79,7 +79,7 @@ def test_failures_are_told_together_with_what_there_is(store):
     ids = [job.job_id for job in error.failures]
     told = str(error).splitlines()
     assert told[0] == f"3 of 5 inputs of sweep ({batch.group_id}) have no result:"
-    assert told[1] == f"  input 1 ({ids[0]}): ValueError: input 1, try 1"
+    assert told[1] == f"  input 1 ({ids[0]}): ValueError: input 1 failed"
     assert told[2] == "  input 2: ValueError: input 2 is not wanted"
     assert told[3].startswith(f"  input 3 ({ids[1]}): HostLost: ")
     assert (
@@ -92,13 +92,13 @@ def test_failures_are_told_together_with_what_there_is(store):
 
 
 def test_exceptions_in_place_of_values(store):
-    batch = begin(Scripted(store, [["raise"], ["lost"], ["refuse"]]), 4)
+    batch = begin(Scripted(store, ["raise", "lost", "refuse"]), 4)
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
     assert [type(each) for each in found] == [ValueError, errors.HostLost, ValueError, tuple]
 
 
 def test_a_failure_whose_records_were_removed_does_not_cost_the_values(store):
-    batch = begin(Scripted(store, [["ok"], ["raise"]]), 2)
+    batch = begin(Scripted(store, ["ok", "raise"]), 2)
     with pytest.raises(errors.BatchError) as caught:
         batch.results(timeout=PATIENCE_S)
     caught.value.failures[0].cleanup()
@@ -109,7 +109,7 @@ def test_a_failure_whose_records_were_removed_does_not_cost_the_values(store):
 
 
 def test_a_cleanup_that_fails_does_not_cost_the_values(store, monkeypatch):
-    source = Scripted(store, [["ok"], ["raise"]])
+    source = Scripted(store, ["ok", "raise"])
 
     def not_now(ref):
         raise errors.BackendUnavailable("it does not answer")
@@ -125,7 +125,7 @@ class Hollow(ValueError):
 
 
 def test_an_exception_that_is_false_is_an_exception_still(store):
-    batch = begin(Scripted(store, [[Hollow("no")]]), 1)
+    batch = begin(Scripted(store, [Hollow("no")]), 1)
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
     assert [type(each) for each in found] == [Hollow]
 
@@ -141,7 +141,7 @@ def test_a_batch_error_can_be_pickled(store):
 
 
 def test_patience_ends_but_the_batch_goes_on(store):
-    source = Scripted(store, [["ok"], ["hang"]])
+    source = Scripted(store, ["ok", "hang"])
     batch = begin(source, 2)
     for wait in (
         batch.wait,
@@ -155,14 +155,14 @@ def test_patience_ends_but_the_batch_goes_on(store):
 
 
 def test_a_watch_that_broke_breaks_one_wait_and_not_the_next(store, monkeypatch):
-    source = Scripted(store, [["hang"]])
+    source = Scripted(store, ["hang"])
     batch = begin(source, 1)
-    wait, bugs = JobWaiter.wait, []
+    poll, bugs = EndWatcher.poll, []
 
-    def break_once(self, timeout_s):
+    def break_once(self):
         if bugs:
             raise bugs.pop()
-        return wait(self, timeout_s)
+        poll(self)
 
     def wait_in_vain():
         while True:  # The watch has begun with the batch, and may break before somebody waits.
@@ -170,7 +170,7 @@ def test_a_watch_that_broke_breaks_one_wait_and_not_the_next(store, monkeypatch)
             with contextlib.suppress(TimeoutError):
                 batch.results(timeout=1)
 
-    monkeypatch.setattr(JobWaiter, "wait", break_once)
+    monkeypatch.setattr(EndWatcher, "poll", break_once)
     with pytest.raises(ZeroDivisionError):
         wait_in_vain()
     source.release(0)
@@ -181,7 +181,7 @@ def test_a_watch_that_broke_breaks_one_wait_and_not_the_next(store, monkeypatch)
 
 
 def test_no_more_jobs_at_a_time_than_allowed(store):
-    source = Scripted(store, [["hang"]] * 6)
+    source = Scripted(store, ["hang"] * 6)
     batch = begin(source, 6, BatchRules(max_concurrent=2))
     ended = 0
     while ended < 6:
@@ -194,24 +194,10 @@ def test_no_more_jobs_at_a_time_than_allowed(store):
     assert source.most_at_once <= 2
 
 
-def test_a_failed_input_is_tried_again_with_a_new_job(store):
-    source = Scripted(store, [["raise", "lost", "ok"], ["raise", "raise", "raise", "ok"]])
-    batch = begin(source, 3, BatchRules(retries=2))
-    with pytest.raises(errors.BatchError) as caught:
-        batch.results(timeout=PATIENCE_S)
-    assert caught.value.partial_results == [(0, 3), None, (2, 1)]
-    assert "input 1, try 3" in str(caught.value)
-    assert dict(source.tries) == {0: 3, 1: 3, 2: 1}
-    assert [job.job_id for job in batch.jobs] == [
-        batch._executor.manifest.batch.jobs[i][n] for i, n in ((0, 2), (1, 2), (2, 0))
-    ]
-    assert len(list(batch.as_completed())) == 3, "only the last job of each input is yielded"
-
-
 def test_nothing_more_is_submitted_after_a_failure(store):
-    source = Scripted(store, [["hang"], ["raise"]])
+    source = Scripted(store, ["hang", "raise"])
     batch = begin(source, 50, BatchRules(max_concurrent=2, fail_fast=True))
-    until(batch, lambda: not batch._executor.submits)
+    until(batch, lambda: not batch._view.is_submitting)
     assert source.order == [0, 1]
     source.release(0)
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
@@ -221,11 +207,11 @@ def test_nothing_more_is_submitted_after_a_failure(store):
 
 
 def test_a_failure_cancels_what_runs_when_asked_to(store):
-    source = Scripted(store, [["hang"], ["hang"], ["raise", "raise"]])
+    source = Scripted(store, ["hang", "hang", "raise"])
     batch = begin(
         source,
         10,
-        BatchRules(max_concurrent=3, retries=1, fail_fast=True, cancel_running_on_fail=True),
+        BatchRules(max_concurrent=3, fail_fast=True, cancel_running_on_fail=True),
     )
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
     assert [type(e) for e in found[:4]] == [
@@ -234,12 +220,12 @@ def test_a_failure_cancels_what_runs_when_asked_to(store):
         ValueError,
         errors.SubmitError,
     ]
-    assert dict(source.tries) == {0: 1, 1: 1, 2: 2}, "a cancelled job is not tried again"
+    assert source.order == [0, 1, 2]
 
 
 def test_cancelling_stops_submission_and_jobs(store):
-    source = Scripted(store, [["ok"], ["hang"], ["hang"]])
-    batch = begin(source, 9, BatchRules(max_concurrent=2, retries=5))
+    source = Scripted(store, ["ok", "hang", "hang"])
+    batch = begin(source, 9, BatchRules(max_concurrent=2))
     next(batch.as_completed(timeout=PATIENCE_S))
     until(batch, lambda: 2 in source.hanging)
     batch.cancel()
@@ -256,7 +242,7 @@ def test_cancelling_stops_submission_and_jobs(store):
 
 
 def test_a_job_too_many_for_the_machine_waits_for_another_to_end(store):
-    source = Scripted(store, [["hang"], ["crowded"], ["ok"]])
+    source = Scripted(store, ["hang", "crowded", "ok"])
     batch = begin(source, 3)
     until(batch, lambda: source.turned_away)
     assert source.order == [0]
@@ -264,57 +250,41 @@ def test_a_job_too_many_for_the_machine_waits_for_another_to_end(store):
     assert batch.results(timeout=PATIENCE_S) == [(i, 1) for i in range(3)]
 
 
-def test_a_function_that_submits_by_itself(store):
-    source = Scripted(store, [["raise", "ok"]], known_ids=False)
-    batch = begin(source, 2, BatchRules(retries=1))
-    assert batch.results(timeout=PATIENCE_S) == [(0, 2), (1, 1)]
-    with attached(batch, source) as other:
-        assert [job.job_id for job in other.jobs] == ["job-0-2", "job-1-1"]
-        assert other.results(timeout=PATIENCE_S) == [(0, 2), (1, 1)]
-
-
 ACTS = st.sampled_from(["ok", "ok", "raise", "lost", "refuse"])
 
 
-SCRIPTS = st.lists(st.lists(ACTS, max_size=3), max_size=8)
+SCRIPTS = st.lists(ACTS, max_size=8)
 
 
 RULES = st.builds(
     BatchRules,
     max_concurrent=st.none() | st.integers(1, 3),
-    retries=st.integers(0, 2),
     fail_fast=st.booleans(),
     cancel_running_on_fail=st.booleans(),
 )
 
 
-@given(SCRIPTS, RULES, st.booleans())
+@given(SCRIPTS, RULES)
 @settings(max_examples=30, deadline=None)
-def test_every_input_ends_in_exactly_one_way(playground, script, rules, known_ids):
+def test_every_input_ends_in_exactly_one_way(playground, script, rules):
     store = LocalStore(playground / f"batch-{next(NUMBERS)}")
-    source = Scripted(store, script, known_ids=known_ids)
+    source = Scripted(store, script)
     batch = begin(source, len(script), rules)
-    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-    for index, value in enumerate(found):
-        acts = [*script[index], "ok", "ok", "ok"]
-        last = min(rules.retries, *(n for n, act in enumerate(acts) if act in ("ok", "refuse")))
-        if isinstance(value, errors.SubmitError):
+    values = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert sorted(batch._view.finished) == list(range(len(script)))
+    for index, value in enumerate(values):
+        if type(value) is errors.SubmitError:
             assert rules.fail_fast, "an input is left out only after a failure"
             assert index not in batch.submission_failures
         elif isinstance(value, tuple):
-            assert value == (index, acts.index("ok") + 1)
-            assert acts.index("ok") <= rules.retries
-        elif not rules.fail_fast:
-            assert acts[last] != "ok"
-            assert (index in batch.submission_failures) == (acts[0] == "refuse")
-    counted = (
-        len(batch.submission_failures)
-        + len(batch.failures())
-        + sum(isinstance(v, tuple) for v in found)
-    )
-    left_out = sum(type(v) is errors.SubmitError for v in found)
+            assert script[index] == "ok"
+        else:
+            assert script[index] != "ok"
+            assert (index in batch.submission_failures) == (script[index] == "refuse")
+    succeeded = sum(isinstance(value, tuple) for value in values)
+    counted = len(batch.submission_failures) + len(batch.failures()) + succeeded
+    left_out = sum(type(value) is errors.SubmitError for value in values)
     assert counted + left_out == len(script)
     with attached(batch, source) as other:
-        seen = other.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [v for v in seen if isinstance(v, tuple)] == [v for v in found if isinstance(v, tuple)]
-    assert [isinstance(v, tuple) for v in seen] == [isinstance(v, tuple) for v in found]
+        others = other.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [isinstance(v, tuple) for v in others] == [isinstance(v, tuple) for v in values]

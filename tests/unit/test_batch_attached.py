@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import pickle
@@ -9,23 +10,20 @@ import re
 import threading
 
 import pytest
-from batch_cases import PATIENCE_S, attached, begin, until
+from batch_cases import PATIENCE_S, attached, begin, leave, until
 from batch_fakes import Scripted
 from doubles.memory_store import MemoryStore
 
 from kinetic import errors
 from kinetic._backends import registry
 from kinetic._client.batch import handle as handles
-from kinetic._client.batch import launch
-from kinetic._client.batch import manifest as manifests
-from kinetic._client.batch.executor import BatchExecutor
-from kinetic._client.batch.ledger import BatchRules, InputState, Ledger
-from kinetic._client.batch.manifest import Manifest, new_batch
-from kinetic._client.batch.poller import BatchUpdates
+from kinetic._client.batch import launch, records
+from kinetic._client.batch.inputs import BatchEnd, InputState, inputs_of, job_id_of
+from kinetic._client.batch.records import BatchRecords, Stamp, new_batch
+from kinetic._client.batch.run import AttachedView, BatchRules, BatchSubmitter, BatchView
 from kinetic._core import layout
-from kinetic._store import lease
-from kinetic._store.lease import Owner
 from kinetic._store.local import LocalStore
+from kinetic._system import machine
 
 
 @pytest.fixture
@@ -48,7 +46,7 @@ def test_what_is_written_does_not_grow_with_the_square_of_the_inputs(store):
 
 
 def test_a_batch_is_found_while_it_is_still_submitted(store):
-    source = Scripted(store, [["ok"], ["hang"]])
+    source = Scripted(store, ["ok", "hang"])
     batch = begin(source, 3, BatchRules(max_concurrent=1), name="sweep", tags={"for": "paper"})
     next(batch.as_completed(timeout=PATIENCE_S))
     with attached(batch, source) as other:
@@ -58,17 +56,8 @@ def test_a_batch_is_found_while_it_is_still_submitted(store):
         assert other.results(timeout=PATIENCE_S) == [(i, 1) for i in range(3)]
 
 
-def test_a_retry_by_another_process_is_waited_for(store):
-    source = Scripted(store, [["raise", "hang"]])
-    batch = begin(source, 1, BatchRules(retries=1))
-    with attached(batch, source) as other:
-        until(other, lambda: 0 in source.hanging)
-        source.release(0)
-        assert other.results(timeout=PATIENCE_S) == [(0, 2)]
-
-
 def test_another_process_can_cancel(store):
-    source = Scripted(store, [["hang"]])
+    source = Scripted(store, ["hang"])
     batch = begin(source, 5, BatchRules(max_concurrent=1))
     until(batch, lambda: 0 in source.hanging)
     with attached(batch, source) as other:
@@ -87,44 +76,40 @@ def test_nothing_is_submitted_in_place_of_what_another_process_cancels(tmp_path)
         def has(self, key):
             found = super().has(key)
             if key == layout.GroupKeys(batch.group_id).stop and source.hanging:
-                Manifest(store, batch).ask_to_stop()
+                records.ask_to_stop()
                 source.cancel(source.hanging[0])
-                seen = executor.events
-                while not executor.ledger.finished:
-                    executor.look(PATIENCE_S, seen)
-                    seen = executor.events
+                seen = view.events
+                while not view.finished:
+                    view.wait_for_event(PATIENCE_S, seen)
+                    seen = view.events
                 cancelled.set()
             return found
 
     store = CancelledAfterALook(tmp_path)
-    source = Scripted(store, [["hang"]])
-    batch = new_batch(store, 3, known_ids=True, now=0.0)
-    ledger = Ledger(3, BatchRules(max_concurrent=1))
-    executor = BatchExecutor(ledger, Manifest.begin(store, batch), source)
-    executor.start(here=True)
+    source = Scripted(store, ["hang"])
+    batch = new_batch(3, now=0.0)
+    records = BatchRecords(store, batch)
+    records.begin()
+    view = BatchView(records, BatchRules(max_concurrent=1))
+    BatchSubmitter(view, source).start(here=True)
     assert cancelled.is_set()
-    assert [task.state for task in ledger.tasks] == [
-        InputState.FAILED,
-        InputState.SKIPPED,
-        InputState.SKIPPED,
-    ]
+    assert view.states == [InputState.FAILED, InputState.SKIPPED, InputState.SKIPPED]
     assert source.order == [0]
 
 
-def dead(store, total, submitted, *, retries=0):
-    """A batch whose process was killed: there is no end, and nobody holds the lock."""
+def dead(store, total, submitted):
+    """A batch whose process was killed: there is no end, and its process is gone."""
     source = Scripted(store)
-    batch = new_batch(store, total, known_ids=True, now=0.0, retries=retries)
-    manifest = Manifest.begin(store, batch)
+    left = leave(store, new_batch(total, now=0.0))
     for index in range(submitted):
-        source.submit(batch.group_id, index, batch.jobs[index][0])
-    return source, manifest
+        source.submit(left.batch.group_id, index)
+    return source, left
 
 
 def test_a_batch_whose_process_was_killed(store):
-    source, manifest = dead(store, 4, 2)
+    source, left = dead(store, 4, 2)
     with registry.substitute_backend("local", lambda _, store: source):
-        batch = handles._attach(store, manifest.batch.group_id)
+        batch = handles._attach(store, left.batch.group_id)
         found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
         assert found[:2] == [(0, 1), (1, 1)]
         assert ["ended before" in str(e) for e in found[2:]] == [True, True]
@@ -132,36 +117,124 @@ def test_a_batch_whose_process_was_killed(store):
         assert batch.status_counts() == {"SUCCEEDED": 2}
 
 
-def test_without_locks_a_process_that_counts_no_more_was_killed():
+def test_a_process_elsewhere_that_stamps_no_more_was_killed():
     store, now = MemoryStore(), [0.0]
-    _, manifest = dead(store, 2, 1)
-    ledger = Ledger(2, BatchRules())
-    updates = BatchUpdates(manifest, lambda ref: ref, clock=lambda: now[0])
-    assert [index for index, _ in updates.enter(updates.read(ledger), ledger)] == [0]
-    for number in range(1, 20):
-        now[0] += manifests.SILENT_S / 2
-        manifest.owner.renew(Owner("", "a", 1, "machine", number))
-        assert not updates.read(ledger).over
-    now[0] += manifests.SILENT_S
-    assert not updates.read(ledger).over
+    source, left = dead(store, 2, 1)
+    left._stamp(Stamp(1, "1", "another machine", "there"))
+    with registry.substitute_backend("local", lambda _, store: source):
+        view = AttachedView(left, clock=lambda: now[0])
+    assert view.states == [InputState.LIVE, InputState.WAITING]
+    for beat in range(1, 20):
+        now[0] += records.SILENT_S / 2
+        left._stamp(Stamp(1, "1", "another machine", "there", beat))
+        view.catch_up(now=True)
+        assert view.states[1] is InputState.WAITING
+    now[0] += records.SILENT_S
+    view.catch_up(now=True)
+    assert view.states[1] is InputState.WAITING
     now[0] += 1
-    update = updates.read(ledger)
-    assert update.over
-    assert list(updates.enter(update, ledger)) == []
-    assert "has not answered for too long" in str(ledger.tasks[1].error)
+    view.catch_up(now=True)
+    assert view.states == [InputState.LIVE, InputState.REFUSED]
+    assert "ended before" in str(view.errors[1])
 
 
-def test_without_locks_the_process_that_submits_counts(monkeypatch):
-    monkeypatch.setattr(lease, "BEAT_S", 0.01)
-    _, manifest = dead(MemoryStore(), 1, 0)
-    assert manifest.batch.counts
-    held = manifest.hold()
-    assert manifest.owner.is_held()
-    seen = set()
-    while len(seen) < 3:
-        seen.add(manifest.owner.read()[0].beat)
-    held.release()
-    assert not manifest.owner.is_held()
+@pytest.mark.parametrize("make_store", [MemoryStore, None])
+def test_the_process_that_submits_stamps_the_batch_on_every_store(store, make_store, monkeypatch):
+    monkeypatch.setattr(records, "STAMP_EVERY_S", 0.01)
+    batch = BatchRecords(make_store() if make_store else store, new_batch(1, now=0.0))
+    batch.begin()
+    beats = set()
+    while len(beats) < 3:
+        beats.add(batch.read_stamp().beat)
+    assert not records.SubmitterWatch().is_gone(batch.read_stamp())
+    batch.remove()
+    assert records.SubmitterWatch().is_gone(batch.read_stamp())
+
+
+def test_where_inputs_stand_follows_from_the_records():
+    waiting, live, refused = InputState.WAITING, InputState.LIVE, InputState.REFUSED
+    assert inputs_of(4, {0}, {1}, None) == [live, refused, waiting, waiting]
+    assert inputs_of(4, {0}, {1}, None, is_left=True) == [live, refused, refused, refused]
+    end = BatchEnd("an input failed", frozenset({3}))
+    assert inputs_of(4, {0}, {1}, end) == [live, refused, InputState.GONE, InputState.SKIPPED]
+
+
+class Killed(BaseException):
+    """Ends the submission at one step, as SIGKILL would: nothing is recorded afterwards."""
+
+
+STEPS = {
+    "before the batch": (BatchRecords, "begin", 1),
+    "before the first job": (Scripted, "submit", 1),
+    "before the second job": (Scripted, "submit", 2),
+    "before a refusal is kept": (BatchRecords, "note_refused", 1),
+    "before the end": (BatchRecords, "note_end", 1),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_submitter_that_is_killed_at_any_step_leaves_what_others_can_read(
+    store, monkeypatch, step
+):
+    owner, name, fatal = STEPS[step]
+    act, calls, is_dead = getattr(owner, name), itertools.count(1), []
+
+    def die(*given, **more):
+        if is_dead or next(calls) == fatal:
+            is_dead.append(True)
+            raise Killed
+        return act(*given, **more)
+
+    source = Scripted(store, ["ok", "refuse", "ok"])
+    batch = BatchRecords(store, new_batch(3, now=0.0))
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, die)
+        for written in ("note_end", "note_refused"):
+            real = getattr(BatchRecords, written)
+            patched.setattr(
+                BatchRecords,
+                written,
+                lambda *given, real=real: None if is_dead else real(*given),
+            )
+        with contextlib.suppress(Killed):
+            batch.begin()
+            BatchSubmitter(BatchView(batch, BatchRules()), source).start(here=True)
+        assert is_dead
+    batch._ended.set()
+    if step == "before the batch":
+        with pytest.raises(errors.NotFound):
+            handles._attach(store, batch.batch.group_id)
+        return
+    batch._stamp(Stamp(1, "ended", machine.container_id(), "machine"))
+    with registry.substitute_backend("local", lambda _, store: source):
+        other = handles._attach(store, batch.batch.group_id)
+        values = other.results(timeout=PATIENCE_S, return_exceptions=True)
+        assert [value for value in values if isinstance(value, tuple)] == [
+            (index, 1) for index in source.order
+        ]
+        assert all(isinstance(v, errors.SubmitError) for v in values if not isinstance(v, tuple))
+        other.cleanup()
+    assert list(store.list(layout.REFS)) == list(store.list(layout.GROUPS)) == []
+
+
+def test_a_thousand_inputs_on_a_distant_store_take_few_calls():
+    store = MemoryStore(delay_s=0.0005)
+    source, left = dead(store, 1000, 1000)
+    left.note_end(BatchEnd())
+    with registry.substitute_backend("local", lambda _, store: source):
+        store.forget_calls()
+        batch = handles._attach(store, left.batch.group_id)
+        attaching = store.calls.total()
+        batch.wait(timeout=PATIENCE_S)
+        store.forget_calls()
+        assert batch.results() == [(index, 1) for index in range(1000)]
+        reading = store.calls
+        store.forget_calls()
+        batch.cleanup()
+        removing = store.calls.total()
+    assert attaching <= 1010, "the references that are not listed, and few others"
+    assert reading == {"get": 1000}
+    assert removing <= 5001
 
 
 def test_jobs_whose_records_were_removed(store):
@@ -182,7 +255,7 @@ def test_jobs_whose_records_were_removed(store):
 
 
 def test_records_removed_while_a_job_runs(store):
-    source = Scripted(store, [["hang"]])
+    source = Scripted(store, ["hang"])
     batch = begin(source, 1)
     until(batch, lambda: 0 in source.hanging)
     job = source.hanging[0]
@@ -202,16 +275,21 @@ def test_a_store_that_does_not_answer_is_not_taken_for_missing_records(home):
             return super().get(key)
 
     store = Silent(home)
-    batch = begin(Scripted(store, [["raise"]]), 1)
-    batch.wait(timeout=PATIENCE_S)
+    source = Scripted(store, ["hang"])
+    batch = begin(source, 1)
+    until(batch, lambda: 0 in source.hanging)
+    until(batch, lambda: not batch._view.is_submitting)
     Silent.silent = True
-    for look in (batch.statuses, batch.status_counts):
-        with pytest.raises(errors.StoreError, match="does not answer"):
-            look()
+    with pytest.raises(errors.StoreError, match="does not answer"):
+        batch._view.handles[0].status()
+    assert batch.unavailable_children == {}
+    Silent.silent = False
+    source.release(0)
+    assert batch.results(timeout=PATIENCE_S) == [(0, 1)]
 
 
 def test_cleaning_up_takes_the_batch_away(store):
-    source = Scripted(store, [["ok"], ["hang"]])
+    source = Scripted(store, ["ok", "hang"])
     batch = begin(source, 9, BatchRules(max_concurrent=2))
     until(batch, lambda: 1 in source.hanging)
     batch.cleanup()
@@ -222,16 +300,8 @@ def test_cleaning_up_takes_the_batch_away(store):
         handles._attach(store, batch.group_id)
 
 
-def test_cleaning_up_takes_earlier_tries_away(store):
-    batch = begin(Scripted(store, [["raise", "raise", "ok"]]), 1, BatchRules(retries=2))
-    assert batch.results(timeout=PATIENCE_S) == [(0, 3)]
-    assert len(list(store.list(layout.REFS))) == 3
-    batch.cleanup()
-    assert list(store.list(layout.JOBS)) == list(store.list(layout.REFS)) == []
-
-
 def test_collecting_can_remove_what_succeeded(store):
-    source = Scripted(store, [["ok"], ["raise"]])
+    source = Scripted(store, ["ok", "raise"])
     batch = begin(source, 2)
     found = batch.results(timeout=PATIENCE_S, cleanup=True, return_exceptions=True)
     assert batch.results(return_exceptions=True)[0] == found[0] == (0, 1)
@@ -250,7 +320,7 @@ def test_a_handle_can_be_pickled(store):
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"", b"[]", b"{}", b'{"schema_version": 99}', b'{"schema_version": 1, "group_id": "x"}'],
+    [b"", b"[]", b"{}", b'{"schema_version": 99}', b'{"schema_version": 2, "group_id": "x"}'],
 )
 def test_a_damaged_record_is_told(store, garbage):
     store.put(layout.GroupKeys("grp-00000000").batch, garbage)
@@ -259,13 +329,13 @@ def test_a_damaged_record_is_told(store, garbage):
 
 
 def test_garbage_beside_the_records_is_passed_over(store):
-    source, manifest = dead(store, 2, 1)
-    group = layout.GroupKeys(manifest.batch.group_id).prefix
-    for name in ("refused/x.json", "jobs/1.json", "jobs/one-two.json", "README"):
+    source, left = dead(store, 2, 1)
+    group = layout.GroupKeys(left.batch.group_id).prefix
+    for name in ("refused/x.json", "README"):
         store.put(f"{group}/{name}", b"garbage")
     store.put(f"{group}/end.json", b"garbage")
     with registry.substitute_backend("local", lambda _, store: source):
-        found = handles._attach(store, manifest.batch.group_id).results(
+        found = handles._attach(store, left.batch.group_id).results(
             timeout=PATIENCE_S, return_exceptions=True
         )
     assert found[0] == (0, 1)
@@ -278,11 +348,14 @@ def test_what_is_no_id_of_a_batch(group_id):
         handles.attach_batch(group_id)
 
 
-def test_ids_are_not_those_of_other_jobs(store):
-    batch = new_batch(store, 100, known_ids=True, now=0.0, retries=2)
-    ids = list(itertools.chain(*batch.jobs))
-    assert len(set(ids)) == 300
-    assert Manifest.begin(store, batch).batch == Manifest.open(store, batch.group_id).batch
+def test_ids_of_jobs_follow_from_the_batch(store):
+    assert job_id_of("grp-1a2b3c4d", 0) == "job-1a2b3c4d0000"
+    assert len({job_id_of("grp-1a2b3c4d", index) for index in range(70_000)}) == 70_000
+    batch = new_batch(100, now=0.0)
+    BatchRecords(store, batch).begin()
+    assert BatchRecords.open(store, batch.group_id).batch == batch
+    with pytest.raises(errors.SubmitError, match="already a batch"):
+        BatchRecords(store, batch).begin()
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -294,14 +367,12 @@ def test_ids_are_not_those_of_other_jobs(store):
         ({"max_concurrent": 0}, "max_concurrent must be 1 or more"),
         ({"max_concurrent": 1.5}, "max_concurrent must be a whole number"),
         ({"max_concurrent": "all"}, "or None for all at once; it is 'all'"),
-        ({"retries": -1}, "retries must be 0 or more"),
         ({"fail_fast": 1}, "fail_fast must be True or False"),
     ],
 )
 def test_options_that_cannot_work(options, words):
     given = {
         "max_concurrent": 64,
-        "retries": 0,
         "fail_fast": False,
         "cancel_running_on_fail": False,
     } | options
@@ -320,14 +391,14 @@ def test_tags_are_a_dict_or_a_list_of_strings():
             launch.tags(wrong)
 
 
-def test_more_ids_than_can_be_written_down_are_refused(store):
+def test_too_many_inputs_are_refused(store):
     with pytest.raises(errors.UsageError, match="several"):
-        launch.launch(Scripted(store), store, 3_000_000, BatchRules(retries=1), name="", notes={})
+        launch.launch(Scripted(store), store, 6_000_000, BatchRules(), name="", notes={})
     assert list(store.list("groups")) == []
 
 
 def test_launching_without_a_limit_submits_before_it_returns(store):
-    source = Scripted(store, [["hang"]] * 3)
+    source = Scripted(store, ["hang"] * 3)
     batch = launch.launch(source, store, 3, BatchRules(max_concurrent=None), name="", notes={})
     assert source.order == [0, 1, 2]
     assert json.loads(store.get(layout.GroupKeys(batch.group_id).end)) == {
@@ -339,10 +410,8 @@ def test_launching_without_a_limit_submits_before_it_returns(store):
 
 
 def test_as_many_at_a_time_as_there_is_room_for(store, capsys):
-    source = Scripted(store, [["hang"]] * 5)
-    how = launch.rules(
-        max_concurrent="auto", retries=0, fail_fast=False, cancel_running_on_fail=False
-    )
+    source = Scripted(store, ["hang"] * 5)
+    how = launch.rules(max_concurrent="auto", fail_fast=False, cancel_running_on_fail=False)
     batch = launch.launch(source, store, 5, how, name="train", notes={})
     until(batch, lambda: len(source.hanging) == 2)
     assert (
@@ -359,10 +428,8 @@ def test_as_many_at_a_time_as_there_is_room_for(store, capsys):
 
 @pytest.mark.parametrize("given", [3, None])
 def test_a_number_that_was_given_is_obeyed(store, given, capsys):
-    source = Scripted(store, [["hang"]] * 4)
-    how = launch.rules(
-        max_concurrent=given, retries=0, fail_fast=False, cancel_running_on_fail=False
-    )
+    source = Scripted(store, ["hang"] * 4)
+    how = launch.rules(max_concurrent=given, fail_fast=False, cancel_running_on_fail=False)
     batch = launch.launch(source, store, 4, how, name="train", notes={})
     until(batch, lambda: len(source.hanging) == (given or 4))
     assert "room" not in capsys.readouterr().err
@@ -370,7 +437,7 @@ def test_a_number_that_was_given_is_obeyed(store, given, capsys):
 
 
 def test_what_failed_is_told_before_what_was_cancelled_because_of_it(store):
-    script = [["hang"]] * 7 + [["raise"]]
+    script = ["hang"] * 7 + ["raise"]
     batch = begin(
         Scripted(store, script),
         9,
@@ -379,7 +446,7 @@ def test_what_failed_is_told_before_what_was_cancelled_because_of_it(store):
     with pytest.raises(errors.BatchError) as caught:
         batch.results(timeout=PATIENCE_S)
     told = str(caught.value).splitlines()
-    assert re.match(r"  input 7 \(job-[0-9a-f]{8}\): ValueError", told[1])
+    assert re.match(r"  input 7 \(job-[0-9a-f]{12}\): ValueError", told[1])
     assert type(caught.value.__cause__) is ValueError
     assert all(line.startswith("  ") for line in told[1:-1])
     assert (
@@ -394,7 +461,7 @@ class Speechless(Exception):
 
 
 def test_an_exception_without_words_does_not_hide_the_others(store):
-    batch = begin(Scripted(store, [[Speechless()]]), 2)
+    batch = begin(Scripted(store, [Speechless()]), 2)
     with pytest.raises(
         errors.BatchError, match="input 0: Speechless: <its text could not be made: OSError>"
     ):

@@ -16,8 +16,9 @@ from laptop_fakes import InlineBackend
 import kinetic
 from kinetic import collections, errors
 from kinetic._backends import registry
-from kinetic._client.batch import submitters
-from kinetic._client.batch.submitters import UNKNOWN_ROOM, CallingSubmitter
+from kinetic._client.batch import sources
+from kinetic._client.batch.sources import UNKNOWN_ROOM, CallingFunction
+from kinetic._config import settings as configuration
 from kinetic._core import layout
 from kinetic._core.plan import Plan
 from kinetic._source import bundle
@@ -44,7 +45,7 @@ def add(a, b=0):
 
 def plans(batch):
     batch.wait(timeout=PATIENCE_S)
-    store = batch._executor.manifest.store
+    store = batch._view.records.store
     return [
         Plan.from_json(json.loads(store.get(layout.JobKeys(job.job_id).plan))) for job in batch.jobs
     ]
@@ -123,9 +124,44 @@ def test_map_takes_what_submits(backend, form):
     assert {job.group_id for job in kinetic.list_jobs()} == {batch.group_id}
 
 
-def test_a_function_that_submits_by_itself_needs_no_store_in_a_folder():
-    submitter = CallingSubmitter([], submit_add, MemoryStore())
-    assert submitter.room() == UNKNOWN_ROOM
+def test_a_function_that_submits_by_itself_has_the_room_of_its_backend(backend):
+    source = CallingFunction([], submit_add, configuration.load(), MemoryStore(), 0)
+    assert source.room() == UNKNOWN_ROOM
+
+
+def test_a_function_that_submits_gets_the_retries_of_the_batch(backend):
+    by_itself = collections.map(submit_add, [1, 2], retries=2)
+    decorated = add.run_async_map([1], retries=3)
+    once = add.with_options(retries=1).run_async_map([1])
+    for batch, retries in ((by_itself, 2), (decorated, 3), (once, 1)):
+        assert {plan.options.retries for plan in plans(batch)} == {retries}
+
+
+def test_only_the_job_of_the_call_belongs_to_the_batch(backend):
+    other = add.run_async(5)
+
+    def submit_twice(x):
+        first = add.run_async(x)
+        add.run_async(x + 1)
+        return first
+
+    assert collections.map(submit_twice, [1, 2]).results(timeout=PATIENCE_S) == [1, 2]
+    assert sum(job.group_id is None for job in kinetic.list_jobs()) == 3
+    found = collections.map(lambda x: other, [1]).results(
+        timeout=PATIENCE_S, return_exceptions=True
+    )
+    assert "does not belong to the batch" in str(found[0])
+
+
+def test_a_job_that_would_go_to_another_store_than_its_batch_is_refused(
+    backend, tmp_path, monkeypatch
+):
+    def submit(x):
+        monkeypatch.setenv("KINETIC_STORE", f"file://{tmp_path}/other")
+        return add.run_async(x)
+
+    found = collections.map(submit, [1]).results(timeout=PATIENCE_S, return_exceptions=True)
+    assert "pass project= and cluster= to map" in str(found[0])
 
 
 def test_map_tells_what_does_not_submit(backend):
@@ -197,27 +233,21 @@ def gated():
         yield made
 
 
-@pytest.mark.parametrize("in_memory", [submitters.IN_MEMORY_BYTES, 1])
-def test_jobs_get_the_inputs_as_they_were_when_the_batch_began(
-    gated, tmp_path, monkeypatch, in_memory
-):
-    monkeypatch.setattr(submitters, "IN_MEMORY_BYTES", in_memory)
+@pytest.mark.parametrize("in_memory", [sources.IN_MEMORY_BYTES, 1])
+def test_jobs_get_the_inputs_as_they_were_when_the_batch_began(gated, monkeypatch, in_memory):
+    monkeypatch.setattr(sources, "IN_MEMORY_BYTES", in_memory)
 
     @kinetic.run(accelerator="cpu")
     def rate_of(config, where, lock=None):
-        mark = Path(config["marks"], where)
-        if not mark.exists():
-            mark.touch()
-            raise ValueError("only the second try succeeds")
         return config["rate"]
 
-    config = {"marks": str(tmp_path)}
+    config = {}
     runs = []
     for rate in (0.1, 0.2):
         config["rate"] = rate
         inputs = [{"config": config, "where": f"{rate}-{n}"} for n in range(2)]
         inputs.append({"config": config, "where": "never", "lock": threading.Lock()})
-        runs.append(rate_of.run_async_map(inputs, max_concurrent=1, retries=1))
+        runs.append(rate_of.run_async_map(inputs, max_concurrent=1))
     config["rate"] = "changed"
     for backend in gated:
         backend.gate.set()
@@ -237,7 +267,7 @@ def test_inputs_for_which_there_is_no_room_are_refused_before_anything_is_submit
         def close(self):
             pass
 
-    monkeypatch.setattr(submitters.tempfile, "SpooledTemporaryFile", lambda size: Full())
+    monkeypatch.setattr(sources.tempfile, "SpooledTemporaryFile", lambda size: Full())
     with pytest.raises(errors.UsageError, match=r"No space left.*TMPDIR"):
         add.run_async_map([1, 2])
     assert not (home / "groups").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import threading
 import traceback
@@ -17,11 +16,11 @@ from kinetic import errors
 from kinetic._backends import registry
 from kinetic._client.batch import handle as handles
 from kinetic._client.batch import launch
-from kinetic._client.batch.executor import BatchExecutor
-from kinetic._client.batch.ledger import BatchRules, Ledger
-from kinetic._client.batch.manifest import Manifest
+from kinetic._client.batch.inputs import InputState
 from kinetic._client.batch.progress import BAR_WIDTH
-from kinetic._client.waiter import JobWaiter
+from kinetic._client.batch.records import BatchRecords
+from kinetic._client.batch.run import BatchRules, BatchSubmitter
+from kinetic._client.futures import EndWatcher
 from kinetic._core import layout
 from kinetic._store.local import LocalStore
 
@@ -41,7 +40,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_sees_a_bar_unless_told_otherwise(store, monkeypatch):
     for progress in (True, False):
         monkeypatch.setattr("sys.stderr", stream := Terminal())
-        batch = begin(Scripted(LocalStore(store.path(f"s{next(NUMBERS)}")), [["raise"]]), 3)
+        batch = begin(Scripted(LocalStore(store.path(f"s{next(NUMBERS)}")), ["raise"]), 3)
         batch.wait(timeout=PATIENCE_S, progress=progress)
         text = stream.getvalue()
         assert bool(text) is progress
@@ -53,18 +52,18 @@ def test_a_terminal_sees_a_bar_unless_told_otherwise(store, monkeypatch):
 
 def test_an_end_that_is_told_twice_counts_once(store):
     """As happens to one whose job is dropped, and added again, while it is being told."""
-    batch = begin(Scripted(store, [["raise"]]), 1)
+    batch = begin(Scripted(store, ["raise"]), 1)
     batch.wait(timeout=PATIENCE_S)
-    (handle,) = batch._executor.handles
-    batch._executor._enter(handle, handle.outcome())
-    assert batch._executor.ledger.finished == [0]
+    (handle,) = batch._view.handles
+    batch._view._enter_end(handle, handle.outcome())
+    assert batch._view.finished == [0]
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["pipe", "dumb terminal"])
 def test_what_redraws_nothing_gets_one_line_for_each_end(store, monkeypatch, stream):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("sys.stderr", stream)
-    batch = begin(Scripted(store, [["raise"]]), 3, BatchRules(max_concurrent=1))
+    batch = begin(Scripted(store, ["raise"]), 3, BatchRules(max_concurrent=1))
     batch.wait(timeout=PATIENCE_S)
     batch.results(return_exceptions=True)
     assert len(stream.getvalue().splitlines()) == 3
@@ -74,30 +73,13 @@ def test_what_redraws_nothing_gets_one_line_for_each_end(store, monkeypatch, str
 
 def test_what_is_left_out_takes_no_lines_of_a_pipe(store, monkeypatch):
     monkeypatch.setattr("sys.stderr", stream := io.StringIO())
-    end, begun = Ledger._end, threading.Event()
-
-    def end_slowly(*given):
-        end(*given)
-        begun.set()
-        threading.Event().wait(1e-4)
-
-    monkeypatch.setattr(Ledger, "_end", end_slowly)
-    batch = begin(Scripted(store, [["raise"]]), 300, BatchRules(max_concurrent=1, fail_fast=True))
-    watch = batch._executor.watch_jobs
-
-    @contextlib.contextmanager
-    def watch_until_it_fails():
-        with watch():
-            if threading.current_thread() is threading.main_thread():
-                assert begun.wait(PATIENCE_S)  # The 300 are being entered.
-            yield
-
-    monkeypatch.setattr(batch._executor, "watch_jobs", watch_until_it_fails)
+    batch = begin(Scripted(store, ["raise"]), 300, BatchRules(max_concurrent=1, fail_fast=True))
     batch.wait(timeout=PATIENCE_S)
-    assert (
-        stream.getvalue()
-        == f"kinetic: {batch.group_id} 300/300, 1 failed, 299 left out; input 0 failed\n"
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith("1 failed; input 0 failed") or line.endswith(
+        "299 left out; input 0 failed"
     )
+    assert batch._view.counts() == {InputState.FAILED: 1, InputState.SKIPPED: 299}
 
 
 def test_a_broken_stream_does_not_end_the_wait(store, monkeypatch):
@@ -108,16 +90,16 @@ def test_a_broken_stream_does_not_end_the_wait(store, monkeypatch):
 
 
 def test_ctrl_c_says_how_to_come_back(store, monkeypatch, capsys):
-    source = Scripted(store, [["hang"], ["hang"]])
+    source = Scripted(store, ["hang", "hang"])
     batch = begin(source, 2, BatchRules(max_concurrent=1))
-    look = batch._executor.look
+    wait_for_event = batch._view.wait_for_event
 
     def interrupt(*given):
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
-        look(*given)
+        wait_for_event(*given)
 
-    monkeypatch.setattr(batch._executor, "look", interrupt)
+    monkeypatch.setattr(batch._view, "wait_for_event", interrupt)
     for waiting in (batch.results, batch.wait, lambda: next(batch.as_completed()), batch.cancel):
         with pytest.raises(KeyboardInterrupt) as caught:
             waiting()
@@ -126,14 +108,14 @@ def test_ctrl_c_says_how_to_come_back(store, monkeypatch, capsys):
             told = capsys.readouterr().err
     assert f'kinetic.attach_batch("{batch.group_id}").results()' in told
     assert f'kinetic.attach_batch("{batch.group_id}").cancel()' in told
-    assert "another Ctrl-C" in told
-    monkeypatch.setattr(batch._executor, "look", look)
+    assert "this process goes on submitting the rest" in told
+    monkeypatch.setattr(batch._view, "wait_for_event", wait_for_event)
     batch.cancel()
     batch.wait(timeout=PATIENCE_S)
 
 
 def test_ctrl_c_while_all_is_submitted_at_once(store, capsys):
-    source = Scripted(store, [["hang"], [KeyboardInterrupt()]])
+    source = Scripted(store, ["hang", KeyboardInterrupt()])
     with pytest.raises(KeyboardInterrupt):
         launch.launch(source, store, 3, BatchRules(max_concurrent=None), name="", notes={})
     (group_id,) = {key.split("/")[1] for key in store.list(layout.GROUPS)}
@@ -159,9 +141,13 @@ def interrupt_call(store, source, total):
 
 
 def test_ctrl_c_before_a_batch_has_begun_leaves_nothing(store, monkeypatch, capsys):
-    for owner, name in ((Manifest, "hold"), (threading.Thread, "start"), (Manifest, "begin")):
+    for owner, name in (
+        (BatchSubmitter, "start"),
+        (threading.Thread, "start"),
+        (BatchRecords, "begin"),
+    ):
         with monkeypatch.context() as patched:
-            patched.setattr(owner, name, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patched.setattr(owner, name, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
             interrupt_call(store, source := Scripted(store), 4)
         assert (source.order, list(store.list("groups"))) == ([], [])
         told = capsys.readouterr().err
@@ -172,15 +158,15 @@ def test_ctrl_c_before_a_batch_has_begun_leaves_nothing(store, monkeypatch, caps
 def test_ctrl_c_once_the_threads_have_started_has_nothing_more_submitted(
     store, monkeypatch, capsys
 ):
-    source, start = Scripted(store, [["hang"]] * 4), BatchExecutor.start
+    source, start = Scripted(store, ["hang"] * 4), BatchSubmitter.start
 
     def interrupt(self, *, here):
         start(self, here=here)
-        with self.changes:
-            assert self.changes.wait_for(lambda: len(source.order) == 2, PATIENCE_S)
+        with self._view.changes:
+            assert self._view.changes.wait_for(lambda: len(source.order) == 2, PATIENCE_S)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(BatchExecutor, "start", interrupt)
+    monkeypatch.setattr(BatchSubmitter, "start", interrupt)
     interrupt_call(store, source, 4)
     (group_id,) = {key.split("/")[1] for key in store.list(layout.GROUPS)}
     told = capsys.readouterr().err
@@ -198,18 +184,18 @@ def test_ctrl_c_once_the_threads_have_started_has_nothing_more_submitted(
 
 
 def test_an_input_that_would_end_the_submitting_thread_ends_only_itself(store):
-    source = Scripted(store, [["ok"], [SystemExit(3)]])
+    source = Scripted(store, ["ok", SystemExit(3)])
     found = begin(source, 3).results(timeout=PATIENCE_S, return_exceptions=True)
     assert [type(e) for e in found] == [tuple, errors.SubmitError, tuple]
     assert "SystemExit: 3" in str(found[1])
 
 
 def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):
-    source = Scripted(store, [["hang"]])
+    source = Scripted(store, ["hang"])
     monkeypatch.setattr(
-        JobWaiter, "wait", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a bug"))
+        EndWatcher, "poll", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a bug"))
     )
     batch = begin(source, 1)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         batch.wait(timeout=PATIENCE_S)
-    batch._executor.stop("done")
+    batch._view.stop("done")

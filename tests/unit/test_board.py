@@ -145,9 +145,9 @@ def test_top_reads_nothing_of_what_has_succeeded():
 
 
 def test_statuses_of_a_batch_are_one_question(tmp_path):
-    source = Scripted(LocalStore(tmp_path), [["hang"]] * 5)
+    source = Scripted(LocalStore(tmp_path), ["hang"] * 5)
     batch = begin(source, 5)
-    until(batch, lambda: len(source.hanging) == 5 and not batch._executor.submits)
+    until(batch, lambda: len(source.hanging) == 5 and not batch._view.is_submitting)
     answer, asked = source.status, []
 
     def status(refs):

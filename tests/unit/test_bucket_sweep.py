@@ -221,7 +221,6 @@ from kinetic._config import settings
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.options import Options
 from kinetic._core.place import Place
-from kinetic._core.spec import JobSpec
 from kinetic._store.gcs import GcsStore
 from kinetic.cli import pruning
 """
@@ -233,8 +232,14 @@ class Nowhere:
 
 sys.path.insert(0, "root")
 import function
-spec = JobSpec(function.function, (), {}, "function", Options(topology=resolve("cpu")))
-made = planning.make(spec, settings.load(), Place("ray"))
+made = planning.plan_call(
+    function.function,
+    (),
+    {},
+    Options(topology=resolve("cpu")),
+    settings=settings.load(),
+    place=Place("ray"),
+)
 submission.submit(made, Nowhere(), GcsStore("gs://bucket"))
 """
 

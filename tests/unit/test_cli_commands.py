@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_cases import leave
 from cli_fakes import DAY, NOW, Capture, World
 
-from kinetic._client.batch.manifest import Batch, Manifest
+from kinetic._client.batch.records import Batch
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
@@ -158,17 +159,8 @@ def test_jobs_of_one_batch(world: World, capsys: Capture) -> None:
     ]
 
 
-def test_tries_of_one_input_do_not_stand_for_others(world: World, capsys: Capture) -> None:
-    Manifest.begin(world.store, Batch("grp-00000001", 2, NOW))
-    for number in range(3):
-        ref = replace(world.job(f"job-0000000{number}"), group_id="grp-00000001", group_index=0)
-        world.store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
-    assert world("jobs", "status", "grp-00000001") == 0
-    assert "without a job" in capsys.readouterr().out
-
-
 def test_a_batch_without_a_job_and_one_that_is_not_there(world: World, capsys: Capture) -> None:
-    Manifest.begin(world.store, Batch("grp-00000001", 5, NOW, name="a sweep"))
+    leave(world.store, Batch("grp-00000001", 5, NOW, name="a sweep"))
     assert world("jobs", "status", "grp-00000001") == 0
     words = " ".join(capsys.readouterr().out.split())
     assert words == (

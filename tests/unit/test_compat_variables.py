@@ -32,7 +32,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def planned(func=len, **options) -> Planned:
     call = kinetic.run(accelerator="cpu", **options)(func)
-    return planning.make(call._spec(("x",), {}), settings.load(), Place("local"))  # type: ignore[attr-defined]
+    return planning.plan_call(
+        func, ("x",), {}, call.options, settings=settings.load(), place=Place("local")
+    )
 
 
 def shipped(found: Planned) -> list[str]:

@@ -16,11 +16,13 @@ import pytest
 pytest.importorskip("starlette")
 
 import dashboard_world
+from batch_cases import leave
 from cli_fakes import chunk
 from dashboard_world import NOW, World, ask, path_of
 
 import kinetic
-from kinetic._client.batch.manifest import Batch, Manifest
+from kinetic._client.batch.inputs import BatchEnd
+from kinetic._client.batch.records import Batch
 from kinetic._client.board import activity, colours, shape
 from kinetic._client.board.spending import SpendingWatch
 from kinetic._compile.checked import CheckReport
@@ -55,28 +57,30 @@ world, server = dashboard_world.world, dashboard_world.server
 
 
 def test_inputs_whose_submitter_was_killed_wait_no_more(server: DashboardServer, world: World):
-    Manifest.begin(world.store, Batch("grp-00000001", 3, 0.0, name="a sweep"))
+    leave(world.store, Batch("grp-00000001", 3, 0.0, name="a sweep"))
     status, _, body = ask(server, f"{path_of(server)}batches/grp-00000001")
     assert (status, "3 refused" in body, "3 waiting" in body) == (200, True, False)
     assert "the process that submitted the batch ended before" in body
 
 
 def test_inputs_whose_jobs_are_not_listed_yet_are_not_refused(world: World):
-    batch = Batch("grp-00000001", 2, NOW, jobs=(("job-00000001",), ("job-00000002",)))
-    manifest = Manifest.begin(world.store, batch)
-    for number in (1, 2):
-        world.add(number, group_id=batch.group_id, group_index=number - 1)
+    batch = Batch("grp-00000001", 2, NOW)
+    records = leave(world.store, batch)
+    for number in (0, 1):
+        job_id = batch.job_id(number)
+        ref = replace(world.add(number, group_id=batch.group_id, group_index=number), job_id=job_id)
+        index.add(world.store, ref)
     for ended in (False, True):
         if ended:
-            manifest.note_end("", [])
+            records.note_end(BatchEnd())
         spending = SpendingWatch(world.access.board)
         read = batches.read_batch(world.store, batch.group_id, JobList(), spending)
         assert [cell.state for cell in read.cells] == ["waiting", "waiting"]
 
 
 def test_an_input_whose_job_was_removed_was_not_skipped(world: World):
-    batch = Batch("grp-00000001", 2, NOW, jobs=(("job-00000001",), ("job-00000002",)))
-    Manifest.begin(world.store, batch).note_end("cancelled", [1])
+    batch = Batch("grp-00000001", 2, NOW)
+    leave(world.store, batch).note_end(BatchEnd("cancelled", frozenset({1})))
     spending = SpendingWatch(world.access.board)
     read = batches.read_batch(world.store, batch.group_id, JobList(), spending)
     assert [cell.state for cell in read.cells] == ["gone", "skipped"]
@@ -372,7 +376,7 @@ def test_a_search_that_nobody_waits_for_ends(server: DashboardServer, world: Wor
 
 
 def test_every_state_has_its_colour():
-    from kinetic._client.batch.ledger import InputState
+    from kinetic._client.batch.records import InputState
     from kinetic._core.exits import HostState
 
     states = [*JobStatus, *HostState, *Activity, *InputState, activity.SAVING]

@@ -21,7 +21,6 @@ from data_cases import load, paths_in
 
 import kinetic
 from kinetic._client import planning
-from kinetic._client.remote import RemoteCallable
 from kinetic._config import settings as configuration
 from kinetic._core.place import Place
 from kinetic._core.plan import Plan
@@ -192,8 +191,9 @@ def test_a_plan_with_data_survives_json(folder, cache):
 
 def planned(func, *args, **options) -> planning.Planned:
     call = kinetic.run(accelerator="cpu", **options)(func)
-    assert isinstance(call, RemoteCallable)
-    return planning.make(call._spec(args, {}), configuration.load(), Place("local"))
+    return planning.plan_call(
+        func, args, {}, call.options, settings=configuration.load(), place=Place("local")
+    )
 
 
 def test_data_below_the_project_is_not_sent_with_the_source(folder, monkeypatch):

@@ -22,8 +22,7 @@ from laptop_fakes import put_outcome, put_ref, raised, ref
 import kinetic
 from kinetic import errors
 from kinetic._client import futures
-from kinetic._client.futures import as_completed
-from kinetic._client.waiter import JobWaiter
+from kinetic._client.futures import EndWatcher, as_completed
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport
 from kinetic._store.local import LocalStore
@@ -33,7 +32,7 @@ PATIENCE_S = 200.0
 
 @pytest.fixture
 def source(tmp_path):
-    made = Scripted(LocalStore(tmp_path), [["hang"]] * 100)
+    made = Scripted(LocalStore(tmp_path), ["hang"] * 100)
     yield made
     for index in list(made.hanging):
         made.release(index)
@@ -58,10 +57,56 @@ def test_done(source, job):
     assert job.exception() is None
 
 
-@pytest.mark.parametrize("function", [concurrent.futures.wait, concurrent.futures.as_completed])
-def test_the_standard_librarys_functions_name_ours(job, function):
-    with pytest.raises(AttributeError, match=r"Use kinetic\.as_completed\(handles\)"):
-        list(function([job]))
+@pytest.mark.parametrize(
+    "until",
+    [
+        concurrent.futures.ALL_COMPLETED,
+        concurrent.futures.FIRST_COMPLETED,
+        concurrent.futures.FIRST_EXCEPTION,
+    ],
+)
+def test_the_standard_library_waits_for_handles(source, until):
+    handles = jobs(source, 3)
+    source.release(0)
+
+    def end_others():
+        source.release(1)
+        handles[2].cancel(cleanup_timeout=0)
+
+    ending = threading.Timer(0.05, end_others)
+    ending.start()
+    done, others = concurrent.futures.wait(handles, PATIENCE_S, return_when=until)
+    ending.join()
+    assert done | others == set(handles)
+    assert all(handle.done() for handle in done)
+    if until == concurrent.futures.ALL_COMPLETED:
+        assert done == set(handles)
+    elif until == concurrent.futures.FIRST_EXCEPTION:
+        assert handles[2] in done
+
+
+def test_the_standard_library_yields_handles_as_they_end(source):
+    handles = jobs(source, 3)
+    ends = concurrent.futures.as_completed(handles, PATIENCE_S)
+    for index in (2, 0, 1):
+        source.release(index)
+        assert next(ends) is handles[index]
+
+
+def test_a_real_future(source):
+    handle, failed = jobs(source, 2)
+    future = handle.future()
+    assert isinstance(future, concurrent.futures.Future)
+    assert future is handle.future()
+    assert not future.cancel()
+    source.release(0)
+    assert future.result(PATIENCE_S) == (0, 1)
+    assert future.exception() is None
+    failed.cancel()
+    with pytest.raises(errors.JobCancelled):
+        failed.future().result(PATIENCE_S)
+    with pytest.raises(TimeoutError):
+        source.submit("grp-00000001", 5).future().result(0.01)
 
 
 def test_many_jobs_are_asked_for_at_once(source):
@@ -191,34 +236,153 @@ def test_a_fork_calls_its_own_callbacks_and_no_others(source, job):
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_nothing_watches_when_nobody_waits(source, job):
-    watching = futures.FutureWatcher()
-    over = threading.Event()
-    watching.add(job, lambda job, end: over.set())
-    thread = watching._thread
-    source.release(0)
-    assert over.wait(PATIENCE_S)
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
-    assert watching._tells == {}
+class Clock:
+    """Stands still, so that nothing is asked for because time has passed."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class ByHand(EndWatcher):
+    """A watcher without its thread: a test polls."""
+
+    def start(self):
+        pass
+
+
+@pytest.fixture
+def watching():
+    return ByHand(Clock())
+
+
+def ask(watching):
+    watching._clock.now += futures.FIRST_POLL_S
+    watching.poll()
 
 
 def test_a_watch_that_broke_passes_over_whom_it_has_told(source, monkeypatch, caplog):
     first, second = jobs(source, 2)
-    watching, wait, bugs = futures.FutureWatcher(), JobWaiter.wait, [ZeroDivisionError("a bug")]
+    watching, poll, bugs = futures.EndWatcher(), EndWatcher.poll, [ZeroDivisionError("a bug")]
 
-    def break_once(self, timeout_s):
+    def break_once(self):
         if bugs:
             raise bugs.pop()
-        return wait(self, timeout_s)
+        poll(self)
 
-    monkeypatch.setattr(JobWaiter, "wait", break_once)
+    monkeypatch.setattr(EndWatcher, "poll", break_once)
     for job in (first, second):
         told = threading.Event()
         watching.add(job, lambda job, end, told=told: told.set())
         source.release(job.group_index)
         assert told.wait(PATIENCE_S)
-    assert [r.message for r in caplog.records] == ["jobs cannot be watched any more"]
+    messages = [record.message for record in caplog.records]
+    assert messages in (["jobs cannot be watched any more"], [])
+
+
+def test_a_signal_wakes_whoever_sleeps(source):
+    watching, ends = ByHand(clock=Clock()), []
+    for job in jobs(source, 3):
+        watching.add(job, lambda job, end: ends.append((job.group_index, end.ok)))
+    ask(watching)
+    assert ends == [], "asked for, and their signals taken"
+    threading.Timer(0.01, source.release, [1]).start()
+    while not ends:
+        watching.sleep()
+        watching.poll()
+    assert ends == [(1, True)]
+
+
+def test_a_job_that_nobody_waits_for_any_more_is_not_asked_for(source, watching):
+    (job,) = jobs(source, 1)
+    calls = [lambda *_: None, lambda *_: None]
+    for call in calls:
+        watching.add(job, call)
+    ask(watching)
+    (watched,) = watching._jobs.values()
+    fd = watched.fd
+    assert os.fstat(fd)
+    watching.drop(job, calls[0])
+    assert len(watching._jobs) == 1
+    watching.drop(job, calls[1])
+    watching.drop(job, calls[1])
+    assert watching._jobs == {}
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(fd)
+
+
+def test_as_completed_that_gives_up_leaves_nothing_watched(source):
+    handles = [source.submit("grp-00000001", index) for index in range(3)]
+    with pytest.raises(errors.WaitTimeout):
+        list(as_completed(handles, timeout=0.01))
+    assert not set(handles) & set(futures.watcher()._jobs)
+
+
+def test_more_jobs_than_signals(source, watching, monkeypatch):
+    monkeypatch.setattr(futures, "MOST_SIGNALS", 2)
+    ends = set()
+    for job in jobs(source, 5):
+        watching.add(job, lambda job, end: ends.add(job.group_index))
+    ask(watching)
+    assert sum(each.fd >= 0 for each in watching._jobs.values()) == 2
+    for index in range(5):
+        source.release(index)
+    while len(ends) < 5:
+        ask(watching)
+    assert watching._jobs == {}
+
+
+def test_jobs_without_signals_are_asked_for_ever_less_often(source, watching):
+    (job,) = jobs(source, 1)
+    clock, polls = watching._clock, []
+    job.ending_fd = lambda: None
+    job.settle = lambda refs: polls.append(clock.now) or {job.job_id: None}
+    watching.add(job, lambda *_: None)
+    while clock.now < 60.0:
+        watching.poll()
+        clock.now += 0.01
+    gaps = [b - a for a, b in itertools.pairwise(polls)]
+    assert gaps[0] < 0.05
+    assert futures.SLOWEST_POLL_S - 0.05 < gaps[-1] < futures.SLOWEST_POLL_S + 0.05
+    assert gaps == sorted(gaps, key=lambda gap: round(gap, 1))
+
+
+@pytest.mark.parametrize(
+    "fault", [errors.StoreError("no route"), errors.BackendUnavailable("no route")]
+)
+def test_a_job_that_cannot_be_asked_for_just_now_is_asked_for_again(
+    source, watching, caplog, fault
+):
+    (job,) = jobs(source, 1)
+    job.ending_fd = lambda: None
+    real, faults, ends = job.settle, [fault], []
+    job.settle = lambda refs: {job.job_id: faults.pop()} if faults else real(refs)
+    watching.add(job, lambda job, end: ends.append(end))
+    ask(watching)
+    assert (ends, faults) == ([], [])
+    source.release(0)
+    watching._clock.now += 1.0
+    watching.poll()
+    assert ends[0].ok
+    assert "no route" in caplog.text
+
+
+def test_all_jobs_of_a_place_are_one_question(source, watching):
+    several = jobs(source, 20)
+    for job in several:
+        watching.add(kinetic.JobHandle(job.ref, source), lambda *_: None)
+    ask(watching)
+    assert source.asked == [[job.job_id for job in several]]
+
+
+def test_removed_records_are_an_end(source, watching):
+    (job,) = jobs(source, 1)
+    ends = []
+    watching.add(job, lambda job, end: ends.append(end))
+    source.lose(0)
+    ask(watching)
+    assert isinstance(ends[0], errors.NotFound)
 
 
 # -- await -----------------------------------------------------------------------------------------
@@ -271,27 +435,6 @@ def test_cancelling_the_waiting_leaves_the_job_running(source, job):
     assert asyncio.run(main()) == (0, 1)
 
 
-def test_who_gives_up_waiting_hears_whether_the_job_has_ended(source, job, capsys):
-    job.leave()
-    assert f"{job.job_id} keeps running; reattach with" in capsys.readouterr().err
-    source.release(0)
-    job.leave()
-    told = capsys.readouterr().err
-    assert f'{job.job_id} has ended: kinetic.attach("{job.job_id}").result()' in told
-    assert "keeps running" not in told
-
-
-def test_a_store_that_does_not_answer_does_not_hold_up_who_gives_up_waiting(
-    job, monkeypatch, capsys
-):
-    answer = threading.Event()
-    monkeypatch.setattr(futures, "_BRIEFLY_S", 0.01)
-    monkeypatch.setattr(job, "_is_known_to_be_over", lambda: answer.wait(PATIENCE_S))
-    job.leave()
-    answer.set()
-    assert f"{job.job_id} keeps running" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize(
     "until", [asyncio.ALL_COMPLETED, asyncio.FIRST_COMPLETED, asyncio.FIRST_EXCEPTION]
@@ -317,7 +460,7 @@ def test_a_wait_of_asyncio_that_gives_up_takes_its_callbacks_back(source, job):
         return await asyncio.wait([job], timeout=0.01)
 
     assert asyncio.run(main()) == (set(), {job})
-    assert job._callbacks._waiting == []
+    assert job._callbacks == []
 
 
 # -- the first of many -----------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def test_ctrl_c_tells_the_way_back_and_leaves_the_job(backend, job, handle):
     assert backend.calls == []
 
 
-@pytest.mark.parametrize("named", ["value", "_free"])
+@pytest.mark.parametrize("named", ["value", "free"])
 def test_ctrl_c_once_the_job_has_ended_says_how_to_get_the_value(
     store, job, handle, monkeypatch, named
 ):
@@ -181,7 +181,7 @@ def test_ctrl_c_while_the_records_are_removed_says_who_has_the_value(
     store, job, handle, monkeypatch
 ):
     put_success(store, job, 1)
-    monkeypatch.setattr(handle, "_free", raise_interrupt)
+    monkeypatch.setattr(handle, "free", raise_interrupt)
     with pytest.raises(KeyboardInterrupt) as caught:
         handle.result(cleanup=True)
     assert "has ended: this handle's result() returns its value" in caught.value.__notes__[0]

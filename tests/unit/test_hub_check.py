@@ -8,11 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import pytest
-from laptop_fakes import FakeBackend, plan
+from laptop_fakes import FakeBackend, plan, planned
 
 from kinetic import errors
 from kinetic._client import submission
-from kinetic._client.planning import Planned
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Dataset
 from kinetic._datasets import hub_check
@@ -148,12 +147,12 @@ def test_nothing_is_written_for_data_that_is_not_there(hub, tmp_path):
     payload = b"payload"
     about = plan(payload=Blob("ab" * 32, len(payload)), place=Place("gke"))
     data = (Dataset(source="hf://owner/mine", is_dir=True),)
-    planned = Planned(dataclasses.replace(about, data=data), payload, None, {})
+    shipped = planned(dataclasses.replace(about, data=data), payload)
     store = LocalStore(tmp_path / "store")
     backend = FakeBackend(store)
     with pytest.raises(errors.UsageError, match="it is private"):
-        submission.submit(planned, backend, store)
+        submission.submit(shipped, backend, store)
     assert not (tmp_path / "store").exists()
-    secret = dataclasses.replace(planned, secrets={"HF_TOKEN": "hf_me"})
+    secret = dataclasses.replace(shipped, secrets={"HF_TOKEN": "hf_me"})
     submission.submit(secret, backend, store)
     assert backend.calls[-1] == "submit"

@@ -16,7 +16,7 @@ import yaml
 from kinetic._backends.kubernetes import cluster, credentials, kubeconfig
 from kinetic._backends.kubernetes.credentials import log_in
 from kinetic._backends.kubernetes.kubeconfig import Access, choose, find, read
-from kinetic._client.client import client_of
+from kinetic._client.planning import target_of
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.options import Options
 from kinetic._core.place import Place
@@ -320,13 +320,13 @@ def test_a_job_stays_where_its_submission_found_the_current_context(
     monkeypatch.setenv("KUBECONFIG", str(path))
     for name, value in (("BACKEND", "gke"), ("PROJECT", "p")):
         monkeypatch.setenv(f"KINETIC_{name}", value)
-    client = client_of(Options(resolve("cpu")))
-    assert (client.place.context, client.place.cluster, client.place.namespace) == ("one", "", "ml")
+    target = target_of(Options(resolve("cpu")))
+    assert (target.place.context, target.place.cluster, target.place.namespace) == ("one", "", "ml")
     config_file(tmp_path / "config", "one", "two", current="two")
-    api = cluster.connect(client.place, {"KUBECONFIG": str(path)})
+    api = cluster.connect(target.place, {"KUBECONFIG": str(path)})
     assert (api.namespace, api._access.context) == ("ml", "one")  # type: ignore[attr-defined]
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    assert client_of(Options(resolve("cpu"))).place == Place("gke", project="p")
+    assert target_of(Options(resolve("cpu"))).place == Place("gke", project="p")
 
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,19 +11,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from laptop_fakes import FakeBackend, plan
+from laptop_fakes import FakeBackend, plan, planned
 
 from kinetic._client import planning, submission
-from kinetic._client.batch.inputs import calls
-from kinetic._client.batch.submitters import PackagedSubmitter
-from kinetic._client.planning import Planned
+from kinetic._client.batch.inputs import list_calls
+from kinetic._client.batch.sources import PackagedCalls
 from kinetic._config import settings as configuration
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan
-from kinetic._core.spec import JobSpec
 from kinetic._datasets import call_data
 from kinetic._datasets.data import Data
 from kinetic._source import bundle, hashing, manifest, packs, walk
@@ -318,10 +316,10 @@ def test_a_writer_that_never_rests_makes_nothing_fail(root, store, size, how):
 def test_the_plan_names_what_was_sent(root, store):
     (root / "a").write_text("packed")
     made, payload = build(root), Blob("ab" * 32, 1)
-    planned = Planned(plan(payload=payload, tree=made.tree), b"p", made, {})
+    shipped = planned(plan(payload=payload, tree=made.tree), b"p", made)
     (root / "a").write_text("sent")
     kept = []
-    ref = submission.submit(planned, FakeBackend(store), store, on_sent=kept.append)
+    ref = submission.submit(shipped, FakeBackend(store), store, on_sent=kept.append)
     stored = Plan.from_json(json.loads(store.get(layout.JobKeys(ref.job_id).plan)))
     assert content(store, stored.tree, root.parent / "dest") == {"a": b"sent"}
     assert kept[0].plan == stored
@@ -333,15 +331,14 @@ def test_all_inputs_of_a_batch_get_one_tree(root, store, monkeypatch):
     (root / "a").write_text("packed")
     monkeypatch.chdir(root)
     settings = configuration.load()
-    about = planning.template(
-        JobSpec(len, (), {}, "len", Options(topology=resolve("cpu"))), settings, Place("local")
-    )
-    backend = FakeBackend(store)
-    source = PackagedSubmitter(calls(["x", "y"], "auto"), len, about, backend, store)
+    options, calls = Options(topology=resolve("cpu")), list_calls(["x", "y"], "auto")
+    shared = planning.plan_function(len, [], options, settings=settings, place=Place("local"))
+    target = planning.Target(Place("local"), settings, FakeBackend(store), store)
+    source = PackagedCalls(calls, len, shared, target)
     trees = []
     for index in (0, 1):
         (root / "a").write_text(f"at {index}")
-        handle = source.submit("grp-00000001", index, f"job-0000000{index}")
+        handle = source.submit("grp-00000001", index)
         trees.append(Plan.from_json(json.loads(store.get(layout.JobKeys(handle.job_id).plan))).tree)
     assert trees[0] == trees[1]
     assert content(store, trees[0], root.parent / "dest")["a"] == b"at 0"

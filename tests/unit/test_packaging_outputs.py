@@ -16,7 +16,6 @@ from kinetic._config import settings as configuration
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.options import Options
 from kinetic._core.place import Place
-from kinetic._core.spec import JobSpec
 from kinetic._source import bundle, hashing, manifest, outputs, shipment, walk
 from kinetic._store.local import LocalStore
 
@@ -45,11 +44,14 @@ def root(tmp_path, monkeypatch) -> Path:
     return root
 
 
-def frame(**options) -> planning.PlanTemplate:
-    spec = JobSpec(
-        sys.modules["work"].train, (), {}, "train", Options(topology=resolve("cpu"), **options)
+def frame(**options) -> planning.Planned:
+    return planning.plan_function(
+        sys.modules["work"].train,
+        [],
+        Options(topology=resolve("cpu"), **options),
+        settings=configuration.load(),
+        place=Place("local"),
     )
-    return planning.template(spec, configuration.load(), Place("local"))
 
 
 def note(root: Path, name: str) -> None:
@@ -84,7 +86,7 @@ def test_what_was_in_an_output_folder_before_any_job_is_hidden_from_no_other_cal
         planned = frame(**given)
         assert listed(planned.bundle) == SOURCE
         assert len(planned.bundle.warnings) == (number == 0)
-        outputs.note(cache, planned.draft.output_dir)
+        outputs.note(cache, planned.plan.output_dir)
     (told,) = frame(output_dir=str(root / "results/old")).bundle.warnings
     assert "such as model.npz. Calls that leave files there do not send them" in told
     assert "write !old/ in .kineticignore" in told
@@ -97,11 +99,11 @@ def test_an_empty_output_folder_is_for_results(root, files):
     shutil.rmtree(root / "results")
     write(root, *files)
     planned = frame(output_dir="results/a")
-    outputs.note(configuration.load().cache_dir, planned.draft.output_dir)
+    outputs.note(configuration.load().cache_dir, planned.plan.output_dir)
     write(root, "results/a/model.npz")
     assert "results/a/model.npz" not in listed(frame().bundle)
     planned = frame(output_dir="results")
-    outputs.note(configuration.load().cache_dir, planned.draft.output_dir)
+    outputs.note(configuration.load().cache_dir, planned.plan.output_dir)
     write(root, "results/b.npz")
     assert "results/b.npz" not in listed(frame().bundle)
     assert planned.bundle.warnings == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from laptop_fakes import FakeBackend, plan, ref
@@ -228,13 +229,15 @@ def test_settings_of_pods_that_cannot_work(variable, value, words):
 
 def chosen(environ=None, **options):
     settings = configuration.load({"KINETIC_HOME": "/home/me"} | (environ or {}), profile={})
-    return registry.select(check_options(None, {"accelerator": "tpu-v6e-8"} | options), settings)
+    made = check_options(None, {"accelerator": "tpu-v6e-8"} | options)
+    place, notice = registry.select(made, settings)
+    return SimpleNamespace(place=place, notice=notice)
 
 
 def planned(environ=None, **options):
     settings = configuration.load({"KINETIC_HOME": "/home/me"} | (environ or {}), profile={})
     made = check_options(None, {"accelerator": "tpu-v6e-8"} | options)
-    place = registry.select(made, settings).place
+    place = registry.select(made, settings)[0]
     return replace(plan(), place=place, options=planning.complete_options(made, settings))
 
 

@@ -19,7 +19,6 @@ from kinetic._config import settings as configuration
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.options import Options
 from kinetic._core.place import Place
-from kinetic._core.spec import JobSpec
 from kinetic._pickling import call, envelope
 from kinetic._source import bundle, shipment
 from kinetic.errors import UsageError
@@ -42,16 +41,20 @@ def project(tmp_path, monkeypatch):
     return root
 
 
-def spec_of(func, *args, **options):
-    return JobSpec(func, args, {}, "train", Options(topology=resolve("tpu-v6e-16"), **options))
+def options_of(**options):
+    return Options(topology=resolve("tpu-v6e-16"), **options)
 
 
 def make(func, *args, environ=None, **options):
     settings = configuration.load(environ)
-    return planning.make(
-        spec_of(func, *args, **options),
-        settings,
-        Place("local", "pathways"),
+    return planning.plan_call(
+        func,
+        args,
+        {},
+        options_of(**options),
+        settings=settings,
+        place=Place("local", "pathways"),
+        name="train",
         job_id="job-00000001",
         now=5.0,
     )
@@ -220,14 +223,13 @@ def test_a_function_of_a_project_belongs_to_its_file(project, tmp_path):
 
 def test_pods_install_kinetic_and_what_the_project_asks_for(project):
     (project / "pyproject.toml").write_text('[project]\nname = "p"\ndependencies = ["scipy"]\n')
-    spec = spec_of(sys.modules["work"].train, debug=True)
+    train = sys.modules["work"].train
     settings = dataclasses.replace(configuration.load(), store="gs://bucket")
 
     def planned(controller="multi", **place):
-        made = dataclasses.replace(
-            spec, options=dataclasses.replace(spec.options, controller=controller)
-        )
-        return planning.make(made, settings, Place("pathways", cluster="c", **place))
+        options = options_of(debug=True, controller=controller)
+        where = Place("pathways", cluster="c", **place)
+        return planning.plan_call(train, (), {}, options, settings=settings, place=where)
 
     made = planned()
     contents = made.installed
@@ -257,11 +259,15 @@ def test_pods_install_kinetic_and_what_the_project_asks_for(project):
 
 def test_only_pods_install_anything(project):
     work, settings = sys.modules["work"], configuration.load()
+
+    def plan(settings, place):
+        return planning.plan_call(work.train, (), {}, options_of(), settings=settings, place=place)
+
     for place in (Place("local", "gke"), Place("ray")):
-        made = planning.make(spec_of(work.train), settings, place)
+        made = plan(settings, place)
         assert (made.plan.runtime, made.plan.requirements, made.installed) == (None, None, {})
     ready = dataclasses.replace(settings, pod_python="/usr/bin/python3")
-    assert planning.make(spec_of(work.train), ready, Place("gke")).plan.runtime is None
+    assert plan(ready, Place("gke")).plan.runtime is None
 
 
 class Counting:

@@ -19,7 +19,7 @@ import remote_cases
 import kinetic
 from kinetic import errors
 from kinetic._backends.local.backend import LocalBackend
-from kinetic._client import client
+from kinetic._client import decorator
 from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
 
@@ -71,7 +71,7 @@ def test_other_libraries_words_name_ours(name, instead):
 def test_a_call(backend):
     remote = kinetic.run("cpu")(add)
     assert remote(2, b=3) == 5
-    assert backend.calls == ["render", "preflight", "submit", "cleanup"]
+    assert backend.calls == ["preflight", "render", "submit", "cleanup"]
     (handle,) = kinetic.list_jobs()
     assert (handle.display_name, handle.func_name, handle.accelerator) == ("add", "add", "cpu")
     assert kinetic.attach(handle.job_id).result() == 5
@@ -474,7 +474,7 @@ def test_the_backend_may_warm_up_before_the_call_is_planned(backend, monkeypatch
 def test_a_script_warms_up_for_the_first_function_that_it_decorates(
     backend, monkeypatch, module, environ, warms
 ):
-    monkeypatch.setattr(client, "_seen", [])
+    monkeypatch.setattr(decorator, "_decorated", [])
     seen = warmed(backend, monkeypatch)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)

@@ -61,12 +61,12 @@ def test_jobs_are_listed_newest_first_until_they_are_removed(store):
     assert list(store.list("")) == []
 
 
-def test_a_reference_that_changes_is_listed_as_it_is(store):
-    ref = ref_of(1, store)
-    index.add(store, ref)
-    now = replace(ref, group_id="grp-1", group_kind="map", group_index=0)
-    index.replace(store, now)
-    assert index.refs(store) == [now]
+def test_references_of_some_jobs(store):
+    refs = [ref_of(number, store) for number in range(3)]
+    for ref in refs:
+        index.add(store, ref)
+    wanted = [refs[0].job_id, refs[2].job_id, "job-ffffffff"]
+    assert index.read_refs(store, wanted) == {ref.job_id: ref for ref in (refs[0], refs[2])}
 
 
 def test_a_thousand_jobs_that_ended_are_listed_in_three_calls(capsys, monkeypatch):

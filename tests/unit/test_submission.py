@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import laptop_fakes
 import pytest
 from laptop_fakes import FakeBackend, plan
 
 from kinetic import errors
 from kinetic._client import submission
-from kinetic._client.planning import Planned
 from kinetic._core import layout
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.ref import JobRef
@@ -39,12 +39,8 @@ class RecordingStore(LocalStore):
 
 @pytest.fixture
 def planned():
-    return Planned(
-        plan(payload=Blob(DIGEST, len(PAYLOAD)), secrets=("TOKEN",)),
-        PAYLOAD,
-        None,
-        {"TOKEN": "hunter2"},
-    )
+    named = plan(payload=Blob(DIGEST, len(PAYLOAD)), secrets=("TOKEN",))
+    return laptop_fakes.planned(named, PAYLOAD, secrets={"TOKEN": "hunter2"})
 
 
 def test_the_order_of_writes(tmp_path, planned):
@@ -56,7 +52,7 @@ def test_the_order_of_writes(tmp_path, planned):
         layout.JobKeys(ref.job_id).plan,
         layout.JobKeys(ref.job_id).ref,
     ]
-    assert backend.calls == ["render", "preflight", "submit"]
+    assert backend.calls == ["preflight", "render", "submit"]
     assert backend.secrets == {"TOKEN": "hunter2"}
     assert JobRef.from_json(json.loads(store.get(layout.JobKeys(ref.job_id).ref))) == ref
     assert Plan.from_json(json.loads(store.get(layout.JobKeys(ref.job_id).plan))) == planned.plan
@@ -244,7 +240,7 @@ def test_the_image_comes_before_the_first_write(tmp_path, planned):
     store = RecordingStore(tmp_path)
     backend = Building(store)
     ref = submission.submit(planned, backend, store)
-    wanted = ["render", "preflight", "choose_image", "render", "submit", "build_behind"]
+    wanted = ["preflight", "choose_image", "render", "submit", "build_behind"]
     assert backend.calls == wanted
     assert ref.place.image == "bundled"
     kept = Plan.from_json(json.loads(store.get(layout.JobKeys(ref.job_id).plan)))
@@ -262,4 +258,4 @@ def test_an_image_that_cannot_be_had_leaves_nothing(tmp_path, planned, error):
     with pytest.raises(type(error)):
         submission.submit(planned, backend, store)
     assert store.written == []
-    assert backend.calls == ["render", "preflight", "choose_image"]
+    assert backend.calls == ["preflight", "choose_image"]

@@ -1,6 +1,6 @@
 """The errors of a batch: why inputs have no value.
 
-In: the executor of a batch, and why inputs have no value. Out: the error of one input, or a
+In: the view of a batch, and why inputs have no value. Out: the error of one input, or a
 `BatchError` about all of them.
 """
 
@@ -10,41 +10,44 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, cast
 
-from kinetic._client.batch.executor import BatchExecutor
-from kinetic._client.batch.ledger import InputState
+from kinetic._client.batch.inputs import InputState
+from kinetic._client.batch.run import BatchView
 from kinetic._client.handle import JobHandle
 from kinetic.errors import BatchError, JobCancelled, KineticError, NotFound, SubmitError, text_of
 
 _SHOWN = 5
 
 
-def error_of(executor: BatchExecutor, index: int) -> BaseException | None:
+def error_of(view: BatchView, index: int) -> BaseException | None:
     """Return why an input that has ended has no value; None if its job has one."""
-    group_id = executor.manifest.batch.group_id
-    task, job = executor.ledger.tasks[index], executor.handles[index]
-    if task.state is InputState.SUCCEEDED:
+    batch, state, job = view.records.batch, view.states[index], view.handles[index]
+    if state is InputState.SUCCEEDED:
         return None
-    if task.state is InputState.FAILED and job is not None:
+    if state is InputState.FAILED and job is not None:
         return job.error()
-    if task.state is InputState.SKIPPED:
-        return SubmitError(
-            f"Input {index} of {group_id} was not submitted: {executor.ledger.stopped}."
-        )
-    if task.error is not None:
-        return task.error
+    if state is InputState.SKIPPED:
+        return SubmitError(f"Input {index} of {batch.group_id} was not submitted: {view.stopped}.")
+    if index in view.errors:
+        return view.errors[index]
     return NotFound(
-        f"The records of {task.job_id or 'the job'} of input {index} of {group_id} were removed."
+        f"The records of {batch.job_id(index)} of input {index} of {batch.group_id} were removed."
     )
 
 
 def batch_error(
-    executor: BatchExecutor, values: Mapping[int, Any], failed: Mapping[int, BaseException]
+    view: BatchView, values: Mapping[int, Any], failed: Mapping[int, BaseException]
 ) -> BatchError:
     """Return the error of a batch in which `failed` inputs have no value; the first to blame is its
     cause."""
-    batch = executor.manifest.batch
-    blamed = sorted(failed, key=lambda index: (_rank(executor, index, failed[index]), index))
-    jobs = {index: executor.handles[index] for index in sorted(failed)}
+    batch = view.records.batch
+
+    def rank(index: int) -> tuple[int, int]:
+        """Failures come first, then cancelled inputs, then those that were never submitted."""
+        is_skipped = view.states[index] is InputState.SKIPPED
+        return 2 if is_skipped else int(isinstance(failed[index], JobCancelled)), index
+
+    blamed = sorted(failed, key=rank)
+    jobs = {index: view.handles[index] for index in sorted(failed)}
     lines = [
         f"  {_input(index, jobs[index])}: {_headline(failed[index])}" for index in blamed[:_SHOWN]
     ]
@@ -73,14 +76,6 @@ def describe_unsubmitted(failures: Mapping[int, Exception]) -> str:
         return ""
     count = "1 input" if len(failures) == 1 else f"{len(failures):,} inputs"
     return f"{count} without a job. {text_of(failures[min(failures)])}"
-
-
-def _rank(executor: BatchExecutor, index: int, error: BaseException) -> int:
-    """The order of blame: failures come first, then cancelled inputs, then those that were never
-    submitted."""
-    if executor.ledger.tasks[index].state is InputState.SKIPPED:
-        return 2
-    return int(isinstance(error, JobCancelled))
 
 
 def _input(index: int, job: JobHandle[Any] | None) -> str:

@@ -1,7 +1,7 @@
 """A batch as its caller sees it, from any process.
 
-In: an executor. Out: statuses, jobs as they end, results in the order of the inputs, or one error
-with everything that went wrong.
+In: the view of a batch. Out: statuses, jobs as they end, results in the order of the inputs, or one
+error with everything that went wrong.
 """
 
 from __future__ import annotations
@@ -12,30 +12,25 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from kinetic._client import notebook
-from kinetic._client.batch import interruption
-from kinetic._client.batch.executor import BatchExecutor, attach_executor, open_job
 from kinetic._client.batch.failures import batch_error, error_of
-from kinetic._client.batch.ledger import InputState, Task
-from kinetic._client.batch.manifest import Manifest
+from kinetic._client.batch.inputs import InputState
 from kinetic._client.batch.progress import BatchProgress, progress_line, stream_for
+from kinetic._client.batch.records import BatchRecords
+from kinetic._client.batch.run import AttachedView, BatchView
 from kinetic._client.board import console
+from kinetic._client.futures import ask_alike
 from kinetic._client.handle import JobHandle
-from kinetic._client.waiter import ask_alike
 from kinetic._config import settings
 from kinetic._core.duration import Duration, patience_s
-from kinetic._core.state import JobStatus
-from kinetic._core.tracebacks import own_frames_hidden, waiting_hidden
+from kinetic._core.state import JobStatus, status_of_verdict
+from kinetic._core.tracebacks import hide_frames
 from kinetic._store.base import Store
+from kinetic._store.many import at_once
 from kinetic._store.open import open_store
-from kinetic.errors import (
-    KineticError,
-    NotFound,
-    UsageError,
-    WaitTimeout,
-)
+from kinetic.errors import KineticError, NotFound, UsageError, WaitTimeout
 
 if TYPE_CHECKING:
     from kinetic._core.outcome import Outcome
@@ -44,9 +39,8 @@ R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger("kinetic.batch")
 _FOR_EVER_S = 3600.0
 _STOPPING_S = 180.0
-_UNSUCCESSFUL = (JobStatus.FAILED, JobStatus.CANCELLED)
-_KNOWN = {InputState.SUCCEEDED: JobStatus.SUCCEEDED, InputState.GONE: JobStatus.NOT_FOUND}
-"""What need not be asked; a job that failed may also have been cancelled."""
+_READ_AT_ONCE = 256
+"""Values of so many inputs are fetched together."""
 
 
 class BatchHandle(Generic[R_co]):
@@ -59,14 +53,14 @@ class BatchHandle(Generic[R_co]):
         tags: the caller's notes.
     """
 
-    def __init__(self, executor: BatchExecutor) -> None:
-        self._run_by, self._pid = executor, os.getpid()
-        batch = executor.manifest.batch
+    def __init__(self, view: BatchView) -> None:
+        self._own_view, self._pid = view, os.getpid()
+        batch = view.records.batch
         self.group_id, self.name, self.tags = batch.group_id, batch.name, batch.tags
-        self._shown = len(executor.ledger.finished)
+        self._shown = len(view.finished)
 
     def __repr__(self) -> str:
-        limit, total = self._executor.ledger.rules.max_concurrent, len(self.jobs)
+        limit, total = self._view.rules.max_concurrent, len(self)
         at_once = f", {limit} at a time" if limit is not None and limit < total else ""
         return (
             f"<BatchHandle {self.group_id}: {self.name}, {total} "
@@ -76,30 +70,41 @@ class BatchHandle(Generic[R_co]):
     def _repr_html_(self) -> str:
         from kinetic._client.board import drawing
 
-        states = [str(task.state) for task in self._tasks()]
+        self._view.catch_up()
+        states = [str(state) for state in self._view.states]
         return drawing.batch_html(self.name, (self.group_id,), states)
 
     def __len__(self) -> int:
-        return len(self.jobs)
+        return self._own_view.records.batch.total
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reopen_batch, (self._executor.manifest.store.uri, self.group_id)
+        return reopen_batch, (self._own_view.records.store.uri, self.group_id)
 
     # -- looking -----------------------------------------------------------------------------------
 
     @property
     def jobs(self) -> list[JobHandle[R_co] | None]:
-        """The latest job of each input, in order; None for an input that has
-        none."""
-        self._executor.catch_up()
-        return list(self._executor.handles)
+        """The job of each input, in order; None for an input that has none."""
+        self._view.catch_up()
+        return list(self._view.handles)
 
+    @hide_frames
     def statuses(self) -> list[tuple[int, JobStatus]]:
         """Return (index, status) of each input that has a job."""
-        tasks = self._tasks()
-        jobs = {i: job for i, job in enumerate(self._executor.handles) if job is not None}
-        found = _list_statuses([(tasks[index], job) for index, job in jobs.items()])
-        return list(zip(jobs, found, strict=True))
+        view = self._view
+        view.catch_up()
+        with view.changes:
+            running, outcomes = view.list_running(), dict(view.outcomes)
+        standings = ask_alike(running, lambda job, refs: job.look(refs))
+        statuses = {
+            job.ref.group_index or 0: standing.status
+            for job, standing in zip(running, standings, strict=True)
+        }
+        statuses |= {i: status_of_verdict(outcome.verdict) for i, outcome in outcomes.items()}
+        statuses |= {
+            i: JobStatus.NOT_FOUND for i in view.list_inputs(InputState.GONE) if view.handles[i]
+        }
+        return sorted(statuses.items())
 
     def status_counts(self) -> dict[str, int]:
         """Return the number of jobs by status."""
@@ -109,39 +114,27 @@ class BatchHandle(Generic[R_co]):
         return counts
 
     def failures(self) -> list[JobHandle[R_co]]:
-        """Return the jobs that failed or were cancelled and will not be tried again, in the order
-        of the inputs."""
-        tasks, last = self._tasks(), self._executor.ledger.rules.retries + 1
-        pairs = [
-            (task, job)
-            for task, job in zip(tasks, self._executor.handles, strict=True)
-            if job is not None
-        ]
-        live = [
-            pair for pair in pairs if pair[0].state is InputState.LIVE and pair[0].tries >= last
-        ]
-        found = zip(live, _list_statuses(live), strict=True)
-        failed = {job for (_, job), status in found if status in _UNSUCCESSFUL}
-        return [job for task, job in pairs if task.state is InputState.FAILED or job in failed]
+        """Return the jobs that failed or were cancelled, in the order of the inputs."""
+        failed = (JobStatus.FAILED, JobStatus.CANCELLED)
+        jobs = (self._view.handles[i] for i, status in self.statuses() if status in failed)
+        return [job for job in jobs if job is not None]
 
     @property
     def submission_failures(self) -> dict[int, Exception]:
         """Why inputs could not be submitted, by index."""
-        refused = {
-            index: task.error
-            for index, task in enumerate(self._tasks())
-            if task.state is InputState.REFUSED
-        }
-        return {index: error for index, error in refused.items() if error is not None}
+        self._view.catch_up()
+        return {i: self._view.errors[i] for i in self._view.list_inputs(InputState.REFUSED)}
 
     @property
     def unavailable_children(self) -> dict[int, str]:
         """Ids of jobs whose records are missing, by index."""
-        tasks = enumerate(self._tasks())
-        return {index: task.job_id for index, task in tasks if task.state is InputState.GONE}
+        self._view.catch_up()
+        batch = self._view.records.batch
+        return {i: batch.job_id(i) for i in self._view.list_inputs(InputState.GONE)}
 
     # -- waiting -----------------------------------------------------------------------------------
 
+    @hide_frames
     def wait(self, timeout: Duration | None = None, *, progress: bool = True) -> None:
         """Wait until every input has ended; raises nothing for inputs that failed.
 
@@ -153,14 +146,14 @@ class BatchHandle(Generic[R_co]):
         Raises:
             WaitTimeout: the time has passed; the batch keeps running.
         """
-        with waiting_hidden, self.interruptible():
+        with self._interruptible():
             for _ in self._ends(timeout, progress):
                 pass
 
     def as_completed(
         self, poll_interval: float = 5, timeout: Duration | None = None
     ) -> Iterator[JobHandle[R_co]]:
-        """Yield the jobs as they end; for an input that is tried again, only the last job.
+        """Yield the jobs as they end.
 
         Args:
             poll_interval: accepted for older scripts and ignored: a job is yielded as soon as it
@@ -173,13 +166,14 @@ class BatchHandle(Generic[R_co]):
         patience_s(poll_interval)
         ends = self._ends(timeout, progress=False)
         while True:
-            with waiting_hidden, self.interruptible():
-                index = next(ends, None)
-            if index is None:
+            with hide_frames, self._interruptible():
+                indices = next(ends, None)
+            if indices is None:
                 return
-            job = self._executor.handles[index]
-            if job is not None and self._executor.ledger.tasks[index].state is not InputState.GONE:
-                yield job
+            for index in indices:
+                job = self._view.handles[index]
+                if job is not None and self._view.states[index] is not InputState.GONE:
+                    yield job
 
     @overload
     def results(
@@ -203,6 +197,7 @@ class BatchHandle(Generic[R_co]):
         progress: bool = True,
     ) -> list[R_co | BaseException]: ...
 
+    @hide_frames
     def results(
         self,
         timeout: Duration | None = None,
@@ -228,24 +223,57 @@ class BatchHandle(Generic[R_co]):
             BatchError: inputs have no value, and `return_exceptions` is False.
             WaitTimeout: the time has passed; the batch keeps running.
         """
-        found: dict[int, Any] = {}
+        values: dict[int, Any] = {}
         failed: dict[int, BaseException] = {}
-        with waiting_hidden, self.interruptible():
-            for index in self._ends(timeout, progress):
-                try:
-                    error = self._failure(index, cleanup)
-                    found[index] = self._value(index, cleanup) if error is None else error
-                except KineticError as unreadable:
-                    # The value or its records were removed, or it cannot be rebuilt here.
-                    found[index] = error = unreadable
-                if error is not None:
-                    failed[index] = error
+        with self._interruptible():
+            for indices in self._ends(timeout, progress):
+                for at in range(0, len(indices), _READ_AT_ONCE):
+                    self._read(indices[at : at + _READ_AT_ONCE], cleanup, values, failed)
             if failed and not return_exceptions:
-                raise batch_error(self._executor, found, failed)
-        return [found[index] for index in (range(len(found)) if ordered else found)]
+                raise batch_error(self._view, values, failed)
+        return [values[index] for index in (range(len(values)) if ordered else values)]
+
+    def _read(
+        self,
+        indices: Sequence[int],
+        cleanup: bool | None,
+        values: dict[int, Any],
+        failed: dict[int, BaseException],
+    ) -> None:
+        """Read the values and errors of inputs that have ended, many at once, and free what their
+        jobs hold."""
+        view, threads = self._view, self._view.records.store.calls_at_once
+
+        def fetch(index: int) -> bytes | BaseException | None:
+            try:
+                job, error = view.handles[index], error_of(view, index)
+                return (
+                    error
+                    if error is not None or job is None
+                    else job.fetch_value(view.outcomes[index])
+                )
+            except KineticError as unreadable:  # The value or its records were removed.
+                return unreadable
+
+        def free(job: JobHandle[Any]) -> None:
+            is_read = cleanup is True and job.group_index not in failed
+            job.free(view.outcomes[job.group_index or 0], cleanup, records=is_read)
+
+        for index, answer in zip(indices, at_once(fetch, indices, threads), strict=True):
+            job = view.handles[index]
+            try:
+                if isinstance(answer, BaseException):
+                    values[index] = failed[index] = answer
+                elif job is not None and answer is not None:
+                    values[index] = job.load_value(answer, keeps=cleanup is True)
+            except KineticError as unreadable:  # It cannot be rebuilt here.
+                values[index] = failed[index] = unreadable
+        jobs = [view.handles[index] for index in indices if index in view.outcomes]
+        at_once(free, [job for job in jobs if job is not None], threads)
 
     # -- ending ------------------------------------------------------------------------------------
 
+    @hide_frames
     def cancel(self) -> None:
         """Submit nothing more, and stop the running jobs. Cancelling a batch that has ended does
         nothing.
@@ -254,25 +282,25 @@ class BatchHandle(Generic[R_co]):
         warning.
         """
         try:
-            with waiting_hidden:
-                self._stop()
+            self._stop()
         except WaitTimeout as error:
             _log.warning("%s was cancelled: %s", self.group_id, error)
 
     def _stop(self) -> None:
-        executor = self._executor
-        executor.cancel("the batch was cancelled")
+        view = self._view
+        view.cancel("the batch was cancelled")
         try:
             self.wait(_STOPPING_S, progress=False)
         except WaitTimeout as error:
-            if executor.submits or not executor.ledger.list_unsubmitted():
+            if view.is_submitting or not view.list_inputs(InputState.WAITING):
                 raise
-            owner, _ = executor.manifest.owner.read()
             raise WaitTimeout(
-                f"{self._stand()}. What submits it has not answered, and may be stopped: "
-                f"{owner or 'another process'}. It submits nothing more once it goes on."
+                f"{self._describe_ends()}. What submits it has not answered, and may be stopped: "
+                f"{view.records.read_stamp() or 'another process'}. It submits nothing more once "
+                "it goes on."
             ) from error
 
+    @hide_frames
     def cleanup(self, k8s: bool = True, gcs: bool = True) -> None:
         """Remove the jobs of the batch: what their backends hold (`k8s`), and their records and
         that of the batch (`gcs`).
@@ -281,129 +309,88 @@ class BatchHandle(Generic[R_co]):
             UsageError: only records were to be removed, and jobs are running.
             WaitTimeout: the jobs did not stop within three minutes.
         """
-        with waiting_hidden:
-            if k8s and (self._executor.submits or not self._executor.ledger.done):
-                self._stop()
-            manifest, jobs = self._executor.manifest, {job.job_id: job for job in self.jobs if job}
-            for ref in manifest.refs():  # Also of tries that others have followed.
-                jobs.setdefault(ref.job_id, open_job(manifest, ref))
-            for job in jobs.values():
-                with contextlib.suppress(NotFound):
-                    job.cleanup(k8s=k8s, gcs=gcs)
-            if gcs:
-                manifest.remove()
+        view = self._view
+        view.settle()
+        if not view.is_done:
+            if not k8s:
+                raise UsageError(
+                    f"{self.group_id} is running and needs its records. Cancel it first, or clean "
+                    "up with k8s=True."
+                )
+            self._stop()
+        jobs = [job for job in view.handles if job is not None]
+        at_once(lambda job: job.remove(k8s=k8s, gcs=gcs), jobs, view.records.store.calls_at_once)
+        if gcs:
+            view.records.remove()
 
     # -- inside ------------------------------------------------------------------------------------
 
     @property
-    def _executor(self) -> BatchExecutor:
+    def _view(self) -> BatchView:
         """In a fork of the process that submits: one of its own, which only looks."""
         if self._pid != os.getpid():
-            self._run_by, self._pid = attach_executor(self._run_by.manifest), os.getpid()
-        return self._run_by
+            self._own_view, self._pid = AttachedView(self._own_view.records), os.getpid()
+        return self._own_view
 
-    def _tasks(self) -> list[Task]:
-        self._executor.catch_up()
-        return self._executor.ledger.tasks
-
-    def _ends(self, timeout: Duration | None, progress: bool) -> Iterator[int]:
-        """Yield each input as it ends, those that have ended first."""
+    def _ends(self, timeout: Duration | None, progress: bool) -> Iterator[list[int]]:
+        """Yield inputs as they end, several where several have; those that have ended first."""
         patience = math.inf if timeout is None else patience_s(timeout)
         deadline = time.monotonic() + patience
-        executor, told = self._executor, 0
+        view, yielded = self._view, 0
         drawing = notebook.open_display(self._draw_progress, time.monotonic) if progress else None
-        progress_shown = BatchProgress(
-            self.group_id, executor.ledger, executor.changes, stream_for(progress), time.monotonic
-        )
-        with drawing or contextlib.nullcontext(), progress_shown as shown, executor.watch_jobs():
+        progress_shown = BatchProgress(view, stream_for(progress), time.monotonic)
+        with drawing or contextlib.nullcontext(), progress_shown as shown, view.watch_jobs():
             while True:
-                seen = executor.events
-                while told < len(executor.ledger.finished):
-                    index = executor.ledger.finished[told]
-                    told += 1
+                with view.changes:
+                    seen, ended = view.events, view.finished[yielded:]
+                for number, index in enumerate(ended, yielded + 1):
                     # Show each end once, and none from before this process attached.
-                    if told > self._shown:
+                    if number > self._shown:
                         shown.show_end(index)
-                        self._shown = told
-                    yield index
-                over = executor.ledger.done and not executor.submits
+                        self._shown = number
+                yielded += len(ended)
+                if ended:
+                    yield ended
+                with view.changes:
+                    is_over = view.is_done and yielded == len(view.finished)
                 if drawing is not None:
-                    drawing(over=over)
-                if over:
+                    drawing(over=is_over)
+                if is_over:
                     return
                 shown.waits()
-                left_s = min(deadline - time.monotonic(), _FOR_EVER_S)
-                if left_s <= 0:
+                rest_s = min(deadline - time.monotonic(), _FOR_EVER_S)
+                if rest_s <= 0:
                     raise WaitTimeout(
-                        f"{self._stand()} within {patience:g} s. It keeps running; "
+                        f"{self._describe_ends()} within {patience:g} s. It keeps running; "
                         f"{way_back(self.group_id)}"
                     )
-                executor.look(
-                    min(left_s, notebook.QUICK_S) if drawing is not None else left_s, seen
+                view.wait_for_event(
+                    min(rest_s, notebook.QUICK_S) if drawing is not None else rest_s, seen
                 )
 
     def _draw_progress(self, _: Outcome | None) -> dict[str, str]:
-        return {
-            "text/html": self._repr_html_(),
-            "text/plain": progress_line(self.group_id, self._executor.ledger),
-        }
+        return {"text/html": self._repr_html_(), "text/plain": progress_line(self._view)}
 
-    def _failure(self, index: int, cleanup: bool | None) -> BaseException | None:
-        """Why an input that has ended has no value; what its job holds is freed."""
-        error = error_of(self._executor, index)
-        job = self._executor.handles[index]
-        if (
-            self._executor.ledger.tasks[index].state is InputState.FAILED
-            and job
-            and cleanup is not False
-        ):
-            try:
-                job.cleanup(k8s=True, gcs=False)
-            except (KineticError, OSError) as fault:  # It must not cost the values of the others.
-                _log.warning("%s could not be cleaned up: %s", job.job_id, fault)
-        return error
-
-    def _value(self, index: int, cleanup: bool | None) -> R_co:
-        job = self._executor.handles[index]
-        assert job is not None, "an input has succeeded, so it has a job"
-        return cast("R_co", job.result(cleanup=cleanup))
-
-    def _stand(self) -> str:
-        done = len(self._executor.ledger.finished)
+    def _describe_ends(self) -> str:
+        done = len(self._view.finished)
         return (
-            f"{done} of {len(self._executor.handles)} inputs of {self.group_id} "
-            f"{'has' if done == 1 else 'have'} ended"
+            f"{done} of {len(self)} inputs of {self.group_id} {'has' if done == 1 else 'have'} "
+            "ended"
         )
 
     @contextlib.contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def _interruptible(self) -> Iterator[None]:
         """On Ctrl-C, say what keeps running and how to come back to it."""
         try:
             yield
         except KeyboardInterrupt:
+            rest = "; this process goes on submitting the rest" * self._view.is_submitting
             console.notice(
-                f"\nkinetic: {self._stand()}, the others go on{self._rest()}; "
+                f"\nkinetic: {self._describe_ends()}, the others go on{rest}; "
                 f"{way_back(self.group_id)}",
                 once=False,
             )
             raise
-
-    def _rest(self) -> str:
-        if not self._executor.submits:
-            return ""
-        ends = interruption.stop_on_another(self._submit_no_more)
-        return "; this process goes on submitting the rest" + (
-            ", another Ctrl-C ends that" if ends else ""
-        )
-
-    def _submit_no_more(self) -> None:
-        if self._executor.submits:
-            self._executor.stop("the process that submitted the batch was interrupted")
-            console.notice(
-                f"\nkinetic: nothing more of {self.group_id} is submitted; running jobs keep "
-                "running.",
-                once=False,
-            )
 
 
 def way_back(group_id: str) -> str:
@@ -414,6 +401,7 @@ def way_back(group_id: str) -> str:
     )
 
 
+@hide_frames
 def attach_batch(
     group_id: str,
     project: str | None = None,
@@ -429,40 +417,30 @@ def attach_batch(
         project: the project to look in, instead of the configured one.
         cluster: the cluster to look in, instead of the configured one.
         poll_interval: the longest time between two looks for newly submitted jobs.
-        poll_timeout: after this time without a new job, a batch that is submitted on another
-            machine is taken to be complete.
+        poll_timeout: accepted for older scripts and ignored: a batch whose process is gone is
+            complete at once on its own machine, and two minutes later elsewhere.
 
     Raises:
         NotFound: there is no such batch.
     """
-    with own_frames_hidden:
-        if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
-            raise UsageError(f"{group_id!r} is not a batch id. Ids look like grp-1a2b3c4d.")
-        slowest_s, patience = patience_s(poll_interval), patience_s(poll_timeout)
-        chosen = settings.load(flags={"project": project, "cluster": cluster})
-        store = open_store(chosen.store)
-        return _attach(store, group_id, slowest_s=slowest_s, patience_s=patience)
+    if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
+        raise UsageError(f"{group_id!r} is not a batch id. Ids look like grp-1a2b3c4d.")
+    patience_s(poll_timeout)
+    chosen = settings.load(flags={"project": project, "cluster": cluster})
+    return _attach(open_store(chosen.store), group_id, slowest_s=patience_s(poll_interval))
 
 
-def _attach(
-    store: Store, group_id: str, *, slowest_s: float = 10.0, patience_s: float = 1800.0
-) -> BatchHandle[Any]:
+def _attach(store: Store, group_id: str, *, slowest_s: float = 10.0) -> BatchHandle[Any]:
     try:
-        manifest = Manifest.open(store, group_id)
+        records = BatchRecords.open(store, group_id)
     except NotFound as error:
         raise NotFound(
             f"There is no batch {group_id} in the store {store.uri}. `kinetic jobs list --all "
             "--json` names the batch of each job."
         ) from error
-    return BatchHandle(attach_executor(manifest, slowest_s, patience_s))
+    return BatchHandle(AttachedView(records, slowest_s))
 
 
 def reopen_batch(store_uri: str, group_id: str) -> BatchHandle[Any]:
     """Return a batch of one store."""
     return _attach(open_store(store_uri), group_id)
-
-
-def _list_statuses(pairs: Sequence[tuple[Task, JobHandle[Any]]]) -> list[JobStatus]:
-    asked = [job for task, job in pairs if task.state not in _KNOWN]
-    found = iter(ask_alike(asked, lambda job, refs: job.look(refs)))
-    return [_KNOWN.get(task.state) or next(found).status for task, _ in pairs]

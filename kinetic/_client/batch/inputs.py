@@ -1,14 +1,16 @@
-"""The arguments of each call, from the inputs that users pass.
+"""The inputs of a batch: the arguments of each call, and where each input stands.
 
-In: inputs, an input mode. Out: `CallArguments`s. Pure.
+In: what users pass, an input mode; what the records of a batch say. Out: `CallArguments`s,
+`InputState`s. Pure.
 """
 
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
-from typing import Any
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError, UsageTypeError, a_type
@@ -24,7 +26,7 @@ class CallArguments:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def calls(inputs: Iterable[Any], mode: str = "auto") -> list[CallArguments]:
+def list_calls(inputs: Iterable[Any], mode: str = "auto") -> list[CallArguments]:
     """Return the arguments for each input.
 
     "single" passes an input as the only argument, "args" a list or tuple as positional arguments,
@@ -82,3 +84,74 @@ def _names(index: int, item: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _is_name(key: object) -> bool:
     return isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
+
+
+class InputState(StrEnum):
+    """Where one input stands.
+
+    WAITING -> SUBMITTING -> LIVE -> SUCCEEDED | FAILED | GONE
+       |           +-> REFUSED
+       +-> SKIPPED, when the batch is stopped
+    """
+
+    WAITING = "waiting"
+    SUBMITTING = "submitting"
+    LIVE = "live"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    GONE = "gone"
+    REFUSED = "refused"
+    SKIPPED = "skipped"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more will happen to the input."""
+        return self not in (InputState.WAITING, InputState.SUBMITTING, InputState.LIVE)
+
+
+def job_id_of(group_id: str, index: int) -> str:
+    """Return the id of the job of an input: the digits of the batch, and the input's number."""
+    return f"job-{group_id.removeprefix('grp-')}{index:04x}"
+
+
+class BatchEnd(NamedTuple):
+    """Nothing more will be submitted.
+
+    Attributes:
+        stopped: why the batch was stopped; "" if all inputs were submitted.
+        skipped: inputs that were skipped therefore.
+    """
+
+    stopped: str = ""
+    skipped: frozenset[int] = frozenset()
+
+
+def inputs_of(
+    total: int,
+    refs: Collection[int],
+    refusals: Collection[int],
+    end: BatchEnd | None,
+    *,
+    is_left: bool = False,
+) -> list[InputState]:
+    """Return where each input stands, as far as the batch's own records say: LIVE means that there
+    is a job, which says more. Pure.
+
+    Args:
+        total: number of inputs.
+        refs: inputs that have a job.
+        refusals: inputs that could not be submitted.
+        end: of the submission.
+        is_left: the process that submitted ended without recording the end.
+    """
+
+    def state_of(index: int) -> InputState:
+        if index in refs:
+            return InputState.LIVE
+        if index in refusals:
+            return InputState.REFUSED
+        if end is None:
+            return InputState.REFUSED if is_left else InputState.WAITING
+        return InputState.SKIPPED if index in end.skipped else InputState.GONE
+
+    return [state_of(index) for index in range(total)]

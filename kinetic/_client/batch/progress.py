@@ -1,18 +1,18 @@
 """The progress of a batch on stderr: one line that is redrawn on a terminal, a line for each end
 elsewhere.
 
-In: a ledger. Out: text on a stream. Errors of the stream are ignored.
+In: the view of a batch. Out: text on a stream. Errors of the stream are ignored.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, TextIO
 
 from kinetic._client import notebook
-from kinetic._client.batch.ledger import InputState, Ledger
+from kinetic._client.batch.inputs import InputState
+from kinetic._client.batch.run import BatchView
 from kinetic._client.board import console
 
 DRAW_EVERY_S = 0.1
@@ -24,17 +24,17 @@ def stream_for(progress: bool) -> TextIO | None:
     return None if not progress or notebook.kernel_shell() is not None else sys.stderr
 
 
-def progress_line(group_id: str, ledger: Ledger) -> str:
+def progress_line(view: BatchView) -> str:
     """Return the text: how many inputs have ended, failed, run."""
-    counts = ledger.counts()
+    counts = view.counts()
     failed = sum(
         counts.get(state, 0) for state in (InputState.FAILED, InputState.REFUSED, InputState.GONE)
     )
-    parts = [f"{len(ledger.finished)}/{len(ledger.tasks)}"]
+    parts = [f"{len(view.finished)}/{len(view.states)}"]
     parts += [f"{failed} failed"] if failed else []
     parts += [f"{counts[InputState.SKIPPED]} left out"] if InputState.SKIPPED in counts else []
     parts += [f"{counts[InputState.LIVE]} running"] if InputState.LIVE in counts else []
-    return f"{group_id} {', '.join(parts)}"
+    return f"{view.records.batch.group_id} {', '.join(parts)}"
 
 
 def bar(done: int, total: int) -> str:
@@ -44,20 +44,10 @@ def bar(done: int, total: int) -> str:
 
 
 class BatchProgress:
-    """The progress shown during one wait. `lock` is held by whoever changes the ledger: one failure
-    may end hundreds of inputs."""
+    """The progress shown during one wait."""
 
-    def __init__(
-        self,
-        group_id: str,
-        ledger: Ledger,
-        lock: AbstractContextManager[object],
-        stream: TextIO | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self._group_id = group_id
-        self._ledger = ledger
-        self._lock = lock
+    def __init__(self, view: BatchView, stream: TextIO | None, clock: Callable[[], float]) -> None:
+        self._view = view
         self._stream = stream
         self._clock = clock
         self._drawn = False
@@ -77,9 +67,8 @@ class BatchProgress:
         if self._stream is None:
             return
         if not self._redraws:
-            with self._lock:
-                state = self._ledger.tasks[index].state
-                line = progress_line(self._group_id, self._ledger)
+            with self._view.changes:
+                state, line = self._view.states[index], progress_line(self._view)
             # Hundreds may be skipped at once; the lines of the others count them.
             if state is not InputState.SKIPPED:
                 self._write(f"kinetic: {line}; input {index} {state}\n")
@@ -94,9 +83,9 @@ class BatchProgress:
     def _draw(self) -> None:
         self._drawn = True
         self._draw_at = self._clock() + DRAW_EVERY_S
-        with self._lock:
-            done, total = len(self._ledger.finished), len(self._ledger.tasks)
-            line = progress_line(self._group_id, self._ledger)
+        with self._view.changes:
+            done, total = len(self._view.finished), len(self._view.states)
+            line = progress_line(self._view)
         self._write(f"\rkinetic: {bar(done, total)} {line}\033[K")
 
     def _write(self, text: str) -> None:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import atexit
 import codecs
-import functools
 import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, TextIO, TypeVar, cast
+from typing import Any, TextIO
 
 from kinetic._client.board.line_prefix import Prefixer
 from kinetic._core.log_format import STDERR, LogChunk
-from kinetic._core.tracebacks import drop_frames
 
 _log = logging.getLogger("kinetic.following")
 
@@ -135,30 +133,6 @@ def _tell_unless_shown(
     # the exception that the interpreter, or a notebook, has printed
     if getattr(sys, "last_value", None) is not interrupt and not is_over():
         notice(text, once=False)
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def hide_frames(method: F) -> F:
-    """Hide kinetic's frames in what a handle's blocking method raises; after Ctrl-C, say last how
-    to come back to the job."""
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        try:
-            return method(self, *args, **kwargs)
-        except KeyboardInterrupt as interrupt:
-            if not getattr(interrupt, "__notes__", ()):
-                tell_last(interrupt, self._parting_words(), self._is_known_to_be_over)
-            interrupt.__traceback__ = None
-            raise
-        except Exception as error:
-            passed = (call.__code__, method.__code__)
-            error.with_traceback(drop_frames(error.__traceback__, passed))
-            raise
-
-    return cast("F", functools.wraps(method)(call))
 
 
 def say_how_it_is(job_id: str, *, ended: bool, is_here: bool) -> str:

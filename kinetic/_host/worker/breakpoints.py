@@ -12,7 +12,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kinetic._core.tracebacks import own_frames_hidden
+from kinetic._core.tracebacks import hide_frames
 from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
 from kinetic.errors import UsageError
 
@@ -65,10 +65,10 @@ def _replace_debugger(module: str, words: str) -> None:
 
 
 def _refuse_breakpoint(*args: Any, **kwargs: Any) -> NoReturn:
-    with own_frames_hidden:
+    with hide_frames:
         raise UsageError(f"breakpoint(): {ADVICE}")
 
 
 def _refuse_debugger(words: str, *args: Any, **kwargs: Any) -> NoReturn:
-    with own_frames_hidden:
+    with hide_frames:
         raise UsageError(f"{words}: {ADVICE}")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 from kinetic._core.duration import Duration
-from kinetic._core.tracebacks import own_frames_hidden
+from kinetic._core.tracebacks import hide_frames
 from kinetic._host.worker import streams, worlds
 from kinetic._in_job import elastic, peers, preemption, slices
 from kinetic._in_job.checkpoint import (
@@ -98,7 +98,7 @@ class Checkpointer:
         local_directory: str | os.PathLike[str] | None = None,
         verify: bool = True,
     ) -> None:
-        with own_frames_hidden:
+        with hide_frames:
             self._cadence = arguments.check_cadence(every, at_least_every, local_every)
             self._directory = arguments.persistent_folder(directory)
             self._keep = arguments.check_keep(keep, keep_every, best, best_is, keep_best)

@@ -22,7 +22,7 @@ from kinetic.errors import KineticError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kinetic._client.batch.manifest import Batch
+    from kinetic._client.batch.records import Batch
     from kinetic._client.board.activity import HostLine
     from kinetic._core.gang.picture import AttemptPicture
     from kinetic._core.outcome import HostReport, Outcome
@@ -251,14 +251,14 @@ def _print_batch(app: AppContext, text_of_id: str, *, as_json: bool) -> None:
         NotFound: there is no such batch.
     """
     from kinetic._client.batch.failures import describe_unsubmitted
-    from kinetic._client.batch.manifest import Manifest
+    from kinetic._client.batch.records import BatchRecords
     from kinetic._client.board.spending import SpendingWatch
 
     refs = app.list_batch(text_of_id)
     group_id = (refs[0].group_id if refs else None) or text_of_id
     batch: Batch | None = None
     with contextlib.suppress(KineticError):  # It was removed, or is damaged; its jobs are there.
-        batch = Manifest.open(app.store, group_id).batch
+        batch = BatchRecords.open(app.store, group_id).batch
     jobs = app.board.add_starts(app.board.select(refs, None)[0])
     spending = SpendingWatch(app.board).read(jobs)
     counts = Counter(found.state.lower() for _, found in jobs)

@@ -1,7 +1,7 @@
-"""Submitters of a batch: for a function that is packaged once for all jobs, or for one that submits
-jobs itself.
+"""The submission of a batch's jobs: of a function that is packaged once for all of them, or by one
+that submits jobs itself.
 
-In: calls, ids. Out: handles of submitted jobs.
+In: calls. Out: handles of submitted jobs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from kinetic._backends import registry
-from kinetic._backends.base import Backend, Capacity
+from kinetic._backends.base import Capacity
 from kinetic._client import planning, submission
-from kinetic._client.batch.inputs import CallArguments
+from kinetic._client.batch.inputs import CallArguments, job_id_of
 from kinetic._client.handle import JobHandle
-from kinetic._client.planning import Planned, PlanTemplate
-from kinetic._core.place import Place
+from kinetic._client.planning import BatchMember, Planned, Target
+from kinetic._config.settings import Settings
 from kinetic._pickling.call import BatchPickler, Packed
 from kinetic._store.base import Store
 from kinetic.errors import UsageError, UsageTypeError, a_type, text_of
@@ -31,23 +31,17 @@ IN_MEMORY_BYTES = 64 * 1024**2
 """Pickles that are larger together lie in a temporary file."""
 
 
-class Submitter(Protocol):
+class JobSource(Protocol):
     """Submits one input of a batch at a time: one process starts all jobs of this machine, one
-    after the other, and functions that submit may not be thread-safe.
-
-    Attributes:
-        known_ids: whether jobs get the given ids.
-    """
-
-    known_ids: bool
+    after the other, and functions that submit may not be thread-safe."""
 
     def keep_inputs(self) -> None:
         """Inputs are submitted once the caller has gone on, and may have changed them by then: keep
         what they are now."""
         ...
 
-    def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
-        """Submit; raises if this input cannot be."""
+    def submit(self, group_id: str, index: int) -> JobHandle[Any]:
+        """Submit the job whose id follows from both; raises if this input cannot be."""
         ...
 
     def room(self) -> int:
@@ -55,36 +49,32 @@ class Submitter(Protocol):
         ...
 
 
-class PackagedSubmitter:
+class PackagedCalls:
     """Calls of one decorated function: its source tree is walked once, and it is pickled once."""
-
-    known_ids = True
 
     def __init__(
         self,
         calls: Sequence[CallArguments],
         func: Callable[..., Any],
-        about: PlanTemplate,
-        backend: Backend,
-        store: Store,
+        shared: Planned,
+        target: Target,
     ) -> None:
         self._calls = calls
         self._snapshot: CallSnapshot | None = None
-        self._about = about
-        self._backend = backend
-        self._store = store
+        self._shared = shared
+        self._target = target
         self._pickler = BatchPickler(
-            func, env_vars=about.captured, shipped=about.shipped, external=planning.data_class()
+            func, env_vars=shared.captured, shipped=shared.shipped, external=planning.data_class()
         )
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """For the caller, before this leaves the machine."""
-        return self._about.complete_plan(self._pickler.function).warnings
+        return self._shared.with_call(self._pickler.function).warnings
 
     def keep_inputs(self) -> None:
-        """Pickle the arguments of all calls. One that cannot be pickled is told when it is
-        submitted.
+        """Pickle the arguments of all calls. The error of one that cannot be pickled is raised when
+        it is submitted.
 
         Raises:
             UsageError: there is no room for them.
@@ -103,70 +93,78 @@ class PackagedSubmitter:
         call = self._calls[index]
         return self._pickler.pack(call.args, call.kwargs)
 
-    def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
+    def submit(self, group_id: str, index: int) -> JobHandle[Any]:
         """Pickle the arguments, unless they are kept, and create the job."""
-        planned = self.plan_call(group_id, index, job_id)
-        ref = submission.submit(planned, self._backend, self._store, on_sent=self._keep)
-        return JobHandle(ref, self._backend, self._store)
+        backend, store = self._target.backend, self._target.store
+        planned = self.plan_call(group_id, index)
+        ref = submission.submit(planned, backend, store, on_sent=self._keep)
+        return JobHandle(ref, backend, store)
 
     def _keep(self, sent: Planned) -> None:
         """All inputs get the source tree that was sent for the first, even if files change
         afterwards."""
-        if sent.bundle is not self._about.bundle:
-            self._about = dataclasses.replace(self._about, bundle=sent.bundle)
+        if sent.bundle is not self._shared.bundle:
+            self._shared = dataclasses.replace(self._shared, bundle=sent.bundle)
 
     def room(self) -> int:
         """As many as the backend has room for."""
-        return (
-            self._backend.room(self._about.draft)
-            if isinstance(self._backend, Capacity)
-            else UNKNOWN_ROOM
-        )
+        backend = self._target.backend
+        return backend.room(self._shared.plan) if isinstance(backend, Capacity) else UNKNOWN_ROOM
 
-    def plan_call(self, group_id: str, index: int, job_id: str) -> Planned:
+    def plan_call(self, group_id: str, index: int) -> Planned:
         """Plan one call, with its own arguments, id and output folder."""
-        folder, kept = self._about.draft.output_dir, self._snapshot
-        return self._about.complete_plan(
-            self._pack_call(index) if kept is None else kept.read_call(index),
+        folder, snapshot = self._shared.plan.output_dir, self._snapshot
+        return self._shared.with_call(
+            self._pack_call(index) if snapshot is None else snapshot.read_call(index),
             function=self._pickler.function,
-            job_id=job_id,
+            job_id=job_id_of(group_id, index),
             created_at=time.time(),
             output_dir=None if folder is None else f"{folder.rstrip('/')}/{index}",
-            labels={"group_id": group_id, "group_kind": "map", "group_index": str(index)},
+            labels=planning.batch_labels(group_id, index),
         )
 
 
-class CallingSubmitter:
-    """Calls of any function that returns a job's handle."""
-
-    known_ids = False
+class CallingFunction:
+    """Calls of any function that submits a job with `run_async` and returns its handle."""
 
     def __init__(
-        self, calls: Sequence[CallArguments], func: Callable[..., Any], store: Store
+        self,
+        calls: Sequence[CallArguments],
+        func: Callable[..., Any],
+        settings: Settings,
+        store: Store,
+        retries: int,
     ) -> None:
         self._calls = calls
-        self._store = store
         self._func = func
+        self._settings = settings
+        self._store = store
+        self._retries = retries
 
     def keep_inputs(self) -> None:
         """Nothing: the function gets the inputs themselves."""
 
-    def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
-        """Call the function."""
-        call = self._calls[index]
-        handle = self._func(*call.args, **call.kwargs)
+    def submit(self, group_id: str, index: int) -> JobHandle[Any]:
+        """Call the function; the job that it submits becomes the input's."""
+        call, job_id = self._calls[index], job_id_of(group_id, index)
+        member = BatchMember(group_id, index, job_id, self._store.uri, self._retries)
+        with planning.member_of_batch(member):
+            handle = self._func(*call.args, **call.kwargs)
         if not isinstance(handle, JobHandle):
             raise UsageTypeError(
                 "The function that submits must return a job's handle; it returned "
                 f"{a_type(handle)}. Pass a function decorated with @kinetic.run, or its run_async."
             )
-        return handle.add_to_batch(group_id, index)
+        if handle.job_id != job_id:
+            raise UsageError(
+                f"The function must submit with run_async, and return the handle of its first job; "
+                f"it returned the handle of {handle.job_id}, which does not belong to the batch."
+            )
+        return handle
 
     def room(self) -> int:
-        """Unknown: assume jobs of one host on this machine, where the store allows them."""
-        if self._store.as_folder() is None:
-            return UNKNOWN_ROOM
-        backend = registry.make(Place("local"), self._store)
+        """As many jobs of one host as the configured backend has room for."""
+        backend = registry.make(planning.default_place(self._settings), self._store)
         return backend.room(None) if isinstance(backend, Capacity) else UNKNOWN_ROOM
 
 

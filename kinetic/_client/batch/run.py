@@ -1,0 +1,495 @@
+"""The inputs of a batch as this process knows them, and the loop that submits them.
+
+In: a batch's records, a source of jobs. Out: jobs, and in the end a batch in which every input has
+ended.
+
+The submitting thread is no daemon: a script that ends after beginning a batch still submits all of
+it. The ends of jobs are entered by the thread that watches for all callers, so that Ctrl-C, which
+is raised in the main thread, cannot lose one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from kinetic._client import futures
+from kinetic._client.batch.inputs import BatchEnd, InputState, inputs_of
+from kinetic._client.batch.records import (
+    SUBMITTER_ENDED,
+    BatchReading,
+    BatchRecords,
+    SubmitterWatch,
+)
+from kinetic._client.batch.sources import JobSource
+from kinetic._client.futures import AwaitedJob
+from kinetic._client.handle import JobHandle
+from kinetic._core.outcome import Outcome
+from kinetic._core.values import dataclass
+from kinetic._store.many import at_once
+from kinetic.errors import InsufficientMemory, KineticError, NotFound, SubmitError, text_of
+
+_log = logging.getLogger("kinetic.batch")
+IDLE_S = 1.0
+"""How often a process that submits checks whether another one asked it to stop."""
+FIRST_PAUSE_S = 0.1
+SLOWER = 1.3
+
+
+@dataclass(frozen=True)
+class BatchRules:
+    """How a batch is run.
+
+    Attributes:
+        max_concurrent: jobs at a time; None for all.
+        fitted: whether `max_concurrent` is still to be chosen to fit the machine.
+        fail_fast: submit nothing more after the first failure.
+        cancel_running_on_fail: with `fail_fast`, also cancel running jobs.
+    """
+
+    max_concurrent: int | None = None
+    fitted: bool = False
+    fail_fast: bool = False
+    cancel_running_on_fail: bool = False
+
+    @property
+    def cancels(self) -> bool:
+        """Whether a failure cancels the running jobs."""
+        return self.fail_fast and self.cancel_running_on_fail
+
+
+class BatchView:
+    """The inputs of one batch: the process that submits enters what it does, one that attached
+    reads the records (`AttachedView`).
+
+    Attributes:
+        states, handles: by input.
+        outcomes: of the jobs that have ended, by input.
+        errors: why inputs never became jobs.
+        finished: inputs in the order in which they reached their final state.
+        stopped: why nothing more is submitted.
+        changes: held by whoever changes or reads several of them; notified after each event.
+        events: grows with every event.
+        is_submitting: whether this process has not finished submitting.
+        has_failed: whether an input has failed, or could not be submitted.
+    """
+
+    def __init__(self, records: BatchRecords, rules: BatchRules | None = None) -> None:
+        total = records.batch.total
+        self.records = records
+        self.rules = rules or BatchRules()
+        self.states = [InputState.WAITING] * total
+        self.handles: list[JobHandle[Any] | None] = [None] * total
+        self.outcomes: dict[int, Outcome] = {}
+        self.errors: dict[int, Exception] = {}
+        self.finished: list[int] = []
+        self.stopped = ""
+        self.changes = threading.Condition(threading.RLock())
+        self.events = 0
+        self.is_submitting = False
+        self.has_failed = False
+        self._live: set[int] = set()
+        self._waiters = 0
+        self._broken: BaseException | None = None
+        self._is_cancelled = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every input has ended, and this process submits nothing more."""
+        return len(self.finished) == len(self.states) and not self.is_submitting
+
+    @property
+    def live(self) -> int:
+        """The number of jobs of which no end is known."""
+        return len(self._live)
+
+    def list_inputs(self, state: InputState) -> list[int]:
+        """Return the inputs in this state."""
+        return [index for index, own in enumerate(self.states) if own is state]
+
+    def counts(self) -> Counter[InputState]:
+        """Return the number of inputs by state."""
+        return Counter(self.states)
+
+    def count_submitted(self) -> int:
+        """Return the number of inputs that have a job, or are about to have one."""
+        jobs = zip(self.states, self.handles, strict=True)
+        return sum(state is InputState.SUBMITTING or job is not None for state, job in jobs)
+
+    # -- what happens to inputs --------------------------------------------------------------------
+
+    def enter_job(self, index: int, handle: JobHandle[Any]) -> None:
+        """An input has a job."""
+        with self.changes:
+            self.handles[index] = handle
+            self.states[index] = InputState.LIVE
+            self._live.add(index)
+            if self._waiters:
+                futures.watcher().add(handle, self._enter_end)
+            self._notify()
+            is_unwanted = self._is_cancelled
+        if is_unwanted:
+            self._cancel_jobs([handle])
+
+    def end_input(self, index: int, state: InputState, error: Exception | None = None) -> None:
+        """An input has reached its final state."""
+        with self.changes:
+            if self.states[index].final:
+                return  # Duplicate notification: its job was added again while one was in flight.
+            self.states[index] = state
+            self._live.discard(index)
+            self.has_failed |= state in (InputState.FAILED, InputState.REFUSED)
+            if error is not None:
+                self.errors[index] = error
+            self.finished.append(index)
+            self._notify()
+
+    def _enter_end(self, job: AwaitedJob, end: Outcome | BaseException) -> None:
+        index = job.ref.group_index
+        assert index is not None
+        if isinstance(end, Outcome):
+            with self.changes:
+                self.outcomes[index] = end
+                self.end_input(index, InputState.SUCCEEDED if end.ok else InputState.FAILED)
+        elif isinstance(end, NotFound):
+            self.end_input(index, InputState.GONE)
+        else:
+            with self.changes:
+                self._broken = end
+                self._notify()
+
+    def stop(self, why: str) -> None:
+        """Submit nothing more; running jobs keep running."""
+        with self.changes:
+            self.stopped = self.stopped or why
+            for index in self.list_inputs(InputState.WAITING):
+                self.end_input(index, InputState.SKIPPED)
+            self._notify()
+
+    def cancel(self, why: str) -> None:
+        """Submit nothing more, and cancel running jobs."""
+        self.stop(why)
+        with self.changes:
+            self._is_cancelled = True
+            running = self.list_running()
+        self._cancel_jobs(running)
+
+    def _cancel_jobs(self, jobs: Sequence[JobHandle[Any]]) -> None:
+        def cancel(job: JobHandle[Any]) -> None:
+            with logged(f"{job.job_id} could not be cancelled"):
+                job.cancel(cleanup_timeout=0)
+
+        at_once(cancel, jobs, self.records.store.calls_at_once)
+
+    def list_running(self) -> list[JobHandle[Any]]:
+        """Return the jobs of which no end is known."""
+        with self.changes:
+            jobs = (self.handles[index] for index in sorted(self._live))
+            return [job for job in jobs if job is not None]
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def watch_jobs(self) -> Iterator[None]:
+        """Watch the jobs, now and as they come; otherwise nobody asks for their ends."""
+        with self.changes:
+            self._waiters += 1
+            is_first = self._waiters == 1 or self._broken is not None
+            self._broken = None  # of an earlier wait
+            for job in self.list_running() if is_first else ():
+                futures.watcher().add(job, self._enter_end)
+        try:
+            yield
+        finally:
+            with self.changes:
+                self._waiters -= 1
+                for job in () if self._waiters else self.list_running():
+                    futures.watcher().drop(job, self._enter_end)
+
+    def wait_for_event(self, timeout_s: float, seen: int) -> None:
+        """Wait until there are more events than the caller has `seen`, or the time is up; to be
+        called within `watch_jobs`."""
+        with self.changes:
+            self.changes.wait_for(lambda: self.events != seen or self._broken, timeout_s)
+            if self._broken is not None:
+                raise self._broken
+
+    def catch_up(self, *, now: bool = False) -> None:
+        """Enter what another process has done; the process that submits knows."""
+
+    def settle(self) -> None:
+        """Ask for the ends of all running jobs, in one call."""
+        self.catch_up()
+        running = self.list_running()
+        for job, answer in zip(running, futures.settle(running), strict=True):
+            if isinstance(answer, Outcome | NotFound):
+                self._enter_end(job, answer)
+
+    def _notify(self) -> None:
+        self.events += 1
+        self.changes.notify_all()
+
+
+class AttachedView(BatchView):
+    """The inputs of a batch that another process submits, or has submitted. The records are read
+    often while inputs are being submitted, otherwise less and less often.
+
+    Args:
+        records: of the batch.
+        slowest_s: the longest pause between two looks for newly submitted jobs.
+        clock: for tests.
+    """
+
+    def __init__(
+        self,
+        records: BatchRecords,
+        slowest_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(records)
+        self._slowest_s = slowest_s
+        self._clock = clock
+        self._submitter = SubmitterWatch(clock)
+        self._pause_s = min(FIRST_PAUSE_S, slowest_s)
+        self._due = -math.inf
+        self.catch_up()
+
+    def cancel(self, why: str) -> None:
+        """Ask the process that submits to stop, and cancel the jobs that run."""
+        if not self.is_done:
+            self.records.ask_to_stop()
+            self.catch_up(now=True)
+        with self.changes:
+            self._is_cancelled = True  # Jobs that are found from now on are not wanted either.
+            running = self.list_running()
+        self._cancel_jobs(running)
+
+    def wait_for_event(self, timeout_s: float, seen: int) -> None:
+        """As for a batch of this process; reads the records when that is due."""
+        deadline = self._clock() + timeout_s
+        while True:
+            rest_s = max(deadline - self._clock(), 0.0)
+            due_s = max(self._due - self._clock(), 0.0) if self._has_waiting else rest_s
+            super().wait_for_event(min(rest_s, due_s), seen)
+            self.catch_up()
+            if self.events != seen or rest_s == 0.0:
+                return
+
+    @property
+    def _has_waiting(self) -> bool:
+        return InputState.WAITING in self.states
+
+    def catch_up(self, *, now: bool = False) -> None:
+        """Enter what the records say, unless they were read a moment ago."""
+        if not self._has_waiting or (not now and self._clock() < self._due):
+            return
+        known = [index for index, own in enumerate(self.states) if own is not InputState.WAITING]
+        reading = self.records.read(set(known))
+        if reading.refs or reading.refusals:
+            self._pause_s = min(FIRST_PAUSE_S, self._slowest_s)
+        self._pause_s = min(self._pause_s * SLOWER, self._slowest_s)
+        self._due = self._clock() + self._pause_s
+        self._enter(reading)
+
+    def _enter(self, reading: BatchReading) -> None:
+        batch = self.records.batch
+        is_left = reading.end is None and self._submitter.is_gone(reading.stamp)
+        states = inputs_of(
+            batch.total, reading.refs, reading.refusals, reading.end, is_left=is_left
+        )
+        with self.changes:
+            self._enter_states(states, reading)
+            if reading.end is not None or is_left:
+                stopped = reading.end.stopped if reading.end else ""
+                self.stopped = stopped or "nothing more is submitted"
+
+    def _enter_states(self, states: Sequence[InputState], reading: BatchReading) -> None:
+        batch, store = self.records.batch, self.records.store
+        for index in self.list_inputs(InputState.WAITING):
+            if states[index] is InputState.LIVE:
+                # After a Ctrl-C before this it is found again.
+                ref = reading.refs[index]
+                is_here = ref.store_uri == store.uri
+                self.enter_job(index, JobHandle(ref, store=store if is_here else None))
+            elif states[index] is InputState.REFUSED:
+                why = reading.refusals.get(index) or (
+                    f"Input {index} of {batch.group_id}: it was not submitted: {SUBMITTER_ENDED}."
+                )
+                self.end_input(index, InputState.REFUSED, SubmitError(why))
+            elif states[index].final:
+                self.end_input(index, states[index])
+
+
+class BatchSubmitter:
+    """Submits the inputs of a batch in their order, as its rules say."""
+
+    def __init__(self, view: BatchView, source: JobSource) -> None:
+        self._view = view
+        self._records = view.records
+        self._source: JobSource | None = source
+        self._next = 0
+        self._refusals = 0
+        self._is_here = self._has_begun = self._is_given_up = False
+        self._stop_checked_at = -math.inf
+        self._finished_then = 0
+
+    def start(self, *, here: bool) -> None:
+        """Submit everything: in this thread, or in one of its own."""
+        self._is_here = here
+        futures.watcher().start()
+        self._view.is_submitting = True
+        if here:
+            return self._work()
+        name = f"kinetic-{self._records.batch.group_id}"
+        threading.Thread(target=self._work, name=name, daemon=False).start()
+        return None
+
+    def give_up(self, why: str, patience_s: float) -> None:
+        """Submit nothing more after `start` was interrupted, and wait until nothing is being
+        submitted."""
+        view = self._view
+        view.stop(why)
+        with view.changes:
+            self._is_given_up = True
+            is_ours = self._is_here or not self._has_begun
+        if is_ours:
+            self._finish()
+        with view.changes:
+            view.changes.wait_for(lambda: not view.is_submitting, patience_s)
+
+    def _work(self) -> None:
+        with self._view.changes:
+            if self._is_given_up:
+                return
+            self._has_begun = True
+        try:
+            with self._view.watch_jobs():
+                while self._step():
+                    pass
+        except BaseException as error:
+            self._view.stop(f"submitting failed: {type(error).__name__}: {text_of(error)}")
+            raise
+        finally:
+            self._finish()
+
+    def _step(self) -> bool:
+        """Submit one input, or wait until that is possible; return whether there is more to do."""
+        view, rules = self._view, self._view.rules
+        with view.changes:
+            seen = view.events
+            if rules.fail_fast and view.has_failed:
+                view.stop("an input failed")
+            index = self._take()
+            is_over = index is None and self._next == len(view.states)
+            may_cancel = rules.cancels and not view.stopped and view.live > 0
+        if is_over and not may_cancel:
+            if rules.cancels and view.has_failed:
+                view.cancel(view.stopped)
+            return False
+        # Check for a stop request after taking an input: a slot may be free because another process
+        # cancelled the batch.
+        self._obey_stop_request()
+        if index is not None:
+            self._submit(index)
+        else:
+            view.wait_for_event(IDLE_S, seen)
+        return True
+
+    def _take(self) -> int | None:
+        """Take the next input, if another job may run."""
+        view, limit = self._view, self._view.rules.max_concurrent
+        states, total = view.states, len(view.states)
+        while self._next < total and states[self._next] is not InputState.WAITING:
+            self._next += 1
+        if self._next == total or (limit is not None and view.live >= limit):
+            return None
+        states[self._next] = InputState.SUBMITTING
+        return self._next
+
+    def _obey_stop_request(self) -> None:
+        view, now = self._view, time.monotonic()
+        has_freed = len(view.finished) > self._finished_then
+        if view.stopped or (now - self._stop_checked_at < IDLE_S and not has_freed):
+            return
+        self._stop_checked_at, self._finished_then = now, len(view.finished)
+        with logged("a request to stop could not be looked for"):
+            if self._records.is_to_stop():
+                view.cancel("another process cancelled the batch")
+
+    def _submit(self, index: int) -> None:
+        assert self._source is not None
+        view, group_id = self._view, self._records.batch.group_id
+        if view.stopped:
+            return view.end_input(index, InputState.SKIPPED)
+        try:
+            handle = self._source.submit(group_id, index)
+        except InsufficientMemory as error:
+            with view.changes:
+                seen, is_alone = view.events, view.live == 0
+                if not is_alone:  # It waits until another job has ended.
+                    stopped = bool(view.stopped)
+                    view.states[index] = InputState.WAITING
+                    self._next = min(self._next, index)
+            if is_alone:
+                self._refuse(index, error)
+            elif stopped:
+                view.end_input(index, InputState.SKIPPED)
+            else:
+                view.wait_for_event(IDLE_S, seen)
+        except Exception as error:  # noqa: BLE001 - packing runs the user's code; one input must not end the others
+            self._refuse(index, error)
+        except BaseException as error:
+            why = f"{type(error).__name__}: {text_of(error)}"
+            self._refuse(index, SubmitError(f"Input {index} was not submitted: {why}"))
+            if not isinstance(error, SystemExit):
+                raise
+        else:
+            view.enter_job(index, handle)
+        return None
+
+    def _refuse(self, index: int, error: Exception) -> None:
+        # Usually all have the same reason: warn only of the first.
+        _log.log(
+            logging.INFO if self._refusals else logging.WARNING,
+            "kinetic: input %d of %s was not submitted: %s",
+            index,
+            self._records.batch.group_id,
+            text_of(error),
+        )
+        self._refusals += 1
+        with logged("the reason could not be kept"):
+            self._records.note_refused(index, error)
+        self._view.end_input(index, InputState.REFUSED, error)
+
+    def _finish(self) -> None:
+        view = self._view
+        with view.changes:
+            if self._source is None or not view.is_submitting:
+                return  # It has finished, or nothing was begun.
+            self._source = None  # with the inputs that it keeps
+            skipped = frozenset(view.list_inputs(InputState.SKIPPED))
+        with logged("the end of the batch could not be kept"):
+            self._records.note_end(BatchEnd(view.stopped, skipped))
+        with view.changes:
+            view.is_submitting = False
+            view._notify()
+
+
+class logged(contextlib.suppress):  # noqa: N801 - reads as a statement
+    """Log errors of the store and of backends, and go on."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(KineticError, OSError)
+        self._what = what
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        handled = super().__exit__(kind, error, trace)
+        if handled and error is not None:
+            _log.warning("%s: %s", self._what, error)
+        return handled
