@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kinetic._client.board import text
-from kinetic._core.metric_series import Series
+from kinetic._core.metrics import Series
 from kinetic.errors import PreflightError, UsageError
 
 _COLORS = ("bright_blue", "bright_red", "bright_green", "bright_magenta", "bright_cyan", "yellow")

@@ -1,6 +1,6 @@
 """What a job has logged with `kinetic.log`, from any process.
 
-In: a job's logs (see `_core.metric_format`), while they grow. Out: series; for users, arrays of
+In: a job's logs (see `_core.metrics`), while they grow. Out: series; for users, arrays of
 NumPy by name, and a DataFrame.
 """
 
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic._backends import attempt_logs
 from kinetic._backends.base import LogRequest
 from kinetic._core.log_format import LogChunk, Position
-from kinetic._core.metric_format import Frame, FrameDecoder
-from kinetic._core.metric_series import Recording, Series
+from kinetic._core.metrics import Recording, RowDecoder, Rows, Series
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 from kinetic._store.base import Store
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class FrameReader:
-    """Reads the frames that hosts have logged: each time what is new.
+class RowsReader:
+    """Reads the rows that hosts have logged: each time what is new.
 
     Args:
         store: of the job.
@@ -40,9 +39,9 @@ class FrameReader:
         self._ref = ref
         self.request = request
         self._after: dict[int, Position] = {}
-        self._decoders: dict[tuple[int, int], FrameDecoder] = {}
+        self._decoders: dict[tuple[int, int], RowDecoder] = {}
 
-    def read(self) -> Iterator[tuple[LogChunk, list[Frame]]]:
+    def read(self) -> Iterator[tuple[LogChunk, list[Rows]]]:
         """Yield what is new, and the rows that became whole with it. Does not wait for more.
 
         Raises:
@@ -55,14 +54,14 @@ class FrameReader:
             if chunk is not None:
                 yield chunk, self.take(chunk)
 
-    def take(self, chunk: LogChunk) -> list[Frame]:
+    def take(self, chunk: LogChunk) -> list[Rows]:
         """Take a chunk of the log of a host; return the rows that became whole with it."""
         self._after[chunk.host] = chunk.end
-        decoder = self._decoders.setdefault((chunk.end.attempt, chunk.host), FrameDecoder())
+        decoder = self._decoders.setdefault((chunk.end.attempt, chunk.host), RowDecoder())
         return decoder.feed(chunk.data)
 
 
-class MetricsReader(FrameReader):
+class MetricsReader(RowsReader):
     """Records what hosts have logged: each look reads what is new.
 
     Args:
@@ -91,15 +90,15 @@ class MetricsReader(FrameReader):
             StoreError: the store does not answer.
         """
         self._ref.check_version()
-        news = [bool(frames) for _, frames in self.read()]
+        news = [bool(parts) for _, parts in self.read()]
         return any(news)
 
-    def take(self, chunk: LogChunk) -> list[Frame]:
+    def take(self, chunk: LogChunk) -> list[Rows]:
         """Take a chunk of the log of a host; return the rows that became whole with it."""
-        frames = super().take(chunk)
-        for frame in frames:
-            self.recording.add(chunk.host, chunk.end.attempt, frame)
-        return frames
+        parts = super().take(chunk)
+        for rows in parts:
+            self.recording.add(chunk.host, chunk.end.attempt, rows)
+        return parts
 
 
 @dataclass(frozen=True, repr=False)

@@ -59,8 +59,7 @@ class HostReport(Record, called="The report of a host"):
         leftover_threads: names of non-daemon threads still running at the end.
         stacks: Python stacks of the worker when it hung, or ""; when others hung, where its main
             thread waited.
-        lost_log_bytes, lost_metric_bytes: output, and what `kinetic.log` was given, that could not
-            be stored (disk full).
+        lost_log_bytes: output that could not be stored (disk full).
         started_at, ended_at: of the function, seconds since the epoch; 0.0 when it never started.
         result_digest: SHA-256 of the pickled value in the store; "" if the host's value is not
             stored.
@@ -79,7 +78,6 @@ class HostReport(Record, called="The report of a host"):
     leftover_threads: tuple[str, ...] = ()
     stacks: str = ""
     lost_log_bytes: int = 0
-    lost_metric_bytes: int = 0
     started_at: float = 0.0
     ended_at: float = 0.0
     result_digest: str = ""

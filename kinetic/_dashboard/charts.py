@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic._backends.base import LogRequest
 from kinetic._client.board import text
-from kinetic._client.metrics import FrameReader, MetricsReader
-from kinetic._core.metric_format import NO_STEP
+from kinetic._client.metrics import MetricsReader, RowsReader
+from kinetic._core.metrics import NO_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kinetic._core.metric_series import Series
+    from kinetic._core.metrics import Series
     from kinetic._core.ref import JobRef
     from kinetic._store.base import Store
 
@@ -25,7 +25,7 @@ WIDTH, HEIGHT = 320, 96
 MOST_CHARTS = 24
 _POINTS = 320
 _TAIL = 20
-"""So many line ends before the end of a log, which is not text, is surely one of its last rows."""
+"""So many lines before the end of a log there are rows with a step, not only figures of a host."""
 _SIZES = "_bytes"
 _NEARLY_INFINITE = 1e300
 """Sums and differences of greater values may be infinite."""
@@ -129,7 +129,7 @@ class StepWatch:
 
     def __init__(self, store: Store, ref: JobRef) -> None:
         request = LogRequest(hosts=None, follow=False, tail=_TAIL, metrics=True)
-        self._reader = FrameReader(store, ref, request)
+        self._reader = RowsReader(store, ref, request)
         self._steps: dict[int, int] = {}
 
     def look(self) -> Mapping[int, int]:
@@ -138,8 +138,8 @@ class StepWatch:
         Raises:
             StoreError: the store does not answer.
         """
-        for chunk, frames in self._reader.read():
-            for frame in frames:
-                if frame.steps and frame.steps[-1] != NO_STEP:
-                    self._steps[chunk.host] = frame.steps[-1]
+        for chunk, parts in self._reader.read():
+            for rows in parts:
+                if rows.steps and rows.steps[-1] != NO_STEP:
+                    self._steps[chunk.host] = rows.steps[-1]
         return self._steps

@@ -123,32 +123,19 @@ def write_outcome(
     """Write the outcome of an attempt that is repeated; from then on the job is in the next one.
     Another leader's outcome stands: this one may come back from a network partition."""
     key, data = layout.AttemptKeys(job_id, outcome.attempt).outcome, json.dumps(outcome.to_json())
-    _write_with_reserve(lambda: store.put(key, data.encode(), if_absent=True), free_space)
+    try:
+        store.put(key, data.encode(), if_absent=True)
+    except StoreFull:
+        free_space()
+        store.put(key, data.encode(), if_absent=True)
 
 
-def conclude(
-    store: Store,
-    job_id: str,
-    attempt: Attempt,
-    plan: Plan | None,
-    *,
-    free_space: Callable[[], None] = lambda: None,
-) -> None:
+def conclude(store: Store, job_id: str, attempt: Attempt, plan: Plan | None) -> None:
     """Write the outcome, the last record of a job; clean up after a job whose records were removed.
-    `free_space` frees the reserved disk space. Without a supervisor, a process that saw the job's
-    end from outside may have judged it before: that verdict stands."""
+    Without a supervisor, a process that saw the job's end from outside may have judged it before:
+    that verdict stands."""
     if attempt.removed and not store.has(layout.JobKeys(job_id).plan):
         store.delete(layout.JobKeys(job_id).prefix)
         return
     if_absent = plan is not None and not plan.place.is_supervised
-    _write_with_reserve(
-        lambda: index.write_outcome(store, job_id, attempt.outcome, if_absent=if_absent), free_space
-    )
-
-
-def _write_with_reserve(write: Callable[[], object], free_space: Callable[[], None]) -> None:
-    try:
-        write()
-    except StoreFull:
-        free_space()
-        write()
+    index.write_outcome(store, job_id, attempt.outcome, if_absent=if_absent)

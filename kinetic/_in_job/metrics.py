@@ -1,7 +1,7 @@
 """`kinetic.log`: numbers of a training, step by step.
 
-In: a step, numbers by name. Out: rows for the agent of this host, which keeps them with the
-attempt. A call costs microseconds: it waits neither for JAX nor for the agent.
+A call costs microseconds: it waits neither for JAX nor for a disk. A thread appends the rows to the
+file of this host in its attempt, which the host's agent keeps (see `metric_sender`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, SupportsFloat, SupportsIndex
 
-from kinetic._core.metric_format import LONGEST_NAME_BYTES, VARIABLE
+from kinetic._core.metrics import LONGEST_NAME_BYTES, VARIABLE
 from kinetic._core.tracebacks import hide_frames
 from kinetic._host.worker import metric_sender, streams, worlds
 from kinetic._host.worker.metric_sender import MetricRow, Sender
@@ -36,8 +36,8 @@ class _Log:
     """What this process knows of what it logs."""
 
     def __init__(self) -> None:
-        pipe = slices.read_variable(VARIABLE)
-        self.sender = Sender(Path(pipe)) if pipe else None
+        path = slices.read_variable(VARIABLE)
+        self.sender = Sender(Path(path)) if path else None
         self.names: set[str] = set()
         self.is_told = False
 
@@ -129,14 +129,10 @@ def send_now() -> None:
 def _begin() -> _Log:
     global _log
     _log = _Log()
+    if (pools := sys.modules.get("multiprocessing.util")) is not None:
+        # Its children end without `atexit`.
+        pools.Finalize(None, _finish, args=(True,), exitpriority=0)
     return _log
-
-
-def _forget() -> None:
-    """Begin anew, in another attempt in the same process."""
-    if _log is not None and _log.sender is not None:
-        _log.sender.close()
-    _forget_in_fork()
 
 
 def _forget_in_fork() -> None:

@@ -62,7 +62,8 @@ def open_stored_log(store: Store, log_key: str) -> FileLog | ObjectLog:
 
 class FileLog:
     """Output in a folder: one segment that grows, in two files. Bytes that no record covers, since
-    the index is damaged or was cut short, are read with `to_end` only."""
+    the index is damaged or was cut short, are read with `to_end` only; a log without an index, such
+    as metrics, is read as it is."""
 
     def __init__(self, log: Path, index: Path) -> None:
         self._paths = (log, index)
@@ -77,7 +78,7 @@ class FileLog:
             return ()
         ahead, most = self._read_ahead(offset), offset + SEGMENT_BYTES
         taken = [record for record in ahead if record[0] <= most] or ahead[:1]
-        end = taken[-1][0] if taken else most if to_end else offset
+        end = taken[-1][0] if taken else most if to_end or self._index < 0 else offset
         data = os.pread(self._log, end - offset, offset)
         if not data:
             return ()

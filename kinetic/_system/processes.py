@@ -19,6 +19,11 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
+DISK_RESERVE = "reserve"
+"""File in the scratch folder of a job on this machine. When the function has filled the disk, it is
+freed by halves for small values, reports and outcomes of attempts; removed with the folder, it
+makes room for the verdict."""
+RESERVED_BYTES = 1 << 19
 _EXEC_POLL_S, _EXEC_POLLS = 0.002, 2000
 
 
@@ -103,16 +108,21 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def reserve_disk(path: Path, size_bytes: int) -> Path:
-    """Reserve disk space, if there is any, until the file is removed; return the path."""
+def reserve_disk(path: Path) -> None:
+    """Reserve `RESERVED_BYTES` of disk space, if there is any, until the file is removed."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if sys.platform == "linux":
-                os.posix_fallocate(fd, 0, size_bytes)
+                os.posix_fallocate(fd, 0, RESERVED_BYTES)
         finally:
             os.close(fd)
-    return path
+
+
+def free_half(path: Path) -> None:
+    """Free half of what is reserved: others may need the rest."""
+    with contextlib.suppress(OSError):
+        os.truncate(path, path.stat().st_size // 2)
 
 
 def _prctl(option: int, value: int) -> None:

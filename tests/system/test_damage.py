@@ -81,7 +81,7 @@ FILES = (
     "jobs/{id}/local/supervisor.json",
     "jobs/{id}/local/supervisor.log",
 )
-SAMPLES = {f"jobs/{{id}}/attempts/1/hosts/0/metrics{ending}" for ending in ("", ".idx")}
+SAMPLES = {"jobs/{id}/attempts/1/hosts/0/metrics"}
 """What only a job leaves that takes longer, as on a busy machine."""
 LIVE_FILES = (
     *(
@@ -91,7 +91,6 @@ LIVE_FILES = (
     ),
     "jobs/{id}/local/socket",
     "jobs/{id}/local/state.json",
-    "jobs/{id}/local/reserve",
 )
 
 

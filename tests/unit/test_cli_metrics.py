@@ -15,8 +15,7 @@ from test_metrics import frame, write
 
 from kinetic._client import curves
 from kinetic._core import layout
-from kinetic._core.metric_format import NO_STEP
-from kinetic._core.metric_series import Series
+from kinetic._core.metrics import NO_STEP, Series
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore

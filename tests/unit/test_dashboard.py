@@ -33,8 +33,7 @@ from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.gang.machine import Gang
 from kinetic._core.gang.messages import Activity, GangSpec, Heartbeat
 from kinetic._core.gang.picture import picture_of
-from kinetic._core.log_format import STDOUT
-from kinetic._core.metric_format import Frame
+from kinetic._core.metrics import Rows
 from kinetic._core.outcome import Verdict
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
@@ -44,7 +43,6 @@ from kinetic._dashboard.board_watch import BoardWatch, JobList
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.pages import Pages
 from kinetic._dashboard.server import DashboardServer
-from kinetic._host.agent.log_writer import open_log
 from kinetic._store import index
 from kinetic.errors import StoreError
 
@@ -303,10 +301,9 @@ def test_a_page_and_its_first_lines_do_not_wait_for_charts(world: World):
     world.backend.output[ref.job_id] = [chunk(b"a line\n")]
     key = layout.HostKeys(ref.job_id, 1, 0).metrics
     world.store.put(layout.JobKeys(ref.job_id).plan, b"{}")
-    log = open_log(world.store, key, (world.store.path(key), world.store.path(f"{key}.idx")))
+    world.store.path(key).parent.mkdir(parents=True)
     columns = array("d", [NOW, NOW]), array("q", [0, 1]), [array("d", [2.0, 1.0])]
-    log.write(STDOUT, Frame(("loss",), *columns).encode())
-    log.close(holds_text=False)
+    world.store.path(key).write_bytes(Rows(("loss",), *columns).encode())
     pages = Pages(world.access, lambda: False)
     printed, job, charts = pages.sources_of(ref, 0)
     first = job.poll()

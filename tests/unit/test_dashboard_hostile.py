@@ -23,7 +23,7 @@ from cli_fakes import chunk
 from dashboard_world import NOW, World, ask, path_of
 
 from kinetic._core.exits import Exit
-from kinetic._core.metric_series import Series
+from kinetic._core.metrics import Series
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._dashboard import charts, live, output
 from kinetic._dashboard.output import OutputReader

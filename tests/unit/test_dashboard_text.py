@@ -12,7 +12,7 @@ pytest.importorskip("starlette")
 
 
 from kinetic._core.log_format import STDERR, LogChunk, Position
-from kinetic._core.metric_series import Series
+from kinetic._core.metrics import Series
 from kinetic._dashboard import output
 from kinetic._dashboard.charts import draw_chart
 from kinetic._dashboard.output import LineFolder

@@ -271,7 +271,7 @@ def job(store: LocalStore, job_id: str, *, left: bool = True, age_s: float = 360
     store.put(layout.JobKeys(job_id).ref, json.dumps(ref.to_json()).encode())
     local = store.path(f"{layout.JobKeys(job_id).prefix}/local")
     (local / "work" / "host-0").mkdir(parents=True)
-    for name in ("lock", "reserve", "supervisor.json") if left else ():
+    for name in ("lock", "socket", "supervisor.json") if left else ():
         (local / name).touch()
     for path in (local / "work", *local.iterdir()):
         os.utime(path, (NOW - age_s, NOW - age_s))
@@ -305,7 +305,7 @@ def test_a_mess_is_found_and_tidied_up(store: LocalStore, tmp_path: Path) -> Non
     assert leftovers.orphans(traces) == ("job-00000001",)
     assert {Path(p).name for _, p in leftovers.removable(traces)} == {
         "work",
-        "reserve",
+        "socket",
         "supervisor.json",
         "1-a",
     }

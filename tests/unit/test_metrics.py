@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import struct
 from array import array
 from pathlib import Path
 
@@ -14,23 +13,28 @@ from doubles.memory_store import MemoryStore
 
 from kinetic._client.metrics import Metrics, MetricsReader
 from kinetic._core import layout
-from kinetic._core.log_format import STDOUT
-from kinetic._core.metric_format import MAGIC, NO_STEP, Frame, FrameDecoder, find_end
-from kinetic._core.metric_series import Recording, Series
+from kinetic._core.metrics import (
+    LONGEST_LINE_BYTES,
+    NO_STEP,
+    Recording,
+    RowDecoder,
+    Rows,
+    Series,
+)
 from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
-from kinetic._host.agent.log_writer import open_log
 from kinetic._store.base import Store
 from kinetic._store.local import LocalStore
+from kinetic._store.log_segments import SegmentWriter
 
 JOB = "job-00c0ffee"
 
 
-def frame(steps, *, time=1000.0, **columns) -> Frame:
+def frame(steps, *, time=1000.0, **columns) -> Rows:
     times = array("d", [time + n for n in range(len(steps))])
     values = [array("d", column) for column in columns.values()]
-    return Frame(tuple(columns), times, array("q", steps), values)
+    return Rows(tuple(columns), times, array("q", steps), values)
 
 
 def ref_to(store: Store, hosts: int = 1) -> JobRef:
@@ -45,119 +49,122 @@ def store(request, tmp_path) -> Store:
 
 
 def write(store: Store, tmp_path: Path, data: bytes, *, attempt: int = 1, host: int = 0) -> None:
-    """As an agent does."""
+    """As a function and its agent do."""
     key = layout.HostKeys(JOB, attempt, host).metrics
-    if (folder := store.as_folder()) is not None:
-        (folder / layout.JobKeys(JOB).prefix).mkdir(parents=True, exist_ok=True)
-    else:
-        folder = tmp_path / f"agent-{attempt}-{host}-{random.random()}"
-    log = open_log(store, key, (folder / key, folder / layout.log_index(key)))
-    log.write(STDOUT, data)
-    log.close()
+    folder = store.as_folder()
+    path = (
+        tmp_path / f"agent-{attempt}-{host}-{random.random()}" if folder is None else folder / key
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(data)
+    if folder is None:
+        SegmentWriter(store, key, (path, path.with_suffix(".idx"))).close()
 
 
-# -- frames ----------------------------------------------------------------------------------------
+# -- lines -----------------------------------------------------------------------------------------
 
 
-def test_frames_hold_what_was_logged_to_the_bit():
+def test_lines_hold_what_was_logged_to_the_bit():
     odd = [0.1, -0.0, math.inf, -math.inf, 1e-310, math.nan]
     sent = frame(range(6), loss=odd, **{"é/träin loss": odd[::-1]})
-    (found,) = FrameDecoder().feed(sent.encode())
-    assert found.names == sent.names
-    assert [column.tobytes() for column in (found.times, found.steps, *found.values)] == [
+    (rows,) = RowDecoder().feed(sent.encode())
+    assert rows.names == sent.names
+    assert [column.tobytes() for column in (rows.times, rows.steps, *rows.values)] == [
         column.tobytes() for column in (sent.times, sent.steps, *sent.values)
     ]
 
 
-def test_rows_without_a_name_are_steps_and_times():
-    assert FrameDecoder().feed(frame([4, 5]).encode()) == [frame([4, 5])]
+def test_any_tool_can_read_a_line():
+    line = frame([7], time=1732800000.25, loss=[0.5]).encode()
+    values = {"loss": [0.5]}
+    assert json.loads(line) == {"times": [1732800000.25], "steps": [7], "values": values}
+    assert line.endswith(b"}\n")
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_frames_are_found_in_pieces_of_any_length(seed):
+def test_lines_are_read_in_pieces_of_any_length(seed):
     chance = random.Random(seed)
     sent = [frame([n, n + 1], loss=[n, 1.5]) for n in range(30)]
     data, at = b"".join(each.encode() for each in sent), 0
-    decoder, found = FrameDecoder(), []
+    decoder, rows = RowDecoder(), []
     while at < len(data):
         size = chance.choice((1, 3, 7, 50, 400))
-        found += decoder.feed(data[at : at + size])
+        rows += decoder.feed(data[at : at + size])
         at += size
-    assert steps_of(found) == [0, 1, 1, 2, *steps_of(sent[2:])]
-    assert not decoder.damaged
+    assert steps_of(rows) == steps_of(sent)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_damage_costs_the_frame_that_it_hits(seed):
+def test_damage_costs_the_line_that_it_hits(seed):
     chance = random.Random(seed)
     sent = [frame([n], loss=[n]) for n in range(12)]
     parts = [each.encode() for each in sent]
     hit = chance.randrange(1, 10)
-    at = chance.randrange(len(parts[hit]))
+    at = chance.randrange(len(parts[hit]) - 1)
     kind = chance.choice(("flip", "cut", "grow"))
     if kind == "flip":
         parts[hit] = parts[hit][:at] + bytes([parts[hit][at] ^ 0xFF]) + parts[hit][at + 1 :]
-    elif kind == "cut":
-        parts[hit] = parts[hit][:at]
+    elif kind == "cut":  # As on a full disk: the next writer begins a line.
+        parts[hit] = parts[hit][:at] + b"\n"
     else:
         parts[hit] = parts[hit][:at] + b"KMF" + parts[hit][at:]
-    found = FrameDecoder().feed(b"".join(parts) + b"".join(each.encode() for each in sent))
-    intact = [number for number in range(12) if number != hit]
-    assert [n for n in steps_of(found)[:-12] if n != hit] == intact
-    assert steps_of(found)[-12:] == list(range(12))
+    rows = RowDecoder().feed(b"".join(parts))
+    assert [n for n in steps_of(rows) if n != hit] == [n for n in range(12) if n != hit]
 
 
 @pytest.mark.parametrize(
     "odd",
     [
-        frame([1, 2], time=math.nan, loss=[1, 2]),
-        frame([1, 2], time=math.inf, loss=[1, 2]),
-        frame([1, 2], time=-1e9, loss=[1, 2]),
-        frame([-2, 2], loss=[1, 2]),
-        frame([1, 2], **{"x" * 201: [1, 2]}),
-        frame([1, 2], **{"": [1, 2]}),
-        frame(range(70_000), loss=range(70_000)),
+        frame([1, 2], time=-1e9, loss=[1, 2]).encode(),
+        frame([1, 2], time=1e13, loss=[1, 2]).encode(),
+        frame([-2, 2], loss=[1, 2]).encode(),
+        frame([1, 2], **{"x" * 201: [1, 2]}).encode(),
+        frame([1, 2], **{"": [1, 2]}).encode(),
+        b'{"times":[NaN],"steps":[1],"values":{"loss":[1]}}\n',
+        b'{"times":[1],"steps":[1],"values":{"loss":[1,2]}}\n',
+        b'{"times":[1],"steps":[1,2],"values":{"loss":[1]}}\n',
+        b'{"times":[1],"steps":[1],"values":{"loss":["1"]}}\n',
+        b'{"times":[1],"steps":[1.5],"values":{"loss":[1]}}\n',
+        b'{"times":[1],"steps":[9223372036854775808],"values":{"loss":[1]}}\n',
+        b'{"times":[1],"steps":[1],"values":[1]}\n',
+        b'{"times":[1],"steps":[1]}\n',
+        b'{"times":1,"steps":1,"values":{"loss":1}}\n',
+        b"[]\n7\nnull\n\n\xff\xfe\n" + b"[" * 100_000 + b"\n",
     ],
-    ids=["nan", "infinite", "before 1970", "negative step", "long name", "no name", "too large"],
 )
-def test_frames_that_nobody_should_write_are_left_out(odd):
-    decoder = FrameDecoder()
-    data = odd.encode() + frame([7], loss=[7]).encode()
-    assert steps_of(decoder.feed(data)) == [7]
-    assert decoder.damaged
+def test_lines_that_nobody_should_write_are_passed_over(odd):
+    around = [frame([step], loss=[step]).encode() for step in (6, 7)]
+    assert steps_of(RowDecoder().feed(around[0] + odd + around[1])) == [6, 7]
 
 
-def test_a_head_that_claims_gigabytes_holds_nothing_back():
-    size = 0xF0000000
-    head = struct.pack("<4sIII", MAGIC, size, size ^ 0xFFFFFFFF, 0)
-    decoder, sent = FrameDecoder(), frame([7], loss=[7]).encode()
-    assert decoder.feed(head) == []
-    assert steps_of(decoder.feed(sent)) == [7]
-    assert find_end(head + sent) == len(head + sent)
+def test_a_line_without_end_does_not_fill_the_memory():
+    decoder = RowDecoder()
+    for _ in range(5):
+        assert decoder.feed(b"x" * LONGEST_LINE_BYTES) == []
+    assert len(decoder._rest) <= LONGEST_LINE_BYTES
+    assert steps_of(decoder.feed(b"\n" + frame([7], loss=[7]).encode())) == [7]
+
+
+def test_rows_of_many_names_are_lines_that_readers_take():
+    names = {f"{number:0200}": [1.0] * 50 for number in range(10_000)}
+    lines = frame(range(50), **names).encode().splitlines()
+    assert max(map(len, lines)) < LONGEST_LINE_BYTES
 
 
 def test_a_name_steers_no_terminal():
-    (found,) = FrameDecoder().feed(frame([1], **{"\x1b[2J\u202eloss": [1]}).encode())
-    assert found.names == ("\ufffd[2J\ufffdloss",)
+    (rows,) = RowDecoder().feed(frame([1], **{"\x1b[2J\u202eloss": [1]}).encode())
+    assert rows.names == ("\ufffd[2J\ufffdloss",)
 
 
-def test_what_is_cut_at_the_end_of_a_frame_is_whole():
-    data = frame([1], loss=[1]).encode() + frame([2], loss=[2]).encode()
-    size = len(data) // 2
-    for end in range(len(data) + 1):
-        assert find_end(data[:end]) == end // size * size
-    assert find_end(b"no frame at all") == 15
-    assert find_end(b"no frame at all KM") == 16
-
-
-def steps_of(frames: list[Frame]) -> list[int]:
-    return [step for each in frames for step in each.steps]
+def steps_of(parts: list[Rows]) -> list[int]:
+    return [step for rows in parts for step in rows.steps]
 
 
 # -- series ----------------------------------------------------------------------------------------
 
 
-def record(*parts: tuple[int, int, Frame]) -> Recording:
+def record(*parts: tuple[int, int, Rows]) -> Recording:
     recording = Recording()
     for attempt, host, each in parts:
         recording.add(host, attempt, each)

@@ -1,16 +1,18 @@
-"""`kinetic.log`, from the call to the frames in the pipe."""
+"""`kinetic.log`, from the call to the lines in the file."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,42 +21,21 @@ from typing import Any
 import pytest
 
 import kinetic
-from kinetic._core.metric_format import NO_STEP, VARIABLE, FrameDecoder
-from kinetic._core.metric_series import FigureCadence
+from kinetic._core.metrics import NO_STEP, VARIABLE, FigureCadence, RowDecoder
 from kinetic._host.worker import metric_sender
 from kinetic._host.worker.metric_sender import MetricRow, Sender, StepTimes
 from kinetic._in_job import metrics
-from kinetic._system import pipes
 from kinetic.errors import UsageError, UsageTypeError
 
 Told = tuple[int, dict[str, float]]
 
 
-class Agent:
-    """Reads the pipe, as an agent does."""
+class Logged:
+    """The file of a host, as an agent and readers see it."""
 
-    def __init__(self, pipe: Path) -> None:
-        self.fd = pipes.listen(pipe)
-        self.is_stopped = threading.Event()
-        self._data: list[bytes] = []
-        self._closing = False
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        while True:
-            is_last = self._closing
-            with contextlib.suppress(BlockingIOError):
-                while not self.is_stopped.is_set():
-                    self._data.append(os.read(self.fd, 1 << 16))
-            if is_last:
-                return
-            time.sleep(0.001)
-
-    def close(self) -> None:
-        self._closing = True
-        self._thread.join()
-        os.close(self.fd)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.times: list[float] = []
 
     def rows(self, *, returned: bool = True) -> list[Told]:
         """What was logged, without the time of steps, once the function has ended."""
@@ -62,42 +43,34 @@ class Agent:
 
     def all_rows(self, *, returned: bool = True) -> list[Told]:
         metrics._finish(returned)
-        self.close()
-        with contextlib.suppress(BlockingIOError):
-            self.fd = os.open(os.devnull, os.O_RDONLY)
-        found = []
-        for frame in FrameDecoder().feed(b"".join(self._data)):
-            self.times = [*getattr(self, "times", []), *frame.times]
-            for index, step in enumerate(frame.steps):
-                columns = zip(frame.names, frame.values, strict=True)
-                found.append((step, {name: column[index] for name, column in columns}))
-        return found
+        rows = []
+        for part in RowDecoder().feed(self.path.read_bytes() if self.path.exists() else b""):
+            self.times += part.times
+            for index, step in enumerate(part.steps):
+                columns = zip(part.names, part.values, strict=True)
+                rows.append((step, {name: column[index] for name, column in columns}))
+        return rows
 
 
 @pytest.fixture
-def agent(tmp_path, monkeypatch) -> Iterator[Agent]:
+def logged(tmp_path, monkeypatch) -> Iterator[Logged]:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "metrics"))
-    metrics._forget()
-    agent = Agent(tmp_path / "metrics")
-    yield agent
-    metrics._forget()
-    if not agent._closing:
-        agent.close()
-    else:
-        os.close(agent.fd)
+    metrics._forget_in_fork()
+    yield Logged(tmp_path / "metrics")
+    metrics._forget_in_fork()
 
 
 # -- what may be logged ----------------------------------------------------------------------------
 
 
-def test_numbers_of_all_kinds_are_kept(agent):
+def test_numbers_of_all_kinds_are_kept(logged):
     np = pytest.importorskip("numpy")
     kinetic.log(step=0, a=1, b=2.5, c=True, d=Fraction(1, 4))
     kinetic.log(
         step=np.int64(1), a=np.float32(0.5), b=np.array([3.0]), c=np.array(4), d=np.bool_(1)
     )
     kinetic.log(step=2, a=math.nan, b=math.inf, c=-math.inf, d=10**400)
-    one, two, (step, odd) = agent.rows()
+    one, two, (step, odd) = logged.rows()
     assert one == (0, {"a": 1, "b": 2.5, "c": 1, "d": 0.25})
     assert two == (1, {"a": 0.5, "b": 3, "c": 4, "d": 1})
     assert (step, odd["b"], odd["c"], odd["d"]) == (2, math.inf, -math.inf, math.inf)
@@ -115,13 +88,13 @@ def test_numbers_of_all_kinds_are_kept(agent):
         (1j, "is no number"),
     ],
 )
-def test_what_is_no_number_is_refused_with_what_to_do(agent, value, words):
+def test_what_is_no_number_is_refused_with_what_to_do(logged, value, words):
     with pytest.raises(UsageTypeError, match=words):
         kinetic.log(step=0, loss=value)
-    assert agent.rows() == []
+    assert logged.rows() == []
 
 
-def test_arrays_of_several_elements_are_refused(agent):
+def test_arrays_of_several_elements_are_refused(logged):
     np = pytest.importorskip("numpy")
     with pytest.raises(UsageTypeError, match=r"shape \(8,\) is no single number. Log its mean"):
         kinetic.log(step=0, loss=np.zeros(8))
@@ -134,36 +107,36 @@ def test_arrays_of_several_elements_are_refused(agent):
 
 
 @pytest.mark.parametrize("step", [1.0, "1", None, True, [1]])
-def test_a_step_is_an_int(agent, step):
+def test_a_step_is_an_int(logged, step):
     with pytest.raises(UsageTypeError, match="a step is an int, not a"):
         kinetic.log(step=step, loss=1.0)
 
 
 @pytest.mark.parametrize("step", [-1, 1 << 63, 10**30])
-def test_a_step_is_a_number_that_can_be_kept(agent, step):
+def test_a_step_is_a_number_that_can_be_kept(logged, step):
     with pytest.raises(UsageError, match="a step is from 0 to 9223372036854775807"):
         kinetic.log(step=step, loss=1.0)
 
 
 @pytest.mark.parametrize("name", ["", " loss", "a\nb", "a\x1b[31m", "x" * 201, "é" * 101])
-def test_names_are_printable_and_short(agent, name):
+def test_names_are_printable_and_short(logged, name):
     with pytest.raises(UsageError, match=r"cannot name a metric|at most 200 bytes"):
         kinetic.log(step=0, **{name: 1.0})
 
 
-def test_an_error_points_at_the_users_line(agent):
+def test_an_error_points_at_the_users_line(logged):
     with pytest.raises(UsageTypeError) as caught:
         kinetic.log(step=0, loss="x")
     assert caught.traceback[-1].path == Path(__file__)
 
 
-def test_names_without_end_are_dropped_and_the_others_kept(agent, capfd):
+def test_names_without_end_are_dropped_and_the_others_kept(logged, capfd):
     many = {f"n{number}": float(number) for number in range(metrics.MOST_NAMES - 1)}
     kinetic.log(step=0, loss=1.0, **many)
     for step in range(1, 4):
         kinetic.log(step=step, **{f"loss_{step}": 1.0}, loss=2.0)
     kept: dict[int, dict[str, float]] = {}
-    for step, values in agent.rows():
+    for step, values in logged.rows():
         kept.setdefault(step, {}).update(values)
     assert kept == {0: {"loss": 1.0, **many}, **{step: {"loss": 2.0} for step in (1, 2, 3)}}
     assert capfd.readouterr().err.count("there are more than 10000 names") == 1
@@ -171,13 +144,13 @@ def test_names_without_end_are_dropped_and_the_others_kept(agent, capfd):
 
 def test_outside_of_a_job_it_says_so_once_and_checks_all_the_same(monkeypatch, capfd):
     monkeypatch.delenv(VARIABLE, raising=False)
-    metrics._forget()
+    metrics._forget_in_fork()
     for step in range(3):
         kinetic.log(step=step, loss=1.0)
     assert capfd.readouterr().err.count("this is no job of kinetic, so nothing is kept") == 1
     with pytest.raises(UsageTypeError):
         kinetic.log(step=0, loss="x")
-    metrics._forget()
+    metrics._forget_in_fork()
 
 
 # -- arrays of JAX ---------------------------------------------------------------------------------
@@ -212,27 +185,27 @@ def arrays(monkeypatch) -> None:
     monkeypatch.setattr(metrics, "_KINDS", dict(metrics._KINDS))
 
 
-def test_values_that_are_not_computed_yet_are_not_waited_for(agent, arrays):
+def test_values_that_are_not_computed_yet_are_not_waited_for(logged, arrays):
     late = Array(0.25, ready=False)
     kinetic.log(step=0, loss=late)
     kinetic.log(step=Array(1), loss=0.125)
     threading.Timer(0.5, lambda: setattr(late, "ready", True)).start()
-    assert agent.rows() == [(0, {"loss": 0.25}), (1, {"loss": 0.125})]
+    assert logged.rows() == [(0, {"loss": 0.25}), (1, {"loss": 0.125})]
 
 
-def test_values_that_never_come_are_dropped_when_the_function_has_failed(agent, arrays, capfd):
+def test_values_that_never_come_are_dropped_when_the_function_has_failed(logged, arrays, capfd):
     kinetic.log(step=0, loss=1.0)
     kinetic.log(step=1, loss=Array(0.5, ready=False))
-    assert agent.rows(returned=False) == [(0, {"loss": 1.0})]
+    assert logged.rows(returned=False) == [(0, {"loss": 1.0})]
     assert "the last 1 rows are dropped" in capfd.readouterr().err
 
 
-def test_a_value_that_cannot_be_fetched_costs_only_itself(agent, arrays, capfd):
+def test_a_value_that_cannot_be_fetched_costs_only_itself(logged, arrays, capfd):
     gone = Array(RuntimeError("Array has been deleted with shape=float32[]."))
     for step in range(3):
         kinetic.log(step=step, loss=gone, rate=0.5)
     kinetic.log(step=3, loss=Array(2.0), rate=0.5)
-    assert agent.rows() == [
+    assert logged.rows() == [
         *((step, {"rate": 0.5}) for step in range(3)),
         (3, {"loss": 2.0, "rate": 0.5}),
     ]
@@ -242,38 +215,75 @@ def test_a_value_that_cannot_be_fetched_costs_only_itself(agent, arrays, capfd):
 # -- the sender ------------------------------------------------------------------------------------
 
 
-def test_a_function_that_logs_faster_than_rows_are_sent_is_held_back_and_loses_nothing(agent):
+def test_a_function_that_logs_faster_than_rows_are_sent_is_held_back_and_loses_nothing(logged):
     steps = 2 * metric_sender.MOST_ROWS + 1
     for step in range(steps):
         kinetic.log(step=step, loss=1.0)
-    assert [step for step, _ in agent.rows()] == list(range(steps))
+    assert [step for step, _ in logged.rows()] == list(range(steps))
 
 
-def test_rows_are_dropped_while_nobody_reads_and_the_function_goes_on(agent, monkeypatch, capfd):
+def test_rows_are_dropped_while_the_disk_takes_none_and_the_function_goes_on(
+    logged, monkeypatch, capfd
+):
     monkeypatch.setattr(metric_sender, "MOST_ROWS", 100)
     monkeypatch.setattr(metric_sender, "HOLD_S", 0.01)
-    monkeypatch.setattr(metric_sender, "FULL_S", 0.05)
-    agent.is_stopped.set()
+    waits = []
+    is_stuck = threading.Event()
+    is_stuck.set()
+    send = Sender._send
+
+    def send_later(self: Sender) -> None:
+        while is_stuck.is_set():
+            time.sleep(0.001)
+        send(self)
+
+    monkeypatch.setattr(Sender, "_send", send_later)
+    monkeypatch.setattr(metric_sender.time, "sleep", lambda s, sleep=time.sleep: waits.append(s))
     for step in range(5_000):
         kinetic.log(step=step, loss=1.0)
-    agent.is_stopped.clear()
+    held = len(waits)
+    is_stuck.clear()
     metrics._finish(True)
     kinetic.log(step=5_000, loss=2.0)
-    assert agent.rows()[-1] == (5_000, {"loss": 2.0})
+    assert logged.rows()[-1] == (5_000, {"loss": 2.0})
+    assert "rows wait to be written" in capfd.readouterr().err
+    assert held
+
+
+def test_a_full_disk_is_told_once_and_the_next_lines_are_whole(logged, monkeypatch, capfd):
+    write = os.write
+
+    def fill(fd: int, data: bytes) -> int:
+        if b"steps" not in data:
+            return write(fd, data)
+        if step == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data[:10])
+
+    kinetic.log(step=0, loss=1.0)
+    assert logged.rows() == [(0, {"loss": 1.0})]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fill)
+        for step in (1, 2):
+            kinetic.log(step=step, loss=1.0)
+            metrics._finish(True)
+    kinetic.log(step=3, loss=3.0)
+    assert logged.rows() == [(0, {"loss": 1.0}), (3, {"loss": 3.0})]
     told = capfd.readouterr().err
-    assert "rows wait to be sent" in told or "does not read them" in told
+    assert told.count("values are lost: the disk is full.") == 1
+    assert told.count("values are lost: No space left on device.") == 1
 
 
-def test_an_agent_that_is_gone_disturbs_nobody(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "nothing"))
-    metrics._forget()
+def test_a_job_that_was_removed_disturbs_nobody(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "nothing" / "metrics"))
+    metrics._forget_in_fork()
     kinetic.log(step=0, loss=1.0)
     metrics._finish(True)
-    metrics._forget()
+    metrics._forget_in_fork()
     assert capfd.readouterr().err == ""
 
 
-def test_a_fork_logs_for_itself(agent):
+def test_a_fork_logs_for_itself(logged):
     kinetic.log(step=0, loss=0.0)
     pid = os.fork()
     if pid == 0:
@@ -283,16 +293,47 @@ def test_a_fork_logs_for_itself(agent):
         os._exit(0)
     os.waitpid(pid, 0)
     kinetic.log(step=2, loss=2.0)
-    assert sorted(agent.rows()) == [(step, {"loss": float(step)}) for step in range(3)]
+    assert sorted(logged.rows()) == [(step, {"loss": float(step)}) for step in range(3)]
 
 
-def test_a_program_that_the_function_starts_logs_too(agent):
+def test_a_program_that_the_function_starts_logs_too(logged):
     program = "import kinetic; kinetic.log(step=7, loss=0.5)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
-    assert agent.rows() == [(7, {"loss": 0.5})]
+    assert logged.rows() == [(7, {"loss": 0.5})]
 
 
-def test_many_threads_log(agent):
+def log_in_a_child(step: int) -> int:
+    kinetic.log(step=step, loss=0.5)
+    return step
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_the_children_of_a_pool_log_last_is_kept(logged, method):
+    with ProcessPoolExecutor(2, multiprocessing.get_context(method)) as pool:
+        assert list(pool.map(log_in_a_child, range(6))) == list(range(6))
+    assert sorted(logged.rows()) == [(step, {"loss": 0.5}) for step in range(6)]
+
+
+def test_writers_do_not_mix_their_lines(logged):
+    kinetic.log(step=0, loss=0.0)
+    children = []
+    for number in range(1, 5):
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                for step in range(300):
+                    kinetic.log(step=step, **{f"loss{number}": float(step)})
+                    if step % 10 == 0:
+                        metrics._finish(True)
+                metrics._finish(True)
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    assert len(logged.rows()) == 4 * 300 + 1
+
+
+def test_many_threads_log(logged):
     threads = [
         threading.Thread(
             target=lambda n=n: [kinetic.log(step=step, **{f"t{n}": 1.0}) for step in range(500)]
@@ -303,19 +344,19 @@ def test_many_threads_log(agent):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(agent.rows()) == 4000
+    assert len(logged.rows()) == 4000
 
 
-def test_a_clock_that_is_set_does_not_move_rows(agent, monkeypatch):
+def test_a_clock_that_is_set_does_not_move_rows(logged, monkeypatch):
     kinetic.log(step=0, loss=1.0)
     before = time.time()
     monkeypatch.setattr(metric_sender.time, "time", lambda: before - 86400)
     kinetic.log(step=1, loss=1.0)
-    agent.rows()
-    assert all(before - 3600 < when < before + 3600 for when in agent.times)
+    logged.rows()
+    assert all(before - 3600 < when < before + 3600 for when in logged.times)
 
 
-def test_devices_tell_their_memory(agent, monkeypatch):
+def test_devices_tell_their_memory(logged, monkeypatch):
     device = SimpleNamespace(memory_stats=lambda: {"bytes_in_use": 5, "bytes_limit": 10})
     full = SimpleNamespace(memory_stats=lambda: {"bytes_in_use": 7, "bytes_limit": 10})
     silent = SimpleNamespace(memory_stats=lambda: None)
@@ -382,7 +423,7 @@ def test_a_function_that_logs_its_own_step_time_keeps_it():
     assert times_of((0.0, 0, "step_time_s"), (5.0, 1, "step_time_s")) == []
 
 
-def test_what_a_thread_raises_is_said_and_does_not_end_it(agent, monkeypatch, capfd):
+def test_what_a_thread_raises_is_said_and_does_not_end_it(logged, monkeypatch, capfd):
     broken = [RuntimeError("no such thing")]
     note = StepTimes.note
 
@@ -396,25 +437,5 @@ def test_what_a_thread_raises_is_said_and_does_not_end_it(agent, monkeypatch, ca
     while broken:
         time.sleep(0.01)
     kinetic.log(step=1, loss=1.0)
-    assert (1, {"loss": 1.0}) in agent.rows()
+    assert (1, {"loss": 1.0}) in logged.rows()
     assert "values could not be kept: RuntimeError: no such thing" in capfd.readouterr().err
-
-
-def has_thread(sender):
-    """Numbers of threads are used again: one is known by what it runs."""
-    run = Sender._run.__code__
-    return any(
-        frame.f_code is run and frame.f_locals["self"] is sender
-        for innermost in sys._current_frames().values()
-        for frame, _ in traceback.walk_stack(innermost)
-    )
-
-
-def test_a_sender_that_is_closed_ends_its_thread(tmp_path):
-    sender = Sender(tmp_path / "nothing")
-    sender.add(MetricRow(0.0, 0, {"loss": 1.0}, waits=False))
-    while not has_thread(sender):
-        time.sleep(0.01)
-    sender.close()
-    while has_thread(sender):
-        time.sleep(0.01)

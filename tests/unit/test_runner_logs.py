@@ -140,20 +140,6 @@ def test_a_full_disk_loses_output_but_says_so_and_recovers(files, monkeypatch):
     assert b"10 bytes of output were lost" in text
 
 
-def test_output_leaves_room_for_the_verdict(files, monkeypatch):
-    class Disk:
-        f_frsize, f_bavail = 1, log_writer.KEEP_FREE_BYTES + 7
-
-    monkeypatch.setattr(log_writer.os, "fstatvfs", lambda fd: Disk)
-    log = HostLog(*files, clock_ns=clock)
-    log.write(STDOUT, b"kept 1\nlost\n")
-    Disk.f_bavail = 0
-    log.write(STDOUT, b"lost too\n")
-    log.close()
-    text = b"".join(c.data for c in read_all(files))
-    assert text == b"kept 1\nkinetic: 14 bytes of output were lost: the disk is full.\n"
-
-
 @settings(deadline=None, max_examples=40)
 @given(damage=st.integers(0, 71), value=st.integers(0, 255))
 def test_a_damaged_index_loses_no_output(tmp_path_factory, damage, value):

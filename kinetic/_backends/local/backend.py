@@ -176,7 +176,9 @@ class LocalBackend:
     def _watch(
         self, ref: JobRef, request: LogRequest, attempt: int, hosts: Sequence[int]
     ) -> Iterator[Pause]:
-        keys = [layout.log_index(request.key(ref, attempt, host)) for host in hosts]
+        keys = [request.key(ref, attempt, host) for host in hosts]
+        if not request.metrics:
+            keys = list(map(layout.log_index, keys))
         printed = [self._root / key for key in keys]
         watch = liveness.JobWatch(self._folder(ref), printed)
 

@@ -41,7 +41,7 @@ from kinetic.errors import KineticError, NotFound, PreflightError, UnsupportedVe
 from kinetic.version import __version__
 
 _PACKAGES = ("jax", "keras")
-_OF_A_RUNNING_JOB = ("work", "reserve", "socket", "supervisor.json")
+_OF_A_RUNNING_JOB = ("work", "socket", "supervisor.json")
 """What a supervisor removes when its job ends, below the job's `local` folder."""
 _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host (\d+))?")
 _UNSHARE = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) != 0)"

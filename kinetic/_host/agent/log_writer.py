@@ -30,11 +30,6 @@ DRAIN_BYTES = 1 << 22
 """More than a pipe can hold."""
 LINE_LIMIT_BYTES = 1 << 16
 """A longer line is written in pieces."""
-KEEP_FREE_BYTES = 1 << 20
-"""Output that would leave less free space is dropped: the value, the reports and the verdict must
-still find room."""
-LOOK_EVERY_BYTES = 1 << 18
-"""How much is written between two checks of the free space."""
 LAST_LINE_BYTES = 200
 _LAST_WINDOW_BYTES = 2048
 _GLOO_PIECES = (
@@ -73,7 +68,6 @@ class HostLog:
         self._clock_ns = clock_ns
         self._end = os.fstat(self._log).st_size
         self.lost_bytes = 0
-        self._allowed_bytes = 0
         self._own_bytes = 0
         self._segments: SegmentWriter | None = None
         self._mirror: Mirror | None = None
@@ -112,28 +106,10 @@ class HostLog:
             return ""
 
     def write(self, stream: int, data: bytes) -> None:
-        """Append a chunk, if there is room."""
-        self._append_chunk(stream, data, self._allowance(len(data)))
-
-    def _allowance(self, wanted: int) -> int:
-        """How many of the wanted bytes may be written."""
-        if self._allowed_bytes < wanted:
-            try:
-                disk = os.fstatvfs(self._log)
-            except OSError:
-                return wanted
-            free = max(disk.f_bavail * disk.f_frsize - KEEP_FREE_BYTES, 0)
-            self._allowed_bytes = min(free, max(wanted, LOOK_EVERY_BYTES))
-        granted = min(wanted, self._allowed_bytes)
-        self._allowed_bytes -= granted
-        return granted
-
-    def _append_chunk(self, stream: int, data: bytes, most: int) -> int:
-        """Append at most so many bytes, then the record that points at their end; return how many
-        were."""
+        """Append a chunk, if there is room, then the record that points at its end."""
         if self._mirror is not None:
             self._mirror.write(stream, data)
-        written = self._append(self._log, data[:most])
+        written = self._append(self._log, data)
         self._end += written
         self.lost_bytes += len(data) - written
         if written:  # A record that does not fit is a lost time stamp, not lost output.
@@ -142,13 +118,14 @@ class HostLog:
                 self._align_index()
             if self._segments is not None:
                 self._segments.wake()
-        return written
 
     def say(self, text: str, stream: int = STDERR) -> None:
-        """Append kinetic's own lines, even if there is no more room for output."""
+        """Append kinetic's own lines."""
         lead = "\n" if self._ends_inside_a_line() else ""
         data = f"{lead}{text}\n".encode(errors="backslashreplace")
-        self._own_bytes += self._append_chunk(stream, data, len(data))
+        before = self._end
+        self.write(stream, data)
+        self._own_bytes += self._end - before
 
     def _ends_inside_a_line(self) -> bool:
         try:
@@ -172,9 +149,9 @@ class HostLog:
             return done
         return done
 
-    def close(self, *, holds_text: bool = True) -> None:
-        """Say how much was lost, if anything and if lines may be added, and close."""
-        if self.lost_bytes and holds_text:
+    def close(self) -> None:
+        """Say how much was lost, if anything, and close."""
+        if self.lost_bytes:
             self.say(f"kinetic: {self.lost_bytes} bytes of output were lost: the disk is full.")
         for fd in (self._log, self._index):
             with contextlib.suppress(OSError):

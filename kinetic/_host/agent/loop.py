@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinetic._core import layout
+from kinetic._core import layout, metrics
 from kinetic._core.agent import Act, AgentMachine
 from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.gang.blame import RETURNED
@@ -28,7 +28,7 @@ from kinetic._host.agent import datasets, memory, ports, workspace
 from kinetic._host.agent.exit_report import Moment, ending_of
 from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, open_tees
-from kinetic._host.agent.metric_tee import MetricTee
+from kinetic._host.agent.metric_file import MetricFile
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agent.preemption import Preemption
 from kinetic._host.agent.reporter import Reporter
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 _MAY_STALL = (Activity.STARTING, Activity.RUNNING, Activity.JOINING)
 OPEN_LINE_S = 0.05
 """An unfinished line is shown after this time."""
-RESERVE_BYTES = 1 << 18
-"""Reserved on disk, so that a small value, an exception and the report can be stored after the
-function has filled it."""
 
 
 class Agent:
@@ -96,16 +93,12 @@ class Agent:
 
     def run(self) -> int:
         """Run to the end; return the exit code of the agent process, see `ProgramCode`."""
-        self._reserve = processes.reserve_disk(
-            Path(self._who.scratch) / f"reserve-{self._who.index}", RESERVE_BYTES
-        )
         self._memory = memory.Watch(self._worker.pid)
         key = layout.HostKeys(self._who.job_id, self._who.attempt, self._who.host).log
         self._log = open_log(self._store, key, self._log_paths, mirrored=self._who.is_mirrored)
-        self._metrics = MetricTee(self._who, self._store, self._log_paths[0])
+        self._metrics = MetricFile(self._who, self._store)
         quiet = self._who.simulated and self._who.hosts > 1
-        streams = open_tees(self._worker.out, self._worker.err, self._log, without_gloo=quiet)
-        self._tees = (*streams, self._metrics)
+        self._tees = open_tees(self._worker.out, self._worker.err, self._log, without_gloo=quiet)
         self._reporter = Reporter(
             self._who,
             self._plan,
@@ -113,7 +106,6 @@ class Agent:
             log=self._log,
             tees=self._tees,
             metrics=self._metrics,
-            reserve=self._reserve,
         )
         self._reporter.announce_attempt()
         self._stall = StallDetector(Sample(time.monotonic(), 0.0, None, 0))  # until it has started
@@ -360,9 +352,9 @@ class Agent:
         debugging = None if self._gate is None else self._gate.start_message()
         view = self._machine.view
         leader = view.addresses[0] if view is not None and view.ready else self._address
-        self._worker.channel.send(
-            {"start": start_message(self._who, self._plan, self._workspace, leader, debugging)}
-        )
+        message = start_message(self._who, self._plan, self._workspace, leader, debugging)
+        message["env"][metrics.VARIABLE] = str(self._metrics.path)
+        self._worker.channel.send({"start": message})
 
     def _dump_stacks(self) -> str:
         """The worker's stacks, with the client's file names, so that equal stacks of all hosts
@@ -391,7 +383,8 @@ class Agent:
             last_line=self._log.last_line(),
             saving_step=now.saving_step,
         )
-        return self._metrics.note(beat)
+        self._metrics.note(beat)
+        return beat
 
     def _sample(self) -> Sample:
         saving_step = workspace.read_saving_step(self._preemption.folder)
@@ -439,7 +432,6 @@ class Agent:
             started_at=self._started_at,
             ended_at=time.time(),
             lost_log_bytes=self._log.lost_bytes,
-            lost_metric_bytes=self._metrics.lost_bytes,
             stacks=self._stacks_text if report.exit is Exit.HANG else "",
             joined_jax=self._join_state() == joining.JOINED,
         )
@@ -451,7 +443,6 @@ class Agent:
             tee.drain()
         self._log.close()
         self._metrics.close()
-        self._reserve.unlink(missing_ok=True)
         self._mountpoints.release(self._plan.data)
         workspace.remove(Path(self._who.scratch) / f"host-{self._who.index}")
 

@@ -24,7 +24,7 @@ from kinetic._core.plan import Plan
 from kinetic._host.agent import workspace
 from kinetic._host.agent.exit_report import last_words
 from kinetic._host.agent.log_writer import HostLog, Tee
-from kinetic._host.agent.metric_tee import MetricTee
+from kinetic._host.agent.metric_file import MetricFile
 from kinetic._host.agent.workspace import Workspace
 from kinetic._host.channel import Message
 from kinetic._host.identity import Identity
@@ -59,10 +59,7 @@ def ends_quietly(pid: int) -> bool:
 
 
 class Reporter:
-    """Writes one host's end to the store and to its log.
-
-    `reserve` is a file that reserves disk space; it is removed when the store is full.
-    """
+    """Writes one host's end to the store and to its log."""
 
     def __init__(
         self,
@@ -71,9 +68,8 @@ class Reporter:
         store: Store,
         *,
         log: HostLog,
-        tees: Sequence[Tee | MetricTee],
-        metrics: MetricTee,
-        reserve: Path,
+        tees: Sequence[Tee],
+        metrics: MetricFile,
     ) -> None:
         self._where = identity.job_id, identity.attempt, identity.host
         self._attempt = identity.attempt
@@ -84,17 +80,12 @@ class Reporter:
         self._log = log
         self._tees = tees
         self._metrics = metrics
-        self._reserve = reserve
+        self._reserve = Path(identity.scratch) / processes.DISK_RESERVE
 
     # -- the log -----------------------------------------------------------------------------------
 
     def announce_attempt(self) -> None:
-        """Log where another attempt begins, and why; and what this host cannot do in it."""
-        if self._metrics.trouble:
-            self._log.say(
-                "kinetic: what this host logs with kinetic.log is lost, because named pipes cannot "
-                f"be made here ({self._metrics.trouble})."
-            )
+        """Log where another attempt begins, and why."""
         if self._place is None:
             return
         if self._is_elastic:
@@ -210,8 +201,6 @@ class Reporter:
         whether it is stored. `voided`: what the worker said last does not count."""
         report = self.store_pickles(report, end)
         self.log_failure(report, end if voided else {})
-        if lost := self._metrics.lost_bytes:
-            self._log.say(f"kinetic: {lost} bytes of metrics were lost: the disk is full.")
         self._log.deliver()  # Clients read the output as soon as they see the report.
         self._metrics.deliver()
         stored = self.store_report(report)
@@ -265,9 +254,9 @@ class Reporter:
         return True
 
     def _put(self, key: str, data: bytes | Path) -> None:
-        """Store; on a full disk, in the reserved space."""
+        """Store; on a full disk, in the space that the job's supervisor has reserved."""
         try:
             self._store.put(key, data)
         except StoreFull:
-            self._reserve.unlink(missing_ok=True)
+            processes.free_half(self._reserve)
             self._store.put(key, data)

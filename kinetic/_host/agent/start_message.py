@@ -13,9 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kinetic._core import metric_format, preemption
+from kinetic._core import preemption
 from kinetic._core.plan import Plan
-from kinetic._host.agent.metric_tee import pipe_of
 from kinetic._host.agent.workspace import REFORM_FILE, Workspace
 from kinetic._host.identity import Identity
 from kinetic._host.worker import jaxworld
@@ -111,7 +110,6 @@ def _environ(
         "KINETIC_NUM_SLICES": str(_slices(who, plan)),
         "KINETIC_OUTPUT_DIR": space.output_dir,
         preemption.VARIABLE: str(space.root),
-        metric_format.VARIABLE: str(pipe_of(who)),
     }
     if plan.options.elastic is not None:
         own["KINETIC_LEAST_SLICES"] = str(plan.options.elastic.least)

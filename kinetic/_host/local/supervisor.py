@@ -35,9 +35,6 @@ SOCKET_PATH_LIMIT = 100
 """Bytes of a Unix socket's path; the kernel takes 107."""
 _OF_ADDRESSES = frozenset("%#?")
 """What has a meaning of its own in the address of a socket."""
-RESERVE_BYTES = 1 << 16
-"""Reserved on disk, so that the verdict can be written when the disk is full, and in an elastic job
-those of the attempts before."""
 ATTEMPT_FILES = ("state.json", "fetching")
 """What is true of one attempt only."""
 LOOK_AGAIN_S = 0.002
@@ -126,7 +123,7 @@ class Supervisor:
 
         job_id = self._request.job_id
         try:
-            verdicts.conclude(self._store, job_id, ended, plan, free_space=self._free_reserve)
+            verdicts.conclude(self._store, job_id, ended, plan)
         finally:  # Also where the store is gone.
             self._sweep_up()
         return 0
@@ -242,11 +239,11 @@ class Supervisor:
             has_records=self._holds_the_lock,
             on_ready=(lambda: None) if is_ready else self._say_ready,
             on_agents=on_agents,
-            free_space=self._halve_reserve,
+            free_space=lambda: processes.free_half(self._scratch / processes.DISK_RESERVE),
         ).lead(endpoint)
 
     def _reserve(self) -> None:
-        processes.reserve_disk(self._own / "reserve", RESERVE_BYTES)
+        processes.reserve_disk(self._scratch / processes.DISK_RESERVE)
 
     def _socket_path(self) -> Path:
         path = self._own / "socket"
@@ -315,20 +312,10 @@ class Supervisor:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _free_reserve(self) -> None:
-        """Free the disk space reserved for the verdict."""
-        (self._own / "reserve").unlink(missing_ok=True)
-
-    def _halve_reserve(self) -> None:
-        """Free half of it: more attempts may follow on a disk that stays full."""
-        reserve = self._own / "reserve"
-        with contextlib.suppress(OSError):
-            os.truncate(reserve, reserve.stat().st_size // 2)
-
     def _sweep_up(self) -> None:
         memory_folder.remove_unused(self._request.job_id)
         free_memory_of_ended(self._store, time.time())
-        for name in ("reserve", "socket", "supervisor.json", *ATTEMPT_FILES):
+        for name in ("socket", "supervisor.json", *ATTEMPT_FILES):
             (self._own / name).unlink(missing_ok=True)
         if self._socket_dir is not None:
             _remove(self._socket_dir)

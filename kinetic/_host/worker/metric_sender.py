@@ -1,18 +1,18 @@
-"""Rows of metrics on their way from the function to its agent, which writes them to the job's log.
+"""Append what a process logs to the file of its host, behind the function's back.
 
-In: rows, whose values may be arrays that JAX has not computed yet. Out: frames in a named pipe; the
-time of a step; how full the devices are. A thread does all of it behind the function's back: it
-waits for no array, but looks whether it is ready. It is not one of `threading`, so that it is
-neither listed nor joined.
+A thread does so four times a second, with one write for all rows since: several processes may
+append to the file. It waits for no array, but asks JAX whether it is ready; it adds the time of a
+step and how full the devices are. It is not one of `threading`, so that it is neither listed nor
+joined.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import itertools
 import math
 import os
-import select
 import sys
 import time
 from array import array
@@ -21,20 +21,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic._core.metric_format import NO_STEP, Frame, split_rows
-from kinetic._core.metric_series import DEVICE_LIMIT, DEVICE_MEMORY, STEP_TIME, FigureCadence
+from kinetic._core.metrics import (
+    DEVICE_LIMIT,
+    DEVICE_MEMORY,
+    NO_STEP,
+    STEP_TIME,
+    FigureCadence,
+    Rows,
+)
 from kinetic._host.worker import streams
-from kinetic._system import pipes
 
 PAUSE_S = 0.25
-"""How often rows are sent: a process that is killed loses those since."""
+"""How often rows are written: a process that is killed loses those since."""
 STEP_TIME_EVERY_S = 1.0
 MOST_ROWS = 100_000
-"""A function that logs faster than rows can be sent is held back when so many wait."""
+"""A function that logs faster than rows can be written is held back when so many wait."""
 HOLD_S = 5.0
-"""But not longer: then the row is dropped."""
-FULL_S = 5.0
-"""How long the agent may take to read before a frame is dropped."""
+"""But not longer: then rows are dropped until there is room."""
 RETURNED_S, RAISED_S = 10.0, 0.5
 """How long rows may take whose arrays are not ready when the function has ended: after an error
 they may never be."""
@@ -57,41 +60,40 @@ class MetricRow(NamedTuple):
 
 
 class Sender:
-    """Sends the rows of this process into a pipe."""
+    """Appends the rows of this process to a file."""
 
-    def __init__(self, pipe: Path) -> None:
-        self._pipe = pipe
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._epoch_s = time.time() - time.monotonic()  # A clock that is set must not move rows.
         self._rows: deque[MetricRow] = deque()
         self._sending = _thread.allocate_lock()
         self._wake = _thread.allocate_lock()
         self._wake.acquire()
-        self._runs = self._is_closed = False
+        self._runs = self._is_stuck = self._is_cut = False
         self._steps = StepTimes()
         self._devices = FigureCadence(time.monotonic())
         self._told: set[str] = set()
 
     def add(self, row: MetricRow) -> None:
         """Take a row."""
-        if len(self._rows) >= MOST_ROWS and not self._hold():
-            self.say(f"{MOST_ROWS} rows wait to be sent; further ones are dropped until some are.")
+        if len(self._rows) >= MOST_ROWS and not self._await_room():
+            self.say(f"{MOST_ROWS} rows wait to be written: more are dropped until there is room.")
             return
         self._rows.append(row)
         if not self._runs:
             self._runs = True
             _thread.start_new_thread(self._run, ())
 
-    def _hold(self) -> bool:
-        """Wait until there is room; return whether there is."""
-        until = time.monotonic() + HOLD_S
-        while len(self._rows) >= MOST_ROWS // 2:
-            if time.monotonic() > until:
-                return len(self._rows) < MOST_ROWS
+    def _await_room(self) -> bool:
+        """Wait until half of the rows are written; only once for a disk that takes none."""
+        until = time.monotonic() + (0.0 if self._is_stuck else HOLD_S)
+        while len(self._rows) >= MOST_ROWS // 2 and time.monotonic() < until:
             time.sleep(0.005)
-        return True
+        self._is_stuck = len(self._rows) >= MOST_ROWS
+        return not self._is_stuck
 
     def flush(self, patience_s: float) -> None:
-        """Send all rows; those whose arrays are not ready in time are dropped."""
+        """Write all rows; those whose arrays are not ready in time are dropped."""
         until = time.monotonic() + patience_s
         with self._sending:
             while self._rows:
@@ -108,25 +110,19 @@ class Sender:
             self._write_rows(self._steps.take(is_last=True))
 
     def wake(self) -> None:
-        """Let the thread send now."""
+        """Let the thread write now."""
         with contextlib.suppress(RuntimeError):  # It is awake.
             self._wake.release()
 
-    def close(self) -> None:
-        """Let the thread end; what was not sent is dropped."""
-        self._is_closed = True
-        self._rows.clear()
-        self.wake()
-
     def _run(self) -> None:
-        while not self._is_closed:
+        while True:
             self._wake.acquire(timeout=PAUSE_S)
             if self._rows:
                 with self._sending:
                     self._send()
 
     def _send(self) -> None:
-        """Send the rows that are ready. Nothing may escape: the thread would end."""
+        """Write the rows that are ready. Nothing may escape: the thread would end."""
         try:
             rows = list(self._take_ready())
             self._write_rows([row for row in rows if row.values])
@@ -172,36 +168,31 @@ class Sender:
         self.say(f"a value of {name!r} is lost: {why}.", key=f"lost {name}")
 
     def _write_rows(self, rows: list[MetricRow]) -> None:
-        # Opened each time: the function may close all descriptors that it does not know.
-        if not rows or (fd := pipes.connect(self._pipe)) is None:
+        if not rows:
             return
+        lead = b"\n" if self._is_cut else b""
+        data = lead + b"".join(part.encode() for part in _group_rows(rows, self._epoch_s))
         try:
-            for frame in _group_rows(rows, self._epoch_s):
-                for part in split_rows(frame, select.PIPE_BUF):
-                    if not _write_whole(fd, part.encode()):
-                        self.say("values are lost: this host's agent does not read them.")
-                        return
-        finally:
-            os.close(fd)
+            # Opened each time: the function may close all descriptors that it does not know.
+            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                written = os.write(fd, data)
+            finally:
+                os.close(fd)
+        except FileNotFoundError:  # The job was removed.
+            return
+        except OSError as error:
+            self.say(f"values are lost: {error.strerror}.")
+            return
+        self._is_cut = written < len(data)
+        if self._is_cut:
+            self.say("values are lost: the disk is full.")
 
     def say(self, text: str, *, key: str = "") -> None:
         """Say this on stderr, once."""
         if (key or text) not in self._told:
             self._told.add(key or text)
             streams.say(f"kinetic.log: {text}")
-
-
-def _write_whole(fd: int, data: bytes) -> bool:
-    """Write a frame as a whole; return False if nobody reads."""
-    until = time.monotonic() + FULL_S
-    while time.monotonic() < until:
-        try:
-            return os.write(fd, data) > 0
-        except BlockingIOError:
-            time.sleep(0.002)  # poll() calls a pipe writable that has room for less
-        except OSError:
-            return False
-    return False
 
 
 class StepTimes:
@@ -257,21 +248,16 @@ def _is_ready(row: MetricRow) -> bool:
     return True
 
 
-def _group_rows(rows: list[MetricRow], epoch_s: float) -> Iterator[Frame]:
-    """Yield rows that follow each other and name the same as one frame."""
-    frame: Frame | None = None
-    for row in rows:
-        names = tuple(row.values)
-        if frame is None or frame.names != names:
-            if frame is not None:
-                yield frame
-            frame = Frame(names, array("d"), array("q"), [array("d") for _ in names])
-        frame.times.append(epoch_s + row.time_s)
-        frame.steps.append(row.step)
-        for column, value in zip(frame.values, row.values.values(), strict=True):
-            column.append(value)
-    if frame is not None:
-        yield frame
+def _group_rows(rows: list[MetricRow], epoch_s: float) -> Iterator[Rows]:
+    """Yield rows that follow each other and name the same, by columns."""
+    for names, group in itertools.groupby(rows, lambda row: tuple(row.values)):
+        same = list(group)
+        yield Rows(
+            names,
+            array("d", [epoch_s + row.time_s for row in same]),
+            array("q", [row.step for row in same]),
+            [array("d", [row.values[name] for row in same]) for name in names],
+        )
 
 
 def _sample_devices(now: float) -> list[MetricRow]:

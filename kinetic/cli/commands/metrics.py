@@ -1,7 +1,7 @@
 """`kinetic jobs metrics`: what jobs have logged with `kinetic.log`, as a table, curves, JSON, CSV,
 a picture or event files.
 
-In: ids of jobs. Out: series of their hosts; while they are logged, with --follow.
+With --follow it prints rows as they are logged, a line each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import itertools
 import math
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from kinetic._client.board import text
-from kinetic._core.metric_series import OF_HOSTS
+from kinetic._core.metrics import OF_HOSTS
 from kinetic.cli import output
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.options import check_hosts, host_options, jobs_argument
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from kinetic._client.curves import Curve
     from kinetic._client.metrics import MetricsReader
     from kinetic._core.log_format import LogChunk
-    from kinetic._core.metric_series import Series
+    from kinetic._core.metrics import Series
     from kinetic._core.ref import JobRef
 
 _HELP = """Show what jobs have logged with kinetic.log, step by step, and figures of their hosts.
@@ -48,7 +47,6 @@ Examples:
 _COLUMNS = ("METRIC", "JOB", "HOST", "VALUES", "STEP", "LAST", "LEAST", "GREATEST")
 _RIGHT = ("VALUES", "STEP", "LAST", "LEAST", "GREATEST")
 _CSV = "job_id,host,attempt,step,time,name,value"
-_REDRAW_S = 0.5
 _CHART_LINES = 12
 _DRAWN_POINTS = 2000
 """Of a curve; more would not be seen."""
@@ -95,7 +93,7 @@ class _ShownJob(NamedTuple):
     "last]",
 )
 @click.option("--repeats", is_flag=True, help="Also steps that were trained again, each time.")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the jobs end.")
+@click.option("--follow", "-f", is_flag=True, help="Print rows until the jobs end.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: with --follow a line per row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, a line per value.")
 @click.option(
@@ -127,11 +125,8 @@ def metrics(
         raise UsageError("Give either --json or --csv.")
     choice = _Choice(names, None if all_hosts else hosts or (0,), attempt, repeats)
     watched = [_open(app, job_id, choice) for job_id in dict.fromkeys(job_ids)]
-    prints_rows = follow and (as_json or as_csv or not output.can_redraw())
-    if prints_rows:
+    if follow:
         _print_rows(app, watched, choice, as_json=as_json, as_csv=as_csv)
-    elif follow:
-        _draw_until_the_end(app, watched, choice)
     else:
         for each in watched:
             each.reader.look()
@@ -139,7 +134,7 @@ def metrics(
         _draw_picture(picture, watched, choice)
     if tensorboard is not None:
         _write_events(tensorboard, watched, choice)
-    if prints_rows:
+    if follow:
         return None
     if as_json:
         return output.json_document([_document(each, choice) for each in watched])
@@ -370,14 +365,14 @@ def _new_series(
     app: AppContext, watched: Sequence[_ShownJob], choice: _Choice
 ) -> Iterator[tuple[_ShownJob, Series]]:
     """Yield what each job logs, once, in the order in which it arrives."""
-    from kinetic._core.metric_series import Recording
+    from kinetic._core.metrics import Recording
 
     for each, chunk in _chunks(app, watched):
         if chunk is None:
             continue
         new = Recording()
-        for frame in each.reader.take(chunk):
-            new.add(chunk.host, chunk.end.attempt, frame)
+        for rows in each.reader.take(chunk):
+            new.add(chunk.host, chunk.end.attempt, rows)
         for series in new.series(repeats=True):
             if not choice.names or series.name in choice.names:
                 yield each, series
@@ -405,31 +400,3 @@ def _chunks(
 
 
 _END: Any = object()
-
-
-def _draw_until_the_end(app: AppContext, watched: Sequence[_ShownJob], choice: _Choice) -> None:
-    """Draw the table and the curves again and again, until q is pressed."""
-    left_out, drawn_at = _left_out(watched, choice), 0.0
-    with output.Screen() as screen:
-        for each, chunk in _chunks(app, watched):
-            if chunk is not None:
-                each.reader.take(chunk)
-            if time.monotonic() < drawn_at + _REDRAW_S:
-                continue
-            drawn_at = time.monotonic()
-            rows = _rows(watched, choice)
-            width, height = screen.size
-            names = choice.names or _first_names(rows) if rows else ()
-            charts = [_draw(name, watched, choice, width) for name in names]
-            room = max(height - 4 - sum(chart.count("\n") + 2 for chart in charts), 1)
-            screen.show(
-                f"{', '.join(each.ref.job_id for each in watched)}    q leaves",
-                _COLUMNS,
-                [_cells(*row) for row in rows[:room]],
-                "\n\n".join(charts),
-                left_out=left_out,
-                right=_RIGHT,
-                cut="METRIC",
-            )
-            if screen.wait(0.0):
-                return

@@ -1,6 +1,14 @@
-"""What a job has logged, by name, host and attempt; and as one curve for each name and host.
+"""What a job logs with `kinetic.log`: lines of a file, and the series that they make.
 
-In: frames (see `metric_format`). Out: series. Pure.
+In: lines. Out: rows; series by metric and host. Pure.
+
+Each line is a JSON object with rows that name the same metrics, by columns; what is no finite
+number is written as Python's `json` does (NaN, Infinity):
+
+    {"times": [1732800000.25, …], "steps": [7, …], "values": {"loss": [0.5, …]}}
+
+Times are seconds since the epoch. A row that belongs to no step has `NO_STEP`. Whatever knows the
+file can append to it: a line that `kinetic.log` would not write is passed over.
 
 A step that was trained twice shows once: where an attempt goes on from a checkpoint, what earlier
 ones have logged from its first step on is left out. Within an attempt the last value of a step
@@ -11,14 +19,25 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import json
 import math
 import operator
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
-from kinetic._core.metric_format import NO_STEP, Column, Frame
 from kinetic._core.values import dataclass
+
+VARIABLE = "KINETIC_METRICS_FILE"
+"""The file to append to, in the environment of a function and of the programs that it starts."""
+NO_STEP = -1
+LONGEST_NAME_BYTES = 200
+LONGEST_LINE_BYTES = 8 << 20
+"""Readers drop the beginning of a longer one."""
+CELLS_IN_A_LINE = 20_000
+_LATEST_S = 1e12
+_FIRST_S, _LATER_S = 1.0, 10.0
 
 OF_HOSTS = "host/"
 """How figures of hosts begin: they come last."""
@@ -30,8 +49,108 @@ STEP_TIME = "step_time_s"
 STEP_RATE = "steps_per_s"
 """Follows from the step time, and is not stored."""
 
+Column: TypeAlias = "array[Any]"
 
-_FIRST_S, _LATER_S = 1.0, 10.0
+
+class Rows(NamedTuple):
+    """Rows that name the same metrics.
+
+    Attributes:
+        names: of the metrics.
+        times: of the rows, in seconds since the epoch.
+        steps: of the rows, or `NO_STEP`.
+        values: a column for each name.
+    """
+
+    names: tuple[str, ...]
+    times: Column
+    steps: Column
+    values: Sequence[Column]
+
+    def encode(self) -> bytes:
+        """Return them as lines that are not too long."""
+        at_once = max(CELLS_IN_A_LINE // (2 + len(self.names)), 1)
+        return b"".join(
+            self._encode(slice(begin, begin + at_once))
+            for begin in range(0, len(self.times), at_once)
+        )
+
+    def _encode(self, part: slice) -> bytes:
+        columns = zip(self.names, self.values, strict=True)
+        document = {
+            "times": [round(time, 6) for time in self.times[part]],
+            "steps": self.steps[part].tolist(),
+            "values": {name: column[part].tolist() for name, column in columns},
+        }
+        return f"{json.dumps(document, separators=(',', ':'))}\n".encode()
+
+
+class RowDecoder:
+    """Takes the bytes of a file in pieces, and returns the rows whose lines are whole."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Rows]:
+        """Return what is whole by now; rows that follow each other and name the same are one
+        `Rows`."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest if len(rest) < LONGEST_LINE_BYTES else b""
+        lines = [line for line in lines if line]
+        try:  # All at once: a million lines take a second.
+            return _join_rows(json.loads(b"[%s]" % b",".join(lines)))
+        except (ValueError, RecursionError):
+            return [rows for line in lines for rows in _read_line(line)]
+
+
+def _read_line(line: bytes) -> list[Rows]:
+    """The rows of a line among which one is damaged."""
+    try:
+        return _join_rows([json.loads(line)])
+    except (ValueError, RecursionError):
+        return []
+
+
+def _join_rows(documents: Sequence[Any]) -> list[Rows]:
+    """Make rows of documents; those of neighbours that name the same are joined.
+
+    Raises:
+        ValueError: one of them has no rows.
+    """
+    joined: list[Rows] = []
+    try:
+        for names, group in itertools.groupby(documents, lambda each: tuple(each["values"])):
+            times, steps = list[float](), list[int]()
+            columns = [list[float]() for _ in names]
+            for document in group:
+                times += document["times"]
+                steps += document["steps"]
+                for column, values in zip(columns, document["values"].values(), strict=True):
+                    column.extend(values)
+                    if len(column) != len(times) or len(steps) != len(times):
+                        raise ValueError("columns of several lengths")
+            arrays = [array("d", column) for column in columns]
+            joined.append(Rows(_clean(names), array("d", times), array("q", steps), arrays))
+    except (AttributeError, KeyError, OverflowError, TypeError) as error:
+        raise ValueError(f"no rows: {error}") from None
+    for rows in joined:
+        times_ok = not rows.times or (min(rows.times) >= 0 and max(rows.times) < _LATEST_S)
+        if not times_ok or math.isnan(sum(rows.times)) or min(rows.steps, default=0) < NO_STEP:
+            raise ValueError("times or steps that cannot be")
+    return joined
+
+
+def _clean(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names that steer no terminal. What can be printed is another question in each Python, and
+    costs no row.
+
+    Raises:
+        ValueError: a name is empty or too long.
+    """
+    for name in names:
+        if not name or len(name.encode(errors="replace")) > LONGEST_NAME_BYTES:
+            raise ValueError("a name that cannot be")
+    return tuple("".join(c if c.isprintable() else "\ufffd" for c in name) for name in names)
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,17 +242,17 @@ class Recording:
         self.names: dict[str, None] = {}
         self._columns: dict[tuple[str, int], dict[int, _Columns]] = {}
 
-    def add(self, host: int, attempt: int, frame: Frame) -> None:
+    def add(self, host: int, attempt: int, rows: Rows) -> None:
         """Take more of what a host has logged."""
-        for name, values in zip(frame.names, frame.values, strict=True):
+        for name, values in zip(rows.names, rows.values, strict=True):
             attempts = self._columns.get((name, host))
             if attempts is None:
                 self.names.setdefault(name)
                 attempts = self._columns[name, host] = {}
             if (columns := attempts.get(attempt)) is None:
                 columns = attempts[attempt] = _Columns()
-            columns.steps.extend(frame.steps)
-            columns.times.extend(frame.times)
+            columns.steps.extend(rows.steps)
+            columns.times.extend(rows.times)
             columns.values.extend(values)
 
     def series(self, *, repeats: bool = False) -> list[Series]:
