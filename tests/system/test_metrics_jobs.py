@@ -118,14 +118,14 @@ def test_traced_values_are_refused(home):
         handle.result(timeout=LIMIT_S)
 
 
-def test_programs_and_forks_log_and_closed_descriptors_do_not_matter(home):
+def test_programs_forks_and_pools_log(home):
     handle = kinetic.run("cpu")(log_from_everywhere).run_async()
     handle.result(timeout=LIMIT_S)
     found = handle.metrics()
-    assert {name: list(found[name].steps) for name in ("program", "fork", "closed")} == {
+    assert {name: sorted(found[name].steps) for name in ("program", "fork", "pool")} == {
         "program": [1],
         "fork": [2],
-        "closed": [3],
+        "pool": [*range(3, 9)],
     }
 
 
