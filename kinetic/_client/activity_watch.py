@@ -53,15 +53,15 @@ class ActivityWatch:
         have had the time to."""
         give_up_at = time.monotonic() + patience_s
         while True:
-            found = self.poll()
+            lines = self.poll()
             if not self._unanswered or time.monotonic() > give_up_at:
-                return found
+                return lines
             time.sleep(_PAUSE_S)
 
     def poll(self) -> list[HostLine]:
         """Return the hosts of all active jobs, newest job first."""
         self._unanswered.clear()
-        found: list[HostLine] = []
+        lines: list[HostLine] = []
         active = self._active()
         standings = self._app.board.look(active)
         for ref in active:
@@ -70,10 +70,12 @@ class ActivityWatch:
                 self._ended.add(ref.job_id)
                 self._disconnect(ref.job_id)
                 continue
-            seen = self._snapshot(ref, may_run=state != JobStatus.PENDING)
-            attempt = None if seen else self._app.board.gang(ref).current
-            found += activity.lines(ref, state, seen, self._rates, self._app.now(), attempt=attempt)
-        return found
+            snapshot = self._snapshot(ref, may_run=state != JobStatus.PENDING)
+            attempt = None if snapshot else self._app.board.gang(ref).current
+            lines += activity.lines(
+                ref, state, snapshot, self._rates, self._app.now(), attempt=attempt
+            )
+        return lines
 
     def _active(self) -> list[JobRef]:
         ids = set(index.ids(self._app.store)) - self._ended
@@ -111,10 +113,10 @@ class ActivityWatch:
         """What the leader of a job on a cluster has answered."""
         from kinetic._client import asking
 
-        asked = self._asked.setdefault(ref.job_id, asking.ActivityPoll(self._app.store, ref))
+        poll = self._asked.setdefault(ref.job_id, asking.ActivityPoll(self._app.store, ref))
         with contextlib.suppress(KineticError):
-            if (found := asked.look()) is not None:
-                return found
+            if (answer := poll.look()) is not None:
+                return answer
         self._unanswered.add(ref.job_id)
         return None
 

@@ -41,9 +41,9 @@ def stacks(
     give_up_at = time.monotonic() + patience_s
     while time.monotonic() < give_up_at:
         # The answer to another process's later request serves as well.
-        found = _answer(store, layout.AttemptKeys(*place).stacks)
-        if found["id"] != before["id"]:
-            return {int(host): str(text) for host, text in found["stacks"].items()}
+        answer = _answer(store, layout.AttemptKeys(*place).stacks)
+        if answer["id"] != before["id"]:
+            return {int(host): str(text) for host, text in answer["stacks"].items()}
         if ended():
             return {}
         time.sleep(LOOK_EVERY_S)

@@ -77,8 +77,8 @@ def find_price(chosen: Settings, topology: Topology) -> Price | None:
 
 def find_flags() -> dict[str, str]:
     """Return the variables that compilers heed, as they are at this moment."""
-    here = settings.variables()
-    return {name: here[name] for name in FLAGS if name in here}
+    environ = settings.variables()
+    return {name: environ[name] for name in FLAGS if name in environ}
 
 
 def check_programs(
@@ -122,9 +122,9 @@ def check_programs(
         for report in check.compile():
             tell(f"kinetic: {summarize(report)}")
     except KeyboardInterrupt as interrupt:
-        again = f'kinetic.attach("{ref.job_id}").compile_report()'
-        told = f"kinetic: the compilers were ended; {again} goes on with what they had done."
-        console.tell_last(interrupt, told)
+        call = f'kinetic.attach("{ref.job_id}").compile_report()'
+        words = f"kinetic: the compilers were ended; {call} goes on with what they had done."
+        console.tell_last(interrupt, words)
         raise
     with contextlib.suppress(StoreError):  # pages show it; here it is returned
         text = json.dumps(check.report.to_json())

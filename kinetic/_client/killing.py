@@ -34,14 +34,14 @@ def choose_hosts(ref: JobRef, slice: int | None, host: int | None) -> tuple[int,
         )
     if slice is None:
         return (_check_index(ref, "host", host, ref.hosts),)
-    each = shape.machines_of_a_slice(ref)
+    hosts_each = shape.machines_of_a_slice(ref)
     if ref.has_single_controller:
-        first = ref.hosts + _check_index(ref, "slice", slice, _MANY) * each
+        first = ref.hosts + _check_index(ref, "slice", slice, _MANY) * hosts_each
     else:
-        first = _check_index(ref, "slice", slice, ref.hosts // each) * each
+        first = _check_index(ref, "slice", slice, ref.hosts // hosts_each) * hosts_each
     if host is None:
-        return tuple(range(first, first + each))
-    return (first + _check_index(ref, "host", host, each, f" of slice {slice}"),)
+        return tuple(range(first, first + hosts_each))
+    return (first + _check_index(ref, "host", host, hosts_each, f" of slice {slice}"),)
 
 
 def name_machines(ref: JobRef, hosts: Sequence[int], *, of_all: bool = False) -> str:
@@ -50,9 +50,9 @@ def name_machines(ref: JobRef, hosts: Sequence[int], *, of_all: bool = False) ->
     machines = [host - ref.hosts for host in hosts if host >= ref.hosts]
     if not machines:
         return name_of(hosts, ref.hosts) if of_all else name_hosts(hosts)
-    each = shape.machines_of_a_slice(ref)
-    of_slice = name_hosts([machine % each for machine in machines]).replace("host", "machine")
-    return f"{of_slice} of slice {machines[0] // each}"
+    hosts_each = shape.machines_of_a_slice(ref)
+    of_slice = name_hosts([machine % hosts_each for machine in machines]).replace("host", "machine")
+    return f"{of_slice} of slice {machines[0] // hosts_each}"
 
 
 def _check_index(ref: JobRef, noun: str, value: object, count: int, where: str = "") -> int:
@@ -70,9 +70,9 @@ def signal_of(name: str | int) -> signals.Signals:
         UsageError: there is no such signal.
     """
     text = str(name).strip().upper()
-    known = {each.name: each for each in signals.Signals}
-    known |= {each.name.removeprefix("SIG"): each for each in signals.Signals}
-    known |= {str(each.value): each for each in signals.Signals}
-    if text not in known:
+    by_name = {each.name: each for each in signals.Signals}
+    by_name |= {each.name.removeprefix("SIG"): each for each in signals.Signals}
+    by_name |= {str(each.value): each for each in signals.Signals}
+    if text not in by_name:
         raise UsageError(f"There is no signal {name!r}. Give a name or a number: KILL, TERM, 9.")
-    return known[text]
+    return by_name[text]

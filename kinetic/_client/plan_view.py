@@ -63,12 +63,12 @@ class PlanView:
         return drawing.html(picture)
 
     def _rows(self) -> list[tuple[str, str]]:
-        shown = [f"{path} ({size_bytes:,})" for path, size_bytes in self.files[:_LARGEST_SHOWN]]
-        more = len(self.files) - len(shown)
+        largest = [f"{path} ({size_bytes:,})" for path, size_bytes in self.files[:_LARGEST_SHOWN]]
+        more = len(self.files) - len(largest)
         kinds = Counter(str(document.get("kind", "?")) for document in self.documents)
         named = [f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.items()]
         rows = {
-            "files": ", ".join([*shown, f"{more:,} more"] if more else shown),
+            "files": ", ".join([*largest, f"{more:,} more"] if more else largest),
             "creates": ", ".join(named),
         }
         return [

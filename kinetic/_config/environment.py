@@ -70,15 +70,15 @@ def select_env_vars(names: Sequence[str], environ: Mapping[str, str]) -> dict[st
         checks,  # like logging, imported only where something is captured
     )
 
-    taken: dict[str, str] = {}
+    captured: dict[str, str] = {}
     for pattern in checks.patterns("capture_env_vars", names):
-        taken |= _match_vars(pattern, environ)
-    if taken:
-        _log().info("captured environment variables: %s", ", ".join(sorted(taken)))
-    suspicious = sorted(filter(looks_secret, taken))
+        captured |= _match_vars(pattern, environ)
+    if captured:
+        _log().info("captured environment variables: %s", ", ".join(sorted(captured)))
+    suspicious = sorted(filter(looks_secret, captured))
     if suspicious:
         _warn_once(", ".join(suspicious))
-    return taken
+    return captured
 
 
 def _log() -> logging.Logger:
@@ -123,24 +123,24 @@ def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str,
 def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what a host on this machine inherits: what a process needs to run here, and nothing
     that could be a secret."""
-    return {k: v for k, v in environ.items() if _inherits(k)}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _INHERITED or name.startswith("LC_") or name.lower() in _PROXIES
+    }
 
 
-def _inherits(name: str) -> bool:
-    return name in _INHERITED or name.startswith("LC_") or name.lower() in _PROXIES
-
-
-def find_misspelt(known: Collection[str], environ: Mapping[str, str]) -> dict[str, str]:
+def find_misspelt(variables: Collection[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return variables that nothing reads, each with the one of `known` that it looks like."""
     import difflib
 
-    others = set(environ) - {*known} - _OF_HOSTS
+    others = set(environ) - {*variables} - _OF_HOSTS
     near = {
-        name: difflib.get_close_matches(name.upper(), list(known), n=1, cutoff=_ALIKE)
+        name: difflib.get_close_matches(name.upper(), list(variables), n=1, cutoff=_ALIKE)
         for name in sorted(others)
         if name.upper().startswith("KIN")
     }
-    return {name: found[0] for name, found in near.items() if found}
+    return {name: matches[0] for name, matches in near.items() if matches}
 
 
 def git_files(env: Mapping[str, str]) -> GitFiles:

@@ -6,7 +6,7 @@ In: the variable's name for messages, and the value. Out: the checked value, or 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +46,22 @@ def store(variable: str, value: Any) -> str:
 def number(variable: str, value: Any) -> float:
     """A number that is not negative."""
     try:
-        found = float(value)
+        parsed = float(value)
     except (TypeError, ValueError):
-        found = math.nan
-    if not math.isfinite(found) or found < 0 or isinstance(value, bool):
+        parsed = math.nan
+    if not math.isfinite(parsed) or parsed < 0 or isinstance(value, bool):
         raise UsageError(
             f"{variable} must be a number that is not negative, for example 30; it is {value!r}."
         )
-    return found
+    return parsed
 
 
 def positive(variable: str, value: Any) -> float:
     """A number above 0."""
-    found = number(variable, value)
-    if found == 0:
+    parsed = number(variable, value)
+    if parsed == 0:
         raise UsageError(f"{variable} must be more than 0; it is {value!r}.")
-    return found
+    return parsed
 
 
 _SWITCH = dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True) | dict.fromkeys(
@@ -92,7 +92,10 @@ def prices(variable: str, value: Any) -> dict[str, float]:
     """What the user pays for chips, by family: "v6e=2.10, v6e:spot=0.80, l4=0.5", or a mapping."""
     from kinetic._core.accelerators.prices import check_family
 
-    pairs = value if isinstance(value, Mapping) else dict(_pairs(value))
+    pairs = value
+    if not isinstance(value, Mapping):
+        parts = [part.partition("=") for part in str(value).split(",") if part.strip()]
+        pairs = {name: amount.strip().removeprefix("$") for name, _, amount in parts}
     named = {check_family(str(name).strip()): amount for name, amount in pairs.items()}
     if None in named:
         raise UsageError(
@@ -100,12 +103,6 @@ def prices(variable: str, value: Any) -> dict[str, float]:
             '"v6e=2.10, v6e:spot=0.80, l4=0.5": dollars for one chip or GPU and hour.'
         )
     return {str(name): number(variable, amount) for name, amount in named.items()}
-
-
-def _pairs(value: Any) -> Iterator[tuple[str, str]]:
-    for part in filter(str.strip, str(value).split(",")):
-        name, _, amount = part.partition("=")
-        yield name, amount.strip().removeprefix("$")
 
 
 def local_storage(variable: str, value: Any) -> str | None:
@@ -120,11 +117,11 @@ def network_devices(variable: str, value: Any) -> str | None:
 
 def level(variable: str, value: Any) -> str:
     """A level of the logging package."""
-    known = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
+    levels = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
     text = {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(
         str(value).strip().upper(), str(value).strip().upper()
     )
-    if text not in known:
+    if text not in levels:
         raise UsageError(
             f"{variable} must be DEBUG, INFO, WARNING, ERROR or CRITICAL; it is {value!r}."
         )

@@ -89,8 +89,8 @@ class Profiles:
     def without(self, name: str) -> Profiles:
         """Return them without one. If it was in use, none is."""
         self.get(name)
-        left = {n: values for n, values in self.by_name.items() if n != name}
-        return Profiles(left, None if self.current == name else self.current)
+        others = {n: values for n, values in self.by_name.items() if n != name}
+        return Profiles(others, None if self.current == name else self.current)
 
 
 def check_name(name: str) -> str:
@@ -121,16 +121,16 @@ def _check_values(name: str, values: Mapping[str, Any]) -> dict[str, str]:
     return {setting: values[setting] for setting in FIELDS if setting in values}
 
 
-def _unknown(name: str, known: tuple[str, ...]) -> str:
-    if not known:
+def _unknown(name: str, names: tuple[str, ...]) -> str:
+    if not names:
         return (
             f"There is no profile {name!r}, nor any other. To make one: kinetic profile create "
             f"{name} --project … --cluster …"
         )
     from difflib import get_close_matches
 
-    near = get_close_matches(name, known, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(sorted(known))}."
+    near = get_close_matches(name, names, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(sorted(names))}."
     return f"There is no profile {name!r}. {hint}"
 
 
@@ -175,10 +175,12 @@ def _document(data: bytes) -> dict[str, Any]:
 
 
 def _profiles(document: Mapping[str, Any]) -> Profiles:
-    told, current = document.get("profiles", {}), document.get("current")
-    if not isinstance(told, dict) or not all(isinstance(values, dict) for values in told.values()):
+    stored, current = document.get("profiles", {}), document.get("current")
+    if not isinstance(stored, dict) or not all(
+        isinstance(values, dict) for values in stored.values()
+    ):
         raise CorruptRecord('"profiles" must be an object of objects.')
-    by_name = {check_name(name): _check_values(name, values) for name, values in told.items()}
+    by_name = {check_name(name): _check_values(name, values) for name, values in stored.items()}
     if current is not None and (not isinstance(current, str) or current not in by_name):
         raise CorruptRecord(f"the current profile {current!r} is not in it.")
     return Profiles(by_name, current)

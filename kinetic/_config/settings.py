@@ -258,30 +258,31 @@ def load(
         StoreError: the file of profiles is damaged or cannot be read.
     """
     env = os.environ if environ is None else environ
-    given = {"log_level": _log_level, **_check_names("flag", flags or {})}
-    found: dict[str, Setting] = {}
-    place = _first("profiles_file", env, given, _Profile({})) or _profiles_place(env)
+    from_code = {"log_level": _log_level, **_check_names("flag", flags or {})}
+    chosen: dict[str, Setting] = {}
+    place = _first("profiles_file", env, from_code, _Profile({})) or _profiles_place(env)
     read = (
         _Profile(_check_names("profile", profile))
         if profile is not None
-        else _read_profile(env, given, place)
+        else _read_profile(env, from_code, place)
     )
     for name in _ROWS:
-        setting = _first(name, env, given, read)
+        setting = _first(name, env, from_code, read)
         if setting is not None:
-            found[name] = setting
+            chosen[name] = setting
     if place is not None:
-        found["profiles_file"] = Setting(_expand_path(place.value, env), place.source)
+        chosen["profiles_file"] = Setting(_expand_path(place.value, env), place.source)
     if read.name:
-        found["profile"] = Setting(read.name, read.source)
-    found.setdefault("home", Setting(_xdg(env, "XDG_DATA_HOME", "~/.local/share"), DEFAULT))
-    found.setdefault("cache_dir", Setting(_xdg(env, "XDG_CACHE_HOME", "~/.cache"), DEFAULT))
-    values = {name: s.value for name, s in found.items()}
+        chosen["profile"] = Setting(read.name, read.source)
+    chosen.setdefault("home", Setting(_xdg(env, "XDG_DATA_HOME", "~/.local/share"), DEFAULT))
+    chosen.setdefault("cache_dir", Setting(_xdg(env, "XDG_CACHE_HOME", "~/.cache"), DEFAULT))
+    values = {name: s.value for name, s in chosen.items()}
     folders = {name: _expand_path(values[name], env) for name in ("home", "cache_dir")}
-    values["store"] = _address(values.get("store"), folders["home"], env)
-    sources = {"store": SettingSource(Origin.HOME)} | {name: s.source for name, s in found.items()}
+    store = values.get("store") or str(folders["home"])
+    values["store"] = store if "://" in store else str(_expand_path(store, env))
+    sources = {"store": SettingSource(Origin.HOME)} | {name: s.source for name, s in chosen.items()}
     settings = Settings(**values | folders, sources=sources)
-    named = "store" in found or settings.pod_store or not settings.is_for_ray
+    named = "store" in chosen or settings.pod_store or not settings.is_for_ray
     return settings if named else _keep_store_on_head(settings, env)
 
 
@@ -384,12 +385,12 @@ def _read_profile(env: Environ, flags: Mapping[str, Any], place: Setting | None)
         return _Profile({})
     from kinetic._config import profiles
 
-    kept = profiles.read(path)
-    if chosen is None and kept.current is not None:
-        chosen = Setting(kept.current, SettingSource(Origin.PROFILES_FILE))
+    stored = profiles.read(path)
+    if chosen is None and stored.current is not None:
+        chosen = Setting(stored.current, SettingSource(Origin.PROFILES_FILE))
     if chosen is None:
         return _Profile({})
-    return _Profile(kept.get(str(chosen.value)), str(chosen.value), chosen.source)
+    return _Profile(stored.get(str(chosen.value)), str(chosen.value), chosen.source)
 
 
 def _exists(path: str) -> bool:
@@ -423,13 +424,6 @@ def _expand_path(text: str, env: Environ) -> Path:
     return Path(text).absolute()
 
 
-def _address(text: str | None, home: Path, env: Environ) -> str:
-    """A store's URI, or the whole path of its folder."""
-    if not text:
-        return str(home)
-    return text if "://" in text else str(_expand_path(text, env))
-
-
 def _passwd_home() -> Path:
     try:
         return Path.home()
@@ -441,5 +435,7 @@ def _passwd_home() -> Path:
 
 
 _ROWS: dict[str, _Row] = {
-    each.name: each.metadata["row"] for each in fields(Settings) if "row" in each.metadata
+    row_field.name: row_field.metadata["row"]
+    for row_field in fields(Settings)
+    if "row" in row_field.metadata
 }

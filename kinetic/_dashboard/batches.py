@@ -57,10 +57,10 @@ class BatchGrid(NamedTuple):
         return dict(Counter(cell.state for cell in self.cells).most_common())
 
 
-def list_batches(store: Store, found: JobList) -> list[BatchGrid]:
+def list_batches(store: Store, jobs: JobList) -> list[BatchGrid]:
     """Return the newest batches that have jobs; of each, only inputs that have jobs are counted."""
     by_group: dict[str, list[JobRow]] = {}
-    for row in found.rows:
+    for row in jobs.rows:
         if row.ref.group_id:
             by_group.setdefault(row.ref.group_id, []).append(row)
     return [
@@ -69,13 +69,15 @@ def list_batches(store: Store, found: JobList) -> list[BatchGrid]:
     ]
 
 
-def read_batch(store: Store, group_id: str, found: JobList, spending: SpendingWatch) -> BatchGrid:
+def read_batch(
+    store: Store, group_id: str, all_jobs: JobList, spending: SpendingWatch
+) -> BatchGrid:
     """Return one batch with all its inputs.
 
     Raises:
         NotFound: there is no such batch.
     """
-    rows = [row for row in found.rows if row.ref.group_id == group_id]
+    rows = [row for row in all_jobs.rows if row.ref.group_id == group_id]
     jobs = [(row.ref, row.standing._replace(started_at=row.started_at)) for row in rows]
     cost = spending.read(jobs).describe() if jobs else ""
     try:
@@ -112,12 +114,12 @@ def _name_of(store: Store, group_id: str) -> str:
 
 def _cells(rows: Iterable[JobRow]) -> tuple[BatchCell, ...]:
     """The inputs that have jobs; rows come newest first, so an input's first one is its latest."""
-    found: dict[int, BatchCell] = {}
+    cells: dict[int, BatchCell] = {}
     for row in rows:
         index = row.ref.group_index or 0
-        latest = found.get(index)
+        latest = cells.get(index)
         if latest is None:
-            found[index] = BatchCell(index, row.state, row, 1, row.standing.reason)
+            cells[index] = BatchCell(index, row.state, row, 1, row.standing.reason)
         else:
-            found[index] = latest._replace(tries=latest.tries + 1)
-    return tuple(found[index] for index in sorted(found))
+            cells[index] = latest._replace(tries=latest.tries + 1)
+    return tuple(cells[index] for index in sorted(cells))

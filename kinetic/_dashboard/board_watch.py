@@ -81,15 +81,14 @@ class JobList(NamedTuple):
     def select(self, state: str, words: str) -> list[JobRow]:
         """Return the jobs in a state, whose name, id, accelerator or batch has the words."""
         wanted = words.casefold().split()
-        return [
-            row
-            for row in self.rows
-            if state in ("", row.state) and all(word in _text_of(row.ref) for word in wanted)
-        ]
-
-
-def _text_of(ref: JobRef) -> str:
-    return f"{ref.job_id} {ref.display_name} {ref.accelerator} {ref.group_id or ''}".casefold()
+        rows = []
+        for row in self.rows:
+            ref = row.ref
+            text = f"{ref.job_id} {ref.display_name} {ref.accelerator} {ref.group_id or ''}"
+            is_wanted = all(word in text.casefold() for word in wanted)
+            if is_wanted and state in ("", row.state):
+                rows.append(row)
+        return rows
 
 
 class BoardWatch:
@@ -156,9 +155,9 @@ class BoardWatch:
         self._open = [row.ref for row in rows if row.standing.state in _ACTIVE]
 
     def _read_jobs(self) -> None:
-        known = [ref for ref in self._open if self._rows[ref.job_id].standing.state]
+        read_before = [ref for ref in self._open if self._rows[ref.job_id].standing.state]
         unread = [ref for ref in self._open if not self._rows[ref.job_id].standing.state]
-        refs = known + unread[:_FIRST_READ]
+        refs = read_before + unread[:_FIRST_READ]
         for job_id, standing in self._access.board.look(refs).items():
             self._rows[job_id] = self._rows[job_id]._replace(standing=standing)
         self._open = [ref for ref in self._open if self._rows[ref.job_id].standing.state in _ACTIVE]

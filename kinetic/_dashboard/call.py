@@ -84,8 +84,8 @@ def list_source(store: Store, plan: Plan) -> tuple[list[tuple[str, str]], int]:
         raise NotFound("No source was sent with this job.")
     with open_tree(store, plan.tree) as stored:
         files = [
-            (text.printable(each.path), text.size(each.size_bytes))
-            for each in stored.entries
-            if isinstance(each, manifest.File)
+            (text.printable(entry.path), text.size(entry.size_bytes))
+            for entry in stored.entries
+            if isinstance(entry, manifest.File)
         ]
     return files[:_MOST_FILES], max(len(files) - _MOST_FILES, 0)

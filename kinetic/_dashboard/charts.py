@@ -118,9 +118,9 @@ class ChartReader:
         """
         if not self._reader.look():
             return False
-        found = [each for each in self._reader.recording.series() if len(each)]
-        self.charts = tuple(draw_chart(each) for each in found[:MOST_CHARTS])
-        self.left_out = max(len(found) - MOST_CHARTS, 0)
+        series = [one for one in self._reader.recording.series() if len(one)]
+        self.charts = tuple(draw_chart(one) for one in series[:MOST_CHARTS])
+        self.left_out = max(len(series) - MOST_CHARTS, 0)
         return True
 
 

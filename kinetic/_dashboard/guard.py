@@ -62,7 +62,8 @@ class Guard:
             response = PlainTextResponse(REFUSAL, status_code=403)
             await response(scope, receive, send_guarded)
             return
-        if (page := _page_meant(rest)) != rest:
+        # Addresses in pages are relative: people add and drop the last slash.
+        if (page := rest.rstrip("/") or "/") != rest:
             query = scope["query_string"].decode("latin-1")
             address = f"/{self._token.decode()}{page}{'?' if query else ''}{query}"
             await RedirectResponse(address)(scope, receive, send_guarded)
@@ -75,12 +76,6 @@ class Guard:
         token, slash, rest = scope["path"].removeprefix("/").partition("/")
         is_known = hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token)
         return f"{slash}{rest}" if is_known else None
-
-
-def _page_meant(path: str) -> str:
-    """The path as pages are called, whose addresses are relative: people add and drop the last
-    slash."""
-    return path.rstrip("/") or "/"
 
 
 def is_allowed(method: str, headers: Mapping[str, list[str]]) -> bool:
@@ -107,10 +102,10 @@ def _name_of(host: str) -> str:
 
 def headers_of(scope: Scope) -> dict[str, list[str]]:
     """Return the values of each header, by its name in small letters."""
-    found: dict[str, list[str]] = {}
+    headers: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
+        headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return headers
 
 
 def _security_headers(style: str, frames: str) -> list[tuple[bytes, bytes]]:

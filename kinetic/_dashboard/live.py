@@ -126,7 +126,7 @@ async def stream_events(
             loop.call_soon_threadsafe(news.set)
 
     pollers = [_Poller(source, notify) for source in sources]
-    shown, sent_at = "", time.monotonic()
+    sent_trouble, sent_at = "", time.monotonic()
     try:
         while not await is_over():
             with contextlib.suppress(TimeoutError):
@@ -137,8 +137,8 @@ async def stream_events(
             has_ended = any(poller.has_ended for poller in pollers)
             trouble = next(filter(None, [poller.trouble() for poller in pollers]), "")
             messages = [message for poller in pollers if (message := poller.take())]
-            if trouble != shown or has_ended:
-                shown = trouble
+            if trouble != sent_trouble or has_ended:
+                sent_trouble = trouble
                 messages.append({"trouble": trouble} | ({"end": True} if has_ended else {}))
             for message in messages:
                 yield format_event(message)

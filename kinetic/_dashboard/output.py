@@ -172,7 +172,7 @@ def search(
         KineticError: the output cannot be read at present.
     """
     wanted, size_bytes = words.casefold(), 0
-    found: list[OutputLine] = []
+    lines: list[OutputLine] = []
     folders: dict[int, LineFolder] = {}
     request = LogRequest(hosts=None if host is None else (host,), follow=False)
     for chunk in handle.chunks(request):
@@ -182,10 +182,10 @@ def search(
         folder = folders.setdefault(chunk.host, LineFolder())
         for line in folder.fold(chunk):
             if wanted in line.text.casefold():
-                found.append(line)
-        if len(found) >= HITS or size_bytes >= SEARCH_BYTES or not is_wanted():
-            return SearchResult(found[:HITS], True, size_bytes)
-    for each, folder in folders.items():
+                lines.append(line)
+        if len(lines) >= HITS or size_bytes >= SEARCH_BYTES or not is_wanted():
+            return SearchResult(lines[:HITS], True, size_bytes)
+    for host_of_rest, folder in folders.items():
         if wanted in (rest := folder.rest()).casefold():
-            found.append(OutputLine(each, 0, 0, False, rest))
-    return SearchResult(found, False, size_bytes)
+            lines.append(OutputLine(host_of_rest, 0, 0, False, rest))
+    return SearchResult(lines, False, size_bytes)

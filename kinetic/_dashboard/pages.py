@@ -155,14 +155,14 @@ class Pages:
 
     def show_jobs(self, request: Request) -> Response:
         """All jobs: the first rows, and room for the others."""
-        found = self._watch.read(patience_s=1.0)
-        rows = found.select(*_filter_of(request))
+        jobs = self._watch.read(patience_s=1.0)
+        rows = jobs.select(*_filter_of(request))
         return self._page(
             request,
             "jobs.html",
             rows=rows[:_FIRST_WINDOW],
             total=len(rows),
-            **self._head_of(found),
+            **self._head_of(jobs),
         )
 
     def show_rows(self, request: Request) -> Response:
@@ -189,8 +189,8 @@ class Pages:
 
         return self._stream(request, Source(poll, self._watch.every_s))
 
-    def _head_of(self, found: JobList) -> dict[str, Any]:
-        return {"counts": found.counts(), "all": len(found.rows), "trouble": found.trouble}
+    def _head_of(self, jobs: JobList) -> dict[str, Any]:
+        return {"counts": jobs.counts(), "all": len(jobs.rows), "trouble": jobs.trouble}
 
     # -- one job -----------------------------------------------------------------------------------
 
@@ -283,12 +283,12 @@ class Pages:
             return JSONResponse({"lines": [], "cut": False, "size": ""})
         chosen = None if host == "all" else self._check_host(ref, _number(request, "host", 0))
         handle = self._access.handle_of(ref)
-        found = output.search(handle, chosen, words, is_wanted=lambda: not is_gone.is_set())
+        hits = output.search(handle, chosen, words, is_wanted=lambda: not is_gone.is_set())
         return JSONResponse(
             {
-                "lines": [line.to_json() for line in found.lines],
-                "cut": found.is_cut,
-                "size": text.size(found.size_bytes),
+                "lines": [line.to_json() for line in hits.lines],
+                "cut": hits.is_cut,
+                "size": text.size(hits.size_bytes),
             }
         )
 
@@ -319,8 +319,8 @@ class Pages:
 
     def show_compile(self, request: Request) -> Response:
         """What the compiler of the real slice said of its programs."""
-        said = describe_compile(self._access.store, self._find(request))
-        return JSONResponse({"text": text.printable_lines(said)})
+        report = describe_compile(self._access.store, self._find(request))
+        return JSONResponse({"text": text.printable_lines(report)})
 
     def show_source(self, request: Request) -> Response:
         """The files that were sent along."""
@@ -358,16 +358,16 @@ class Pages:
 
     def stacks(self, request: Request, ref: JobRef) -> dict[str, Any]:
         """Where the code of all hosts stands, equal stacks once."""
-        found = self._access.handle_of(ref).stacks()
-        return {"text": text.printable_lines(blame.format_groups(found))}
+        stacks = self._access.handle_of(ref).stacks()
+        return {"text": text.printable_lines(blame.format_groups(stacks))}
 
     # -- batches, capacity -------------------------------------------------------------------------
 
     def show_batches(self, request: Request) -> Response:
         """All batches."""
-        found = self._watch.read(patience_s=1.0)
-        batches = list_batches(self._access.store, found)
-        return self._page(request, "batches.html", batches=batches, trouble=found.trouble)
+        jobs = self._watch.read(patience_s=1.0)
+        batches = list_batches(self._access.store, jobs)
+        return self._page(request, "batches.html", batches=batches, trouble=jobs.trouble)
 
     def show_batch(self, request: Request) -> Response:
         """The inputs of one batch, as a grid."""
@@ -376,22 +376,22 @@ class Pages:
 
     async def stream_batch(self, request: Request) -> Response:
         """What changes on the page of a batch."""
-        group_id, version, cost_at, shown = self._group_of(request), -1, 0.0, ""
+        group_id, version, cost_at, grid = self._group_of(request), -1, 0.0, ""
 
         def poll() -> Message:
-            nonlocal version, cost_at, shown
+            nonlocal version, cost_at, grid
             jobs = self._watch.read()
             message: Message = {"trouble": jobs.trouble}
             if jobs.version == version and time.monotonic() < cost_at:
                 return message
             version, cost_at = jobs.version, time.monotonic() + _COST_EVERY_S
-            before, shown = shown, self.render("_grid.html", batch=self._read_batch(group_id, jobs))
-            return message | ({} if shown == before else {"html": {"grid": shown}})
+            before, grid = grid, self.render("_grid.html", batch=self._read_batch(group_id, jobs))
+            return message | ({} if grid == before else {"html": {"grid": grid}})
 
         return self._stream(request, Source(poll, self._watch.every_s))
 
-    def _read_batch(self, group_id: str, found: JobList) -> BatchGrid:
-        return read_batch(self._access.store, group_id, found, self._spending)
+    def _read_batch(self, group_id: str, jobs: JobList) -> BatchGrid:
+        return read_batch(self._access.store, group_id, jobs, self._spending)
 
     def show_capacity(self, request: Request) -> Response:
         """What there is to run jobs on; its table comes later: a cluster may take a while."""

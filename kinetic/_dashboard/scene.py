@@ -181,7 +181,7 @@ class JobCamera:
         attempts = gang.attempts
         self._look_at_hosts(gang, runs=outcome is None)
         bars = draw_bars(attempts[-_BARS:], ref.created_at, standing.ended_at or self._access.now())
-        found = JobScene(
+        scene = JobScene(
             ref,
             standing,
             draw_slices(ref, attempts[-1], self._lines, self._steps),
@@ -191,8 +191,8 @@ class JobCamera:
             outcome.reason if outcome is not None else standing.reason,
             self._cost,
         )
-        self._last = found if outcome is not None else None
-        return found
+        self._last = scene if outcome is not None else None
+        return scene
 
     def close(self) -> None:
         """End the connection to the leader."""
@@ -219,33 +219,37 @@ def draw_slices(
 ) -> tuple[SliceBox, ...]:
     """Return the slices of a job in its last attempt. Pure."""
     topology = shape.topology_of(ref)
-    each = min(topology.hosts, ref.hosts) if topology is not None else ref.hosts
-    taking_part = attempt.slices or tuple(range(max(ref.hosts // max(each, 1), 1)))
+    hosts_each = min(topology.hosts, ref.hosts) if topology is not None else ref.hosts
+    taking_part = attempt.slices or tuple(range(max(ref.hosts // max(hosts_each, 1), 1)))
     by_member = {line.host: line for line in lines if line.host is not None}
     title = "" if topology is None else shape.name_slice(topology)
-    found = []
-    for index in range(max(ref.hosts // max(each, 1), 1)):
-        first = taking_part.index(index) * each if index in taking_part else None
+    boxes = []
+    for index in range(max(ref.hosts // max(hosts_each, 1), 1)):
+        first = taking_part.index(index) * hosts_each if index in taking_part else None
         is_lost = index in attempt.lost
         cells = tuple(
             _draw_host(
-                index * each + n, None if first is None else first + n, attempt, by_member, steps
+                index * hosts_each + n,
+                None if first is None else first + n,
+                attempt,
+                by_member,
+                steps,
             )
-            for n in range(each)
+            for n in range(hosts_each)
         )
         if is_lost:
             cells = tuple(cell._replace(state=_LOST) for cell in cells)
-        found.append(
+        boxes.append(
             SliceBox(
                 index,
-                f"slice {index} · {title}" if ref.hosts > each else title,
+                f"slice {index} · {title}" if ref.hosts > hosts_each else title,
                 _note(index, attempt, cells),
                 cells,
                 min(topology.chips_per_host, _MOST_CHIPS) if topology is not None else 0,
                 ref.hosts <= _DETAILED_HOSTS,
             )
         )
-    return tuple(found)
+    return tuple(boxes)
 
 
 def _note(index: int, attempt: AttemptPicture, cells: Sequence[HostCell]) -> str:
@@ -267,11 +271,11 @@ def _draw_host(
 ) -> HostCell:
     if member is None or member >= len(attempt.members):
         return HostCell(host, None, _AWAY)
-    known, line = attempt.members[member], lines.get(member)
+    picture, line = attempt.members[member], lines.get(member)
     facts = [f"step {steps[member]}"] if member in steps else []
     if line is None:
         return HostCell(
-            host, member, str(known.state), (*facts, *filter(None, [_describe_end(known)]))
+            host, member, str(picture.state), (*facts, *filter(None, [_describe_end(picture)]))
         )
     if line.cpu_percent is not None:
         facts.append(f"{line.cpu_percent:.0f} % CPU")
@@ -281,25 +285,25 @@ def _draw_host(
         facts.append(f"saving step {line.saving_step}")
     if line.still_s >= activity.STILL_S:
         facts.append(f"still for {text.age(line.still_s)}")
-    facts.append(_describe_end(known))
+    facts.append(_describe_end(picture))
     return HostCell(
-        *(host, member, _state(known, line), tuple(filter(None, facts))),
+        *(host, member, _state(picture, line), tuple(filter(None, facts))),
         text.printable(line.last_line.strip()),
     )
 
 
-def _state(known: HostPicture, line: HostLine) -> str:
+def _state(picture: HostPicture, line: HostLine) -> str:
     """The state of a host of which both the events and the leader tell: ends and stalls are
     events'; what it is doing, the leader's."""
-    if known.state in (HostState.RETURNED, HostState.FAILED, HostState.STOPPED):
-        return str(known.state)
+    if picture.state in (HostState.RETURNED, HostState.FAILED, HostState.STOPPED):
+        return str(picture.state)
     if line.still_s >= activity.STILL_S and line.state == "running":
         return str(HostState.STALLED)
-    return str(known.state) if known.state is HostState.STALLED else line.state
+    return str(picture.state) if picture.state is HostState.STALLED else line.state
 
 
-def _describe_end(known: HostPicture) -> str:
-    return text.printable(": ".join(filter(None, (str(known.exit or ""), known.detail))))
+def _describe_end(picture: HostPicture) -> str:
+    return text.printable(": ".join(filter(None, (str(picture.exit or ""), picture.detail))))
 
 
 def draw_bars(

@@ -122,9 +122,9 @@ class DashboardServer:
 
     async def _open(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
-        known = hmac.compare_digest(path.removeprefix("/open/").encode(), self._ticket.encode())
+        is_ticket = hmac.compare_digest(path.removeprefix("/open/").encode(), self._ticket.encode())
         response: Any = PlainTextResponse(_USED, status_code=403)
-        if known and self._ticket and scope["method"] == "GET" and is_allowed("GET", headers):
+        if is_ticket and self._ticket and scope["method"] == "GET" and is_allowed("GET", headers):
             self._ticket = ""
             response = RedirectResponse(f"/{self._token}/", status_code=303)
         response.headers["referrer-policy"] = "no-referrer"
@@ -133,18 +133,18 @@ class DashboardServer:
 
 
 def _listen(port: int) -> socket.socket:
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((_ADDRESS, port))
-        found.listen()  # Who asks before the server is there waits, and is not refused.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((_ADDRESS, port))
+        listener.listen()  # Who asks before the server is there waits, and is not refused.
     except (OSError, OverflowError) as error:
-        found.close()
+        listener.close()
         raise UsageError(
             f"The dashboard cannot listen on port {port} of {_ADDRESS}: {error}. Name another one "
             "by --port, or leave it out to take any free one."
         ) from error
-    return found
+    return listener
 
 
 def open_browser(url: str) -> bool:
@@ -153,6 +153,6 @@ def open_browser(url: str) -> bool:
     import webbrowser
 
     with contextlib.suppress(webbrowser.Error):
-        found = webbrowser.get()
-        return type(found) is not webbrowser.GenericBrowser and found.open(url)
+        browser = webbrowser.get()
+        return type(browser) is not webbrowser.GenericBrowser and browser.open(url)
     return False

@@ -53,9 +53,9 @@ def dashboard(port: int = 0) -> DashboardServer:
         from kinetic._client.access import open_access
         from kinetic._dashboard.server import DashboardServer
 
-        found = _started.get(os.getpid())
-        if found is None or not found.is_running or port not in (0, found.port):
-            found = DashboardServer(open_access({}), port, is_framed=True)
-            found.start()
-            _started[os.getpid()] = found
-        return found
+        server = _started.get(os.getpid())
+        if server is None or not server.is_running or port not in (0, server.port):
+            server = DashboardServer(open_access({}), port, is_framed=True)
+            server.start()
+            _started[os.getpid()] = server
+        return server

@@ -83,20 +83,20 @@ class AppContext(JobAccess):
         """
         refs = self.board.refs()
         group_ids = sorted({ref.group_id for ref in refs if ref.group_id})
-        found = [i for i in group_ids if i == text] or [
+        matches = [i for i in group_ids if i == text] or [
             i for i in group_ids if text and i.startswith((text, f"{BATCH}{text}"))
         ]
-        if len(found) > 1:
+        if len(matches) > 1:
             raise UsageError(
-                f"{text!r} is the beginning of {len(found)} batch ids: {', '.join(found[:5])}. "
+                f"{text!r} is the beginning of {len(matches)} batch ids: {', '.join(matches[:5])}. "
                 "Write one more letter."
             )
-        if not found and not self.has_batch(text):
+        if not matches and not self.has_batch(text):
             raise NotFound(
                 f"There is no batch {text!r} in the store {self.store.uri}. `kinetic jobs list "
                 "--all --json` names the batch of each job."
             )
-        return [ref for ref in refs if ref.group_id in found]
+        return [ref for ref in refs if ref.group_id in matches]
 
     def open_batch(self, text: str) -> BatchHandle[Any]:
         """Return the handle of the batch that `list_batch` finds; raises as that does."""

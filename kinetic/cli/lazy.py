@@ -118,10 +118,10 @@ def complete_with(what: str) -> Callable[[click.Context, click.Parameter, str], 
     return offer
 
 
-def _unknown(name: str, known: tuple[str, ...]) -> str:
+def _unknown(name: str, names: tuple[str, ...]) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name, names, n=1)
     return f"No such command {name!r}." + (
-        f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(known)}."
+        f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(names)}."
     )

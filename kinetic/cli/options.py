@@ -141,12 +141,12 @@ def _with_last(
         last = bool(ctx.meta.get(_LAST))
         if last and value and not many:
             raise click.UsageError("Give either an ID or --last.", ctx)
-        found = choose(value, last)
-        if found is None and required and value != "" and not ctx.resilient_parsing:
+        chosen = choose(value, last)
+        if chosen is None and required and value != "" and not ctx.resilient_parsing:
             raise click.UsageError(
                 "Missing argument ID: name a job, or use --last for the newest one.", ctx
             )
-        return found if found is not None else value
+        return chosen if chosen is not None else value
 
     option = click.option(
         "--last",

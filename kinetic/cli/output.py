@@ -275,9 +275,9 @@ def _choose_columns(
     columns: Sequence[str], rows: Iterable[Sequence[str]], left_out: Collection[str]
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """The columns and rows that are shown, without what could steer the terminal."""
-    shown = [name not in left_out for name in columns]
-    clean = [tuple(map(text.printable, itertools.compress(row, shown))) for row in rows]
-    return list(itertools.compress(columns, shown)), clean
+    is_shown = [name not in left_out for name in columns]
+    clean = [tuple(map(text.printable, itertools.compress(row, is_shown))) for row in rows]
+    return list(itertools.compress(columns, is_shown)), clean
 
 
 def _grid(

@@ -54,11 +54,11 @@ def list_ended_before(app: AppContext, moment: float) -> list[JobRef]:
     return [ref for ref in reversed(refs) if _end_time(ref, standings[ref.job_id]) <= moment]
 
 
-def _end_time(ref: JobRef, found: JobStanding) -> float:
+def _end_time(ref: JobRef, standing: JobStanding) -> float:
     """When the job ended; infinity if it has not, or if its backend cannot be asked."""
-    if found.ended_at is not None:
-        return found.ended_at
-    return ref.created_at if found.state in _ENDED else float("inf")
+    if standing.ended_at is not None:
+        return standing.ended_at
+    return ref.created_at if standing.state in _ENDED else float("inf")
 
 
 def remove(app: AppContext, ref: JobRef) -> None:
@@ -81,8 +81,8 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     stay = set(jobs).difference(without, orphans)
     used = _find_in_plans(store, sorted(stay))
     # A submission that finds the record of a tree sends nothing: keep what the record names.
-    kept = [tree for tree in trees if digest(tree) in used or tree.written_at >= older_than]
-    used |= {digest(tree) for tree in kept} | _find_in_trees(store, kept)
+    used_trees = [tree for tree in trees if digest(tree) in used or tree.written_at >= older_than]
+    used |= {digest(tree) for tree in used_trees} | _find_in_trees(store, used_trees)
     written_at = {digest(index): index.written_at for index in indexes}
     contents = tuple(
         content
@@ -105,32 +105,34 @@ def sweep(store: Store, *, older_than: float) -> Swept:
     """Remove unused content written before `older_than` (seconds since the epoch), without harm to
     a job that is being submitted."""
     with lock_for_sweep(store):
-        found = find_unused(store, older_than=older_than)
-        for job_id in found.orphans:
+        unused = find_unused(store, older_than=older_than)
+        for job_id in unused.orphans:
             store.delete(layout.JobKeys(job_id).prefix)
             store.delete(layout.JobKeys(job_id).listing)
-        for unpacked in found.data:
+        for unpacked in unused.data:
             cached_copy.remove(unpacked)
-        dropped = tuple(_drop(store, found.contents))
+        dropped = tuple(_drop(store, unused.contents))
         for probe in store.entries(layout.PROBES):
             if probe.written_at < older_than:
                 store.drop(probe)
-        for group_id in found.batches:
+        for group_id in unused.batches:
             store.delete(layout.GroupKeys(group_id).prefix)
-    size_bytes = _size_bytes(dropped, found.data)
-    return dataclasses.replace(found, contents=dropped, size_bytes=size_bytes)
+    size_bytes = _size_bytes(dropped, unused.data)
+    return dataclasses.replace(unused, contents=dropped, size_bytes=size_bytes)
 
 
 def _drop(store: Store, contents: Sequence[Entry]) -> Iterator[Entry]:
     """Remove content, kind by kind, and yield what was removed. What was written or renewed since
     it was listed stays, and so does what a remaining record names."""
     used: set[str] = set()
-    for kind, group in itertools.groupby(contents, lambda each: each.key.partition("/")[0]):
-        unused = [each for each in group if digest(each) not in used]
-        gone = at_once(store.drop, unused, store.calls_at_once)
-        yield from itertools.compress(unused, gone)
+    for kind, group in itertools.groupby(contents, lambda content: content.key.partition("/")[0]):
+        unused = [content for content in group if digest(content) not in used]
+        dropped = at_once(store.drop, unused, store.calls_at_once)
+        yield from itertools.compress(unused, dropped)
         if kind == layout.TREES:
-            stay = [each for each, is_gone in zip(unused, gone, strict=True) if not is_gone]
+            stay = [
+                content for content, is_gone in zip(unused, dropped, strict=True) if not is_gone
+            ]
             used = _find_in_trees(store, stay)
 
 

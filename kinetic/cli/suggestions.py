@@ -76,9 +76,9 @@ def _ids(
         yield from _batches(refs, prefix)
         return
     meant = [ref for ref in refs if choose_word(ref).startswith(prefix)]
-    for ref, found in app.board.select(meant, _MAX_IDS, states)[0]:
+    for ref, standing in app.board.select(meant, _MAX_IDS, states)[0]:
         age = text.age(app.now() - ref.created_at)
-        about = f"{found.state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}"
+        about = f"{standing.state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}"
         yield CompletionItem(choose_word(ref), help=about)
 
 
@@ -114,6 +114,7 @@ def attempts(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
 @_quiet
 def accelerators(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     """Names of accelerators; once there is a colon, with what may follow it."""
+    from kinetic._client.board.text import count
     from kinetic._core.accelerators.catalog import catalog_rows
 
     prefix = incomplete.lower()
@@ -124,7 +125,7 @@ def accelerators(_ctx: click.Context, incomplete: str) -> Iterable[CompletionIte
         if not (suffix and row.name.startswith("cpu"))
     ]
     return [
-        CompletionItem(name, help=_size(row.hosts, row.chips))
+        CompletionItem(name, help=f"{count(row.hosts, 'host')}, {count(row.chips, 'chip')}")
         for name, row in named
         if name.startswith(prefix)
     ]
@@ -142,12 +143,6 @@ def backends(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
 def controllers(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     """What --controller takes."""
     return [CompletionItem(name) for name in ("multi", "single") if name.startswith(incomplete)]
-
-
-def _size(hosts: int, chips: int) -> str:
-    from kinetic._client.board.text import count
-
-    return f"{count(hosts, 'host')}, {count(chips, 'chip')}"
 
 
 @_quiet

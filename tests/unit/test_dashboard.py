@@ -373,7 +373,7 @@ def test_a_search_that_nobody_waits_for_ends(server: DashboardServer, world: Wor
 
 
 def test_every_state_has_its_colour():
-    from kinetic._client.batch.records import InputState
+    from kinetic._client.batch.inputs import InputState
     from kinetic._core.exits import HostState
 
     states = [*JobStatus, *HostState, *Activity, *InputState, activity.SAVING]

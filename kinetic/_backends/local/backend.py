@@ -209,11 +209,11 @@ class LocalBackend:
 
     def control(self, ref: JobRef) -> Endpoint | None:
         """The coordinator of a running job."""
-        if not (told := self._is_supervised(ref) and self._supervisor(ref)):
+        if not (supervisor := self._is_supervised(ref) and self._supervisor(ref)):
             return None
         from kinetic._core.endpoint import Endpoint
 
-        return Endpoint(told["target"], told["token"], ref.job_id)
+        return Endpoint(supervisor["target"], supervisor["token"], ref.job_id)
 
     def connect(self, ref: JobRef, host: int, port: int) -> Connection:
         """Connect to a port of a host, which is this machine."""
@@ -225,18 +225,20 @@ class LocalBackend:
 
     def processes(self, ref: JobRef) -> GangProcesses | None:
         """What the supervisor has recorded, while it is alive."""
-        if not (told := self._is_supervised(ref) and self._supervisor(ref)):
+        if not (supervisor := self._is_supervised(ref) and self._supervisor(ref)):
             return None
-        return GangProcesses(told["pid"], {int(host): pid for host, pid in told["agents"].items()})
+        return GangProcesses(
+            supervisor["pid"], {int(host): pid for host, pid in supervisor["agents"].items()}
+        )
 
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
     ) -> tuple[int, ...]:
         """Send the signal to their workers, or to their agents; a virtual slice of a single
         controller is lost whatever was sent to one of its machines."""
-        here = [host for host in hosts if host < ref.hosts]
+        real_hosts = [host for host in hosts if host < ref.hosts]
         machines = [host - ref.hosts for host in hosts if host >= ref.hosts]
-        killed = liveness.signal_hosts(self.processes(ref), ref, here, signum, agents=agents)
+        killed = liveness.signal_hosts(self.processes(ref), ref, real_hosts, signum, agents=agents)
         return (*killed, *(ref.hosts + each for each in self._lose(ref, machines)))
 
     def _lose(self, ref: JobRef, machines: Sequence[int]) -> Sequence[int]:
@@ -251,11 +253,13 @@ class LocalBackend:
                 f"{ref.job_id} has a single controller, one process with all slices, and here they "
                 "can be lost only with slices=(least, most). Name host 0 to kill the controller."
             )
-        each, most = plan.topology.hosts, plan.options.most_slices
-        there = [machine for machine in machines if machine < each * most]
+        hosts_each, most = plan.topology.hosts, plan.options.most_slices
+        existing = [machine for machine in machines if machine < hosts_each * most]
         pipe = self._folder(ref) / "work" / "host-0" / layout.SLICES_PIPE
-        lost = pipes.tell(pipe, "".join(f"{n}\n" for n in sorted({m // each for m in there})))
-        return there if lost else ()
+        lost = pipes.tell(
+            pipe, "".join(f"{n}\n" for n in sorted({m // hosts_each for m in existing}))
+        )
+        return existing if lost else ()
 
     def ending_fd(self, ref: JobRef) -> int | None:
         """A descriptor of the supervisor's process."""
@@ -271,11 +275,10 @@ class LocalBackend:
         """Whether agents of a killed supervisor are still ending their hosts: their reports are
         worth a moment's wait."""
         since = self._orphaned_at.setdefault(ref.job_id, time.monotonic())
-        return time.monotonic() - since <= LINGER_S and self._has_agents(ref)
-
-    def _has_agents(self, ref: JobRef) -> bool:
-        told = self._supervisor(ref) or {}
-        return any(liveness.is_agent(pid, ref.job_id) for pid in told.get("agents", {}).values())
+        agents = (self._supervisor(ref) or {}).get("agents", {})
+        return time.monotonic() - since <= LINGER_S and any(
+            liveness.is_agent(pid, ref.job_id) for pid in agents.values()
+        )
 
     def _verdict(self, ref: JobRef) -> Status | None:
         try:

@@ -115,10 +115,10 @@ class Zygote:
             raise
         if not answer:
             raise _ZygoteDied(self._last_words().rpartition("\n")[2])
-        told = json.loads(answer)
-        if "error" in told:
-            raise _refusal(request["job_id"], told["error"], told.get("errno"))
-        return int(told["pid"])
+        reply = json.loads(answer)
+        if "error" in reply:
+            raise _refusal(request["job_id"], reply["error"], reply.get("errno"))
+        return int(reply["pid"])
 
     def import_ahead(self, libraries: Sequence[str]) -> None:
         """Have it import these, each once, before it forks the next supervisor."""
@@ -205,10 +205,10 @@ def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mappin
 
 
 def _why_died(last_line: str, modules: tuple[str, ...]) -> str:
-    said = last_line.rstrip(".") or "it said nothing"
+    words = last_line.rstrip(".") or "it said nothing"
     imports = f", or python -c 'import {', '.join(modules)}'," if modules else ""
     more = f"kinetic doctor{imports} shows more."
-    return f"The process that starts simulated slices died: {said}. {more}"
+    return f"The process that starts simulated slices died: {words}. {more}"
 
 
 def _refusal(job_id: str, why: str, number: int | None) -> KineticError:

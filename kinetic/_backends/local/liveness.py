@@ -104,15 +104,11 @@ def supervisor(lock: Path) -> int:
     """The supervisor that holds the job's lock; 0 if it is free. The kernel knows it before the
     supervisor has written anything."""
     pid = locks.record_holder(lock)
-    return pid if pid and _is_supervisor(pid) else 0
-
-
-def _is_supervisor(pid: int) -> bool:
-    """Whether the process is a supervisor: on a shared disk the lock's holder may be another
-    machine's process."""
     with contextlib.suppress(OSError):
-        return b"kinetic-supervisor" in processes.lasting_command_line(pid)
-    return False
+        # On a shared disk the lock's holder may be another machine's process.
+        if pid and b"kinetic-supervisor" in processes.lasting_command_line(pid):
+            return pid
+    return 0
 
 
 def is_agent(pid: int, job_id: str) -> bool:
@@ -131,15 +127,15 @@ def signal_hosts(
     """Send a signal to the workers of hosts, or to their agents; return which were there."""
     role, first = "agent" if agents else "worker", {} if gang is None else gang.agents
     # All are found first: their leader ends the others of a slice as soon as one has died.
-    found = {
+    processes_of = {
         host: pid
         for host in hosts
         if host in first
         and (pid := _find_process(first[host], f"kinetic-{role} {ref.job_id} host {host}"))
     }
-    for pid in found.values():
+    for pid in processes_of.values():
         processes.kill(pid, signum)
-    return tuple(found)
+    return tuple(processes_of)
 
 
 def _find_process(first: int, title: str) -> int | None:

@@ -100,9 +100,9 @@ def check_system(system: str, place: Place) -> None:
     """
     if not can_simulate(system):
         stands_in = "No cluster is configured, and"
-        asked = stands_in if place.stands_in_for else f'backend="{place.backend}":'
+        cause = stands_in if place.stands_in_for else f'backend="{place.backend}":'
         raise PreflightError(
-            f"{asked} slices are simulated on Linux only; this is {name_system(system)}. Name a "
+            f"{cause} slices are simulated on Linux only; this is {name_system(system)}. Name a "
             "cluster (`kinetic profile create NAME --project … --zone … --cluster …`, or "
             "KINETIC_CLUSTER), or run this on a Linux machine, which may be a container or a "
             "virtual machine on this computer. Nothing was submitted."
@@ -212,20 +212,20 @@ def check_reach(plan: Plan, store_folder: Path | None) -> None:
     Raises:
         UsageError: with its name and what to do here.
     """
-    for each in (each for each in plan.data if each.writable):
+    for data in (data for data in plan.data if data.writable):
         if store_folder is None:
             raise UsageError(
-                f"{each.source} can be written to on a cluster only, while the store is a bucket, "
+                f"{data.source} can be written to on a cluster only, while the store is a bucket, "
                 "too. Leave KINETIC_STORE out, and a folder of this machine stands in for it."
             )
-        folder = store_folder / layout.bucket_folder(each.source)
+        folder = store_folder / layout.bucket_folder(data.source)
         logging.getLogger("kinetic").warning(
-            "kinetic: %s is simulated, by the folder %s.", each.source, folder
+            "kinetic: %s is simulated, by the folder %s.", data.source, folder
         )
     mounted = [
-        each.source
-        for each in plan.data
-        if each.fuse and not each.writable and "://" in each.source
+        data.source
+        for data in plan.data
+        if data.fuse and not data.writable and "://" in data.source
     ]
     if mounted:
         raise UsageError(
@@ -257,10 +257,10 @@ def check_places(plan: Plan, needed: Sequence[str]) -> None:
 
 def _check_output_dir(path: str) -> None:
     # Path.exists raises where a folder cannot be searched.
-    there = next(p for p in (Path(path), *Path(path).parents) if os.path.exists(p))  # noqa: PTH110
-    if there.is_dir() and (there == Path(path) or os.access(there, os.W_OK | os.X_OK)):
+    existing = next(p for p in (Path(path), *Path(path).parents) if os.path.exists(p))  # noqa: PTH110
+    if existing.is_dir() and (existing == Path(path) or os.access(existing, os.W_OK | os.X_OK)):
         return
-    why = f"you may not write to {there}" if there.is_dir() else f"{there} is a file"
+    why = f"you may not write to {existing}" if existing.is_dir() else f"{existing} is a file"
     raise UsageError(
         f"The output folder {path} cannot be created: {why}. Set output_dir= to a folder."
     )

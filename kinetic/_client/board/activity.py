@@ -86,7 +86,7 @@ class HostLine:
 
     def to_json(self) -> dict[str, Any]:
         """Return the host's fields as a JSON object, without its job."""
-        known = {
+        fields = {
             "host": self.host,
             "slice": self.slice or 0,
             "state": self.state,
@@ -100,7 +100,7 @@ class HostLine:
             "last_line": self.last_line,
             "saving_step": self.saving_step,
         }
-        return known | more
+        return fields | more
 
 
 class _Used(NamedTuple):
@@ -152,8 +152,10 @@ def lines(
         if attempt is None or attempt.began_at is None:
             return [of_job]
         return [
-            replace(of_job, host=host, state=str(known.exit or known.state), slices=attempt.slices)
-            for host, known in enumerate(attempt.members)
+            replace(
+                of_job, host=host, state=str(member.exit or member.state), slices=attempt.slices
+            )
+            for host, member in enumerate(attempt.members)
         ]
     of_job = replace(of_job, slices=tuple(snapshot.get("slices", ())))
     running_s = float(snapshot.get("running_s", 0.0))
@@ -164,35 +166,35 @@ def lines(
 
 
 def _line(
-    known: HostLine, member: Mapping[str, Any], running_s: float, rates: Rates, now: float
+    base: HostLine, member: Mapping[str, Any], running_s: float, rates: Rates, now: float
 ) -> HostLine:
     silent_s = float(member.get("silent_s", 0.0))
-    told = replace(
-        known,
+    line = replace(
+        base,
         log_bytes=int(member["log_bytes"]),
         silent_s=silent_s,
         last_line=_ESCAPES.sub("", str(member.get("last_line", ""))),
     )
-    if member.get("exit") or known.state in (MISSING, Activity.RETURNED):
-        return told
-    saving_step = member.get("saving_step") if known.state == Activity.RUNNING else None
-    doing = known.state if saving_step is None else SAVING
+    if member.get("exit") or base.state in (MISSING, Activity.RETURNED):
+        return line
+    saving_step = member.get("saving_step") if base.state == Activity.RUNNING else None
+    doing = base.state if saving_step is None else SAVING
     return replace(
-        told,
+        line,
         state="silent" if silent_s > SILENT_S else doing,
         cpu_percent=rates.percent(
-            (known.ref.job_id, known.host), float(member["cpu_s"]), running_s, now - silent_s
+            (base.ref.job_id, base.host), float(member["cpu_s"]), running_s, now - silent_s
         ),
         rss_bytes=int(member["rss_bytes"]),
-        still_s=float(member["stalled_s"]) if known.state == Activity.RUNNING else 0.0,
+        still_s=float(member["stalled_s"]) if base.state == Activity.RUNNING else 0.0,
         saving_step=saving_step,
     )
 
 
-def left_out(width: int | None, found: Iterable[HostLine]) -> list[str]:
+def left_out(width: int | None, lines: Iterable[HostLine]) -> list[str]:
     """Return the columns to leave out: slices where no job has several, and on a terminal below 140
     columns what `jobs list` shows as well."""
-    slices = [] if any(line.slice is not None for line in found) else ["SLICE"]
+    slices = [] if any(line.slice is not None for line in lines) else ["SLICE"]
     narrow = ["ACCELERATOR", "NAME", "LOG"] if width is not None and width < 140 else []
     return slices + narrow
 
@@ -215,10 +217,10 @@ def cells(line: HostLine) -> tuple[str, ...]:
     )
 
 
-def document(found: Iterable[HostLine]) -> list[dict[str, Any]]:
+def document(lines: Iterable[HostLine]) -> list[dict[str, Any]]:
     """Return the jobs with their hosts, as plain JSON."""
     jobs: dict[str, dict[str, Any]] = {}
-    for line in found:
+    for line in lines:
         job = jobs.setdefault(
             line.ref.job_id,
             line.ref.attributes() | {"state": line.job_state, "age_s": line.age_s, "members": []},
@@ -228,12 +230,12 @@ def document(found: Iterable[HostLine]) -> list[dict[str, Any]]:
     return list(jobs.values())
 
 
-def headline(found: Sequence[HostLine]) -> str:
+def headline(lines: Sequence[HostLine]) -> str:
     """Return "2 jobs, 5 hosts, 1 standing still"."""
-    hosts = [line for line in found if line.host is not None]
+    hosts = [line for line in lines if line.host is not None]
     still = sum(line.still_s >= STILL_S for line in hosts)
     parts = [
-        text.count(len({line.ref.job_id for line in found}), "job"),
+        text.count(len({line.ref.job_id for line in lines}), "job"),
         text.count(len(hosts), "host"),
     ]
     return ", ".join([*parts, f"{still} standing still"] if still else parts)

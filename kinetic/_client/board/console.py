@@ -85,11 +85,11 @@ def _write_all(raw: Any, data: bytes) -> None:
     view = memoryview(data)
     while view:
         try:
-            taken = raw.write(view) or 0
+            written = raw.write(view) or 0
         except BlockingIOError as full:
-            taken = full.characters_written
-        view = view[taken:]
-        if view and not taken:
+            written = full.characters_written
+        view = view[written:]
+        if view and not written:
             time.sleep(0.01)
     while not _try_flush(raw):
         time.sleep(0.01)

@@ -62,7 +62,8 @@ class Picture:
 def html(picture: Picture) -> str:
     """Return the drawing."""
     facts = "".join(f' <span style="opacity:.75">· {escape(fact)}</span>' for fact in picture.facts)
-    state = f" · {_dot(picture.state)} {escape(picture.state)}" if picture.state else ""
+    dot = f'<span style="color:rgb({rgb(picture.state)})">●</span>'
+    state = f" · {dot} {escape(picture.state)}" if picture.state else ""
     parts = [
         f'<div style="margin-bottom:6px"><b>{escape(picture.title)}</b>{state}{facts}</div>',
         _slices(picture),
@@ -99,17 +100,17 @@ def of_job(
 
 def batch_html(title: str, facts: Sequence[str], states: Sequence[str]) -> str:
     """Return the drawing of a batch: a square for each input."""
-    said = "".join(
+    details = "".join(
         f' <span style="opacity:.75">· {escape(fact)}</span>'
         for fact in (*facts, summary(states, "input"))
     )
     squares = "".join(
         _square(state, index, None, "input") for index, state in enumerate(states[:_MOST_HOSTS])
     )
-    left = len(states) - _MOST_HOSTS
-    more = f'<div style="opacity:.75">and {left:,} more inputs</div>' if left > 0 else ""
+    omitted = len(states) - _MOST_HOSTS
+    more = f'<div style="opacity:.75">and {omitted:,} more inputs</div>' if omitted > 0 else ""
     grid = "display:grid;grid-template-columns:repeat(32,max-content);gap:2px"
-    head = f'<div style="margin-bottom:6px"><b>{escape(title)}</b>{said}</div>'
+    head = f'<div style="margin-bottom:6px"><b>{escape(title)}</b>{details}</div>'
     return (
         f'<div role="group" style="{_FRAME}">{head}<div style="{grid}">{squares}</div>{more}</div>'
     )
@@ -117,32 +118,32 @@ def batch_html(title: str, facts: Sequence[str], states: Sequence[str]) -> str:
 
 def text(picture: Picture) -> str:
     """Return the same in one line."""
-    known = [picture.title, picture.state, *picture.facts, summary(picture.hosts)]
-    return " · ".join(part for part in known if part)
+    parts = [picture.title, picture.state, *picture.facts, summary(picture.hosts)]
+    return " · ".join(part for part in parts if part)
 
 
 def summary(states: Sequence[str], noun: str = "host") -> str:
     """Count the states: "4 hosts: 3 running, 1 failed"."""
     counts = Counter(states)
     noun = f"1 {noun}" if len(states) == 1 else f"{len(states):,} {noun}s"
-    told = (
+    counted = (
         next(iter(counts), "")
         if len(counts) == 1
         else ", ".join(f"{n:,} {state}" for state, n in counts.most_common())
     )
-    return f"{noun}: {told}" if told else noun
+    return f"{noun}: {counted}" if counted else noun
 
 
 def _slices(picture: Picture) -> str:
     of_one = len(picture.hosts) if picture.topology is None else picture.topology.hosts
-    shown = picture.hosts[:_MOST_HOSTS]
+    states = picture.hosts[:_MOST_HOSTS]
     count = -(-len(picture.hosts) // of_one) if of_one else 0
     drawn = [
-        _slice(picture, index, shown[start : start + of_one], start, count)
-        for index, start in enumerate(range(0, len(shown), max(of_one, 1)))
+        _slice(picture, index, states[start : start + of_one], start, count)
+        for index, start in enumerate(range(0, len(states), max(of_one, 1)))
     ]
-    left = len(picture.hosts) - len(shown)
-    more = f'<div style="opacity:.75">and {left:,} more hosts</div>' if left else ""
+    omitted = len(picture.hosts) - len(states)
+    more = f'<div style="opacity:.75">and {omitted:,} more hosts</div>' if omitted else ""
     return f'<div style="display:flex;flex-wrap:wrap;gap:8px">{"".join(drawn)}</div>{more}'
 
 
@@ -209,19 +210,15 @@ def _square(state: str, index: int, _topology: Topology | None, noun: str = "hos
     return f'<div title="{noun} {index}: {escape(state, quote=True)}" style="{style}"></div>'
 
 
-def _dot(state: str) -> str:
-    return f'<span style="color:rgb({rgb(state)})">●</span>'
-
-
 def _table(rows: Sequence[tuple[str, str]]) -> str:
     if not rows:
         return ""
     cell = (
         "padding:1px 12px 1px 0;text-align:left;vertical-align:top;background:transparent;border:0"
     )
-    left = "font-weight:normal;opacity:.75;white-space:nowrap"
+    head_style = "font-weight:normal;opacity:.75;white-space:nowrap"
     body = "".join(
-        f'<tr style="background:transparent"><th style="{cell};{left}">{escape(name)}</th>'
+        f'<tr style="background:transparent"><th style="{cell};{head_style}">{escape(name)}</th>'
         f'<td style="{cell};overflow-wrap:anywhere">{escape(value)}</td></tr>'
         for name, value in rows
     )

@@ -62,8 +62,8 @@ class JobBoard:
 
     def refs(self) -> list[JobRef]:
         """Return all jobs, newest first."""
-        found, self._listed = index.list_jobs(self.store)
-        return found
+        refs, self._listed = index.list_jobs(self.store)
+        return refs
 
     def look(self, refs: Sequence[JobRef], *, settles: bool = False) -> dict[str, JobStanding]:
         """Return where the jobs stand, by id. What cannot be asked hides no other job.
@@ -72,28 +72,28 @@ class JobBoard:
         only with `settles`: its submission may yet go on. With `settles`, there are also whole
         verdicts, and what jobs hold that are judged here is freed.
         """
-        found = {} if settles else dict(self._find_listed(refs))
-        left = [ref for ref in refs if ref.job_id not in found]
+        standings = {} if settles else dict(self._find_listed(refs))
+        unlisted = [ref for ref in refs if ref.job_id not in standings]
         read = at_once(
             lambda ref: _try(lambda: self._read(ref, settles=settles)),
-            left,
+            unlisted,
             self.store.calls_at_once,
         )
-        found |= {ref.job_id: each for ref, each in zip(left, read, strict=True) if each}
+        standings |= {ref.job_id: each for ref, each in zip(unlisted, read, strict=True) if each}
         alike: dict[tuple[Place, str], list[JobRef]] = {}
         for ref in refs:
-            if ref.job_id not in found:
+            if ref.job_id not in standings:
                 alike.setdefault((ref.place, ref.store_uri), []).append(ref)
         for group in alike.values():
             try:
-                told = self._backend_of(group[0]).status(group)
+                statuses = self._backend_of(group[0]).status(group)
             except KineticError as error:
-                found |= dict.fromkeys((ref.job_id for ref in group), _unknown(error))
+                standings |= dict.fromkeys((ref.job_id for ref in group), _unknown(error))
                 continue
             for ref in group:
-                conclude = partial(self._conclude, ref, told[ref.job_id], settles=settles)
-                found[ref.job_id] = _try(conclude)
-        return found
+                conclude = partial(self._conclude, ref, statuses[ref.job_id], settles=settles)
+                standings[ref.job_id] = _try(conclude)
+        return standings
 
     def look_at(self, ref: JobRef) -> JobStanding:
         """Return where one job stands."""
@@ -105,21 +105,21 @@ class JobBoard:
         """Return the first `limit` jobs in one of the states, in any if none is named, and whether
         there may be more. They are looked at page by page, only as far as needed."""
         page = len(refs) or 1 if limit is None else max(limit, _PAGE_SIZE) if states else limit
-        shown: list[tuple[JobRef, JobStanding]] = []
+        selected: list[tuple[JobRef, JobStanding]] = []
         for begin in range(0, len(refs), page):
-            found = self.look(refs[begin : begin + page])
+            standings = self.look(refs[begin : begin + page])
             for number, ref in enumerate(refs[begin : begin + page], begin + 1):
-                if not states or found[ref.job_id].state in states:
-                    shown.append((ref, found[ref.job_id]))
-                if limit is not None and len(shown) == limit:
-                    return shown, number < len(refs)
-        return shown, False
+                if not states or standings[ref.job_id].state in states:
+                    selected.append((ref, standings[ref.job_id]))
+                if limit is not None and len(selected) == limit:
+                    return selected, number < len(refs)
+        return selected, False
 
     def settle(self, refs: Sequence[JobRef]) -> dict[str, Outcome | KineticError | None]:
         """Return the verdicts of the jobs, by id: None while a job runs, an error if its verdict
         cannot be told or its records were removed."""
-        found = self.look(refs, settles=True)
-        return {job_id: each.outcome or each.error for job_id, each in found.items()}
+        standings = self.look(refs, settles=True)
+        return {job_id: each.outcome or each.error for job_id, each in standings.items()}
 
     def outcome(self, ref: JobRef) -> Outcome | None:
         """Return the verdict on one job, with what its backend knows of a lost host; None while it
@@ -128,10 +128,10 @@ class JobBoard:
         Raises:
             NotFound: the job's records were removed.
         """
-        found = self.settle([ref])[ref.job_id]
-        if isinstance(found, KineticError):
-            raise found
-        return None if found is None else self.explain(ref, found)
+        standing = self.settle([ref])[ref.job_id]
+        if isinstance(standing, KineticError):
+            raise standing
+        return None if standing is None else self.explain(ref, standing)
 
     def verdict(self, ref: JobRef) -> Outcome | None:
         """Return the verdict in the store, if there is one. The backend is not asked."""
@@ -189,16 +189,21 @@ class JobBoard:
         return plan.cost, plan.cost.for_seconds(paid_s)
 
     def add_starts(
-        self, found: Sequence[tuple[JobRef, JobStanding]]
+        self, jobs: Sequence[tuple[JobRef, JobStanding]]
     ) -> list[tuple[JobRef, JobStanding]]:
         """Return the same with the times at which the functions of running jobs started in their
         current attempts."""
-        running = [ref for ref, each in found if each.ended_at is None]
+        running = [ref for ref, standing in jobs if standing.ended_at is None]
         gangs = at_once(self.gang, running, self.store.calls_at_once)
         starts = (gang.current.ready_at for gang in gangs)
         return [
-            (ref, each if each.ended_at is not None else each._replace(started_at=next(starts)))
-            for ref, each in found
+            (
+                ref,
+                standing
+                if standing.ended_at is not None
+                else standing._replace(started_at=next(starts)),
+            )
+            for ref, standing in jobs
         ]
 
     # -- inside ------------------------------------------------------------------------------------
@@ -211,9 +216,9 @@ class JobBoard:
     def _find_listed(self, refs: Sequence[JobRef]) -> Iterator[tuple[str, JobStanding]]:
         for ref in refs:
             with contextlib.suppress(CorruptRecord, KeyError):
-                found = standing_of_verdict(self._listed[ref.job_id], ref.created_at)
-                if found.state != JobStatus.FAILED:  # What is listed does not say why.
-                    yield ref.job_id, found
+                standing = standing_of_verdict(self._listed[ref.job_id], ref.created_at)
+                if standing.state != JobStatus.FAILED:  # What is listed does not say why.
+                    yield ref.job_id, standing
 
     def _read(self, ref: JobRef, *, settles: bool) -> JobStanding | None:
         if not settles:
@@ -227,30 +232,30 @@ class JobBoard:
         outcome = self.verdict(ref)
         return None if outcome is None else _stand_by(outcome, ref)
 
-    def _conclude(self, ref: JobRef, told: Status, *, settles: bool) -> JobStanding:
+    def _conclude(self, ref: JobRef, status: Status, *, settles: bool) -> JobStanding:
         """Return where a job stands that had no verdict before its backend was asked."""
-        if not told.phase.ended:
-            return JobStanding(told.phase, told.reason)
+        if not status.phase.ended:
+            return JobStanding(status.phase, status.reason)
         from kinetic._client.board import verdicts
 
-        store, now, status = self.store, self._now(), told.phase
-        if is_unknown := status is JobStatus.NOT_FOUND:
-            status = verdicts.status_of_unknown(store, ref, now)
-        if status is JobStatus.PENDING:
-            return JobStanding(status, told.reason or SUBMITTING)
-        if status is not JobStatus.NOT_FOUND:
+        store, now, phase = self.store, self._now(), status.phase
+        if is_unknown := phase is JobStatus.NOT_FOUND:
+            phase = verdicts.status_of_unknown(store, ref, now)
+        if phase is JobStatus.PENDING:
+            return JobStanding(phase, status.reason or SUBMITTING)
+        if phase is not JobStatus.NOT_FOUND:
             outcome = verdicts.read_verdict(store, ref, now)
             if outcome is None and is_unknown and not settles:
-                return JobStanding(status, told.reason)
+                return JobStanding(phase, status.reason)
             if outcome is None:
-                outcome = verdicts.judge_orphan(store, ref, self.plan, told, now)
+                outcome = verdicts.judge_orphan(store, ref, self.plan, status, now)
                 if outcome is not None and settles:
                     outcome = self.explain(ref, outcome)
                     verdicts.release(self._backend_of(ref), ref)
             if outcome is not None:
                 return _stand_by(outcome, ref)
-        gone = f"The records of {ref.job_id} were removed: there is nothing left to read."
-        return JobStanding(JobStatus.NOT_FOUND, told.reason, error=NotFound(gone))
+        reason = f"The records of {ref.job_id} were removed: there is nothing left to read."
+        return JobStanding(JobStatus.NOT_FOUND, status.reason, error=NotFound(reason))
 
 
 def _stand_by(outcome: Outcome, ref: JobRef) -> JobStanding:

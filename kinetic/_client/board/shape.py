@@ -18,8 +18,8 @@ def topology_of(ref: JobRef) -> Topology | None:
     """Return the shape of each slice; None if a newer version submitted the job to an accelerator
     that is unknown here."""
     try:
-        found = resolve(ref.accelerator)
-        return found.as_one_host() if ref.has_single_controller else found
+        topology = resolve(ref.accelerator)
+        return topology.as_one_host() if ref.has_single_controller else topology
     except UsageError:
         return None
 

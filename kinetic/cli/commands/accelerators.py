@@ -116,9 +116,9 @@ def _find_rows(words: str | None) -> tuple[Topology, ...]:
     rows = catalog_rows()
     if not words:
         return rows
-    found = tuple(row for row in rows if words.lower() in row.name)
-    if found:
-        return found
+    matches = tuple(row for row in rows if words.lower() in row.name)
+    if matches:
+        return matches
     meant = resolve(words)  # an alias or another spelling; raises with the nearest names
     if re.search(r"[-:x]\d", words.removeprefix("tpu-").removeprefix("gpu-")):
         return (meant,)
@@ -134,8 +134,8 @@ def _prices(row: Topology, settings: Settings) -> dict[str, Price | None]:
 
 def _document(row: Topology, settings: Settings) -> dict[str, Any]:
     prices = _prices(row, settings)
-    told = {name: price and price._asdict() for name, price in prices.items()}
-    return row.to_json() | {"chips": row.chips, "hosts": row.hosts, "price": told}
+    documents = {name: price and price._asdict() for name, price in prices.items()}
+    return row.to_json() | {"chips": row.chips, "hosts": row.hosts, "price": documents}
 
 
 def _cells(row: Topology, settings: Settings) -> tuple[str, ...]:

@@ -125,11 +125,11 @@ def _files(category: str, settings: Settings, text: bytes) -> dict[str, bytes]:
     from kinetic._backends.kubernetes import images
     from kinetic._source import installation
 
-    made = installation.of_base(category, cache_dir=settings.cache_dir)
+    installed = installation.of_base(category, cache_dir=settings.cache_dir)
     return images.files(
         images.slim_image(f"{sys.version_info.major}.{sys.version_info.minor}"),
-        requirements=made.contents[made.requirements.digest],
-        runtime=made.contents[made.runtime.digest],
+        requirements=installed.contents[installed.requirements.digest],
+        runtime=installed.contents[installed.runtime.digest],
         text=text,
     )
 

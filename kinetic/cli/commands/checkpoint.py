@@ -119,25 +119,23 @@ _argument = click.argument("uri", metavar="URI", shell_complete=complete_with("f
 @pass_app
 def ls(app: AppContext, /, *, uri: str, as_json: bool) -> None:
     """Print the checkpoints of a folder."""
-    found = _open_checkpoints(app, uri)
-    steps = found.steps()
+    checkpoints = _open_checkpoints(app, uri)
+    steps = checkpoints.steps()
     if as_json:
-        output.json_document([each.to_json() | {"leaves": _count(each)} for each in steps])
+        leaves = [None if step.leaves is None else len(step.leaves) for step in steps]
+        rows = zip(steps, leaves, strict=True)
+        output.json_document([step.to_json() | {"leaves": count} for step, count in rows])
         return
     if not steps:
-        output.notice(f"There are no checkpoints at {found.where}.")
-    if (program := found.program) and not as_json:
+        output.notice(f"There are no checkpoints at {checkpoints.where}.")
+    if (program := checkpoints.program) and not as_json:
         output.notice(f"These are checkpoints of {program}.")
-    for line in [] if steps else found.lines():
+    for line in [] if steps else checkpoints.lines():
         output.line(line)
     if not steps:
         return
     now = time.time()
     output.table(_COLUMNS, [_row(each, now) for each in steps], right=_NUMBERS, cut="METRICS")
-
-
-def _count(step: Step) -> int | None:
-    return None if step.leaves is None else len(step.leaves)
 
 
 def _row(step: Step, now: float) -> tuple[str, ...]:
@@ -163,18 +161,18 @@ def _metrics(step: Step) -> str:
 @pass_app
 def inspect(app: AppContext, /, *, uri: str, step: int | None, as_json: bool) -> None:
     """Print the leaves of a checkpoint."""
-    found = _open_checkpoints(app, uri)
-    chosen = found.step(step)
+    checkpoints = _open_checkpoints(app, uri)
+    chosen = checkpoints.step(step)
     if as_json:
-        output.json_document(chosen.to_json() | {"folder": found.path(chosen)})
+        output.json_document(chosen.to_json() | {"folder": checkpoints.path(chosen)})
         return
-    for name, words in _about(found, chosen):
+    for name, words in _about(checkpoints, chosen):
         output.line(f"{name:<12}{words}")
-    if lines := found.lines(chosen) if chosen.layout.program else []:
+    if lines := checkpoints.lines(chosen) if chosen.layout.program else []:
         output.line()
         for line in lines:
             output.line(line)
-    if names := found.names(chosen):
+    if names := checkpoints.names(chosen):
         output.line()
         output.table(_LEAVES[:1], [(name,) for name in names], wrap="LEAF")
     if chosen.leaves:
@@ -183,15 +181,15 @@ def inspect(app: AppContext, /, *, uri: str, step: int | None, as_json: bool) ->
         output.table(_LEAVES, rows, right=("SIZE",), wrap="LEAF")
 
 
-def _about(found: Checkpoints, step: Step) -> list[tuple[str, str]]:
+def _about(checkpoints: Checkpoints, step: Step) -> list[tuple[str, str]]:
     arrays = [each for each in step.leaves or () if "dtype" in each]
     saved = "" if step.saved_at is None else f"{text.age(time.time() - step.saved_at)} ago"
     job = f"{step.job_id}, {step.hosts} host{'s' * (step.hosts != 1)}" if step.job_id else ""
     is_unknown = step.layout.program == ANOTHER
     items = (*step.layout.trees, *step.layout.others) if step.layout.program else ()
-    said = [
+    facts = [
         ("Step", str(step.step) if step.step >= 0 else "without a number"),
-        ("Folder", found.path(step)),
+        ("Folder", checkpoints.path(step)),
         ("Saved", saved),
         ("By", job),
         ("Size", in_gigabytes(step.size_bytes)),
@@ -202,7 +200,7 @@ def _about(found: Checkpoints, step: Step) -> list[tuple[str, str]]:
         ("State", "of another program: its leaves are not known" if is_unknown else ""),
         ("Items", ", ".join(each for each in items if each)),
     ]
-    return [(name, words) for name, words in said if words]
+    return [(name, words) for name, words in facts if words]
 
 
 _BITS = re.compile(r"(\d+)")
@@ -245,61 +243,70 @@ def rm(
     """Remove steps."""
     if not (numbers or unfinished or everything):
         raise UsageError("Say what to remove: --step N, --unfinished or --all.")
-    found = _open_checkpoints(app, uri)
-    steps = found.steps()
-    if found.is_one:
+    checkpoints = _open_checkpoints(app, uri)
+    steps = checkpoints.steps()
+    if checkpoints.is_one:
         raise UsageError(
-            f"{found.where} is one checkpoint: this command removes steps from a folder of many."
+            f"{checkpoints.where} is one checkpoint: this command removes steps from a folder of "
+            "many."
         )
-    if steps and not found.has_owner and all(each.layout.program == ANOTHER for each in steps):
+    if (
+        steps
+        and not checkpoints.has_owner
+        and all(step.layout.program == ANOTHER for step in steps)
+    ):
         raise UsageError(
-            f"{found.where} has no checkpoint of kinetic, Orbax or Flax: remove with its own "
+            f"{checkpoints.where} has no checkpoint of kinetic, Orbax or Flax: remove with its own "
             "program what another one has written."
         )
-    missing = [n for n in numbers if n not in {each.step for each in steps}]
+    missing = [n for n in numbers if n not in {step.step for step in steps}]
     if missing:
-        found.step(missing[0])  # says which there are
+        checkpoints.step(missing[0])  # says which there are
     chosen = [
-        each
-        for each in steps
-        if everything or (unfinished and not each.is_committed) or each.step in numbers
+        step
+        for step in steps
+        if everything or (unfinished and not step.is_committed) or step.step in numbers
     ]
-    others = [each for each in chosen if each.is_committed and each.layout.program == ANOTHER]
+    others = [step for step in chosen if step.is_committed and step.layout.program == ANOTHER]
     if others:
-        names = ", ".join(each.name for each in others)
+        names = ", ".join(step.name for step in others)
         output.notice(f"Left alone, as no checkpoint of kinetic, Orbax or Flax: {names}.")
-        chosen = [each for each in chosen if each not in others]
+        chosen = [step for step in chosen if step not in others]
     if not chosen:
-        output.notice(f"There is nothing to remove at {found.where}.")
+        output.notice(f"There is nothing to remove at {checkpoints.where}.")
         return exit_codes.OK
-    names = ", ".join(dict.fromkeys(str(each.step) for each in chosen))
+    names = ", ".join(dict.fromkeys(str(step.step) for step in chosen))
     what = "step" if len(chosen) == 1 else "steps"
-    size = in_gigabytes(sum(each.size_bytes for each in chosen))
+    size = in_gigabytes(sum(step.size_bytes for step in chosen))
     where = (
-        f"{found.where}, where {program} has written" if (program := found.program) else found.where
+        f"{checkpoints.where}, where {program} has written"
+        if (program := checkpoints.program)
+        else checkpoints.where
     )
-    asked = f"{what} {names} ({size}) from {where}"
+    action = f"{what} {names} ({size}) from {where}"
     if not yes and not sys.stdin.isatty():
-        raise UsageError(f"Would remove {asked}. Add --yes to remove without being asked.")
+        raise UsageError(f"Would remove {action}. Add --yes to remove without being asked.")
     if not yes:
-        click.confirm(f"Remove {asked}?", abort=True, err=True)
-    if force or (program and not found.has_owner):  # else our name would be left there
-        found.remove(chosen)
+        click.confirm(f"Remove {action}?", abort=True, err=True)
+    if force or (program and not checkpoints.has_owner):  # else our name would be left there
+        checkpoints.remove(chosen)
     else:
-        _remove_alone(found, chosen)
+        _remove_alone(checkpoints, chosen)
     output.line(f"Removed {len(chosen)} of {len(steps)} checkpoints ({size}).")
     return exit_codes.OK
 
 
-def _remove_alone(found: Checkpoints, chosen: list[Step]) -> None:
+def _remove_alone(checkpoints: Checkpoints, chosen: list[Step]) -> None:
     """Remove steps while no job may write there."""
     from kinetic._store import lease
 
     me = lease.Owner("", os.urandom(8).hex(), os.getpid(), socket.gethostname())
-    held = lease.Lease(lease.place_of(found.where), f"folder of checkpoints {found.where}", me)
+    held = lease.Lease(
+        lease.place_of(checkpoints.where), f"folder of checkpoints {checkpoints.where}", me
+    )
     held.acquire()
     try:
-        found.remove(chosen)
+        checkpoints.remove(chosen)
     finally:
         held.release()
 
@@ -351,10 +358,10 @@ def size(
     if (uri is None) == (params is None):
         raise UsageError("Give either --params or the URI of checkpoints.")
     if uri is not None:
-        found = _open_checkpoints(app, uri)
-        step = found.step(None)
+        checkpoints = _open_checkpoints(app, uri)
+        step = checkpoints.step(None)
         params, bytes_per_param = float(step.size_bytes), 1.0
-        what = found.path(step)
+        what = checkpoints.path(step)
     else:
         assert params is not None  # see above
         what = f"{params:,.0f} parameters x {bytes_per_param:g} bytes"

@@ -114,17 +114,16 @@ def find_function(named: str) -> Callable[[], Any]:
     if not colon or not name.isidentifier():
         raise UsageError(f"{named!r} is not FILE.py:FUNCTION or MODULE:FUNCTION.")
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
-    found = getattr(module, name, None)
-    if not callable(found):
-        own = [each for each, value in vars(module).items() if _is_own(module, value)]
-        there = f" There are: {', '.join(own)}." if own else ""
-        raise UsageError(f"{place} has no function {name}.{there}")
-    function: Callable[[], Any] = found
+    function: Callable[[], Any] | None = getattr(module, name, None)
+    if function is None or not callable(function):
+        own = [
+            each
+            for each, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", "") == module.__name__
+        ]
+        candidates = f" There are: {', '.join(own)}." if own else ""
+        raise UsageError(f"{place} has no function {name}.{candidates}")
     return function
-
-
-def _is_own(module: Any, value: object) -> bool:
-    return callable(value) and getattr(value, "__module__", "") == module.__name__
 
 
 def _import_file(path: Path) -> Any:

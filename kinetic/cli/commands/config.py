@@ -46,17 +46,17 @@ def _place_options(command: Any) -> Any:
 def config(what: str | None, as_json: bool, **flags: str | None) -> None:
     """Print all settings."""
     loaded = configuration.load(flags=flags)
-    found = {name: loaded.setting(name) for name in configuration.names()}
+    values = {name: loaded.setting(name) for name in configuration.names()}
     if as_json:
         return output.json_document(
             {
                 name: {"value": _simplify(s.value), "source": str(s.source)}
-                for name, s in found.items()
+                for name, s in values.items()
             }
         )
     return output.table(
         _COLUMNS,
-        [(name, _format_value(s.value), str(s.source)) for name, s in found.items()],
+        [(name, _format_value(s.value), str(s.source)) for name, s in values.items()],
         wrap="VALUE",
     )
 

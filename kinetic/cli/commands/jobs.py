@@ -40,33 +40,36 @@ _MEMBERS_S = 2.0
 """How long the leader of a job on a cluster is asked what its hosts are doing."""
 _ATTEMPTS_SHOWN = 10
 
-_HERE = "kinetic.cli.commands"
+_PACKAGE = "kinetic.cli.commands"
 _COMMANDS = {
-    "list": Lazy(f"{_HERE}.jobs:list_jobs", "List jobs, newest first; also `ls`."),
+    "list": Lazy(f"{_PACKAGE}.jobs:list_jobs", "List jobs, newest first; also `ls`."),
     "status": Lazy(
-        f"{_HERE}.jobs:status", "Show where a job stands and what its hosts do, or how they ended."
+        f"{_PACKAGE}.jobs:status",
+        "Show where a job stands and what its hosts do, or how they ended.",
     ),
-    "top": Lazy(f"{_HERE}.top:top", "Show what the hosts of running jobs are doing."),
-    "logs": Lazy(f"{_HERE}.output:logs", "Print what the hosts of a job printed."),
-    "metrics": Lazy(f"{_HERE}.metrics:metrics", "Show what jobs have logged with kinetic.log."),
+    "top": Lazy(f"{_PACKAGE}.top:top", "Show what the hosts of running jobs are doing."),
+    "logs": Lazy(f"{_PACKAGE}.output:logs", "Print what the hosts of a job printed."),
+    "metrics": Lazy(f"{_PACKAGE}.metrics:metrics", "Show what jobs have logged with kinetic.log."),
     "result": Lazy(
-        f"{_HERE}.output:result", "Wait for a job and print the value that it returned."
+        f"{_PACKAGE}.output:result", "Wait for a job and print the value that it returned."
     ),
-    "wait": Lazy(f"{_HERE}.output:wait", "Wait for a job and exit with 0 if it succeeded."),
+    "wait": Lazy(f"{_PACKAGE}.output:wait", "Wait for a job and exit with 0 if it succeeded."),
     "stacks": Lazy(
-        f"{_HERE}.lifecycle:stacks", "Show where the Python code of a running job stands."
+        f"{_PACKAGE}.lifecycle:stacks", "Show where the Python code of a running job stands."
     ),
     "debug": Lazy(
-        f"{_HERE}.lifecycle:debug", "Attach a debugger to a job that was started with debug=True."
+        f"{_PACKAGE}.lifecycle:debug",
+        "Attach a debugger to a job that was started with debug=True.",
     ),
-    "cancel": Lazy(f"{_HERE}.lifecycle:cancel", "Stop jobs."),
+    "cancel": Lazy(f"{_PACKAGE}.lifecycle:cancel", "Stop jobs."),
     "kill": Lazy(
-        f"{_HERE}.lifecycle:kill", "Kill hosts of a running job, to see what it does without them."
+        f"{_PACKAGE}.lifecycle:kill",
+        "Kill hosts of a running job, to see what it does without them.",
     ),
     "cleanup": Lazy(
-        f"{_HERE}.lifecycle:cleanup", "Remove what jobs hold and what they left in the store."
+        f"{_PACKAGE}.lifecycle:cleanup", "Remove what jobs hold and what they left in the store."
     ),
-    "prune": Lazy(f"{_HERE}.lifecycle:prune", "Remove the records of jobs that ended long ago."),
+    "prune": Lazy(f"{_PACKAGE}.lifecycle:prune", "Remove the records of jobs that ended long ago."),
 }
 
 _GROUP_HELP = """List jobs, read their logs and results, stop and remove them.
@@ -159,48 +162,50 @@ def list_jobs(
     """Print one line for each job."""
     refs = app.board.refs() if group is None else app.list_batch(group)
     wanted, most = {state.upper() for state in states}, None if show_all else limit
-    shown, more = app.board.select(refs, most, wanted)
-    shown = app.board.add_starts(shown)
+    jobs, more = app.board.select(refs, most, wanted)
+    jobs = app.board.add_starts(jobs)
     if as_json:
-        return output.json_document([ref.attributes() | _document(found) for ref, found in shown])
-    if not shown:
+        return output.json_document(
+            [ref.attributes() | _document(standing) for ref, standing in jobs]
+        )
+    if not jobs:
         return output.notice(
             "There are no such jobs." if states or group else "There are no jobs yet."
         )
     if group is not None:
-        output.notice(f"Batch {app.batch_name(shown[0][0].group_id or group)}:")
+        output.notice(f"Batch {app.batch_name(jobs[0][0].group_id or group)}:")
     # Most jobs have no reason: the column appears only if one has.
-    told = any(found.reason for _, found in shown if found.state != UNKNOWN)
-    left_out = [] if told else ["REASON"]
+    has_reasons = any(standing.reason for _, standing in jobs if standing.state != UNKNOWN)
+    left_out = [] if has_reasons else ["REASON"]
     if (output.width() or _NARROW) < _NARROW:
         left_out += ["ACCELERATOR", "HOSTS"]
     now, right = app.now(), ("HOSTS", "TIME", "AGE")
-    rows = [_cells(ref, found, now) for ref, found in shown]
+    rows = [_cells(ref, standing, now) for ref, standing in jobs]
     output.table(_COLUMNS, rows, left_out=left_out, right=right, cut="NAME", below="REASON")
     if more:
         output.notice("There are more jobs: --all shows them.")
-    for why in dict.fromkeys(found.reason for _, found in shown if found.state == UNKNOWN):
+    for why in dict.fromkeys(standing.reason for _, standing in jobs if standing.state == UNKNOWN):
         output.notice(f"Some states are unknown: {why}")
     return None
 
 
-def _cells(ref: JobRef, found: JobStanding, now: float) -> tuple[str, ...]:
-    started_at = found.started_at
-    ran = "-" if started_at is None else text.duration((found.ended_at or now) - started_at)
+def _cells(ref: JobRef, standing: JobStanding, now: float) -> tuple[str, ...]:
+    started_at = standing.started_at
+    ran = "-" if started_at is None else text.duration((standing.ended_at or now) - started_at)
     return (
         ref.job_id,
         ref.display_name,
         ref.accelerator,
         str(ref.hosts),
-        found.state,
+        standing.state,
         ran,
         text.age(now - ref.created_at),
-        "" if found.state == UNKNOWN else found.reason,
+        "" if standing.state == UNKNOWN else standing.reason,
     )
 
 
-def _document(found: JobStanding) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in ("state", "reason", "started_at", "ended_at")}
+def _document(standing: JobStanding) -> dict[str, Any]:
+    return {name: getattr(standing, name) for name in ("state", "reason", "started_at", "ended_at")}
 
 
 @click.command("status", help=_STATUS_HELP)
@@ -216,12 +221,12 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     gang = app.board.gang(ref, outcome)
     attempts, cost = gang.attempts, app.board.cost(ref, gang)
     if outcome is None:
-        found = app.board.look_at(ref)._replace(started_at=attempts[-1].ready_at)
+        standing = app.board.look_at(ref)._replace(started_at=attempts[-1].ready_at)
     else:
-        found = standing_of_verdict(outcome.to_json(), ref.created_at)
+        standing = standing_of_verdict(outcome.to_json(), ref.created_at)
     members = _members(app, ref) if outcome is None else []
     if as_json:
-        current = _document(found) | {
+        current = _document(standing) | {
             "members": [line.to_json() for line in members],
             "attempts": [attempt.to_json() for attempt in attempts],
             "cost": None if cost is None else _cost_document(*cost),
@@ -229,7 +234,7 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
         return output.json_document(
             ref.attributes() | current | {"outcome": outcome.to_json() if outcome else None}
         )
-    facts = _facts(app, ref, found, outcome)
+    facts = _facts(app, ref, standing, outcome)
     if cost is not None and not cost[0].is_simulated:
         facts.append(("Cost", text.describe_cost(*cost, is_over=outcome is not None)))
     if outcome is None and (awaited := attempts[-1].awaited):
@@ -261,24 +266,24 @@ def _print_batch(app: AppContext, text_of_id: str, *, as_json: bool) -> None:
         batch = BatchRecords.open(app.store, group_id).batch
     jobs = app.board.add_starts(app.board.select(refs, None)[0])
     spending = SpendingWatch(app.board).read(jobs)
-    counts = Counter(found.state.lower() for _, found in jobs)
+    counts = Counter(standing.state.lower() for _, standing in jobs)
     unsubmitted: dict[int, Exception] = {}
     if batch is not None and len({ref.group_index for ref, _ in jobs}) < batch.total:
         with contextlib.suppress(KineticError):
             unsubmitted = app.open_batch(group_id).submission_failures
     if as_json:
-        known = {name: getattr(batch, name, None) for name in ("name", "total", "created_at")}
-        facts = {"group_id": group_id, **known, "jobs": counts, "cost": spending.to_json()}
+        batch_facts = {name: getattr(batch, name, None) for name in ("name", "total", "created_at")}
+        facts = {"group_id": group_id, **batch_facts, "jobs": counts, "cost": spending.to_json()}
         return output.json_document(facts | {"not_submitted": len(unsubmitted)})
     states = ", ".join(f"{n:,} {state}" for state, n in counts.most_common())
-    told = [
+    lines = [
         ("Batch", app.batch_name(group_id)),
         ("Inputs", "" if batch is None else f"{batch.total:,}"),
         ("Jobs", f"{len(jobs):,}: {states}" if jobs else "none"),
         ("Failed", describe_unsubmitted(unsubmitted)),
         ("Cost", spending.describe() if jobs else ""),
     ]
-    output.line(text.align_pairs([(name, value) for name, value in told if value]))
+    output.line(text.align_pairs([(name, value) for name, value in lines if value]))
     return None
 
 
@@ -292,31 +297,26 @@ def _members(app: AppContext, ref: JobRef) -> list[HostLine]:
     from kinetic._client.activity_watch import ActivityWatch
 
     with ActivityWatch(app, {ref.job_id}) as watch:
-        found = watch.poll_to_end(_MEMBERS_S)
-        return [line for line in found if line.host is not None]
-
-
-def _describe_backend(ref: JobRef) -> str:
-    asked = ref.place.stands_in_for
-    return f"{ref.backend} (stands in for {asked})" if asked else ref.backend
+        lines = watch.poll_to_end(_MEMBERS_S)
+        return [line for line in lines if line.host is not None]
 
 
 def _facts(
     app: AppContext,
     ref: JobRef,
-    found: JobStanding,
+    standing: JobStanding,
     outcome: Outcome | None,
 ) -> list[tuple[str, str]]:
     from kinetic._client.board import shape  # lists do without
 
-    now = app.now()
+    now, real = app.now(), ref.place.stands_in_for
     facts = [
         ("Job", ref.job_id),
         ("Name", ref.display_name),
-        ("State", found.state),
-        ("Reason", found.reason if outcome is None else ""),
+        ("State", standing.state),
+        ("Reason", standing.reason if outcome is None else ""),
         ("Accelerator", shape.describe_shape(ref, _slices(app, ref))),
-        ("Backend", _describe_backend(ref)),
+        ("Backend", f"{ref.backend} (stands in for {real})" if real else ref.backend),
         *(
             [("Batch", f"{app.batch_name(ref.group_id)}, input {ref.group_index}")]
             if ref.group_id
@@ -326,7 +326,9 @@ def _facts(
         ("Created", f"{_timestamp(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
         (
             "Started",
-            _describe_start(found.started_at, None if outcome is None else outcome.ended_at, now),
+            _describe_start(
+                standing.started_at, None if outcome is None else outcome.ended_at, now
+            ),
         ),
     ]
     facts = [(name, value) for name, value in facts if value]
@@ -381,13 +383,13 @@ def _has_never_run(outcome: Outcome) -> bool:
 
 def _print_attempts(attempts: Sequence[AttemptPicture]) -> None:
     """When each attempt started, how it ended and why; only the last ones if there are many."""
-    shown = attempts[-_ATTEMPTS_SHOWN:]
+    latest = attempts[-_ATTEMPTS_SHOWN:]
     output.line()
-    rows = [(", ".join(map(str, each.slices)), *_attempt_cells(each)) for each in shown]
-    left_out = [] if shown[0].slices else ["SLICES"]
+    rows = [(", ".join(map(str, each.slices)), *_attempt_cells(each)) for each in latest]
+    left_out = [] if latest[0].slices else ["SLICES"]
     output.table(_ATTEMPT_COLUMNS, rows, left_out=left_out, right=("TIME",), wrap="REASON")
-    if len(attempts) > len(shown):
-        earlier = text.count(len(attempts) - len(shown), "earlier attempt")
+    if len(attempts) > len(latest):
+        earlier = text.count(len(attempts) - len(latest), "earlier attempt")
         output.notice(f"{earlier}: --json shows them all.")
 
 
@@ -407,14 +409,14 @@ def _print_running(members: list[HostLine]) -> None:
     of the rest."""
     from kinetic._client.board import activity
 
-    shown = sorted(members, key=lambda line: (-line.still_s, line.host))[:_HOSTS_SHOWN]
-    rows = [activity.cells(line) for line in sorted(shown, key=lambda line: line.host or 0)]
-    left_out = ["JOB", "NAME", "ACCELERATOR", "AGE", *activity.left_out(None, shown)]
+    longest_still = sorted(members, key=lambda line: (-line.still_s, line.host))[:_HOSTS_SHOWN]
+    rows = [activity.cells(line) for line in sorted(longest_still, key=lambda line: line.host or 0)]
+    left_out = ["JOB", "NAME", "ACCELERATOR", "AGE", *activity.left_out(None, longest_still)]
     output.line()
     output.table(activity.COLUMNS, rows, left_out=left_out, right=activity.RIGHT, cut=activity.CUT)
-    if len(members) > len(shown):
+    if len(members) > len(longest_still):
         output.notice(
-            f"{text.count(len(members) - len(shown), 'host')} more: `kinetic jobs top "
+            f"{text.count(len(members) - len(longest_still), 'host')} more: `kinetic jobs top "
             f"{members[0].ref.job_id}` shows them."
         )
 

@@ -97,18 +97,14 @@ Examples:
 @pass_app
 def stacks(app: AppContext, /, *, job_id: str, as_json: bool) -> int:
     """Print the stacks of all hosts."""
-    found = app.handle(job_id).stacks()
+    stacks_by_host = app.handle(job_id).stacks()
     if as_json:
-        output.json_document({str(host): stack for host, stack in found.items()})
+        output.json_document({str(host): stack for host, stack in stacks_by_host.items()})
     else:
-        output.line(_format_groups(found).rstrip())
+        from kinetic._core.gang import blame
+
+        output.line(blame.format_groups(stacks_by_host).rstrip())
     return exit_codes.OK
-
-
-def _format_groups(stacks_by_host: dict[int, str]) -> str:
-    from kinetic._core.gang import blame
-
-    return blame.format_groups(stacks_by_host)
 
 
 @click.command("cancel", help=_CANCEL_HELP)
@@ -179,8 +175,8 @@ def _find_all(app: AppContext, ids: tuple[str, ...]) -> tuple[list[BatchHandle[A
     work done."""
     groups = [each for each in ids if each.startswith(BATCH)]
     batches = {batch.group_id: batch for batch in map(app.open_batch, groups)}
-    found = map(app.find_to_end, (each for each in ids if each not in groups))
-    refs = list({ref.job_id: ref for ref in found}.values())
+    jobs = map(app.find_to_end, (each for each in ids if each not in groups))
+    refs = list({ref.job_id: ref for ref in jobs}.values())
     return list(batches.values()), refs
 
 
@@ -206,8 +202,8 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
     old = pruning.list_ended_before(app, app.now() - older_than)
     limit = app.now() - content_age_s(app.store)
     if dry_run or not yes:
-        gone = {ref.job_id for ref in old}
-        unused = pruning.find_unused(app.store, older_than=limit, without=gone)
+        old_ids = {ref.job_id for ref in old}
+        unused = pruning.find_unused(app.store, older_than=limit, without=old_ids)
         if dry_run:
             return _report("Would remove", old, unused, [], as_json, listed=None)
         if old or any((unused.contents, unused.data, unused.orphans, unused.batches)):
@@ -215,7 +211,7 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
     away: dict[Place, str] = {}
     tried = at_once(lambda ref: _try_remove(app, ref, away), old, app.store.calls_at_once // 4)
     failed = [problem for problem in tried if problem]
-    kept = {problem["job_id"] for problem in failed}
+    failed_ids = {problem["job_id"] for problem in failed}
     swept = pruning.Swept()
     try:
         swept = pruning.sweep(app.store, older_than=limit)
@@ -224,7 +220,7 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
         failed.append({"job_id": "", "error": str(error)})
     return _report(
         "Removed",
-        [ref for ref in old if ref.job_id not in kept],
+        [ref for ref in old if ref.job_id not in failed_ids],
         swept,
         failed,
         as_json,
@@ -242,8 +238,8 @@ def _confirm(old: list[JobRef], unused: Swept) -> None:
 
 
 def _count_removed(refs: list[JobRef], swept: Swept) -> str:
-    left = text.count(len(swept.orphans), "unfinished submission") if swept.orphans else ""
-    return ", ".join(filter(None, [text.count(len(refs), "job"), left]))
+    unfinished = text.count(len(swept.orphans), "unfinished submission") if swept.orphans else ""
+    return ", ".join(filter(None, [text.count(len(refs), "job"), unfinished]))
 
 
 def _lines(refs: list[JobRef], limit: int | None) -> list[str]:
@@ -344,7 +340,10 @@ def kill(
     ref = handle.ref
     named = f"{killing.name_machines(ref, hosts)} of {ref.job_id}"
     if not yes and not handle.status().ended:
-        _confirm_kill(f"{'the agents of ' if agents else ''}{named}", name)
+        whom = f"{'the agents of ' if agents else ''}{named}"
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{name} would be sent to {whom}. Add --yes to send it unasked.")
+        click.confirm(f"Send {name} to {whom}?", abort=True, err=True)
     killed = handle.kill_hosts(slice_, host, signal=signal, agents=agents)
     if as_json:
         output.json_document({"job_id": handle.job_id, "signal": name, "hosts": list(killed)})
@@ -353,12 +352,6 @@ def kill(
     if missed := tuple(sorted(set(hosts) - set(killed))):
         output.notice(f"Nothing runs on {killing.name_machines(ref, missed)} at present.")
     return exit_codes.OK
-
-
-def _confirm_kill(whom: str, name: str) -> None:
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"{name} would be sent to {whom}. Add --yes to send it unasked.")
-    click.confirm(f"Send {name} to {whom}?", abort=True, err=True)
 
 
 @click.command("debug", help=_DEBUG_HELP)

@@ -151,9 +151,11 @@ def _wait_for_batch(batch: BatchHandle[Any], timeout: float | None, *, as_json: 
         jobs = {str(status).lower(): count for status, count in counts.items()}
         output.json_document(facts | {"jobs": jobs})
     elif succeeded < total:
-        told = f"{succeeded:,} of {total:,} inputs succeeded. {describe_unsubmitted(unsubmitted)}"
+        counts_words = (
+            f"{succeeded:,} of {total:,} inputs succeeded. {describe_unsubmitted(unsubmitted)}"
+        )
         output.error(
-            f"{batch.group_id}: {told.rstrip()}",
+            f"{batch.group_id}: {counts_words.rstrip()}",
             f"`kinetic jobs list --group {batch.group_id}` shows its jobs.",
         )
     return exit_codes.OK if succeeded == total else exit_codes.FAILED
@@ -219,7 +221,7 @@ def _print_value(value: Any, as_json: bool) -> None:
         return output.line(repr(value))
     try:
         plain = _spell_numbers(value)
-        return output.json_document(plain, lambda each: _spell_numbers(_simplify(each)))
+        return output.json_document(plain, lambda part: _spell_numbers(_simplify(part)))
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f"The value has no JSON form ({error}). Leave --json out to see it as Python writes it."

@@ -197,13 +197,12 @@ def ls(as_json: bool) -> None:
             "There are no profiles yet. To make one: kinetic profile create NAME --project … "
             "--cluster …"
         )
-    output.table(_COLUMNS, [_cells(stored, name, used) for name in sorted(stored.by_name)])
+    cells = [
+        ("*" if name == used else "", name, *(values.get(field, "-") for field in FIELDS))
+        for name, values in sorted(stored.by_name.items())
+    ]
+    output.table(_COLUMNS, cells)
     return _report_override(stored.current)
-
-
-def _cells(stored: Profiles, name: str, used: str | None) -> tuple[str, ...]:
-    values = stored.by_name[name]
-    return ("*" if name == used else "", name, *(values.get(f, "-") for f in FIELDS))
 
 
 def _name_in_use(stored: Profiles) -> str | None:

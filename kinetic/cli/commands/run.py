@@ -27,7 +27,7 @@ from kinetic.cli.options import ASSIGNMENT, DURATION, SLICES, json_option
 from kinetic.cli.program import Program, ProgramKind
 from kinetic.errors import KineticError, UsageError
 
-_ONCE, _ONE_HOST = "--once", ("--accelerator", "cpu", "--slices", "1")
+_ONE_HOST_FLAG, _ONE_HOST = "--once", ("--accelerator", "cpu", "--slices", "1")
 _HELP = """Run a program on every host of an accelerator slice, and print what the leader prints.
 
 \b
@@ -67,7 +67,7 @@ class _RunCommand(click.Command):
         with_values = {name for option in options if not option.is_flag for name in option.opts}
         words, program = programs.split(args, with_values)
         ctx.meta["kinetic.program"] = program
-        if _ONCE in words:
+        if _ONE_HOST_FLAG in words:
             words += _ONE_HOST
         try:
             return super().parse_args(ctx, list(words))
@@ -96,10 +96,10 @@ def _table_options(command: F) -> F:
 
 
 def _table_option(row: Option, flag: Flag) -> Callable[[F], F]:
-    made = _MADE.get(flag.takes)
+    collect = _COLLECT.get(flag.takes)
 
     def check_value(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
-        value = value if made is None else made(value)
+        value = value if collect is None else collect(value)
         if value is not None and not ctx.resilient_parsing:
             row.check(flag.names[0], value)
         return value
@@ -111,11 +111,11 @@ def _table_option(row: Option, flag: Flag) -> Callable[[F], F]:
         metavar=None if is_switch else flag.metavar,
         type=_TYPES[flag.takes],
         is_flag=is_switch,
-        multiple=made is not None,
-        **({"required": True} if flag.required else {} if made else {"default": row.default}),
+        multiple=collect is not None,
+        **({"required": True} if flag.required else {} if collect else {"default": row.default}),
         callback=check_value,
         shell_complete=complete_with(flag.offers) if flag.offers else None,
-        help=row.help if made is None else f"{row.help} Repeatable.",
+        help=row.help if collect is None else f"{row.help} Repeatable.",
     )
 
 
@@ -128,7 +128,7 @@ _TYPES: dict[Takes, Any] = {
     Takes.VARIABLES: ASSIGNMENT,
     Takes.SWITCH: bool,
 }
-_MADE: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAMES: list}
+_COLLECT: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAMES: list}
 """The type of options with several values."""
 
 
@@ -146,7 +146,7 @@ _MADE: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAMES: 
     help='Print what all hosts print; each line starts with "[host N] ".',
 )
 @click.option(
-    _ONCE,
+    _ONE_HOST_FLAG,
     is_flag=True,
     expose_value=False,
     help="Run it on one host without chips, whatever -a says: for a program that asks a Ray "
@@ -213,10 +213,10 @@ def run(
 def _check_elastic(options: Mapping[str, Any]) -> None:
     """Refuse what would have no effect."""
     rules = ("max_failures", "slice_timeout", "start_wait", "on_slice_loss")
-    given = next((name for name in rules if options[name] is not None), None)
-    if given is not None and options["controller"] == "single":
+    option = next((name for name in rules if options[name] is not None), None)
+    if option is not None and options["controller"] == "single":
         raise UsageError(
-            f"--{given.replace('_', '-')} is for functions that kinetic calls again. With "
+            f"--{option.replace('_', '-')} is for functions that kinetic calls again. With "
             "--controller single a program that loses a slice goes on by itself, as training with "
             "pathwaysutils' elastic_retry does: leave the option away, and tell the program."
         )
@@ -336,8 +336,8 @@ def _report_failure(
         where = (
             "" if len(outcome.reports) == 1 else f" on host {first.host} of {len(outcome.reports)}"
         )
-        shown = all_hosts or not first.host
-        unseen = [] if shown else _describe_unseen(handle, first.host, outcome)
+        was_printed = all_hosts or not first.host
+        unseen = [] if was_printed else _describe_unseen(handle, first.host, outcome)
         output.error(
             f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).",
             "\n".join(unseen),
@@ -352,5 +352,5 @@ def _describe_unseen(handle: JobHandle[Any], host: int, outcome: Outcome) -> lis
     from kinetic._client.result import read_tail
     from kinetic._core import failure
 
-    shown = failure.last_lines(read_tail(handle.chunks, host, outcome.attempt), host)
-    return [shown, failure.name_logs(handle.job_id, host)] if shown else []
+    last_lines = failure.last_lines(read_tail(handle.chunks, host, outcome.attempt), host)
+    return [last_lines, failure.name_logs(handle.job_id, host)] if last_lines else []

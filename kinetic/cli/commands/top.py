@@ -62,13 +62,13 @@ def top(
     return None
 
 
-def _print(found: list[HostLine]) -> None:
-    if not found:
+def _print(lines: list[HostLine]) -> None:
+    if not lines:
         return output.notice("No job is running.")
     return output.table(
         activity.COLUMNS,
-        map(activity.cells, found),
-        left_out=activity.left_out(output.width(), found),
+        map(activity.cells, lines),
+        left_out=activity.left_out(output.width(), lines),
         right=activity.RIGHT,
         cut=activity.CUT,
     )
@@ -77,25 +77,25 @@ def _print(found: list[HostLine]) -> None:
 def _draw(watch: ActivityWatch, interval_s: float) -> None:
     with output.Screen() as screen:
         while True:
-            found = watch.poll()
+            lines = watch.poll()
             width, height = screen.size
             room = max(height - _FRAME_LINES, 1)
             more = (
-                f"{text.count(len(found) - room, 'line')} more: --once shows them all"
-                if len(found) > room
+                f"{text.count(len(lines) - room, 'line')} more: --once shows them all"
+                if len(lines) > room
                 else ""
             )
             head = (
-                f"{activity.headline(found)}    q leaves"
-                if found
+                f"{activity.headline(lines)}    q leaves"
+                if lines
                 else "No job is running.    q leaves"
             )
             screen.show(
                 head,
                 activity.COLUMNS,
-                map(activity.cells, found[:room]),
+                map(activity.cells, lines[:room]),
                 more,
-                left_out=activity.left_out(width, found),
+                left_out=activity.left_out(width, lines),
                 right=activity.RIGHT,
                 cut=activity.CUT,
             )
