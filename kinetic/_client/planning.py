@@ -205,13 +205,12 @@ class Planned:
         """What the hosts can import."""
         from kinetic._pickling.modules import Shipped
 
-        manifests = b"" if self.bundle is None else self.bundle.manifests
         project = self.project
         search = (*project.sys_path_rel, project.entry_rel, *project.editable_rel)
         return Shipped(
             self.project.root,
             search,
-            manifests,
+            b"" if self.bundle is None else self.bundle.manifest,
             configuration.worker_environ().get("PYTHONPATH", ""),
         )
 

@@ -15,7 +15,6 @@ REFS = "refs"
 LISTED = "listed"
 BLOBS = "blobs/sha256"
 PACKS = "packs"
-PACK_INDEXES = "pack-indexes"
 TREES = "trees"
 DATA = "data"
 BUCKET_FOLDERS = "bucket-folders"
@@ -168,17 +167,12 @@ def blob(digest: str) -> str:
 
 
 def pack(digest: str) -> str:
-    """Key of the pack with this name: small source files and lists of folders, many in one."""
+    """Key of the pack with this name: small source files, many in one, and the list of a tree."""
     return f"{PACKS}/{digest}"
 
 
-def pack_index(digest: str) -> str:
-    """Key of the list of what the pack holds; written after it, deleted before it."""
-    return f"{PACK_INDEXES}/{digest}"
-
-
 def tree(digest: str) -> str:
-    """Key of the parts of the source tree whose root list has this digest; written after them,
+    """Key of the parts of the source tree whose list has this digest; written after them,
     deleted before them."""
     return f"{TREES}/{digest}"
 

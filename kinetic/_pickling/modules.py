@@ -50,14 +50,14 @@ class Shipped:
         root: the folder that is shipped, or None when nothing is.
         search: folders that go first on the host's import path, relative to the root, in order; ""
             is the root.
-        manifests: the lists of the tree, as in `Bundle`.
+        manifest: the list of the tree, as in `Bundle`.
         python_path: the PYTHONPATH of the host's interpreter: those entries that are the same
             folders as here.
     """
 
     root: Path | None = None
     search: tuple[str, ...] = ()
-    manifests: bytes = b""
+    manifest: bytes = b""
     python_path: str = ""
 
 
@@ -90,7 +90,7 @@ def classify(shipped: Shipped) -> LoadedModules:
     """Sort the loaded modules by whether a host can import them."""
     uninstalled = list(_list_uninstalled())
     places = _places(shipped, uninstalled)
-    in_tree = manifest.files_among(shipped.manifests, places.values()) if places else set()
+    in_tree = manifest.files_among(shipped.manifest, places.values()) if places else set()
     by_value, edited, imported = [], [], []
     folders = functools.cache(lambda: _list_folders_elsewhere(shipped))
     elsewhere = functools.cache(lambda top: _is_found_elsewhere(top, folders()))
@@ -173,7 +173,7 @@ def _list_installed_folders() -> tuple[str, ...]:
 
 def _places(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict[str, str]:
     """Return by name where in the tree a host finds the same file when it imports the module."""
-    if shipped.root is None or not shipped.manifests:
+    if shipped.root is None or not shipped.manifest:
         return {}
     real = functools.cache(os.path.realpath)  # Of folders: there are few.
     root = real(str(shipped.root))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import os
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from kinetic._core.values import dataclass
 from kinetic._source import beside, cache, hashing, manifest, standalone, walk
 from kinetic._source.beside import Beside
 from kinetic._source.gitconfig import NO_FILES, GitFiles
+from kinetic._source.manifest import Entry
 from kinetic.errors import UsageError, name_some
 
 NOTHING = Beside()
@@ -38,8 +40,7 @@ class Bundle:
     """A source tree, packed.
 
     Attributes:
-        manifests: the lists of its folders, one a line, the root's last; the digest of that one
-            names the tree.
+        manifest: the list of its entries.
         tree: digest and size.
         root: the folder it was packed from.
         warnings: for the caller, one sentence each.
@@ -48,7 +49,7 @@ class Bundle:
         elsewhere: where files are read that do not lie at their path below the root.
     """
 
-    manifests: bytes
+    manifest: bytes
     tree: Tree
     root: Path
     warnings: tuple[str, ...] = ()
@@ -75,20 +76,17 @@ class Bundle:
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each file's content, by path relative to the root."""
-        return {
-            each.path: each.digest
-            for each in manifest.unfold(self.manifests)
-            if isinstance(each, manifest.File)
-        }
+        return {file.path: file.digest for file in manifest.list_files(self.manifest)}
 
     def files(self) -> list[tuple[str, int]]:
         """Return all files, (path, bytes), largest first."""
-        found = [
-            (each.path, each.size_bytes)
-            for each in manifest.unfold(self.manifests)
-            if isinstance(each, manifest.File)
-        ]
-        return sorted(found, key=lambda each: (-each[1], each[0]))
+        files = [(file.path, file.size_bytes) for file in manifest.list_files(self.manifest)]
+        return sorted(files, key=lambda file: (-file[1], file[0]))
+
+    def with_entries(self, entries: Sequence[Entry]) -> Bundle:
+        """Return the bundle of other entries; links to missing ones are left out."""
+        data = manifest.encode(manifest.drop_broken_links(entries))
+        return dataclasses.replace(self, manifest=data, tree=_tree_of(data))
 
 
 def build(
@@ -272,9 +270,7 @@ def _pack_if_changed(
         reached = _list_reached(root, left_out, old.targets)
         old = dataclasses.replace(old, left_out=reached)
         cache.save(note, old, began_ns=began_ns)
-    return Bundle(
-        old.manifests, old.tree, Path(root), old.warnings, old.largest, note, old.followed
-    )
+    return Bundle(old.manifest, old.tree, Path(root), old.warnings, old.largest, note, old.followed)
 
 
 def _list_reached(
@@ -288,9 +284,7 @@ def _list_reached(
 def _pack(
     root: str, scan: walk.Scan, old: cache.Snapshot | None, warnings_of: _WarningsOf
 ) -> cache.Snapshot:
-    entries: list[manifest.Entry] = [
-        manifest.Folder(path, mode) for path, mode in scan.folders.items()
-    ]
+    entries: list[Entry] = [manifest.Folder(path, mode) for path, mode in scan.folders.items()]
     entries += [manifest.Symlink(path, target) for path, target in scan.links.items()]
     files: list[manifest.File] = []
     inside = root.rstrip("/") + "/"
@@ -305,14 +299,13 @@ def _pack(
             continue
         watched[found.path] = content.stamp
         files.append(manifest.File(path, found.mode, content.size_bytes, content.digest))
-    lists = manifest.encode(manifest.drop_broken_links([*entries, *files]))
-    digest, data = next(reversed(lists.items()))
+    data = manifest.encode(manifest.drop_broken_links([*entries, *files]))
     largest = sorted(
         ((file.path, file.size_bytes) for file in files), key=lambda each: (-each[1], each[0])
     )[:_LARGEST]
     return cache.Snapshot(
-        manifests=manifest.join(lists),
-        tree=Tree(Blob(digest, len(data)), len(files), sum(file.size_bytes for file in files)),
+        manifest=data,
+        tree=_tree_of(data),
         warnings=warnings_of(scan),
         largest=tuple(largest),
         followed={
@@ -321,6 +314,12 @@ def _pack(
         watched=watched,
         targets=tuple(sorted(scan.targets)),
     )
+
+
+def _tree_of(data: bytes) -> Tree:
+    files = manifest.list_files(data)
+    blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
+    return Tree(blob, len(files), sum(file.size_bytes for file in files))
 
 
 def _data_warnings(scan: walk.Scan) -> tuple[str, ...]:

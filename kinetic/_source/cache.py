@@ -31,7 +31,7 @@ from kinetic.errors import StoreError
 
 _log = logging.getLogger("kinetic.packaging")
 
-SCHEMA = 4
+SCHEMA = 5
 _WIDTH = 6
 _RACY_NS = 2_000_000_000
 _ABSENT: Stamp = (-1,) * _WIDTH
@@ -46,7 +46,7 @@ class Snapshot:
     """A packed tree, and what it depends on.
 
     Attributes:
-        manifests: the lists of its folders, one a line, the root's last.
+        manifest: the list of its entries.
         tree: its digest and size.
         warnings: for the caller.
         largest: the largest files.
@@ -56,7 +56,7 @@ class Snapshot:
         targets: where links lead that leave the tree.
     """
 
-    manifests: bytes
+    manifest: bytes
     tree: Tree
     warnings: tuple[str, ...]
     largest: tuple[tuple[str, int], ...]
@@ -140,7 +140,7 @@ def _encode(snapshot: Snapshot, began_ns: int) -> bytes:
     for stamp in snapshot.watched.values():
         stamps.extend((stamp or _ABSENT) if is_trusted(stamp, began_ns) else _DISTRUSTED)
     paths = "\0".join(snapshot.watched).encode("utf-8", "surrogateescape")
-    rest = b"".join((stamps.tobytes(), paths, snapshot.manifests))
+    rest = b"".join((stamps.tobytes(), paths, snapshot.manifest))
     head = {
         "watched": len(snapshot.watched),
         "paths_bytes": len(paths),
@@ -160,12 +160,12 @@ def _decode(content: bytes) -> Snapshot:
     end = head["watched"] * _WIDTH * 8
     stamps = array("q", rest[:end])
     paths = rest[end : end + head["paths_bytes"]].decode("utf-8", "surrogateescape").split("\0")
-    manifests = rest[end + head["paths_bytes"] :]
+    manifest = rest[end + head["paths_bytes"] :]
     tree = Tree(**head["tree"] | {"manifest": Blob(**head["tree"]["manifest"])})
     watched = dict(zip(paths, zip(*[iter(stamps)] * _WIDTH, strict=True), strict=True))
     largest = tuple((str(path), int(size)) for path, size in head["largest"])
     return Snapshot(
-        manifests,
+        manifest,
         tree,
         tuple(head["warnings"]),
         largest,

@@ -2,10 +2,9 @@
 
 In: a store, the tree's digest, an empty folder. Out: the files.
 
-Nothing is trusted: the root's list must have the digest that the plan names, everything else the
-digest that its list names, and nothing is written outside the folder. Damaged content is removed
-from the store together with the records of all trees that need it, so that the next submission
-sends it again.
+Nothing is trusted: the tree's list must have the digest that the plan names, everything else the
+digest that the list names, and nothing is written outside the folder. Damaged content is removed
+from the store together with the record of the tree, so that the next submission sends it again.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH118, PTH211
@@ -25,7 +24,7 @@ from kinetic._core import layout
 from kinetic._core.plan import Tree
 from kinetic._core.values import dataclass
 from kinetic._source import manifest, packs
-from kinetic._source.packs import Contents, Index
+from kinetic._source.packs import Index, TreeRecord
 from kinetic._store import files
 from kinetic._store.base import Store
 from kinetic._store.many import FILE_THREADS, at_once
@@ -41,12 +40,6 @@ class _Pack:
 
     index: Index
     file: FileIO
-
-    def read(self, digest: str) -> bytes:
-        """Return a content without verifying it."""
-        offset, stored_bytes, deflated = self.index.spans[digest]
-        data = os.pread(self.file.fileno(), stored_bytes, offset)
-        return packs.inflate_list(data) if deflated else data
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,8 @@ class StoredTree:
         pack = self.packs.get(digest)
         if pack is None:
             raise self.explain_missing(what)
-        data = pack.read(digest)
+        offset, size_bytes = pack.index.spans[digest]
+        data = os.pread(pack.file.fileno(), size_bytes, offset)
         if hashlib.sha256(data).hexdigest() != digest:
             raise self.explain_damage(what, pack.index.name)
         return data
@@ -117,43 +111,44 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
 
 @contextmanager
 def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
-    """Fetch the packs of a tree unless they are on this machine, and read its lists.
+    """Fetch the packs of a tree unless they are on this machine, and read its list.
 
     Raises:
-        CorruptRecord: a list is missing, or not the one that the plan or the list above names.
+        CorruptRecord: the list is missing, or not the one that the plan names.
         StoreError: the packs cannot be written to this machine's disk.
     """
-    contents = _contents(store, tree)
+    record = _read_record(store, tree)
     with ExitStack() as stack:
-        found = _packs(store, tree, contents.packs, stack)
+        opened = _packs(store, tree, record.packs, stack)
         stored = StoredTree(
-            store, tree, {digest: pack for pack in found for digest in pack.index.spans}
+            store, tree, {digest: pack for pack in opened for digest in pack.index.spans}
         )
-
-        def read(level: Sequence[tuple[str, str]]) -> list[bytes]:
-            return [stored.read_small(digest, _list_of(folder)) for folder, digest in level]
-
-        stored.entries.extend(manifest.decode(tree.manifest.digest, read))
-        sizes = [each.size_bytes for each in stored.entries if isinstance(each, manifest.File)]
+        base = stored.read_small(record.base_list, _LIST)
+        try:
+            data = manifest.amend(packs.inflate_list(base), record.removed, record.changed)
+            if hashlib.sha256(data).hexdigest() != tree.manifest.digest:
+                raise CorruptRecord("The list of the source tree is not what was sent.")
+        except CorruptRecord as error:
+            _forget(store, tree)
+            raise CorruptRecord(f"{error} {_AGAIN}") from error
+        stored.entries.extend(manifest.decode(data))
+        sizes = [entry.size_bytes for entry in manifest.list_files(data)]
         if (len(sizes), sum(sizes)) != (tree.files, tree.size_bytes):
             raise CorruptRecord(
-                "The manifest of the source tree is not the one of this plan: its files differ. "
+                "The list of the source tree is not the one of this plan: its files differ. "
                 "Submit the job again."
             )
         yield stored
 
 
-def _list_of(folder: str) -> str:
-    return f"The list of {folder!r} in the source tree" if folder else "The list of the source tree"
+_LIST = "The list of the source tree"
 
 
-def _contents(store: Store, tree: Tree) -> Contents:
+def _read_record(store: Store, tree: Tree) -> TreeRecord:
     try:
-        return Contents.from_json(store.get(layout.tree(tree.manifest.digest)))
+        return TreeRecord.from_json(store.get(layout.tree(tree.manifest.digest)))
     except NotFound as error:
-        raise CorruptRecord(
-            "The list of the source tree is missing from the store: submit the job again."
-        ) from error
+        raise CorruptRecord(f"{_LIST} is missing from the store: submit the job again.") from error
     except CorruptRecord as error:
         _forget(store, tree)
         raise CorruptRecord(f"{error} {_AGAIN}") from error
@@ -207,9 +202,9 @@ def write_tree(
     folders = [entry for entry in stored.entries if isinstance(entry, manifest.Folder)]
     for folder in folders:
         os.mkdir(os.path.join(dest, folder.path), 0o700)
-    found = [entry for entry in stored.entries if isinstance(entry, manifest.File)]
-    small = [file for file in found if file.digest in stored.packs]
-    large = [file for file in found if file.digest not in stored.packs]
+    all_files = [entry for entry in stored.entries if isinstance(entry, manifest.File)]
+    small = [file for file in all_files if file.digest in stored.packs]
+    large = [file for file in all_files if file.digest not in stored.packs]
     threads = FILE_THREADS if stored.tree.size_bytes > _WORTH_THREADS_BYTES else 1
     at_once(lambda file: put(stored, file, dest), small, threads)
     threads = max(threads, stored.store.calls_at_once)
@@ -281,16 +276,10 @@ def _fetch_large(stored: StoredTree, file: manifest.File, what: str, path: str) 
 
 
 def _forget(store: Store, tree: Tree, name: str = "") -> None:
-    """Remove the record of a tree; with a name, also that object and all records that vouch for
-    it. Does nothing where the host may only read the store."""
-    with suppress(StoreError):
-        store.delete(layout.tree(tree.manifest.digest))
-    if not name:
-        return
-    for key in list(store.list(layout.TREES)):
-        with suppress(NotFound, StoreError):
-            if name.encode() in store.get(key):
-                store.delete(key)
-    for key in (layout.pack_index(name), layout.pack(name), layout.blob(name)):
+    """Remove the record of a tree, and with a name that object: the next submission sends what it
+    misses. Other trees that need the object are noticed by their own hosts. Does nothing where the
+    host may only read the store."""
+    names = (layout.pack(name), layout.blob(name)) if name else ()
+    for key in (layout.tree(tree.manifest.digest), *names):
         with suppress(StoreError):
             store.delete(key)

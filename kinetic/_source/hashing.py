@@ -40,13 +40,12 @@ def known_contents(root: str, old: Snapshot | None) -> Mapping[str, FileDigest]:
     """Return the contents in a snapshot, by the path that was read."""
     if old is None:
         return {}
-    found: dict[str, FileDigest] = {}
+    known: dict[str, FileDigest] = {}
     inside = root.rstrip("/") + "/"
-    for entry in manifest.unfold(old.manifests):
-        if isinstance(entry, manifest.File):
-            path = old.followed.get(entry.path) or inside + entry.path
-            found[path] = FileDigest(entry.digest, entry.size_bytes, old.watched.get(path, ()))
-    return found
+    for file in manifest.list_files(old.manifest):
+        path = old.followed.get(file.path) or inside + file.path
+        known[path] = FileDigest(file.digest, file.size_bytes, old.watched.get(path, ()))
+    return known
 
 
 def contents(files: Iterable[FoundFile], before: Mapping[str, FileDigest]) -> dict[str, FileDigest]:

@@ -1,16 +1,16 @@
 """Packs: many small contents in one object, so that a tree is few objects and few calls.
 
-In: contents by digest. Out: packs; from a pack's index, where each content lies in it.
+In: contents by digest. Out: packs; from a pack's index, where each content lies in it; the record
+of a tree, which says where all its contents are.
 
-A pack is its index, then its contents one after the other. The index is also an object of its own,
-which tells a submission what need not be sent. A pack is named by its index's SHA-256, and each
-content is verified by its own digest, so the whole pack is.
+A tree is a base and a delta. The packs of the base hold the small files of the tree that was sent
+when the base was made, and the list of that tree. The delta holds what has changed since: rows of
+the list in the record, contents in a pack. Larger files are objects of their own.
 
-    index       magic, number of members, then for each member
-                its SHA-256, its length in the pack, and whether it is deflated
+A pack is its index, then its contents one after the other. It is named by its index's SHA-256, and
+each content is verified by its own digest, so the whole pack is.
 
-Lists of folders are deflated, because half of a list is hexadecimal digests. Files are stored as
-is.
+    index       magic, number of members, then for each member its SHA-256 and its length
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
-from typing import NamedTuple
 
 from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
@@ -30,22 +29,12 @@ SMALL_BYTES = 256 << 10
 """Larger files are objects of their own."""
 PACK_BYTES = 16 << 20
 """A pack takes contents until it reaches this size."""
-MOST_LIST_BYTES = 2 << 20
-"""A list of a folder has at most 64 entries; longer ones are split (`manifest`)."""
-_MOST_PARTIAL = 6
-_SCHEMA = 1
-_MAGIC = b"KNPACK1\n"
+MOST_LIST_BYTES = 1 << 30
+_SCHEMA = 2
+_MAGIC = b"KNPACK2\n"
 _HEAD = struct.Struct(">8sI")
-_ROW = struct.Struct(">32sIB")
+_ROW = struct.Struct(">32sI")
 HEAD_BYTES = _HEAD.size
-
-
-class Span(NamedTuple):
-    """Where a content lies in its pack."""
-
-    offset: int
-    stored_bytes: int
-    deflated: bool
 
 
 @dataclass(frozen=True)
@@ -55,63 +44,18 @@ class Index:
     Attributes:
         name: of the pack: the SHA-256 of the index.
         data: the index as it is stored.
-        spans: where each content lies, by its digest.
+        spans: offset and length of each content, by its digest.
     """
 
     name: str
     data: bytes
-    spans: Mapping[str, Span]
+    spans: Mapping[str, tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class Contents:
-    """Where everything in a tree lies.
-
-    Attributes:
-        packs: names of packs.
-        blobs: digests of the files that are objects of their own.
-    """
-
-    packs: tuple[str, ...] = ()
-    blobs: tuple[str, ...] = ()
-
-    def to_json(self) -> bytes:
-        """Return the record of a tree."""
-        document = {"schema": _SCHEMA, "packs": self.packs, "blobs": self.blobs}
-        return json.dumps(document, separators=(",", ":")).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Contents:
-        """Read the record of a tree.
-
-        Raises:
-            CorruptRecord: it is damaged, or written by another version.
-        """
-        try:
-            document = json.loads(data)
-            if document["schema"] != _SCHEMA:
-                raise ValueError(f"it has schema {document['schema']!r}, not {_SCHEMA}")
-            return cls(_names(document["packs"]), _names(document["blobs"]))
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise CorruptRecord(f"The record of the source tree is damaged: {error}.") from error
-
-
-def _names(found: object) -> tuple[str, ...]:
-    if not isinstance(found, list) or not all(
-        isinstance(each, str) and len(each) == 64 and each.isalnum() for each in found
-    ):
-        raise ValueError(f"{found!r} is not a list of digests")
-    return tuple(found)
-
-
-def build(files: Mapping[str, bytes], lists: Mapping[str, bytes]) -> tuple[Index, list[bytes]]:
-    """Return the index of a pack with these contents, and the parts that follow it in the pack."""
-    deflated = {digest: zlib.compress(data) for digest, data in lists.items()}
-    members = [(digest, data, 0) for digest, data in files.items() if digest not in deflated]
-    members += [(digest, data, 1) for digest, data in deflated.items()]
-    rows = [_ROW.pack(bytes.fromhex(digest), len(data), flag) for digest, data, flag in members]
-    index = parse(_HEAD.pack(_MAGIC, len(members)) + b"".join(rows))
-    return index, [data for _, data, _ in members]
+def build(contents: Mapping[str, bytes]) -> Index:
+    """Return the index of a pack in which these contents follow it, in order."""
+    rows = [_ROW.pack(bytes.fromhex(digest), len(data)) for digest, data in contents.items()]
+    return parse(_HEAD.pack(_MAGIC, len(rows)) + b"".join(rows))
 
 
 def index_bytes(head: bytes) -> int:
@@ -137,84 +81,98 @@ def parse(data: bytes) -> Index:
     """
     if len(data) != index_bytes(data[:HEAD_BYTES]):
         raise CorruptRecord("The index of a pack is damaged: it is cut off.")
-    rows = _ROW.iter_unpack(data[HEAD_BYTES:])
-    digests, sizes, flags = zip(*rows, strict=True) if len(data) > HEAD_BYTES else ((), (), ())
-    places = zip(accumulate(sizes, initial=len(data)), sizes, map(bool, flags))  # noqa: B905 - one place more: the end
-    spans = dict(zip(map(bytes.hex, digests), map(Span._make, places), strict=True))
+    rows = list(_ROW.iter_unpack(data[HEAD_BYTES:]))
+    offsets = accumulate((size for _, size in rows), initial=len(data))
+    spans = {digest.hex(): (offset, size) for (digest, size), offset in zip(rows, offsets)}  # noqa: B905 - one offset more: the end
     return Index(hashlib.sha256(data).hexdigest(), data, spans)
 
 
-def parse_many(data: bytes) -> Iterator[Index]:
-    """Read indexes that follow one another.
-
-    Raises:
-        CorruptRecord: one of them is damaged.
-    """
-    while data:
-        size = index_bytes(data[:HEAD_BYTES])
-        yield parse(data[:size])
-        data = data[size:]
-
-
-def inflate_list(data: bytes) -> bytes:
-    """Return a list that is stored deflated; "" if it is damaged, or larger than any list."""
-    inflating = zlib.decompressobj()
-    try:
-        found = inflating.decompress(data, MOST_LIST_BYTES)
-    except zlib.error:
-        return b""
-    return found if inflating.eof and not inflating.unused_data else b""
-
-
-def choose(needed: Mapping[str, int], there: Iterable[Index]) -> list[Index]:
-    """Return the packs from which a tree takes contents that need not be sent again.
-
-    A host fetches every pack of a tree, whole, in one call each. So a tree uses few packs, and none
-    that is less than half useful to it; the rest goes into the pack that is sent. Over time this
-    merges the packs of single changes.
-
-    Args:
-        needed: sizes of what the tree needs, by digest.
-        there: the packs that the store has.
-    """
-    most = _MOST_PARTIAL + sum(needed.values()) // PACK_BYTES
-    left = set(needed)
-    open_to_choice = [each for each in there if not left.isdisjoint(each.spans)]
-    chosen: list[Index] = []
-    while open_to_choice and len(chosen) < most:
-        weights = {each.name: _weight(each, left) for each in open_to_choice}
-        best = max(open_to_choice, key=lambda each: (weights[each.name], each.name))
-        open_to_choice.remove(best)
-        if (use := weights[best.name]) and 2 * use >= _weight(best, best.spans):
-            chosen.append(best)
-            left -= best.spans.keys()
-    return chosen
-
-
-def _weight(pack: Index, wanted: Collection[str]) -> int:
-    """The cost of sending the wanted members of a pack; an empty one counts its row in the
-    index."""
-    sizes = [span.stored_bytes for digest, span in pack.spans.items() if digest in wanted]
-    return _ROW.size * len(sizes) + sum(sizes)
-
-
 def groups(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Distribute contents to packs, in order."""
+    """Distribute contents to packs, in order; returns at least one group."""
     packs: list[list[str]] = [[]]
-    filled = 0
+    filled_bytes = 0
     for digest, size_bytes in sizes.items():
-        if filled + size_bytes > PACK_BYTES and packs[-1]:
+        if filled_bytes + size_bytes > PACK_BYTES and packs[-1]:
             packs.append([])
-            filled = 0
+            filled_bytes = 0
         packs[-1].append(digest)
-        filled += size_bytes
+        filled_bytes += size_bytes
     return packs
 
 
-def locate_contents(needed: Collection[str], packs: Sequence[Index]) -> Contents:
-    """Return where these contents lie; some of the packs may not be needed."""
-    used = [pack for pack in packs if not pack.spans.keys().isdisjoint(needed)]
-    packed = {digest for pack in used for digest in pack.spans}
-    return Contents(
-        tuple(dict.fromkeys(pack.name for pack in used)), tuple(sorted(set(needed) - packed))
-    )
+def deflate_list(data: bytes) -> bytes:
+    """Return a list as it lies in a pack. Half of it is hexadecimal digests."""
+    return zlib.compress(data, 1)
+
+
+def inflate_list(data: bytes) -> bytes:
+    """Return a list that lies in a pack.
+
+    Raises:
+        CorruptRecord: it is damaged, or larger than any list.
+    """
+    inflating = zlib.decompressobj()
+    try:
+        text = inflating.decompress(data, MOST_LIST_BYTES)
+    except zlib.error as error:
+        raise CorruptRecord("The list of the source tree is damaged.") from error
+    if not inflating.eof or inflating.unused_data:
+        raise CorruptRecord("The list of the source tree is damaged.")
+    return text
+
+
+@dataclass(frozen=True)
+class TreeRecord:
+    """Where everything in a tree lies.
+
+    Attributes:
+        packs: names of the packs: those of the base, and of what has changed since.
+        blobs: digests of the files that are objects of their own.
+        base_list: digest of the base's list as it lies in one of the packs.
+        removed: paths of the base that the tree does not have.
+        changed: rows of the list that the base does not have.
+    """
+
+    packs: tuple[str, ...]
+    blobs: tuple[str, ...]
+    base_list: str
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    def to_json(self) -> bytes:
+        """Return the record as it is stored."""
+        document = {"schema": _SCHEMA} | vars(self)
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> TreeRecord:
+        """Read the record of a tree.
+
+        Raises:
+            CorruptRecord: it is damaged, or written by another version.
+        """
+        try:
+            document = json.loads(data)
+            if document["schema"] != _SCHEMA:
+                raise ValueError(f"it has schema {document['schema']!r}, not {_SCHEMA}")
+            texts = {name: _check_texts(document[name]) for name in _TEXTS}
+            (base_list,) = _check_digests((document["base_list"],))
+            packs, blobs = _check_digests(texts["packs"]), _check_digests(texts["blobs"])
+            return cls(packs, blobs, base_list, texts["removed"], texts["changed"])
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptRecord(f"The record of the source tree is damaged: {error}.") from error
+
+
+_TEXTS = ("packs", "blobs", "removed", "changed")
+
+
+def _check_texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"{value!r} is not a list of texts")
+    return tuple(value)
+
+
+def _check_digests(texts: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(len(text) == 64 and text.isalnum() for text in texts):
+        raise ValueError(f"{texts!r} are not digests")
+    return texts

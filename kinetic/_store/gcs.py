@@ -30,7 +30,7 @@ _DELETED_AT_ONCE = 8
 """Few: removing many jobs makes many of these calls at once."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _MAX_NAME_BYTES = 1024
-_CONTENT = (layout.BLOBS, layout.PACKS, layout.PACK_INDEXES, layout.TREES, layout.DATA)
+_CONTENT = (layout.BLOBS, layout.PACKS, layout.TREES, layout.DATA)
 OLD_DAYS = 30
 """Longer than jobs wait and run."""
 _NONCURRENT_ONLY = ("daysSinceNoncurrentTime", "noncurrentTimeBefore", "numNewerVersions")

@@ -71,9 +71,9 @@ def remove(app: AppContext, ref: JobRef) -> None:
 def find_unused(store: Store, *, older_than: float, without: Collection[str] = ()) -> Swept:
     """Return what a sweep would remove if the jobs in `without` did not exist."""
     # Content is listed before plans are read: see gc_lock.
-    trees, indexes, packs, blobs = at_once(
+    trees, packs, blobs = at_once(
         lambda prefix: list(store.entries(prefix)),
-        [layout.TREES, layout.PACK_INDEXES, layout.PACKS, layout.BLOBS],
+        [layout.TREES, layout.PACKS, layout.BLOBS],
         store.calls_at_once,
     )
     jobs = list(store.parts(layout.JOBS))
@@ -83,13 +83,11 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     # A submission that finds the record of a tree sends nothing: keep what the record names.
     used_trees = [tree for tree in trees if digest(tree) in used or tree.written_at >= older_than]
     used |= {digest(tree) for tree in used_trees} | _find_in_trees(store, used_trees)
-    written_at = {digest(index): index.written_at for index in indexes}
     contents = tuple(
         content
         # Each comes before what it vouches for, in case this is interrupted.
-        for content in (*trees, *indexes, *packs, *blobs)
-        if digest(content) not in used
-        and max(content.written_at, written_at.get(digest(content), 0.0)) < older_than
+        for content in (*trees, *packs, *blobs)
+        if digest(content) not in used and content.written_at < older_than
     )
     folder = store.as_folder()
     data = tuple(

@@ -138,7 +138,7 @@ def test_data_sends_nothing_twice(folder, home):
 def stored(home):
     return {
         (kind, path.name)
-        for kind in ("blobs", "packs", "pack-indexes", "trees")
+        for kind in ("blobs", "packs", "trees")
         for path in (home / kind).rglob("*")
         if path.is_file()
     }

@@ -36,7 +36,7 @@ def build(root: Path, **given) -> bundle.Bundle:
 
 
 def listed(made: bundle.Bundle) -> list[str]:
-    return sorted(entry.path for entry in manifest.unfold(made.manifests))
+    return sorted(entry.path for entry in manifest.decode(made.manifest))
 
 
 def shape(root: Path) -> dict[str, tuple]:
@@ -93,12 +93,13 @@ def whole(store: LocalStore) -> None:
     """Assert that each record in the store has all there that it vouches for: a submission that
     finds it sends nothing."""
     for key in store.list(layout.TREES):
-        contents = packs.Contents.from_json(store.get(key))
-        for name in contents.packs:
-            assert store.has(layout.pack_index(name))
-        for digest in contents.blobs:
+        record = packs.TreeRecord.from_json(store.get(key))
+        for name in record.packs:
+            assert index_of(store.get(layout.pack(name))).name == name
+        for digest in record.blobs:
             assert store.has(layout.blob(digest))
-    for key in store.list(layout.PACK_INDEXES):
-        data = store.get(key)
-        assert layout.pack_index(packs.parse(data).name) == key
-        assert store.get(layout.pack(packs.parse(data).name)).startswith(data)
+
+
+def index_of(pack: bytes) -> packs.Index:
+    """The index of a pack as it is stored."""
+    return packs.parse(pack[: packs.index_bytes(pack[: packs.HEAD_BYTES])])

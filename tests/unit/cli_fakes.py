@@ -153,7 +153,7 @@ class World:
     def tree(self, digit: str, *blobs: str, age: float = 10 * DAY) -> str:
         """The record of a source tree."""
         key = layout.tree(digit * 64)
-        self.store.put(key, packs.Contents((), blobs).to_json())
+        self.store.put(key, packs.TreeRecord((), blobs, "0" * 64).to_json())
         os.utime(self.store.path(key), (NOW - age, NOW - age))
         return digit * 64
 

@@ -16,4 +16,4 @@ def load(*held, cache: Path, volumes=()) -> call_data.CallData:
 
 
 def paths_in(found: bundle.Bundle) -> list[str]:
-    return sorted(entry.path for entry in manifest.unfold(found.manifests))
+    return sorted(entry.path for entry in manifest.decode(found.manifest))

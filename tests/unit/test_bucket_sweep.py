@@ -34,7 +34,7 @@ from kinetic._store.gcs import GcsStore
 from kinetic.cli import pruning
 
 MONTH_S = 30 * 86400.0
-CONTENT = ("blobs/", "packs/", "pack-indexes/", "trees/")
+CONTENT = ("blobs/", "packs/", "trees/")
 
 
 @pytest.fixture

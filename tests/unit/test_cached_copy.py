@@ -132,7 +132,7 @@ def test_damaged_content_is_told_and_forgotten(store, tree, name):
         (key,) = store.list(layout.PACKS)
         pack = store.get(key)
         index = packs.parse(pack[: packs.index_bytes(pack[: packs.HEAD_BYTES])])
-        at = index.spans[digest_of("b")].offset
+        at = index.spans[digest_of("b")][0]
         store.put(key, pack[:at] + b"x" + pack[at + 1 :])
     with pytest.raises(CorruptRecord, match=name):
         cached_copy.provide(store, tree, cached_copy.root_of(store))

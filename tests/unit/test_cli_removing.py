@@ -89,7 +89,7 @@ def remaining(world: World) -> str:
 
 def contents(world: World) -> set[str]:
     """The keys of all content."""
-    prefixes = (layout.BLOBS, layout.PACKS, layout.PACK_INDEXES, layout.TREES)
+    prefixes = (layout.BLOBS, layout.PACKS, layout.TREES)
     return {key for prefix in prefixes for key in world.store.list(prefix)}
 
 
@@ -197,7 +197,7 @@ def test_a_real_tree_is_kept_as_long_as_a_job_needs_it(world: World, tmp_path: P
     world.job("job-00000001")
     world.plan("job-00000001", world.blob("a"), ship(world, tmp_path / "tree", age=9 * DAY))
     before = contents(world)
-    assert len(before) == 5, "payload, large file, pack, index, record"
+    assert len(before) == 4, "payload, large file, pack, record"
     pruning.sweep(world.store, older_than=NOW - DAY)
     assert contents(world) == before
     world.succeed("job-00000001")
@@ -216,7 +216,7 @@ def test_old_content_of_a_young_tree_stays_with_its_record(world: World, tmp_pat
     before = contents(world)
     plant(tmp_path / "tree", "second")
     young = ship(world, tmp_path / "tree", age=60)
-    assert len(contents(world) - before) == 3, "a small pack, its index, a record"
+    assert len(contents(world) - before) == 2, "a small pack, a record"
     made = bundle.build(tmp_path / "tree", cache_dir=tmp_path / "cache")
     for older_than in (NOW - DAY, NOW + DAY):
         swept = pruning.sweep(world.store, older_than=older_than)
@@ -234,18 +234,7 @@ def test_a_sweep_that_is_killed_leaves_nothing_that_vouches_for_what_is_gone(
     ship(world, tmp_path / "tree", age=9 * DAY)
     found = pruning.find_unused(world.store, older_than=NOW - DAY)
     kinds = [content.key.partition("/")[0] for content in found.contents]
-    assert kinds == ["trees", "pack-indexes", "packs", "blobs"]
-
-
-def test_a_pack_that_was_sent_again_is_young(world: World, tmp_path: Path) -> None:
-    """A submission that was killed left it; the next one wrote its index."""
-    plant(tmp_path / "tree")
-    digest = ship(world, tmp_path / "tree", age=9 * DAY)
-    world.store.delete(layout.tree(digest))
-    (index,) = world.store.list(layout.PACK_INDEXES)
-    os.utime(world.store.path(index), (NOW, NOW))
-    swept = pruning.sweep(world.store, older_than=NOW - DAY)
-    assert [content.key.partition("/")[0] for content in swept.contents] == ["blobs"]
+    assert kinds == ["trees", "packs", "blobs"]
 
 
 def test_a_sweep_survives_content_that_vanishes_meanwhile(

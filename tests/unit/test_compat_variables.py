@@ -41,7 +41,7 @@ def shipped(found: Planned) -> list[str]:
     assert found.bundle is not None
     return [
         entry.path
-        for entry in manifest.unfold(found.bundle.manifests)
+        for entry in manifest.decode(found.bundle.manifest)
         if isinstance(entry, manifest.File)
     ]
 

@@ -27,7 +27,7 @@ def patterns() -> set[str]:
     """All keys as the page writes them."""
     kinds = (JobKeys, AttemptKeys, HostKeys, GroupKeys)
     keys = {key.pattern for kind in kinds for key in vars(kind).values() if isinstance(key, Key)}
-    keys |= {make("{digest}") for make in (layout.pack, layout.pack_index, layout.tree)}
+    keys |= {make("{digest}") for make in (layout.pack, layout.tree)}
     keys.add(f"{layout.data('{digest}')}/")
     return {re.sub(r"\{(\w+)\}", lambda m: f"<{NAMES.get(m[1], m[1])}>", key) for key in keys}
 

@@ -50,7 +50,7 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
     def again(search: tuple[str, ...] = ("",), python_path: str = "") -> Shown:
         tree = bundle.build(root, cache_dir=tmp_path / "cache")
-        found = modules.classify(Shipped(root, search, tree.manifests, python_path))
+        found = modules.classify(Shipped(root, search, tree.manifest, python_path))
         return SimpleNamespace(
             by_value={m.__name__ for m in found.by_value if m.__name__ not in before},
             edited=set(found.edited) - before,

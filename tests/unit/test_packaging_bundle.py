@@ -52,7 +52,7 @@ def test_the_digest_depends_on_the_content_only(tmp_path_factory, tree):
         plant(place / name / "root", order)
         made.append(build(place / name / "root"))
     assert made[0].tree == made[1].tree
-    assert made[0].manifests == made[1].manifests
+    assert made[0].manifest == made[1].manifest
 
 
 def test_names_that_are_no_text_survive(root, place):
@@ -369,7 +369,7 @@ def test_garbage_in_the_cache_is_no_cache(tmp_path_factory, data):
         content[:at] if how == "cut" else data.draw(st.binary()) if how == "noise" else content
     )
     again = build(place / "root")
-    assert (again.manifests, again.tree) == (good.manifests, good.tree)
+    assert (again.manifest, again.tree) == (good.manifest, good.tree)
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(root, place):

@@ -1,17 +1,15 @@
-"""The lists of a tree: the same from any order, whole again when read, and what a sweep finds in
-them."""
+"""The list of a tree: the same from any order, whole again when read or when put together from a
+base and a delta."""
 
 from __future__ import annotations
 
-import json
 import os
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._source import manifest
-from kinetic._source.manifest import File, Folder, ManifestPart, Symlink
+from kinetic._source.manifest import File, Folder, Symlink
 
 DIGESTS = st.integers(0, 40).map(lambda number: f"{number:064x}")
 MODES = st.integers(0, 0o777)
@@ -44,88 +42,51 @@ def trees(draw):
     return list(found.values())
 
 
-def bare(entries):
-    """Entries by path, folders without the digests of their lists."""
-    return {
-        each.path: Folder(each.path, each.mode) if isinstance(each, Folder) else each
-        for each in entries
-    }
-
-
-@pytest.fixture(params=[2, 64], ids=["in parts", "whole"], scope="module", autouse=True)
-def wide(request):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(manifest, "_WIDE", request.param)
-        yield request.param
-
-
 @settings(deadline=None)
 @given(entries=trees(), data=st.data())
 def test_what_is_read_is_what_was_written_whatever_the_order(entries, data):
-    lists = manifest.encode(entries)
-    assert manifest.encode(data.draw(st.permutations(entries))) == lists
-    text = manifest.join(lists)
-    assert manifest.split(text) == lists
-    assert list(manifest.split(text)) == list(lists)
-    read = manifest.unfold(text)
-    assert bare(read) == bare(entries)
-    seen = {""}
+    text = manifest.encode(entries)
+    assert manifest.encode(data.draw(st.permutations(entries))) == text
+    read = manifest.decode(text)
+    assert {entry.path: entry for entry in read} == {entry.path: entry for entry in entries}
+    folders = {""}
     for entry in read:
-        assert entry.path.rpartition("/")[0] in seen, "a folder comes before what is in it"
-        seen.add(entry.path)
+        assert entry.path.rpartition("/")[0] in folders, "a folder comes before what is in it"
+        folders.add(entry.path)
 
 
 @settings(deadline=None)
-@given(entries=trees())
-def test_each_list_comes_after_those_that_it_names(entries):
-    before: set[str] = set()
-    for digest, data in manifest.encode(entries).items():
-        below = {
-            each.digest
-            for each in manifest.contents("", data)
-            if isinstance(each, Folder | ManifestPart)
-        }
-        assert below <= before
-        before.add(digest)
+@given(first=trees(), second=trees(), shared=trees())
+def test_a_list_is_another_one_and_the_differences(first, second, shared):
+    def merge(own):
+        return manifest.encode({e.path: e for e in (*shared, *own)}.values())
+
+    base, text = merge(first), merge(second)
+    removed, changed = manifest.compare(base, text)
+    assert manifest.amend(base, removed, changed) == text
+    assert manifest.compare(text, text) == ([], [])
 
 
 @settings(deadline=None)
 @given(entries=trees(), data=st.data())
-def test_a_change_changes_the_lists_on_its_way_and_no_others(entries, data):
-    files = [each for each in entries if isinstance(each, File)]
+def test_one_changed_file_is_one_row(entries, data):
+    files = [entry for entry in entries if isinstance(entry, File)]
     if not files:
         return
     file = data.draw(st.sampled_from(files))
-    changed = [
-        File(each.path, each.mode, each.size_bytes, "f" * 64) if each is file else each
-        for each in entries
-    ]
-    old, new = manifest.encode(entries), manifest.encode(changed)
-    assert list(old)[-1] != list(new)[-1]
-    on_the_way = {
-        "/".join(file.path.split("/")[:depth]) for depth in range(file.path.count("/") + 1)
-    }
-    paths: dict[str, set[str]] = {}
-    level = [("", list(new)[-1])]
-    while level:
-        folder, digest = level.pop()
-        paths.setdefault(digest, set()).add(folder)
-        level += [
-            (each.path, each.digest)
-            for each in manifest.contents(folder, new[digest])
-            if isinstance(each, Folder | ManifestPart)
-        ]
-    assert all(paths[digest] & on_the_way for digest in new.keys() - old.keys())
+    changed = [file._replace(digest="f" * 64) if entry is file else entry for entry in entries]
+    removed, rows = manifest.compare(manifest.encode(entries), manifest.encode(changed))
+    assert removed == []
+    assert rows == [manifest.encode([file._replace(digest="f" * 64)]).decode()]
 
 
-def test_a_wide_folder_is_listed_in_parts_of_a_few(wide):
-    lists = manifest.encode(
-        File(f"f{number}", 0o644, 1, f"{number:064x}") for number in range(3000)
+def test_an_empty_tree_has_an_empty_list():
+    assert manifest.encode([]) == b""
+    assert manifest.decode(b"") == ()
+
+
+def test_regular_files_are_told_from_all_else():
+    text = manifest.encode(
+        [Folder("d", 0o755), File("d/a", 0o644, 1, "0" * 64), Symlink("l", "d/a")]
     )
-    assert max(len(json.loads(data)["entries"]) for data in lists.values()) <= max(wide, 16)
-    assert len(manifest.unfold(manifest.join(lists))) == 3000
-
-
-def test_nothing_is_a_tree_too():
-    (data,) = manifest.encode([]).values()
-    assert manifest.unfold(data) == []
+    assert manifest.files_among(text, ["d", "d/a", "l", "x"]) == {"d/a"}

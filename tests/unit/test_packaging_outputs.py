@@ -27,7 +27,7 @@ def write(root: Path, *files: str) -> None:
 
 
 def listed(made: bundle.Bundle) -> list[str]:
-    return sorted(entry.path for entry in manifest.unfold(made.manifests))
+    return sorted(entry.path for entry in manifest.decode(made.manifest))
 
 
 @pytest.fixture

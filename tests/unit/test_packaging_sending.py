@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic._core import layout
-from kinetic._source import manifest, packs
+from kinetic._source import packs
 from kinetic._source.download import unpack
 from kinetic._source.upload import upload
 from kinetic._store.local import LocalStore
@@ -40,7 +40,7 @@ def test_what_vouches_for_others_comes_after_them(root, place, monkeypatch):
 
     class Full(LocalStore):
         def put(self, key, data, *, if_absent=False):
-            if len(kinds) == 3:
+            if len(kinds) == 2:
                 kinds.clear()
                 raise StoreFull("full")
             kinds.append(key.partition("/")[0])
@@ -56,7 +56,7 @@ def test_what_vouches_for_others_comes_after_them(root, place, monkeypatch):
     kinds.clear()
     with pytest.raises(StoreFull):
         upload(made, store)
-    assert [key.partition("/")[0] for key in store.list("")] == ["blobs", "pack-indexes", "packs"]
+    assert [key.partition("/")[0] for key in store.list("")] == ["blobs", "packs"]
 
 
 def test_any_store_will_do(root, place):
@@ -110,13 +110,10 @@ def test_several_processes_send_the_same_tree_at_once(root, place):
     tree=TREES,
     second=TREES,
     stop=st.integers(1, 12),
-    wide=st.sampled_from([2, 64]),
     small=st.sampled_from([-1, 10, 1000]),
     full=st.sampled_from([1, 60, 1000]),
 )
-def test_a_record_never_precedes_what_it_names(
-    tmp_path_factory, tree, second, stop, wide, small, full
-):
+def test_a_record_never_precedes_what_it_names(tmp_path_factory, tree, second, stop, small, full):
     """Whenever a submission is cut off; what it left is of use to the next."""
 
     class Cut(LocalStore):
@@ -131,7 +128,6 @@ def test_a_record_never_precedes_what_it_names(
     place = tmp_path_factory.mktemp("p").resolve()
     store = Cut(place / "store")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(manifest, "_WIDE", wide)
         patched.setattr(packs, "SMALL_BYTES", small)
         patched.setattr(packs, "PACK_BYTES", full)
         for name, each in (("first", tree), ("second", {"shared": tree, "own": second})):
@@ -146,29 +142,6 @@ def test_a_record_never_precedes_what_it_names(
             whole(store)
             unpack(store, made.tree, place / f"{name}-dest")
             assert shape(place / f"{name}-dest") == shape(place / name)
-
-
-def test_of_an_unchanged_folder_nothing_is_sent(root, place):
-    write(root, {f"d{i}/e{j}/f": os.urandom(500) for i in range(5) for j in range(5)})
-    _, store = sent(root, place)
-    before = set(store.list(layout.PACK_INDEXES))
-    write(root, {"d1/e2/f": "changed"})
-    made = build(root)
-    told = upload(made, store)
-    (new,) = set(store.list(layout.PACK_INDEXES)) - before
-    lists = manifest.split(made.manifests)
-    sent_too = packs.parse(store.get(new)).spans.keys()
-    assert len(sent_too) == 4, "a file, and the lists of e2, d1 and the root"
-    assert len(sent_too & lists.keys()) == 3
-    assert (told.files, told.size_bytes) == (1, 7)
-
-
-def test_of_a_wide_folder_a_part_is_sent(root, place):
-    write(root, {f"f{i}": f"{i}" * 100 for i in range(700)})
-    _, store = sent(root, place)
-    write(root, {"f77": "changed"})
-    made = build(root)
-    assert upload(made, store).lists_bytes < len(made.manifests) / 10
 
 
 def test_deep_trees_travel(root, place):

@@ -55,7 +55,7 @@ def write(root: Path, *files: str, text: str = "") -> None:
 def listed(made: bundle.Bundle | None) -> list[str]:
     assert made is not None
     return sorted(
-        each.path for each in manifest.unfold(made.manifests) if isinstance(each, manifest.File)
+        each.path for each in manifest.decode(made.manifest) if isinstance(each, manifest.File)
     )
 
 
