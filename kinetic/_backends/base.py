@@ -189,13 +189,6 @@ class BuildsImages(Protocol):
         """
         ...
 
-    def build_behind(
-        self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
-    ) -> None:
-        """Begin to build an image for later jobs, and return; a failure does not affect this
-        job."""
-        ...
-
 
 @dataclass(frozen=True)
 class GangProcesses:

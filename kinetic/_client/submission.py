@@ -84,8 +84,6 @@ def submit(
                 )
             index.add(store, ref)
         backend.submit(ref, documents, values)
-        if isinstance(backend, BuildsImages):
-            backend.build_behind(plan, planned.installed, _tell_user)
     _log.info("submitted %s as %s", plan.name, plan.job_id)
     return ref
 

@@ -163,8 +163,6 @@ class Settings:
     """Pods have virtual devices instead of accelerators."""
     pod_cache: str = _row("KINETIC_POD_CACHE", parsers.absolute_path, "")
     """A folder on each node that its pods share, for installed packages."""
-    image_builds: str = _row("KINETIC_IMAGE_BUILDS", parsers.one_of("auto", "off"), "auto")
-    """Use, or build meanwhile, an image with what pods install; "off" does not."""
     pathways_head_pool: str | None = _row("KINETIC_PATHWAYS_HEAD_POOL", parsers.text, None)
     """The node pool for the pod of a single controller; None for any."""
     pathways_version: str = _row("KINETIC_PATHWAYS_VERSION", parsers.text, "latest")

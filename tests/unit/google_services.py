@@ -9,26 +9,35 @@ from __future__ import annotations
 import http.server
 import json
 import threading
-import time
 import urllib.parse
-from datetime import UTC, datetime
+
+import pytest
+
+pytest.importorskip("google.auth")
+
+from google.auth.credentials import Credentials
 
 from kinetic._backends.kubernetes.cloud_build import Addresses
+from kinetic._backends.kubernetes.google_calls import GoogleCalls
 
 LOG = "https://console.example/builds/"
 
 
-class Login:
+class Login(Credentials):
     """Someone whose token is another one after each refusal."""
 
     def __init__(self):
-        self.number = 0
+        super().__init__()
+        self.number, self.token = 0, "t0"
 
-    def authorization(self):
-        return f"Bearer t{self.number}"
-
-    def forget_token(self):
+    def refresh(self, _request):
         self.number += 1
+        self.token = f"t{self.number}"
+
+
+def calls():
+    """Return calls of such a one, without pauses between tries."""
+    return GoogleCalls(Login(), first_pause_s=0.0)
 
 
 class Google:
@@ -40,7 +49,7 @@ class Google:
         self.states, self.trouble, self.requests = ["QUEUED", "WORKING", "SUCCESS"], [], []
         self.refusals, self.tokens, self.log = {}, None, ["Step 1", "no such package: frobnicate"]
         self.permissions = ["storage.objects.create", "storage.objects.get"]
-        self.now, self.pushes, self.lock = time.time, True, threading.Lock()
+        self.pushes, self.lock = True, threading.Lock()
         google = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -104,9 +113,6 @@ class Google:
             return (200 if path in self.images else 404), {}
         if path.endswith("/iam/testPermissions"):
             return 200, {"permissions": self.permissions}
-        if path.startswith("/storage/"):
-            found = self.objects.get((path.split("/")[4], path.split("/")[6]))
-            return (404, {}) if found is None else (200, found[0])
         if "/repositories/" in path:
             return 200, {"format": "DOCKER"}
         if path.endswith("/builds"):
@@ -117,13 +123,11 @@ class Google:
         return 200, self.moved(self.build(path.rpartition("/")[2]))
 
     def uploaded(self, bucket, asked, body):
-        key = bucket, asked["name"]
-        there = self.objects.get(key)
-        if asked["ifGenerationMatch"] != (there[0]["generation"] if there else "0"):
+        assert asked["ifGenerationMatch"] == "0"
+        if (bucket, asked["name"]) in self.objects:
             return 412, {}
-        updated = datetime.fromtimestamp(self.now(), UTC).isoformat().replace("+00:00", "Z")
-        self.objects[key] = ({"generation": str(len(self.asked)), "updated": updated}, body)
-        return 200, self.objects[key][0]
+        self.objects[bucket, asked["name"]] = body
+        return 200, {}
 
     def created(self, body):
         request = json.loads(body)

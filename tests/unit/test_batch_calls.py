@@ -294,9 +294,6 @@ class Building(InlineBackend):
             raise self.unbuilt
         return plan
 
-    def build_behind(self, plan, installed, tell):
-        pass
-
 
 def test_the_image_of_a_batch_is_there_before_its_first_record(home):
     made = []

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 from doubles.memory_store import MemoryStore
-from google_services import LOG, Google, Login, path_of
+from google_services import LOG, Google, calls, path_of
 from laptop_fakes import plan
 
 from kinetic._backends.kubernetes import images
 from kinetic._backends.kubernetes.backend import KubernetesBackend
 from kinetic._backends.kubernetes.cloud_build import CloudBuild
-from kinetic._backends.kubernetes.image_builds import LOOK_AGAIN_S, BundledImages
+from kinetic._backends.kubernetes.image_builds import BundledImages
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.options import Options
@@ -43,33 +43,21 @@ URI = images.of(made())
 class Caller:
     """A process of somebody who submits jobs."""
 
-    def __init__(self, google, **options):
-        self.told, self.waited, self.now, self.google = [], [], 0.0, google
+    def __init__(self, google):
+        self.told, self.waited, self.google = [], [], google
         self.sleep = self.waited.append
-        self.images = BundledImages(self.open, clock=lambda: self.now, **options)
+        self.images = BundledImages(self.open)
 
-    def open(self, project, region, patience):
+    def open(self, project, region):
         assert (project, region) == ("p", "us-central1")
-        return CloudBuild(
-            project,
-            region,
-            login=Login(),
-            addresses=self.google.addresses,
-            patience=patience,
-            sleep=self.pause,
-        )
+        at = self.google.addresses
+        return CloudBuild(project, region, calls=calls(), addresses=at, sleep=self.pause)
 
     def pause(self, seconds):
         self.sleep(seconds)
 
     def choose(self, about):
         return self.images.choose(about, INSTALLED, self.told.append).place.image
-
-    def submits(self, about):
-        """What a submission does, in its order."""
-        chosen = self.images.choose(about, INSTALLED, self.told.append)
-        self.images.build_behind(chosen, INSTALLED, self.told.append)
-        return chosen.place.image
 
 
 @pytest.fixture
@@ -90,13 +78,13 @@ def caller(google):
 def test_an_image_that_is_there_is_used(google, caller):
     google.images.add(path_of(URI))
     for _ in range(3):
-        assert caller.submits(made()) == "bundled"
+        assert caller.choose(made()) == "bundled"
     assert (len(google.asked), caller.told) == (1, [])
 
 
 def test_an_image_that_is_missing_is_built_first(google, caller):
     for _ in range(3):
-        assert caller.submits(made()) == "bundled"
+        assert caller.choose(made()) == "bundled"
     (request,) = google.requests
     assert request["images"] == [URI]
     first, last = caller.told
@@ -110,7 +98,7 @@ def test_an_image_that_is_missing_is_built_first(google, caller):
 
 def test_the_time_of_a_build_does_not_count_as_a_wait_for_the_cluster(google, caller):
     about = made(created_at=1.0)
-    after = BundledImages(caller.open, wall_clock=lambda: 900.0)
+    after = BundledImages(caller.open, clock=lambda: 900.0)
     assert after.choose(about, INSTALLED, caller.told.append).created_at == 900.0
     assert after.choose(about, INSTALLED, caller.told.append).created_at == 1.0
 
@@ -164,14 +152,14 @@ def test_ctrl_c_cancels_an_own_build(google, caller):
 
 def test_a_second_caller_waits_for_the_first_ones_build(google, caller):
     google.states = ["WORKING"] * 3 + ["SUCCESS"]
-    caller.open("p", "us-central1", None).begin(URI, {"Dockerfile": b""}, "p-kn-c-builds")
+    caller.open("p", "us-central1").begin(URI, {"Dockerfile": b""}, "p-kn-c-builds")
     assert caller.choose(made()) == "bundled"
     assert len(google.begun()) == 1
     assert "waiting for the image" in caller.told[0]
 
 
 def test_ctrl_c_leaves_the_build_of_another_caller(google, caller):
-    caller.open("p", "us-central1", None).begin(URI, {"Dockerfile": b""}, "p-kn-c-builds")
+    caller.open("p", "us-central1").begin(URI, {"Dockerfile": b""}, "p-kn-c-builds")
 
     def sleep(_):
         raise KeyboardInterrupt
@@ -183,7 +171,7 @@ def test_ctrl_c_leaves_the_build_of_another_caller(google, caller):
 
 
 def test_a_build_that_another_caller_has_cancelled_is_begun_anew(google, caller):
-    other = caller.open("p", "us-central1", None)
+    other = caller.open("p", "us-central1")
     build = other.begin(URI, {"Dockerfile": b""}, "p-kn-c-builds")
 
     def sleep(_):
@@ -210,102 +198,14 @@ def test_a_cluster_whose_name_no_registry_can_have():
 
 
 def test_pods_that_install_nothing_need_no_image(google, caller):
-    assert caller.submits(made(requirements=None)) == "bundled"
+    assert caller.choose(made(requirements=None)) == "bundled"
     assert google.asked == []
 
 
-# -- nothing is asked for --------------------------------------------------------------------------
-
-
-def test_the_first_job_starts_at_once_and_a_later_one_from_the_image(google, caller):
-    assert caller.submits(made("")) == ""
-    assert caller.waited == []
-    (line,) = caller.told
-    assert "in the background" in line
-    assert f"{LOG}b1" in line
-    assert caller.submits(made("")) == ""
-    assert len(google.begun()) == 1
-    google.moved(google.builds[0])
-    google.moved(google.builds[0])
-    caller.now = LOOK_AGAIN_S
-    assert caller.submits(made("")) == "bundled"
-    assert Caller(google).submits(made("")) == "bundled"
-
-
-def test_the_same_image_is_not_built_twice(google):
-    callers = [Caller(google) for _ in range(6)]
-    threads = [threading.Thread(target=each.submits, args=(made(""),)) for each in callers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(google.begun()) == 1
-    assert sum(len(each.told) for each in callers) == 1
-
-
-def test_a_failure_is_never_the_jobs(google):
-    google.states = ["FAILURE"]
-    assert Caller(google).submits(made("")) == ""
-    later = Caller(google)
-    assert later.submits(made("")) == ""
-    (line,) = later.told
-    assert "could not be built in the background (FAILURE" in line
-    assert len(google.begun()) == 1
-
-
-def test_an_image_that_was_deleted_is_built_again(google):
-    google.states, google.now = ["SUCCESS"], lambda: 0.0
-    Caller(google).submits(made(""))
-    google.images.clear()
-    Caller(google).submits(made(""))
-    assert len(google.begun()) == 2
-
-
-@pytest.mark.parametrize(
-    ("start", "code"),
-    [
-        *(("/v2/", code) for code in (401, 403, 429, 500)),
-        *((start, code) for start in ("/v1/", "/upload/") for code in (401, 403, 404, 429, 500)),
-    ],
-)
-def test_trouble_with_google_is_none_of_the_jobs(google, caller, start, code):
-    google.refusals = {start: (code, {})}
-    for _ in range(3):
-        caller.now += LOOK_AGAIN_S
-        assert caller.submits(made("")) == ""
-    assert (caller.told, caller.waited) == ([], [])
-    assert google.builds == []
-    assert len(google.asked) <= 9
-
-
-def test_trouble_of_any_kind_is_none_of_the_jobs(google, caller, monkeypatch):
-    """The job was submitted before."""
-
-    def break_off(*_):
-        raise ConnectionResetError("reset")
-
-    monkeypatch.setattr(caller.images, "_begin_behind", break_off)
-    assert caller.submits(made("")) == ""
-
-
-@pytest.mark.parametrize("missing", CLUSTER)
-def test_with_nothing_configured_nothing_is_attempted(google, caller, missing):
-    place = Place("gke", **CLUSTER | {missing: ""})
-    assert caller.submits(made(place=place)) == ""
-    assert google.asked == []
-
-
-@pytest.mark.parametrize("image", ["prebuilt", "ghcr.io/me/it:1"])
+@pytest.mark.parametrize("image", ["", "prebuilt", "ghcr.io/me/it:1"])
 def test_another_image_is_left_alone(google, caller, image):
-    assert caller.submits(made(image)) == image
+    assert caller.choose(made(image)) == image
     assert google.asked == []
-
-
-def test_it_can_be_turned_off(google):
-    caller = Caller(google, builds_behind=False)
-    assert caller.submits(made("")) == ""
-    assert google.asked == []
-    assert caller.submits(made("bundled")) == "bundled"
 
 
 # -- in the pods -----------------------------------------------------------------------------------
@@ -341,9 +241,9 @@ def test_a_dry_run_names_the_image_and_asks_nobody(google, caller):
     assert google.asked == []
 
 
-def test_pods_run_the_image_that_was_chosen(google, caller):
+def test_pods_start_from_a_public_image_if_none_is_named(google, caller):
     pods, about = Pods(caller), made("", options=ONE_HOST)
+    google.images.add(path_of(images.of(made(options=ONE_HOST))))
+    assert pods.backend.choose_image(about, INSTALLED, caller.told.append) is about
     assert pods.image(about) == "python:3.12-slim"
-    uri = images.of(made(options=ONE_HOST))
-    google.images.add(path_of(uri))
-    assert pods.image(pods.backend.choose_image(about, INSTALLED, caller.told.append)) == uri
+    assert google.asked == []

@@ -232,15 +232,12 @@ class Building(FakeBackend):
             raise self.unbuilt
         return dataclasses.replace(plan, place=dataclasses.replace(plan.place, image="bundled"))
 
-    def build_behind(self, plan, installed, tell):
-        self.calls.append("build_behind")
-
 
 def test_the_image_comes_before_the_first_write(tmp_path, planned):
     store = RecordingStore(tmp_path)
     backend = Building(store)
     ref = submission.submit(planned, backend, store)
-    wanted = ["preflight", "choose_image", "render", "submit", "build_behind"]
+    wanted = ["preflight", "choose_image", "render", "submit"]
     assert backend.calls == wanted
     assert ref.place.image == "bundled"
     kept = Plan.from_json(json.loads(store.get(layout.JobKeys(ref.job_id).plan)))

@@ -159,15 +159,8 @@ class KubernetesBackend:
     def choose_image(
         self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
     ) -> Plan:
-        """The image with what the plan installs, if that is requested or exists already."""
+        """The image with what the plan installs, if that is requested."""
         return plan if self._supply is None else self._supply().choose(plan, installed, tell)
-
-    def build_behind(
-        self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
-    ) -> None:
-        """Does so if a registry is configured and the plan leaves the image open."""
-        if self._supply is not None:
-            self._supply().build_behind(plan, installed, tell)
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
         """Create the workload, then the rest, which is deleted with it. The Secret is the last:

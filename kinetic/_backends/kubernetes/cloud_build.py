@@ -6,23 +6,15 @@ interfaces are used.
 
 from __future__ import annotations
 
-import base64
 import gzip
 import hashlib
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import Any
 
 from kinetic._backends.kubernetes import images
-from kinetic._backends.kubernetes.google_calls import (
-    CallerIdentity,
-    GoogleCalls,
-    GoogleLogin,
-    ServicePatience,
-    ServiceRefused,
-)
+from kinetic._backends.kubernetes.google_calls import GoogleCalls, ServiceRefused
 from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, KineticError, PreflightError
 
@@ -31,8 +23,6 @@ TOLD_EVERY_S = 60.0
 QUEUE_S = 3600.0
 """Cloud Build gives up builds that have waited longer than this."""
 LAST_LINES = 15
-CLAIM_S = 900.0
-"""A process that has claimed a build has begun it by then, or never will."""
 _UNDER_WAY = ("STATUS_UNKNOWN", "PENDING", "QUEUED", "WORKING")
 _MANIFESTS = (
     "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, "
@@ -95,24 +85,21 @@ class CloudBuild:
         project: str,
         region: str,
         *,
-        login: CallerIdentity | None = None,
+        calls: GoogleCalls | None = None,
         addresses: Addresses | None = None,
-        patience: ServicePatience | None = None,
         sleep: Callable[[float], object] = time.sleep,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """Call nothing yet.
 
         Args:
             project, region: where to build.
-            login: who builds; by default Google's default credentials.
-            addresses, sleep, clock: for tests.
-            patience: how long to wait for services.
+            calls: with the login of whoever builds; by default Google's default credentials.
+            addresses, sleep: for tests.
         """
         self._project, self._region = project, region
         self._at = addresses or Addresses()
-        self._sleep, self._clock = sleep, clock
-        self._calls = GoogleCalls(login or GoogleLogin(), patience=patience, sleep=sleep)
+        self._sleep = sleep
+        self._calls = calls or GoogleCalls()
         self._builds = f"{self._at.builds}/v1/projects/{project}/locations/{region}/builds"
 
     def has(self, uri: str) -> bool:
@@ -125,13 +112,7 @@ class CloudBuild:
         host, _, rest = uri.partition("/")
         name, _, tag = rest.rpartition(":")
         url = f"{self._at.registry or f'https://{host}'}/v2/{name}/manifests/{tag}"
-
-        def headers(proof: str) -> dict[str, str]:
-            pair = f"oauth2accesstoken:{proof.removeprefix('Bearer ')}".encode()
-            basic = base64.b64encode(pair).decode()
-            return {"Authorization": f"Basic {basic}", "Accept": _MANIFESTS}
-
-        return self._calls.call("HEAD", url, headers=headers, allowed=(404,))[0] != 404
+        return self._calls.call("HEAD", url, accept=_MANIFESTS, allowed=(404,))[0] != 404
 
     def check(self, uri: str, bucket: str) -> None:
         """Refuse a build that lacks something, before anything is sent: a repository of Artifact
@@ -197,7 +178,9 @@ class CloudBuild:
         """
         packed = gzip.compress(images.context(files), mtime=0)
         source = f"source-{hashlib.sha256(packed).hexdigest()[:12]}.tar.gz"
-        self._put(bucket, source, packed)
+        asked = {"uploadType": "media", "name": source, "ifGenerationMatch": "0"}
+        url = f"{self._at.storage}/upload/storage/v1/b/{bucket}/o?{urllib.parse.urlencode(asked)}"
+        self._calls.call("POST", url, packed, allowed=(412,))  # 412: it is there already.
         request = images.build_request(uri, bucket, source)
         try:
             _, begun = self._calls.call("POST", self._builds, request, repeats=False)
@@ -207,20 +190,6 @@ class CloudBuild:
                 raise
             return found
         return _build(begun.get("metadata", {}).get("build", {}))
-
-    def claim(self, uri: str, bucket: str) -> bool:
-        """Claim to be the only one to build an image; False if another process has."""
-        name = f"claim-{images.build_tag(uri)}"
-        if self._put(bucket, name, b"{}"):
-            return True
-        url = f"{self._at.storage}/storage/v1/b/{bucket}/o/{name}"
-        code, about = self._calls.call("GET", url, allowed=(404,))
-        if code == 404:
-            return False
-        claimed_at = datetime.fromisoformat(about["updated"]).timestamp()
-        if self._clock() - claimed_at < CLAIM_S:
-            return False
-        return self._put(bucket, name, b"{}", generation=str(about["generation"]))
 
     def wait(self, build: Build, on_waiting: Callable[[float], object] = lambda _: None) -> Build:
         """Wait until a build has ended.
@@ -281,13 +250,6 @@ class CloudBuild:
             f"The image {uri} could not be built: {build.status}{detail}. {_advice(build.status)}"
             f"{said}: {build.log}"
         )
-
-    def _put(self, bucket: str, name: str, data: bytes, *, generation: str = "0") -> bool:
-        """Write an object in place of this generation; False if there is another one."""
-        asked = {"uploadType": "media", "name": name, "ifGenerationMatch": generation}
-        query = urllib.parse.urlencode(asked)
-        url = f"{self._at.storage}/upload/storage/v1/b/{bucket}/o?{query}"
-        return self._calls.call("POST", url, data, allowed=(412,))[0] != 412
 
 
 def _build(about: Mapping[str, Any]) -> Build:

@@ -40,7 +40,7 @@ def make_backend(place: Place, store: Store) -> KubernetesBackend:
         store,
         _pod_settings(store, chosen),
         lambda: connect(place, configuration.variables()),
-        supply=functools.partial(_images, chosen.image_builds == "auto"),
+        supply=_images,
     )
 
 
@@ -147,11 +147,11 @@ def _place_of(settings: Settings) -> Place:
 
 
 @functools.cache
-def _images(builds_behind: bool) -> BundledImages:
+def _images() -> BundledImages:
     """One for all jobs of this process: it remembers which images exist, and its login."""
     from kinetic._backends.kubernetes.image_builds import BundledImages
 
-    return BundledImages(builds_behind=builds_behind)
+    return BundledImages()
 
 
 def _pod_settings(store: Store, chosen: Settings) -> PodSettings:

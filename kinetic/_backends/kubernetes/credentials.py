@@ -172,22 +172,38 @@ def ask_google() -> str:
     Raises:
         PreflightError: there are none.
     """
-    advice = (
-        "Install gke-gcloud-auth-plugin, or log in with `gcloud auth application-default login`."
-    )
+    login = find_google_credentials()
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        login.refresh(_request_by_proxy)
+    except GoogleAuthError as error:
+        raise _explain_google(error) from error
+    return str(login.token)
+
+
+def find_google_credentials() -> Any:
+    """Return Google's application default credentials, as google-auth represents them.
+
+    Raises:
+        PreflightError: there are none.
+    """
     try:
         import google.auth
-        import google.auth.exceptions
-        import google.auth.transport.urllib3
+        from google.auth.exceptions import GoogleAuthError
     except ImportError as error:
-        raise PreflightError(f"Logging in to Google Cloud needs google-auth. {advice}") from error
+        raise _explain_google("it needs google-auth") from error
     try:
-        found, _ = google.auth.default(scopes=_SCOPES)
-        found.refresh(_request_by_proxy)
-    except google.auth.exceptions.GoogleAuthError as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        raise PreflightError(f"Logging in to Google Cloud failed: {said}. {advice}") from error
-    return str(found.token)
+        return google.auth.default(scopes=_SCOPES)[0]
+    except GoogleAuthError as error:
+        raise _explain_google(error) from error
+
+
+def _explain_google(why: object) -> PreflightError:
+    return PreflightError(
+        f"Logging in to Google Cloud failed: {' '.join(str(why).split()).rstrip('.')}. Install "
+        "gke-gcloud-auth-plugin, or log in with `gcloud auth application-default login`."
+    )
 
 
 def _request_by_proxy(url: str, *args: Any, **more: Any) -> Any:

@@ -1,69 +1,25 @@
-"""Calls of Google's REST interfaces: repeated while a service has trouble, with fresh logins.
-
-In: requests, a login. Out: answers as JSON, or an error that says what to do.
-"""
+"""Calls of Google's REST interfaces, with google-auth's logins and urllib3's retries."""
 
 from __future__ import annotations
 
 import json
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Mapping
-from http.client import HTTPException
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from kinetic._backends.kubernetes import credentials
-from kinetic._backends.kubernetes.errors import read_retry_after
-from kinetic._core.values import dataclass
+from kinetic._system import proxies
 from kinetic.errors import BackendUnavailable, PreflightError
 
+if TYPE_CHECKING:
+    from google.auth.transport.urllib3 import AuthorizedHttp
 
-class CallerIdentity(Protocol):
-    """The caller's identity."""
-
-    def authorization(self) -> str:
-        """Return the value of the header: "Bearer " and a token."""
-        ...
-
-    def forget_token(self) -> None:
-        """Forget the token, which was not accepted."""
-        ...
-
-
-class GoogleLogin:
-    """Google's application default credentials; a token is kept until it is refused."""
-
-    def __init__(self, make: Callable[[], str] = credentials.ask_google) -> None:
-        self._make = make
-        self._token = ""
-
-    def authorization(self) -> str:
-        """Return the header's value.
-
-        Raises:
-            PreflightError: there is no login.
-        """
-        self._token = self._token or self._make()
-        return f"Bearer {self._token}"
-
-    def forget_token(self) -> None:
-        """Get another token next time."""
-        self._token = ""
-
-
-@dataclass(frozen=True)
-class ServicePatience:
-    """How long to wait for a service.
-
-    Attributes:
-        tries: how often it is called.
-        request_s: for how long each time.
-    """
-
-    tries: int = 5
-    request_s: float = 60.0
+REQUEST_S = 60.0
+TRIES = 5
+BUSY = (408, 429, 500, 502, 503, 504)
+"""Codes after which the same request may succeed."""
+TURNED_AWAY = (429,)
+"""Those after which nothing was done."""
 
 
 class ServiceRefused(PreflightError):
@@ -75,25 +31,18 @@ class ServiceRefused(PreflightError):
 
 
 class GoogleCalls:
-    """Calls with one login."""
+    """Calls with one login. Threads may share it."""
 
-    def __init__(
-        self,
-        login: CallerIdentity,
-        *,
-        patience: ServicePatience | None = None,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
+    def __init__(self, login: Any = None, *, first_pause_s: float = 1.0) -> None:
         """Call nothing yet.
 
         Args:
-            login: the caller's.
-            patience: how long to wait.
-            sleep: for tests.
+            login: credentials of google-auth; by default the application's.
+            first_pause_s: the pause before the second try; each further one is twice as long.
         """
         self._login = login
-        self._patience = patience or ServicePatience()
-        self._sleep = sleep
+        self._first_pause_s = first_pause_s
+        self._servers: dict[str, AuthorizedHttp] = {}
 
     def call(
         self,
@@ -101,72 +50,85 @@ class GoogleCalls:
         url: str,
         body: Mapping[str, Any] | bytes | None = None,
         *,
-        headers: Callable[[str], Mapping[str, str]] = lambda _: {},
+        accept: str = "*/*",
         allowed: tuple[int, ...] = (),
         repeats: bool = True,
-    ) -> tuple[int, dict[str, Any]]:
-        """Call, repeatedly while the service has trouble, and return status code and answer.
+    ) -> tuple[int, Any]:
+        """Return the status code and the answer, {} if it has no content.
 
         Args:
             method, url, body: of the request.
-            headers: returns the headers, given the value of Authorization.
+            accept: types of content.
             allowed: codes that count as answers, too.
             repeats: whether it may arrive twice; otherwise only rejected requests are repeated.
 
         Raises:
-            Refused: the service will not do it.
-            BackendUnavailable: it does not answer.
+            ServiceRefused: the service will not do it.
+            PreflightError: there is no login.
+            BackendUnavailable: the service does not answer.
         """
+        import google.auth.exceptions
+        import urllib3
+
+        address = urlsplit(url).netloc
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
-        place = urllib.parse.urlsplit(url).netloc
-        tries, pause_s, renewed = 0, 1.0, False
-        while True:
-            proof = self._login.authorization()
-            sent = {"Authorization": proof, "Content-Type": kind, **headers(proof)}
-            asked = urllib.request.Request(url, data, sent, method=method)
-            try:
-                with urllib.request.urlopen(asked, timeout=self._patience.request_s) as answer:
-                    content = answer.read()
-                    return answer.status, json.loads(content) if content else {}
-            except urllib.error.HTTPError as error:
-                said: Exception = error
-                with error:  # It is the response as well.
-                    if error.code in allowed:
-                        return error.code, {}
-                    if error.code == 401 and not renewed:
-                        renewed = True
-                        self._login.forget_token()
-                        continue
-                    if error.code < 500 and error.code not in (408, 429):
-                        raise ServiceRefused(_explain_refusal(place, error), error.code) from error
-                    pause_s = max(
-                        pause_s, read_retry_after(error.headers.get("Retry-After")) or 0.0
-                    )
-                    if not repeats and error.code != 429:
-                        break
-            except (OSError, HTTPException, ValueError) as error:
-                said = error
-                if not repeats:
-                    break
-            tries += 1
-            if tries >= self._patience.tries:
-                break
-            self._sleep(pause_s)
-            pause_s *= 2
-        raise BackendUnavailable(f"{place} does not answer: {said}. Try again later.") from said
+        retries = urllib3.Retry(
+            TRIES - 1,
+            read=None if repeats else 0,
+            status_forcelist=BUSY if repeats else TURNED_AWAY,
+            allowed_methods=None,
+            backoff_factor=self._first_pause_s,
+            raise_on_status=False,
+        )
+        try:
+            response = self._open(url).request(
+                method,
+                url,
+                body=data,
+                headers={"Content-Type": kind, "Accept": accept},
+                timeout=REQUEST_S,
+                retries=retries,
+            )
+        except google.auth.exceptions.GoogleAuthError as error:
+            raise PreflightError(
+                f"Logging in to Google Cloud failed: {error}. Log in with `gcloud auth "
+                "application-default login`."
+            ) from error
+        except urllib3.exceptions.HTTPError as error:
+            raise BackendUnavailable(f"{address} does not answer: {error}.") from error
+        code = int(response.status)
+        if code in allowed:
+            return code, {}
+        if code in BUSY:
+            text = f"{address} does not answer (HTTP {code}). Try again later."
+            raise BackendUnavailable(text)
+        try:
+            answer = json.loads(response.data) if response.data else {}
+        except ValueError:
+            answer = {}
+        if code >= 400:
+            raise ServiceRefused(_explain_refusal(address, code, answer), code)
+        return code, answer
+
+    def _open(self, url: str) -> AuthorizedHttp:
+        from google.auth.transport.urllib3 import AuthorizedHttp
+
+        if self._login is None:
+            self._login = credentials.find_google_credentials()
+        address = urlsplit(url).netloc
+        if address not in self._servers:
+            self._servers[address] = AuthorizedHttp(self._login, proxies.open_pools(url))
+        return self._servers[address]
 
 
-def _explain_refusal(place: str, error: urllib.error.HTTPError) -> str:
-    try:
-        reason = json.loads(error.read())["error"]["message"]
-    except (OSError, ValueError, KeyError, TypeError):
-        reason = error.reason
+def _explain_refusal(address: str, code: int, answer: Any) -> str:
+    reason = ((answer if isinstance(answer, dict) else {}).get("error") or {}).get("message") or ""
     advice = {
         401: "Log in with `gcloud auth application-default login`.",
         403: "Ask for roles/cloudbuild.builds.editor, roles/artifactregistry.reader and "
         "roles/storage.objectUser.",
         404: "Does it exist, and is the service enabled in the project?",
     }
-    text = f"{place} refused ({error.code}): {str(reason).rstrip('.')}. "
-    return f"{text}{advice.get(error.code, '')}".rstrip()
+    said = f": {str(reason).rstrip('.')}" if reason else ""
+    return f"{address} refused ({code}){said}. {advice.get(code, '')}".rstrip()

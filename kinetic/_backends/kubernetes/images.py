@@ -88,13 +88,8 @@ def _registry(plan: Plan) -> str:
 
 
 def registry(place: Place) -> str:
-    """Return the registry of built images, if `has_registry`."""
+    """Return the registry of built images."""
     return f"{region(place.zone)}{REGISTRIES}/{place.project}/kn-{place.cluster}"
-
-
-def has_registry(place: Place) -> bool:
-    """Whether the place has a registry for built images."""
-    return bool(place.project and place.zone and _NAME.fullmatch(place.cluster))
 
 
 def bucket(place: Place) -> str:
