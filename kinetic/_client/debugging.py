@@ -175,8 +175,6 @@ def attach(
     """
     if not ref.debug:
         raise UsageError(f"{ref.job_id} was not started for debugging. {_HOW_TO}")
-    if ref.place.has_pods:
-        raise UsageError(_by_hand(ref))
     if not isinstance(backend, Tunnels):
         raise UsageError(_by_ssh(ref, _wait(store, ref, ended, pause), local_port, working_dir))
     listener = _listener(local_port)
@@ -255,18 +253,6 @@ def check_terminal(*, has_terminal: bool, allowed: bool) -> None:
             "terminal. Set KINETIC_NO_TTY_DEBUG=1 to do so anyway, or use run_async() and "
             "JobHandle.debug_attach(). Nothing was submitted."
         )
-
-
-def _by_hand(ref: JobRef) -> str:
-    """How to reach a pod's debugger without kinetic."""
-    space = f" -n {ref.place.namespace}" if ref.place.namespace else ""
-    leader = f"kinetic.dev/job-id={ref.job_id},batch.kubernetes.io/job-completion-index=0"
-    return (
-        f"kinetic does not forward ports of pods itself. {ref.job_id} goes on; to debug it, run "
-        f'`kubectl{space} port-forward "$(kubectl{space} get pods -l {leader} -o name | head -1)" '
-        f"{DEFAULT_PORT}:{DEFAULT_PORT}` and attach your editor to 127.0.0.1:{DEFAULT_PORT}. "
-        f"`kinetic jobs logs -f {ref.job_id}` shows its output."
-    )
 
 
 def _by_ssh(ref: JobRef, debugger: Debugger, port: int, working_dir: str | None) -> str:

@@ -78,6 +78,7 @@ def test_the_documented_roles_grant_what_is_used_and_nothing_else(on_cluster, mo
     queued = kinetic.run(accelerator="tpu-v6e-16", slices=2)(four_answers).run_async()
     backend = queued._backend
     on_cluster.wait_for(lambda: "in the queue lq" in (backend.why_waiting(queued.ref) or ""))
+    backend._api.open_port("pod", 1).close()
     queued.cancel()
     on_cluster.store.remove(DEVICE_CLASSES, "", DEVICE_CLASS)
     assert on_cluster.used() == granted()

@@ -26,7 +26,6 @@ from kinetic._client.handle import JobHandle
 from kinetic._core import layout
 from kinetic._core.debug_address import Debugger, DebuggerState, launch_configuration
 from kinetic._core.gang.messages import Activity
-from kinetic._core.place import Place
 from kinetic._core.plan import Limits
 from kinetic._host.channel import WorkerEvent
 from kinetic._host.identity import Identity, from_environ
@@ -238,9 +237,6 @@ def test_what_cannot_be_attached_to_says_so(store, echo):
         UsageError, match=r"ssh -N -L 5678:127.0.0.1:4321 10.0.0.7`(.|\n)*launch.json"
     ):
         debug.attach(FakeBackend(store), store, debug_ref(), ended=lambda: False)
-    in_pods = replace(debug_ref(), place=Place("gke", namespace="ml"))
-    with pytest.raises(UsageError, match=r"`kubectl -n ml port-forward .*job-id=job-.* 5678:5678`"):
-        debug.attach(backend, store, in_pods, ended=lambda: False)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ In: verbs on `Resource`s. Out: documents; errors of
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -114,6 +115,11 @@ class Api(Protocol):
         """
         ...
 
+    def open_port(self, pod: str, port: int) -> socket.socket:
+        """Connect to a port of the loopback address of a pod. Its socket ends if nothing listens
+        there."""
+        ...
+
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
         """Whether the caller has a permission."""
         ...
@@ -124,6 +130,10 @@ class Api(Protocol):
 
     def version(self) -> Version:
         """Return the server's version."""
+        ...
+
+    def close(self) -> None:
+        """Close idle connections."""
         ...
 
 

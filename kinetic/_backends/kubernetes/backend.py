@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic._backends import attempt_logs, stored
-from kinetic._backends.base import Document, LogRequest, Status
+from kinetic._backends.base import Connection, Document, LogRequest, Status
 from kinetic._backends.kubernetes import (
     images,
     manifests,
@@ -48,6 +48,7 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._store import attempts, cancellation
 from kinetic._store.base import Store
+from kinetic._system.connection import SocketConnection
 from kinetic.errors import BackendUnavailable, PreflightError, UsageError
 
 if TYPE_CHECKING:
@@ -320,6 +321,16 @@ class KubernetesBackend:
             for pod in pods
             if pod.host in hosts and not pod.has_ended and self._delete_pod(pod, signum)
         )
+
+    def connect(self, ref: JobRef, host: int, port: int) -> Connection:
+        """Forward a port of the host's pod, by the API server."""
+        snapshot = self._read([ref], fresh=True)
+        workload = snapshot.workload(ref)
+        pods = () if workload is None else current_pods(workload, snapshot.pods_of(ref))
+        pod = next((p for p in pods if p.host == host and p.stage is Stage.RUNNING), None)
+        if pod is None:
+            raise ConnectionRefusedError(f"host {host} of {ref.job_id} has no pod that runs")
+        return SocketConnection(self._api.open_port(pod.name, port))
 
     def _delete_pod(self, pod: Pod, signum: int) -> bool:
         with contextlib.suppress(Conflict):  # Another pod has taken its place.

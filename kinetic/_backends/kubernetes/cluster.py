@@ -5,6 +5,7 @@ In: settings, places. Out: what asks that cluster; it is asked when an answer is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import sys
@@ -94,7 +95,8 @@ def check(settings: Settings) -> tuple[Finding, ...]:
         api = connect(_place_of(settings), configuration.variables(), patience)
     except KineticError as error:
         return (problem("cluster", str(error)),)
-    return probes.examine(api, needs)
+    with contextlib.closing(api):
+        return probes.examine(api, needs)
 
 
 def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | None = None) -> Api:

@@ -14,6 +14,7 @@ import json
 import os
 import random
 import re
+import socket
 import ssl
 import tempfile
 import threading
@@ -22,6 +23,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from kinetic._backends.kubernetes import credentials, kubeconfig
 from kinetic._backends.kubernetes.api import (
@@ -44,7 +46,14 @@ from kinetic._backends.kubernetes.errors import (
     read_retry_after,
 )
 from kinetic._backends.kubernetes.kubeconfig import Access
-from kinetic._backends.kubernetes.resources import ACCESS_REVIEWS, JOBS, JOBSETS, Resource
+from kinetic._backends.kubernetes.resources import (
+    ACCESS_REVIEWS,
+    JOBS,
+    JOBSETS,
+    PODS,
+    PORT_FORWARDS,
+    Resource,
+)
 from kinetic._system import proxies
 from kinetic.errors import NotFound, PreflightError
 from kinetic.version import __version__
@@ -271,12 +280,39 @@ class HttpApi:
             return False
         return True
 
+    def open_port(self, pod: str, port: int) -> socket.socket:
+        """As in `Api`. The client's own connection, a WebSocket, takes certificates from files."""
+        from kubernetes.client.exceptions import ApiException
+        from kubernetes.stream.ws_client import portforward_call
+
+        call = self._call("create", PORT_FORWARDS, pod)
+        path = PODS.path(call.namespace, pod)
+        with make_configuration(self._access, self._variables) as configuration:
+            named = self._access.cluster.get("proxy-url") or ""
+            parts = urlsplit(self.server)
+            configuration.proxy = named or proxies.find_proxy(parts.scheme, parts.hostname or "")
+            login = configuration.get_api_key_with_prefix("BearerToken")
+            try:
+                forward = portforward_call(
+                    configuration,
+                    "GET",
+                    f"{self.server}{path}/portforward",
+                    query_params=[("ports", str(port))],
+                    headers={"authorization": login} if login else {},
+                )
+            except ApiException as error:
+                raise explain_unreachable(call, self.server, error.reason) from error
+        opened: socket.socket = forward.socket(port)
+        return opened
+
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
         """As in `Api`."""
+        plural, _, subresource = resource.plural.partition("/")
         asked = {
             "verb": verb,
             "group": resource.group,
-            "resource": resource.plural,
+            "resource": plural,
+            "subresource": subresource,
             "namespace": self._namespace_of(resource, namespace),
         }
         body = {
@@ -412,7 +448,9 @@ class HttpApi:
             if self._client is None or self._client is refused:
                 if refused is not None:
                     self._access = kubeconfig.read_again(self._access)
-                self._client = open_client(self._access, self._variables)
+                self._client = client = open_client(self._access, self._variables)
+                pools = client.rest_client.pool_manager
+                weakref.finalize(self, pools.clear).atexit = False
             return self._client
 
     def _note_clock(self, headers: Mapping[str, str]) -> None:

@@ -191,7 +191,7 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
     return BackendUnavailable(f"The cluster answered HTTP {status} to: {call}.{told}")
 
 
-def explain_unreachable(call: ApiCall, server: str, error: BaseException) -> Busy:
+def explain_unreachable(call: ApiCall, server: str, error: object) -> Busy:
     """Return the error for a server that cannot be reached, or that closed the connection."""
     cause = " ".join(str(error).split()) or type(error).__name__
     suspects = "the network, a VPN, and the context of your kubeconfig"

@@ -51,6 +51,7 @@ class Resource:
 JOBS = Resource("batch", "v1", "jobs")
 JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets")
 PODS = Resource("", "v1", "pods")
+PORT_FORWARDS = Resource("", "v1", "pods/portforward")
 EVENTS = Resource("", "v1", "events")
 SECRETS = Resource("", "v1", "secrets")
 SERVICES = Resource("", "v1", "services")

@@ -18,6 +18,7 @@ from kinetic._backends.kubernetes.resources import (
     LOCAL_QUEUES,
     NODES,
     PODS,
+    PORT_FORWARDS,
     QUEUE_WORKLOADS,
     SECRETS,
     SERVICE_ACCOUNTS,
@@ -33,6 +34,7 @@ class Need(StrEnum):
     SEVERAL_HOSTS = "jobs of several hosts"
     NETWORKS = "network_devices="
     KILL = "`kinetic jobs kill`"
+    DEBUG = "`kinetic jobs debug`"
     QUEUES = "what explains why a job waits in a queue"
     NOT_ALL = "what explains why a job waits"
     CHECKS = "what is checked before it can go wrong"
@@ -66,6 +68,7 @@ RIGHTS = (
     *_rights(SECRETS, "create"),
     *_rights(PODS, "list"),
     *_rights(PODS, "delete", Need.KILL),
+    *_rights(PORT_FORWARDS, "create get", Need.DEBUG),
     *_rights(EVENTS, "list", Need.NOT_ALL),
     *_rights(NODES, "list", Need.NOT_ALL),
     *_rights(CLAIM_TEMPLATES, "create", Need.NETWORKS),

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from doubles.cluster import problems, streams, validation
+from doubles.cluster import portforward, problems, streams, validation
 from doubles.cluster.admission import Admission
 from doubles.cluster.collector import TERMINAL, Collector
 from doubles.cluster.discovery import Discovery, Target, target_of
@@ -418,6 +418,9 @@ class Api:
                 target.name,
                 lambda: self._faults.opened("log", "pods/log"),
             )
+        if resource is PODS and target.sub == "portforward" and request.method == "GET":
+            self._authorize(request.user, "create", target)
+            return portforward.forward(request)
         if resource is PODS and target.sub == "eviction" and request.method == "POST":
             return self._evict(target)
         if target.sub == "status":

@@ -54,6 +54,8 @@ class Answer:
     pieces: Iterator[bytes] | None = None
     content_type: str = "application/json"
     stream: Stream | None = None
+    upgrade: Callable[[socket.socket], None] | None = None
+    """Takes the connection over."""
 
 
 class LeftError(Exception):
@@ -145,6 +147,10 @@ class Server:
         request.code = answer.code
         if answer.code == 0:  # no answer at all
             _reset(connection)
+            return False
+        if answer.upgrade is not None:
+            connection.sendall(_head(answer.code, answer.headers))
+            answer.upgrade(connection)
             return False
         if answer.pieces is not None:
             self._stream(connection, answer)

@@ -1,0 +1,92 @@
+"""`pods/portforward` over a WebSocket: channel 0 has the bytes of the port, channel 1 its errors.
+
+In: the client's upgrade, a port of a pod, which is a process of this machine. Out: the handshake,
+and bytes in both directions until either side ends.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import socket
+import struct
+import threading
+
+from doubles.cluster.server import Answer, Request
+
+GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+BINARY, CLOSE = 0x2, 0x8
+
+
+def forward(request: Request) -> Answer:
+    """Switch protocols, and pass on what comes."""
+    port = int(request.query["ports"])
+    key = request.headers["sec-websocket-key"]
+    proof = base64.b64encode(hashlib.sha1((key + GUID).encode()).digest()).decode()
+    protocol = request.headers["sec-websocket-protocol"].split(",")[-1].strip()
+    headers = {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Accept": proof,
+        "Sec-WebSocket-Protocol": protocol,
+    }
+    return Answer(101, headers=headers, upgrade=lambda client: _relay(client, port))
+
+
+def _relay(client: socket.socket, port: int) -> None:
+    number = struct.pack("<H", port)
+    for channel in (b"\0", b"\1"):
+        _send(client, channel + number)
+    try:
+        far = socket.create_connection(("127.0.0.1", port))
+    except OSError as error:
+        _send(client, b"\1" + str(error).encode())
+        with contextlib.suppress(OSError):
+            while _receive(client) is not None:  # The client closes first.
+                pass
+        return
+    back = threading.Thread(target=_pass_back, args=(far, client), daemon=True)
+    back.start()
+    with contextlib.suppress(OSError):
+        while (data := _receive(client)) is not None:
+            far.sendall(data)
+        far.shutdown(socket.SHUT_RDWR)
+    back.join()
+    far.close()
+
+
+def _pass_back(far: socket.socket, client: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := far.recv(1 << 16):
+            _send(client, b"\0" + data)
+    with contextlib.suppress(OSError):
+        _send(client, b"", CLOSE)
+        client.shutdown(socket.SHUT_RD)
+
+
+def _send(client: socket.socket, data: bytes, code: int = BINARY) -> None:
+    size = len(data)
+    length = struct.pack("!B", size) if size < 126 else struct.pack("!BQ", 127, size)
+    client.sendall(bytes([0x80 | code]) + length + data)
+
+
+def _receive(client: socket.socket) -> bytes | None:
+    """Return the bytes of channel 0 in the next frame; None at the end."""
+    first, second = _read(client, 2)
+    size = second & 0x7F
+    if size >= 126:
+        size = int.from_bytes(_read(client, 2 if size == 126 else 8), "big")
+    mask = _read(client, 4)
+    data = bytes(byte ^ mask[n % 4] for n, byte in enumerate(_read(client, size)))
+    return None if first & 0xF == CLOSE else data[1:]
+
+
+def _read(client: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = client.recv(size - len(data))
+        if not part:
+            raise ConnectionResetError("the client is gone")
+        data += part
+    return data
