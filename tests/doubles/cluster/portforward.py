@@ -46,14 +46,15 @@ def _relay(client: socket.socket, port: int) -> None:
             while _receive(client) is not None:  # The client closes first.
                 pass
         return
-    back = threading.Thread(target=_pass_back, args=(far, client), daemon=True)
-    back.start()
-    with contextlib.suppress(OSError):
-        while (data := _receive(client)) is not None:
-            far.sendall(data)
-        far.shutdown(socket.SHUT_RDWR)
-    back.join()
-    far.close()
+    with far:
+        back = threading.Thread(target=_pass_back, args=(far, client), daemon=True)
+        back.start()
+        with contextlib.suppress(OSError):
+            while (data := _receive(client)) is not None:
+                far.sendall(data)
+        with contextlib.suppress(OSError):
+            far.shutdown(socket.SHUT_RDWR)
+        back.join()
 
 
 def _pass_back(far: socket.socket, client: socket.socket) -> None:
