@@ -38,7 +38,7 @@ class ActivityWatch:
         self._ended: set[str] = set()
         self._clients: dict[str, tuple[object, ControlClient]] = {}
         self._rates = Rates()
-        self._asked: dict[str, asking.ActivityPoll] = {}
+        self._polls: dict[str, asking.ActivityPoll] = {}
         self._unanswered: set[str] = set()
 
     def __enter__(self) -> ActivityWatch:
@@ -113,7 +113,7 @@ class ActivityWatch:
         """What the leader of a job on a cluster has answered."""
         from kinetic._client import asking
 
-        poll = self._asked.setdefault(ref.job_id, asking.ActivityPoll(self._app.store, ref))
+        poll = self._polls.setdefault(ref.job_id, asking.ActivityPoll(self._app.store, ref))
         with contextlib.suppress(KineticError):
             if (answer := poll.look()) is not None:
                 return answer

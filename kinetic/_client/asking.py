@@ -60,8 +60,8 @@ class ActivityPoll:
     def __init__(self, store: Store, ref: JobRef) -> None:
         self._store, self._ref = store, ref
         self._place: tuple[str, int] | None = None
-        self._seen = ""
-        self._found: dict[str, Any] | None = None
+        self._answered_id = ""
+        self._activity: dict[str, Any] | None = None
 
     def look(self) -> dict[str, Any] | None:
         """Return the newest answer, as `Gang.snapshot` makes it, without waiting for one; None
@@ -69,18 +69,18 @@ class ActivityPoll:
         place = self._ref.job_id, attempts.newest(self._store, self._ref.job_id)
         answer = _answer(self._store, layout.AttemptKeys(*place).activity)
         if place != self._place:
-            self._place, self._found = place, None  # What is there may be old.
-        elif answer["id"] == self._seen:
-            return self._found
+            self._place, self._activity = place, None  # What is there may be old.
+        elif answer["id"] == self._answered_id:
+            return self._activity
         else:
-            self._found = answer["activity"]
-        self._seen = answer["id"]
+            self._activity = answer["activity"]
+        self._answered_id = answer["id"]
         try:
             _ask(self._store, layout.AttemptKeys(*place).activity_wanted)
         except KineticError:
             self._place = None
             raise
-        return self._found
+        return self._activity
 
 
 def _ask(store: Store, key: str) -> None:

@@ -276,7 +276,7 @@ def test_a_missing_secret_creates_nothing(backend, home):
 def test_a_stand_in_is_announced_once_on_stderr(backend, capsys):
     from kinetic._client.board import console
 
-    console._told.clear()
+    console._printed.clear()
     remote = kinetic.run("tpu-v6e-16")(add)
     remote(1)
     remote(1)

@@ -115,21 +115,21 @@ class Rates:
     """The share of a processor, from two reports of processor time."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[object, ...], _Used] = {}
+        self._reports: dict[tuple[object, ...], _Used] = {}
 
     def percent(
         self, key: tuple[object, ...], cpu_s: float, running_s: float, at: float
     ) -> float | None:
         """Return the share since the last report; at first, since the function started. `at`: when
         the host reported it."""
-        before = self._seen.get(key)
+        before = self._reports.get(key)
         if before is None or cpu_s < before.cpu_s:  # or another attempt has begun
             after = _Used(cpu_s, at, 100.0 * cpu_s / running_s if running_s > 0 else None)
         elif at - before.at < _SAME_S:
             return before.percent
         else:
             after = _Used(cpu_s, at, 100.0 * (cpu_s - before.cpu_s) / (at - before.at))
-        self._seen[key] = after
+        self._reports[key] = after
         return after.percent
 
 

@@ -103,14 +103,14 @@ def _try_flush(raw: Any) -> bool:
     return True
 
 
-_told: set[str] = set()
+_printed: set[str] = set()
 
 
 def notice(text: str, *, once: bool = True) -> None:
     """Print a line on stderr; the same text only once in a process."""
-    if once and text in _told:
+    if once and text in _printed:
         return
-    _told.add(text)
+    _printed.add(text)
     try:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

@@ -54,13 +54,15 @@ def status_of_unknown(store: Store, ref: JobRef, now: float) -> JobStatus:
     reference, plan = layout.JobKeys(ref.job_id).ref, layout.JobKeys(ref.job_id).plan
     # The plan is written first, the reference is deleted last.
     recorded = store.has(reference) and store.has(plan)
-    known = partial(status_of, None, JobStatus.NOT_FOUND, recorded=recorded, now=now)
-    status = known(created_at=ref.created_at)
+    status_if_created = partial(status_of, None, JobStatus.NOT_FOUND, recorded=recorded, now=now)
+    status = status_if_created(created_at=ref.created_at)
     if status is JobStatus.FAILED and not ref.place.is_supervised:
         # The reference has the time of the submitter's clock, which may be wrong.
-        kept = store.entries(layout.JobKeys(ref.job_id).prefix)
-        written_at = next((each.written_at for each in kept if each.key == plan), ref.created_at)
-        return known(created_at=written_at)
+        entries = store.entries(layout.JobKeys(ref.job_id).prefix)
+        written_at = next(
+            (entry.written_at for entry in entries if entry.key == plan), ref.created_at
+        )
+        return status_if_created(created_at=written_at)
     return status
 
 
@@ -68,17 +70,17 @@ PlanOf = Callable[[JobRef], Plan | None]
 
 
 def judge_orphan(
-    store: Store, ref: JobRef, plan_of: PlanOf, told: Status, now: float
+    store: Store, ref: JobRef, plan_of: PlanOf, status: Status, now: float
 ) -> Outcome | None:
     """Judge a job whose supervisor was killed, and store the verdict unless another process was
     first. None if the job was removed since its backend was asked: nothing is written then."""
     if not store.has(layout.JobKeys(ref.job_id).ref):
         return None
-    outcome = _orphan_verdict(store, ref, plan_of, told, now)
+    outcome = _orphan_verdict(store, ref, plan_of, status, now)
     # A folder that is removed at this moment must not come back with the verdict.
-    kept = as_existing(store)
+    existing = as_existing(store)
     try:
-        first = index.write_outcome(kept, ref.job_id, outcome, if_absent=True)
+        first = index.write_outcome(existing, ref.job_id, outcome, if_absent=True)
     except StoreError as error:
         if not store.has(layout.JobKeys(ref.job_id).ref):
             return None
@@ -98,8 +100,8 @@ def _judge(store: Store, ref: JobRef, now: float, reason: str = "") -> Outcome:
 
 def _last_heard(store: Store, ref: JobRef) -> float:
     """Return when the hosts of a job have last left something: nobody has noted its end."""
-    kept = store.entries(layout.JobKeys(ref.job_id).attempts)
-    return max((entry.written_at for entry in kept), default=ref.created_at)
+    entries = store.entries(layout.JobKeys(ref.job_id).attempts)
+    return max((entry.written_at for entry in entries), default=ref.created_at)
 
 
 def _last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
@@ -108,16 +110,16 @@ def _last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
 
 
 def _orphan_verdict(
-    store: Store, ref: JobRef, plan_of: PlanOf, told: Status, now: float
+    store: Store, ref: JobRef, plan_of: PlanOf, status: Status, now: float
 ) -> Outcome:
-    gone = told.phase is JobStatus.NOT_FOUND
-    if not gone and not ref.place.is_supervised:
+    is_unknown = status.phase is JobStatus.NOT_FOUND
+    if not is_unknown and not ref.place.is_supervised:
         reports, attempt = _last_attempt(store, ref)
         return judge_leaderless(
             ref.hosts,
             reports,
-            told=[host.as_report() for host in told.hosts if host.phase is not JobStatus.RUNNING],
-            reason=told.reason,
+            told=[host.as_report() for host in status.hosts if host.phase is not JobStatus.RUNNING],
+            reason=status.reason,
             led=store.has(layout.JobKeys(ref.job_id).events),
             head=ref.has_head,
             now=now,
@@ -125,7 +127,7 @@ def _orphan_verdict(
         )
     reason = (
         "the job was never started: its submission was interrupted"
-        if gone
+        if is_unknown
         else "the job's supervisor was killed"
     )
     outcome = replace(_judge(store, ref, now, reason), supervisor_lost=True)
@@ -135,7 +137,7 @@ def _orphan_verdict(
         if plan is not None and plan.elastic_gang is not None:
             # Had the supervisor lived, another attempt would have followed the loss of a host.
             outcome = replace(outcome, blamed=())
-    if not gone and all(r.exit.kind.hearsay for r in outcome.reports):
+    if not is_unknown and all(r.exit.kind.hearsay for r in outcome.reports):
         outcome = replace(outcome, reason=_as_agents_saw_it(outcome) or reason)
     return outcome
 
@@ -143,8 +145,8 @@ def _orphan_verdict(
 def _as_agents_saw_it(outcome: Outcome) -> str:
     """What the first agent reports: one that gives up ends the supervisor, and the others see only
     that."""
-    told = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]
-    return min(told, key=lambda r: r.ended_at).detail if told else ""
+    stopped = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]
+    return min(stopped, key=lambda r: r.ended_at).detail if stopped else ""
 
 
 def release(backend: Backend, ref: JobRef) -> None:
@@ -178,16 +180,16 @@ def explain(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: 
         return outcome  # The next caller may learn it.
     if unready and not why:
         return outcome  # Another process may have seen it.
-    told = replace(outcome, explained=True)
+    explained = replace(outcome, explained=True)
     if why and not _is_said(outcome.reason, why):
-        told = replace(told, reason=f"{outcome.reason.rstrip('.')}. {why}")
+        explained = replace(explained, reason=f"{outcome.reason.rstrip('.')}. {why}")
     if why and not _is_said(first.detail, why):
-        told = told.add_detail(first.host, why)
+        explained = explained.add_detail(first.host, why)
     with contextlib.suppress(StoreError):
-        index.write_outcome(store, ref.job_id, told)
-    return told
+        index.write_outcome(store, ref.job_id, explained)
+    return explained
 
 
-def _is_said(told: str, why: str) -> bool:
+def _is_said(words: str, why: str) -> bool:
     """Whether a sentence is a part of what was told, perhaps with another first letter."""
-    return why.rstrip(".")[1:] in told
+    return why.rstrip(".")[1:] in words

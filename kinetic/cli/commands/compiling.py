@@ -117,8 +117,8 @@ def find_function(named: str) -> Callable[[], Any]:
     function: Callable[[], Any] | None = getattr(module, name, None)
     if function is None or not callable(function):
         own = [
-            each
-            for each, value in vars(module).items()
+            candidate
+            for candidate, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", "") == module.__name__
         ]
         candidates = f" There are: {', '.join(own)}." if own else ""

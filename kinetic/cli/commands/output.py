@@ -198,10 +198,10 @@ def result(
     return exit_codes.OK
 
 
-def print_failure(handle: JobHandle[Any], *, seen: bool = False) -> int:
-    """Print the error of a failed job as the call would raise it; `seen`: the leader's output
+def print_failure(handle: JobHandle[Any], *, is_printed: bool = False) -> int:
+    """Print the error of a failed job as the call would raise it; `is_printed`: the leader's output
     has been printed already."""
-    problem = handle.error(seen=seen)
+    problem = handle.error(seen=is_printed)
     if problem is not None:
         output.failure(problem)
     return exit_codes.FAILED

@@ -343,7 +343,7 @@ def _report_failure(
             "\n".join(unseen),
         )
     else:
-        print_failure(handle, seen=True)
+        print_failure(handle, is_printed=True)
     return exit_codes.of_program(outcome)
 
 
