@@ -5,7 +5,7 @@ In: keys with "/" between parts, bytes. Out: bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from kinetic.errors import UsageError
@@ -25,14 +25,13 @@ class Entry(NamedTuple):
     Attributes:
         key: its key.
         size_bytes: of its content.
-        written_at: when it was written or renewed last, in seconds since the epoch.
-        version: changes with each write, and with each renewal where no lock protects submissions.
+        written_at: when it was written or renewed last, in seconds since the epoch, by the clock
+            of the store.
     """
 
     key: str
     size_bytes: int
     written_at: float
-    version: str
 
 
 class Store(Protocol):
@@ -41,7 +40,7 @@ class Store(Protocol):
     Promises:
         1. `put` is atomic: a reader sees the old content, the new content or none, never a part.
         2. `put(..., if_absent=True)` returns True for exactly one of any number of concurrent
-           writers of a key.
+           writers of a key with different contents.
         3. `get` and `fetch` of a missing key raise `NotFound`; nothing else does.
         4. Keys are relative, without "..", empty or absolute parts, or line ends (which buckets do
            not take); others raise `UsageError`.
@@ -51,9 +50,6 @@ class Store(Protocol):
         7. `list` is sorted and never shows temporary files.
         8. `fetch` is atomic: the file has the whole content, or is unchanged.
         9. All calls are thread-safe.
-        10. `drop` deletes nothing that was written or renewed since it was listed; in a folder,
-            only while nobody submits (`_store.gc_lock`). So content can be swept without harm to a
-            job that is about to name it.
 
     `_store.many` makes many calls, `calls_at_once` at a time. Code that needs more than keys and
     bytes (locks, appending, links, sockets) asks for `as_folder`, and does without where there is
@@ -126,8 +122,14 @@ class Store(Protocol):
         """Yield what `list` yields, with sizes and times."""
         ...
 
-    def drop(self, entry: Entry) -> bool:
-        """Delete an object if it is unchanged since it was listed; return whether this call did."""
+
+@runtime_checkable
+class Swaps(Store, Protocol):
+    """A store without a folder that can replace an object which nobody else has replaced."""
+
+    def swap(self, key: str, old: bytes, new: bytes) -> bool:
+        """Write `new` if the content of the key is `old`; return whether this call wrote. Of
+        concurrent writers that have seen the same content, one wins."""
         ...
 
 
@@ -164,19 +166,6 @@ def pause_after(silence_s: float, least_s: float, most_s: float) -> float:
     """Return how long to wait between looks when nothing has come for so long: a tenth of that.
     What comes is then seen at most a tenth later than it could be."""
     return min(max(least_s, silence_s / 10), most_s)
-
-
-@runtime_checkable
-class Expires(Protocol):
-    """A store whose service may delete objects by itself."""
-
-    def expiry(self) -> Sequence[str]:
-        """Return what it deletes that jobs may still need, a phrase for each rule.
-
-        Raises:
-            StoreError: the rules may not be read, or the service does not answer.
-        """
-        ...
 
 
 def check_key(key: str) -> list[str]:

@@ -10,14 +10,14 @@ compared here, because the library does not check those that arrive in several p
 from __future__ import annotations
 
 import base64
+import io
+import itertools
 import os
-import secrets
 import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from email.utils import parsedate_to_datetime
+from contextlib import contextmanager, nullcontext
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from kinetic._core.values import dataclass
@@ -25,7 +25,7 @@ from kinetic._store import bucket_errors, inherited
 from kinetic._store.files import Sink
 from kinetic._store.transfer import Memory, ProgressStream
 from kinetic._system.distribution import make_install_command
-from kinetic.errors import StoreError
+from kinetic.errors import NotFound, StoreError
 
 if TYPE_CHECKING:
     from google.api_core.retry import Retry
@@ -45,13 +45,9 @@ _PATIENCE_S = 120.0
 """For how long a failing request is repeated."""
 _FIRST_PATIENCE_S = 20.0
 """The same, until the service has answered once: this machine may have no network."""
-_MOST_REMEMBERED = 1000
-_TOKEN = "kinetic-write"
-"""Metadata: a random token for each write. When the answer to a write was lost, it tells whether
-the object that is there comes from that write."""
 _RENEWED = "kinetic-renewed"
 """Metadata: when the object was last renewed; for people, kinetic does not read it."""
-_FIELDS = "items(name,size,crc32c,generation,metageneration,updated),nextPageToken"
+_FIELDS = "items(name,size,crc32c,generation,updated),nextPageToken"
 _MARKS = frozenset((408, 429, 500, 502, 503, 504))
 """HTTP statuses after which a request is repeated."""
 
@@ -63,16 +59,13 @@ class BucketObject:
     Attributes:
         crc32c: the digest as the service writes it; "" if it has none.
         generation: changes whenever content is written.
-        metageneration: changes whenever the metadata of this content are.
-        updated_at: when either last changed, in this machine's time: corrected by the difference
-            between its clock and the service's.
+        updated_at: when content or metadata last changed, by the service's clock.
     """
 
     name: str
     size_bytes: int
     crc32c: str
     generation: int
-    metageneration: int = 0
     updated_at: float = 0.0
 
 
@@ -99,19 +92,17 @@ class Bucket:
         self.name = name
         self._at_once = at_once
         self._patience_s = patience_s
-        self._written: dict[str, int] = {}
-        """Generations written by this process: some objects are rewritten many times."""
         self._by_pid: dict[int, _Connections] = {}
         self._locks: dict[int, threading.Lock] = {}
 
-    def read(self, name: str) -> bytes:
-        """Return the content of an object.
+    def read(self, name: str, *, generation: int | None = None) -> bytes:
+        """Return the content of an object; of this generation, if one is given.
 
         Raises:
             NotFound: there is none.
         """
         memory = Memory()
-        self.download(name, memory)
+        self.download(name, memory, generation=generation)
         return memory.getvalue()
 
     def download(self, name: str, target: Sink | Memory, *, generation: int | None = None) -> None:
@@ -157,78 +148,69 @@ class Bucket:
     def write(self, name: str, stream: ProgressStream, size_bytes: int, *, if_absent: bool) -> bool:
         """Write an object; return whether this call wrote.
 
-        Each try names the generation that it replaces, so that a delayed one cannot overwrite what
-        was written after it.
-
         Args:
             name: of the object.
             stream: the content, read twice from its beginning.
             size_bytes: of the content.
             if_absent: leave an existing object alone.
         """
-        is_large = size_bytes > _SMALL_BYTES
         # The service checks the precondition only after everything was sent.
-        there = self._generation(name) if is_large else 0
-        if if_absent and there:
+        if if_absent and size_bytes > _SMALL_BYTES and self.find(name) is not None:
             return False
-        doing = self._translate_errors(f"write gs://{self.name}/{name}", "storage.objects.create")
-        with doing, self._connections.large if is_large else nullcontext():
-            content = _Content(name, stream, size_bytes, _digest_of(stream.stream))
-            replaces = there or (0 if if_absent else self._written.get(name, 0))
-            while not (wrote := self._try_write(content, replaces)) and not if_absent:
-                replaces = self._generation(name)
-        return wrote
+        content = _Content(name, stream, size_bytes, _digest_of(stream.stream))
+        return self._write(content, 0 if if_absent else None)
 
-    def _generation(self, name: str) -> int:
-        """The generation of an object; 0 if there is none."""
-        return 0 if (found := self.find(name)) is None else found.generation
+    def swap(self, name: str, old: bytes, new: bytes) -> bool:
+        """Write an object whose content is `old`; return whether this call wrote."""
+        stream = ProgressStream(io.BytesIO(new), lambda _: None)
+        content = _Content(name, stream, len(new), _digest_of(stream.stream))
+        found = self.find(name)
+        try:
+            if found is None or self.read(name, generation=found.generation) != old:
+                return False
+        except NotFound:  # It was replaced or deleted meanwhile.
+            return False
+        return self._write(content, found.generation)
 
-    def _try_write(self, content: _Content, replaces: int) -> bool:
-        """Write an object in place of this generation; return whether it was still the current
-        one."""
-        token = secrets.token_hex(16)
-        for left in reversed(range(_RESTARTS)):
-            tries = self._tries()
-            try:
-                made = self._upload(content, token, replaces, tries.retry())
-            except _vendor().PreconditionFailed:
-                tried = tries.failed or left < _RESTARTS - 1
-                made = self._generation_made_by(content.name, token) if tried else 0
-            except Exception as error:
-                if not left or not bucket_errors.may_begin_again(error):
-                    raise
-                continue
-            break
-        if made:
-            if len(self._written) > _MOST_REMEMBERED:
-                self._written.clear()
-            self._written[content.name] = made
-        return bool(made)
+    def _write(self, content: _Content, generation: int | None) -> bool:
+        """Write an object in place of this generation: 0 for none, None for any; return whether it
+        was still the current one."""
+        is_large = content.size_bytes > _SMALL_BYTES
+        doing = f"write gs://{self.name}/{content.name}"
+        with (
+            self._translate_errors(doing, "storage.objects.create"),
+            self._connections.large if is_large else nullcontext(),
+        ):
+            for starts in itertools.count(1):
+                tries = self._tries()
+                try:
+                    self._upload(content, generation, tries.retry())
+                    return True
+                except _vendor().PreconditionFailed:
+                    # An earlier try may have written it, whose answer was lost.
+                    return bool(tries.failed or starts > 1) and self._has(content)
+                except Exception as error:
+                    if starts == _RESTARTS or not bucket_errors.may_begin_again(error):
+                        raise
+        raise AssertionError
 
-    def _upload(self, content: _Content, token: str, replaces: int, retry: Retry) -> int:
-        """Send an object; return its generation."""
+    def _upload(self, content: _Content, generation: int | None, retry: Retry) -> None:
         blob = self._bucket.blob(content.name, chunk_size=CHUNK_BYTES)
         blob.crc32c = content.crc32c
-        blob.metadata = {_TOKEN: token}
         content.stream.seek(0)
         blob.upload_from_file(
             cast("IO[bytes]", content.stream),
             size=content.size_bytes,
             content_type="application/octet-stream",
-            if_generation_match=replaces,
+            if_generation_match=generation,
             checksum=None,  # The metadata have the digest, and the service compares it.
             retry=retry,
         )
-        return int(blob.generation)
 
-    def _generation_made_by(self, name: str, token: str) -> int:
-        """The generation of an object if the write with this token made it, else 0."""
-        blob = self._bucket.blob(name)
-        try:
-            blob.reload(retry=self._tries().retry())
-        except _vendor().NotFound:
-            return 0
-        return int(blob.generation) if (blob.metadata or {}).get(_TOKEN) == token else 0
+    def _has(self, content: _Content) -> bool:
+        found = self.find(content.name)
+        about = (content.crc32c, content.size_bytes)
+        return found is not None and (found.crc32c, found.size_bytes) == about
 
     def find(self, name: str) -> BucketObject | None:
         """Return the metadata of an object, or None."""
@@ -240,7 +222,7 @@ class Bucket:
                 if bucket_errors.lacks_bucket(error):
                     raise
                 return None
-            return _blob(blob, self._connections.ahead_s)
+            return _blob(blob)
 
     def renew(self, name: str, within_s: float) -> bool:
         """Return whether there is such an object. If so it was updated within this time when the
@@ -294,34 +276,19 @@ class Bucket:
                 retry=self._tries().retry(),
             )
             for blob in found:
-                yield _blob(blob, self._connections.ahead_s)
+                yield _blob(blob)
 
-    def delete(self, name: str, *, unchanged: BucketObject | None = None) -> bool:
-        """Delete an object, or only if it is `unchanged`; return whether it was there and was
-        deleted."""
+    def delete(self, name: str) -> bool:
+        """Delete an object; return whether it was there."""
         tries = self._tries()
         with self._translate_errors(f"delete gs://{self.name}/{name}", "storage.objects.delete"):
             try:
-                self._bucket.blob(name).delete(
-                    if_generation_match=unchanged and unchanged.generation,
-                    if_metageneration_match=unchanged and unchanged.metageneration,
-                    retry=tries.retry(),
-                )
-            except _vendor().PreconditionFailed:
-                return False
+                self._bucket.blob(name).delete(retry=tries.retry())
             except _vendor().NotFound as error:
                 if bucket_errors.lacks_bucket(error):
                     raise
                 return bool(tries.failed)  # An earlier try deleted it, and its answer was lost.
             return True
-
-    def lifecycle_rules(self) -> tuple[dict[str, Any], ...]:
-        """Return by which rules the service deletes objects, as it writes them."""
-        with self._translate_errors(
-            f"read the settings of gs://{self.name}", "storage.buckets.get"
-        ):
-            found = self._connections.client.get_bucket(self.name, retry=self._tries().retry())
-            return tuple(dict(rule) for rule in found.lifecycle_rules)
 
     @property
     def _connections(self) -> _Connections:
@@ -360,17 +327,6 @@ class _Connections:
         self.large = threading.BoundedSemaphore(_LARGE_AT_ONCE)
         self.answers = False
         """Whether the service has answered once."""
-        self.ahead_s = 0.0
-        """By how much the service's clock is ahead of this machine's."""
-
-    def read_answer(self, response: Any, **_options: Any) -> None:
-        """Note the difference of the clocks. Read the body of an error: the library does not, and
-        the connection would stay busy."""
-        with suppress(KeyError, ValueError):
-            date = parsedate_to_datetime(response.headers["Date"])
-            self.ahead_s = date.timestamp() - time.time()
-        if not response.ok:
-            response.content  # noqa: B018 - the property reads the body
 
 
 class _Tries:
@@ -435,9 +391,14 @@ def _connect(name: str, at_once: int) -> _Connections:
     for scheme in ("https://", "http://"):
         client._http.mount(scheme, adapter)
     inherited.close_in_forks(client._http)
-    connections = _Connections(client, name)
-    client._http.hooks["response"].append(connections.read_answer)
-    return connections
+    client._http.hooks["response"].append(_read_error)
+    return _Connections(client, name)
+
+
+def _read_error(response: Any, **_options: Any) -> None:
+    """Read the body of an error: the library does not, and the connection would stay busy."""
+    if not response.ok:
+        response.content  # noqa: B018 - the property reads the body
 
 
 def _vendor() -> Any:
@@ -446,14 +407,13 @@ def _vendor() -> Any:
     return exceptions
 
 
-def _blob(blob: storage.Blob, ahead_s: float) -> BucketObject:
+def _blob(blob: storage.Blob) -> BucketObject:
     return BucketObject(
         blob.name,
         int(blob.size or 0),
         blob.crc32c or "",
         int(blob.generation or 0),
-        int(blob.metageneration or 0),
-        blob.updated.timestamp() - ahead_s if blob.updated else 0.0,
+        blob.updated.timestamp() if blob.updated else 0.0,
     )
 
 

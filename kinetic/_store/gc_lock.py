@@ -7,19 +7,11 @@ content, last. A sweep between the two would find that content unused. The lock 
 is released when its process ends, however it ends.
 
 A store without a folder has no lock, and a lease could outlive its holder or expire too early.
-There a submission renews what it finds and relies on (`Store.renew`), and the sweep works in this
-order:
-
-1. list all content, with the version of each object;
-2. read all plans, and the records of trees that they name or that are young;
-3. drop what none of them names and what was not written or renewed for `content_age_s`: first the
-   records of trees, which vouch for the rest, then nothing that a remaining record names.
-   `Store.drop` fails where the object was written or renewed after step 1.
-
-So what a submission relies on was renewed before step 1, and is too young, or after it, and is not
-dropped; or the plan was written before step 2, and names it. The only assumption is that a
-submission takes no longer, from its first look to its plan, than `content_age_s` exceeds
-`base.FRESH_S`: six days. Any number of sweeps may run, and be killed at any point.
+There a submission renews what it finds and relies on (`Store.renew`), and a sweep removes what was
+not written or renewed for `content_age_s` and is in no plan: first the records of trees, which
+vouch for the rest. Content is listed before plans are read. So a sweep takes away from a job only
+what was a week old, was renewed after that list, and is named by a plan that was written after the
+plans were read: its host says that it is missing, and to submit the job again.
 """
 
 from __future__ import annotations

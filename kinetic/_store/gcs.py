@@ -13,14 +13,12 @@ from __future__ import annotations
 import copy
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from kinetic._core import layout
 from kinetic._store import files
 from kinetic._store.base import FRESH_S, Entry, check_key
-from kinetic._store.bucket import Bucket, BucketObject
+from kinetic._store.bucket import Bucket
 from kinetic._store.many import at_once
 from kinetic._store.transfer import ProgressStream, open_stream
 from kinetic.errors import UsageError
@@ -30,12 +28,6 @@ _DELETED_AT_ONCE = 8
 """Few: removing many jobs makes many of these calls at once."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _MAX_NAME_BYTES = 1024
-_CONTENT = (layout.BLOBS, layout.PACKS, layout.TREES, layout.DATA)
-OLD_DAYS = 30
-"""Longer than jobs wait and run."""
-_NONCURRENT_ONLY = ("daysSinceNoncurrentTime", "noncurrentTimeBefore", "numNewerVersions")
-_NEVER_SET = ("customTimeBefore", "daysSinceCustomTime")
-"""Conditions that no live object of a store meets: kinetic sets no custom times."""
 
 
 class GcsStore:
@@ -130,20 +122,11 @@ class GcsStore:
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield what `list` yields, with sizes and times."""
         for blob in self._bucket.list(f"{self._name(prefix)}/"):
-            key, version = blob.name.removeprefix(self._prefix), _version(blob)
-            yield Entry(key, blob.size_bytes, blob.updated_at, version)
+            yield Entry(blob.name.removeprefix(self._prefix), blob.size_bytes, blob.updated_at)
 
-    def drop(self, entry: Entry) -> bool:
-        """Delete an object if it is unchanged since it was listed; return whether this call did."""
-        generation, _, metageneration = entry.version.partition(".")
-        listed = BucketObject(
-            self._name(entry.key), entry.size_bytes, "", int(generation), int(metageneration)
-        )
-        return self._bucket.delete(listed.name, unchanged=listed)
-
-    def expiry(self) -> Sequence[str]:
-        """Return which rules of the bucket delete what jobs may still need."""
-        return list_threats(self._bucket.lifecycle_rules(), self._prefix)
+    def swap(self, key: str, old: bytes, new: bytes) -> bool:
+        """Write `new` if the content of the key is `old`; return whether this call wrote."""
+        return self._bucket.swap(self._name(key), old, new)
 
     def _name(self, key: str) -> str:
         check_key(key)
@@ -158,10 +141,6 @@ class GcsStore:
                 f"long, and a bucket takes {_MAX_NAME_BYTES}."
             )
         return name
-
-
-def _version(blob: BucketObject) -> str:
-    return f"{blob.generation}.{blob.metageneration}"
 
 
 def split(uri: str) -> tuple[str, str]:
@@ -180,39 +159,3 @@ def split(uri: str) -> tuple[str, str]:
     if rest:
         check_key(rest)
     return name, rest
-
-
-def list_threats(rules: Iterable[Mapping[str, Any]], prefix: str) -> tuple[str, ...]:
-    """Return which lifecycle rules of a bucket delete live objects that a store needs: their names
-    begin with `prefix`.
-
-    Content is shared by jobs and used again by each new one, which does not change its age: a rule
-    by age deletes what today's plans name. Only old records may be deleted.
-    """
-    return tuple(
-        _describe_condition(rule.get("condition") or {}) for rule in rules if _deletes(rule, prefix)
-    )
-
-
-def _deletes(rule: Mapping[str, Any], prefix: str) -> bool:
-    condition = rule.get("condition") or {}
-    if (rule.get("action") or {}).get("type") != "Delete" or condition.get("isLive") is False:
-        return False
-    if any(condition.get(key) is not None for key in (*_NONCURRENT_ONLY, *_NEVER_SET)):
-        return False
-    wanted: Sequence[str] = condition.get("matchesPrefix") or ("",)
-    needed = [prefix] if condition.get("age", 0) < OLD_DAYS else [prefix + c for c in _CONTENT]
-    return any(w.startswith(n) or n.startswith(w) for w in wanted for n in needed)
-
-
-def _describe_condition(condition: Mapping[str, Any]) -> str:
-    told = ["objects"]
-    if condition.get("matchesPrefix"):
-        told.append(f"below {', '.join(condition['matchesPrefix'])}")
-    if condition.get("matchesSuffix"):
-        told.append(f"that end with {', '.join(condition['matchesSuffix'])}")
-    if condition.get("age") is not None:
-        told.append(f"after {condition['age']} days")
-    if condition.get("createdBefore"):
-        told.append(f"made before {condition['createdBefore']}")
-    return " ".join(told)

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core.values import dataclass
-from kinetic._store.base import Entry, Store
+from kinetic._store.base import Store, Swaps
 from kinetic._system import locks, machine
-from kinetic.errors import CheckpointError, CheckpointInUse, KineticError
+from kinetic.errors import CheckpointError, CheckpointInUse, KineticError, NotFound
 
 RECORD = "kinetic-owner.json"
 KEY = f"kinetic-owner/{RECORD}"
@@ -88,6 +88,7 @@ class Lease:
         self._ended = threading.Event()
         self._writing = threading.Lock()
         self._is_mine = False
+        self._written = me
         self._lost = ""
 
     def acquire(self) -> Owner | None:
@@ -194,16 +195,20 @@ class Lease:
             return self._ended.is_set() or self._write_beat(number)
 
     def _write_beat(self, number: int) -> bool:
+        beat = replace(self._me, beat=number)
+        if self._place.renew(self._written, beat):
+            self._written = beat
+            return False
         owner, _ = self._place.read()
-        if owner is None or owner.token != self._me.token:
-            who = "somebody" if owner is None else str(owner)
-            self._lost = (
-                f"The {self._what} was taken over by {who}, while "
-                "this job did not answer. Nothing more is saved."
-            )
-            return True
-        self._place.renew(replace(self._me, beat=number))
-        return False
+        if owner is not None and owner.token == self._me.token:
+            self._written = owner  # The answer to an earlier beat was lost.
+            return False
+        who = "somebody" if owner is None else str(owner)
+        self._lost = (
+            f"The {self._what} was taken over by {who}, while "
+            "this job did not answer. Nothing more is saved."
+        )
+        return True
 
 
 def count_up(beat: Callable[[int], object], ended: threading.Event, every_s: float) -> None:
@@ -226,7 +231,7 @@ def _parse_owner(content: bytes) -> Owner | None:
 
 
 def _encode_owner(owner: Owner) -> bytes:
-    return json.dumps(vars(owner)).encode()
+    return json.dumps(vars(owner), sort_keys=True).encode()  # Equal owners are equal bytes.
 
 
 class InFolder:
@@ -284,10 +289,20 @@ class InFolder:
     def replace(self, seen: Any, owner: Owner) -> bool:
         """Write; the lock keeps others out."""
         _own[self._name] = owner
-        self.renew(owner)
+        self._write(owner)
         return True
 
-    def renew(self, owner: Owner) -> None:
+    def renew(self, before: Owner, owner: Owner) -> bool:
+        """Write if the record is still this process's; return whether it is. A file system of a
+        network may have given the lock to a machine that has taken the folder over."""
+        current = self.read()[0]
+        is_own = current is not None and current.token == before.token
+        if not is_own or not locks.try_hold_record(self._fd):
+            return False
+        self._write(owner)
+        return True
+
+    def _write(self, owner: Owner) -> None:
         """Write in place; who reads meanwhile, on another machine, never finds it empty: an empty
         record has no owner."""
         content = _encode_owner(owner)
@@ -316,7 +331,7 @@ class InStore:
 
     counts = True
 
-    def __init__(self, store: Store, key: str = KEY) -> None:
+    def __init__(self, store: Swaps, key: str = KEY) -> None:
         self._store = store
         self._key = key
         self._name = f"{os.getpid()} {store.uri} {key}"
@@ -326,13 +341,12 @@ class InStore:
         return True
 
     def read(self) -> tuple[Owner | None, Any]:
-        """Read the object, and what version it has."""
-        folder = self._key.rpartition("/")[0]
-        for entry in self._store.entries(folder):
-            if entry.key == self._key:
-                with contextlib.suppress(LookupError):
-                    return _parse_owner(self._store.get(self._key)), entry
-        return None, None
+        """Return the record, and its content, which `replace` takes."""
+        try:
+            content = self._store.get(self._key)
+        except NotFound:
+            return None, None
+        return _parse_owner(content), content
 
     def is_held(self) -> bool | None:
         """Whether an owner lives, as far as it is this process; None where only its counting
@@ -344,17 +358,21 @@ class InStore:
         return True
 
     def replace(self, seen: Any, owner: Owner) -> bool:
-        """Delete the version that was seen, and write if there is none: one of several wins."""
-        if isinstance(seen, Entry):
-            self._store.drop(seen)
-        if not self._store.put(self._key, _encode_owner(owner), if_absent=True):
+        """Write if the object is still what was seen: one of several wins."""
+        content = _encode_owner(owner)
+        if not (
+            self._store.put(self._key, content, if_absent=True)
+            if seen is None
+            else self._store.swap(self._key, seen, content)
+        ):
             return False
         _own[self._name] = owner
         return True
 
-    def renew(self, owner: Owner) -> None:
-        """Write the object anew."""
-        self._store.put(self._key, _encode_owner(owner))
+    def renew(self, before: Owner, owner: Owner) -> bool:
+        """Write if the object is what this process has written last; return whether it is: an
+        owner that was suspended must not write over the next one."""
+        return self._store.swap(self._key, _encode_owner(before), _encode_owner(owner))
 
     def free(self, *, remove: bool) -> None:
         """With `remove`, delete the object."""
@@ -368,12 +386,18 @@ def place_of(directory: str) -> InFolder | InStore:
     if "://" in directory and not directory.startswith("file://"):
         from kinetic._store.open import open_store
 
-        return InStore(open_store(directory))
+        return _in_store(open_store(directory), KEY)
     return InFolder(Path(directory.removeprefix("file://")))
 
 
 def place_in(store: Store, key: str) -> InFolder | InStore:
     """Return the place of a record of this key."""
     if (folder := store.as_folder()) is None:
-        return InStore(store, key)
+        return _in_store(store, key)
     return InFolder((folder / key).parent, key.rpartition("/")[2])
+
+
+def _in_store(store: Store, key: str) -> InStore:
+    if not isinstance(store, Swaps):
+        raise CheckpointError(f"The store {store.uri} cannot hold a lease.")
+    return InStore(store, key)

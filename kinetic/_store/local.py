@@ -187,17 +187,7 @@ class LocalStore:
         for key in self.list(prefix):
             with suppress(FileNotFoundError):  # removed since it was listed
                 info = os.stat(self._locate(key))
-                version = f"{info.st_ino}-{info.st_mtime_ns}"
-                yield Entry(key, info.st_size, info.st_mtime, version)
-
-    def drop(self, entry: Entry) -> bool:
-        """Delete an object if it is unchanged since it was listed; the caller holds the sweep's
-        lock."""
-        with suppress(FileNotFoundError, NotADirectoryError):
-            info = os.stat(self._locate(entry.key))
-            if f"{info.st_ino}-{info.st_mtime_ns}" == entry.version:
-                return self.delete(entry.key) > 0
-        return False
+                yield Entry(key, info.st_size, info.st_mtime)
 
     def _hide(self, path: str) -> str:
         """Move a folder away atomically, if possible, so that no reader sees it half deleted."""

@@ -197,10 +197,10 @@ class RayStore:
         for path, *rest in self._ask({"do": "entries", "prefix": ray_mail.path_of(prefix)}):
             yield Entry(ray_mail.key_of(path), *rest)
 
-    def drop(self, entry: Entry) -> bool:
-        """Delete an object if it is unchanged since it was listed; return whether this call did."""
-        listed = [ray_mail.path_of(entry.key), *entry[1:]]
-        return bool(self._ask({"do": "drop", "entry": listed}))
+    def swap(self, key: str, old: bytes, new: bytes) -> bool:
+        """Write `new` if the content of the key is `old`; return whether this call wrote."""
+        request = {"do": "swap", "key": ray_mail.path_of(key), "old_bytes": len(old)}
+        return bool(self._ask(request, old + new))
 
     def _ask(self, request: ray_mail.Request, data: bytes = b"") -> Any:
         # By their names the keeper knows the order of one writer's letters.

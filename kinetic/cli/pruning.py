@@ -9,7 +9,6 @@ content of that name, so that a damaged plan, or one of a newer version, loses n
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import re
@@ -109,29 +108,16 @@ def sweep(store: Store, *, older_than: float) -> Swept:
             store.delete(layout.JobKeys(job_id).listing)
         for unpacked in unused.data:
             cached_copy.remove(unpacked)
-        dropped = tuple(_drop(store, unused.contents))
+        kinds = itertools.groupby(unused.contents, lambda content: content.key.partition("/")[0])
+        for _, contents in kinds:
+            keys = [content.key for content in contents]
+            at_once(store.delete, keys, store.calls_at_once)
         for probe in store.entries(layout.PROBES):
             if probe.written_at < older_than:
-                store.drop(probe)
+                store.delete(probe.key)
         for group_id in unused.batches:
             store.delete(layout.GroupKeys(group_id).prefix)
-    size_bytes = _size_bytes(dropped, unused.data)
-    return dataclasses.replace(unused, contents=dropped, size_bytes=size_bytes)
-
-
-def _drop(store: Store, contents: Sequence[Entry]) -> Iterator[Entry]:
-    """Remove content, kind by kind, and yield what was removed. What was written or renewed since
-    it was listed stays, and so does what a remaining record names."""
-    used: set[str] = set()
-    for kind, group in itertools.groupby(contents, lambda content: content.key.partition("/")[0]):
-        unused = [content for content in group if digest(content) not in used]
-        dropped = at_once(store.drop, unused, store.calls_at_once)
-        yield from itertools.compress(unused, dropped)
-        if kind == layout.TREES:
-            stay = [
-                content for content, is_gone in zip(unused, dropped, strict=True) if not is_gone
-            ]
-            used = _find_in_trees(store, stay)
+    return unused
 
 
 def _size_bytes(contents: Sequence[Entry], data: Sequence[CachedCopy]) -> int:

@@ -77,7 +77,7 @@ def test_keys_may_have_any_characters(store):
     assert list(store.list("")) == sorted(keys)
     assert [store.get(key) for key in keys] == [key.encode() for key in keys]
     assert sorted(each.key for each in store.entries("long")) == sorted(keys[-2:])
-    assert all(store.drop(entry) for entry in store.entries("long"))
+    assert all(store.delete(entry.key) == 1 for entry in store.entries("long"))
 
 
 def test_large_content_goes_in_parts(store, tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_cases import OPENERS, SHARED, grow_old
 
-from kinetic._store.base import Store
-from kinetic._store.many import get_many, has_many, put_many, renew_many
+from kinetic._store.base import Store, Swaps
+from kinetic._store.many import at_once, get_many, has_many, put_many, renew_many
 from kinetic._store.open import open_store
 from kinetic.errors import CorruptRecord, NotFound, StoreError, UsageError
 
@@ -221,26 +221,6 @@ def test_parts_of_many_keys_are_all_there(store, many):
     assert list(store.parts("many")) == sorted(f"{number}" for number in range(many))
 
 
-def test_what_is_as_it_was_listed_is_dropped_once(store):
-    store.put("a/b", b"")
-    store.put("a/bc", b"")
-    entry, _ = store.entries("a")
-    assert store.drop(entry) is True
-    assert store.drop(entry) is False
-    assert list(store.list("")) == ["a/bc"]
-
-
-def test_what_was_written_since_it_was_listed_is_not_dropped(store):
-    store.put("a/b", b"old")
-    (entry,) = store.entries("a")
-    store.put("a/b", b"new")
-    assert store.drop(entry) is False
-    assert store.get("a/b") == b"new"
-    store.delete("a/b")
-    store.put("a/b", b"old", if_absent=True)
-    assert store.drop(entry) is False
-
-
 def test_renewing_says_what_is_there(store):
     assert store.renew("a") is False
     store.put("a", b"one")
@@ -249,16 +229,33 @@ def test_renewing_says_what_is_there(store):
     assert renew_many(store, ["a", "b"]) == {"a"}
 
 
-def test_what_was_renewed_since_it_was_listed_is_not_dropped(store):
+def test_what_was_renewed_is_young(store):
     if store.as_folder() is not None:
-        return  # where a lock sees to it
+        return  # where a lock protects submissions
     store.put("a/b", b"")
-    (entry,) = store.entries("a")
     grow_old(store)
-    (old,) = store.entries("a")
+    before = time.time() - 3600
     assert store.renew("a/b") is True
-    assert store.drop(old) is False
-    (new,) = store.entries("a")
-    assert entry.key == new.key
-    assert new.version != old.version
-    assert store.drop(new) is True
+    (entry,) = store.entries("a")
+    assert entry.written_at > before
+
+
+def test_an_object_is_swapped_for_what_it_was(store):
+    if not isinstance(store, Swaps):
+        return
+    assert store.swap("a", b"", b"new") is False
+    assert store.has("a") is False
+    store.put("a", b"one")
+    assert store.swap("a", b"another", b"two") is False
+    assert store.swap("a", b"one", b"two") is True
+    assert store.swap("a", b"one", b"three") is False
+    assert store.get("a") == b"two"
+
+
+def test_of_many_who_swap_the_same_one_wins(store):
+    if not isinstance(store, Swaps):
+        return
+    store.put("a", b"0")
+    won = at_once(lambda n: store.swap("a", b"0", b"%d" % n), range(1, 9), 8)
+    assert sum(won) == 1
+    assert store.get("a") == b"%d" % (won.index(True) + 1)

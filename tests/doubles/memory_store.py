@@ -30,9 +30,8 @@ class _Space:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.objects: dict[str, bytes] = {}
-        self.written: dict[str, tuple[float, int]] = {}
-        """When each key was written or renewed, and the version that made."""
-        self.numbers = itertools.count(1)
+        self.written: dict[str, float] = {}
+        """When each key was written or renewed."""
         self.calls: Counter[str] = Counter()
 
 
@@ -171,27 +170,21 @@ class MemoryStore:
         with self._space.lock:
             objects, written = self._space.objects, self._space.written
             found = [key for key in objects if _is_in(key, prefix)]
-            return iter(
-                [
-                    Entry(key, len(objects[key]), written[key][0], str(written[key][1]))
-                    for key in sorted(found)
-                ]
-            )
+            return iter([Entry(key, len(objects[key]), written[key]) for key in sorted(found)])
 
-    def drop(self, entry: Entry) -> bool:
-        """Delete an object if it is unchanged since it was listed; return whether this call did."""
-        check_key(entry.key)
-        self._travel("delete")
+    def swap(self, key: str, old: bytes, new: bytes) -> bool:
+        """Write `new` if the content of the key is `old`; return whether this call wrote."""
+        check_key(key)
+        self._travel("swap")
         with self._space.lock:
-            if entry.key not in self._space.objects:
+            if self._space.objects.get(key) != old:
                 return False
-            if str(self._space.written[entry.key][1]) != entry.version:
-                return False
-            del self._space.objects[entry.key]
+            self._space.objects[key] = new
+            self._mark(key)
             return True
 
     def _mark(self, key: str) -> None:
-        self._space.written[key] = (time.time(), next(self._space.numbers))
+        self._space.written[key] = time.time()
 
     def _travel(self, kind: str) -> None:
         with self._space.lock:

@@ -1,5 +1,6 @@
-"""Content of a bucket is swept while jobs are submitted: at whatever request the one comes between
-two requests of the other, every job finds what its plan names, and what nobody names goes.
+"""Content of a bucket is swept while jobs are submitted: at whatever request a sweep comes between
+two of a submission, the job finds what its plan names, and what nobody names goes. A submission
+between two requests of a sweep is told to be made again, at worst.
 
 In: a project, submitted as the client does it; sweeps, as `kinetic jobs prune` makes them; the
 double of Cloud Storage, which tells of each request before it answers. Everything in the bucket is
@@ -8,6 +9,7 @@ a month old when a test begins. Out: what hosts can unpack.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -32,6 +34,7 @@ from kinetic._store import index
 from kinetic._store.gc_lock import content_age_s, lock_for_submission
 from kinetic._store.gcs import GcsStore
 from kinetic.cli import pruning
+from kinetic.errors import CorruptRecord
 
 MONTH_S = 30 * 86400.0
 CONTENT = ("blobs/", "packs/", "trees/")
@@ -117,34 +120,62 @@ KINDS = {
 }
 
 
+def old_place(tmp_path: Path, double: Double, number: int, text: str) -> Path:
+    place = tmp_path / f"{number}"
+    place.mkdir()
+    old_unused_tree(place, double)
+    (place / "root/changing.py").write_text(text)
+    return place
+
+
+def leave_nothing(double: Double, job_id: str) -> None:
+    remove(job_id)
+    double.buckets.grow_old("bucket", MONTH_S)
+    sweep()
+    assert contents(double) == set()
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("inner", ["sweep", "submission"])
-def test_one_between_any_two_requests_of_the_other(tmp_path, double, kind, inner):
+def test_a_sweep_between_any_two_requests_of_a_submission(tmp_path, double, kind):
     text, cache = KINDS[kind]
     number, happened = 0, True
     while happened:
         number += 1
-        place = tmp_path / f"{number}"
-        place.mkdir()
-        old_unused_tree(place, double)
-        (place / "root/changing.py").write_text(text)
-        sent = []
-
-        def send(place=place, sent=sent, job_id=f"job-{number}"):
-            sent.append(submit(place, job_id, cache))
-
-        acts = (send, sweep) if inner == "sweep" else (sweep, send)
-        between = Between(double, number, acts[1])
-        acts[0]()
+        place = old_place(tmp_path, double, number, text)
+        between = Between(double, number, sweep)
+        tree = submit(place, f"job-{number}", cache)
         happened, double.before = between.happened, None
-        if not happened and inner == "submission":
-            send()
-        arrives(place, sent[0], "dest")
-        remove(f"job-{number}")
-        double.buckets.grow_old("bucket", MONTH_S)
-        sweep()
-        assert contents(double) == set()
+        arrives(place, tree, "dest")
+        leave_nothing(double, f"job-{number}")
     assert number > 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_submission_between_any_two_requests_of_a_sweep(tmp_path, double, kind):
+    """Nothing is asked of the bucket to see to it: content that was unused for a week goes, and
+    the job's host says what to do."""
+    text, cache = KINDS[kind]
+    number, happened, lost = 0, True, 0
+    while happened:
+        number += 1
+        place, trees = old_place(tmp_path, double, number, text), []
+
+        def send(place=place, trees=trees, number=number):
+            trees.append(submit(place, f"job-{number}", cache))
+
+        between = Between(double, number, send)
+        sweep()
+        happened, double.before = between.happened, None
+        if not happened:
+            send()
+        with contextlib.suppress(CorruptRecord):
+            arrives(place, trees[0], "dest")
+            leave_nothing(double, f"job-{number}")
+            continue
+        lost += 1
+        arrives(place, submit(place, f"job-{number}", cache), "again")
+        leave_nothing(double, f"job-{number}")
+    assert number > lost > 0
 
 
 def test_two_clients_send_the_same_tree(tmp_path, double):
@@ -223,6 +254,7 @@ from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._store.gcs import GcsStore
 from kinetic.cli import pruning
+from kinetic.errors import CorruptRecord, NotFound
 """
 SUBMIT = """
 class Nowhere:

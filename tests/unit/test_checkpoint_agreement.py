@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -238,7 +239,7 @@ def test_a_record_that_is_renewed_is_never_empty(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(lease.os, "ftruncate", note_and_truncate)
         for beat in range(8, 12):
-            place.renew(Owner("job-1", "a", 1, "machine", beat))
+            assert place.renew(owner(), Owner("job-1", "a", 1, "machine", beat))
     place.free(remove=True)
     assert [json.loads(each)["beat"] for each in seen] == [8, 8, 9, 9, 10, 10, 11, 11]
 
@@ -248,8 +249,10 @@ def test_a_bucket_has_one_owner_until_that_is_silent():
     first = in_store(store, "job-1", "a")
     first.acquire()
 
+    beats = itertools.count(1)
+
     def it_lives(_):
-        first._place.renew(Owner("job-1", "a", 1, "machine", random.randrange(1 << 30)))
+        assert not first._beat(next(beats))
 
     with pytest.raises(CheckpointInUse):
         in_store(store, "job-2", "b", it_lives).acquire()
@@ -268,10 +271,10 @@ def test_an_owner_that_is_abandoned_writes_nothing_over_the_next_one():
     renews, goes_on = threading.Event(), threading.Event()
 
     class Slow(InStore):
-        def renew(self, owner):
+        def renew(self, before, owner):
             renews.set()
             goes_on.wait(PATIENCE_S)
-            super().renew(owner)
+            return super().renew(before, owner)
 
     store = MemoryStore()
     first = Lease(Slow(store), "memory://x", owner("job-1", "a"))
@@ -287,6 +290,47 @@ def test_an_owner_that_is_abandoned_writes_nothing_over_the_next_one():
     assert InStore(store).read()[0].token == "b"
     assert first._beat(2), "it is over"
     second.release()
+
+
+@pytest.mark.parametrize("ends", ["takes over", "releases"])
+def test_an_owner_that_is_suspended_in_a_beat_writes_nothing_over_the_next_one(ends):
+    """It had read its own record, and wrote the next beat when it was continued."""
+    store, second = MemoryStore(), []
+
+    class Suspended(InStore):
+        def renew(self, before, owner):
+            if not second:
+                second.append(in_store(store, "job-1", "b"))
+                second[0].acquire()
+                if ends == "releases":
+                    second[0].release()
+            return super().renew(before, owner)
+
+    first = Lease(Suspended(store), "memory://x", owner("job-1", "a"))
+    first.acquire()
+    assert first._beat(1), "it is told that it was taken over"
+    now = InStore(store).read()[0]
+    assert (now.token if now else "") == ("b" if ends == "takes over" else "")
+    with pytest.raises(CheckpointInUse, match="taken over by"):
+        first.check()
+
+
+def test_a_beat_whose_answer_was_lost_is_no_takeover():
+    class Forgetful(InStore):
+        def renew(self, before, owner):
+            super().renew(before, owner)
+            raise StoreError("The bucket does not answer.")
+
+    store = MemoryStore()
+    held = Lease(Forgetful(store), "memory://x", owner("job-1", "a"))
+    held.acquire()
+    with pytest.raises(StoreError):
+        held._beat(1)
+    held._place = InStore(store)
+    for number in (2, 3):
+        assert not held._beat(number)
+    assert InStore(store).read()[0].beat == 3
+    held.release()
 
 
 def test_an_owner_counts_on_after_a_moment_without_its_bucket():
@@ -320,7 +364,7 @@ def test_one_of_many_gets_a_bucket():
 
     def it_lives(_):
         now = place.read()[0]
-        place.renew(Owner(now.job_id, now.token, 1, "machine", next(beats)))
+        place.renew(now, replace(now, beat=next(beats)))
 
     def acquire(host):
         return in_store(store, f"job-{host.index}", str(host.index), it_lives).acquire()

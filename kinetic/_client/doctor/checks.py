@@ -90,13 +90,11 @@ class StoreAccess:
         uri: its address.
         is_folder: whether it is a folder of this machine, which `StoreFolder` describes.
         fault: why a test object could not be written, read and deleted; "" if it could.
-        deletes: what its lifecycle rules delete although jobs may still need it.
     """
 
     uri: str
     is_folder: bool = False
     fault: str = ""
-    deletes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -376,21 +374,6 @@ def variables(misspelt: Mapping[str, str]) -> list[Finding]:
     ]
 
 
-def _expiry(store: StoreAccess) -> list[Finding]:
-    """Warn of lifecycle rules, which know nothing of jobs."""
-    if not store.deletes:
-        return []
-    return [
-        warn(
-            "store expiry",
-            f"Rules of the bucket of {store.uri} delete {'; '.join(store.deletes)}: also what new "
-            "jobs rely on.",
-            "Take them out (`gcloud storage buckets describe` shows them), or name a bucket "
-            "without: `kinetic jobs prune` removes what is old.",
-        )
-    ]
-
-
 def access(store: StoreAccess, *, has_cluster: bool, pods_store: str) -> list[Finding]:
     """Check that the store of jobs can be used.
 
@@ -403,7 +386,7 @@ def access(store: StoreAccess, *, has_cluster: bool, pods_store: str) -> list[Fi
         remedy = "Check the address and your rights: KINETIC_STORE, or `kinetic profile show`."
         return [problem("store access", f"{store.uri} cannot be used: {store.fault}", remedy)]
     if not store.is_folder:
-        return [ok("store access", f"{store.uri} can be written to and read."), *_expiry(store)]
+        return [ok("store access", f"{store.uri} can be written to and read.")]
     if not has_cluster:
         return []
     if pods_store:

@@ -31,7 +31,6 @@ from kinetic._core.place import Place
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._store import index, privacy
-from kinetic._store.base import Expires
 from kinetic._store.local import LocalStore
 from kinetic._store.many import has_many
 from kinetic._store.open import open_store
@@ -139,11 +138,7 @@ def access(uri: str) -> StoreAccess:
         return StoreAccess(uri, fault=str(error))
     if not found:
         return StoreAccess(uri, fault="what was written is not there.")
-    deletes: Sequence[str] = ()
-    if isinstance(store, Expires):
-        with contextlib.suppress(KineticError):  # Jobs do not need to read a bucket's settings.
-            deletes = store.expiry()
-    return StoreAccess(uri, deletes=tuple(deletes))
+    return StoreAccess(uri)
 
 
 def zygote(machine: Machine, environ: dict[str, str], *, enabled: bool) -> ZygoteStart | None:

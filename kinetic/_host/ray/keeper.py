@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kinetic._store import ray_mail
-from kinetic._store.base import Entry, pause_after
+from kinetic._store.base import pause_after
 from kinetic._store.local import LocalStore
 from kinetic._system import locks
 from kinetic.errors import KineticError, StoreError
@@ -139,8 +139,8 @@ class Keeper:
                 return self._renew(request["key"])
             case "entries":
                 return [list(entry) for entry in self._store.entries(request["prefix"])]
-            case "drop":
-                return self._store.drop(Entry(*request["entry"]))
+            case "swap":
+                return self._swap(request["key"], data, request["old_bytes"])
         raise ValueError(f"this keeper (kinetic {__version__}) does not know {request['do']!r}")
 
     def _append(self, request: Mapping[str, Any], data: bytes) -> int:
@@ -169,6 +169,12 @@ class Keeper:
             return self._store.put(request["key"], upload, if_absent=request["if_absent"])
         finally:
             upload.unlink(missing_ok=True)
+
+    def _swap(self, key: str, data: bytes, old_bytes: int) -> bool:
+        """Nobody else writes into the folder meanwhile."""
+        if not self._store.has(key) or self._store.get(key) != data[:old_bytes]:
+            return False
+        return self._store.put(key, data[old_bytes:])
 
     def _renew(self, key: str) -> bool:
         """Unlike in a folder that its users see: no lock protects their submissions."""
