@@ -41,7 +41,6 @@ _INHERITED = frozenset(_OF_ANY_PROCESS.split())
 _OF_HOSTS = frozenset(
     [
         "KINETIC_HOST_ADDRESS",
-        "KINETIC_POD_CACHE_GB",
         "KINETIC_ROLE",
         "KINETIC_SIMULATED",
         "KINETIC_SLICES",

@@ -161,8 +161,6 @@ class Settings:
     """The address of the store as pods reach it, if that differs."""
     pod_simulated: bool = _row("KINETIC_POD_SIMULATED", parsers.flag, False)
     """Pods have virtual devices instead of accelerators."""
-    pod_cache: str = _row("KINETIC_POD_CACHE", parsers.absolute_path, "")
-    """A folder on each node that its pods share, for installed packages."""
     pathways_head_pool: str | None = _row("KINETIC_PATHWAYS_HEAD_POOL", parsers.text, None)
     """The node pool for the pod of a single controller; None for any."""
     pathways_version: str = _row("KINETIC_PATHWAYS_VERSION", parsers.text, "latest")

@@ -4,8 +4,7 @@ the machine.
 In: a store, the data's tree. Out: a folder.
 
     data/lock                   one byte of it is locked for each digest being built or
-                                removed, the first one for mount points
-    data/mountpoints.json       empty folders made to mount data on, see `mountpoints`
+                                removed
     data/<digest>/files/        the content, without write permission
     data/<digest>/seal          a digest of names, sizes and times:
                                 shows whether the content was changed since
@@ -296,13 +295,12 @@ def _folders(top: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 @contextmanager
-def hold_lock(root: Path, digest: str = "") -> Iterator[None]:
-    """Hold the lock of one digest, or the one for mount points; waits while another process has
-    it."""
+def hold_lock(root: Path, digest: str) -> Iterator[None]:
+    """Hold the lock of one digest; waits while another process has it."""
     root.mkdir(exist_ok=True, mode=0o700)  # Not the store above it, which may have been removed.
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        locks.hold_record(descriptor, start=int(digest[:15] or "0", 16), length=1)
+        locks.hold_record(descriptor, start=int(digest[:15], 16), length=1)
         yield
     finally:
         os.close(descriptor)

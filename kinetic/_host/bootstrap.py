@@ -1,7 +1,7 @@
-"""Makes a bare pod a host: fetches kinetic, installs what the job requires, becomes the runner.
+"""Make a bare pod a host: fetch kinetic, install what the job requires, become the runner.
 
-In: the variables below, a store. Out: `python -m kinetic.runner` in place of this process; or one
-sentence on stderr and in the pod's termination message, and an exit code.
+It ends as `python -m kinetic.runner`; or with one sentence on stderr and in the pod's termination
+message, and an exit code.
 
 Its text is the pod's command (`python -c`): one file, the standard library alone, Python >= 3.9.
 
@@ -10,16 +10,12 @@ Its text is the pod's command (`python -c`): one file, the standard library alon
     KINETIC_REQUIREMENTS    SHA-256 of the list of requirements; empty: install nothing
     KINETIC_VERSION         an installed kinetic of this version will do; empty: none will
     KINETIC_IMAGE_RUNTIME, KINETIC_IMAGE_REQUIREMENTS    what the image says that it holds
-    KINETIC_POD_CACHE       folder that the pods of a node share; default: a temporary one
-    KINETIC_POD_CACHE_GB    limit for what no pod uses; default: 20
     KINETIC_POD_PATIENCE_S  how long to retry what does not answer; default: 30
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import http.client
 import importlib.util
@@ -41,15 +37,12 @@ import urllib.request
 import venv
 import zipfile
 from importlib import metadata
-from typing import Callable, Iterator
+from typing import Callable
 
 # As in sysexits.h. An unreachable store or index, and a full disk, may be temporary.
 UNUSABLE, DAMAGED, MISSING, UNREACHABLE, FULL, DENIED, UNRESOLVED = 64, 65, 66, 69, 73, 77, 78
 ENV = dict(os.environ)
-SHARED = bool(ENV.get("KINETIC_POD_CACHE"))
-CACHE = ENV.get("KINETIC_POD_CACHE") or f"{tempfile.gettempdir()}/kinetic-pod-{os.getuid()}"
-UNUSED_S = 14 * 24 * 3600  # what no pod has used for this long is removed
-MADE: list[str] = []  # by this pod
+HOME = f"{tempfile.gettempdir()}/kinetic-pod-{os.getuid()}"
 PIP = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
 AS_UV = {"INDEX_URL": "DEFAULT_INDEX", "EXTRA_INDEX_URL": "INDEX", "FIND_LINKS": "FIND_LINKS"}
 NO_ANSWER = r"(?i)dns error|name resolution|sending request|connection|timed out|unreachable|tls"
@@ -65,12 +58,8 @@ def main() -> None:
         if sys.version_info < (3, 11):
             why = f"the image has Python {sys.version.split()[0]}, and kinetic needs 3.11 or later"
             raise Failed(UNUSABLE, f"{why}. Choose another container_image.")
-        most_gb = float(ENV.get("KINETIC_POD_CACHE_GB") or 20)
-        os.makedirs(CACHE, mode=0o700, exist_ok=True)
+        os.makedirs(HOME, mode=0o700, exist_ok=True)
         path, python = kinetic(), environment()
-        if SHARED and MADE:
-            with contextlib.suppress(OSError):  # another pod may sweep, too
-                sweep(most_gb * 1e9)
     except Failed as error:
         code, text = error.args
     except KeyError as error:
@@ -78,7 +67,7 @@ def main() -> None:
     except ValueError as error:
         code, text = UNUSABLE, f"a variable of the pod is malformed: {error}."
     except OSError as error:
-        code, text = FULL, f"{CACHE} cannot be used: {error}. {advice()}"
+        code, text = FULL, f"{HOME} cannot be used: {error}. {advice()}"
     else:
         env = dict(ENV, PYTHONPATH=os.pathsep.join(filter(None, (path, ENV.get("PYTHONPATH")))))
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until it has a handler again
@@ -96,10 +85,12 @@ def kinetic() -> str:
         say("kinetic: in the image")
         return ""
 
-    def unpack(folder: str) -> None:
-        zipfile.ZipFile(io.BytesIO(fetch(digest, "kinetic's archive"))).extractall(folder)
-
-    return make_once(f"{CACHE}/runtime-{digest[:24]}", "kinetic", unpack)
+    folder = f"{HOME}/runtime-{digest[:24]}"
+    if not os.path.isdir(folder):  # an earlier start of this pod may have made it
+        made = make("kinetic", lambda into: unpack(digest, into))
+        with contextlib.suppress(OSError):
+            os.rename(made, folder)
+    return folder
 
 
 def installed_version() -> str:
@@ -114,44 +105,32 @@ def environment() -> str:
     digest = ENV.get("KINETIC_REQUIREMENTS")
     if not digest or digest == ENV.get("KINETIC_IMAGE_REQUIREMENTS"):
         return sys.executable
-    held = sorted(f"{each.metadata['Name']}=={each.version}" for each in metadata.distributions())
-    about = [digest, sys.version, sys.executable, sysconfig.get_config_var("SOABI"), held]
-    name = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
-    bare = all(re.match("(pip|setuptools|wheel|uv)==", each) for each in held)
-    made = make_once(
-        f"{CACHE}/env-{name}", "requirements", lambda into: install(into, digest, bare)
-    )
-    return f"{made}/bin/python"
+    return make("requirements", lambda folder: install(folder, digest)) + "/bin/python"
 
 
-def install(folder: str, digest: str, bare: bool) -> None:
+def unpack(digest: str, folder: str) -> None:
+    zipfile.ZipFile(io.BytesIO(fetch(digest, "kinetic's archive"))).extractall(folder)
+
+
+def install(folder: str, digest: str) -> None:
     """Install into a virtual environment that comes before the image's packages."""
     text = fetch(digest, "the list of requirements").decode()
     venv.create(folder, symlinks=True)
     shown = [f"import site; site.addsitedir({each!r})\n" for each in site.getsitepackages()]
     write(sysconfig.get_path("purelib", "venv", {"base": folder}) + "/image.pth", "".join(shown))
     python, listed = f"{folder}/bin/python", write(f"{folder}/requirements.txt", text)
-    uv = find_uv()
-    say(f"requirements: installing with {'uv' if uv else 'pip'}")
-    if not uv:
-        run([python, *PIP, "-r", listed])
-        return
-    command = [uv, "pip", "install", "--no-progress", "--color=never", *uv_options(text)]
+    command = [find_uv(), "pip", "install", "--no-progress", "--color=never", *uv_options(text)]
     command += ["-r", listed]
-    cache = lock_folder(f"{CACHE}/uv-cache", fcntl.LOCK_SH, "uv's cache")
-    try:
-        if not bare:  # uv looks at one environment only, so it is given only what the image lacks
-            told = run([*command, "--dry-run", "--break-system-packages", "-p", sys.executable])
-            lacking = re.findall(r"(?m)^ \+ (\S+?)(==\S+)(?: \(from (.+)\))?$", told)
-            options = [line for line in text.splitlines() if line.startswith("-")]
-            pins = [f"{name} @ {url}" if url else name + version for name, version, url in lacking]
-            write(listed, "\n".join([*options, *pins]))
-            command.append("--no-deps")
-        run([*command, "-p", python])
-        if os.path.exists(f"{CACHE}/uv-cache"):
-            os.utime(f"{CACHE}/uv-cache")
-    finally:
-        os.close(cache)
+    held = {distribution.metadata["Name"] for distribution in metadata.distributions()}
+    if held - {"pip", "setuptools", "wheel", "uv"}:
+        # uv looks at one environment only, so it is given only what the image lacks.
+        told = run([*command, "--dry-run", "--break-system-packages", "-p", sys.executable])
+        lacking = re.findall(r"(?m)^ \+ (\S+?)(==\S+)(?: \(from (.+)\))?$", told)
+        options = [line for line in text.splitlines() if line.startswith("-")]
+        pins = [f"{name} @ {url}" if url else name + version for name, version, url in lacking]
+        write(listed, "\n".join([*options, *pins]))
+        command.append("--no-deps")
+    run([*command, "-p", python])
 
 
 def uv_options(text: str) -> list[str]:
@@ -162,31 +141,19 @@ def uv_options(text: str) -> list[str]:
 
 
 def find_uv() -> str:
-    """Return the path of uv; "" if it cannot be installed."""
+    """Return the path of uv, which pip installs where there is none."""
+    command = [sys.executable, *PIP, "uv>=0.5", "--target"]
     found = shutil.which("uv")
-    if found:
-        return found
-    try:
-        command = [sys.executable, *PIP, "uv>=0.5", "--target"]
-        return make_once(f"{CACHE}/uv", "uv", lambda folder: run([*command, folder])) + "/bin/uv"
-    except Failed as error:
-        if error.args[0] == FULL:
-            raise
-        say(f"uv: not available, using pip ({error.args[1].splitlines()[-1]})")
-        return ""
+    return found or make("uv", lambda folder: run([*command, folder])) + "/bin/uv"
 
 
 def run(command: list[str]) -> str:
     """Run an installer, without the gang's secrets, and return its output."""
     env = {k: v for k, v in ENV.items() if not k.startswith("KINETIC_")}
     for name, uvs in AS_UV.items():
-        ours, theirs = f"PIP_{name}", f"UV_{uvs}"
-        if f"UV_{name}" in env:  # the older names, which win
-            theirs = f"UV_{name}"
-        if ours in env or theirs in env:
-            env.setdefault(ours, env.get(theirs, ""))
-            env.setdefault(theirs, env[ours])
-    env = {"UV_CACHE_DIR": f"{CACHE}/uv-cache", "UV_PYTHON_DOWNLOADS": "never", **env}
+        if f"PIP_{name}" in env and f"UV_{name}" not in env:  # the older names of uv, which win
+            env.setdefault(f"UV_{uvs}", env[f"PIP_{name}"])
+    env = {"UV_CACHE_DIR": f"{HOME}/uv-cache", "UV_PYTHON_DOWNLOADS": "never", **env}
     # A signal between the installer's start and the assignment would leave it running.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     pipe = subprocess.PIPE
@@ -200,7 +167,7 @@ def run(command: list[str]) -> str:
         return output
     told = "\n".join(output.strip().splitlines()[-20:])
     if re.search("No space left|quota exceeded", told):
-        raise Failed(FULL, f"no space is left in {CACHE}. {advice()}")
+        raise Failed(FULL, f"no space is left in {HOME}. {advice()}")
     if re.search(NO_ANSWER, told):
         why = "the package index does not answer. Let the cluster reach it, or set PIP_INDEX_URL"
         raise Failed(UNREACHABLE, f"{why} to one that it reaches.\n{told}")
@@ -208,137 +175,20 @@ def run(command: list[str]) -> str:
     raise Failed(UNRESOLVED, f"{why} that has them.\n{told}")
 
 
-def make_once(folder: str, what: str, make: Callable[[str], object]) -> str:
-    """Return a folder that one pod of this node creates, and hold it: while this host runs, even as
-    the program after this one, no pod sweeps it."""
-    begun, has_waited = time.monotonic(), False
-    while True:
-        lock = lock_folder(folder, fcntl.LOCK_SH, what)
-        if is_complete(folder):
-            os.utime(f"{folder}/complete")
-            os.set_inheritable(lock, True)
-            took = f"ready after {time.monotonic() - begun:.1f} s"
-            say(f"{what}: {took if has_waited else 'here from an earlier job'}")
-            return folder
-        os.close(lock)
-        has_waited, lock = True, lock_folder(folder, fcntl.LOCK_EX, what)
-        if not is_complete(folder):
-            complete(folder, make)
-            MADE.append(folder)
-        os.close(lock)
-
-
-def complete(folder: str, make: Callable[[str], object]) -> None:
-    """Make a folder completely or not at all; on a full disk, remove what no pod uses first."""
-    for has_swept in (False, True):
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            make(folder)
-            write(f"{folder}/complete", boot())
-            return
-        except BaseException as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            if has_swept or not is_full(error) or not sweep(0):
-                raise
-        say("the disk was full: what no pod uses was removed, trying again")
-
-
-def is_complete(folder: str) -> bool:
-    """Whether it was completed, and since the node's last start: unwritten data are lost when a
-    node is switched off, though the mark may be there."""
-    try:
-        with open(f"{folder}/complete") as mark:
-            return mark.read() == boot()
-    except FileNotFoundError:
-        return False
-
-
-def boot() -> str:
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read()
-    return ""
-
-
-def lock_folder(folder: str, how: int, what: str = "") -> int:
-    """Lock a folder, and return the descriptor that holds it; without `what`, -1 if a pod has
-    it. The kernel frees the lock of a killed one."""
-    while True:
-        lock = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not what:
-                os.close(lock)
-                return -1
-            say(f"{what}: waiting for another pod of this node, which is making it")
-            fcntl.flock(lock, how)
-        try:
-            if os.path.samestat(os.fstat(lock), os.stat(f"{folder}.lock")):
-                return lock
-        except FileNotFoundError:
-            pass  # it was swept in between
-        os.close(lock)
-
-
-def sweep(most_bytes: float) -> bool:
-    """Remove what no pod has used for long, and what is over the limit, least recently used first;
-    return whether there was any. What a pod holds stays."""
-    found: list[tuple[float, str]] = []
-    seen: set[int] = set()
-    kept_bytes, any_gone = 0, False
-    for each in os.scandir(CACHE):
-        if each.is_dir(follow_symlinks=False):
-            mark = f"{each.path}/complete"
-            found.append((os.stat(mark if os.path.exists(mark) else each).st_mtime, each.path))
-    for used_at, folder in sorted(found, reverse=True):
-        inodes = dict(sizes(folder))
-        size = sum(inodes[inode] for inode in inodes.keys() - seen)
-        late = time.time() - used_at > UNUSED_S
-        if (late or kept_bytes + size > most_bytes) and remove(folder):
-            any_gone = True
-        else:
-            kept_bytes += size
-            seen |= inodes.keys()
-    return any_gone
-
-
-def sizes(folder: str) -> Iterator[tuple[int, int]]:
-    """Inodes and sizes of files: uv links one file into many folders."""
-    for path, _, names in os.walk(folder):
-        for name in names:
-            try:
-                about = os.lstat(f"{path}/{name}")
-            except FileNotFoundError:
-                continue
-            yield about.st_ino, about.st_blocks * 512
-
-
-def remove(folder: str) -> bool:
-    lock = lock_folder(folder, fcntl.LOCK_EX)
-    if lock < 0:
-        return False
-    try:
-        if os.path.exists(f"{folder}/complete"):
-            os.unlink(f"{folder}/complete")  # first: a pod killed now leaves nothing half removed
-        shutil.rmtree(folder, ignore_errors=True)
-        os.unlink(f"{folder}.lock")
-    finally:
-        os.close(lock)
-    return True
-
-
-def is_full(error: BaseException) -> bool:
-    codes = (FULL, errno.ENOSPC, errno.EDQUOT)
-    return isinstance(error, (Failed, OSError)) and bool(error.args) and error.args[0] in codes
+def make(what: str, fill: Callable[[str], object]) -> str:
+    """Return a new folder, filled."""
+    begun, folder = time.monotonic(), tempfile.mkdtemp(dir=HOME)
+    fill(folder)
+    say(f"{what}: ready after {time.monotonic() - begun:.1f} s")
+    return folder
 
 
 def advice() -> str:
     try:
-        free = f"{shutil.disk_usage(CACHE).free // 10**6:,} MB are free there"
+        free = f"{shutil.disk_usage(HOME).free // 10**6:,} MB are free there"
     except OSError:
         return "Give the pod a disk that it can write to."
-    where = "the node a larger disk" if SHARED else "the pod more ephemeral storage"
-    return f"{free}: give {where}."
+    return f"{free}: give the pod more ephemeral storage."
 
 
 def fetch(digest: str, what: str) -> bytes:

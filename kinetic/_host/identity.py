@@ -50,7 +50,6 @@ class Identity:
         attempt: which start of the gang this is, from 1.
         is_pod: whether a cluster started this host, and may start it again.
         restarts: how often the cluster has restarted all pods; 0 if it does not say.
-        cache: folder that the pods of a node share; "" for none.
         base_env: variables that the worker starts from.
         secrets: values of the plan's secrets.
         heartbeat_s: between two heartbeats.
@@ -82,7 +81,6 @@ class Identity:
     attempt: int = 1
     is_pod: bool = False
     restarts: int = 0
-    cache: str = ""
     base_env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     heartbeat_s: float = 1.0
@@ -161,7 +159,6 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
             is_program=True,
             is_pod="KINETIC_POD_INDEX" in env,
             restarts=int(env.get("KINETIC_RESTARTS") or "0"),
-            cache=env.get("KINETIC_POD_CACHE", "") if "KINETIC_POD_INDEX" in env else "",
             base_env={k: v for k, v in env.items() if k not in HIDDEN_FROM_FUNCTION},
             debug_port=int(env.get("KINETIC_DEBUG_PORT", "5678")),
             unreachable_after_s=float(env.get("KINETIC_UNREACHABLE_AFTER_S", "10")),
@@ -237,7 +234,7 @@ HIDDEN_FROM_FUNCTION = frozenset(
         *("TLS_CERTIFICATE", "TLS_KEY", "TLS_KEY_DIR", "TOKEN", "UNREACHABLE_AFTER_S"),
         *("JOIN_TIMEOUT_S", "PARENT", "RESTARTS", "ROLE"),
         # the bootstrap's
-        *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_CACHE", "POD_CACHE_GB", "POD_PATIENCE_S"),
+        *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_PATIENCE_S"),
         *("REQUIREMENTS", "RUNTIME", "VERSION"),
     )
 )

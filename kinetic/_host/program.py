@@ -27,8 +27,6 @@ from kinetic._core.gang.policy import AttemptPolicy
 from kinetic._core.outcome import HostReport, Outcome, Verdict, program_code
 from kinetic._core.plan import Plan
 from kinetic._host import identity, pod, verdicts
-from kinetic._host.agent import datasets
-from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agents import Agents, cause_of_death, import_gang_modules, read_delivered_code
 from kinetic._host.hosts import Hosts, JoinedHosts, RemoteHosts
 from kinetic._host.identity import Identity
@@ -152,11 +150,6 @@ class _HostProgram(ABC):
         ((_, status),) = dead
         return is_taken_away, status
 
-    def _clear_up(self) -> None:
-        processes.kill_descendants()
-        # For an agent that was killed.
-        Mountpoints(datasets.root(self._who, self._store)).release(self._plan.data)
-
 
 class _Leading(_HostProgram):
     """Host 0, or the head of an elastic job: it runs no function, so that the loss of any slice
@@ -169,7 +162,7 @@ class _Leading(_HostProgram):
     def _take_part(self) -> int:
         ended = self._lead_to_end()
         if self._who.role != "head":
-            self._clear_up()
+            processes.kill_descendants()
         shutil.rmtree(self._who.scratch, ignore_errors=True)
         if ended.needs_programs and self._who.is_pod and not self._is_judged():
             verdicts.repeat(self._store, self._plan.job_id, ended.outcome)
@@ -231,7 +224,7 @@ class _Joining(_HostProgram):
         policy = make_policy(self._plan, attempt=self._who.attempt)
         _, status = self._await_agent(self._fork_agent(policy))
         code = self._read_code(status)
-        self._clear_up()
+        processes.kill_descendants()
         shutil.rmtree(self._who.scratch, ignore_errors=True)
         if code is ProgramCode.CODE_FAILED:
             # A cluster ends all hosts when one exits with a failure: the leader comes first.
@@ -275,7 +268,7 @@ class _Joined(_HostProgram):
             agents.fork([replace(who, start=random.choice(_STARTS))])
             is_taken_away, status = self._await_agent(agents)
             agents.close()
-            self._clear_up()
+            processes.kill_descendants()
             if is_taken_away or not os.WIFSIGNALED(status):
                 break
             pause_s = pause_before_next(time.monotonic() - began, pause_s)

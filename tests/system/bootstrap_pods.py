@@ -90,18 +90,19 @@ class Pod:
 
     def __init__(self, folder, python):
         self.folder, self.python = folder, python
-        self.store, self.cache = LocalStore(folder / "store"), folder / "cache"
+        self.store = LocalStore(folder / "store")
+        self.home = folder / "tmp" / f"kinetic-pod-{os.getuid()}"
         self.wheels, self.bin = folder / "wheels", folder / "bin"
         self.wheels.mkdir(parents=True)
         self.bin.mkdir()
+        (folder / "tmp").mkdir()
         self.message = folder / "termination-log"
         self.text = TEXT.replace("/dev/termination-log", str(self.message))
         self.env = {
             "PATH": f"{self.bin}:/usr/bin:/bin",
-            "TMPDIR": os.environ["TMPDIR"],
+            "TMPDIR": str(folder / "tmp"),
             "HOME": str(folder),
             "KINETIC_STORE": str(folder / "store"),
-            "KINETIC_POD_CACHE": str(self.cache),
             "KINETIC_POD_PATIENCE_S": "0.3",
             "PIP_CONFIG_FILE": os.devnull,
             "PIP_NO_INDEX": "1",

@@ -95,7 +95,7 @@ def test_a_pod_shows_the_token_of_its_service_account(pod, bucket):
     pod.becomes()
     assert [authorization for _, authorization in bucket.asked] == ["", "Bearer t0"]
     bucket.token_code = 404
-    shutil.rmtree(pod.cache)
+    shutil.rmtree(pod.home)
     assert "no token from" in pod.fails(DENIED)
 
 
@@ -123,5 +123,5 @@ def test_what_the_store_of_buckets_sends_is_what_a_pod_fetches(pod, monkeypatch)
         pod.env |= {"KINETIC_STORE": store.uri, "STORAGE_EMULATOR_HOST": double.uri}
         pod.becomes()
         store.delete("blobs")
-        shutil.rmtree(pod.cache)
+        shutil.rmtree(pod.home)
         pod.fails(MISSING)

@@ -3,10 +3,8 @@ alone, nothing is left behind."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -214,7 +212,7 @@ def test_volumes_are_where_they_were_asked_for_and_nowhere_else(folder, disk_pat
     assert cwd.endswith("/tree") or "/tree/" in cwd
     assert not os.path.exists(TOP)
     assert not os.path.exists(f"{TOP}-2")
-    assert not (disk_path / "machine").exists()
+    assert list(inside.iterdir()) == [], "an empty folder stays, as with Docker"
     assert [p.name for p in (disk_path / "exists").iterdir()] == ["hidden"]
     assert str(disk_path) not in Path("/proc/self/mountinfo").read_text()
 
@@ -259,36 +257,8 @@ def test_what_a_function_writes_beside_a_mount_is_kept(folder, disk_path):
         return os.listdir(os.path.join(os.path.dirname(beside), "data")) != []
 
     assert work(str(disk_path / "work" / "result.txt"))
-    assert [(p.name, p.read_text()) for p in (disk_path / "work").iterdir()] == [
-        ("result.txt", "kept")
-    ]
-
-
-@mounting
-def test_a_killed_gang_leaves_no_mount_point(folder, disk_path):
-    place = disk_path / "made" / "here"
-
-    @kinetic.run(
-        accelerator="tpu-v6e-8", joins_jax=False, volumes={str(place): kinetic.Data(folder)}
-    )
-    def stand(there):
-        assert os.listdir(there)
-        with open(os.path.join(os.path.dirname(os.path.dirname(there)), "go"), "w"):
-            pass
-        import time
-
-        time.sleep(100)
-
-    os.mkfifo(disk_path / "go")
-    job = stand.run_async(str(place))
-    with open(disk_path / "go"):
-        assert place.is_dir()
-        for pid in job.processes()["agents"].values():
-            with contextlib.suppress(ProcessLookupError):  # The first one's end may have ended it.
-                os.kill(pid, signal.SIGKILL)
-    with pytest.raises(errors.HostLost):
-        job.result()
-    assert not (disk_path / "made").exists()
+    assert (disk_path / "work" / "result.txt").read_text() == "kept"
+    assert list((disk_path / "work" / "data").iterdir()) == [], "it stays, as with Docker"
 
 
 @mounting

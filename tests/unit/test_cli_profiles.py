@@ -187,7 +187,7 @@ def test_config_shows_every_setting_with_its_source(
     assert rows["home"] == [str(home), "environment KINETIC_HOME"]
     assert rows["grace_s"] == ["5", "default"]
     assert rows["no_tty_debug"] == ["no", "default"]
-    assert rows["pod_cache"] == ["-", "default"]
+    assert rows["pod_python"] == ["-", "default"]
     assert set(rows) == set(settings.names())
     assert kn("config", "hide") == 2
 

@@ -16,7 +16,6 @@ NAMES = {"number": "n", "index": "i"}
 MADE_ELSEWHERE = {
     "blobs/sha256/<2 hex>/<62 hex>",
     "bucket-folders/<bucket>/<path>/",
-    "data/mountpoints.json",
     "jobs/<job_id>/local/",
     "probes/<hex>",
 }

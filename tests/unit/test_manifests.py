@@ -122,7 +122,6 @@ CASES = {
             python="/opt/kinetic/bin/python",
             simulated=True,
             service_account="",
-            cache_dir="/var/cache/kinetic",
         ),
     ),
 }

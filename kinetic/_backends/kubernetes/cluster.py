@@ -167,7 +167,6 @@ def _pod_settings(store: Store, chosen: Settings) -> PodSettings:
         bootstrap="" if chosen.pod_python else runtime.bootstrap(),
         simulated=chosen.pod_simulated,
         service_account=chosen.service_account,
-        cache_dir=chosen.pod_cache,
         head_pool=chosen.pathways_head_pool or "",
         pathways_version=chosen.pathways_version,
     )

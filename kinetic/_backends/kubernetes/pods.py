@@ -67,7 +67,6 @@ class PodSettings:
         variables: variables for the bootstrap, or for the image.
         simulated: whether virtual devices of the processor replace chips.
         service_account: where the plan names none; "" for the namespace's default.
-        cache_dir: a folder of the node that its pods share, for installed packages; "" for none.
         head_pool: the node pool for the pod of a single controller, or the head of an elastic job;
             "" for any.
         pathways_version: the tag of Pathways' own images.
@@ -80,7 +79,6 @@ class PodSettings:
     variables: Mapping[str, str] = field(default_factory=dict)
     simulated: bool = False
     service_account: str = "kinetic"
-    cache_dir: str = ""
     head_pool: str = ""
     pathways_version: str = "latest"
 
@@ -125,7 +123,6 @@ def template(
         *buckets,
         *(() if is_head else volumes.local(plan, simulated=settings.simulated)),
         *(() if is_head else volumes.shared_memory(plan)),
-        *volumes.cache(settings.cache_dir),
         *(
             [volumes.key_of_leader(workload_name(plan), *KEY.values())]
             if _shares_template(plan, in_jobset=in_jobset)
@@ -265,8 +262,6 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool) -
         literals["KINETIC_SIMULATED"] = "1"
     if plan.options.debug:
         literals["KINETIC_DEBUG_PORT"] = str(DEBUG_PORT)
-    if settings.cache_dir:
-        literals["KINETIC_POD_CACHE"] = settings.cache_dir
     folder = "" if is_head else volumes.local_folder(plan)
     if folder:
         literals[volumes.LOCAL_DIR] = folder

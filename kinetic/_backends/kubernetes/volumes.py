@@ -73,15 +73,6 @@ def are_bound_by_hosts(plan: Plan) -> bool:
     return any(data.mount and theirs.get(n) != data.mount for n, data in enumerate(plan.data))
 
 
-def cache(folder: str) -> list[Mounted]:
-    """Return the folder of the node that its pods share; none if it is ""."""
-    if not folder:
-        return []
-    where = {"path": folder, "type": "DirectoryOrCreate"}
-    mount = {"name": "cache", "mountPath": folder}
-    return [Mounted({"name": "cache", "hostPath": where}, mount)]
-
-
 def local_folder(plan: Plan) -> str:
     """Return where a host's folder in memory is mounted; "" if it has none."""
     if plan.has_single_controller:

@@ -7,10 +7,7 @@ In: identity, plan, store. Out: `Datasets`, and content on disk.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 
 from kinetic._core import layout
@@ -21,10 +18,7 @@ from kinetic._host.identity import Identity
 from kinetic._host.worker.mounts import Mount
 from kinetic._store import files
 from kinetic._store.base import Store
-from kinetic.errors import NotFound, SetupFailed, StoreError, StoreFull
-
-_NAME_DIGITS = 24
-_MOST_GB = 20.0
+from kinetic.errors import NotFound, SetupFailed, StoreError
 
 
 @dataclass(frozen=True)
@@ -100,19 +94,11 @@ def _stand_in(data: Dataset, store: Store) -> str:
 
 
 def _copy_data(data: Dataset, identity: Identity, store: Store) -> Path:
-    """The folder of a copy, shared by the jobs of a machine, or of a node if its pods can."""
-
-    def provide(copies: Path) -> Path:
-        if data.tree is not None:
-            return cached_copy.provide(store, data.tree, copies)
-        with _note_fetch(data.source, identity, store):
-            return _fetch_copy(data, copies, identity.secrets.get("HF_TOKEN", ""))
-
-    own = root(identity, store)
-    if store.as_folder() is not None:
-        return provide(own)
-    name = cached_copy.name_of(data.source) if data.tree is None else data.tree.manifest.digest
-    return _provide_copy(identity, name, data.source, own, provide)
+    """The folder of a copy, shared by the jobs of a machine if the store is a folder."""
+    if data.tree is not None:
+        return cached_copy.provide(store, data.tree, root(identity, store))
+    with _note_fetch(data.source, identity, store):
+        return _fetch_copy(data, root(identity, store), identity.secrets.get("HF_TOKEN", ""))
 
 
 @contextlib.contextmanager
@@ -174,62 +160,3 @@ def _stub(place: Path, is_dir: bool) -> str:
     else:
         place.touch()
     return str(place)
-
-
-def _provide_copy(
-    identity: Identity, name: str, what: str, aside: Path, provide: Callable[[Path], Path]
-) -> Path:
-    """Return what `provide` makes of a folder of copies: the node's if its pods share one, else the
-    host's own. What one job has fetched is there for the next.
-
-    What is in the node's folder, and how long it stays, is up to the bootstrap (`_host.bootstrap`):
-    its size is limited, and content from before the node's last start is not trusted.
-
-    Args:
-        identity: the host.
-        name: of the content or of its source, in hex digits.
-        what: the same for people.
-        aside: the host's own folder of copies.
-        provide: fetches what the folder lacks.
-    """
-    if not identity.cache:
-        return provide(aside)
-    from kinetic._host import bootstrap  # only pods need it
-
-    try:
-        folder = _hold_folder(f"{identity.cache}/data-{name[:_NAME_DIGITS]}", what)
-        before = set(os.listdir(folder))
-    except OSError:  # read-only, or another user's
-        return provide(aside)
-    try:
-        made = provide(folder)
-    except StoreFull:
-        if not bootstrap.sweep(0):
-            raise
-        made = provide(folder)
-    if before != set(os.listdir(folder)):
-        with suppress(OSError):  # another pod sweeps, too
-            bootstrap.sweep(_most_bytes(bootstrap.ENV.get("KINETIC_POD_CACHE_GB", "")))
-    return made
-
-
-def _hold_folder(folder: str, what: str) -> Path:
-    """Create the folder if needed, and lock it for as long as this process lives."""
-    from kinetic._host import bootstrap
-
-    while True:
-        lock = bootstrap.lock_folder(folder, fcntl.LOCK_SH, what)
-        if bootstrap.is_complete(folder):
-            os.utime(f"{folder}/complete")
-            return Path(folder)
-        os.close(lock)
-        lock = bootstrap.lock_folder(folder, fcntl.LOCK_EX, what)
-        if not bootstrap.is_complete(folder):
-            bootstrap.complete(folder, os.makedirs)
-        os.close(lock)
-
-
-def _most_bytes(limit_gb: str) -> float:
-    with suppress(ValueError):
-        return float(limit_gb) * 1e9
-    return _MOST_GB * 1e9

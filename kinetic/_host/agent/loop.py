@@ -24,12 +24,11 @@ from kinetic._core.gang.blame import RETURNED
 from kinetic._core.gang.messages import Activity, Heartbeat, HostView
 from kinetic._core.outcome import HostReport, program_code
 from kinetic._core.plan import Plan
-from kinetic._host.agent import datasets, memory, ports, workspace
+from kinetic._host.agent import memory, ports, workspace
 from kinetic._host.agent.exit_report import Moment, ending_of
 from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, open_tees
 from kinetic._host.agent.metric_file import MetricFile
-from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agent.preemption import Preemption
 from kinetic._host.agent.reporter import Reporter
 from kinetic._host.agent.stall import Sample, StallDetector
@@ -67,7 +66,6 @@ class Agent:
         self._plan = plan
         self._store, self._worker = store, worker
         self._alive_fd, self._log_paths = alive_fd, logs
-        self._mountpoints = Mountpoints(datasets.root(identity, store))
         self._selector = selectors.DefaultSelector()
         # The supervisor sees this process exit and reads the report from the store.
         self._alone = identity.hosts == 1 and alive_fd >= 0 and not identity.stays
@@ -158,7 +156,6 @@ class Agent:
         # May take long, and the loop that sees the supervisor die does not run yet.
         with processes.dying_with(self._supervisor if self._alive_fd >= 0 else 0):
             self._workspace = workspace.prepare(self._who, self._plan, self._store)
-        self._mountpoints.keep(self._plan.data)
 
     def _step(self) -> None:
         for key, _ in self._selector.select(self._timeout_s()):
@@ -443,7 +440,6 @@ class Agent:
             tee.drain()
         self._log.close()
         self._metrics.close()
-        self._mountpoints.release(self._plan.data)
         workspace.remove(Path(self._who.scratch) / f"host-{self._who.index}")
 
     def release(self) -> None:

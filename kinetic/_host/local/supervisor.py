@@ -118,7 +118,7 @@ class Supervisor:
             return 0
         plan, ended = self._lead_to_end()
         processes.kill_descendants()
-        self._clear_up(plan)
+        _remove(self._scratch)
         from kinetic._host import verdicts
 
         job_id = self._request.job_id
@@ -169,15 +169,6 @@ class Supervisor:
 
     def _has_begun(self) -> bool:
         return os.fstat(self._lock_file.fileno()).st_size > 0
-
-    def _clear_up(self, plan: Plan | None) -> None:
-        """Remove what an attempt has used, also for killed agents."""
-        if plan is not None and plan.data:
-            from kinetic._datasets import cached_copy
-            from kinetic._host.agent.mountpoints import Mountpoints
-
-            Mountpoints(cached_copy.root_of(self._store)).release(plan.data)
-        _remove(self._scratch)
 
     def _lead_to_end(self) -> tuple[Plan | None, Attempt]:
         """Return the last attempt. Whatever goes wrong, the job must get a verdict."""

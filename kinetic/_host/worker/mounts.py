@@ -4,9 +4,9 @@ In: what should appear where. Out: a mount namespace of this process's own.
 
 A process that may not mount (any but root's) first enters a user namespace, where it may, and drops
 these rights at the end: the function runs with its user's rights and cannot undo the mounts. A path
-that does not exist is not created: the nearest folder above it is covered by one in memory that
-shows the same entries and the missing one. Nothing is written to disk, and the kernel removes it
-all with the last process that sees it.
+that does not exist is created as an empty folder (or file) and stays, as with Docker, so that the
+function can write beside it. Where that is not permitted, and directly below the root, the nearest
+folder above it is covered by one in memory that shows the same entries and the missing one.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH103, PTH115, PTH116, PTH118, PTH120, PTH211
@@ -172,6 +172,12 @@ def _make_target(mount: Mount, scratch: str) -> None:
             f"Data cannot be mounted at {mount.target}: {above} is not a folder. Choose another "
             "path in volumes=."
         )
+    if above != "/":
+        with contextlib.suppress(OSError):
+            os.makedirs(target if is_dir else os.path.dirname(target), exist_ok=True)
+            if not is_dir:
+                Path(target).touch()
+            return
     _cover(above, os.path.relpath(target, above), scratch, is_dir=is_dir)
 
 
