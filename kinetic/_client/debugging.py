@@ -106,9 +106,11 @@ class PortForward:
                     self._accept()
                 if time.monotonic() >= next_check:
                     next_check = time.monotonic() + self._check_every_s
-                    # Everything from the debugger was passed on.
-                    if not self._open & self._far and self._ended():
-                        self.terminate()
+                    # Everything from the debugger was passed on. A status that cannot be read now
+                    # is asked for again.
+                    with contextlib.suppress(KineticError):
+                        if not self._open & self._far and self._ended():
+                            self.terminate()
 
     def _accept(self) -> None:
         caller, _ = self._listener.accept()
@@ -179,27 +181,27 @@ def attach(
         raise UsageError(_by_ssh(ref, _wait(store, ref, ended, pause), local_port, working_dir))
     listener = _listener(local_port)
     try:
-        found = _wait(store, ref, ended, pause)
+        debugger = _wait(store, ref, ended, pause)
     except BaseException:
         listener.close()
         raise
-    forward = PortForward(listener, lambda: backend.connect(ref, 0, found.port), ended)
+    forward = PortForward(listener, lambda: backend.connect(ref, 0, debugger.port), ended)
     forward.instructions = instructions(
-        ref, found, forward.port, working_dir or "", now=time.time()
+        ref, debugger, forward.port, working_dir or "", now=time.time()
     )
     return forward
 
 
-def instructions(ref: JobRef, found: Debugger, port: int, local_root: str, *, now: float) -> str:
+def instructions(ref: JobRef, debugger: Debugger, port: int, local_root: str, *, now: float) -> str:
     """Say where the debugger is, and what to write into launch.json."""
     name = f"kinetic: {ref.display_name} ({ref.job_id})"
     document = json.dumps(
-        launch_configuration(found, name=name, port=port, local_root=local_root), indent=2
+        launch_configuration(debugger, name=name, port=port, local_root=local_root), indent=2
     )
-    left_s = max(found.closes_at - now, 0.0)
+    left_s = max(debugger.closes_at - now, 0.0)
     waits = (
         f"its function starts once you have attached, or in {left_s:.0f} s"
-        if _waits(found)
+        if _waits(debugger)
         else "its function is running"
     )
     return (
@@ -267,10 +269,10 @@ def _by_ssh(ref: JobRef, debugger: Debugger, port: int, working_dir: str | None)
     )
 
 
-def _waits(found: Debugger) -> bool:
+def _waits(debugger: Debugger) -> bool:
     from kinetic._core.debug_address import DebuggerState
 
-    return found.state is DebuggerState.WAITING
+    return debugger.state is DebuggerState.WAITING
 
 
 def _wait(
@@ -279,14 +281,14 @@ def _wait(
     while True:
         # Asked before the record is read: one that listens then belongs to a running job.
         over = ended()
-        found = read(store, ref)
+        debugger = read(store, ref)
         if over:
             raise NotFound(
                 f"{ref.job_id} has ended: there is nothing to attach to. See `kinetic jobs result "
                 f"{ref.job_id}`."
             )
-        if found is not None and found.listens:
-            return found
+        if debugger is not None and debugger.listens:
+            return debugger
         pause(LOOK_EVERY_S)
 
 

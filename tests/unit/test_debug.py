@@ -37,6 +37,7 @@ from kinetic.errors import (
     NotFound,
     PreflightError,
     SetupFailed,
+    StoreError,
     UsageError,
     UsageTypeError,
 )
@@ -124,6 +125,21 @@ def test_a_port_is_forwarded_both_ways(store, echo):
     assert (forward.poll(), forward.returncode) == (0, 0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", forward.port), timeout=1)
+
+
+def test_a_status_that_cannot_be_told_at_times_ends_no_forward(echo):
+    answers = [StoreError("no route"), False, StoreError("no route"), True]
+
+    def ended():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    forward = debug.PortForward(listener, lambda: connection_to(echo), ended, check_every_s=0.01)
+    assert forward.wait(200) == 0
+    assert answers == []
 
 
 class Loop:
