@@ -234,7 +234,7 @@ class _StartReasons:
         self._backend: Explains | None = backend if isinstance(backend, Explains) else None
         self._ref = ref
         self._look_at = -math.inf
-        self._told = ""
+        self._reason = ""
 
     def news(self, now: float) -> Waiting | Tick:
         """Ask, if it is time to."""
@@ -247,9 +247,9 @@ class _StartReasons:
             return Tick()  # Following reports it and goes on.
         if reason is None:
             self._backend = None
-        if not reason or reason == self._told:
+        if not reason or reason == self._reason:
             return Tick()
-        self._told = reason
+        self._reason = reason
         return Waiting(reason)
 
 

@@ -424,10 +424,10 @@ class JobHandle(Generic[R_co]):
         patience_s(cleanup_timeout)
         return self._result(timeout, cleanup, bool(stream_logs), on_status=on_status_change)
 
-    def call_result(self, left: threading.Event) -> R_co:
-        """Return what `result(stream_logs=True)` does; when `left` is set, end the wait and say how
-        to come back to the job."""
-        return self._result(None, None, stream_logs=True, left=left)
+    def call_result(self, abandoned: threading.Event) -> R_co:
+        """Return what `result(stream_logs=True)` does. Once `abandoned` is set, end the wait and
+        say how to come back to the job."""
+        return self._result(None, None, stream_logs=True, abandoned=abandoned)
 
     def _result(
         self,
@@ -436,14 +436,14 @@ class JobHandle(Generic[R_co]):
         stream_logs: bool,
         *,
         on_status: OnStatus | None = None,
-        left: threading.Event | None = None,
+        abandoned: threading.Event | None = None,
     ) -> R_co:
         if self._collected is not None:
             return cast("R_co", self._collected[0])
         request = LogRequest(hosts=(0,) if stream_logs else (), failures=False)
         printer = Printer() if stream_logs else None
         with self._interruptible():
-            outcome = self._watch(request, printer, timeout, on_status, left)
+            outcome = self._watch(request, printer, timeout, on_status, abandoned)
             try:
                 if not outcome.ok:
                     raise self._error(outcome, seen=stream_logs)
@@ -700,7 +700,7 @@ class JobHandle(Generic[R_co]):
         printer: Printer | None = None,
         timeout: Duration | None = None,
         on_status: OnStatus | None = None,
-        left: threading.Event | None = None,
+        abandoned: threading.Event | None = None,
     ) -> Outcome:
         patience = math.inf if timeout is None else patience_s(timeout)
         deadline = self._clock() + patience
@@ -724,7 +724,7 @@ class JobHandle(Generic[R_co]):
                 if show is not None:
                     show()
                 fault = event.fault if isinstance(event, Tick) else ""
-                if left is not None and left.is_set():
+                if abandoned is not None and abandoned.is_set():
                     console.notice(f"\n{self._parting_words()}", once=False)
                     raise WaitTimeout(f"The wait for {self.job_id} was given up.")
                 if self._clock() >= deadline and not self._has_verdict():

@@ -93,12 +93,14 @@ class RemoteCallable(Generic[P, R_co]):
         module: Any = sys.modules.get(self.__module__)
         if getattr(module, "__spec__", None) is self._made_in or self.__module__ in origin.MAIN:
             return self._func
-        found = module
+        successor = module
         for name in self.__qualname__.split("."):
-            found = getattr(found, "__dict__", {}).get(name)
-        found = getattr(found, "__func__", found)  # of a classmethod
-        is_alike = isinstance(found, RemoteCallable) and found.__qualname__ == self.__qualname__
-        return found._func if is_alike and found.__module__ == self.__module__ else self._func
+            successor = getattr(successor, "__dict__", {}).get(name)
+        successor = getattr(successor, "__func__", successor)  # of a classmethod
+        if not isinstance(successor, RemoteCallable):
+            return self._func
+        names = successor.__module__, successor.__qualname__
+        return successor._func if names == (self.__module__, self.__qualname__) else self._func
 
     def _derive(self, options: Options, bound: tuple[Any, ...]) -> RemoteCallable[Any, Any]:
         func = self._func if bound else self._unbound
@@ -152,8 +154,8 @@ class RemoteCallable(Generic[P, R_co]):
             return run_coroutine(value) if is_ours else value
         return self._call_and_wait(threading.Event(), args, kwargs)
 
-    def _call_and_wait(self, left: threading.Event, args: Any, kwargs: Any) -> Any:
-        """Submit, print the output and return the value, or stop to wait once `left` is set."""
+    def _call_and_wait(self, abandoned: threading.Event, args: Any, kwargs: Any) -> Any:
+        """Submit, print the output and return the value; end the wait once `abandoned` is set."""
         submit = functools.partial(self._submit_job, args, kwargs)
         if self._options.debug:
             from kinetic._client import debugging
@@ -161,7 +163,7 @@ class RemoteCallable(Generic[P, R_co]):
             return debugging.follow_call(submit)
         handle = submit()
         try:
-            return handle.call_result(left)
+            return handle.call_result(abandoned)
         finally:
             if self._options.compile_check and handle.outcome() is not None:
                 from kinetic._client.compiling import show_report
@@ -188,13 +190,13 @@ class RemoteCallable(Generic[P, R_co]):
         if settings.on_host():
             value = self._run_body(args, kwargs)
             return await value if inspect.isawaitable(value) else value
-        left = threading.Event()
+        abandoned = threading.Event()
         try:
             with hide_frames:
-                call = functools.partial(self._call_and_wait, left, args, kwargs)
+                call = functools.partial(self._call_and_wait, abandoned, args, kwargs)
                 return await futures.run_in_thread(call)
         finally:
-            left.set()
+            abandoned.set()
 
     @overload
     def run_async(

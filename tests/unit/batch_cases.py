@@ -22,7 +22,7 @@ def begin(source, total, rules=None, **more):
     records.begin()
     view = BatchView(records, rules)
     handle = BatchHandle(view)  # Before the first job: no end that came earlier is shown.
-    BatchSubmitter(view, source).start(here=False)
+    BatchSubmitter(view, source).start(blocking=False)
     return handle
 
 

@@ -91,7 +91,7 @@ def test_nothing_is_submitted_in_place_of_what_another_process_cancels(tmp_path)
     records = BatchRecords(store, batch)
     records.begin()
     view = BatchView(records, BatchRules(max_concurrent=1))
-    BatchSubmitter(view, source).start(here=True)
+    BatchSubmitter(view, source).start(blocking=True)
     assert cancelled.is_set()
     assert view.states == [InputState.FAILED, InputState.SKIPPED, InputState.SKIPPED]
     assert source.order == [0]
@@ -198,7 +198,7 @@ def test_a_submitter_that_is_killed_at_any_step_leaves_what_others_can_read(
             )
         with contextlib.suppress(Killed):
             batch.begin()
-            BatchSubmitter(BatchView(batch, BatchRules()), source).start(here=True)
+            BatchSubmitter(BatchView(batch, BatchRules()), source).start(blocking=True)
         assert is_dead
     batch._ended.set()
     if step == "before the batch":

@@ -160,8 +160,8 @@ def test_ctrl_c_once_the_threads_have_started_has_nothing_more_submitted(
 ):
     source, start = Scripted(store, ["hang"] * 4), BatchSubmitter.start
 
-    def interrupt(self, *, here):
-        start(self, here=here)
+    def interrupt(self, *, blocking):
+        start(self, blocking=blocking)
         with self._view.changes:
             assert self._view.changes.wait_for(lambda: len(source.order) == 2, PATIENCE_S)
         raise KeyboardInterrupt

@@ -342,7 +342,7 @@ class BatchHandle(Generic[R_co]):
         with drawing or contextlib.nullcontext(), progress_shown as shown, view.watch_jobs():
             while True:
                 with view.changes:
-                    seen, ended = view.events, view.finished[yielded:]
+                    known_events, ended = view.events, view.finished[yielded:]
                 for number, index in enumerate(ended, yielded + 1):
                     # Show each end once, and none from before this process attached.
                     if number > self._shown:
@@ -365,7 +365,7 @@ class BatchHandle(Generic[R_co]):
                         f"{way_back(self.group_id)}"
                     )
                 view.wait_for_event(
-                    min(rest_s, notebook.QUICK_S) if drawing is not None else rest_s, seen
+                    min(rest_s, notebook.QUICK_S) if drawing is not None else rest_s, known_events
                 )
 
     def _draw_progress(self, _: Outcome | None) -> dict[str, str]:

@@ -97,8 +97,8 @@ def launch(
                 f"kinetic: {total:,} inputs, {how.max_concurrent} at a time: what there is room "
                 "for here; max_concurrent= changes it"
             )
-    here = how.max_concurrent is None and not how.cancels
-    if not here:
+    blocking = how.max_concurrent is None and not how.cancels
+    if not blocking:
         source.keep_inputs()
     records = BatchRecords(store, new_batch(total, now=time.time(), name=name, tags=notes))
     view = BatchView(records, how)
@@ -106,7 +106,7 @@ def launch(
     try:
         records.begin()
         handle: BatchHandle[Any] = BatchHandle(view)
-        submitter.start(here=here)
+        submitter.start(blocking=blocking)
         return handle
     except KeyboardInterrupt:
         _take_back(view, submitter)

@@ -219,20 +219,20 @@ class BatchRecords:
 
     # -- read by other processes -------------------------------------------------------------------
 
-    def read(self, known: Collection[int] = ()) -> BatchReading:
-        """Read where the inputs stand, except of those that are `known`: references of their jobs,
-        why they were refused, the end. The end is read first: what was submitted before it is
-        found."""
+    def read(self, entered: Collection[int] = ()) -> BatchReading:
+        """Read where the inputs stand, but for those that are `entered`: references of jobs, why
+        inputs were refused, the end. That is read first: jobs that were submitted before it are
+        all read."""
         stamp, end = self.read_stamp(), self._read_end()
         wanted = {
             self.batch.job_id(index): index
             for index in range(self.batch.total)
-            if index not in known
+            if index not in entered
         }
         refs = job_index.read_refs(self.store, wanted) if wanted else {}
         return BatchReading(
             {wanted[job_id]: ref for job_id, ref in refs.items()},
-            dict(self._read_refusals(known)),
+            dict(self._read_refusals(entered)),
             end,
             stamp,
         )
@@ -253,11 +253,11 @@ class BatchRecords:
         skipped = frozenset(document.get("skipped", ()))
         return BatchEnd(str(document.get("stopped", "")), skipped)
 
-    def _read_refusals(self, known: Collection[int]) -> Iterator[tuple[int, str]]:
+    def _read_refusals(self, entered: Collection[int]) -> Iterator[tuple[int, str]]:
         keys = {
             key: int(match[1])
             for key in self.store.list(f"{layout.GroupKeys(self.batch.group_id).prefix}/refused")
-            if (match := _INPUT.search(key)) and int(match[1]) not in known
+            if (match := _INPUT.search(key)) and int(match[1]) not in entered
         }
         for key, data in get_many(self.store, list(keys)).items():
             document = record.parse(data)

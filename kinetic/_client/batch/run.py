@@ -106,7 +106,7 @@ class BatchView:
 
     @property
     def live(self) -> int:
-        """The number of jobs of which no end is known."""
+        """The number of jobs that have not ended, as far as is known."""
         return len(self._live)
 
     def list_inputs(self, state: InputState) -> list[int]:
@@ -188,7 +188,7 @@ class BatchView:
         at_once(cancel, jobs, self.records.store.calls_at_once)
 
     def list_running(self) -> list[JobHandle[Any]]:
-        """Return the jobs of which no end is known."""
+        """Return the jobs that have not ended, as far as is known."""
         with self.changes:
             jobs = (self.handles[index] for index in sorted(self._live))
             return [job for job in jobs if job is not None]
@@ -212,11 +212,11 @@ class BatchView:
                 for job in () if self._waiters else self.list_running():
                     futures.watcher().drop(job, self._enter_end)
 
-    def wait_for_event(self, timeout_s: float, seen: int) -> None:
-        """Wait until there are more events than the caller has `seen`, or the time is up; to be
+    def wait_for_event(self, timeout_s: float, known_events: int) -> None:
+        """Wait until there are other events than the caller knows of, or the time is up. To be
         called within `watch_jobs`."""
         with self.changes:
-            self.changes.wait_for(lambda: self.events != seen or self._broken, timeout_s)
+            self.changes.wait_for(lambda: self.events != known_events or self._broken, timeout_s)
             if self._broken is not None:
                 raise self._broken
 
@@ -270,15 +270,15 @@ class AttachedView(BatchView):
             running = self.list_running()
         self._cancel_jobs(running)
 
-    def wait_for_event(self, timeout_s: float, seen: int) -> None:
+    def wait_for_event(self, timeout_s: float, known_events: int) -> None:
         """As for a batch of this process; reads the records when that is due."""
         deadline = self._clock() + timeout_s
         while True:
             rest_s = max(deadline - self._clock(), 0.0)
             due_s = max(self._due - self._clock(), 0.0) if self._has_waiting else rest_s
-            super().wait_for_event(min(rest_s, due_s), seen)
+            super().wait_for_event(min(rest_s, due_s), known_events)
             self.catch_up()
-            if self.events != seen or rest_s == 0.0:
+            if self.events != known_events or rest_s == 0.0:
                 return
 
     @property
@@ -289,8 +289,8 @@ class AttachedView(BatchView):
         """Enter what the records say, unless they were read a moment ago."""
         if not self._has_waiting or (not now and self._clock() < self._due):
             return
-        known = [index for index, own in enumerate(self.states) if own is not InputState.WAITING]
-        reading = self.records.read(set(known))
+        entered = [index for index, own in enumerate(self.states) if own is not InputState.WAITING]
+        reading = self.records.read(set(entered))
         if reading.refs or reading.refusals:
             self._pause_s = min(FIRST_PAUSE_S, self._slowest_s)
         self._pause_s = min(self._pause_s * SLOWER, self._slowest_s)
@@ -315,8 +315,8 @@ class AttachedView(BatchView):
             if states[index] is InputState.LIVE:
                 # After a Ctrl-C before this it is found again.
                 ref = reading.refs[index]
-                is_here = ref.store_uri == store.uri
-                self.enter_job(index, JobHandle(ref, store=store if is_here else None))
+                is_own = ref.store_uri == store.uri
+                self.enter_job(index, JobHandle(ref, store=store if is_own else None))
             elif states[index] is InputState.REFUSED:
                 why = reading.refusals.get(index) or (
                     f"Input {index} of {batch.group_id}: it was not submitted: {SUBMITTER_ENDED}."
@@ -335,16 +335,16 @@ class BatchSubmitter:
         self._source: JobSource | None = source
         self._next = 0
         self._refusals = 0
-        self._is_here = self._has_begun = self._is_given_up = False
+        self._is_blocking = self._has_begun = self._is_given_up = False
         self._stop_checked_at = -math.inf
         self._finished_then = 0
 
-    def start(self, *, here: bool) -> None:
+    def start(self, *, blocking: bool) -> None:
         """Submit everything: in this thread, or in one of its own."""
-        self._is_here = here
+        self._is_blocking = blocking
         futures.watcher().start()
         self._view.is_submitting = True
-        if here:
+        if blocking:
             return self._work()
         name = f"kinetic-{self._records.batch.group_id}"
         threading.Thread(target=self._work, name=name, daemon=False).start()
@@ -357,7 +357,7 @@ class BatchSubmitter:
         view.stop(why)
         with view.changes:
             self._is_given_up = True
-            is_ours = self._is_here or not self._has_begun
+            is_ours = self._is_blocking or not self._has_begun
         if is_ours:
             self._finish()
         with view.changes:
@@ -382,7 +382,7 @@ class BatchSubmitter:
         """Submit one input, or wait until that is possible; return whether there is more to do."""
         view, rules = self._view, self._view.rules
         with view.changes:
-            seen = view.events
+            known_events = view.events
             if rules.fail_fast and view.has_failed:
                 view.stop("an input failed")
             index = self._take()
@@ -398,7 +398,7 @@ class BatchSubmitter:
         if index is not None:
             self._submit(index)
         else:
-            view.wait_for_event(IDLE_S, seen)
+            view.wait_for_event(IDLE_S, known_events)
         return True
 
     def _take(self) -> int | None:
@@ -431,7 +431,7 @@ class BatchSubmitter:
             handle = self._source.submit(group_id, index)
         except InsufficientMemory as error:
             with view.changes:
-                seen, is_alone = view.events, view.live == 0
+                known_events, is_alone = view.events, view.live == 0
                 if not is_alone:  # It waits until another job has ended.
                     stopped = bool(view.stopped)
                     view.states[index] = InputState.WAITING
@@ -441,7 +441,7 @@ class BatchSubmitter:
             elif stopped:
                 view.end_input(index, InputState.SKIPPED)
             else:
-                view.wait_for_event(IDLE_S, seen)
+                view.wait_for_event(IDLE_S, known_events)
         except Exception as error:  # noqa: BLE001 - packing runs the user's code; one input must not end the others
             self._refuse(index, error)
         except BaseException as error:
