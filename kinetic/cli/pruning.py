@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 from kinetic._core import layout
 from kinetic._core.ref import JobRef
@@ -108,16 +108,20 @@ def sweep(store: Store, *, older_than: float) -> Swept:
             store.delete(layout.JobKeys(job_id).listing)
         for unpacked in unused.data:
             cached_copy.remove(unpacked)
-        kinds = itertools.groupby(unused.contents, lambda content: content.key.partition("/")[0])
-        for _, contents in kinds:
-            keys = [content.key for content in contents]
-            at_once(store.delete, keys, store.calls_at_once)
+        removed: list[Entry] = []
+        for _, kind in itertools.groupby(
+            unused.contents, lambda entry: entry.key.partition("/")[0]
+        ):
+            entries = list(kind)
+            counts = at_once(lambda entry: store.delete(entry.key), entries, store.calls_at_once)
+            removed += itertools.compress(entries, counts)
         for probe in store.entries(layout.PROBES):
             if probe.written_at < older_than:
                 store.delete(probe.key)
         for group_id in unused.batches:
             store.delete(layout.GroupKeys(group_id).prefix)
-    return unused
+    size_bytes = _size_bytes(removed, unused.data)
+    return replace(unused, contents=tuple(removed), size_bytes=size_bytes)
 
 
 def _size_bytes(contents: Sequence[Entry], data: Sequence[CachedCopy]) -> int:
