@@ -1,6 +1,6 @@
-"""What lies in a folder of checkpoints, or in one of a bucket: read without Orbax.
-
-In: a path or URI. Out: steps, committed or not; what is known of a step; fewer steps.
+"""The checkpoints in a folder or bucket, read without Orbax: kinetic's own, and those that other
+programs have written with Orbax. Checkpoints in any other format are named as not ours, and left
+alone.
 
 In a folder a step has its name when it is whole; in a bucket it is written in place, and whole once
 it has the marker of its commit.
@@ -11,16 +11,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from kinetic._core.values import dataclass
-from kinetic._store import checkpoint_layouts as layouts
 from kinetic._store import lease
 from kinetic._store.base import Store
-from kinetic._store.checkpoint_layouts import UNFINISHED, Layout
 from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound
 
@@ -30,6 +29,51 @@ _BELOW = "checkpoints"
 """Where a job's checkpoints lie below its output folder."""
 _TRAINING = "kinetic-training"
 """Beside the steps: what tells a training from one that was in this folder before."""
+
+
+ORBAX, ANOTHER = "Orbax", "another program"
+UNFINISHED = ".orbax-checkpoint-tmp"
+_RECORD_ITEM, _STATE_ITEM = "kinetic", "state"
+"""Items of kinetic's own checkpoints."""
+_TREE_FILES = ("_METADATA", "manifest.ocdbt")
+"""Orbax writes one of them, at least, into the folder of a pytree."""
+_OF_A_PROCESS = "ocdbt.process_"
+_NUMBERED = re.compile(r"(?:[A-Za-z][A-Za-z0-9_.-]*[_-])?(\d+)", re.ASCII)
+_FLAX_MESSAGE = re.compile(r"checkpoint_\d+", re.ASCII)
+_OTHER_FORMATS = {
+    ".distcp": "torch.distributed.checkpoint",
+    ".safetensors": "safetensors",
+    ".keras": "Keras",
+    ".weights.h5": "Keras",
+    ".eqx": "Equinox",
+    ".pt": "PyTorch",
+    ".pth": "PyTorch",
+    ".ckpt": "PyTorch",
+    "pytorch_model.bin": "PyTorch",
+}
+"""What files of other programs end with."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The items of a checkpoint.
+
+    Attributes:
+        program: that has written it; "" for kinetic.
+        trees: the items that are pytrees; "" stands for the folder itself.
+        others: the other items: iterators, documents, metrics.
+    """
+
+    program: str
+    trees: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+    @property
+    def item(self) -> str | None:
+        """The only pytree, which must be the state; None where there are several, or none."""
+        if not self.program:
+            return _STATE_ITEM
+        return self.trees[0] if len(self.trees) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -48,7 +92,6 @@ class Step:
         leaves: of the state, as `kinetic.Checkpointer` has described them; None for others'.
         positions: how many positions of iterators it has.
         layout: which program has written it, and what lies where.
-        is_message: whether it is a file of flax.training.
     """
 
     name: str
@@ -62,7 +105,6 @@ class Step:
     leaves: tuple[dict[str, Any], ...] | None = None
     positions: int = 0
     layout: Layout = Layout("")
-    is_message: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -95,45 +137,23 @@ class Checkpoints:
         for key in self._keys:
             top, below, rest = key.partition("/")
             self._files.setdefault(top, []).extend([rest] if below else [])
-        self._messages = {
-            top
-            for top, files in self._files.items()
-            if not files and layouts.number_of(top) is not None and self._is_message(top)
-        }
-        self._names = [
-            top
-            for top, files in self._files.items()
-            if top in self._messages or (files and self._is_step(top))
-        ]
-        if layouts.is_one(self._keys, has_steps=bool(self._names)):
+        self._names = [top for top, files in self._files.items() if files and self._is_step(top)]
+        if _is_one(self._keys, has_steps=bool(self._names)):
             self._names = [""]
-
-    def _is_message(self, name: str) -> bool:
-        folder = self._store.as_folder()
-        if folder is None:
-            return layouts.is_message(name, b"\x80")  # It would have to be read whole.
-        try:
-            with (folder / name).open("rb") as file:
-                return layouts.is_message(name, file.read(1))
-        except OSError:
-            return False
 
     def _is_step(self, name: str) -> bool:
         """Whether a folder is one of a step: by its number alone, or by what is in it, too."""
-        if layouts.number_of(name) is None:
+        if number_of(name) is None:
             return False
-        return name[0].isdigit() or bool(layouts.layout_of(name, self._files[name]).trees)
+        return name[0].isdigit() or bool(layout_of(name, self._files[name]).trees)
 
     @property
     def _is_known(self) -> bool:
         """Whether this is a folder of checkpoints, for certain: others have folders with numbers,
         too, such as one of each host."""
-        layouts_here = (layouts.layout_of(name, self._files[name]) for name in self._names if name)
+        layouts_here = (layout_of(name, self._files[name]) for name in self._names if name)
         return (
-            self.is_one
-            or self.has_owner
-            or bool(self._messages)
-            or any(each.program != layouts.ANOTHER for each in layouts_here)
+            self.is_one or self.has_owner or any(each.program != ANOTHER for each in layouts_here)
         )
 
     @property
@@ -146,10 +166,9 @@ class Checkpoints:
         """Whose checkpoints these are: the name of another program; "" for kinetic, and where there
         are none. A folder that a job has owned is kinetic's, until there is a step of another."""
         if self.is_one:
-            return layouts.layout_of("", self._keys).program or "kinetic"
+            return layout_of("", self._keys).program or "kinetic"
         if not self._names:
-            other = layouts.other_program(self.where, self._keys)
-            return other[0] if other and not self.has_owner else ""
+            return "" if self.has_owner else _name_other(self._keys)
         steps = [self._step(name) for name in self._names]
         if not all(each.layout.program for each in steps):
             return ""
@@ -162,18 +181,9 @@ class Checkpoints:
         """Whether kinetic has noted here who writes."""
         return any(key in (lease.RECORD, lease.KEY) for key in self._keys)
 
-    def lines(self, step: Step | None = None) -> list[str]:
-        """Return the lines of Python that read a step, or what another program has left."""
-        if step is None:
-            other = layouts.other_program(self.where, self._keys)
-            return other[1] if other else []
-        if step.layout.program == layouts.ANOTHER:
-            return []
-        return layouts.lines_for(self.path(step), step.layout, is_message=step.is_message)
-
     def names(self, step: Step) -> list[str]:
         """Return the names of the leaves that another program has saved with Orbax."""
-        item = step.layout.item if step.layout.program and not step.is_message else None
+        item = step.layout.item if step.layout.program else None
         if item is None:
             return []
         parts = [each for each in (step.name, item, "_METADATA") if each]
@@ -232,9 +242,6 @@ class Checkpoints:
                 self._store.delete(each.name)
                 continue
             path = folder / each.name
-            if each.is_message:
-                path.unlink(missing_ok=True)
-                continue
             if UNFINISHED not in each.name:
                 away = path.with_name(f"{each.name}{UNFINISHED}-removed-{os.getpid()}")
                 with contextlib.suppress(FileNotFoundError):
@@ -243,24 +250,17 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def _step(self, name: str) -> Step:
-        number = layouts.number_of(name or os.path.basename(self.where))  # noqa: PTH119 - or a URI
+        number = number_of(name or os.path.basename(self.where))  # noqa: PTH119 - or a URI
         prefix = f"{name}/" if name else ""
         in_place = self._store.as_folder() is None
-        committed = UNFINISHED not in name and (
-            not in_place or name in self._messages or f"{prefix}{_MARKER}" in self._keys
-        )
-        entries = self._store.entries("" if name in self._messages else name)
-        size = sum(
-            each.size_bytes for each in entries if name not in self._messages or each.key == name
-        )
+        committed = UNFINISHED not in name and (not in_place or f"{prefix}{_MARKER}" in self._keys)
+        size = sum(entry.size_bytes for entry in self._store.entries(name))
         step = -1 if number is None else number
-        layout = layouts.layout_of(name, self._files[name] if name else self._keys)
-        if name in self._messages:
-            return Step(name, step, True, size, layout=Layout(layouts.FLAX, ("",)), is_message=True)
+        layout = layout_of(name, self._files[name] if name else self._keys)
         about = self._document(f"{prefix}{_ABOUT}")
         handlers = about.get("item_handlers")
-        if isinstance(handlers, dict) and layouts.RECORD_ITEM in handlers:  # also without its files
-            layout = Layout("", (layouts.STATE_ITEM,))
+        if isinstance(handlers, dict) and _RECORD_ITEM in handlers:  # also without its files
+            layout = Layout("", (_STATE_ITEM,))
         if not committed:
             return Step(name, step, False, size, layout=layout)
         record = self._document(f"{prefix}{_RECORD}")
@@ -285,6 +285,53 @@ class Checkpoints:
             found = json.loads(self._store.get(key))
             return found if isinstance(found, dict) else {}
         return {}
+
+
+def layout_of(name: str, files: Collection[str]) -> Layout:
+    """Return what the files of a checkpoint tell.
+
+    Args:
+        name: of the folder of the checkpoint.
+        files: below it.
+    """
+    tops = sorted({top for top, below, _ in (each.partition("/") for each in files) if below})
+    if _RECORD_ITEM in tops:
+        return Layout("", (_STATE_ITEM,), tuple(top for top in tops if top != _STATE_ITEM))
+    if any(file in files for file in _TREE_FILES):
+        return Layout(ORBAX, ("",))
+    trees = [top for top in tops if any(f"{top}/{file}" in files for file in _TREE_FILES)]
+    others = [top for top in tops if top not in trees]
+    return Layout(ORBAX if trees or _ABOUT in files else ANOTHER, tuple(trees), tuple(others))
+
+
+def _is_one(files: Collection[str], *, has_steps: bool) -> bool:
+    """Return whether these are the files of one checkpoint; `has_steps`: whether names among them
+    are those of steps."""
+    if any(file in files for file in (*_TREE_FILES, _ABOUT)):
+        return True
+    whole = layout_of("", files)
+    return not has_steps and (bool(whole.trees) or not whole.program)
+
+
+def number_of(name: str) -> int | None:
+    """Return the step of a checkpoint's folder: 100, model_00000100 and checkpoint_100 are 100;
+    None for other names."""
+    if name.startswith(_OF_A_PROCESS):  # a part of a pytree
+        return None
+    matched = _NUMBERED.fullmatch(name.partition(UNFINISHED)[0])
+    return None if matched is None else int(matched[1])
+
+
+def _name_other(files: Collection[str]) -> str:
+    """Return which program's checkpoints lie in a folder that none of kinetic's and Orbax's are in;
+    "" where none is known."""
+    names = [file for file in files if file.count("/") < 2]
+    if any(_FLAX_MESSAGE.fullmatch(name) for name in names):
+        return "flax.training"
+    if any(".data-00000-of-" in name for name in names):
+        return "TensorFlow"
+    programs = (p for ending, p in _OTHER_FORMATS.items() if any(n.endswith(ending) for n in names))
+    return next(programs, "")
 
 
 def identify_training(where: str) -> str:

@@ -142,9 +142,8 @@ FLAX = pytest.mark.filterwarnings("ignore:Flax Checkpointing will soon be deprec
 
 
 @FLAX
-@pytest.mark.parametrize("through_orbax", [True, False])
-def test_checkpoints_of_flax_training_are_restored(tmp_path, through_orbax):
-    flax.config.update("flax_use_orbax_checkpointing", through_orbax)
+def test_checkpoints_of_flax_training_are_restored(tmp_path):
+    flax.config.update("flax_use_orbax_checkpointing", True)
     for step in (2, 12):
         checkpoints.save_checkpoint(str(tmp_path / "run"), trained(step), step=step, keep=2)
     before = everything(tmp_path)
@@ -153,6 +152,19 @@ def test_checkpoints_of_flax_training_are_restored(tmp_path, through_orbax):
     same(found.params, trained(12).params)
     same(found.opt_state, trained(12).opt_state)
     assert (found.step, start) == (12, 13)
+    assert everything(tmp_path) == before
+
+
+@FLAX
+def test_messages_of_flax_training_are_not_ours(tmp_path):
+    flax.config.update("flax_use_orbax_checkpointing", False)
+    checkpoints.save_checkpoint(str(tmp_path), {"x": np.arange(3)}, step=1)
+    before = everything(tmp_path)
+    with (
+        kinetic.Checkpointer(tmp_path, local_every=None) as ckpt,
+        pytest.raises(CheckpointError, match=r"checkpoints of flax\.training, .*leaves them alone"),
+    ):
+        ckpt.restore({"x": np.zeros(3)})
     assert everything(tmp_path) == before
 
 
@@ -180,12 +192,6 @@ def test_what_does_not_fit_is_named(tmp_path):
     assert found["params"]["w"].dtype == jnp.bfloat16
 
 
-def run(lines):
-    scope = {}
-    exec("\n".join(lines), scope)
-    return scope["found"]
-
-
 def test_of_several_states_the_lines_are_told_that_read_them(tmp_path):
     with ocp.CheckpointManager(tmp_path / "run") as there:
         items = {name: ocp.args.StandardSave({"x": np.arange(3)}) for name in ("model", "opt")}
@@ -196,30 +202,8 @@ def test_of_several_states_the_lines_are_told_that_read_them(tmp_path):
         pytest.raises(CheckpointError, match=r"of Orbax with several pytrees") as caught,
     ):
         ckpt.restore({"x": np.zeros(3)})
-    lines = [line[4:] for line in str(caught.value).splitlines() if line.startswith("    ")]
-    assert len(lines) == 3
-    assert list(run(lines)["x"]) == [0, 1, 2]
-    assert "/5/model'" in lines[1]
-    assert lines[1].endswith("# or opt")
-    assert "rm" not in str(caught.value).split()
+    assert "model, opt" in str(caught.value)
     assert everything(tmp_path) == before
-
-
-@pytest.mark.parametrize("written", [name for name in WRITTEN if "'" not in name])
-def test_the_lines_read_what_was_saved(tmp_path, written):
-    WRITTEN[written][0](tmp_path / "run")
-    there = Checkpoints(str(tmp_path / "run"))
-    lines = there.lines(there.step(None))
-    assert len(lines) == 3
-    assert run(lines)["opt"][0].tolist() == [7, 7]
-
-
-@FLAX
-def test_the_lines_read_what_flax_has_saved(tmp_path):
-    flax.config.update("flax_use_orbax_checkpointing", False)
-    checkpoints.save_checkpoint(str(tmp_path), {"x": np.arange(3)}, step=1)
-    there = Checkpoints(str(tmp_path))
-    assert run(there.lines(there.step(None)))["x"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # of Keras with this JAX
@@ -232,7 +216,7 @@ def test_formats_of_others_are_named_and_left_alone(tmp_path, monkeypatch):
     before = everything(tmp_path)
     with (
         kinetic.Checkpointer(tmp_path, local_every=None) as ckpt,
-        pytest.raises(CheckpointError, match=r"checkpoints of Keras.*\n.*\n.*load_model\('.*last"),
+        pytest.raises(CheckpointError, match=r"checkpoints of Keras, .*leaves them alone"),
     ):
         ckpt.restore({"x": 1})
     assert everything(tmp_path) == before

@@ -1,20 +1,17 @@
-"""Checkpoints that other programs have written with Orbax or Flax: read, never written.
+"""Checkpoints that other programs have written with Orbax: read, never written.
 
 In: a folder, a state as a pattern. Out: the same state with the saved content.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kinetic._in_job.checkpoint import tree
 from kinetic._in_job.checkpoint.persistent import explain_errors, orbax
 from kinetic._in_job.checkpoint.tree import Leaf, TreeState
 from kinetic._store.checkpoints import Checkpoints, Step
-from kinetic.errors import CheckpointError, NotFound, PreflightError
-
-_DOWN = "\n    "
+from kinetic.errors import CheckpointError, NotFound
 
 
 def is_foreign(directory: str) -> bool:
@@ -44,10 +41,11 @@ class Guest:
             found = [each.step for each in self._there.steps() if each.is_committed]
         except NotFound as error:
             raise CheckpointError(str(error)) from error
-        if not found and (lines := self._there.lines()):
+        if not found and self._there.program:
             raise CheckpointError(
                 f"{self._directory} has checkpoints of {self._there.program}, which are not in the "
-                f"format of Orbax. {_advise(lines)}"
+                "format of Orbax: kinetic leaves them alone. Read them with that program, and give "
+                "this training a folder of its own, with directory= or output_dir=."
             )
         return found
 
@@ -66,16 +64,13 @@ class Guest:
         Raises:
             CheckpointError: it cannot be read, or it is not clear what of it is the state.
             CheckpointMismatch: it does not fit.
-            PreflightError: it takes a package that is not there.
         """
         found = self._there.step(step)
         path = self._there.path(found)
         where = f"of {found.layout.program or 'kinetic'} in {path}"
-        content: _OrbaxTree | _Message
+        content: _OrbaxTree
         if not found.layout.program:
             content = _OwnTree(f"{path}/{found.layout.item}", step, found)
-        elif found.is_message:
-            content = _Message(path, step)
         elif found.layout.item is None:
             raise CheckpointError(self._is_unclear(found, path))
         else:
@@ -93,7 +88,8 @@ class Guest:
         what = f"several pytrees ({trees})" if trees else "no pytree that is known here"
         return (
             f"{path} is a checkpoint of {step.layout.program} with {what}, so it is not clear what "
-            f"the state is. {_advise(self._there.lines(step))}"
+            "the state is. Read it with orbax.checkpoint, and give this training a folder of its "
+            "own, with directory= or output_dir=."
         )
 
     def continue_after(self, step: int) -> None:
@@ -122,11 +118,6 @@ class Guest:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _advise(lines: list[str]) -> str:
-    read = f"Read it yourself:{_DOWN}{_DOWN.join(lines)}\nThen give" if lines else "Give"
-    return f"{read} this training a folder of its own, with directory= or output_dir=."
 
 
 class _OrbaxTree:
@@ -184,40 +175,6 @@ class _OwnTree(_OrbaxTree):
         return now.values_of(_read_tree(self._path, self._number, now.plain()))
 
 
-class _Message:
-    """A file of flax.training."""
-
-    def __init__(self, path: str, number: int) -> None:
-        flax = _flax()
-        content = _content_of(path, number)
-        self._there = tree.take_apart(flax.serialization.msgpack_restore(content))
-
-    def leaves(self, now: TreeState) -> list[Leaf]:
-        """Return its leaves, by the names that they have in the state."""
-        names = dict(zip(now.joined, (leaf.name for leaf in now.leaves), strict=True))
-        return [
-            Leaf(names.get(name, name), leaf.shape, leaf.dtype, leaf.key, leaf.value)
-            for name, leaf in zip(self._there.joined, self._there.leaves, strict=True)
-        ]
-
-    def values(self, now: TreeState) -> list[Any]:
-        """Return the values, laid out as those of the state."""
-        by_name = dict(zip(self._there.joined, self._there.values, strict=True))
-        pairs = zip(now.values, (by_name[name] for name in now.joined), strict=True)
-        return [_lay_out(like, value) for like, value in pairs]
-
-
-def _lay_out(like: Any, value: Any) -> Any:
-    import jax
-    import numpy as np
-
-    if not isinstance(like, jax.Array):
-        return value
-    array = np.asarray(value).astype(like.dtype, copy=False)
-    part: Callable[[Any], Any] = lambda index: array[index]  # noqa: E731
-    return jax.make_array_from_callback(array.shape, like.sharding, part)
-
-
 def _leaf(name: str, about: Any) -> Leaf:
     """What Orbax knows of a leaf."""
     import numpy as np
@@ -226,17 +183,6 @@ def _leaf(name: str, about: Any) -> Leaf:
     if type(about).__name__ == "ScalarMetadata":
         return Leaf(name, value=dtype.type(0).item())
     return Leaf(name, tuple(about.shape), dtype.name)
-
-
-def _flax() -> Any:
-    try:
-        import flax.serialization
-    except ImportError as error:
-        raise PreflightError(
-            "These checkpoints are of flax.training, and flax is not installed on this host: pip "
-            "install flax, or name it in the project's dependencies."
-        ) from error
-    return flax
 
 
 def _describe_tree(path: str, step: int) -> Any:
@@ -259,12 +205,3 @@ def _read_tree(path: str, step: int, like: Any) -> Any:
     ):
         how = ocp.checkpoint_utils.construct_restore_args(like)
         return reader.restore(path, args=ocp.args.PyTreeRestore(like, restore_args=how))
-
-
-def _content_of(path: str, step: int) -> bytes:
-    """Return the content of a file in a folder or bucket."""
-    from etils import epath
-
-    with explain_errors("read", path, step):
-        content: bytes = epath.Path(path).read_bytes()
-        return content

@@ -18,7 +18,7 @@ import click
 from kinetic._client.board import text
 from kinetic._core import checkpoint_size
 from kinetic._core.checkpoint_size import Size, in_gigabytes
-from kinetic._store.checkpoint_layouts import ANOTHER
+from kinetic._store.checkpoints import ANOTHER
 from kinetic.cli import exit_codes, output
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import complete_with
@@ -35,7 +35,7 @@ _LEAVES = ("LEAF", "SHAPE", "TYPE", "SIZE")
 _GROUP_HELP = """Look at the checkpoints of a training, and size the memory for local ones.
 
 URI is the folder or gs:// URI that `kinetic.Checkpointer` wrote to, the output folder above it, or
-the id of the job. Checkpoints of Orbax, MaxText and Flax are shown as well.
+the id of the job. Checkpoints that others have written with Orbax are shown as well.
 
 \b
 Examples:
@@ -127,13 +127,13 @@ def ls(app: AppContext, /, *, uri: str, as_json: bool) -> None:
         output.json_document([step.to_json() | {"leaves": count} for step, count in rows])
         return
     if not steps:
-        output.notice(f"There are no checkpoints at {checkpoints.where}.")
-    if (program := checkpoints.program) and not as_json:
-        output.notice(f"These are checkpoints of {program}.")
-    for line in [] if steps else checkpoints.lines():
-        output.line(line)
-    if not steps:
+        others = f", but those of {program}" if (program := checkpoints.program) else ""
+        output.notice(
+            f"There are no checkpoints of kinetic or Orbax at {checkpoints.where}{others}."
+        )
         return
+    if program := checkpoints.program:
+        output.notice(f"These are checkpoints of {program}.")
     now = time.time()
     output.table(_COLUMNS, [_row(each, now) for each in steps], right=_NUMBERS, cut="METRICS")
 
@@ -168,10 +168,6 @@ def inspect(app: AppContext, /, *, uri: str, step: int | None, as_json: bool) ->
         return
     for name, words in _about(checkpoints, chosen):
         output.line(f"{name:<12}{words}")
-    if lines := checkpoints.lines(chosen) if chosen.layout.program else []:
-        output.line()
-        for line in lines:
-            output.line(line)
     if names := checkpoints.names(chosen):
         output.line()
         output.table(_LEAVES[:1], [(name,) for name in names], wrap="LEAF")
@@ -256,7 +252,7 @@ def rm(
         and all(step.layout.program == ANOTHER for step in steps)
     ):
         raise UsageError(
-            f"{checkpoints.where} has no checkpoint of kinetic, Orbax or Flax: remove with its own "
+            f"{checkpoints.where} has no checkpoint of kinetic or Orbax: remove with its own "
             "program what another one has written."
         )
     missing = [n for n in numbers if n not in {step.step for step in steps}]
@@ -270,7 +266,7 @@ def rm(
     others = [step for step in chosen if step.is_committed and step.layout.program == ANOTHER]
     if others:
         names = ", ".join(step.name for step in others)
-        output.notice(f"Left alone, as no checkpoint of kinetic, Orbax or Flax: {names}.")
+        output.notice(f"Left alone, as no checkpoint of kinetic or Orbax: {names}.")
         chosen = [step for step in chosen if step not in others]
     if not chosen:
         output.notice(f"There is nothing to remove at {checkpoints.where}.")
