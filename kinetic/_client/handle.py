@@ -243,7 +243,7 @@ class JobHandle(Generic[R_co]):
             with ControlClient(endpoint, give_up_s=timeout_s) as client:
                 return client.dump_stacks(timeout_s)
         found = self._read_verdict()
-        if found is None and self.ref.place.is_cluster and self.status() is JobStatus.RUNNING:
+        if found is None and self.ref.place.is_cluster and self._has_leader():
             from kinetic._client import asking
 
             told = asking.stacks(
@@ -262,6 +262,15 @@ class JobHandle(Generic[R_co]):
                 "hang_timeout ends a job."
             )
         return kept
+
+    def _has_leader(self) -> bool:
+        """True if the job runs, or its leader has begun and its cluster, which is asked every few
+        seconds only, does not say so yet."""
+        status = self.status()
+        is_about_to = status is JobStatus.PENDING
+        return status is JobStatus.RUNNING or (
+            is_about_to and self._store.has(layout.JobKeys(self.job_id).events)
+        )
 
     def processes(self) -> dict[str, Any]:
         """Return the process ids of a job that runs on this machine: {"supervisor": pid, "agents":

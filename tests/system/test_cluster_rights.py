@@ -143,8 +143,8 @@ def test_jobs_one_by_one_ask_once(on_cluster):
     handles = [double.run_async(-number) for number in range(5)]
     assert [handle.result() for handle in handles] == list(range(5))
     counts = on_cluster.counts()
-    assert counts["create jobs"] == counts["create secrets"] == 5 + 1
-    assert counts["get serviceaccounts"] == 1
+    assert counts["create jobs"] == counts["create secrets"] == 5
+    assert counts["try jobs"] == counts["try secrets"] == counts["get serviceaccounts"] == 1
     on_cluster.wait_for(lambda: not on_cluster.left_over())
 
 

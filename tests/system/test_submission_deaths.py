@@ -40,7 +40,8 @@ step = getattr(owner, name)
 
 def die(found, *args, **more):
     kinds = [getattr(each, "plural", each) for each in args]
-    if kind and not any(isinstance(each, str) and each.endswith(kind) for each in kinds):
+    is_other = kind and not any(isinstance(each, str) and each.endswith(kind) for each in kinds)
+    if is_other or more.get("dry_run"):
         return step(found, *args, **more)
     if moment == "after":
         step(found, *args, **more)

@@ -382,7 +382,8 @@ class FakeCluster:
         return list(self.api.requests)
 
     def counts(self) -> Counter[str]:
-        """Requests by verb and resource: "create jobs", "watch pods", "get pods/log"."""
+        """Requests by verb and resource: "create jobs", "watch pods", "get pods/log"; "try jobs"
+        is a dry run."""
         return self.api.counts()
 
     def forget_requests(self) -> None:

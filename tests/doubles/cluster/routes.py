@@ -106,8 +106,7 @@ class Api:
         parts = [p for p in request.path.split("/") if p]
         target = target_of(parts)
         request.verb, request.resource = verb_of(request, target), target.noun
-        is_trial = request.query.get("dryRun") == "All"
-        rules = self._faults.before("try" if is_trial else request.verb, request.resource)
+        rules = self._faults.before(name_verb(request), request.resource)
         for rule in rules:
             if rule.delay_s:
                 time.sleep(rule.delay_s)
@@ -477,4 +476,9 @@ class Api:
     def counts(self) -> Counter[str]:
         """How many requests there were, by verb and resource."""
         with self._lock:
-            return Counter(f"{r.verb} {r.resource}".strip() for r in self.requests)
+            return Counter(f"{name_verb(r)} {r.resource}".strip() for r in self.requests)
+
+
+def name_verb(request: Request) -> str:
+    """The verb of a request, or "try" for a dry run."""
+    return "try" if request.query.get("dryRun") == "All" else request.verb
