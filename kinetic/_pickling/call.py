@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import field, replace
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinetic._core.plan import Versions
@@ -196,11 +196,13 @@ class _CallerState:
         modules: dict[str, None] = {}
         own: list[Any] = []
         for made in registries.list_registered():
-            module, qualname = made.__module__, made.__qualname__
+            module, qualname = (getattr(made, n, "") for n in ("__module__", "__qualname__"))
             if module in self._imported:
                 modules[module] = None
             elif module in MAIN:
-                own += [made] if self._namespace.get(qualname) is made else []
+                # A class may have been defined anew since; only JAX still knows the old one.
+                is_current = self._namespace.get(qualname) is made
+                own += [made] if is_current or isinstance(made, FunctionType) else []
             elif is_by_value(module) and find_named(module, qualname) is made:
                 own.append(made)
         return list(modules), [made for made in own if not self.attempt(made)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -69,9 +70,11 @@ def register(made: Any, registrations: Iterable[Registration]) -> None:
 
 # -- JAX: `jax.tree_util` keeps what it knows in a private module ----------------------------------
 
+_WITH_KEYS = "tree_flatten_with_keys"
 
-def _read_pytrees(name: str = "_registry") -> dict[type, Any]:
-    known: dict[type, Any] = getattr(sys.modules.get("jax._src.tree_util"), name, {})
+
+def _read_pytrees() -> dict[type, Any]:
+    known: dict[type, Any] = getattr(sys.modules.get("jax._src.tree_util"), "_registry", {})
     return known
 
 
@@ -84,16 +87,23 @@ def _describe_pytree(made: type, with_functions: bool) -> tuple[Any, ...] | None
     """Return the name of the function of JAX that registers a class as it is, and its arguments:
     names of fields, or functions; text stands for a function of the class's own."""
     flatten, unflatten = _read_pytrees()[made]
-    fields = list_closed_over(flatten) if isinstance(flatten, FunctionType) else {}
-    if fields.keys() >= {"data_fields", "meta_fields"}:
-        return "register_dataclass", fields["data_fields"], fields["meta_fields"]
+    variables = list_closed_over(flatten) if isinstance(flatten, FunctionType) else {}
+    if variables.keys() >= {"data_fields", "meta_fields"}:
+        data, meta = variables["data_fields"], variables["meta_fields"]
+        known = getattr(made, "__dataclass_fields__", {})
+        dropped = {name for name, field in known.items() if field.init} - {*data, *meta}
+        return "register_dataclass", data, meta, *([tuple(dropped)] if dropped else [])
+    with_keys = variables.get("flatten_with_keys")
+    flatten = None if with_keys else flatten
+    if not with_keys and hasattr(made, _WITH_KEYS):
+        with_keys = operator.methodcaller(_WITH_KEYS)
     is_own = getattr(unflatten, "__self__", None) is made
-    if not (with_functions or (is_own and type(flatten).__name__ == "methodcaller")):
+    is_plain = is_own and type(with_keys or flatten) is operator.methodcaller
+    if not (with_functions or is_plain):
         return None
     unflatten = unflatten.__name__ if is_own else unflatten
-    keyed = _read_pytrees("_registry_with_keypaths").get(made)
-    if keyed is not None:
-        return "register_pytree_with_keys", keyed[0], unflatten, flatten
+    if with_keys:
+        return "register_pytree_with_keys", with_keys, unflatten, flatten
     return "register_pytree_node", flatten, unflatten
 
 

@@ -36,10 +36,16 @@ def make():
         def tree_flatten(self): return (self.w,), "rest"
         @classmethod
         def tree_unflatten(cls, rest, children): return cls(*children)
+    @tree_util.register_pytree_with_keys_class
+    class Keyed:
+        def __init__(self, w): self.w = w
+        def tree_flatten_with_keys(self): return ((tree_util.GetAttrKey("w"), self.w),), None
+        @classmethod
+        def tree_unflatten(cls, rest, children): return cls(*children)
     class Plain:
         def __init__(self, w): self.w = w
     register(Plain)
-    return [each(np.ones(2)) for each in (Linear, State, Data, Node, Plain)]
+    return [each(np.ones(2)) for each in (Linear, State, Data, Node, Keyed, Plain)]
 
 def register(cls):
     tree_util.register_pytree_node(cls, lambda x: ((x.w,), None), lambda _, held: cls(*held))
@@ -65,10 +71,13 @@ else:
     from kinetic._pickling.unpickler import CallUnpickler
     found, structure = CallUnpickler(io.BytesIO(data)).load()
 import jax
-for each in found if sys.argv[1] == "call" else found[:4]:
+for each in found if sys.argv[1] == "call" else found[:5]:
     grown = jax.tree.map(lambda x: x + 1, each)
     leaves = len(jax.tree.leaves(each))
     print(type(each).__name__, leaves, type(grown) is type(each), grown.w.tolist())
+    if type(each).__name__ == "Keyed":
+        ((path, _),) = jax.tree_util.tree_leaves_with_path(each)
+        assert jax.tree_util.keystr(path) == ".w", path
 assert found[0].double().tolist() == [2, 2] and found[0].made == []
 assert structure == jax.tree.structure(found[2])
 """
@@ -105,8 +114,8 @@ CallPickler(sys.stdout.buffer, space).dump(((held,), held))
 
 
 NAMES = {
-    "result": ("Linear", "State", "Data", "Node"),
-    "call": ("Linear", "State", "Data", "Node", "Plain"),
+    "result": ("Linear", "State", "Data", "Node", "Keyed"),
+    "call": ("Linear", "State", "Data", "Node", "Keyed", "Plain"),
 }
 """Functions of the script are not sent back."""
 
