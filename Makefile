@@ -7,6 +7,7 @@
 #   make test-all    every test                              (some of them: make test-all ARGS="-k gang -x")
 #   make test-repeat N=10   make test N times, every second time beside two busy processes; lists what ever failed
 #   make test-cluster KUBECONFIG=…  the tests of clusters on the one of its current context (see CONTRIBUTING.md)
+#   make test-cloudpickle   the tests of pickling with the oldest cloudpickle that kinetic accepts
 #   make test-ray the tests of the Ray backend, on a cluster of their own or on RAY_ADDRESS=http://…
 #   make check    lint, format, types, import contracts, the figures in ARCHITECTURE.md
 #   make docs     this project's site, in site/; what is wrong in it is an error
@@ -18,7 +19,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-ray test test-all test-repeat test-cluster test-ray check check-style check-types check-types-of-macos docs bench clean
+.PHONY: help demo demo-ray test test-all test-repeat test-cluster test-cloudpickle test-ray check check-style check-types check-types-of-macos docs bench clean
 
 VENV := .venv
 COMMA := ,
@@ -91,6 +92,12 @@ test-cluster: $(VENV)/.stamp-test
 
 test-ray: $(VENV)/.stamp-test
 	@KINETIC_TEST_RAY_ADDRESS="$(RAY_ADDRESS)" $(BIN)/python -m pytest -m ray $(ARGS)
+
+# The newest cloudpickle is the one of .venv.
+OLDEST_CLOUDPICKLE := $(VENV)/oldest-cloudpickle/site-packages
+test-cloudpickle: $(VENV)/.stamp-test
+	@[ -d $(OLDEST_CLOUDPICKLE)/cloudpickle ] || $(PIP) install --no-deps --target $(OLDEST_CLOUDPICKLE) 'cloudpickle==3.0.*'
+	@PYTHONPATH="$(CURDIR)/$(OLDEST_CLOUDPICKLE)" $(BIN)/python -m pytest tests/unit/test_pickl*.py tests/unit/test_payload*.py $(ARGS)
 
 # What runs beside the caller, and what it shares with hosts, also runs on macOS. What is followed into is not told about.
 AS_ON_A_MAC := --platform darwin --cache-dir .mypy_cache/darwin --follow-imports silent \

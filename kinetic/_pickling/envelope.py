@@ -13,7 +13,9 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from kinetic._core.plan import Versions
@@ -23,6 +25,25 @@ from kinetic.version import __version__
 
 SCHEMA = 3
 _NO_DIGEST = "0" * 64
+_DEEPEST = 4000
+"""Python's own limit is 1,000, of which pickle takes six where one function uses another."""
+_LIMIT_LOCK = threading.Lock()
+_limits_before: list[int] = []
+
+
+@contextmanager
+def _raise_recursion_limit() -> Iterator[None]:
+    """Let values be nested more deeply while they are pickled, in any number of threads."""
+    with _LIMIT_LOCK:
+        _limits_before.append(_limits_before[0] if _limits_before else sys.getrecursionlimit())
+        sys.setrecursionlimit(max(_limits_before[0], _DEEPEST))
+    try:
+        yield
+    finally:
+        with _LIMIT_LOCK:
+            before = _limits_before.pop()
+            if not _limits_before:
+                sys.setrecursionlimit(before)
 
 
 @dataclass(frozen=True)
@@ -104,7 +125,8 @@ def frame_record(
     # large body is never copied.
     file = io.BytesIO()
     offset = file.write(line(_NO_DIGEST))
-    dump(file)
+    with _raise_recursion_limit():
+        dump(file)
     with file.getbuffer() as view:
         view[:offset] = line(hashlib.sha256(view[offset:]).hexdigest())
     return file.getvalue()

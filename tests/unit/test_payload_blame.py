@@ -174,6 +174,20 @@ def test_what_arrives_as_something_else_is_said(tmp_path):
     assert pack(double, 1).warnings == ()
 
 
+@pytest.mark.skipif(
+    (3, 12) <= sys.version_info < (3, 12, 4), reason="its pickle has a limit that nobody can set"
+)
+def test_functions_may_use_each_other_more_deeply_than_they_may_call():
+    space: dict = {"__name__": "__main__"}
+    text = "".join(f"def f{i}(n): return f{i + 1}(n) if n else 0\n" for i in range(400))
+    exec(f"{text}def f400(n): return n", space)
+    limit = sys.getrecursionlimit()
+    func, _, _ = call.unpack(pack(space["f0"]).data)
+    assert (func(0), func.__globals__["f399"](7)) == (0, 7)
+    assert results.unpack_value(results.pack_value(space["f0"]))(0) == 0
+    assert sys.getrecursionlimit() == limit
+
+
 @pytest.mark.parametrize("kind", [OSError, SystemExit])
 def test_a_reduce_that_raises_is_reported(kind):
     class Bad:

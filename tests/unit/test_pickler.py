@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.machinery
 import io
+import re
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -14,6 +16,7 @@ import pytest
 import script_host
 from script_host import Host, sent
 
+from kinetic._pickling import upstream
 from kinetic._pickling.pickler import CallPickler
 from kinetic._pickling.unpickler import CallUnpickler
 
@@ -276,3 +279,14 @@ def test_values_of_python_itself_are_copies() -> None:
 def test_something_in_place_of_a_generator_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.random", lambda: 0.5)
     assert sent("def f(): return 1\n", "f").value[0]() == 1
+
+
+def test_private_names_of_cloudpickle_are_in_one_place() -> None:
+    users = {
+        file.name
+        for file in Path(upstream.__file__).parents[1].rglob("*.py")
+        if re.search(
+            r"cloudpickle\.cloudpickle|import cloudpickle as|cloudpickle\._", file.read_text()
+        )
+    }
+    assert users == {"upstream.py"}
