@@ -51,9 +51,10 @@ class JobWatch:
         poll = select.poll()
         if self._fd >= 0:
             poll.register(self._fd, select.POLLIN)
-        deadline = time.monotonic() + _WAKE_AFTER_S
+        # After the supervisor's end, the reports of its hosts may take a moment.
+        deadline = time.monotonic() + (POLL_S if self._has_ended else _WAKE_AFTER_S)
         while time.monotonic() < deadline:
-            if poll.poll(self._poll_ms):  # It stays readable, and the hosts may take a moment.
+            if poll.poll(self._poll_ms):
                 self._has_ended = True
                 self.close()
                 return
