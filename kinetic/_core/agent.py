@@ -64,14 +64,14 @@ class Eviction:
     """What is known of a host of the gang being taken away.
 
     Attributes:
-        told: whether one is.
+        is_known: whether one is.
         is_ours: whether it is this one.
         looks: whether the function sees it for itself, and is not to be interrupted.
         saves_together: whether hosts save together, so that none may leave before all have.
         left_s: how long the function may run on.
     """
 
-    told: bool = False
+    is_known: bool = False
     is_ours: bool = False
     looks: bool = False
     saves_together: bool = False
@@ -245,7 +245,7 @@ class AgentMachine:
     # -- decisions ---------------------------------------------------------------------------------
 
     def _start_if_due(self) -> list[Act]:
-        over = self.started or self.stopping or self._eviction.told or self._has_end
+        over = self.started or self.stopping or self._eviction.is_known or self._has_end
         if over or not (self.armed and self.ready):
             return []
         self.started = True
@@ -253,7 +253,7 @@ class AgentMachine:
 
     def _stop(self, view: HostView, now: float) -> list[Act]:
         self.stopping = True
-        left_s = self._eviction.left_s if self._eviction.told else None
+        left_s = self._eviction.left_s if self._eviction.is_known else None
         return self._end_worker(grace_of(view, elastic=self._is_elastic, left_s=left_s), now)
 
     def _end_worker(self, grace_s: float, now: float) -> list[Act]:
@@ -262,8 +262,8 @@ class AgentMachine:
         self.kill_at = now + grace_s
         if self._has_end or self.activity is not Activity.RUNNING:
             # No function is running that could clean up.
-            kept = self._has_end and self._eviction.saves_together
-            return [] if kept else self._let_go(now)
+            stays = self._has_end and self._eviction.saves_together
+            return [] if stays else self._let_go(now)
         return [] if self._eviction.looks else [Act.TERMINATE]
 
     def _let_go(self, now: float) -> list[Act]:

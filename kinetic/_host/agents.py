@@ -64,12 +64,12 @@ class Agents:
         self._last_words: dict[int, int] = {}
         """By host: the file into which its latest agent writes what ends it."""
 
-    def fork(self, identities: Iterable[Identity], *, again: bool = False) -> None:
-        """Fork an agent for each; this process must not have started a thread (gRPC does). `again`
-        is whether hosts may be started again later."""
+    def fork(self, identities: Iterable[Identity], *, may_repeat: bool = False) -> None:
+        """Fork an agent for each identity; this process must not have started a thread (gRPC does).
+        `may_repeat` is whether hosts may be started again later."""
         _block_signals()
         read_end, write_end = os.pipe()
-        if again:
+        if may_repeat:
             identities = list(identities)
             self._fork_server = self._make_fork_server(identities, read_end, write_end)
         for identity in identities:
@@ -111,8 +111,8 @@ class Agents:
         """Kill these agents with all that is below them, and forget them."""
         for pid in [pid for pid, host in self.pids.items() if host in indices]:
             del self.pids[pid]
-            for each in (pid, *processes.descendants(pid)):
-                processes.kill(each, signal.SIGKILL)
+            for victim in (pid, *processes.descendants(pid)):
+                processes.kill(victim, signal.SIGKILL)
 
     def end_orphans(self) -> None:
         """Kill what agents that were killed have left to this process."""
@@ -185,8 +185,8 @@ class Agents:
     def await_signal(self, timeout_s: float) -> int | None:
         """Wait for a child's death (SIGCHLD; call `dead` for details) or SIGTERM, which must be
         blocked; return which came, or None."""
-        found = signal.sigtimedwait([signal.SIGCHLD, signal.SIGTERM], timeout_s)
-        return None if found is None else found.si_signo
+        info = signal.sigtimedwait([signal.SIGCHLD, signal.SIGTERM], timeout_s)
+        return None if info is None else info.si_signo
 
     def dead(self) -> Iterator[tuple[int, int]]:
         """Reap all children; yield host and wait status of each agent among them."""
@@ -238,8 +238,8 @@ def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
         key = layout.HostKeys(who.job_id, who.attempt, who.host).log
         return folder / key, folder / layout.log_index(key)
     own = Path(who.scratch) / f"log-{who.index}", Path(who.scratch) / f"log-{who.index}.idx"
-    for left in own:  # By an attempt before: it is in the store.
-        left.unlink(missing_ok=True)
+    for file in own:  # By an attempt before: it is in the store.
+        file.unlink(missing_ok=True)
     return own
 
 

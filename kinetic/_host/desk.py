@@ -148,8 +148,8 @@ async def answer_questions(
     """
 
     async def stacks(_: Mapping[str, Any]) -> dict[str, object]:
-        found = await coordinator.dump_stacks(DUMP_S)
-        return {"stacks": {str(host): text for host, text in found.items()}}
+        answers = await coordinator.dump_stacks(DUMP_S)
+        return {"stacks": {str(host): text for host, text in answers.items()}}
 
     async def activity(_: Mapping[str, Any]) -> dict[str, object]:
         return {"activity": gang().snapshot()}
@@ -171,12 +171,12 @@ async def answer_questions(
         for wanted, key, act in rows:
             # It is asked again, or answered next time; or it is no question of ours.
             with contextlib.suppress(KineticError, LookupError, TypeError, ValueError):
-                asked = await asyncio.to_thread(_read_request, store, wanted)
-                if asked["id"] in ("", answered.get(wanted)):
+                request = await asyncio.to_thread(_read_request, store, wanted)
+                if request["id"] in ("", answered.get(wanted)):
                     continue
-                data = json.dumps({"id": asked["id"]} | await act(asked)).encode()
+                data = json.dumps({"id": request["id"]} | await act(request)).encode()
                 await asyncio.to_thread(store.put, key, data)
-                answered[wanted] = asked["id"]
+                answered[wanted] = request["id"]
                 if act is activity:
                     watched_until = time.monotonic() + WATCHED_S
         if hosts.takes_orders:
@@ -197,11 +197,11 @@ async def _obey_orders(
         request_id = key.rpartition("/")[2].removesuffix(".json")
         # What raises these is no order of ours.
         with contextlib.suppress(CorruptRecord, LookupError, TypeError, ValueError):
-            asked = await asyncio.to_thread(_read_request, store, key)
-            if asked["id"] != request_id:
+            order = await asyncio.to_thread(_read_request, store, key)
+            if order["id"] != request_id:
                 raise ValueError(key)
             if request_id not in obeyed:
-                obeyed[request_id] = {"hosts": sorted(hosts.kill_programs(asked["hosts"]))}
+                obeyed[request_id] = {"hosts": sorted(hosts.kill_programs(order["hosts"]))}
             data = json.dumps({"id": request_id} | obeyed[request_id]).encode()
             await asyncio.to_thread(
                 store.put, layout.AttemptKeys(*place).order_answer(request_id), data
@@ -211,7 +211,7 @@ async def _obey_orders(
 
 def _read_request(store: Store, key: str) -> Mapping[str, Any]:
     try:
-        found = record.parse(store.get(key))
-        return found | {"id": str(found["id"])}
+        request = record.parse(store.get(key))
+        return request | {"id": str(request["id"])}
     except (NotFound, LookupError):
         return {"id": ""}

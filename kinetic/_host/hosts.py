@@ -71,7 +71,7 @@ class Hosts(ABC):
         self.stay, self.alone = stay, alone
         self._dead: set[int] = set()
         """Hosts whose agents have ended, and were not started again."""
-        self._told: set[int] = set()
+        self._informed: set[int] = set()
         """Hosts that know that nothing follows."""
         self._joined: set[int] = set()
         """Hosts that have joined the current attempt."""
@@ -138,9 +138,9 @@ class Hosts(ABC):
             NeedsNewPrograms: as said there.
         """
 
-    def close(self, told: Collection[int]) -> None:
+    def close(self, informed: Collection[int]) -> None:
         """The job is over; these know it already."""
-        self._told.update(told)
+        self._informed.update(informed)
         self.waiting_room.close()
 
     # -- processes ---------------------------------------------------------------------------------
@@ -176,8 +176,8 @@ class Hosts(ABC):
         """Something has happened to a host."""
         if event.kind is EventKind.JOINED:
             self._joined.add(index)
-        said = event.kind is EventKind.REPORT and event.exit in (Exit.AGENT_LOST, Exit.EVICTED)
-        if self.announced and (said or event.kind is EventKind.LOST):
+        is_end = event.kind is EventKind.REPORT and event.exit in (Exit.AGENT_LOST, Exit.EVICTED)
+        if self.announced and (is_end or event.kind is EventKind.LOST):
             self.note_gone(index, is_taken_away=event.exit is Exit.EVICTED)
 
     @abstractmethod
@@ -213,7 +213,7 @@ class Hosts(ABC):
 
     def on_told(self, index: int) -> None:
         """A host knows that nothing follows."""
-        self._told.add(index)
+        self._informed.add(index)
         self._listener.on_change()
 
     def _die(self, index: int, why: str) -> None:
@@ -328,7 +328,7 @@ class JoinedHosts(ForkedHosts):
 
     def all_gone(self) -> bool:
         """Whether the own agent has been reaped, and others that wait have been told."""
-        waiting = self._others - self._told - self._dead if self.stay else ()
+        waiting = self._others - self._informed - self._dead if self.stay else ()
         return super().all_gone() and not waiting
 
     def end(self, indices: Collection[int]) -> None:
@@ -358,7 +358,7 @@ class RemoteHosts(Hosts):
 
     def all_gone(self) -> bool:
         """Whether all have been told, or are dead."""
-        return (self._told | self._dead).issuperset(range(self._hosts))
+        return (self._informed | self._dead).issuperset(range(self._hosts))
 
     def end(self, indices: Collection[int]) -> None:
         """Their gang tells them to end their workers; the agents stay."""

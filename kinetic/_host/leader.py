@@ -102,8 +102,8 @@ class Leader:
         self._on_ready = on_ready
         self._on_agents = on_agents
         self._free_space = free_space
-        self._each = plan.hosts // policy.rules.most
-        self._story = Story(store, plan.job_id, policy, self._each)
+        self._hosts_per_slice = plan.hosts // policy.rules.most
+        self._story = Story(store, plan.job_id, policy, self._hosts_per_slice)
         self._ready_at = 0.0
         self._removed = self._over = self._needs_programs = self._has_asked = False
         self._gang = self._make_gang(are_there=not hosts.come_later)
@@ -316,7 +316,7 @@ class Leader:
         """The attempt has failed, and the function may try again."""
         slices = self._find_dead()
         if self._policy.is_fixed:
-            slices = tuple(sorted({*slices, *slices_to_end(outcome, self._each)}))
+            slices = tuple(sorted({*slices, *slices_to_end(outcome, self._hosts_per_slice)}))
             for report in outcome.reports:
                 if report.exit in (*_SILENT, Exit.EVICTED):
                     taken_away = report.exit is Exit.EVICTED
@@ -332,7 +332,7 @@ class Leader:
 
     def _find_dead(self) -> tuple[int, ...]:
         """Slices that took part, and of which hosts are dead."""
-        dead = {index // self._each for index in self._hosts.dead}
+        dead = {index // self._hosts_per_slice for index in self._hosts.dead}
         return tuple(sorted(dead & {*self._policy.slices}))
 
     def _end(self, slices: Iterable[int]) -> None:
@@ -441,13 +441,13 @@ class Leader:
 
     def on_death(self, index: int, why: str) -> None:
         """The agent of a host has ended."""
-        which, slices = index // self._each, self._policy.slices
+        which, slices = index // self._hosts_per_slice, self._policy.slices
         if self._over:
             return
         if self._policy.forming or which not in slices:
-            self._lose(which, f"host {index % self._each} of slice {which}: {why}")
+            self._lose(which, f"host {index % self._hosts_per_slice} of slice {which}: {why}")
         elif not self._gang.finished:
-            rank = slices.index(which) * self._each + index % self._each
+            rank = slices.index(which) * self._hosts_per_slice + index % self._hosts_per_slice
             self._gang.mark_lost(rank, why, time.monotonic())
             self._sweep()
         self._wake()
@@ -472,7 +472,7 @@ class Leader:
             self._on_ready()
 
     def _indices(self, which: int) -> range:
-        return range(which * self._each, (which + 1) * self._each)
+        return range(which * self._hosts_per_slice, (which + 1) * self._hosts_per_slice)
 
     def _indices_of(self, slices: Sequence[int]) -> tuple[int, ...]:
-        return indices_of(slices, self._each)
+        return indices_of(slices, self._hosts_per_slice)

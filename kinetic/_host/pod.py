@@ -57,8 +57,8 @@ def read_policy(plan: Plan, store: Store, attempt: int) -> AttemptPolicy:
     job_id, retries = plan.job_id, plan.options.retries
     if plan.elastic_gang is None:
         away = attempts.count_taken_away(store, job_id, attempt) if retries else 0
-        left = max(retries - (attempt - 1 - away), 0)
-        return make_policy(plan, attempt=attempt, retries=left, taken_away=away)
+        retries_left = max(retries - (attempt - 1 - away), 0)
+        return make_policy(plan, attempt=attempt, retries=retries_left, taken_away=away)
     ended = {number: attempts.verdict(store, job_id, number) for number in range(1, attempt)}
     repeated = {number for number, outcome in ended.items() if _has_failed_by_itself(outcome)}
     failures = tuple(
@@ -66,9 +66,9 @@ def read_policy(plan: Plan, store: Store, attempt: int) -> AttemptPolicy:
         for number, outcome in ended.items()
         if number not in repeated and not verdicts.has_left(outcome)
     )
-    left = max(retries - len(repeated), 0)
+    retries_left = max(retries - len(repeated), 0)
     return make_policy(
-        plan, attempt=attempt, failures=failures, retries=left, repeats=len(repeated)
+        plan, attempt=attempt, failures=failures, retries=retries_left, repeats=len(repeated)
     )
 
 

@@ -136,7 +136,7 @@ class _HostProgram(ABC):
         who = self._assign(policy) if may_repeat else self._who
         agents = Agents(plan, self._store)
         who = replace(who, attempt=policy.attempt, stays=may_repeat and plan.hosts > 1)
-        agents.fork([who], again=may_repeat)
+        agents.fork([who], may_repeat=may_repeat)
         return agents
 
     def _await_agent(self, agents: Agents) -> tuple[bool, int]:
@@ -170,8 +170,8 @@ class _Leading(_HostProgram):
         memory_folder.remove_unused(self._plan.job_id)
         verdicts.conclude(self._store, self._plan.job_id, ended, self._plan)
         own = next((report for report in ended.outcome.reports if report.host == 0), None)
-        said = ended.outcome.first if self._who.role == "head" else own
-        return ProgramCode.DELIVERED if said is None else program_code(said)
+        report = ended.outcome.first if self._who.role == "head" else own
+        return ProgramCode.DELIVERED if report is None else program_code(report)
 
     def _lead_to_end(self) -> Attempt:
         who, plan, store = self._who, self._plan, self._store

@@ -39,10 +39,11 @@ class Story:
             epoch; 0.0 for none.
     """
 
-    def __init__(self, store: Store, job_id: str, policy: AttemptPolicy, each: int) -> None:
-        """`each`: hosts of a slice."""
+    def __init__(
+        self, store: Store, job_id: str, policy: AttemptPolicy, hosts_per_slice: int
+    ) -> None:
         self._store = store
-        self._each = each
+        self._hosts_per_slice = hosts_per_slice
         self._job_id = job_id
         self._policy = policy
         self._events = EventLog(store, layout.JobKeys(job_id).events)
@@ -68,7 +69,7 @@ class Story:
         """An attempt begins on some of the slices."""
         self._failed_at = 0.0
         slices = self._policy.slices
-        self._tell(EventKind.FORMED, slices, hosts=indices_of(slices, self._each))
+        self._tell(EventKind.FORMED, slices, hosts=indices_of(slices, self._hosts_per_slice))
 
     def tell_of_return(self, which: int) -> None:
         """All hosts of a slice are ready; it may have been lost before."""
@@ -95,8 +96,8 @@ class Story:
 
     def tell_of_repeat(self, why: str) -> None:
         """The function has failed, and is called again."""
-        left = self._policy.retries_left
-        more = f"{left} {'retry' if left == 1 else 'retries'} left after the next attempt"
+        retries = self._policy.retries_left
+        more = f"{retries} {'retry' if retries == 1 else 'retries'} left after the next attempt"
         if self._is_elastic:  # Hosts tell it where the next attempt begins.
             self._say(f"attempt {self.attempt} failed: {why.rstrip('.')} ({more}).")
 
@@ -127,7 +128,7 @@ class Story:
     def tell_what_is_back(self) -> None:
         """The function has left its attempt, to make room."""
         policy = self._policy
-        back = [s for s in range(policy.rules.most) if policy.state_of(s) is SliceState.THERE]
+        back = [s for s in range(policy.rules.most) if policy.state_of(s) is SliceState.READY]
         self._say(describe_returned(back))
 
     def tell_of_next(self, form: Form, before: int) -> None:
@@ -173,6 +174,8 @@ class Story:
             log.say(text)
 
 
-def indices_of(slices: Sequence[int], each: int) -> tuple[int, ...]:
+def indices_of(slices: Sequence[int], per_slice: int) -> tuple[int, ...]:
     """Return the indices of these slices' hosts among all hosts of a job."""
-    return tuple(index for which in slices for index in range(which * each, (which + 1) * each))
+    return tuple(
+        index for which in slices for index in range(which * per_slice, (which + 1) * per_slice)
+    )

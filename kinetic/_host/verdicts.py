@@ -92,8 +92,8 @@ def end_event(outcome: Outcome) -> GangEvent:
 
 def has_left(outcome: Outcome) -> bool:
     """Whether the function has left on all hosts, to make room."""
-    left = [report.exit is Exit.LEFT for report in outcome.reports]
-    return bool(left) and all(left)
+    departures = [report.exit is Exit.LEFT for report in outcome.reports]
+    return bool(departures) and all(departures)
 
 
 def line_of(attempt: int, event: GangEvent) -> str:

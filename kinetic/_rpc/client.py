@@ -32,7 +32,7 @@ _PLACE_S = 20.0
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 _CLOSE_S = 2.0
-_AGAIN = frozenset(
+_TRANSIENT = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -73,7 +73,7 @@ class _Caller:
         self._channel = _open(endpoint)
         self._calls: dict[str, Any] = {}
 
-    def once(self, method: codec.Method, request: Any, timeout_s: float) -> Any:
+    def try_call(self, method: codec.Method, request: Any, timeout_s: float) -> Any:
         """Call once; return the reply, or an iterator of replies.
 
         Raises:
@@ -106,9 +106,9 @@ class _Caller:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                return self.once(method, request, timeout_s)
+                return self.try_call(method, request, timeout_s)
             except grpc.RpcError as error:
-                if error.code() not in _AGAIN:
+                if error.code() not in _TRANSIENT:
                     raise self.translate(method, error) from error
                 if patience.is_over() or self.closed.wait(pause_s):
                     raise self.explain_loss(error) from error
@@ -203,9 +203,9 @@ class AgentClient:
             CoordinatorLost: nothing has arrived for `unreachable_after_s`.
         """
         try:
-            self._caller.once(codec.HEARTBEAT, beat, _BEAT_S)
+            self._caller.try_call(codec.HEARTBEAT, beat, _BEAT_S)
         except grpc.RpcError as error:
-            if error.code() not in _AGAIN:
+            if error.code() not in _TRANSIENT:
                 raise self._caller.translate(codec.HEARTBEAT, error) from error
             if self._patience.is_over():
                 raise self._caller.explain_loss(error) from error
@@ -257,7 +257,7 @@ class AgentClient:
         pause_s = _FIRST_PAUSE_S
         while not self._caller.closed.is_set():
             try:
-                for view in self._caller.once(
+                for view in self._caller.try_call(
                     codec.WATCH, codec.WatchRequest(self._host), _WATCH_S
                 ):
                     pause_s = _FIRST_PAUSE_S
@@ -265,7 +265,7 @@ class AgentClient:
                 if last.stop or last.all_done:
                     return  # nothing more will change
             except grpc.RpcError as error:
-                if error.code() not in _AGAIN and not self._caller.closed.is_set():
+                if error.code() not in _TRANSIENT and not self._caller.closed.is_set():
                     logger.error("%s", self._caller.translate(codec.WATCH, error))
                     return  # the agent's next call raises the same error
             except ValueError:
@@ -342,7 +342,7 @@ def place_of(
     try:
         while True:
             place: HostAssignment | None = caller.call(codec.PLACE, request, timeout_s=_PLACE_S)
-            if place is None or not place.again:
+            if place is None or not place.is_postponed:
                 return place
     finally:
         caller.close()

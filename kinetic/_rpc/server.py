@@ -370,8 +370,8 @@ def _why_not(path: Path) -> str:
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
         return f": a Unix socket's path may have at most {_MOST_PATH_BYTES} bytes"
     try:
-        with socket.socket(socket.AF_UNIX) as again:
-            again.bind(os.fspath(path))
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(os.fspath(path))
     except OSError as error:
         return f": {error.strerror or error}"
     path.unlink(missing_ok=True)

@@ -123,7 +123,7 @@ class WaitingRoom:
             if self._over:
                 return None
             if loop.time() >= due:
-                return HostAssignment(again=True)
+                return HostAssignment(is_postponed=True)
             changed = self._changed
             try:
                 await asyncio.wait_for(changed.wait(), max(due - loop.time(), 0.0))

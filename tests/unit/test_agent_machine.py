@@ -69,7 +69,7 @@ def test_it_is_not_called_after_a_stop(before):
     if before == "stop":
         assert machine.on_view(stopped(), 0.0) == [Act.KILL]
     if before == "told":
-        machine.note_eviction(Eviction(told=True))
+        machine.note_eviction(Eviction(is_known=True))
     assert machine.on_armed() == []
     assert machine.on_ready(READY) == []
 
@@ -179,7 +179,7 @@ def test_a_host_whose_program_and_leader_are_gone_gives_up_soon():
 def test_a_host_that_is_taken_away_says_so_and_goes_on_until_the_gang_stops():
     machine = running()
     assert machine.may_be_taken_away()
-    machine.note_eviction(Eviction(told=True, is_ours=True, left_s=30.0))
+    machine.note_eviction(Eviction(is_known=True, is_ours=True, left_s=30.0))
     assert machine.on_taken_away(30.0, 0.0) == [Act.ANNOUNCE]
     assert not machine.may_be_taken_away()
     assert machine.on_view(stopped(preempted=True), 1.0) == [Act.TERMINATE]
@@ -188,14 +188,14 @@ def test_a_host_that_is_taken_away_says_so_and_goes_on_until_the_gang_stops():
 
 def test_a_function_that_looks_is_not_interrupted():
     machine = running()
-    machine.note_eviction(Eviction(told=True, looks=True, left_s=30.0))
+    machine.note_eviction(Eviction(is_known=True, looks=True, left_s=30.0))
     assert machine.on_view(stopped(preempted=True), 0.0) == []
     assert machine.tick(30.0) == [Act.KILL]
 
 
 def test_hosts_that_save_together_stay_until_all_have():
     machine = running()
-    machine.note_eviction(Eviction(told=True, saves_together=True, left_s=30.0))
+    machine.note_eviction(Eviction(is_known=True, saves_together=True, left_s=30.0))
     machine.on_view(stopped(preempted=True), 0.0)
     assert end(machine) == []
     assert machine.on_view(stopped(), 1.0) == [Act.RUN_EXIT_HANDLERS]

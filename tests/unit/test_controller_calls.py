@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinetic._core.gang.controller import Again, Calls, Cause, cause_of
+from kinetic._core.gang.controller import Calls, Cause, NextCall, cause_of
 from kinetic._core.gang.policy import GiveUp
 from kinetic._core.options import Elastic
 
@@ -35,11 +35,11 @@ def test_the_text_of_an_error_says_whether_a_slice_was_lost(text, cause):
 
 
 def test_one_that_waits_wants_all_slices_and_makes_do_with_the_least():
-    assert calls(2, 3).handle_failure(Cause.LOSS, [1], LOST) == Again(wanted=3, enough=2)
+    assert calls(2, 3).handle_failure(Cause.LOSS, [1], LOST) == NextCall(wanted=3, enough=2)
 
 
 def test_one_that_shrinks_wants_no_more_than_the_least():
-    assert calls(2, 3, shrinks=True).handle_failure(Cause.LOSS, [1], LOST) == Again(
+    assert calls(2, 3, shrinks=True).handle_failure(Cause.LOSS, [1], LOST) == NextCall(
         wanted=2, enough=2
     )
 
@@ -53,21 +53,21 @@ def test_an_error_of_another_kind_is_the_functions_own():
 def test_a_doubtful_error_is_a_loss_as_often_as_a_slice_is_gone():
     machine = calls(failures=3)
     for _ in range(3):
-        assert machine.handle_failure(Cause.PERHAPS_LOSS, [0], MAYBE) == Again(3, 1)
+        assert machine.handle_failure(Cause.PERHAPS_LOSS, [0], MAYBE) == NextCall(3, 1)
 
 
 def test_while_all_slices_answer_a_doubtful_error_is_tried_once():
     machine = calls(failures=9)
-    assert machine.handle_failure(Cause.PERHAPS_LOSS, [], MAYBE) == Again(3, 1)
+    assert machine.handle_failure(Cause.PERHAPS_LOSS, [], MAYBE) == NextCall(3, 1)
     assert machine.handle_failure(Cause.PERHAPS_LOSS, [], MAYBE) is None
     machine = calls(failures=9)
     for cause in (Cause.PERHAPS_LOSS, Cause.LOSS, Cause.PERHAPS_LOSS):
-        assert machine.handle_failure(cause, [], MAYBE) == Again(3, 1), "not twice in a row"
+        assert machine.handle_failure(cause, [], MAYBE) == NextCall(3, 1), "not twice in a row"
 
 
 def test_it_gives_up_with_every_failure():
     machine = calls(failures=1)
-    assert machine.handle_failure(Cause.LOSS, [1], LOST) == Again(3, 1)
+    assert machine.handle_failure(Cause.LOSS, [1], LOST) == NextCall(3, 1)
     machine.begin_attempt()
     given_up = machine.handle_failure(Cause.LOSS, [], "DATA_LOSS: gone")
     assert given_up == GiveUp(
@@ -98,6 +98,6 @@ def test_too_few_slices_in_time_name_those_that_are_away():
 def test_growing_is_no_failure():
     machine = calls(failures=2)
     assert (machine.attempt, machine.most_attempts) == (1, 3)
-    assert machine.handle_departure() == Again(1, 1)
+    assert machine.handle_departure() == NextCall(1, 1)
     machine.begin_attempt()
     assert (machine.attempt, machine.most_attempts, machine.failures) == (2, 4, ())

@@ -114,7 +114,7 @@ def test_the_agent_of_a_lost_slice_elsewhere_stays_and_waits_for_its_place():
         leader._fail(Loss((1,), "its worker was killed"))
         leader._look()
         leader._look()
-        assert leader._policy.state_of(1) is SliceState.THERE
+        assert leader._policy.state_of(1) is SliceState.READY
         first.cancel()
 
     asyncio.run(story())
@@ -153,7 +153,7 @@ async def returned(leader, hosts):
     again = asyncio.create_task(leader._hosts.waiting_room.ask(*hosts.started()))
     await asyncio.sleep(0)
     leader._look()
-    assert leader._policy.state_of(1) is SliceState.THERE
+    assert leader._policy.state_of(1) is SliceState.READY
     again.cancel()
 
 

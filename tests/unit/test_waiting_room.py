@@ -88,7 +88,7 @@ def test_one_that_has_waited_long_asks_again_and_waits_on(monkeypatch):
         room = WaitingRoom(Told())
         again = await room.ask(0, 1)
         assert again is not None
-        assert again.again
+        assert again.is_postponed
         assert room.waits(0)
 
     asyncio.run(story())

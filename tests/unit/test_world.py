@@ -128,15 +128,15 @@ def test_a_lone_host_has_torchs_variables_and_no_others():
 @pytest.mark.parametrize(
     ("given", "wrong"),
     [
-        ({}, ""),
-        ({"num_processes": 2, "process_id": None}, ""),
-        ({"coordinator_address": "localhost:4001"}, ""),
-        ({"coordinator_address": "10.0.0.1:4001"}, "coordinator_address='10.0.0.1:4001'"),
-        ({"num_processes": 3, "process_id": 0}, "num_processes=3, process_id=0"),
+        ({}, {}),
+        ({"num_processes": 2, "process_id": None}, {}),
+        ({"coordinator_address": "localhost:4001"}, {}),
+        ({"coordinator_address": "10.0.0.1:4001"}, {"coordinator_address": "10.0.0.1:4001"}),
+        ({"num_processes": 3, "process_id": 0}, {"num_processes": 3, "process_id": 0}),
     ],
 )
-def test_arguments_that_disagree_are_named(given, wrong):
-    assert joining._disagreement(WORLD, given) == wrong
+def test_arguments_that_disagree_are_found(given, wrong):
+    assert joining.find_differing(WORLD, given) == wrong
 
 
 def test_one_process_at_a_time_stands_for_its_host(tmp_path):

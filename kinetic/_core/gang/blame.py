@@ -137,37 +137,37 @@ def explain_hang(
         stood_still: the beginning of the sentence: which hosts stood still for how long.
     """
     parsed = {host: parse(text) for host, text in stacks.items()}
-    gone = [host for host, stack in parsed.items() if stack.returned]
+    returned = [host for host, stack in parsed.items() if stack.returned]
     running = {host: stack for host, stack in parsed.items() if not stack.returned}
-    if gone and running and all(stack.waits for stack in running.values()):
+    if returned and running and all(stack.waits for stack in running.values()):
         return (
-            f"{_have_returned(gone)}; {_wait_for(gone, running)}. "
+            f"{_have_returned(returned)}; {_wait_for(returned, running)}. "
             f"{stood_still[:1].upper()}{stood_still[1:]}"
         )
     if not set(odd) & set(stalled):
         stood_still += f"; waiting for {name_hosts(odd)}"
     elif len(odd) < len(stalled):
         stood_still += f"; {name_hosts(odd)} {_conjugate(odd, 'stand')} apart"
-    return f"{stood_still}; {_have_returned(gone)}" if gone else stood_still
+    return f"{stood_still}; {_have_returned(returned)}" if returned else stood_still
 
 
-def notice_of(gone: Collection[int], busy: Collection[int], seconds: float) -> str:
+def notice_of(returned: Collection[int], busy: Collection[int], seconds: float) -> str:
     """Say that some hosts have returned while all others are stalled, and ask whether they wait in
     a collective."""
     them, do = (
-        "it" if len(gone) == 1 else "them",
+        "it" if len(returned) == 1 else "them",
         "does it wait" if len(busy) == 1 else "do they wait",
     )
     still = f"{name_hosts(busy)} {_conjugate(busy, 'have')} stood still for {seconds:g} s"
-    return f"{_have_returned(gone)}, and {still}: {do} for {them} in a collective?"
+    return f"{_have_returned(returned)}, and {still}: {do} for {them} in a collective?"
 
 
 def _have_returned(hosts: Collection[int]) -> str:
     return f"{name_hosts(hosts)} {_conjugate(hosts, 'have')} returned"
 
 
-def _wait_for(gone: Collection[int], running: Mapping[int, Stack]) -> str:
-    them = "it" if len(gone) == 1 else "them"
+def _wait_for(returned: Collection[int], running: Mapping[int, Stack]) -> str:
+    them = "it" if len(returned) == 1 else "them"
     places: dict[str, list[int]] = {}
     for host in sorted(running):
         places.setdefault(_call_of(running[host]) + _place(running[host]), []).append(host)
@@ -197,7 +197,7 @@ def summarize_groups(stacks: Mapping[int, str], blamed: Collection[int]) -> str:
     """Format on less than a screen where hung hosts stood: hosts that have returned, hosts to
     blame, and what the others waited in."""
     groups = _group({host: parse(text) for host, text in stacks.items()})
-    gone = [f"{_title(stack, hosts)}\n" for stack, hosts in groups.items() if stack.returned]
+    returned = [f"{_title(stack, hosts)}\n" for stack, hosts in groups.items() if stack.returned]
     guilty = [
         (stack, hosts)
         for stack, hosts in groups.items()
@@ -209,13 +209,13 @@ def summarize_groups(stacks: Mapping[int, str], blamed: Collection[int]) -> str:
         if hosts[0] not in blamed and not stack.returned
     ]
     others.sort(key=lambda item: (-len(item[1]), item[1]))
-    shown = [
+    texts = [
         f"{_title(stack, hosts)}\n{_format_innermost(stack)}"
         for part in (guilty, others)
         for stack, hosts in part[:_MOST_GROUPS]
     ]
     rest = [host for part in (guilty, others) for _, hosts in part[_MOST_GROUPS:] for host in hosts]
-    return "".join([*gone, *shown]) + (f"{name_hosts(rest)}: elsewhere\n" if rest else "")
+    return "".join([*returned, *texts]) + (f"{name_hosts(rest)}: elsewhere\n" if rest else "")
 
 
 def _title(stack: Stack, hosts: Collection[int]) -> str:

@@ -1,7 +1,7 @@
 """Whether the function of a single controller is called again after an error, and on which slices.
 
-In: how a call of the function ended, which slices answer. Out: an `Again`, a `GiveUp`, or that the
-error is the function's own. Pure: no I/O, no clock.
+In: how a call of the function ended, which slices answer. Out: a `NextCall`, a `GiveUp`, or that
+the error is the function's own. Pure: no I/O, no clock.
 
 Pathways raises JAX's runtime error for whatever has gone wrong on a slice, so its text has to tell.
 
@@ -55,7 +55,7 @@ def cause_of(text: str) -> Cause:
 
 
 @dataclass(frozen=True)
-class Again:
+class NextCall:
     """Call the function again once `wanted` slices answer, or as soon as `enough` do and
     `slice_timeout_s` has passed."""
 
@@ -78,7 +78,9 @@ class Calls:
         """How many calls there may be, as things stand; growing counts as no failure."""
         return self.rules.max_failures + 1 + self._growths
 
-    def handle_failure(self, cause: Cause, gone: Sequence[int], why: str) -> Again | GiveUp | None:
+    def handle_failure(
+        self, cause: Cause, lost: Sequence[int], why: str
+    ) -> NextCall | GiveUp | None:
         """A call has ended in a runtime error of JAX.
 
         Args:
@@ -89,29 +91,29 @@ class Calls:
         Returns:
             what follows; None if the error is the function's own.
         """
-        in_doubt = cause is Cause.PERHAPS_LOSS and not gone
+        in_doubt = cause is Cause.PERHAPS_LOSS and not lost
         if cause is Cause.OTHER or (in_doubt and self._in_doubt):
             return None
         self._in_doubt = in_doubt
-        self.failures = (*self.failures, Failure(self.attempt, tuple(gone), first_line(why)))
+        self.failures = (*self.failures, Failure(self.attempt, tuple(lost), first_line(why)))
         rules = self.rules
         if len(self.failures) > rules.max_failures:
             return GiveUp(too_many(rules, self.failures))
-        return Again(rules.least if rules.shrinks else rules.most, rules.least)
+        return NextCall(rules.least if rules.shrinks else rules.most, rules.least)
 
-    def handle_departure(self) -> Again:
+    def handle_departure(self) -> NextCall:
         """The function has left to make room for a slice that is back."""
         self._growths += 1
-        return Again(self.rules.least, self.rules.least)
+        return NextCall(self.rules.least, self.rules.least)
 
     def begin_attempt(self) -> None:
         """The next call begins."""
         self.attempt += 1
 
-    def too_few(self, there: Sequence[int]) -> GiveUp:
+    def too_few(self, answering: Sequence[int]) -> GiveUp:
         """Give up: too few slices have come back in time."""
-        gone = [each for each in range(self.rules.most) if each not in there]
-        return GiveUp(too_few(self.rules, self.failures, gone, len(there)))
+        lost = [each for each in range(self.rules.most) if each not in answering]
+        return GiveUp(too_few(self.rules, self.failures, lost, len(answering)))
 
     def describe_failure(self) -> str:
         """Return the last failure as a line of the log."""

@@ -85,7 +85,7 @@ class Gang:
         if not incarnation:
             raise UsageError("The name of an agent's start (incarnation) must not be empty.")
         self._advance(now)
-        member.seen = self._watched
+        member.heard_at = self._watched
         if not member.joined:
             self._enroll(host, incarnation, address, ran_s)
         elif member.incarnation != incarnation:
@@ -96,7 +96,7 @@ class Gang:
         """A host is alive. A heartbeat does not count as a join."""
         member = self._hosts[beat.host]
         self._advance(now)
-        member.seen = self._watched
+        member.heard_at = self._watched
         member.beat = beat.clip_line()
         self._broken.note_repair(beat.host)
         self._hangs.note_beat(member)
@@ -104,7 +104,7 @@ class Gang:
     def mark_connected(self, host: int, now: float) -> None:
         """A host has connected, perhaps again."""
         self._advance(now)
-        self._hosts[host].connected, self._hosts[host].seen = True, self._watched
+        self._hosts[host].connected, self._hosts[host].heard_at = True, self._watched
         self._broken.note_repair(host)
         if self.phase is GangPhase.STOPPING:
             self._give_up_absent()
@@ -361,9 +361,9 @@ class Gang:
         silent. It was reported at `since`, in watched time at `opened`."""
         if self._now - since < self.spec.blame_window_s:
             return
-        unproven = [(seen, i) for seen, i in self._hosts.last_heard() if seen <= opened]
+        unproven = [(heard_at, i) for heard_at, i in self._hosts.last_heard() if heard_at <= opened]
         late_s = _LATE_INTERVALS * self.spec.heartbeat_timeout_s / _INTERVALS
-        silent = [(seen, i) for seen, i in unproven if self._watched - seen > late_s]
+        silent = [(heard_at, i) for heard_at, i in unproven if self._watched - heard_at > late_s]
         if silent:
             self._lose_all(
                 silent, f"fell silent for more than {late_s:g} s while another host lost its peer"

@@ -24,18 +24,18 @@ be read before they are given up."""
 
 
 class Member:
-    """What is known about one host. `seen` is when it was last heard from, in watched time;
+    """What is known about one host. `heard_at` is when it was last heard from, in watched time;
     `connected`, whether it has a connection, as far as that matters before it has joined."""
 
     __slots__ = (
-        *("address", "announced", "beat", "connected", "incarnation", "report", "seen"),
+        *("address", "announced", "beat", "connected", "incarnation", "report", "heard_at"),
         *("stacks", "stacks_request"),
     )
 
     def __init__(self) -> None:
         self.incarnation = ""
         self.address = ""
-        self.seen = 0.0
+        self.heard_at = 0.0
         self.connected = False
         self.beat: Heartbeat | None = None
         self.report: HostReport | None = None
@@ -88,7 +88,7 @@ class Member:
         return (
             "nothing was heard from it"
             if self.beat is None
-            else f"it was {self.beat.state} {watched - self.seen:.0f} s ago"
+            else f"it was {self.beat.state} {watched - self.heard_at:.0f} s ago"
         )
 
     def stacks_to_keep(self, how: Exit, *, hung: bool) -> str:
@@ -113,7 +113,7 @@ class Member:
             "last_line": beat.last_line,
             "saving_step": beat.saving_step,
             "stalled_s": beat.stalled_s,
-            "silent_s": round(watched - self.seen, 3),
+            "silent_s": round(watched - self.heard_at, 3),
         }
 
 
@@ -172,7 +172,7 @@ class Roster:
     def find_in_touch(self) -> list[tuple[float, int]]:
         """(when, host) of all hosts that are active, or connected and about to join."""
         return [
-            (m.seen, i)
+            (m.heard_at, i)
             for i, m in enumerate(self._members)
             if m.report is None and (m.joined or m.connected)
         ]
@@ -187,7 +187,7 @@ class Roster:
 
     def last_heard(self) -> list[tuple[float, int]]:
         """(when, host) of all active hosts."""
-        return [(m.seen, i) for i, m in enumerate(self._members) if m.active]
+        return [(m.heard_at, i) for i, m in enumerate(self._members) if m.active]
 
     def find_busy(self) -> tuple[int, ...]:
         """Hosts whose function may be running."""
@@ -276,10 +276,10 @@ class BrokenConnections:
 
     def take_overdue(self) -> tuple[int, ...]:
         """Return the hosts that have not come back in time, and forget them."""
-        found = tuple(sorted(host for host, left_s in self._left_s.items() if left_s <= 0))
-        for host in found:
+        overdue = tuple(sorted(host for host, left_s in self._left_s.items() if left_s <= 0))
+        for host in overdue:
             del self._left_s[host]
-        return found
+        return overdue
 
 
 class Silence:
@@ -295,5 +295,5 @@ class Silence:
             return []
         heard = self._hosts.find_in_touch()
         # Next due when the host that was heard from longest ago could be too late.
-        self._due = min((seen for seen, _ in heard), default=watched) + self._limit_s
-        return [(seen, host) for seen, host in heard if watched - seen > self._limit_s]
+        self._due = min((heard_at for heard_at, _ in heard), default=watched) + self._limit_s
+        return [(heard_at, host) for heard_at, host in heard if watched - heard_at > self._limit_s]

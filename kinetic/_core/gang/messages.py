@@ -142,7 +142,7 @@ class HostAssignment:
         most_attempts: how many there may be, as things stand.
         lost_at: when the failure happened that this attempt recovers from, in seconds since the
             epoch; 0.0 for none.
-        again: there is no place yet: ask again.
+        is_postponed: there is no place yet: ask again.
         retries_left: how many more attempts may follow when the function fails.
         failed_before: why the attempt before has failed; "" for none, and in an elastic job, whose
             leader tells it.
@@ -154,7 +154,7 @@ class HostAssignment:
     slices: tuple[int, ...] = ()
     most_attempts: int = 1
     lost_at: float = 0.0
-    again: bool = False
+    is_postponed: bool = False
     retries_left: int = 0
     failed_before: str = ""
     hosts: int = 1

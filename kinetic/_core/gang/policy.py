@@ -56,7 +56,7 @@ class SliceState(Enum):
     """It has not been there yet."""
     COMING = auto()
     """It was not lost; its hosts get ready for the next attempt."""
-    THERE = auto()
+    READY = auto()
     """All its hosts are ready."""
     AWAY = auto()
     """It was lost."""
@@ -123,11 +123,11 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     first = outcome.first
     if outcome.verdict is not Verdict.FAILED or first is None or not slices:
         return None
-    each = len(outcome.reports) // len(slices)
+    per_slice = len(outcome.reports) // len(slices)
     dead = [r.host for r in outcome.reports if r.exit.kind.fatal and not _is_abort(r)]
     dead = dead or [r.host for r in outcome.reports if r.exit.kind.fatal]
     held_up = first.exit in (Exit.HANG, Exit.NEVER_JOINED)
-    lost = {slices[host // each] for host in [*dead, *(outcome.blamed if held_up else ())]}
+    lost = {slices[host // per_slice] for host in [*dead, *(outcome.blamed if held_up else ())]}
     if held_up and len(lost) == len(slices):
         return None  # No slice is to blame: all of them stand still.
     if first.exit.kind.fatal or held_up or _is_collective_break(first, outcome):
@@ -135,11 +135,11 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     return None
 
 
-def slices_to_end(outcome: Outcome, each: int) -> tuple[int, ...]:
+def slices_to_end(outcome: Outcome, per_slice: int) -> tuple[int, ...]:
     """Return the slices, of so many hosts each, of which a host died or gave no sign of life."""
     silent = (Exit.HANG, Exit.NEVER_JOINED)
     hosts = (r.host for r in outcome.reports if r.exit.kind.fatal or r.exit in silent)
-    return tuple(sorted({host // each for host in hosts}))
+    return tuple(sorted({host // per_slice for host in hosts}))
 
 
 def _is_abort(report: HostReport) -> bool:
@@ -237,13 +237,13 @@ class AttemptPolicy:
     @property
     def missing(self) -> tuple[int, ...]:
         """Slices that neither take part nor are ready to."""
-        gone = (SliceState.AWAY, SliceState.COMING, SliceState.EXPECTED)
-        return tuple(each for each, standing in self._standing.items() if standing in gone)
+        states = (SliceState.AWAY, SliceState.COMING, SliceState.EXPECTED)
+        return tuple(each for each, standing in self._standing.items() if standing in states)
 
     @property
     def could_grow(self) -> bool:
         """Whether an attempt runs, and a slice is there that does not take part."""
-        return not self.forming and SliceState.THERE in self._standing.values()
+        return not self.forming and SliceState.READY in self._standing.values()
 
     def stays_away(self, which: int) -> bool:
         """Whether a lost slice is not to be started again yet."""
@@ -295,7 +295,7 @@ class AttemptPolicy:
     def note_failed_start(self, which: int, error: str, now: float) -> None:
         """Record that the hosts of a slice could not be started again. The same error counts once
         while enough other slices can run."""
-        ready = sum(its in (SliceState.COMING, SliceState.THERE) for its in self._standing.values())
+        ready = sum(its in (SliceState.COMING, SliceState.READY) for its in self._standing.values())
         if self.forming and not (error in self._start_errors and ready >= self.rules.least):
             why = f"the hosts of slice {which} could not be started: {error}"
             self.faults = (*self.faults, Failure(self.attempt, (which,), why))
@@ -321,7 +321,7 @@ class AttemptPolicy:
     def note_ready(self, which: int) -> None:
         """All hosts of a slice wait for their place in the next attempt."""
         if self._standing[which] is not SliceState.TAKES_PART:
-            self._standing[which] = SliceState.THERE
+            self._standing[which] = SliceState.READY
 
     def decide(self, now: float) -> Decision | None:
         """Return what to do now, if anything. A `Form` and a `Restart` take effect at once."""
@@ -339,20 +339,20 @@ class AttemptPolicy:
                 self.lose_slice(which, f"its hosts were not ready within {READY_S:g} s", now)
             return self.decide(now)
         waited_s = now - self._forming_since
-        ready, over = self._slices_with(SliceState.THERE), waited_s >= self.rules.slice_timeout_s
+        ready, over = self._slices_with(SliceState.READY), waited_s >= self.rules.slice_timeout_s
         enough = len(ready) >= self.rules.least and not self._slices_with(SliceState.COMING)
         goes_on = over or self._grows or self.rules.shrinks
         if len(ready) == self.rules.most or (enough and goes_on):
             return self._form(ready)
         if over and not self._slices_with(SliceState.COMING):
-            gone = self._slices_with(SliceState.AWAY)
+            away = self._slices_with(SliceState.AWAY)
             if self.is_fixed:
                 return GiveUp(too_late(self.rules))
-            return GiveUp(too_few(self.rules, self.failures, gone, len(ready)))
+            return GiveUp(too_few(self.rules, self.failures, away, len(ready)))
         return self._restart_due(now)
 
     def _form_if_gathered(self, now: float) -> Decision | None:
-        ready = self._slices_with(SliceState.THERE)
+        ready = self._slices_with(SliceState.READY)
         if len(ready) < self.rules.least:
             self._enough_since = None
             return self._restart_due(now)
@@ -407,21 +407,21 @@ def too_many(rules: Elastic, failures: Sequence[Failure]) -> str:
 def too_many_faults(faults: Sequence[Failure], failures: Sequence[Failure], limit: str) -> str:
     """Say that processes of kinetic's own have failed too often, with all failures of the job;
     `limit` is the option that they do not count against."""
-    told = "; ".join(f"attempt {each.attempt}: {each.why.rstrip('.')}" for each in faults)
+    history = "; ".join(f"attempt {each.attempt}: {each.why.rstrip('.')}" for each in faults)
     others = f" Losses besides: {_history(failures)}" if failures else ""
     return (
         f"Given up: processes of kinetic's own failed {len(faults)} times, which is no fault of "
-        f"the function: {told}. Look for what kills them (memory? `dmesg`); {limit} was not "
+        f"the function: {history}. Look for what kills them (memory? `dmesg`); {limit} was not "
         f"used up by them.{others}"
     )
 
 
-def too_few(rules: Elastic, failures: Sequence[Failure], gone: Sequence[int], there: int) -> str:
+def too_few(rules: Elastic, failures: Sequence[Failure], away: Sequence[int], ready: int) -> str:
     """Say that slices did not come back in time, with all failures of the job."""
-    left = f"{count_slices(there)} left of at least {rules.least}"
+    rest = f"{count_slices(ready)} left of at least {rules.least}"
     return (
-        f"Given up: {name_slices(gone)} did not return within {rules.slice_timeout_s:g} s "
-        f"(slice_timeout), and there {'is' if there == 1 else 'are'} {left}. {_history(failures)}"
+        f"Given up: {name_slices(away)} did not return within {rules.slice_timeout_s:g} s "
+        f"(slice_timeout), and there {'is' if ready == 1 else 'are'} {rest}. {_history(failures)}"
     )
 
 

@@ -59,18 +59,18 @@ class Rendezvous:
             return Delay((), starting, f"was not ready within {limit_s:g} s (start_timeout)")
         if self._joining_since is None:
             return None
-        if gone := self._hosts.find_returned_alone():
-            return Delay(joining, gone, self._in_vain(joining, gone), final=True)
+        if returned := self._hosts.find_returned_alone():
+            return Delay(joining, returned, self._in_vain(joining, returned), final=True)
         if now - self._joining_since >= limit_s:
             missing = tuple(host for host in self._hosts.find_busy() if host not in joining)
             return Delay(joining, missing, self._too_long(joining, missing))
         return None
 
-    def _in_vain(self, joining: tuple[int, ...], gone: tuple[int, ...]) -> str:
+    def _in_vain(self, joining: tuple[int, ...], returned: tuple[int, ...]) -> str:
         wait = "waits" if len(joining) == 1 else "wait"
         return (
-            f"{name_hosts(gone)} of {self._spec.hosts} returned without using JAX, and "
-            f"{name_hosts(joining)} {wait} for {_pronoun_of(gone)} in JAX. Every host must use "
+            f"{name_hosts(returned)} of {self._spec.hosts} returned without using JAX, and "
+            f"{name_hosts(joining)} {wait} for {_pronoun_of(returned)} in JAX. Every host must use "
             "JAX, or none: call jax.devices() on all of them first, or set joins_jax=False so that "
             "each host works on its own devices"
         )

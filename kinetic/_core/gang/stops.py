@@ -57,12 +57,12 @@ def notice_of_still(held_up: tuple[int, ...], stacks: Mapping[int, str], spec: G
 def name_places(which: tuple[int, ...], spec: GangSpec) -> str:
     """Return "host 2 of 4"; in an elastic job, where indices are others in each attempt, "host 0 of
     slice 1"."""
-    each = spec.hosts // len(spec.slices) if spec.slices else 0
-    if not each or len(which) == spec.hosts > 1:
+    per_slice = spec.hosts // len(spec.slices) if spec.slices else 0
+    if not per_slice or len(which) == spec.hosts > 1:
         return name_of(which, spec.hosts)
     places: dict[int, list[int]] = {}
     for host in which:
-        places.setdefault(spec.slices[host // each], []).append(host % each)
+        places.setdefault(spec.slices[host // per_slice], []).append(host % per_slice)
     named = [f"{name_hosts(places[s])} of slice {s}" for s in sorted(places)]
     return ", ".join(named)
 

@@ -96,7 +96,7 @@ class AttemptLoop:
     def _await_place(self, worker: WorkerProcess) -> tuple[HostAssignment | None, ProgramCode]:
         """Wait for a place in the next attempt; None, and what to exit with, when nothing follows,
         the leader is gone, or the worker, which has nothing to do yet, was killed."""
-        told: list[tuple[HostAssignment | None, ProgramCode]] = [(None, ProgramCode.UNDELIVERED)]
+        answers: list[tuple[HostAssignment | None, ProgramCode]] = [(None, ProgramCode.UNDELIVERED)]
         done, wake = os.pipe()
         if self._who.is_led_from_afar:  # A cluster that takes the host away stops its pod.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(ProgramCode.DELIVERED))
@@ -111,7 +111,7 @@ class AttemptLoop:
                 place = client.place_of(
                     replace(who.endpoint, attempt=0), request, unreachable_after_s=self._patience_s
                 )
-                told[0] = place, ProgramCode.DELIVERED
+                answers[0] = place, ProgramCode.DELIVERED
             except KineticError:
                 pass
             finally:
@@ -124,6 +124,6 @@ class AttemptLoop:
             ready = [key.fd for key, _ in selector.select()]
         if ready == [done]:
             os.close(done)
-            return told[0]
+            return answers[0]
         lost = worker.pidfd in ready and self._alive_fd not in ready
         return None, ProgramCode.WORKER_LOST if lost else ProgramCode.UNDELIVERED

@@ -137,7 +137,7 @@ def _report_from_end(end: dict[str, Any], host: int, peak_bytes: int) -> HostRep
 
 
 def _report_death(
-    status: int, host: int, peak_bytes: int, known: MemoryVerdict, moment: Moment
+    status: int, host: int, peak_bytes: int, verdict: MemoryVerdict, moment: Moment
 ) -> HostReport:
     peak = f"peak memory {peak_bytes / 2**20:,.0f} MiB" if peak_bytes else ""
     ended = f"The worker process {processes.describe_end(status)}"
@@ -152,14 +152,14 @@ def _report_death(
             host, Exit.OS_EXIT, detail=detail, exit_code=code, peak_rss_bytes=peak_bytes
         )
     signum = os.WTERMSIG(status)
-    if signum == signal.SIGKILL and (reason := _out_of_memory(peak_bytes, known)):
+    if signum == signal.SIGKILL and (reason := _out_of_memory(peak_bytes, verdict)):
         return HostReport(
             host,
             Exit.OUT_OF_MEMORY,
             detail=reason,
             signal=signum,
             peak_rss_bytes=peak_bytes,
-            guessed=not known.struck,
+            guessed=not verdict.struck,
         )
     when = f" {moment}" if moment.ending or not moment.started else ""
     how = f" ({peak})" if peak else ""
@@ -167,15 +167,15 @@ def _report_death(
     return HostReport(host, Exit.SIGNAL, detail=detail, signal=signum, peak_rss_bytes=peak_bytes)
 
 
-def _out_of_memory(peak_bytes: int, known: MemoryVerdict) -> str:
+def _out_of_memory(peak_bytes: int, verdict: MemoryVerdict) -> str:
     """Why a worker that got SIGKILL ran out of memory; "" if nothing says so."""
-    peak, limit = (f"{n / 2**20:,.0f} MiB" for n in (peak_bytes, known.limit_bytes))
-    if known.struck:
+    peak, limit = (f"{n / 2**20:,.0f} MiB" for n in (peak_bytes, verdict.limit_bytes))
+    if verdict.struck:
         return (
             f"The kernel's out-of-memory killer ended the worker process (peak memory {peak}, "
             f"limit {limit})."
         )
-    if known.limit_bytes and peak_bytes > NEARLY_ALL * known.limit_bytes:
+    if verdict.limit_bytes and peak_bytes > NEARLY_ALL * verdict.limit_bytes:
         return (
             f"The worker process was killed by SIGKILL at a peak memory of {peak} of {limit}: "
             "probably out of memory."

@@ -117,12 +117,12 @@ class Link:
             Exception: what has ended the link, unless the coordinator is lost.
         """
         os.read(self.wake_fd, 4096)
-        found = []
+        events = []
         while not self._events.empty():
-            found.append(event := self._events.get())
+            events.append(event := self._events.get())
             if event.fault is not None:  # An agent that hears nothing must not live on.
                 raise event.fault
-        return found
+        return events
 
     def _on_view(self, view: HostView) -> None:
         self._reached = True

@@ -338,7 +338,7 @@ class Agent:
         acts[act]()
 
     def _reap(self) -> None:
-        if not self._worker.gone:
+        if not self._worker.has_ended:
             self._worker.kill()
             self._worker.reap()
             self._selector.unregister(self._worker.pidfd)
@@ -417,7 +417,7 @@ class Agent:
         """How the worker ended, with what only the agent knows."""
         report = ending_of(
             None if self._preemption.voids else self._end,
-            self._worker.status if self._worker.gone else None,
+            self._worker.status if self._worker.has_ended else None,
             self._preemption.outweighs(self._machine.view if self._machine.stopping else None),
             self._who.host,
             peak_bytes=self._worker.peak_bytes,

@@ -41,14 +41,14 @@ class Preemption:
         self._in_gang = identity.hosts > 1
         self._has_service = environ.get(_SERVICE.upper(), "0").lower() not in ("", "0", "false")
         self._until = 0.0
-        self.told = self.is_ours = False
+        self.is_known = self.is_ours = False
 
     def begin(self, grace_s: float, *, ours: bool = False) -> bool:
         """Tell the function; return whether this is news."""
         self.is_ours |= ours
-        if self.told:
+        if self.is_known:
             return False
-        self.told, self._until = True, time.monotonic() + grace_s
+        self.is_known, self._until = True, time.monotonic() + grace_s
         with contextlib.suppress(OSError):  # Without a folder there is no function yet.
             new = self.folder / f"{NOTICE}.new"
             new.write_text(str(self._until))
@@ -57,10 +57,10 @@ class Preemption:
 
     def describe(self) -> Eviction:
         """Return what is known now."""
-        if not self.told:
+        if not self.is_known:
             return Eviction(is_ours=self.is_ours)
         return Eviction(
-            told=True,
+            is_known=True,
             is_ours=self.is_ours,
             looks=self.looks,
             saves_together=self.saves_together,
@@ -75,13 +75,13 @@ class Preemption:
     @property
     def looks(self) -> bool:
         """Whether the function sees for itself that it is told, and is not to be interrupted."""
-        return self.told and (self.folder / LOOKS).exists()
+        return self.is_known and (self.folder / LOOKS).exists()
 
     @property
     def saves_together(self) -> bool:
         """Whether the hosts save together, so that none may leave before all have: the process of
         host 0 serves JAX's world."""
-        return self.told and self._in_gang and (self._has_service or self.looks)
+        return self.is_known and self._in_gang and (self._has_service or self.looks)
 
     def outweighs(self, stop: HostView | None) -> HostView | None:
         """Return the reason that replaces the function's own end, after a stop of the gang; None

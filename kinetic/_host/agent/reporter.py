@@ -144,17 +144,17 @@ class Reporter:
     def name_leftovers(self, own: Collection[int]) -> None:
         """Log which processes the function left behind, without those that end in time, `own`, and
         those of pools, which a library ends when the interpreter does."""
-        left = [
+        leftovers = [
             f"{processes.name(pid).replace('kinetic-worker', 'fork of the function')} ({pid})"
             for pid in processes.await_leaving(LEFTOVER_GRACE_S, keep=own)
             if not ends_quietly(pid)
         ]
-        if left:
-            shown = ", ".join(left[:LEFTOVERS_NAMED]) + (
-                " and others" if len(left) > LEFTOVERS_NAMED else ""
+        if leftovers:
+            names = ", ".join(leftovers[:LEFTOVERS_NAMED]) + (
+                " and others" if len(leftovers) > LEFTOVERS_NAMED else ""
             )
             self._say_after_output(
-                f"kinetic: still running after the function ended, and killed: processes {shown}"
+                f"kinetic: still running after the function ended, and killed: processes {names}"
             )
         elif (late := processes.await_leaving(POOLS_S, keep=own)) and self._plan.is_verbose:
             pids = ", ".join(map(str, late))

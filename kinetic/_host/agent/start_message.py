@@ -123,8 +123,8 @@ def _environ(
 
         debugging = ENVIRON
     options = plan.options
-    asked = dict(options.env) | dict(who.secrets)
-    overrides = own | debugging | asked | _python_path(who, plan, space, asked)
+    requested = dict(options.env) | dict(who.secrets)
+    overrides = own | debugging | requested | _python_path(who, plan, space, requested)
     if who.is_led_from_afar and plan.topology.kind == "tpu":
         base = {k: v for k, v in who.base_env.items() if k not in _OF_SLICES}
         overrides = _of_slices(who, plan, world) | overrides
@@ -161,13 +161,13 @@ def _slices(who: Identity, plan: Plan) -> int:
 
 
 def _python_path(
-    who: Identity, plan: Plan, space: Workspace, asked: Mapping[str, str]
+    who: Identity, plan: Plan, space: Workspace, requested: Mapping[str, str]
 ) -> dict[str, str]:
     """PYTHONPATH, so that programs import from the tree; a value that the caller set in env= is
     used, with this host's paths."""
     root, tree = plan.client_root, str(space.tree)
-    if _PYTHONPATH in asked:
-        return {_PYTHONPATH: _move_path(asked[_PYTHONPATH], client_root=root, tree=tree)}
+    if _PYTHONPATH in requested:
+        return {_PYTHONPATH: _move_path(requested[_PYTHONPATH], client_root=root, tree=tree)}
     value = make_search_path(
         (*space.sys_path, *space.editable),
         who.base_env.get(_PYTHONPATH, ""),

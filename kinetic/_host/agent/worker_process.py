@@ -42,8 +42,8 @@ class WorkerProcess:
         out, err: read ends of its standard streams.
         channel: messages to and from it.
         keep: processes beside it that are the agent's own.
-        gone: whether it has been reaped.
-        status: its wait status, once gone.
+        has_ended: whether it has been reaped.
+        status: its wait status, once it has ended.
         stacks_thread: its thread that does nothing but write stacks; 0 before there is one.
     """
 
@@ -71,7 +71,7 @@ class WorkerProcess:
         self.channel = Channel(agent_end)
         self.pidfd = os.pidfd_open(self.pid)
         self.stacks_thread = 0
-        self.gone = False
+        self.has_ended = False
         self.status = 0
         self._peak_bytes = 0
 
@@ -81,14 +81,14 @@ class WorkerProcess:
         runs in one of its own."""
         return (
             self._peak_bytes
-            if self.gone
+            if self.has_ended
             else max(self._peak_bytes, processes.high_water_bytes(self.pid))
         )
 
     @property
     def rss_bytes(self) -> int:
         """Its memory now."""
-        return 0 if self.gone else processes.rss_bytes(self.pid)
+        return 0 if self.has_ended else processes.rss_bytes(self.pid)
 
     def sample(self, log_bytes: int, row_bytes: int, saving_step: int | None) -> Sample:
         """Read its counters; its agent knows those of what it prints, logs and saves."""
@@ -100,12 +100,12 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         """Ask it to end."""
-        if not self.gone:
+        if not self.has_ended:
             processes.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """End it, and its process group, now."""
-        if self.gone:
+        if self.has_ended:
             return  # The kernel may have reused the pid.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -115,12 +115,12 @@ class WorkerProcess:
         """Wait for its end, which must be near."""
         _, self.status, usage = os.wait4(self.pid, 0)
         self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * 1024)
-        self.gone = True
+        self.has_ended = True
 
     def stacks(self) -> str:
         """Its Python stacks, without the runner's own frames; it writes them even while native code
         blocks."""
-        if self.gone:
+        if self.has_ended:
             return ""
         if processes.is_stopped(self.pid):
             return STOPPED

@@ -141,18 +141,18 @@ def describe_leftovers(space: Workspace) -> str:
 
     Checks a bounded number of files, because the job's end is reported only afterwards.
     """
-    found: list[tuple[int, str]] = []
+    written: list[tuple[int, str]] = []
     for path, info in itertools.islice(_files(str(space.tree)), _MOST_LOOKED_AT):
         rel = path[len(str(space.tree)) + 1 :]
         if info.st_size != space.sent.get(rel) or info.st_mtime_ns > space.ready_ns:
-            found.append((info.st_size, rel))
-    if not found:
+            written.append((info.st_size, rel))
+    if not written:
         return ""
-    found.sort(key=lambda each: (-each[0], each[1]))
-    names = [rel if rel.isprintable() else ascii(rel) for _, rel in found[:_NAMED]]
-    more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
-    what = "1 file that was" if len(found) == 1 else f"{len(found)} files that were"
-    size = _in_words(sum(size for size, _ in found))
+    written.sort(key=lambda entry: (-entry[0], entry[1]))
+    names = [rel if rel.isprintable() else ascii(rel) for _, rel in written[:_NAMED]]
+    more = [f"{len(written) - _NAMED} more"] if len(written) > _NAMED else []
+    what = "1 file that was" if len(written) == 1 else f"{len(written)} files that were"
+    size = _in_words(sum(size for size, _ in written))
     return (
         f"{what} written in the work folder ({size}) will not be kept: "
         f"{', '.join([*names, *more])}. Write files to keep below $KINETIC_OUTPUT_DIR."
@@ -244,12 +244,12 @@ def prepare_home(identity: Identity, plan: Plan) -> Home | None:
         return None
     hosts = plan.hosts
     name = f"host-{identity.index}"
-    if given := plan.options.env.get(_LOCAL_FOLDER):
-        own, place = Path(given, name), Path(given)
+    if named := plan.options.env.get(_LOCAL_FOLDER):
+        own, place = Path(named, name), Path(named)
         own.mkdir(parents=True, exist_ok=True, mode=0o700)
         return Home(str(own), str(place), identity.index, hosts)
-    made = memory_folder.make(plan.job_id, name)
-    shared = memory_folder.make(plan.job_id, "local") if hosts > 1 else made
-    if made is None or shared is None:
+    own_folder = memory_folder.make(plan.job_id, name)
+    shared = memory_folder.make(plan.job_id, "local") if hosts > 1 else own_folder
+    if own_folder is None or shared is None:
         return None
-    return Home(str(made), str(shared), identity.index, hosts)
+    return Home(str(own_folder), str(shared), identity.index, hosts)

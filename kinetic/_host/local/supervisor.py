@@ -200,7 +200,7 @@ class Supervisor:
             self._say_ready()  # Before it begins.
         agents.fork(
             (self._identity(plan, host, endpoint) for host in range(plan.hosts)),
-            again=_may_repeat(plan),
+            may_repeat=_may_repeat(plan),
         )
 
     def _lead(self, plan: Plan, agents: Agents, endpoint: Endpoint) -> Attempt:

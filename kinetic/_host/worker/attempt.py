@@ -86,9 +86,9 @@ def _prepare(channel: Channel, start: Start) -> Call:
             {"event": Exit.SETUP_FAILED, "detail": detail, "damaged": start.payload_digest}
         )
     _mount_data(start)
-    told = _move_in(start)
+    variables = _move_in(start)
     _start_stacks_thread(channel)
-    _take_place(start, envelope.read_header(data).env_vars | told)
+    _take_place(start, envelope.read_header(data).env_vars | variables)
     try:
         call: Call = forks.run(
             payload.unpack,
@@ -255,14 +255,15 @@ def make_import_path(start: Start, inherited: list[str]) -> list[str]:
     """Return the import path: the tree's places first; what is installed editable for the caller
     where this interpreter has it from the caller's disk, or else before what is installed."""
     root = start.client_root.rstrip("/")
-    here = {root + place[len(start.tree) :]: place for place in start.editable}
-    found = [
-        here.pop(os.path.realpath(each), each) if here and each else each for each in inherited
+    on_this_host = {root + place[len(start.tree) :]: place for place in start.editable}
+    entries = [
+        on_this_host.pop(os.path.realpath(each), each) if on_this_host and each else each
+        for each in inherited
     ]
-    installed = (number for number, each in enumerate(found) if each.endswith(_INSTALLED))
-    before = next(installed, len(found))
-    found[before:before] = here.values()
-    return [*(place for place in start.sys_path if place not in found), *found]
+    installed = (number for number, each in enumerate(entries) if each.endswith(_INSTALLED))
+    before = next(installed, len(entries))
+    entries[before:before] = on_this_host.values()
+    return [*(place for place in start.sys_path if place not in entries), *entries]
 
 
 def _map_source(start: Start) -> tuple[str, str] | None:

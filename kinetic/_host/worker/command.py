@@ -68,7 +68,7 @@ def fill_in_args(command: str, args: Sequence[str], environ: Mapping[str, str]) 
     code = next((at + 1 for at, word in enumerate(args) if is_shell and _IS_C.match(word)), None)
 
     def fill_word(word: str) -> str:
-        return _VARIABLE.sub(lambda found: environ.get(found[1] or found[2], found[0]), word)
+        return _VARIABLE.sub(lambda match: environ.get(match[1] or match[2], match[0]), word)
 
     return [word if at == code else fill_word(word) for at, word in enumerate(args)]
 
@@ -109,11 +109,11 @@ def _read_script(path: Path) -> tuple[types.CodeType, ModuleSpec | None, str]:
 
 
 def _find(path_rel: str) -> Path | None:
-    here = Path(path_rel).resolve()
-    if here.is_file() and str(here.parent) in map(_resolve_path, sys.path):
-        return here
-    places = [Path(_resolve_path(place)) / here.name for place in sys.path]
-    return next((place for place in places if place.is_file()), here if here.is_file() else None)
+    path = Path(path_rel).resolve()
+    if path.is_file() and str(path.parent) in map(_resolve_path, sys.path):
+        return path
+    places = [Path(_resolve_path(place)) / path.name for place in sys.path]
+    return next((place for place in places if place.is_file()), path if path.is_file() else None)
 
 
 def _resolve_path(place: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kinetic._core.exits import Leaving
-from kinetic._core.gang.controller import Again, Calls, Cause, cause_of
+from kinetic._core.gang.controller import Calls, Cause, NextCall, cause_of
 from kinetic._core.gang.policy import GiveUp, count_slices, describe_returned, name_slices
 from kinetic._core.options import Elastic
 from kinetic._host.worker import proxy, streams
@@ -81,17 +81,17 @@ class Controller:
             lost = proxy.scale_up()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the function's
             self._raised = error
-            found = _loss_in(error)
-            if found is None:
+            loss = _loss_in(error)
+            if loss is None:
                 raise _Own from None
-            lost = found
+            lost = loss
         raise lost  # Without the frames of the function, and what they hold.
 
     def _begin(self) -> None:
         """Tell the function where it stands."""
         slices, most = self._slices.taking_part, self._rules.most
-        told = {"NUM_SLICES": str(len(slices)), "SLICES": ",".join(map(str, slices))}
-        self._tell({f"KINETIC_{name}": value for name, value in told.items()})
+        variables = {"NUM_SLICES": str(len(slices)), "SLICES": ",".join(map(str, slices))}
+        self._tell({f"KINETIC_{name}": value for name, value in variables.items()})
         self._raised = None
         if not self._lost_at:
             return
@@ -113,31 +113,35 @@ class Controller:
                 _say(describe_returned(back))
             self._calls.handle_departure()
             return True
-        gone = [each for each in before if each not in answering]
-        decision = self._calls.handle_failure(cause_of(str(error)), gone, str(error))
+        lost = [each for each in before if each not in answering]
+        decision = self._calls.handle_failure(cause_of(str(error)), lost, str(error))
         if decision is None:
             return False
         self._raised = None
         _say(self._calls.describe_failure())
         gc.collect()
-        if isinstance(decision, Again):
+        if isinstance(decision, NextCall):
             decision = self._wait(decision, answering)
         if isinstance(decision, GiveUp):
             self._given_up = decision.reason
         return not self._given_up
 
-    def _wait(self, again: Again, answering: tuple[int, ...]) -> Again | GiveUp:
+    def _wait(self, decision: NextCall, answering: tuple[int, ...]) -> NextCall | GiveUp:
         """Wait for the slices that the next call needs."""
-        if len(answering) >= again.wanted:
+        if len(answering) >= decision.wanted:
             if len(answering) < self._rules.most:
                 _say(f"shrinking to {count_slices(len(answering))} until it is back.")
-            return again
+            return decision
         away = [each for each in range(self._rules.most) if each not in answering]
         limit_s = self._rules.slice_timeout_s
         limit = f"for at most {limit_s:g} s (slice_timeout)"
         _say(f"waiting for {name_slices(away)} to return, {limit}.")
-        found = self._slices.wait(again.wanted, limit_s)
-        return again if len(found) >= again.enough else self._calls.too_few(found)
+        answering_now = self._slices.wait(decision.wanted, limit_s)
+        return (
+            decision
+            if len(answering_now) >= decision.enough
+            else self._calls.too_few(answering_now)
+        )
 
 
 def _loss_in(error: BaseException) -> Exception | None:
@@ -146,9 +150,9 @@ def _loss_in(error: BaseException) -> Exception | None:
     from jax.errors import JaxRuntimeError
 
     at: BaseException | None = error
-    seen: set[int] = set()
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
+    visited: set[int] = set()
+    while at is not None and id(at) not in visited:
+        visited.add(id(at))
         cause = cause_of(str(at)) if isinstance(at, JaxRuntimeError) else Cause.OTHER
         if cause is Cause.LOSS or (cause is Cause.PERHAPS_LOSS and at is error):
             lost: Exception = JaxRuntimeError(str(at))

@@ -25,7 +25,7 @@ def wait_for_threads() -> None:
         end()
     ours = (threading.main_thread(), threading.current_thread())
     while others := [
-        each for each in threading.enumerate() if each not in ours and not each.daemon
+        thread for thread in threading.enumerate() if thread not in ours and not thread.daemon
     ]:
         for thread in others:
             with contextlib.suppress(RuntimeError):  # It is just being started.

@@ -52,7 +52,7 @@ _CONSEQUENCE_WORDS = (
 
 
 def environ(
-    world: World, base: Mapping[str, str], asked: Mapping[str, str], *, automatic: bool
+    world: World, base: Mapping[str, str], requested: Mapping[str, str], *, automatic: bool
 ) -> dict[str, str]:
     """The environment of a function or program, with variables that describe the world to JAX and
     other frameworks.
@@ -89,7 +89,7 @@ def environ(
     return (
         env
         | _for_torch(world)
-        | dict(asked)
+        | dict(requested)
         | {"KINETIC_WORLD": json.dumps(world.to_json() | {"automatic": automatic})}
     )
 
@@ -233,16 +233,16 @@ def leave() -> None:
 def _is_of_jax(error: BaseException) -> bool:
     """Whether XLA says this. What breaks while a computation is launched, a small one for example,
     jaxlib raises as a plain ValueError with the same text."""
-    told = type(error) is ValueError and str(error).startswith(_STATUS)
-    return told or type(error).__name__ in _CONSEQUENCE_TYPES
+    is_text = type(error) is ValueError and str(error).startswith(_STATUS)
+    return is_text or type(error).__name__ in _CONSEQUENCE_TYPES
 
 
 def is_consequence(error: BaseException) -> bool:
     """Whether an exception, or a cause of it, is a collective that broke because a peer died."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
+    while at is not None and id(at) not in visited:
+        visited.add(id(at))
         if _is_of_jax(at) and any(word in str(at).lower() for word in _CONSEQUENCE_WORDS):
             return True
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)

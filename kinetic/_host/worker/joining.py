@@ -240,14 +240,14 @@ class _WorldPlace:
     def _keep_devices(self) -> None:
         """Many programs first request virtual CPUs, which has no effect on a host with chips, nor
         on one where chips are simulated."""
-        asked = _cpu_devices()
-        if self._devices in (-1, asked):
+        requested = _cpu_devices()
+        if self._devices in (-1, requested):
             return
         configure({"jax_num_cpu_devices": self._devices})
         _log.warning(
             "jax_num_cpu_devices=%d changes nothing here: this host of the simulated slice has "
             "%d devices.",
-            asked,
+            requested,
             self._devices,
         )
 
@@ -264,9 +264,9 @@ class _WorldPlace:
 
         try:
             _join(self._world, _plain_initialize(jax.distributed), {})
-        except HostTaken as taken:
+        except HostTaken as error:
             _log.warning(
-                "%s This process (%d) uses the devices of its host alone.", taken, os.getpid()
+                "%s This process (%d) uses the devices of its host alone.", error, os.getpid()
             )
 
     def _wrap_initialize(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -284,21 +284,12 @@ class _WorldPlace:
             from jax._src import distributed
 
             address = coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
-            given = {
+            requested = {
                 "coordinator_address": address,
                 "num_processes": num_processes,
                 "process_id": process_id,
             }
-            own = {
-                "coordinator_address": world.coordinator,
-                "num_processes": world.processes,
-                "process_id": world.process,
-            }
-            differing = {
-                name: value
-                for name, value in given.items()
-                if value is not None and _to_ip(value) != own[name]
-            }
+            differing = find_differing(world, requested)
             wrong = ", ".join(f"{name}={value!r}" for name, value in differing.items())
             if distributed.global_state.client is not None:
                 if wrong:
@@ -314,7 +305,7 @@ class _WorldPlace:
                 None,
                 "deactivate",
             )
-            if apart or (cluster_detection_method and None in given.values()):
+            if apart or (cluster_detection_method and None in requested.values()):
                 if address and self._automatic:
                     _log.warning(_APART, address)
                 # Otherwise JAX_COORDINATOR_BIND_ADDRESS makes it listen at the gang's address.
@@ -323,7 +314,7 @@ class _WorldPlace:
                         "coordinator_bind_address", f"[::]:{coordinator_address.rpartition(':')[2]}"
                     )
                 original(
-                    **given,
+                    **requested,
                     local_device_ids=local_device_ids,
                     cluster_detection_method=cluster_detection_method,
                     **rest,
@@ -428,8 +419,8 @@ def join_state(file: str) -> str:
     with contextlib.suppress(OSError, ValueError):
         with open(file) as text:
             state, pid = text.read().split()
-        gone = not os.path.exists(f"/proc/{pid}")  # noqa: PTH110
-        return APART if state == JOINING and gone else state
+        has_ended = not os.path.exists(f"/proc/{pid}")  # noqa: PTH110
+        return APART if state == JOINING and has_ended else state
     return ""
 
 
@@ -446,6 +437,20 @@ def _wait_for_leader(world: World, limit_s: float) -> None:
             pause_s = min(pause_s * 1.2, 0.1)
         else:
             return
+
+
+def find_differing(world: World, requested: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `initialize` that disagree with this world."""
+    own = {
+        "coordinator_address": world.coordinator,
+        "num_processes": world.processes,
+        "process_id": world.process,
+    }
+    return {
+        name: value
+        for name, value in requested.items()
+        if value is not None and _to_ip(value) != own[name]
+    }
 
 
 def _to_ip(value: Any) -> Any:
@@ -479,8 +484,8 @@ def keep_compiled(folder: str) -> bool:
         return False
     if write.__globals__ is vars(compiler):
         first = SimpleNamespace(global_state=SimpleNamespace(process_id=0))
-        around = vars(compiler) | {"distributed": first}
-        as_first = FunctionType(write.__code__, around, write.__name__, write.__defaults__)
+        names = vars(compiler) | {"distributed": first}
+        as_first = FunctionType(write.__code__, names, write.__name__, write.__defaults__)
         setattr(compiler, _CACHE_WRITE, as_first)
         _remove_cut_off(pathlib.Path(folder))
     for name, value in _ALL_COMPILED.items():
@@ -498,12 +503,12 @@ def _tell_slices(world: World) -> None:
     from jax._src.lib import xla_client
 
     if world.processes > 1:
-        each = world.processes // world.slices
-        told = property(lambda device: device.process_index // each)
+        per_slice = world.processes // world.slices
+        slice_index = property(lambda device: device.process_index // per_slice)
     else:
-        each = world.devices // world.slices
-        told = property(lambda device: device.id // each)
-    xla_client.Device.slice_index = told
+        per_slice = world.devices // world.slices
+        slice_index = property(lambda device: device.id // per_slice)
+    xla_client.Device.slice_index = slice_index
 
 
 def _remove_cut_off(folder: pathlib.Path) -> None:

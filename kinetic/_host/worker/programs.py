@@ -54,53 +54,53 @@ class Recorder:
     def __init__(self, folder: Path, tree: str = "", family: str = "v6e") -> None:
         self._folder = folder
         self._family = family
-        self._known: set[str] = set()
+        self._digests: set[str] = set()
         self._skipped = Skipped(tree)
         self._lock = threading.Lock()
         self._save_skipped()
 
-    def lower(self, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    def lower(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Lower as JAX wants it, and once more for the real chip: also where the simulated one has
         no way, such as for a kernel of Pallas."""
         try:
-            return original(*args, **given)
+            return original(*args, **kwargs)
         finally:
-            if not given.get("lowering_platforms"):
+            if not kwargs.get("lowering_platforms"):
                 with contextlib.suppress(Exception):
-                    self._record(original, args, given)
+                    self._record(original, args, kwargs)
 
-    def _record(self, original: Callable[..., Any], args: Any, given: Any) -> None:
+    def _record(self, original: Callable[..., Any], args: Any, kwargs: Any) -> None:
         jaxpr = args[0]
         weight = sum(map(lowering.size_of, (*jaxpr.in_avals, *jaxpr.out_avals)))
         if _is_operation(jaxpr, weight):
             self._count("small")
-        elif len(self._known) >= MOST:
+        elif len(self._digests) >= MOST:
             self._count("beyond")
         else:
-            self._keep(self._lower_again(original, args, given, weight))
+            self._keep(self._lower_again(original, args, kwargs, weight))
 
     def _lower_again(
-        self, original: Callable[..., Any], args: Any, given: Any, weight: int
+        self, original: Callable[..., Any], args: Any, kwargs: Any, weight: int
     ) -> Lowered:
         name, source = lowering.find_origin(args[0])
         try:
             with lowering.answering_for_chip(self._family):
-                computation = original(*args, **(given | {"lowering_platforms": TPU}))
+                computation = original(*args, **(kwargs | {"lowering_platforms": TPU}))
             if computation.compile_args["host_callbacks"]:
                 return _refuse(name, source, weight, lowering.CALLBACKS)
             return lowering.describe(computation, None, source, name)
         except Exception as error:  # noqa: BLE001 - whatever JAX says is what is to be shown
-            told = f"JAX cannot lower it for TPUs: {error}"
-            why = lowering.CALLBACKS if lowering.calls_back(error) else told
+            reason = f"JAX cannot lower it for TPUs: {error}"
+            why = lowering.CALLBACKS if lowering.calls_back(error) else reason
             return _refuse(name, source, weight, why)
 
     def _keep(self, lowered: Lowered) -> None:
         program = lowered.program
         with self._lock:
-            if program.digest in self._known:
+            if program.digest in self._digests:
                 return
-            self._known.add(program.digest)
-            description, module = name_files(len(self._known))
+            self._digests.add(program.digest)
+            description, module = name_files(len(self._digests))
         files.save(self._folder / module, [lowered.module])
         files.save(self._folder / description, [json.dumps(program.to_json()).encode()])
 

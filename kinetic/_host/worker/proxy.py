@@ -61,11 +61,11 @@ def await_devices(world: World, *, is_elastic: bool) -> None:
     import jax
 
     try:
-        found = len(jax.devices())
+        count = len(jax.devices())
     except RuntimeError as error:
         raise JoinError(f"Pathways cannot be reached: {error}") from error
-    if found < world.devices:  # A chip may be more than one device.
-        raise JoinError(f"Pathways has {found} devices, and the job asked for {world.devices}.")
+    if count < world.devices:  # A chip may be more than one device.
+        raise JoinError(f"Pathways has {count} devices, and the job asked for {world.devices}.")
     if is_elastic:
         _await_slices(world)
 
@@ -119,9 +119,9 @@ class PathwaysSlices:
                 return self._available
 
             @available_inactive_slices.setter
-            def available_inactive_slices(self, found: Collection[int]) -> None:
-                self._available = found
-                if found:
+            def available_inactive_slices(self, indices: Collection[int]) -> None:
+                self._available = indices
+                if indices:
                     Path(reform_file).touch()
                 else:
                     Path(reform_file).unlink(missing_ok=True)
@@ -148,12 +148,12 @@ class PathwaysSlices:
         from pathwaysutils.elastic import elastic
 
         try:
-            found = elastic.wait_for_slices(
+            slices = elastic.wait_for_slices(
                 count, self._poll_s, limit_s, self._manager.slice_to_devices
             )
         except TimeoutError:
             return self.find_answering()
-        return tuple(sorted(found))
+        return tuple(sorted(slices))
 
     def call(
         self,

@@ -65,11 +65,11 @@ def report_value(value: Any, start: Start) -> Message:
     was requested."""
     threads = leftover_threads()
     if threads:
-        shown = ", ".join(threads[:THREADS_NAMED]) + (
+        names = ", ".join(threads[:THREADS_NAMED]) + (
             " and others" if len(threads) > THREADS_NAMED else ""
         )
         streams.say(
-            f"kinetic: still running after the function returned, and ended: threads {shown}"
+            f"kinetic: still running after the function returned, and ended: threads {names}"
         )
     message: Message = {"event": Exit.RETURNED, "leftover_threads": threads}
     if start.world.process != 0 and not start.all_hosts:
@@ -328,14 +328,14 @@ def _as_seen_by_caller(trace: str, start: Start) -> str:
 def _drop_own_frames(error: BaseException) -> None:
     """Remove kinetic's frames above the user's code from the exception and from all that are linked
     to it."""
-    found, seen = [error], {id(error)}
-    for each in found:  # Grows during the loop.
-        each.with_traceback(_without_own(each.__traceback__))
-        members = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
-        for other in (*members, each.__cause__, each.__context__):
-            if other is not None and id(other) not in seen:
-                seen.add(id(other))
-                found.append(other)
+    errors, visited = [error], {id(error)}
+    for linked in errors:  # Grows during the loop.
+        linked.with_traceback(_without_own(linked.__traceback__))
+        members = linked.exceptions if isinstance(linked, BaseExceptionGroup) else ()
+        for other in (*members, linked.__cause__, linked.__context__):
+            if other is not None and id(other) not in visited:
+                visited.add(id(other))
+                errors.append(other)
 
 
 def _without_own(trace: TracebackType | None) -> TracebackType | None:

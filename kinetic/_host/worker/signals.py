@@ -79,9 +79,9 @@ def end_in_forks() -> None:
 
 
 def _take(signum: int, handler: _Handler) -> None:
-    found = signal.getsignal(signum)
+    current = signal.getsignal(signum)
     ours, before = _ours.get(signum, (None, None))
-    _ours[signum] = (handler, before if found is ours else found)
+    _ours[signum] = (handler, before if current is ours else current)
     signal.signal(signum, handler)
 
 

@@ -96,10 +96,10 @@ class _Pipe:
 
 def _file_of(fd: int) -> tuple[int, int] | None:
     try:
-        found = os.fstat(fd)
+        info = os.fstat(fd)
     except OSError:
         return None
-    return (found.st_dev, found.st_ino) if stat.S_ISFIFO(found.st_mode) else None
+    return (info.st_dev, info.st_ino) if stat.S_ISFIFO(info.st_mode) else None
 
 
 def flush() -> None:

@@ -78,14 +78,14 @@ class VirtualSlices:
             self._back_at |= dict.fromkeys(lost, time.monotonic() + self._away_s)
 
     def _sweep(self) -> None:
-        gone = self.list_lost()
-        if gone and not self.turns.act_alone(lambda: self._replace_arrays(gone)):
+        lost = self.list_lost()
+        if lost and not self.turns.act_alone(lambda: self._replace_arrays(lost)):
             return
         with self._lock:
             now = time.monotonic()
             self._back_at = {each: at for each, at in self._back_at.items() if at > now}
 
-    def _replace_arrays(self, gone: Collection[int]) -> None:
+    def _replace_arrays(self, slices: Collection[int]) -> None:
         import jax
         from jax._src import xla_bridge
 
@@ -94,7 +94,7 @@ class VirtualSlices:
         for array in jax.live_arrays():
             # Another thread may delete it in between.
             with contextlib.suppress(RuntimeError, ValueError):
-                lost = sorted({d.slice_index for d in array.sharding.device_set} & {*gone})
+                lost = sorted({d.slice_index for d in array.sharding.device_set} & {*slices})
                 if lost and not hasattr(array, _LOST):
                     _replace(array, lost)
 
@@ -199,8 +199,8 @@ def install(world: World, machines: int, away_s: float) -> VirtualSlices:
         return xla_bridge.make_cpu_client()
 
     ifrt_proxy.get_client = client
-    each = math.ceil(world.devices / machines)
-    xla_client.Device.task_id = property(lambda device: device.id // each)
+    per_machine = math.ceil(world.devices / machines)
+    xla_client.Device.task_id = property(lambda device: device.id // per_machine)
     pipe = Path(world.file).parent / layout.SLICES_PIPE
     slices = VirtualSlices(pipe, away_s, world.slices)
     _take_turns(slices.turns)

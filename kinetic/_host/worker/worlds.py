@@ -45,9 +45,9 @@ def finish(*, returned: bool) -> None:
     """
     if returned:
         _wait_for_savers()
-    with contextlib.ExitStack() as each:
+    with contextlib.ExitStack() as calls:
         for call in _ending:
-            each.callback(call, returned)
+            calls.callback(call, returned)
 
 
 def _wait_for_savers() -> None:

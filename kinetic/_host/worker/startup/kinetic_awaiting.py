@@ -24,10 +24,10 @@ class Awaiting:
         """Let the other finders find it, and call back after its execution."""
         if name != self._name:
             return None
-        found = (
+        specs = (
             finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self
         )
-        spec: Any = next((spec for spec in found if spec is not None), None)
+        spec: Any = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 

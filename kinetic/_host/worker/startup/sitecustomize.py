@@ -11,7 +11,7 @@ import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 
-_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would cost every start some milliseconds
+_FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would cost every start some milliseconds
 
 
 TYPE_CHECKING = False  # as in typing, which takes time to import
@@ -26,16 +26,16 @@ def _load(spec: Any) -> Any:
 
 
 def _attach() -> None:
-    file = os.path.join(os.path.dirname(_HERE), "joining.py")  # noqa: PTH118, PTH120
-    _load(spec_from_file_location("kinetic_joining", file)).attach_program(_told, _pid)
+    file = os.path.join(os.path.dirname(_FOLDER), "joining.py")  # noqa: PTH118, PTH120
+    _load(spec_from_file_location("kinetic_joining", file)).attach_program(_world, _pid)
 
 
-_told, _pid = os.environ.get("KINETIC_WORLD"), os.getpid()
-if _told:
-    _file = os.path.join(_HERE, "kinetic_awaiting.py")  # noqa: PTH118
+_world, _pid = os.environ.get("KINETIC_WORLD"), os.getpid()
+if _world:
+    _file = os.path.join(_FOLDER, "kinetic_awaiting.py")  # noqa: PTH118
     _awaiting = _load(spec_from_file_location("kinetic_awaiting", _file))
     sys.meta_path.insert(0, _awaiting.Awaiting("jax.distributed", _attach))
-sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100
+sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _FOLDER]  # noqa: PTH100
 _own = PathFinder.find_spec("sitecustomize")
 if _own is not None and _own.loader is not None:
     _load(_own)
