@@ -201,7 +201,10 @@ class AgentMachine:
         self.view = view
         acts = [Act.REQUEST_REFORM] if view.reform_requested and self.started else []
         if view.stop and not self.stopping and not self.all_done:
-            acts += self._stop(view, now)
+            self.stopping = True
+            left_s = self._eviction.left_s if self._eviction.is_known else None
+            grace_s = grace_of(view, elastic=self._is_elastic, left_s=left_s)
+            acts += self._end_worker(grace_s, now)
         if view.stop and not view.preempted and self._report is not None:
             acts += self._let_go(now)  # It may have been kept for hosts that were still saving.
         if view.all_done and not self.all_done:
@@ -250,11 +253,6 @@ class AgentMachine:
             return []
         self.started = True
         return [Act.START]
-
-    def _stop(self, view: HostView, now: float) -> list[Act]:
-        self.stopping = True
-        left_s = self._eviction.left_s if self._eviction.is_known else None
-        return self._end_worker(grace_of(view, elastic=self._is_elastic, left_s=left_s), now)
 
     def _end_worker(self, grace_s: float, now: float) -> list[Act]:
         if self._is_gone:

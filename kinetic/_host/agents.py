@@ -67,7 +67,9 @@ class Agents:
     def fork(self, identities: Iterable[Identity], *, may_repeat: bool = False) -> None:
         """Fork an agent for each identity; this process must not have started a thread (gRPC does).
         `may_repeat` is whether hosts may be started again later."""
-        _block_signals()
+        # SIGCHLD stays blocked until a gang is served; `await_signal` takes it. SIGCONT waits until
+        # an agent can act on it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD, signal.SIGCONT])
         read_end, write_end = os.pipe()
         if may_repeat:
             identities = list(identities)
@@ -217,12 +219,6 @@ class Agents:
             key = layout.HostKeys(self._plan.job_id, attempt, host).report
             return HostReport.read(self._store.get(key))
         return None
-
-
-def _block_signals() -> None:
-    """SIGCHLD stays blocked until a gang is served; `await_signal` takes it. SIGCONT waits until an
-    agent can act on it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD, signal.SIGCONT])
 
 
 def import_gang_modules() -> None:

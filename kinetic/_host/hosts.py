@@ -286,15 +286,12 @@ class ForkedHosts(Hosts):
             if report is not None:
                 self._listener.on_report(report)
             elif self.stay or self.alone or not delivered:
-                self._die(index, self._cause_of_death(index, status, delivered=delivered))
+                is_early = delivered and not self.alone
+                why = "Its agent process ended early."
+                self._die(index, why if is_early else self._agents.cause_of_death(index, status))
         if self.stay or self.alone:  # Others end with their gang.
             self._agents.end_orphans()
         self._listener.on_change()
-
-    def _cause_of_death(self, index: int, status: int, *, delivered: bool) -> str:
-        if delivered and not self.alone:
-            return "Its agent process ended early."
-        return self._agents.cause_of_death(index, status)
 
     def note_gone(self, index: int, *, is_taken_away: bool) -> None:
         """Its wait status tells it."""

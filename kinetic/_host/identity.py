@@ -140,6 +140,7 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
     try:
         host, job_id, role = _index(env), env["KINETIC_JOB_ID"], env.get("KINETIC_ROLE", "")
         leads = _leads(role, host)
+        scratch = env.get("KINETIC_SCRATCH") or f"{env.get('TMPDIR') or '/tmp'}/kinetic"
         secrets = _secrets(env, leads=leads)
         address = env.get("KINETIC_HOST_ADDRESS", "127.0.0.1")
         return Identity(
@@ -152,7 +153,7 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
             certificate=secrets.certificate,
             key=secrets.key,
             address=address,
-            scratch=f"{_scratch(env)}/{job_id}-{'head' if role == 'head' else host}",
+            scratch=f"{scratch}/{job_id}-{'head' if role == 'head' else host}",
             role=role,
             simulated=env.get("KINETIC_SIMULATED") == "1",
             is_mirrored=env.get("KINETIC_TEE") == "1",
@@ -183,10 +184,6 @@ def _leads(role: str, host: int) -> bool:
     return role == "head" or (not role and host == 0)
 
 
-def _scratch(env: Mapping[str, str]) -> str:
-    return env.get("KINETIC_SCRATCH") or f"{env.get('TMPDIR') or '/tmp'}/kinetic"
-
-
 class _Secrets(NamedTuple):
     """What a host needs to take part in its gang; the key is needed only to lead it."""
 
@@ -208,13 +205,10 @@ def _secrets(env: Mapping[str, str], *, leads: bool) -> _Secrets:
         key = (folder / "tls.key").read_text() if leads else ""
         token = (folder / "token").read_text()
         return _Secrets(token.strip(), (folder / "tls.crt").read_text(), key)
-    key = _key(env) if leads else ""
+    key, key_folder = "", env.get("KINETIC_TLS_KEY_DIR")
+    if leads:
+        key = (Path(key_folder) / "tls.key").read_text() if key_folder else env["KINETIC_TLS_KEY"]
     return _Secrets(env["KINETIC_TOKEN"].strip(), env["KINETIC_TLS_CERTIFICATE"], key)
-
-
-def _key(env: Mapping[str, str]) -> str:
-    folder = env.get("KINETIC_TLS_KEY_DIR")
-    return (Path(folder) / "tls.key").read_text() if folder else env["KINETIC_TLS_KEY"]
 
 
 def _target(coordinator: str, address: str, *, leads: bool) -> str:

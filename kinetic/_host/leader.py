@@ -267,7 +267,8 @@ class Leader:
         if loss is not None:
             self._fail(loss)
         elif verdicts.has_left(outcome):
-            self._grow()
+            self._story.tell_what_is_back()
+            self._policy.note_departure(time.monotonic())
         elif self._policy.may_repeat(outcome):
             self._repeat(outcome)
         else:
@@ -324,11 +325,6 @@ class Leader:
         self._policy.note_repeat(outcome, slices, time.monotonic())
         self._story.tell_of_repeat(first_line(outcome.reason))
         self._end(slices)
-
-    def _grow(self) -> None:
-        """The function has left at a step, because a slice is back."""
-        self._story.tell_what_is_back()
-        self._policy.note_departure(time.monotonic())
 
     def _find_dead(self) -> tuple[int, ...]:
         """Slices that took part, and of which hosts are dead."""
@@ -415,12 +411,6 @@ class Leader:
             self._hosts.take_away()
             self._wake()
 
-    def _cancel_if_asked(self) -> None:
-        """The pods of a cancelled job are stopped in any order, after the request was recorded."""
-        may_be, self._has_asked = not self._has_asked, True
-        if may_be and self._is_cancelled is not None:
-            self._ask(self._is_cancelled, lambda is_so: self._cancel() if is_so else None)
-
     def _cancel(self, reason: str = "The job was cancelled.") -> None:
         self._gang.cancel(reason, time.monotonic())
         self._sweep()
@@ -465,7 +455,10 @@ class Leader:
         if event.host is not None:
             self._hosts.note_event(event, self._indices_of(self._policy.slices)[event.host])
         if event.kind is EventKind.FAILURE and event.exit is Exit.EVICTED:
-            self._cancel_if_asked()
+            # The pods of a cancelled job are stopped in any order, after the request was recorded.
+            may_be, self._has_asked = not self._has_asked, True
+            if may_be and self._is_cancelled is not None:
+                self._ask(self._is_cancelled, lambda is_so: self._cancel() if is_so else None)
         if event.kind is EventKind.READY:
             self._ready_at = time.monotonic() - event.ago_s
             self._story.tell_of_recovery()

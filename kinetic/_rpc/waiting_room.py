@@ -116,7 +116,9 @@ class WaitingRoom:
     async def _wait(self, index: int, start: int) -> HostAssignment | None:
         loop = asyncio.get_running_loop()
         due = loop.time() + PATIENCE_S
-        self._enter(index)
+        if index not in self._waiting and index not in self._places:
+            self._waiting.add(index)
+            self._listener.on_enter(index)
         while self._counts(index, start):
             if (place := self._places.pop(index, None)) is not None:
                 return place
@@ -143,11 +145,6 @@ class WaitingRoom:
             self._past[index].add(before)
             self._waiting.discard(index)
             self._listener.on_start(index)
-
-    def _enter(self, index: int) -> None:
-        if index not in self._waiting and index not in self._places:
-            self._waiting.add(index)
-            self._listener.on_enter(index)
 
     def _look_later(self, index: int, start: int, delay_s: float, *, looks: int) -> None:
         """See whether the host has come back. Two looks, because the first one may come too early:

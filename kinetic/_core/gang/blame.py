@@ -85,7 +85,9 @@ class Stack:
 def parse(text: str) -> Stack:
     """Return what can be compared between hosts: the main thread's calls, without addresses."""
     frames = tuple(
-        _frame(m) for line in main_thread(text).splitlines() if (m := re.match(_FRAME, line))
+        (f"{m['file']}:{m['line']}", re.sub(_HEX, "", m["function"].strip()))
+        for line in main_thread(text).splitlines()
+        if (m := re.match(_FRAME, line))
     )
     return Stack(frames) if frames else Stack(text=re.sub(_HEX, "", text).strip()[:_MAX_TEXT])
 
@@ -98,7 +100,9 @@ def odd_hosts(stacks: Mapping[int, str], returned: Collection[int]) -> tuple[int
     """
     parsed = {host: parse(text) for host, text in stacks.items() if host not in returned}
     running = {host: stack for host, stack in parsed.items() if not stack.returned}
-    suspects = _without_answer(running) or _not_waiting(running) or running
+    # A host that answers without frames (its process is stopped) is as suspect as a silent one.
+    without_answer = {host: stack for host, stack in running.items() if not stack.frames}
+    suspects = without_answer or _not_waiting(running) or running
     groups = _group(suspects)
     smallest = min(map(len, groups.values()), default=0)
     return tuple(
@@ -265,10 +269,6 @@ def _format_innermost(stack: Stack) -> str:
     return "\n".join([*own, *first, *more, *below]) + "\n"
 
 
-def _frame(match: re.Match[str]) -> StackFrame:
-    return f"{match['file']}:{match['line']}", re.sub(_HEX, "", match["function"].strip())
-
-
 def main_thread(text: str) -> str:
     """Return the main thread's part of a dump, most recent call first."""
     # faulthandler prints the newest thread first, so the main thread comes last. Of more than 100
@@ -288,11 +288,6 @@ def _group(stacks: Mapping[int, Stack]) -> dict[Stack, list[int]]:
     for host in sorted(stacks):
         groups.setdefault(stacks[host], []).append(host)
     return groups
-
-
-def _without_answer(stacks: Mapping[int, Stack]) -> dict[int, Stack]:
-    # A host that answers without frames (its process is stopped) is as suspect as a silent one.
-    return {host: stack for host, stack in stacks.items() if not stack.frames}
 
 
 def _not_waiting(stacks: Mapping[int, Stack]) -> dict[int, Stack]:

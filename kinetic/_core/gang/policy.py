@@ -34,7 +34,7 @@ from typing import Self
 
 from kinetic._core.exits import Exit
 from kinetic._core.options import Elastic
-from kinetic._core.outcome import HostReport, Outcome, Verdict
+from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.values import dataclass
 
 MOST_FAULTS = 3
@@ -124,13 +124,18 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     if outcome.verdict is not Verdict.FAILED or first is None or not slices:
         return None
     per_slice = len(outcome.reports) // len(slices)
-    dead = [r.host for r in outcome.reports if r.exit.kind.fatal and not _is_abort(r)]
+    # JAX aborts processes that have lost their coordinator: they are lost only if nobody died in
+    # another way.
+    dead = [r.host for r in outcome.reports if r.exit.kind.fatal and r.signal != _SIGABRT]
     dead = dead or [r.host for r in outcome.reports if r.exit.kind.fatal]
     held_up = first.exit in (Exit.HANG, Exit.NEVER_JOINED)
     lost = {slices[host // per_slice] for host in [*dead, *(outcome.blamed if held_up else ())]}
     if held_up and len(lost) == len(slices):
         return None  # No slice is to blame: all of them stand still.
-    if first.exit.kind.fatal or held_up or _is_collective_break(first, outcome):
+    # A collective that broke is a loss, unless hosts that have returned are its cause.
+    echoes = first.error is not None and first.error.consequence
+    is_broken = echoes and not any(report.ok for report in outcome.reports)
+    if first.exit.kind.fatal or held_up or is_broken:
         return Loss(tuple(sorted(lost)), first_line(outcome.reason))
     return None
 
@@ -140,18 +145,6 @@ def slices_to_end(outcome: Outcome, per_slice: int) -> tuple[int, ...]:
     silent = (Exit.HANG, Exit.NEVER_JOINED)
     hosts = (r.host for r in outcome.reports if r.exit.kind.fatal or r.exit in silent)
     return tuple(sorted({host // per_slice for host in hosts}))
-
-
-def _is_abort(report: HostReport) -> bool:
-    """Whether it ended itself. JAX does that to processes that have lost their coordinator: they
-    are lost only if nobody died in another way."""
-    return report.signal == _SIGABRT
-
-
-def _is_collective_break(first: HostReport, outcome: Outcome) -> bool:
-    """Whether a collective broke without a cause. Hosts that have returned are one."""
-    echoes = first.error is not None and first.error.consequence
-    return echoes and not any(report.ok for report in outcome.reports)
 
 
 class AttemptPolicy:

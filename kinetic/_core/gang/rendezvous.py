@@ -68,9 +68,10 @@ class Rendezvous:
 
     def _in_vain(self, joining: tuple[int, ...], returned: tuple[int, ...]) -> str:
         wait = "waits" if len(joining) == 1 else "wait"
+        them = "it" if len(returned) == 1 else "them"
         return (
             f"{name_hosts(returned)} of {self._spec.hosts} returned without using JAX, and "
-            f"{name_hosts(joining)} {wait} for {_pronoun_of(returned)} in JAX. Every host must use "
+            f"{name_hosts(joining)} {wait} for {them} in JAX. Every host must use "
             "JAX, or none: call jax.devices() on all of them first, or set joins_jax=False so that "
             "each host works on its own devices"
         )
@@ -152,7 +153,3 @@ class FailureWindow:
     def are_peers_late(self, now: float) -> bool:
         """Whether the last window for other hosts is over."""
         return self._peers_until is not None and now >= self._peers_until
-
-
-def _pronoun_of(hosts: tuple[int, ...]) -> str:
-    return "it" if len(hosts) == 1 else "them"

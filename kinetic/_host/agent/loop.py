@@ -279,7 +279,10 @@ class Agent:
                 self._on_view(event.view)
             elif event.lost:
                 self._on_coordinator_lost(f"{event.lost} This host's agent gave up.")
-                self._end_supervisor()
+                # While a supervisor lives and does not answer, clients wait forever.
+                leads = not self._who.is_program or self._who.leads
+                if self._alive_fd >= 0 and leads and os.getppid() == self._supervisor:
+                    processes.kill(self._supervisor, signal.SIGKILL)
             elif event.reported:
                 self._machine.note_delivery()
 
@@ -291,13 +294,6 @@ class Agent:
         """Have this reported, unless there is a report already."""
         if self._report is None:
             self._end = {"event": how, "detail": detail}
-
-    def _end_supervisor(self) -> None:
-        """Kill the supervisor on this machine: while it lives and does not answer, clients wait
-        forever."""
-        leads = not self._who.is_program or self._who.leads
-        if self._alive_fd >= 0 and leads and os.getppid() == self._supervisor:
-            processes.kill(self._supervisor, signal.SIGKILL)
 
     def _on_view(self, view: HostView) -> None:
         before = self._machine.view
@@ -367,7 +363,9 @@ class Agent:
     # -- reporting ---------------------------------------------------------------------------------
 
     def _beat(self) -> Heartbeat:
-        now, state = self._sample(), self._state_now()
+        now, state = self._sample(), self._machine.activity
+        if state is Activity.RUNNING and self._join_state() == joining.JOINING:
+            state = Activity.JOINING
         may_stall = self._machine.started and state in _MAY_STALL
         self._memory.look()
         beat = Heartbeat(
@@ -386,11 +384,6 @@ class Agent:
     def _sample(self) -> Sample:
         saving_step = workspace.read_saving_step(self._preemption.folder)
         return self._worker.sample(self._log.output_bytes, self._metrics.row_bytes, saving_step)
-
-    def _state_now(self) -> Activity:
-        activity = self._machine.activity
-        joins = activity is Activity.RUNNING and self._join_state() == joining.JOINING
-        return Activity.JOINING if joins else activity
 
     def _join_state(self) -> str:
         """How far this host is in joining the JAX world."""

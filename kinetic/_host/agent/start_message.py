@@ -41,12 +41,15 @@ def start_message(
         debugging: from a debug job's gate, else None.
     """
     coordinator, _, port = leader.partition(",")
+    # Virtual devices take the place of Pathways' only where slices may be lost.
+    is_real = not who.simulated or plan.elastic_controller is not None
+    platform = plan.platform if is_real else plan.topology.kind
     world = World(
         coordinator,
         who.hosts,
         who.host,
         plan.devices_per_host,
-        _platform(who, plan),
+        platform,
         who.simulated,
         slices=_slices(who, plan),
         port=int(port or 0),
@@ -79,12 +82,6 @@ def start_message(
         "elastic": _elastic(plan),
         "programs": space.programs,
     }
-
-
-def _platform(who: Identity, plan: Plan) -> str:
-    """Virtual devices take the place of Pathways' only where slices may be lost."""
-    stands_in = plan.elastic_controller is not None
-    return plan.topology.kind if who.simulated and not stands_in else plan.platform
 
 
 def _elastic(plan: Plan) -> dict[str, Any] | None:

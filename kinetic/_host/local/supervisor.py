@@ -175,7 +175,8 @@ class Supervisor:
         plan = None
         try:
             plan = Plan.read(self._store.get(layout.JobKeys(self._request.job_id).plan))
-            agents, endpoint = Agents(plan, self._store), self._make_endpoint()
+            agents, target = Agents(plan, self._store), f"unix:{self._socket_path()}"
+            endpoint = Endpoint(target, os.urandom(16).hex(), plan.job_id)
             self._fork_agents(plan, agents, endpoint)
             return plan, self._lead(plan, agents, endpoint)
         except Exception as error:  # noqa: BLE001 - see above
@@ -188,10 +189,6 @@ class Supervisor:
             ended_at, attempt = time.time(), attempts.newest(self._store, self._request.job_id)
             outcome = Outcome(Verdict.FAILED, (), reason, ended_at=ended_at, attempt=attempt)
             return plan, Attempt(outcome)
-
-    def _make_endpoint(self) -> Endpoint:
-        target = f"unix:{self._socket_path()}"
-        return Endpoint(target, os.urandom(16).hex(), self._request.job_id)
 
     def _fork_agents(self, plan: Plan, agents: Agents, endpoint: Endpoint) -> None:
         if plan.hosts > 1:
