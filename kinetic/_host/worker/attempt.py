@@ -18,8 +18,8 @@ from typing import Any
 
 from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message, WorkerEvent
+from kinetic._host.worker import breakpoints, forks, home, jaxworld, report, signals, streams
 from kinetic._host.worker import call as calling
-from kinetic._host.worker import forks, home, jaxworld, report, signals, streams
 from kinetic._host.worker.call import Call
 from kinetic._host.worker.start import Start
 from kinetic._host.worker.startup.kinetic_awaiting import act_when_imported
@@ -182,8 +182,6 @@ def _move_in(start: Start) -> dict[str, str]:
 
 
 def _meet_debugger(channel: Channel, start: Start) -> None:
-    from kinetic._host.worker import breakpoints
-
     try:
         breakpoints.set_up(channel, start)
     except (KineticError, SystemExit) as error:  # SystemExit: the job was stopped in the meantime.
