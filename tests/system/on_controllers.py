@@ -100,12 +100,6 @@ def raising(folder):
     raise LookupError("own")
 
 
-def profiling(folder):
-    import jax
-
-    jax.profiler.start_trace(folder)
-
-
 async def asynchronous():
     import asyncio
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from gangs import wait_until
-from on_controllers import asynchronous, hold, profiling, raising, save_and_lose, train
+from on_controllers import asynchronous, hold, raising, save_and_lose, train
 
 import kinetic
 from kinetic.errors import HostLost, NotFound, UsageError
@@ -177,11 +177,6 @@ def test_an_exception_of_the_function_is_no_loss(begin):
         training.result()
     assert not any("pathwaysutils" in note for note in caught.value.__notes__)
     assert [path.name for path in training.folder.iterdir()] == ["call-1"]
-
-
-def test_profiling_is_refused_by_the_profiler_of_pathways_too(tmp_path):
-    with pytest.raises(RuntimeError, match="does not work in an elastic job"):
-        elastic(function=profiling)(str(tmp_path))
 
 
 def test_functions_may_be_asynchronous():
