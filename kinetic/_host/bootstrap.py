@@ -87,9 +87,9 @@ def kinetic() -> str:
 
     folder = f"{HOME}/runtime-{digest[:24]}"
     if not os.path.isdir(folder):  # an earlier start of this pod may have made it
-        made = make("kinetic", lambda into: unpack(digest, into))
+        unpacked = make("kinetic", lambda into: unpack(digest, into))
         with contextlib.suppress(OSError):
-            os.rename(made, folder)
+            os.rename(unpacked, folder)
     return folder
 
 
@@ -116,16 +116,16 @@ def install(folder: str, digest: str) -> None:
     """Install into a virtual environment that comes before the image's packages."""
     text = fetch(digest, "the list of requirements").decode()
     venv.create(folder, symlinks=True)
-    shown = [f"import site; site.addsitedir({each!r})\n" for each in site.getsitepackages()]
-    write(sysconfig.get_path("purelib", "venv", {"base": folder}) + "/image.pth", "".join(shown))
+    code = [f"import site; site.addsitedir({each!r})\n" for each in site.getsitepackages()]
+    write(sysconfig.get_path("purelib", "venv", {"base": folder}) + "/image.pth", "".join(code))
     python, listed = f"{folder}/bin/python", write(f"{folder}/requirements.txt", text)
     command = [find_uv(), "pip", "install", "--no-progress", "--color=never", *uv_options(text)]
     command += ["-r", listed]
     held = {distribution.metadata["Name"] for distribution in metadata.distributions()}
     if held - {"pip", "setuptools", "wheel", "uv"}:
         # uv looks at one environment only, so it is given only what the image lacks.
-        told = run([*command, "--dry-run", "--break-system-packages", "-p", sys.executable])
-        lacking = re.findall(r"(?m)^ \+ (\S+?)(==\S+)(?: \(from (.+)\))?$", told)
+        output = run([*command, "--dry-run", "--break-system-packages", "-p", sys.executable])
+        lacking = re.findall(r"(?m)^ \+ (\S+?)(==\S+)(?: \(from (.+)\))?$", output)
         options = [line for line in text.splitlines() if line.startswith("-")]
         pins = [f"{name} @ {url}" if url else name + version for name, version, url in lacking]
         write(listed, "\n".join([*options, *pins]))
@@ -135,16 +135,16 @@ def install(folder: str, digest: str) -> None:
 
 def uv_options(text: str) -> list[str]:
     """Return the options that uv reads on its command line alone. It has no --prefer-binary."""
-    made = ["--prerelease=allow"] if re.search("(?m)^--pre$", text) else []
+    options = ["--prerelease=allow"] if re.search("(?m)^--pre$", text) else []
     hosts = re.findall(r"(?m)^--trusted-host (\S+)", text)
-    return made + [f"--allow-insecure-host={host}" for host in hosts]
+    return options + [f"--allow-insecure-host={host}" for host in hosts]
 
 
 def find_uv() -> str:
     """Return the path of uv, which pip installs where there is none."""
     command = [sys.executable, *PIP, "uv>=0.5", "--target"]
-    found = shutil.which("uv")
-    return found or make("uv", lambda folder: run([*command, folder])) + "/bin/uv"
+    program = shutil.which("uv")
+    return program or make("uv", lambda folder: run([*command, folder])) + "/bin/uv"
 
 
 def run(command: list[str]) -> str:
@@ -165,14 +165,14 @@ def run(command: list[str]) -> str:
         installer.kill()
     if installer.returncode == 0:
         return output
-    told = "\n".join(output.strip().splitlines()[-20:])
-    if re.search("No space left|quota exceeded", told):
+    tail = "\n".join(output.strip().splitlines()[-20:])
+    if re.search("No space left|quota exceeded", tail):
         raise Failed(FULL, f"no space is left in {HOME}. {advice()}")
-    if re.search(NO_ANSWER, told):
+    if re.search(NO_ANSWER, tail):
         why = "the package index does not answer. Let the cluster reach it, or set PIP_INDEX_URL"
-        raise Failed(UNREACHABLE, f"{why} to one that it reaches.\n{told}")
+        raise Failed(UNREACHABLE, f"{why} to one that it reaches.\n{tail}")
     why = "the requirements cannot be installed. Change them, or choose a container_image"
-    raise Failed(UNRESOLVED, f"{why} that has them.\n{told}")
+    raise Failed(UNRESOLVED, f"{why} that has them.\n{tail}")
 
 
 def make(what: str, fill: Callable[[str], object]) -> str:

@@ -61,7 +61,7 @@ def test_the_page_names_nothing_else():
     known = patterns()
     of_logs = {f"{key}{end}" for key in known for end in (".idx", ".d/<offset>")}
     of_lists = {f"listed/<job_id>/{kind}-<text>" for kind in ("ref", "end")}
-    of_batches = {"groups/<group_id>/jobs/<i>-<n>.json", "groups/<group_id>/refused/<i>.json"}
+    of_batches = {"groups/<group_id>/refused/<i>.json"}
     assert page() - known - of_logs - of_lists - of_batches == MADE_ELSEWHERE
 
 
@@ -72,7 +72,7 @@ def test_the_page_names_nothing_else():
         (JobKeys("job-1").plan, "jobs/job-1/plan.json"),
         (AttemptKeys("job-1", 2).order_answer("x"), "jobs/job-1/attempts/2/order-answers/x.json"),
         (HostKeys("job-1", 2, 3).log, "jobs/job-1/attempts/2/hosts/3/log"),
-        (GroupKeys("grp-1").job(3, 2), "groups/grp-1/jobs/3-2.json"),
+        (GroupKeys("grp-1").refusal(3), "groups/grp-1/refused/3.json"),
         (layout.blob("ab" * 32), f"blobs/sha256/ab/{'ab' * 31}"),
     ],
 )

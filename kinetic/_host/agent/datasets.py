@@ -48,16 +48,16 @@ def prepare(identity: Identity, plan: Plan, store: Store, folder: Path) -> Datas
         SetupFailed: data that is used in place, or fetched by the host, does not exist.
         StoreError: the content is damaged, or the disk is full.
     """
-    there = plan.cluster_mounts()
-    found = [
-        _by_cluster(each, there[n])
-        if n in there
+    mounts = plan.cluster_mounts()
+    sources = [
+        _by_cluster(each, mounts[n])
+        if n in mounts
         else _prepare_data(each, identity, store, folder / "data" / str(n))
         for n, each in enumerate(plan.data)
     ]
     return Datasets(
-        tuple(place for each, (place, _) in zip(plan.data, found, strict=True) if not each.mount),
-        tuple(dict.fromkeys(m for _, mounts in found for m in mounts)),
+        tuple(place for each, (place, _) in zip(plan.data, sources, strict=True) if not each.mount),
+        tuple(dict.fromkeys(m for _, mounts in sources for m in mounts)),
     )
 
 
