@@ -21,7 +21,7 @@ from typing import Any
 from kinetic._backends.base import Backend, Connection, Tunnels
 from kinetic._config import settings
 from kinetic._core import layout
-from kinetic._core.debug_address import Debugger, launch_configuration
+from kinetic._core.debug_address import Debugger, DebuggerState, launch_configuration
 from kinetic._core.ref import JobRef
 from kinetic._store import attempts
 from kinetic._store.base import Store
@@ -201,7 +201,7 @@ def instructions(ref: JobRef, debugger: Debugger, port: int, local_root: str, *,
     left_s = max(debugger.closes_at - now, 0.0)
     waits = (
         f"its function starts once you have attached, or in {left_s:.0f} s"
-        if _waits(debugger)
+        if debugger.state is DebuggerState.WAITING
         else "its function is running"
     )
     return (
@@ -267,12 +267,6 @@ def _by_ssh(ref: JobRef, debugger: Debugger, port: int, working_dir: str | None)
         f"`kubectl port-forward POD {near}:{debugger.port}` for the pod with this address. Then:\n"
         f"{instructions(ref, debugger, near, working_dir or '', now=time.time())}"
     )
-
-
-def _waits(debugger: Debugger) -> bool:
-    from kinetic._core.debug_address import DebuggerState
-
-    return debugger.state is DebuggerState.WAITING
 
 
 def _wait(

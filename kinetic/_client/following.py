@@ -129,9 +129,10 @@ def follow(
                 break
             if reading.is_hopeless and (isinstance(error, StoreError) or not request.follow):
                 raise
-        for slept_s in _slices(pause_s):
+        while pause_s > 0:  # In pieces, so that the caller can look at its clock.
             yield Tick(fault)
-            pause(slept_s)
+            pause(min(pause_s, PAUSE_S))
+            pause_s -= PAUSE_S
     if outcome is not None:
         yield Finished(outcome)
 
@@ -251,13 +252,6 @@ class _StartReasons:
             return Tick()
         self._reason = reason
         return Waiting(reason)
-
-
-def _slices(pause_s: float) -> Iterator[float]:
-    """Cut a pause into pieces, so that the caller can look at its clock."""
-    while pause_s > 0:
-        yield min(pause_s, PAUSE_S)
-        pause_s -= PAUSE_S
 
 
 class StatusWatch:

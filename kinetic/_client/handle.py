@@ -37,7 +37,7 @@ from kinetic._store import attempts
 from kinetic._store import index as stored
 from kinetic._store.base import Store
 from kinetic._store.open import as_existing, open_store
-from kinetic.errors import KineticError, NotFound, StoreError, UsageError, WaitTimeout
+from kinetic.errors import KineticError, NotFound, UsageError, WaitTimeout
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -242,26 +242,26 @@ class JobHandle(Generic[R_co]):
 
             with ControlClient(endpoint, give_up_s=timeout_s) as client:
                 return client.dump_stacks(timeout_s)
-        found = self._read_verdict()
-        if found is None and self.ref.place.is_cluster and self._has_leader():
+        outcome = self._read_verdict()
+        if outcome is None and self.ref.place.is_cluster and self._has_leader():
             from kinetic._client import asking
 
-            told = asking.stacks(
+            live = asking.stacks(
                 self._store,
                 self.ref,
                 patience_s=timeout_s + asking.ANSWER_S,
                 ended=lambda: self._read_verdict() is not None,
             )
-            if told:
-                return told
-            found = self._read_verdict()
-        kept = {} if found is None else collecting.stacks(found)
-        if not kept:
+            if live:
+                return live
+            outcome = self._read_verdict()
+        stacks = {} if outcome is None else collecting.stacks(outcome)
+        if not stacks:
             raise NotFound(
                 f"{self.job_id} is not running, and no stacks were kept: they are when "
                 "hang_timeout ends a job."
             )
-        return kept
+        return stacks
 
     def _has_leader(self) -> bool:
         """True if the job runs, or its leader has begun and its cluster, which is asked every few
@@ -275,10 +275,11 @@ class JobHandle(Generic[R_co]):
     def processes(self) -> dict[str, Any]:
         """Return the process ids of a job that runs on this machine: {"supervisor": pid, "agents":
         {host: pid}}; else {}."""
-        found = self._backend.processes(self.ref) if isinstance(self._backend, Processes) else None
-        if found is None:
+        backend = self._backend
+        running = backend.processes(self.ref) if isinstance(backend, Processes) else None
+        if running is None:
             return {}
-        return {"supervisor": found.supervisor, "agents": dict(found.agents)}
+        return {"supervisor": running.supervisor, "agents": dict(running.agents)}
 
     def picture(self, outcome: Outcome | None = None) -> Picture:
         """The job's current picture. Never fails: it is drawn while something else goes
@@ -351,8 +352,8 @@ class JobHandle(Generic[R_co]):
                 self._watch(request, Printer(prefixed=all_hosts))
             return None
         mark = Prefixer(hosts=all_hosts).add
-        shown = [mark(chunk) for chunk in self.chunks(request) if chunk is not None]
-        return b"".join(shown).decode("utf-8", "replace")
+        parts = [mark(chunk) for chunk in self.chunks(request) if chunk is not None]
+        return b"".join(parts).decode("utf-8", "replace")
 
     def tail(self, n: int = 100, host: int = 0) -> str:
         """Return the last n lines that a host printed."""
@@ -714,7 +715,9 @@ class JobHandle(Generic[R_co]):
         patience = math.inf if timeout is None else patience_s(timeout)
         deadline = self._clock() + patience
         report_status = StatusWatch(self.status, on_status, self._clock)
-        show = notebook.open_display(self._draw_progress, self._clock)
+        show = notebook.open_display(
+            lambda outcome: notebook.draw_picture(self.picture(outcome)), self._clock
+        )
         with show or contextlib.nullcontext():
             for event in following.follow(self._backend, self._store, self.ref, request):
                 if isinstance(event, Finished):
@@ -736,7 +739,7 @@ class JobHandle(Generic[R_co]):
                 if abandoned is not None and abandoned.is_set():
                     console.notice(f"\n{self._parting_words()}", once=False)
                     raise WaitTimeout(f"The wait for {self.job_id} was given up.")
-                if self._clock() >= deadline and not self._has_verdict():
+                if self._clock() >= deadline and not self._is_known_to_be_over():
                     why = f"{self.job_id} has not ended within {patience:g} s."
                     raise WaitTimeout(f"{why} {console.say_it_goes_on(self.job_id, fault)}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
@@ -750,14 +753,6 @@ class JobHandle(Generic[R_co]):
             if not getattr(interrupt, "__notes__", ()):
                 console.tell_last(interrupt, self._parting_words(), self._is_known_to_be_over)
             raise
-
-    def _draw_progress(self, outcome: Outcome | None) -> dict[str, str]:
-        return notebook.draw_picture(self.picture(outcome))
-
-    def _has_verdict(self) -> bool:
-        with contextlib.suppress(StoreError):  # The time is up all the same.
-            return self._read_verdict() is not None
-        return False
 
     def _is_known_to_be_over(self) -> bool:
         with contextlib.suppress(KineticError, OSError):

@@ -339,7 +339,7 @@ def plan_function(
         created_at=time.time() if now is None else now,
         captured=tuple(sorted(captured)),
         secrets=tuple(sorted(secrets)),
-        output_dir=_output_dir(options.output_dir or settings.output_dir),
+        output_dir=_make_absolute(options.output_dir or settings.output_dir),
         limits=_limits(options, settings, cost),
         jax_options=jax_options.changed_options(without=options.env),
         is_verbose=settings.log_level == "DEBUG",
@@ -365,11 +365,11 @@ def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]
     """Return what a job takes from the caller's environment: values in the payload, and values that
     are sent apart. Captured variables that look like secrets are sent with the secrets; `env=` wins
     over both."""
-    here = configuration.variables()
-    found = environment.select_env_vars(options.capture_env_vars, here)
-    free = {k: v for k, v in found.items() if k not in options.env and k not in options.secrets}
+    variables = configuration.variables()
+    selected = environment.select_env_vars(options.capture_env_vars, variables)
+    free = {k: v for k, v in selected.items() if k not in options.env and k not in options.secrets}
     hidden = {k: v for k, v in free.items() if environment.looks_secret(k)}
-    secrets = environment.secret_values(options.secrets, here) | hidden
+    secrets = environment.secret_values(options.secrets, variables) | hidden
     return {k: v for k, v in free.items() if k not in hidden}, secrets
 
 
@@ -426,19 +426,19 @@ def _limits(options: Options, settings: Settings, cost: Cost | None) -> Limits:
         still_notice_s=STILL_NOTICE_S,
         debug_wait_s=settings.debug_wait_s,
     )
-    return _relax_limits(limits) if options.debug else limits
-
-
-def _relax_limits(limits: Limits) -> Limits:
-    """Limits of a debug job: at a breakpoint every host stands still, so none counts as hung, and
-    the wait for a debugger is added to the timeout."""
+    if not options.debug:
+        return limits
+    # At a breakpoint every host stands still, so none counts as hung, and the wait for a debugger
+    # is added to the timeout.
     timeout_s = None if limits.timeout_s is None else limits.timeout_s + limits.debug_wait_s
     return dataclasses.replace(limits, timeout_s=timeout_s, hang_timeout_s=None)
 
 
-def _output_dir(given: str | None) -> str | None:
-    """Make a path absolute: it is relative to the caller's working directory, not a host's."""
-    return given if given is None or "://" in given else str(Path(given).expanduser().absolute())
+def _make_absolute(folder: str | None) -> str | None:
+    """A path is relative to the caller's working directory, not to a host's."""
+    if folder is None or "://" in folder:
+        return folder
+    return str(Path(folder).expanduser().absolute())
 
 
 def _list_data_paths(
@@ -456,8 +456,8 @@ def _list_data_paths(
     declared = [*options.volumes.values()]
     for args, kwargs in calls:
         declared += call_data.find_data([args, kwargs])
-    seen = set(map(id, declared))
-    if any(id(data) not in seen for data in list_alive()):
+    ids = set(map(id, declared))
+    if any(id(data) not in ids for data in list_alive()):
         # Only pickling can find data in objects and in what the function uses.
         from kinetic._pickling import call
 
@@ -518,15 +518,17 @@ def _with_installation(
 
     start = Path.cwd() if project.root is None else project.root / project.entry_rel
     bucket = (settings.pod_store or settings.store).startswith("gs://")
-    made = installation.of(
+    installed = installation.of(
         draft,
         start,
         imported=_list_import_folders(project),
         cache_dir=settings.cache_dir,
         bucket=bucket,
     )
-    changed = dataclasses.replace(draft, runtime=made.runtime, requirements=made.requirements)
-    return changed, made.contents
+    changed = dataclasses.replace(
+        draft, runtime=installed.runtime, requirements=installed.requirements
+    )
+    return changed, installed.contents
 
 
 def _cells(*pickles: bytes) -> tuple[Cell, ...]:
@@ -550,12 +552,12 @@ def _warnings(
         and bundle is not None
         and plan.tree.size_bytes > (settings.context_size_warn_mb or math.inf) * _MB
     ):
-        shown = [
+        large = [
             (rel, size)
             for rel, size in bundle.largest[:_LARGEST_SHOWN]
             if size * 100 >= bundle.largest[0][1]
         ]
-        largest = ", ".join(f"{rel} ({_mb(size)})" for rel, size in shown)
+        largest = ", ".join(f"{rel} ({_mb(size)})" for rel, size in large)
         warnings += (
             f"The source tree {plan.client_root} is large: {_mb(plan.tree.size_bytes)}. Its "
             f"largest files: {largest}. Leave out what the function does not need in "

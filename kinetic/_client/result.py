@@ -116,6 +116,8 @@ def error(
         outcome: its verdict.
         last_lines: returns the last lines that a host printed.
     """
+    from kinetic._core.gang.blame import summarize_groups
+
     first = outcome.first
     if first is None:
         return exception_of(Evidence(ref.job_id, ref.display_name, outcome))
@@ -127,11 +129,11 @@ def error(
         if first.error is not None and first.error.key
         else None,
         tail=last_lines(first.host),
-        stacks=_stacks(outcome) if first.exit is Exit.HANG else "",
+        stacks=summarize_groups(stacks(outcome), outcome.blamed) if first.exit is Exit.HANG else "",
     )
-    found = exception_of(evidence)
-    _note_unsent(board, ref, found)
-    return found
+    original = exception_of(evidence)
+    _note_unsent(board, ref, original)
+    return original
 
 
 def read_tail(
@@ -230,9 +232,3 @@ def stacks(outcome: Outcome) -> dict[int, str]:
         for r in outcome.reports
         if r.stacks or r.ok or r.exit is Exit.HANG
     }
-
-
-def _stacks(outcome: Outcome) -> str:
-    from kinetic._core.gang.blame import summarize_groups
-
-    return summarize_groups(stacks(outcome), outcome.blamed)

@@ -144,24 +144,25 @@ def _tell_user(line: str) -> None:
 
 def _check_distant(plan: Plan, secrets: Mapping[str, str]) -> None:
     """Refuse data that hosts could not reach."""
-    for each in plan.data:
-        if each.source.startswith(BUCKETS):
-            if each.writable and not plan.place.is_cluster:
+    for data in plan.data:
+        if data.source.startswith(BUCKETS):
+            if data.writable and not plan.place.is_cluster:
                 continue  # A folder of this machine stands in for it.
             from kinetic._datasets import cloud
 
-            cloud.check(each.source, is_dir=each.is_dir, may_be_empty=each.writable)
-        elif each.source.startswith(HUB):
+            cloud.check(data.source, is_dir=data.is_dir, may_be_empty=data.writable)
+        elif data.source.startswith(HUB):
             from kinetic._config import settings
             from kinetic._datasets import hub_check
 
-            here = settings.variables()
-            login = hub_check.login(plan, secrets, here)
-            hub_check.check(each.source, login, here)
+            variables = settings.variables()
+            login = hub_check.login(plan, secrets, variables)
+            hub_check.check(data.source, login, variables)
 
 
 def ref_of(plan: Plan, store_uri: str) -> JobRef:
     """Return the reference of a planned job."""
+    own_folder = f"{store_uri.rstrip('/')}/{layout.JobKeys(plan.job_id).outputs}"
     is_program = plan.options.joins_jax == "program"  # Its name may be that of a file.
     return JobRef(
         job_id=plan.job_id,
@@ -178,12 +179,8 @@ def ref_of(plan: Plan, store_uri: str) -> JobRef:
         debug=plan.options.debug,
         has_single_controller=plan.has_single_controller,
         has_head=plan.has_head,
-        output_dir=plan.output_dir or _default_output_dir(store_uri, plan.job_id),
+        output_dir=plan.output_dir or own_folder,
     )
-
-
-def _default_output_dir(store_uri: str, job_id: str) -> str:
-    return f"{store_uri.rstrip('/')}/{layout.JobKeys(job_id).outputs}"
 
 
 def _most_bytes(planned: Planned) -> int:
@@ -226,8 +223,8 @@ def _send_content(planned: Planned, store: Store) -> Planned:
 def _send(contents: Mapping[str, bytes], store: Store) -> None:
     """Send contents by digest, after asking: the store has them after the first job."""
     keys = {layout.blob(digest): data for digest, data in contents.items()}
-    there = many.renew_many(store, keys)
-    absent = {key: data for key, data in keys.items() if key not in there}
+    existing = many.renew_many(store, keys)
+    absent = {key: data for key, data in keys.items() if key not in existing}
     many.put_many(store, absent, if_absent=True)
 
 

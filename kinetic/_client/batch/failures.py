@@ -15,7 +15,7 @@ from kinetic._client.batch.run import BatchView
 from kinetic._client.handle import JobHandle
 from kinetic.errors import BatchError, JobCancelled, KineticError, NotFound, SubmitError, text_of
 
-_SHOWN = 5
+_NAMED = 5
 
 
 def error_of(view: BatchView, index: int) -> BaseException | None:
@@ -48,10 +48,12 @@ def batch_error(
 
     blamed = sorted(failed, key=rank)
     jobs = {index: view.handles[index] for index in sorted(failed)}
-    lines = [
-        f"  {_input(index, jobs[index])}: {_headline(failed[index])}" for index in blamed[:_SHOWN]
-    ]
-    lines += [f"  and {len(failed) - _SHOWN} more"] if len(failed) > _SHOWN else []
+    lines = []
+    for index in blamed[:_NAMED]:
+        job, words = jobs[index], text_of(failed[index]).strip().splitlines()[:1]
+        where = f"input {index}" if job is None else f"input {index} ({job.job_id})"
+        lines.append(f"  {': '.join([where, type(failed[index]).__name__, *words])}")
+    lines += [f"  and {len(failed) - _NAMED} more"] if len(failed) > _NAMED else []
     first = next((job for index in blamed if (job := jobs[index]) is not None), None)
     if first is not None:
         lines.append(f"More: {_logs_command(first)}, kinetic jobs list --group {batch.group_id}")
@@ -78,10 +80,6 @@ def describe_unsubmitted(failures: Mapping[int, Exception]) -> str:
     return f"{count} without a job. {text_of(failures[min(failures)])}"
 
 
-def _input(index: int, job: JobHandle[Any] | None) -> str:
-    return f"input {index}" if job is None else f"input {index} ({job.job_id})"
-
-
 def _logs_command(job: JobHandle[Any]) -> str:
     """The command that shows the output of the host to blame."""
     with contextlib.suppress(KineticError):
@@ -89,8 +87,3 @@ def _logs_command(job: JobHandle[Any]) -> str:
         if outcome is not None and outcome.first is not None and outcome.first.host:
             return f"kinetic jobs logs {job.job_id} --host {outcome.first.host}"
     return f"kinetic jobs logs {job.job_id}"
-
-
-def _headline(error: BaseException) -> str:
-    name, text = type(error).__name__, text_of(error).strip()
-    return f"{name}: {text.splitlines()[0]}" if text else name

@@ -57,7 +57,7 @@ class BatchHandle(Generic[R_co]):
         self._own_view, self._pid = view, os.getpid()
         batch = view.records.batch
         self.group_id, self.name, self.tags = batch.group_id, batch.name, batch.tags
-        self._shown = len(view.finished)
+        self._reported = len(view.finished)
 
     def __repr__(self) -> str:
         limit, total = self._view.rules.max_concurrent, len(self)
@@ -338,16 +338,16 @@ class BatchHandle(Generic[R_co]):
         deadline = time.monotonic() + patience
         view, yielded = self._view, 0
         drawing = notebook.open_display(self._draw_progress, time.monotonic) if progress else None
-        progress_shown = BatchProgress(view, stream_for(progress), time.monotonic)
-        with drawing or contextlib.nullcontext(), progress_shown as shown, view.watch_jobs():
+        bar = BatchProgress(view, stream_for(progress), time.monotonic)
+        with drawing or contextlib.nullcontext(), bar, view.watch_jobs():
             while True:
                 with view.changes:
                     known_events, ended = view.events, view.finished[yielded:]
                 for number, index in enumerate(ended, yielded + 1):
                     # Show each end once, and none from before this process attached.
-                    if number > self._shown:
-                        shown.show_end(index)
-                        self._shown = number
+                    if number > self._reported:
+                        bar.show_end(index)
+                        self._reported = number
                 yielded += len(ended)
                 if ended:
                     yield ended
@@ -357,7 +357,7 @@ class BatchHandle(Generic[R_co]):
                     drawing(over=is_over)
                 if is_over:
                     return
-                shown.waits()
+                bar.waits()
                 rest_s = min(deadline - time.monotonic(), _FOR_EVER_S)
                 if rest_s <= 0:
                     raise WaitTimeout(

@@ -62,7 +62,9 @@ def _call(index: int, item: Any, mode: str) -> CallArguments:
                 index, _check_kind(index, item, Mapping, 'a dict, as input_mode="kwargs" unpacks')
             )
         )
-    if isinstance(item, dict) and all(map(_is_name, item)):
+    if isinstance(item, dict) and all(
+        isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key) for key in item
+    ):
         return CallArguments(kwargs=dict(item))
     return CallArguments(tuple(item) if isinstance(item, list | tuple) else (item,))
 
@@ -80,10 +82,6 @@ def _names(index: int, item: Mapping[Any, Any]) -> dict[str, Any]:
             f"inputs[{index}] has the key {odd[0]!r}, which cannot be the name of an argument."
         )
     return dict(item)
-
-
-def _is_name(key: object) -> bool:
-    return isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
 
 
 class InputState(StrEnum):
