@@ -480,7 +480,6 @@ def _source(
         settings.cache_dir,
         settings.package_root,
         not settings.no_default_excludes,
-        environment.git_files(configuration.variables()),
         configuration.temporary_folders(),
         configuration.worker_environ().get("PYTHONPATH", ""),
     )

@@ -114,7 +114,7 @@ def warn(target: Target, warnings: Sequence[str], output_dir: str | None) -> Non
     if output_dir is not None:
         from kinetic._source import outputs
 
-        outputs.note(target.settings.cache_dir, output_dir)
+        outputs.mark(output_dir)
     if target.notice:
         console.notice(target.notice)
     for warning in warnings:

@@ -17,7 +17,6 @@ from kinetic.errors import UsageError
 if TYPE_CHECKING:
     import logging
 
-    from kinetic._source.gitconfig import GitFiles
 
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
@@ -140,19 +139,3 @@ def find_misspelt(variables: Collection[str], environ: Mapping[str, str]) -> dic
         if name.upper().startswith("KIN")
     }
     return {name: matches[0] for name, matches in near.items() if matches}
-
-
-def git_files(env: Mapping[str, str]) -> GitFiles:
-    """Return where git's settings lie; https://git-scm.com/docs/git-config#FILES."""
-    from kinetic._source.gitconfig import GitFiles
-
-    home = env.get("HOME", "")
-    xdg = env.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
-    if "GIT_CONFIG_GLOBAL" in env:
-        own = [env["GIT_CONFIG_GLOBAL"]]
-    else:
-        own = [f"{xdg}/git/config" if xdg else "", f"{home}/.gitconfig" if home else ""]
-    without = env.get("GIT_CONFIG_NOSYSTEM", "").lower() not in ("", "0", "false", "no", "off")
-    system = "" if without else env.get("GIT_CONFIG_SYSTEM", "/etc/gitconfig")
-    configs = tuple(path for path in (system, *own) if path)
-    return GitFiles(configs, f"{xdg}/git/ignore" if xdg else "", home)

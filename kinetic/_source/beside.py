@@ -48,7 +48,7 @@ def find_top(root: str, places: Iterable[ImportFolder]) -> str:
     return os.path.commonpath([root, *(place.folder for place in places)])
 
 
-def scan(root: str, own: Scan, beside: Beside, options: ScanOptions, *, is_whole: bool) -> Scan:
+def scan(root: str, own: Scan, beside: Beside, options: ScanOptions) -> Scan:
     """Return the project's scan with what lies beside it.
 
     Args:
@@ -56,18 +56,14 @@ def scan(root: str, own: Scan, beside: Beside, options: ScanOptions, *, is_whole
         own: the project's scan.
         beside: what else is shipped.
         options: of the project's scan.
-        is_whole: whether the project's own rules have decided about all that lies in it.
     """
     around = find_top(root, beside.places)
-    found = Scan(modules=own.modules, neighbours=own.neighbours)
+    found = Scan(without_git=own.without_git)
     _add(found, own, root, around)
-    found.modules, found.neighbours = (
-        [_rebase_path(rel, root, around) for rel in rels] for rels in (own.modules, own.neighbours)
-    )
     missing = [
         place
         for place in beside.places
-        if not (is_whole and _is_inside(place.folder, root) and _is_decided(place, root, own))
+        if options.only or not (_is_inside(place.folder, root) and _is_decided(place, root, own))
     ]
     options = dataclasses.replace(options, exclude=options.exclude.union(beside.exclude))
     for part in editable.parts(missing, beside.never):
@@ -106,6 +102,7 @@ def _add_part(
         sparing=True,
         most=(walk.MOST_FILES, walk.MOST_BYTES),
         only=part.only,
+        asks_git=True,
         imported=part.places,
     )
     try:
@@ -116,6 +113,7 @@ def _add_part(
         return
     before = set(found.files)
     _add(found, scanned, part.root, around)
+    found.without_git += scanned.without_git
     found.beside |= found.files.keys() - before
 
 

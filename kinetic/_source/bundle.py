@@ -20,9 +20,8 @@ from pathlib import Path
 
 from kinetic._core.plan import Blob, Tree
 from kinetic._core.values import dataclass
-from kinetic._source import beside, cache, hashing, manifest, standalone, walk
+from kinetic._source import beside, cache, hashing, manifest, walk
 from kinetic._source.beside import Beside
-from kinetic._source.gitconfig import NO_FILES, GitFiles
 from kinetic._source.manifest import Entry
 from kinetic.errors import UsageError, name_some
 
@@ -96,9 +95,8 @@ def build(
     outputs: Iterable[Path] = (),
     default_excludes: bool = True,
     sparing: bool = False,
-    git: GitFiles = NO_FILES,
     also: Beside = NOTHING,
-    seeds: standalone.Seeds | None = None,
+    script: tuple[str, ...] | None = None,
     whole: bool = True,
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
@@ -112,10 +110,9 @@ def build(
             keeps them.
         default_excludes: whether virtual environments, caches and the like are left out.
         sparing: whether hidden folders, and what looks like keys, are left out.
-        git: where git's settings lie.
         also: what is packed with it; the paths of the tree are then relative to `beside.top`.
-        seeds: what is known to belong to a script, if nothing marks its folder as a project: then
-            the folder is packed if it is small, else what belongs to the script, and never keys.
+        script: what is known to belong to a script, if nothing marks its folder as a project: then
+            the folder is packed if it is small, else these paths, and never keys.
         whole: whether such a folder may be packed whole.
         cache_dir: the user's cache folder; also left out.
         clock_ns: nanoseconds since the epoch.
@@ -130,53 +127,21 @@ def build(
         _list_left_out(top, exclude, cache_dir),
         frozenset(map(str, outputs)),
         default_excludes,
-        sparing or seeds is not None,
-        git=git,
+        sparing or script is not None,
     )
-    if seeds is None:
-        return _build_by_walk(top, options, also, cache_dir, clock_ns)
-    if whole:
-        small = dataclasses.replace(options, most=(walk.MODEST_FILES, walk.MODEST_BYTES))
-        with contextlib.suppress(walk.TooMuch):
-            return _build_by_walk(top, small, also, cache_dir, clock_ns)
-    return _build_script(top, seeds, options, also, cache_dir=cache_dir, clock_ns=clock_ns)
+    if script is not None:
+        if whole:
+            small = dataclasses.replace(options, most=(walk.MODEST_FILES, walk.MODEST_BYTES))
+            with contextlib.suppress(walk.TooMuch):
+                return _build_by_walk(top, small, also, cache_dir, clock_ns)
+        # The repository around a home folder may hold anything.
+        options = dataclasses.replace(options, only=script, asks_git=False)
+    return _build_by_walk(top, options, also, cache_dir, clock_ns)
 
 
 def _list_left_out(top: str, exclude: Iterable[Path], cache_dir: Path) -> frozenset[str]:
     places = (*exclude, *cache.own_folders(cache_dir))
     return frozenset(os.path.realpath(os.path.join(top, path)) for path in places)
-
-
-def _build_script(
-    top: str,
-    seeds: standalone.Seeds,
-    options: walk.ScanOptions,
-    also: Beside,
-    *,
-    cache_dir: Path,
-    clock_ns: Callable[[], int],
-) -> Bundle:
-    left_out = options.exclude | options.outputs
-    key = f"standalone:{top}:{seeds!r}{_key(also)}"
-    note = cache.place(cache_dir, key, _list_reached(top, left_out), True)
-
-    def scan() -> walk.Scan:
-        own = standalone.scan(top, seeds, exclude=left_out)
-        return beside.scan(top, own, also, options, is_whole=False) if also.places else own
-
-    return _pack_if_changed(
-        beside.find_top(top, also.places),
-        note,
-        clock_ns,
-        scan,
-        functools.partial(_script_warnings, top, seeds),
-        left_out=left_out,
-    )
-
-
-def _key(also: Beside) -> str:
-    """What the note of a tree depends on, besides its root."""
-    return f":{also!r}" if also.places else ""
 
 
 def _build_by_walk(
@@ -186,26 +151,24 @@ def _build_by_walk(
     cache_dir: Path,
     clock_ns: Callable[[], int],
 ) -> Bundle:
-    kind = "sparing:" if options.sparing else ""
-    if options.git != NO_FILES:
-        kind += f"{options.git!r}:"
+    kind = f"sparing:{options.only!r}:" if options.sparing else ""
     note = cache.place(
         cache_dir,
-        kind + top + _key(also),
+        f"{kind}{top}:{also!r}" if also.places else kind + top,
         _list_reached(top, options.exclude),
         options.default_excludes,
     )
 
     def scan() -> walk.Scan:
         own = walk.scan(top, dataclasses.replace(options, imported=also.imported))
-        return beside.scan(top, own, also, options, is_whole=True) if also.places else own
+        return beside.scan(top, own, also, options) if also.places else own
 
     return _pack_if_changed(
         beside.find_top(top, also.places),
         note,
         clock_ns,
         scan,
-        _source_warnings,
+        functools.partial(_script_warnings, top) if options.only else _source_warnings,
         left_out=options.exclude | options.outputs,
     )
 
@@ -357,24 +320,20 @@ def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
             ".kineticignore what is not needed.",
         ),
     )
-    return tuple(text.format(_name_some(found)) for found, text in texts if found)
-
-
-def _script_warnings(root: str, seeds: standalone.Seeds, scan: walk.Scan) -> tuple[str, ...]:
-    known = {*scan.modules, *scan.neighbours, *scan.beside}
-    others = [rel for rel in scan.files if rel not in known]
-    parts = [*(_name_some(each) for each in (scan.modules, others) if each)]
-    if scan.neighbours:
-        parts.append(
-            f"{len(scan.neighbours)} small {'file' if len(scan.neighbours) == 1 else 'files'} "
-            "beside it"
-        )
-    taken = (
-        f"{root} is not a project, so only what belongs to the script is sent: "
-        f"{' and '.join(parts) or 'nothing'}. To send more, give it a folder of its own with a "
-        "pyproject.toml or .kineticignore in it."
+    return (
+        *(text.format(_name_some(paths)) for paths, text in texts if paths),
+        *scan.without_git,
     )
-    return (taken, *_source_warnings(scan))
+
+
+def _script_warnings(root: str, scan: walk.Scan) -> tuple[str, ...]:
+    sent = sorted(scan.files.keys() - scan.beside)
+    return (
+        f"{root} is not a project, so only the script and its modules are sent: "
+        f"{_name_some(sent) or 'nothing'}. To send more, give it a folder of its own with a "
+        "pyproject.toml or .kineticignore in it.",
+        *_source_warnings(scan),
+    )
 
 
 def _name_some(found: Sequence[str]) -> str:

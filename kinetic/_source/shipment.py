@@ -19,7 +19,6 @@ from kinetic._core.values import dataclass
 from kinetic._source import bundle, editable, outputs, project, standalone
 from kinetic._source.beside import Beside
 from kinetic._source.bundle import Bundle
-from kinetic._source.gitconfig import NO_FILES, GitFiles
 from kinetic._source.project import MODULES, WORDS, Project
 
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -34,7 +33,6 @@ class SourceSettings:
         cache_dir: the user's cache folder, never source.
         package_root: the folder to ship, in place of the one that would be found.
         default_excludes: whether virtual environments, caches and the like are left out.
-        git: where git's settings lie.
         temporary: folders for temporary files, never source.
         python_path: the interpreter's PYTHONPATH.
     """
@@ -43,7 +41,6 @@ class SourceSettings:
     cache_dir: Path
     package_root: str | None = None
     default_excludes: bool = True
-    git: GitFiles = NO_FILES
     temporary: tuple[Path, ...] = ()
     python_path: str = ""
 
@@ -77,11 +74,7 @@ def of(
     )
     if found.root is None:
         return found, None
-    output_dirs = outputs.list_noted(settings.cache_dir)
-    if output_dir is not None and "://" in output_dir:
-        output_dir = None
-    if output_dir is not None:
-        output_dirs = [*output_dirs, output_dir]
+    output_dirs = [] if output_dir is None or "://" in output_dir else [output_dir]
     exclude = _without_code(found, [settings.store, settings.cache_dir, *data])
     also = _find_beside(
         found, settings, home, [settings.store, settings.cache_dir, *data, *output_dirs]
@@ -93,14 +86,13 @@ def of(
         outputs=_without_code(found, output_dirs),
         default_excludes=settings.default_excludes,
         sparing=Path(os.path.realpath(home)).is_relative_to(found.root),
-        git=settings.git,
         also=also,
-        seeds=None if is_project else _seeds(func, found, cwd),
+        script=None if is_project else _find_script(func, found, cwd),
         whole=not found.shared,
         cache_dir=settings.cache_dir,
     )
-    if output_dir is not None:
-        mixed = _warn_of_output(output_dir, found, settings.cache_dir)
+    for folder in output_dirs:
+        mixed = _warn_of_output(folder, found)
         packed = dataclasses.replace(packed, warnings=(*packed.warnings, *mixed))
     return found.rebase_below(packed.root, also.imported), packed
 
@@ -135,29 +127,23 @@ def _own_search_path() -> list[str]:
     return [entry for entry in sys.path if not f"{os.path.realpath(entry or '.')}/".startswith(own)]
 
 
-def _seeds(func: Callable[..., Any], found: Project, cwd: Path) -> standalone.Seeds:
-    """Return what belongs to a function outside any project: its file, files that its program's
-    command line names, modules loaded from there."""
+def _find_script(func: Callable[..., Any], found: Project, cwd: Path) -> tuple[str, ...]:
+    """Return what belongs to a function outside any project: its file, modules of its folder, files
+    that its program's command line names."""
     assert found.root is not None
     module = sys.modules.get(_module_of(func))
-    named = [
-        str(cwd / part)
-        for word in getattr(module, WORDS, ())
-        for part in (word, word.partition("=")[2])
-        if part
-    ]
-    files = [
-        getattr(module, "__file__", None),
-        *filter(os.path.isfile, named),
-        *_list_loaded_files(),
-    ]
+    words = (part for word in getattr(module, WORDS, ()) for part in (word, word.partition("=")[2]))
+    named = filter(os.path.isfile, (str(cwd / word) for word in words if word))
+    files = [getattr(module, "__file__", None), *named, *_list_loaded_files()]
     inside = f"{str(found.root).rstrip('/')}/"
     real = dict.fromkeys(os.path.realpath(file) for file in files if isinstance(file, str))
-    rel = [path[len(inside) :] for path in real if path.startswith(inside)]
-    folders = dict.fromkeys((found.entry_rel, *found.sys_path_rel))
-    own = tuple(each for each in rel if not _is_foreign(each))
-    crowded = found.shared and found.root != Path(os.path.realpath(_home()))
-    return standalone.Seeds(own, tuple(getattr(module, MODULES, ())), tuple(folders), crowded)
+    own = [path.removeprefix(inside) for path in real if path.startswith(inside)]
+    return standalone.list_paths(
+        found.root,
+        [path for path in own if not _is_foreign(path)],
+        getattr(module, MODULES, ()),
+        dict.fromkeys((found.entry_rel, *found.sys_path_rel)),
+    )
 
 
 def _list_loaded_files() -> list[str]:
@@ -181,7 +167,7 @@ def _is_foreign(rel: str) -> bool:
     return any(part in _INSTALLED or part.startswith(".") for part in rel.split("/")[:-1])
 
 
-def _warn_of_output(folder: str, found: Project, cache_dir: Path) -> tuple[str, ...]:
+def _warn_of_output(folder: str, found: Project) -> tuple[str, ...]:
     """Say that what jobs leave in a folder is sent with later calls, or that what is there is not
     sent."""
     assert found.root is not None
@@ -189,7 +175,14 @@ def _warn_of_output(folder: str, found: Project, cache_dir: Path) -> tuple[str, 
     if real in _holding_code(found):
         why = "holds code as well, so later calls send what is left there. Choose another one."
         return (f"The output folder {folder} {why}",)
-    return outputs.warn_of_source(cache_dir, folder) if real.is_relative_to(found.root) else ()
+    if not real.is_relative_to(found.root) or not outputs.holds_files(folder):
+        return ()
+    return (
+        f"The output folder {folder} holds files that jobs may not have left. Calls that leave "
+        "files there do not send them, other calls do. If the function needs them, choose another "
+        f"folder, or write !{real.name}/ in .kineticignore; if they are results, leave out "
+        f"{real.name}/ there.",
+    )
 
 
 def _without_code(found: Project, places: Sequence[str | Path]) -> list[Path]:

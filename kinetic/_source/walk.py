@@ -8,23 +8,24 @@ on the host.
 """
 
 # A Path for each entry would cost more than the calls themselves.
-# ruff: noqa: PTH113, PTH116, PTH120
+# ruff: noqa: PTH113, PTH116
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from typing import NamedTuple
 
 from kinetic._core.values import dataclass
-from kinetic._source import gitconfig, ignore
-from kinetic._source.gitconfig import NO_FILES, GitFiles
+from kinetic._source import git, ignore
 from kinetic._source.ignore import leads_to_hidden, looks_secret
 from kinetic._source.project import MARKERS, OWN_MARKER
+from kinetic._store import files
 from kinetic.errors import UsageError
 
 Stamp = tuple[int, ...]
@@ -68,8 +69,7 @@ class Scan:
         links: target of each link that stays one, relative to the link's folder.
         watched: stamp of everything that the result depends on, by absolute path.
         broken, unreadable, loops, special, secrets, kept_back: paths to warn about.
-        modules, neighbours: for a script outside any project: what was taken because it is
-            imported, and what merely for being there.
+        without_git: sentences about ignore files of git that were not read.
         beside: files of other folders than the project.
         too_large: folders that were left out for their size.
         targets: real paths outside the root to which links in it lead.
@@ -85,8 +85,7 @@ class Scan:
     special: list[str] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
     kept_back: list[str] = field(default_factory=list)
-    modules: list[str] = field(default_factory=list)
-    neighbours: list[str] = field(default_factory=list)
+    without_git: list[str] = field(default_factory=list)
     beside: set[str] = field(default_factory=set)
     too_large: list[str] = field(default_factory=list)
     targets: set[str] = field(default_factory=set)
@@ -106,12 +105,12 @@ class TooMuch(Exception):
 
 @dataclass(frozen=True)
 class _Visit:
-    """A folder to visit: where it is read, where it lies in the tree, the rules above it, the
+    """A folder to visit: where it is read, where it lies in the tree, what git ignores in it, the
     folders on the way to it, whether only what `.kineticignore` keeps is taken of it."""
 
     path: str
     rel: str
-    gitignores: tuple[ignore.Gitignore, ...]
+    ignored: frozenset[str]
     ancestors: tuple[tuple[int, int], ...]
     kept_only: bool = False
 
@@ -152,7 +151,7 @@ class ScanOptions:
             even if git ignores it.
         everything: leave out only `exclude`: no ignore file, default or limit applies, as for
             declared data.
-        git: where git's settings lie.
+        asks_git: leave out what git ignores.
     """
 
     exclude: frozenset[str] = frozenset()
@@ -163,7 +162,7 @@ class ScanOptions:
     only: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
     everything: bool = False
-    git: GitFiles = NO_FILES
+    asks_git: bool = True
 
 
 def scan(root: str, options: ScanOptions) -> Scan:
@@ -205,25 +204,19 @@ class _Walk:
             if any(os.path.lexists(self._inside + m) for m in (*MARKERS, OWN_MARKER))
             else 1
         )
-        self._own = (
-            ignore.IgnoreRules(())
-            if options.everything
-            else self._read_rules(self._inside + ".kineticignore", ignore.kinetic_rules)
-        )
+        self._own = ignore.IgnoreRules(()) if options.everything else self._read_rules()
 
     def run(self) -> Scan:
-        self._todo.append(
-            _Visit(self._root, "", () if self._everything else self._gitignores_above(), ())
-        )
+        self._todo.append(_Visit(self._root, "", self._ask_git(self._root), ()))
         while self._todo or self._links:
             while self._todo:
-                self._look_into(self._todo.pop())
+                self._visit_folder(self._todo.pop())
             links, self._links = self._links, []
             for rel, target, is_folder, visit in links:
                 self._take_link(rel, target, is_folder, visit)
         return self._found
 
-    def _look_into(self, visit: _Visit) -> None:
+    def _visit_folder(self, visit: _Visit) -> None:
         try:
             info = os.stat(visit.path)
             self._found.watched[visit.path] = stamp_of(info)
@@ -241,23 +234,17 @@ class _Walk:
             visit.rel
             and not self._everything
             and ignore.is_not_source(names, default_excludes=self._default_excludes)
+            and self._decide(visit.rel, is_folder=True) is not False
         ):
             del self._found.folders[visit.rel]
             return
         if self._default_excludes and not visit.rel and "pyvenv.cfg" in names:
             entries = [entry for entry in entries if entry.name not in ignore.OF_ENVIRONMENT]
-        gitignores = visit.gitignores
-        if (
-            ".gitignore" in names
-            and not self._everything
-            and (rules := self._read_rules(f"{visit.path}/.gitignore", ignore.git_rules))
-        ):
-            gitignores = (
-                *gitignores,
-                ignore.Gitignore(rules, cut=len(visit.rel) + 1 if visit.rel else 0),
-            )
+        if ".gitignore" in names:  # It need not be sent, but counts.
+            self._found.watched[f"{visit.path}/.gitignore"] = stamp_at(f"{visit.path}/.gitignore")
+        ignored = self._ask_git(visit.path) if visit.rel and ".git" in names else visit.ignored
         ancestors = (*visit.ancestors, (info.st_dev, info.st_ino))
-        inside = _Visit(visit.path, visit.rel, gitignores, ancestors, visit.kept_only)
+        inside = _Visit(visit.path, visit.rel, ignored, ancestors, visit.kept_only)
         for entry in entries:
             self._visit_entry(
                 entry, f"{visit.rel}/{entry.name}" if visit.rel else entry.name, inside
@@ -272,8 +259,8 @@ class _Walk:
             is_folder = entry.is_dir()
         except OSError:
             is_folder = False
-        if self._is_left_out(entry.path, rel, is_folder, is_link, visit):
-            if is_folder and not is_link and self._holds_kept(rel, name):
+        if self._is_left_out(entry.path, rel, is_folder, visit):
+            if is_folder and not is_link and self._holds_kept(rel):
                 self._take_folder(entry.path, rel, visit, kept_only=True)
             return
         if is_link:
@@ -288,33 +275,36 @@ class _Walk:
         path: str,
         rel: str,
         is_folder: bool,
-        is_link: bool,
         visit: _Visit,
     ) -> bool:
         if self._everything:
             return False
         name = rel.rpartition("/")[2]
-        if self._only and not any(_is_on_the_way(rel, each) for each in self._only):
+        if self._only and not any(_is_on_the_way(rel, path) for path in self._only):
             return True
-        verdict = self._own.decide(rel, name, is_folder=is_folder)
+        verdict = self._decide(rel, is_folder=is_folder)
         if verdict is None and visit.kept_only:
             return True
-        if verdict is None:  # For git, a link to a folder is a file.
-            verdict = ignore.is_ignored_by_git(
-                visit.gitignores, rel, name, is_folder=is_folder and not is_link
-            )
-            if verdict and self._is_imported(path, name, is_folder=is_folder):
-                verdict = None
+        if (
+            verdict is None
+            and path in visit.ignored
+            and not self._is_imported(path, name, is_folder=is_folder)
+        ):
+            return True
         if verdict is None:
             hidden = self._options.sparing and is_folder and name.startswith(".")
             verdict = hidden or name in self._names or path in self._options.outputs
         return verdict
 
-    def _holds_kept(self, rel: str, name: str) -> bool:
+    def _decide(self, rel: str, *, is_folder: bool) -> bool | None:
+        """Return what `.kineticignore` says: True to leave out, False to keep."""
+        return self._own.decide(rel, rel.rpartition("/")[2], is_folder=is_folder)
+
+    def _holds_kept(self, rel: str) -> bool:
         """Whether `.kineticignore` keeps a path in a folder that others leave out."""
         return (
             any(each.startswith(f"{rel}/") for each in self._own.kept_paths)
-            and self._own.decide(rel, name, is_folder=True) is None
+            and self._decide(rel, is_folder=True) is None
             and (not self._only or any(_is_on_the_way(rel, each) for each in self._only))
         )
 
@@ -358,7 +348,9 @@ class _Walk:
         elif self._options.sparing and leads_to_hidden(self._root, target):
             self._found.kept_back.append(rel)
         elif is_folder:
-            self._take_folder(target, rel, visit)
+            outside = inside is None and not target.startswith(self._inside)
+            ignored = self._ask_git(target) if outside else visit.ignored
+            self._take_folder(target, rel, dataclasses.replace(visit, ignored=ignored))
         else:
             self._take_file(target, rel)
 
@@ -373,7 +365,7 @@ class _Walk:
             self._found.loops.append(rel)
             return
         self._found.folders[rel] = stat.S_IMODE(info.st_mode) & 0o777
-        self._todo.append(_Visit(path, rel, visit.gitignores, visit.ancestors, kept_only))
+        self._todo.append(_Visit(path, rel, visit.ignored, visit.ancestors, kept_only))
 
     def _take_file(self, path: str, rel: str) -> None:
         try:
@@ -399,83 +391,50 @@ class _Walk:
         if self._everything:
             return
         self._size_bytes += size_bytes
-        files = len(self._found.files)
+        count = len(self._found.files)
         most = self._options.most
-        if most is not None and (files > most[0] or self._size_bytes > most[1]):
+        if most is not None and (count > most[0] or self._size_bytes > most[1]):
             raise TooMuch(self._found.watched)
-        check_size(self._root, files, self._size_bytes, self._factor)
+        check_size(self._root, count, self._size_bytes, self._factor)
 
-    def _read_rules(
-        self, path: str, parse: Callable[[bytes], ignore.IgnoreRules]
-    ) -> ignore.IgnoreRules:
-        """Read an ignore file of the tree; one that is missing, a link, not a regular file or
-        unreadable has no rules, as in git."""
+    def _read_rules(self) -> ignore.IgnoreRules:
+        """Read the project's `.kineticignore`; one that is missing, a link, not a regular file or
+        unreadable has no rules."""
+        path = f"{self._inside}.kineticignore"
         self._found.watched[path] = stamp_at(path)
         try:
-            if not stat.S_ISREG(os.lstat(path).st_mode):
-                return ignore.IgnoreRules(())
-            with open(
-                os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb"
-            ) as file:
-                return parse(file.read() or b"")
+            text = b"" if Path(path).is_symlink() else files.content(path)
         except OSError:
-            return ignore.IgnoreRules(())
+            text = b""
+        return ignore.kinetic_rules(text)
 
-    def _content(self, path: str) -> bytes:
-        """Read one of git's own files, which may be a link; one that is missing, not a regular
-        file or unreadable is empty."""
-        self._found.watched[path] = stamp_at(path)
-        try:
-            with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-                return file.read() or b""
-        except OSError:
-            return b""
-
-    def _gitignores_above(self) -> tuple[ignore.Gitignore, ...]:
-        """Return the rules of the repository around the root: its user's and its own, then those
-        from its top down to the root's parent."""
-        top = self._repository()
-        if top is None:
-            return ()
-        parts = os.path.relpath(self._root, top).split("/") if top != self._root else []
-        own = gitconfig.folder(f"{top.rstrip('/')}/.git", self._content)
-        everywhere = gitconfig.excludes_file(self._options.git, top, f"{own}/config", self._content)
-        files = [
-            (0, ignore.git_rules(self._content(path)))
-            for path in (everywhere, f"{own}/info/exclude")
-            if path
-        ]
-        for depth, name in enumerate(parts):
-            folder = "/".join((top.rstrip("/"), *parts[:depth]))
-            files.append((depth, self._read_rules(f"{folder}/.gitignore", ignore.git_rules)))
-            gitignores = [
-                ignore.Gitignore(rules, prefix=_prefix(parts[start:depth]))
-                for start, rules in files
-            ]
-            if ignore.is_ignored_by_git(gitignores, name, name, is_folder=True):
-                # The repository ignores the whole project, so its rules are not meant for it.
-                return ()
-        return tuple(
-            ignore.Gitignore(rules, prefix=_prefix(parts[start:])) for start, rules in files
-        )
-
-    def _repository(self) -> str | None:
-        folder = self._root
-        while True:
-            self._found.watched[f"{folder.rstrip('/')}/.git/HEAD"] = stamp_at(
-                f"{folder.rstrip('/')}/.git/HEAD"
+    def _ask_git(self, folder: str) -> frozenset[str]:
+        """Return what git ignores in a folder; nothing where there is no git or no repository."""
+        if self._everything or not self._options.asks_git:
+            return frozenset()
+        repository = git.find_repository(folder)
+        for path in (folder, *map(str, Path(folder).parents)):
+            self._found.watched[f"{path}/.git/HEAD"] = stamp_at(f"{path}/.git/HEAD")
+            if path == repository:
+                break
+        if repository is None:
+            if os.path.lexists(f"{folder}/.gitignore"):
+                self._found.without_git.append(
+                    f"{folder} has a .gitignore, which is not read because it lies in no git "
+                    "repository: run `git init`, or write what to leave out in .kineticignore."
+                )
+            return frozenset()
+        answer = git.ask(folder, repository)
+        for path in answer.watched:
+            self._found.watched[path] = stamp_at(path)
+        if answer.error:
+            self._found.without_git.append(
+                f"What git ignores in {folder} is sent as well, because git cannot be asked: "
+                f"{answer.error}. Write what to leave out in .kineticignore."
             )
-            if os.path.lexists(f"{folder.rstrip('/')}/.git"):
-                return folder
-            if folder == "/":
-                return None
-            folder = os.path.dirname(folder)
+        return answer.ignored
 
 
 def _is_on_the_way(rel: str, wanted: str) -> bool:
     """Whether a path lies below another one, or above it."""
     return f"{rel}/".startswith(f"{wanted}/") or wanted.startswith(f"{rel}/")
-
-
-def _prefix(parts: list[str]) -> str:
-    return "".join(f"{part}/" for part in parts)

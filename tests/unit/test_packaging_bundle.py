@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -99,6 +100,7 @@ def test_a_missing_root_is_a_usage_error(place):
 
 
 def test_links_inside_stay_links_and_others_are_followed(root, place):
+    init(root)
     write(root, {"src/a.py": "a", "ignored/big": "b", ".gitignore": "ignored/\n"})
     write(place, {"outside/lib/o.py": "o"})
     (root / "inner").symlink_to(root / "src/a.py")
@@ -290,6 +292,10 @@ def test_a_change_that_hides_its_time_is_seen(root):
     assert build(root).tree != before.tree
 
 
+def init(folder: Path) -> None:
+    subprocess.run(["git", "init", "-q", folder], check=True)
+
+
 CHANGES = {
     "content": lambda r: (r / "d/b").write_text("changed"),
     "mode": lambda r: (r / "d/b").chmod(0o700),
@@ -305,13 +311,15 @@ CHANGES = {
     "mend": lambda r: (r.parent / "nowhere").write_text("now"),
     "followed": lambda r: (r.parent / "out").write_text("changed"),
     "no longer an environment": lambda r: (r / "envy/pyvenv.cfg").unlink(),
-    "repository above": lambda r: write(r.parent, {".git/HEAD": "x", ".gitignore": "a\n"}),
+    "repository above": lambda r: (init(r.parent), write(r.parent, {".gitignore": "a\n"})),
     "swap": lambda r: ((r / "d/b").unlink(), (r / "d/b").mkdir()),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_change_is_seen(root, place, change):
+    if change != "repository above":
+        init(root)
     write(root, {"a": "1", "d/b": "2", ".gitignore": "", "envy/pyvenv.cfg": ""})
     write(place, {"out": "o"})
     (root / "link").symlink_to("a")

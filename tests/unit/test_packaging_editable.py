@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -21,6 +22,10 @@ from kinetic._store.local import LocalStore
 from tests.unit.bundle_cases import later, listed, write
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def git_init(folder: Path) -> None:
+    subprocess.run(["git", "init", "-q", folder], check=True)
 
 
 @pytest.fixture
@@ -100,6 +105,7 @@ def test_a_part_is_what_is_imported_of_a_project(place):
 
 
 def test_the_ignore_rules_of_each_project_count_and_keys_stay(place):
+    git_init(place / "lib")
     native = f"fast{EXTENSION_SUFFIXES[0]}"
     write(
         place,
@@ -107,7 +113,6 @@ def test_the_ignore_rules_of_each_project_count_and_keys_stay(place):
             "app/pyproject.toml": "",
             "app/train.py": "",
             "lib/pyproject.toml": "",
-            "lib/.git/HEAD": "",
             "lib/.gitignore": "*.so\n_version.py\n*.bin\n",
             "lib/.kineticignore": "src/pkg/large/\n",
             "lib/tests/test.py": "",
@@ -149,7 +154,8 @@ def test_a_package_around_the_project(place):
 
 
 def test_in_the_project_its_own_rules_decide_but_git_does_not_hide_a_package(place):
-    write(place, {"r/setup.py": "", "r/.git/HEAD": "", "r/.gitignore": "third/\nown/_v.py\n"})
+    git_init(place / "r")
+    write(place, {"r/setup.py": "", "r/.gitignore": "third/\nown/_v.py\n"})
     write(place, {"r/.kineticignore": "no/\n", "r/no/a.py": "", "r/third/b.py": ""})
     write(place, {"r/own/__init__.py": "", "r/own/_v.py": ""})
     places = [ImportFolder(str(place / "r" / name)) for name in ("no", "third", "own")]
@@ -215,7 +221,8 @@ def test_an_unchanged_package_is_not_walked_again(place, monkeypatch):
 
 
 def test_a_package_that_is_generated_in_an_ignored_folder_is_seen(place):
-    write(place, {"app/setup.py": "", "lib/setup.py": "", "lib/.git/HEAD": ""})
+    git_init(place / "lib")
+    write(place, {"app/setup.py": "", "lib/setup.py": ""})
     write(place, {"lib/.gitignore": "gen/\n", "lib/src/pkg/__init__.py": ""})
     write(place, {"lib/src/pkg/gen/x.proto": ""})
     lib = ImportFolder(str(place / "lib/src"))

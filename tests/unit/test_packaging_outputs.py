@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -54,11 +53,13 @@ def frame(**options) -> planning.Planned:
     )
 
 
-def note(root: Path, name: str) -> None:
+def mark(root: Path, name: str) -> None:
     """A job has left what is in this folder."""
     away = (root / name).rename(root.parent / "away")
-    outputs.note(configuration.load().cache_dir, str(root / name))
-    away.rename(root / name)
+    outputs.mark(str(root / name))
+    for path in away.iterdir():
+        path.rename(root / name / path.name)
+    away.rmdir()
 
 
 SOURCE = ["pyproject.toml", "src", "src/work.py"]
@@ -69,7 +70,7 @@ def test_results_of_this_call_and_of_earlier_ones_are_not_sent(root):
     assert listed(frame().bundle) == ALL
     assert listed(frame(output_dir="results").bundle) == SOURCE
     assert listed(frame().bundle) == ALL, "a plan alone is no job"
-    note(root, "results")
+    mark(root, "results")
     assert listed(frame().bundle) == SOURCE
     assert listed(frame(output_dir="results/old").bundle) == SOURCE
 
@@ -78,18 +79,15 @@ def test_results_of_this_call_and_of_earlier_ones_are_not_sent(root):
 def test_what_was_in_an_output_folder_before_any_job_is_hidden_from_no_other_call(
     root, monkeypatch, is_setting
 ):
-    """Else a wrong name would hide it from all calls that follow; of this one it is told, once."""
+    """Else a wrong name would hide it from all calls that follow; a warning says so of this one."""
     given = {} if is_setting else {"output_dir": "results"}
-    cache = configuration.load().cache_dir
     monkeypatch.setenv("KINETIC_OUTPUT_DIR", "results" if is_setting else "")
-    for number in range(2):
-        planned = frame(**given)
-        assert listed(planned.bundle) == SOURCE
-        assert len(planned.bundle.warnings) == (number == 0)
-        outputs.note(cache, planned.plan.output_dir)
-    (told,) = frame(output_dir=str(root / "results/old")).bundle.warnings
-    assert "such as model.npz. Calls that leave files there do not send them" in told
-    assert "write !old/ in .kineticignore" in told
+    planned = frame(**given)
+    assert listed(planned.bundle) == SOURCE
+    (warning,) = planned.bundle.warnings
+    assert "holds files that jobs may not have left" in warning
+    assert "write !results/ in .kineticignore" in warning
+    outputs.mark(planned.plan.output_dir)
     monkeypatch.delenv("KINETIC_OUTPUT_DIR")
     assert listed(frame().bundle) == ALL
 
@@ -99,11 +97,11 @@ def test_an_empty_output_folder_is_for_results(root, files):
     shutil.rmtree(root / "results")
     write(root, *files)
     planned = frame(output_dir="results/a")
-    outputs.note(configuration.load().cache_dir, planned.plan.output_dir)
+    outputs.mark(planned.plan.output_dir)
     write(root, "results/a/model.npz")
     assert "results/a/model.npz" not in listed(frame().bundle)
     planned = frame(output_dir="results")
-    outputs.note(configuration.load().cache_dir, planned.plan.output_dir)
+    outputs.mark(planned.plan.output_dir)
     write(root, "results/b.npz")
     assert "results/b.npz" not in listed(frame().bundle)
     assert planned.bundle.warnings == ()
@@ -112,8 +110,8 @@ def test_an_empty_output_folder_is_for_results(root, files):
 def test_an_ignore_file_can_keep_results(root):
     write(root, "other/x")
     (root / ".kineticignore").write_text("!results/\n")
-    note(root, "results")
-    note(root, "other")
+    mark(root, "results")
+    mark(root, "other")
     found = listed(frame(output_dir="results").bundle)
     assert "results/old/model.npz" in found
     assert "other/x" not in found
@@ -129,7 +127,7 @@ def test_a_folder_with_code_is_sent_whatever_else_is_in_it(root, folder):
 
 def test_a_link_to_results_is_not_followed(root):
     (root / "latest").symlink_to("results/old")
-    note(root, "results/old")
+    mark(root, "results/old")
     assert listed(frame(output_dir="results/old").bundle) == [*SOURCE[:1], "results", *SOURCE[1:]]
 
 
@@ -141,7 +139,6 @@ def shipped(root: Path, *data: Path, **given) -> list[str]:
 
 
 def test_a_link_to_data_or_results_outside_the_project_is_not_followed(root):
-    outputs.note(root.parent / "cache", str(root / "out"))
     write(root.parent, "big/x.bin", "out/model.npz", "more/y")
     for name in ("big", "out", "more"):
         (root / name).symlink_to(f"../{name}")
@@ -151,12 +148,10 @@ def test_a_link_to_data_or_results_outside_the_project_is_not_followed(root):
     assert "big/x.bin" not in shipped(root, root.parent / "big")
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_script_s_link_to_data_is_not_followed(root, monkeypatch, whole):
+def test_a_script_s_link_to_data_is_not_followed(root):
     write(root.parent, "big.csv")
     (root / "pyproject.toml").unlink()
     (root / "src/big.csv").symlink_to("../../big.csv")
-    monkeypatch.setattr(walk, "MODEST_FILES", 100 if whole else 0)
     assert "big.csv" in shipped(root)
     assert "big.csv" not in shipped(root, root / "src/big.csv")
     assert "big.csv" in shipped(root)
@@ -187,17 +182,11 @@ def test_another_output_folder_for_each_call_reads_nothing_again(root, monkeypat
     assert len(reads) <= count + 1, "the file that had been left out"
 
 
-def test_paths_are_noted_once_and_the_oldest_are_dropped(tmp_path, monkeypatch):
-    monkeypatch.setattr(outputs, "_MOST", 4)
-    names = [f"/out/{n}" for n in range(4)] + [os.fsdecode(b"/caf\xe9\n")]
-    for name in [*names, names[-1], "gs://bucket/x", None]:
-        outputs.note(tmp_path / "cache", name)
-    assert outputs.list_noted(tmp_path / "cache") == names[2:]
-    (tmp_path / "cache/outputs").write_bytes(b"\xff\0garbage\0/a\0/b")
-    assert outputs.list_noted(tmp_path / "cache") == ["/a", "/b"]
-    (tmp_path / "file").write_text("")
-    outputs.note(tmp_path / "file", "/x")
-    assert outputs.list_noted(tmp_path / "file") == []
+def test_a_folder_that_cannot_be_marked_does_no_harm(root):
+    outputs.mark("gs://bucket/x")
+    outputs.mark(str(root / "pyproject.toml/x"))
+    outputs.mark(str(root / "results"))
+    assert listed(frame().bundle) == ALL, "it holds files"
 
 
 def build(root: Path, **given) -> list[str]:

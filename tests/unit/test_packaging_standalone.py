@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._source import bundle, hashing, manifest, shipment, standalone, walk
+from kinetic._source import bundle, hashing, manifest, shipment, walk
 from kinetic.cli import program
 from kinetic.cli.program import Program, ProgramKind
 
@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch) -> Path:
         "miniforge/conda-meta/history",
         "miniforge/bin/python",
     )
-    (home / "film.mkv").write_bytes(b"x" * (standalone.NEIGHBOUR_BYTES + 1))
+    (home / "film.mkv").write_bytes(b"x" * 1_000_001)
     (home / "pipe").unlink(missing_ok=True)
     os.mkfifo(home / "pipe")
     monkeypatch.setenv("HOME", str(home))
@@ -72,37 +72,24 @@ def sent(script: Path, monkeypatch, **given) -> bundle.Bundle:
     return made
 
 
-def test_a_script_in_home_is_sent_with_what_it_imports_and_small_files_beside_it(
-    folder, monkeypatch
-):
+def test_a_script_in_home_is_sent_with_the_modules_that_it_imports(folder, monkeypatch):
     write(
         folder,
         "t.py",
         text="import helper, json, numpy\nfrom pack.sub import x\ndef f():\n    import late\n",
     )
     write(folder, "helper.py", text="import deep.inside")
-    write(
-        folder,
-        "pack/__init__.py",
-        "pack/sub/__init__.py",
-        "pack/data.txt",
-        "pack/.env",
-        "late.py",
-        "unused.py",
-    )
-    write(folder, "deep/inside.py", text="from . import beside")
-    write(folder, "deep/beside.py", "unused_package/__init__.py")
-    (folder / "pack/weights").write_bytes(b"x" * (standalone.NEIGHBOUR_BYTES + 1))
+    write(folder, "pack/__init__.py", "pack/sub/__init__.py", "pack/data.txt", "pack/key.pem")
+    write(folder, "late.py", "unused.py", "deep/__init__.py", "deep/inside.py", "deep/beside.py")
     made = sent(folder / "t.py", monkeypatch)
     assert listed(made) == [
-        "deep/beside.py", "deep/inside.py", "helper.py", "late.py", "notes.txt", "pack/__init__.py",
-        "pack/data.txt", "pack/sub/__init__.py", "t.py", "unused.py",
+        "deep/__init__.py", "deep/beside.py", "deep/inside.py", "helper.py", "late.py",
+        "pack/__init__.py", "pack/data.txt", "pack/sub/__init__.py", "t.py",
     ]  # fmt: skip
     taken, kept_back = made.warnings
-    assert f"{folder} is not a project" in taken
+    assert f"{folder} is not a project, so only the script and its modules are sent: " in taken
     assert "t.py" in taken
-    assert "2 small files beside it" in taken
-    assert kept_back == "Left out, because they look like keys or passwords: secret.pem."
+    assert kept_back == "Left out, because they look like keys or passwords: pack/key.pem."
 
 
 def test_what_is_loaded_from_there_belongs_to_it(folder, monkeypatch):
@@ -130,44 +117,8 @@ def test_what_is_loaded_from_there_belongs_to_it(folder, monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(sys, "path", [str(folder / "conda/lib/python3.11"), *sys.path])
     assert listed(sent(folder / "t.py", monkeypatch)) == [
-        "notes.txt", "pkg/__init__.py", "pkg/other.py", "pkg/part.py", "plugins/one.py", "t.py",
+        "pkg/__init__.py", "pkg/other.py", "pkg/part.py", "plugins/one.py", "t.py",
     ]  # fmt: skip
-
-
-def test_a_folder_is_a_module_only_where_python_would_take_it_for_one(folder, monkeypatch):
-    write(
-        folder,
-        "t.py",
-        text="import email, pytest, code, mine, data, shadow, importlib; "
-        "importlib.import_module('named')",
-    )
-    write(
-        folder,
-        "email/x.py",
-        "pytest/y.py",
-        "code/z.py",
-        "mine/w.py",
-        "data/rows.csv",
-        "shadow.py",
-        "shadow/v.py",
-        "named.py",
-    )
-    write(folder, "secrets.py", "random/__init__.py")
-    found = [
-        path
-        for path in listed(sent(folder / "t.py", monkeypatch))
-        if path.endswith((".py", ".csv"))
-    ]
-    assert found == ["mine/w.py", "named.py", "secrets.py", "shadow.py", "t.py"]
-
-
-@pytest.mark.parametrize(
-    "text", ["import work.deep.own.y", "from work.deep import own", "from work.deep.own.y import z"]
-)
-def test_of_a_folder_that_only_leads_to_modules_nothing_else_is_sent(folder, monkeypatch, text):
-    write(folder, "t.py", text=text)
-    write(folder, "work/deep/own/y.py", "work/deep/more/z.py", "work/film.txt")
-    assert listed(sent(folder / "t.py", monkeypatch)) == ["notes.txt", "t.py", "work/deep/own/y.py"]
 
 
 def test_a_local_module_named_like_one_of_the_library_is_sent(folder, monkeypatch):
@@ -178,17 +129,6 @@ def test_a_local_module_named_like_one_of_the_library_is_sent(folder, monkeypatc
     )
 
 
-def test_neighbours_are_bounded_and_one_s_own(folder, monkeypatch):
-    write(folder, "t.py", *(f"n{i:03}" for i in range(150)), text="x")
-    assert len(listed(sent(folder / "t.py", monkeypatch))) == 1 + standalone.MOST_NEIGHBOURS
-    monkeypatch.setattr(standalone, "MOST_NEIGHBOUR_BYTES", 10)
-    assert len(listed(sent(folder / "t.py", monkeypatch))) == 1 + 1 + 10, "notes.txt is empty"
-    real = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: real + 1)
-    (folder / "another").mkdir()
-    assert listed(sent(folder / "t.py", monkeypatch)) == ["t.py"]
-
-
 def test_a_linked_module_on_pythonpath_is_sent_once(folder, monkeypatch):
     write(folder, "t.py", text="import linked, pkg.inner")
     write(folder, "libs/real.py", "libs/setup.py", "shared/__init__.py", "shared/inner.py")
@@ -197,17 +137,12 @@ def test_a_linked_module_on_pythonpath_is_sent_once(folder, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(folder / "libs"), *sys.path])
     made = sent(folder / "t.py", monkeypatch, python_path=str(folder / "libs"))
     names = ["linked.py", "pkg/__init__.py", "pkg/inner.py", "real.py", "setup.py"]
-    assert listed(made) == [*(f"libs/{name}" for name in names), "notes.txt", "t.py"]
+    assert listed(made) == [*(f"libs/{name}" for name in names), "t.py"]
 
 
 def test_a_script_that_is_no_python_is_still_sent(folder, monkeypatch):
     write(folder, "t.py", text="def (:\n'\\d'\n")
-    assert "t.py" in listed(sent(folder / "t.py", monkeypatch))
-    assert (
-        standalone.read(str(folder / "film.mkv"))
-        == standalone.read("/nowhere")
-        == standalone.Text()
-    )
+    assert listed(sent(folder / "t.py", monkeypatch)) == ["t.py"]
 
 
 def program_of(kind: ProgramKind, *words: str) -> list[str]:
@@ -221,27 +156,14 @@ def program_of(kind: ProgramKind, *words: str) -> list[str]:
 def test_programs_are_sent_with_what_their_words_name(folder):
     write(folder, "t.py", "tool/run.py", text="import helper")
     write(folder, "helper.py", "conf/a.yaml", "conf/b.yaml", "pkg/__init__.py", "pkg/__main__.py")
-    assert program_of(ProgramKind.SCRIPT, "t.py", "--config=conf/a.yaml") == [
-        "conf/a.yaml",
-        "helper.py",
-        "notes.txt",
-        "t.py",
-    ]
-    assert program_of(ProgramKind.COMMAND, "python", "tool/run.py", "film.mkv") == [
-        "film.mkv", "helper.py", "notes.txt", "t.py", "tool/run.py",
-    ]  # fmt: skip
-    assert program_of(ProgramKind.MODULE, "pkg.__main__") == [
-        "helper.py",
-        "notes.txt",
-        "pkg/__init__.py",
-        "pkg/__main__.py",
-        "t.py",
-    ]
-    assert program_of(ProgramKind.COMMAND, "cat", ".ssh/id_rsa", ".netrc") == [
-        "helper.py",
-        "notes.txt",
-        "t.py",
-    ]
+    words = ("t.py", "--config=conf/a.yaml")
+    assert program_of(ProgramKind.SCRIPT, *words) == ["conf/a.yaml", "helper.py", "t.py"]
+    words = ("python", "tool/run.py", "film.mkv")
+    assert program_of(ProgramKind.COMMAND, *words) == ["film.mkv", "helper.py", "tool/run.py"]
+    for module in ("pkg", "pkg.__main__"):
+        names = ["pkg/__init__.py", "pkg/__main__.py"]
+        assert program_of(ProgramKind.MODULE, module) == names
+    assert program_of(ProgramKind.COMMAND, "cat", ".ssh/id_rsa", ".netrc") == []
 
 
 def test_an_unmarked_folder_is_sent_whole_while_it_is_small(tmp_path, monkeypatch):
@@ -260,17 +182,11 @@ def test_an_unmarked_folder_is_sent_whole_while_it_is_small(tmp_path, monkeypatc
     )
 
 
-def test_of_a_folder_that_all_programs_use_only_what_is_named_is_sent(folder, monkeypatch):
+def test_of_a_folder_that_all_programs_use_only_modules_are_sent(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder.parent))
     write(folder, "t.py", text="import helper\nopen('./rows.csv')")
-    write(folder, "helper.py", text="NAME = 'names.txt'")
-    write(folder, "rows.csv", "names.txt", "other.csv", "other.py")
-    assert listed(sent(folder / "t.py", monkeypatch, temporary=(folder,))) == [
-        "helper.py",
-        "names.txt",
-        "rows.csv",
-        "t.py",
-    ]
+    write(folder, "helper.py", "rows.csv", "other.py")
+    assert listed(sent(folder / "t.py", monkeypatch, temporary=(folder,))) == ["helper.py", "t.py"]
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -285,10 +201,9 @@ def test_a_link_brings_no_key_along(folder, whole):
         "e": "notes.txt",
     }.items():
         (root / name).symlink_to(folder / target)
-    made = bundle.build(
-        root, seeds=standalone.Seeds(("t.py", "a")), whole=whole, cache_dir=folder / ".cache"
-    )
-    assert [path for path in listed(made) if path != "notes.txt"] == ["e", "fine.csv", "t.py"]
+    script = ("t.py", "fine.csv", *"abcde")
+    made = bundle.build(root, script=script, whole=whole, cache_dir=folder / ".cache")
+    assert listed(made) == ["e", "fine.csv", "t.py"]
     assert "a, b" in made.warnings[-1]
 
 
@@ -302,26 +217,18 @@ def test_home_as_the_project_that_somebody_asked_for_keeps_its_keys(folder, monk
 
 
 def test_an_unchanged_script_is_not_read_again_and_every_change_is_seen(folder, monkeypatch):
-    write(folder, "t.py", text="import helper")
-    write(folder, "helper.py")
+    write(folder, "t.py", "pkg/__init__.py", text="1")
     reads, real = [], hashing.read
     monkeypatch.setattr(hashing, "read", lambda path: reads.append(path) or real(path))
 
     def build():
         given = {"cache_dir": folder / ".cache", "clock_ns": lambda: time.time_ns() + 10**10}
-        return bundle.build(folder, seeds=standalone.Seeds(("t.py",)), whole=False, **given)
+        return bundle.build(folder, script=("t.py", "pkg"), whole=False, **given)
 
     first, count = build(), len(reads)
     assert build() == first
     assert len(reads) == count
-    write(folder, "new.py")
-    write(folder, "helper.py", text="import work.none.y")
-    (folder / "notes.txt").write_text("changed")
-    assert (
-        build().digests()
-        == bundle.build(
-            folder, seeds=standalone.Seeds(("t.py",)), whole=False, cache_dir=folder / ".other"
-        ).digests()
-    )
-    assert "new.py" in build().digests()
-    assert "work/other/y.py" not in build().digests()
+    write(folder, "new.py", "pkg/new.py")
+    (folder / "t.py").write_text("changed")
+    assert build().digests().keys() == {"t.py", "pkg/__init__.py", "pkg/new.py"}
+    assert build().digests()["t.py"] != first.digests()["t.py"]
