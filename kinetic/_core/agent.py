@@ -27,7 +27,7 @@ STOPPED_GRACE_S = 1.0
 """Longest grace of a host that is stopped because of another one: it is often stuck in native code
 and cannot react."""
 SURVIVOR_GRACE_S = 0.3
-"""... where the job goes on as soon as it has ended."""
+"""The same for elastic jobs, whose next attempt waits for it."""
 LEAST_EXIT_S = 5.0
 """How long exit handlers may always take."""
 ORPHAN_S = 3.0

@@ -35,7 +35,7 @@ from kinetic.errors import KineticError
 if TYPE_CHECKING:
     from kinetic._core.outcome import HostReport
 
-GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._host.desk", "kinetic._rpc.client")
+GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._host.leader_runtime", "kinetic._rpc.client")
 """What a gang's processes need to communicate; importing it takes longer than a small job."""
 WORKER_LOST = "Its worker process was killed while it waited for its place."
 _MOST_WORDS_BYTES = 1 << 16

@@ -46,7 +46,7 @@ from kinetic._store.base import Store
 from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
-    from kinetic._host.desk import Desk
+    from kinetic._host.leader_runtime import LeaderRuntime
     from kinetic._rpc.server import Coordinator
 
 LEAVE_S = 3.0
@@ -161,30 +161,30 @@ class Leader:
     async def _serve(self, endpoint: Endpoint, key: str) -> Attempt:
         import asyncio
 
-        from kinetic._host.desk import Desk
+        from kinetic._host.leader_runtime import LeaderRuntime
         from kinetic._rpc.server import Coordinator
 
         coordinator = Coordinator(
             self._gang, endpoint, key=key, on_event=self._on_event, room=self._hosts.waiting_room
         )
-        desk = Desk(self._store, self._plan.job_id, coordinator)
+        runtime = LeaderRuntime(self._store, self._plan.job_id, coordinator)
         self._sweep, self._serve_next = coordinator.sweep, coordinator.serve_next
-        self._wake, self._ask = desk.wake, desk.ask_for
-        await desk.open({signal.SIGTERM: self._on_sigterm, signal.SIGCHLD: self._hosts.reap})
+        self._wake, self._ask = runtime.wake, runtime.ask_for
+        await runtime.open({signal.SIGTERM: self._on_sigterm, signal.SIGCHLD: self._hosts.reap})
         self._hosts.reap()
-        desk.watch_records(self._has_records, on_removal=self._on_removal)
+        runtime.watch_records(self._has_records, on_removal=self._on_removal)
         if self._reads_questions:
-            desk.answer_questions(self._hosts, lambda: self._gang)
+            runtime.answer_questions(self._hosts, lambda: self._gang)
         try:
-            ended = await self._lead_attempts(coordinator, desk)
+            ended = await self._lead_attempts(coordinator, runtime)
         finally:
-            desk.stop_watching()
+            runtime.stop_watching()
         self._over = True
         self._dismiss(ended)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._all_gone(desk), LEAVE_S + self._gang.spec.grace_s)
+            await asyncio.wait_for(self._all_gone(runtime), LEAVE_S + self._gang.spec.grace_s)
         self._hosts.kill()
-        await desk.close()
+        await runtime.close()
         return ended
 
     def _dismiss(self, ended: Attempt) -> None:
@@ -199,14 +199,14 @@ class Leader:
         self._hosts.kill(silent)
         self._hosts.reap()
 
-    async def _all_gone(self, desk: Desk) -> None:
+    async def _all_gone(self, runtime: LeaderRuntime) -> None:
         while not self._hosts.all_gone():
-            await desk.pause()
+            await runtime.pause()
 
-    async def _lead_attempts(self, coordinator: Coordinator, desk: Desk) -> Attempt:
+    async def _lead_attempts(self, coordinator: Coordinator, runtime: LeaderRuntime) -> Attempt:
         import asyncio
 
-        await self._gather(desk)
+        await self._gather(runtime)
         self._story.tell_of_form()
         if self._hosts.announced:
             self._give_places()
@@ -214,17 +214,17 @@ class Leader:
             finished = asyncio.create_task(coordinator.wait_finished())
             while not finished.done():
                 self._look()
-                await desk.pause(finished, is_due=self._hosts.stay)
+                await runtime.pause(finished, is_due=self._hosts.stay)
             before, ended = len(self._policy.slices), self._end_attempt()
             if not self._goes_on(ended.outcome):
                 return ended
-            decision = await self._next(desk)
+            decision = await self._next(runtime)
             if isinstance(decision, Form):
                 self._story.tell_of_next(decision, before)
             self._story.flush()
             if isinstance(decision, Form):
                 self._end_story(ended.outcome)
-                if not await desk.ask(partial(self._record, ended.outcome)):
+                if not await runtime.ask(partial(self._record, ended.outcome)):
                     return ended
                 self._begin(first_line(ended.outcome.reason))
                 self._hosts.connect()
@@ -235,7 +235,7 @@ class Leader:
             else:
                 return replace(ended.mark_cancelled(), removed=self._removed)
 
-    async def _gather(self, desk: Desk) -> None:
+    async def _gather(self, runtime: LeaderRuntime) -> None:
         """Where hosts come one by one: wait until enough slices are there for the first attempt.
         If they are not in time, it is on all slices, and its gang says which hosts are missing."""
         if not self._hosts.announced:
@@ -249,7 +249,7 @@ class Leader:
                     self._gang = self._make_gang()
                     self._serve_next(self._gang)
                 return
-            await desk.pause()
+            await runtime.pause()
         self._policy.take_all()
 
     # -- between two attempts ----------------------------------------------------------------------
@@ -275,7 +275,7 @@ class Leader:
             return False
         return True
 
-    async def _next(self, desk: Desk) -> Decision | None:
+    async def _next(self, runtime: LeaderRuntime) -> Decision | None:
         """Wait until it is decided how to go on; None when nobody wants to any more, or not with
         these programs."""
         while not self._gang.unwanted:
@@ -284,7 +284,7 @@ class Leader:
                 return None if self._needs_programs else decision
             if not self._hosts.may_write(self._indices(self._policy.slices[0])[0]):
                 self._story.flush()
-            await desk.pause()
+            await runtime.pause()
         return None
 
     def _look(self) -> Decision | None:

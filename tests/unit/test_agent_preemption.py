@@ -60,9 +60,9 @@ def test_looking_alone_changes_nothing(folder):
     agent = agent_of(folder)
     kinetic.preempted()
     assert not agent.looks
-    assert not agent.voids
-    assert agent.outweighs(None) is None
-    assert agent.outweighs(STOPPED) is STOPPED
+    assert not agent.discards_end
+    assert agent.overriding_stop(None) is None
+    assert agent.overriding_stop(STOPPED) is STOPPED
 
 
 def test_one_host_saves_for_itself(folder):
@@ -85,9 +85,9 @@ def test_whoever_saw_it_has_ended_because_of_it(folder):
     agent = agent_of(folder)
     agent.begin(5.0)
     kinetic.preempted()
-    assert agent.voids
-    assert agent.outweighs(None).stop_exit is Exit.STOPPED
-    assert agent.outweighs(CANCELLED) is CANCELLED
+    assert agent.discards_end
+    assert agent.overriding_stop(None).stop_exit is Exit.STOPPED
+    assert agent.overriding_stop(CANCELLED) is CANCELLED
 
 
 def test_a_function_that_another_host_has_told_has_ended_because_of_it(folder):
@@ -95,22 +95,22 @@ def test_a_function_that_another_host_has_told_has_ended_because_of_it(folder):
     agent = agent_of(folder)
     with pytest.raises(Preempted):
         end_function()
-    assert agent.voids
-    assert agent.outweighs(None).stop_exit is Exit.STOPPED
+    assert agent.discards_end
+    assert agent.overriding_stop(None).stop_exit is Exit.STOPPED
 
 
 def test_of_the_host_itself_it_is_said_that_it_was_taken_away(folder):
     agent = agent_of(folder)
     agent.begin(5.0, ours=True)
-    assert agent.voids
-    assert agent.outweighs(STOPPED).stop_exit is Exit.EVICTED
-    assert agent.outweighs(CANCELLED) is CANCELLED
+    assert agent.discards_end
+    assert agent.overriding_stop(STOPPED).stop_exit is Exit.EVICTED
+    assert agent.overriding_stop(CANCELLED) is CANCELLED
 
 
 def test_a_single_host_that_did_not_look_and_returns_has_returned(folder):
     agent = agent_of(folder, hosts=1)
     agent.begin(5.0, ours=True)
-    assert not agent.voids
+    assert not agent.discards_end
 
 
 def test_a_host_that_has_no_folder_yet_is_told_nothing(tmp_path):

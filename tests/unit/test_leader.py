@@ -23,9 +23,9 @@ from kinetic._core.gang.formation import make_policy
 from kinetic._core.gang.policy import Form, Loss, SliceState
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
-from kinetic._host.desk import Desk
 from kinetic._host.hosts import ForkedHosts, RemoteHosts
 from kinetic._host.leader import FIRST_SIGN_S, Leader
+from kinetic._host.leader_runtime import LeaderRuntime
 from kinetic._store.log_segments import ObjectLog
 
 PATIENCE_S = 100.0
@@ -205,7 +205,7 @@ def test_nobody_waits_for_hosts_elsewhere_that_know_or_are_dead():
         asking = asyncio.create_task(leader._hosts.waiting_room.ask(1, 5))
         await asyncio.sleep(0)
         leader._hosts.close(())
-        await asyncio.wait_for(leader._all_gone(Desk(leader._store, "", None)), 60)
+        await asyncio.wait_for(leader._all_gone(LeaderRuntime(leader._store, "", None)), 60)
         assert await asking is None
 
     asyncio.run(story())
@@ -250,7 +250,7 @@ def test_hosts_are_heard_while_the_end_of_an_attempt_is_written():
         gang.sweep(now)
         finished.set()
         coordinator = SimpleNamespace(wait_finished=finished.wait)
-        attempts = leader._lead_attempts(coordinator, Desk(store, "", coordinator))
+        attempts = leader._lead_attempts(coordinator, LeaderRuntime(store, "", coordinator))
         room, tasks = leader._hosts.waiting_room, [asyncio.create_task(attempts)]
         try:
             await until(lambda: hosts.agents.started)
@@ -289,7 +289,7 @@ def test_a_job_cancelled_while_an_attempt_ends_that_lost_a_slice_is_cancelled():
         gang.sweep(now)
         assert gang.finished
         outcome = (
-            await leader._lead_attempts(coordinator, Desk(leader._store, "", coordinator))
+            await leader._lead_attempts(coordinator, LeaderRuntime(leader._store, "", coordinator))
         ).outcome
         assert outcome.verdict is Verdict.CANCELLED
         assert "host 0 of slice 1: its machine is gone" in outcome.reason

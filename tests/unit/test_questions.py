@@ -10,7 +10,7 @@ from doubles.memory_store import MemoryStore
 
 from kinetic._core import layout
 from kinetic._core.gang.messages import GangSpec
-from kinetic._host import desk
+from kinetic._host import leader_runtime
 from kinetic.errors import StoreError
 
 JOB = "job-00c0ffee"
@@ -40,7 +40,7 @@ def answer_until(store, hosts, *answers):
 
     async def ask():
         answering = asyncio.create_task(
-            desk.answer_questions(store, JOB, None, hosts, gang=lambda: gang, far_s=0.0)
+            leader_runtime.answer_questions(store, JOB, None, hosts, gang=lambda: gang, far_s=0.0)
         )
         while not all(map(store.has, due)) or list(store.list(layout.AttemptKeys(JOB, 1).orders)):
             await asyncio.sleep(0.01)

@@ -174,7 +174,10 @@ def _wait_for(returned: Collection[int], running: Mapping[int, Stack]) -> str:
     them = "it" if len(returned) == 1 else "them"
     places: dict[str, list[int]] = {}
     for host in sorted(running):
-        places.setdefault(_call_of(running[host]) + _place(running[host]), []).append(host)
+        # " in sync_global_devices" for a host that waits in what users know by its name.
+        called = running[host].called
+        name = "" if called is None or called[1].startswith(("_", "<")) else f" in {called[1]}"
+        places.setdefault(name + _place(running[host]), []).append(host)
     texts = [
         f"{name_hosts(hosts)} {_conjugate(hosts, 'wait')} for {them}{place}"
         for place, hosts in places.items()
@@ -232,12 +235,6 @@ def _title(stack: Stack, hosts: Collection[int]) -> str:
         f"{name_hosts(hosts)} "
         f"{_conjugate(hosts, 'wait') if stack.waits else _conjugate(hosts, 'are')}{_place(stack)}:"
     )
-
-
-def _call_of(stack: Stack) -> str:
-    """Return " in sync_global_devices" for a host that waits in what users know by its name."""
-    name = "" if stack.called is None else stack.called[1]
-    return f" in {name}" if name and not name.startswith(("_", "<")) else ""
 
 
 def _place(stack: Stack) -> str:

@@ -147,15 +147,13 @@ class Agent:
             self._selector.register(fd, selectors.EVENT_READ, handler)
 
     def _prepare(self) -> None:
+        # May take long, and the loop that sees the supervisor die does not run yet.
+        parent = self._supervisor if self._alive_fd >= 0 else 0
         try:
-            self._move_in()
+            with processes.dying_with(parent):
+                self._workspace = workspace.prepare(self._who, self._plan, self._store)
         except (KineticError, OSError, ValueError) as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
-
-    def _move_in(self) -> None:
-        # May take long, and the loop that sees the supervisor die does not run yet.
-        with processes.dying_with(self._supervisor if self._alive_fd >= 0 else 0):
-            self._workspace = workspace.prepare(self._who, self._plan, self._store)
 
     def _step(self) -> None:
         for key, _ in self._selector.select(self._timeout_s()):
@@ -398,7 +396,7 @@ class Agent:
         if self._started_at > 0:
             self._reporter.name_files(self._workspace)
         self._report, stored = self._reporter.conclude(
-            self._exit_report(), self._end or {}, voided=self._preemption.voids
+            self._exit_report(), self._end or {}, is_discarded=self._preemption.discards_end
         )
         # The supervisor will find it in the store.
         self._machine.note_report(self._report, arrives=self._alone and stored)
@@ -409,9 +407,11 @@ class Agent:
     def _exit_report(self) -> HostReport:
         """How the worker ended, with what only the agent knows."""
         report = ending_of(
-            None if self._preemption.voids else self._end,
+            None if self._preemption.discards_end else self._end,
             self._worker.status if self._worker.has_ended else None,
-            self._preemption.outweighs(self._machine.view if self._machine.stopping else None),
+            self._preemption.overriding_stop(
+                self._machine.view if self._machine.stopping else None
+            ),
             self._who.host,
             peak_bytes=self._worker.peak_bytes,
             memory=memory.MemoryVerdict() if self._end else self._memory.verdict(),

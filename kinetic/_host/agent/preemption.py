@@ -1,8 +1,9 @@
-"""What an agent knows of a host of its gang being taken away, or of a budget that is used up, and
-what its function makes of it.
+"""A preemption as the agent of a host handles it: a host of its gang is taken away, or the budget
+is used up.
 
-In: SIGTERM of this host, or the leader's word; files that the function leaves. Out:
-a file that the function sees, how long it may run on, how its end counts.
+SIGTERM of this host, or the leader, begins it. The function sees a file, and leaves files that say
+whether it looks for preemptions itself and whether it has seen this one; its end counts
+accordingly.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _SAVED = HostView(
 
 
 class Preemption:
-    """Told once, by whoever is first.
+    """Whether a host of the gang is taken away; the first notice counts.
 
     Attributes:
         folder: of the host.
-        told: whether a host of the gang is taken away.
-        is_ours: whether it is this one.
+        is_known: a host of the gang is taken away.
+        is_ours: it is this one.
     """
 
     def __init__(self, identity: Identity, environ: Mapping[str, str]) -> None:
@@ -83,7 +84,7 @@ class Preemption:
         host 0 serves JAX's world."""
         return self.is_known and self._in_gang and (self._has_service or self.looks)
 
-    def outweighs(self, stop: HostView | None) -> HostView | None:
+    def overriding_stop(self, stop: HostView | None) -> HostView | None:
         """Return the reason that replaces the function's own end, after a stop of the gang; None
         if its own end stands."""
         if stop is not None and stop.stop_exit in (Exit.CANCELLED, Exit.OVER_BUDGET):
@@ -93,9 +94,9 @@ class Preemption:
         return _SAVED if self._has_seen else stop
 
     @property
-    def voids(self) -> bool:
-        """Whether even a value does not count: the function returned early, or other hosts did not
-        come so far."""
+    def discards_end(self) -> bool:
+        """True if a value must not count: the function stopped early for the preemption, or other
+        hosts did not come so far."""
         return self._has_seen or (self.is_ours and self._in_gang)
 
     @property

@@ -165,10 +165,10 @@ class Reporter:
         if words := workspace.describe_leftovers(space):
             self._log.say(f"kinetic: {words}")
 
-    def log_failure(self, report: HostReport, voided: Message) -> None:
+    def log_failure(self, report: HostReport, discarded: Message) -> None:
         """End the host's log like that of any failing program. What the function raised
-        is told where it does not count (`voided`), too: it may be that saving failed."""
-        raised = voided.get("error")
+        is told where it does not count (`discarded`), too: it may be that saving failed."""
+        raised = discarded.get("error")
         if raised and report.error is None and not raised["type_name"].endswith(ENDS_QUIETLY):
             self._say_after_output(raised["traceback"].rstrip())
         # The client does not raise the failure of an attempt that is repeated: every host logs it
@@ -195,12 +195,12 @@ class Reporter:
     # -- the store ---------------------------------------------------------------------------------
 
     def conclude(
-        self, report: HostReport, end: Message, *, voided: bool
+        self, report: HostReport, end: Message, *, is_discarded: bool
     ) -> tuple[HostReport, bool]:
         """Store all that is left of the host, and end its log; return the report completed, and
-        whether it is stored. `voided`: what the worker said last does not count."""
+        whether it is stored. `is_discarded`: what the worker said last does not count."""
         report = self.store_pickles(report, end)
-        self.log_failure(report, end if voided else {})
+        self.log_failure(report, end if is_discarded else {})
         self._log.deliver()  # Clients read the output as soon as they see the report.
         self._metrics.deliver()
         stored = self.store_report(report)

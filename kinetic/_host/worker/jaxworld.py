@@ -230,20 +230,17 @@ def leave() -> None:
         jax.distributed.shutdown()
 
 
-def _is_of_jax(error: BaseException) -> bool:
-    """Whether XLA says this. What breaks while a computation is launched, a small one for example,
-    jaxlib raises as a plain ValueError with the same text."""
-    is_text = type(error) is ValueError and str(error).startswith(_STATUS)
-    return is_text or type(error).__name__ in _CONSEQUENCE_TYPES
-
-
 def is_consequence(error: BaseException) -> bool:
     """Whether an exception, or a cause of it, is a collective that broke because a peer died."""
     visited: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in visited:
         visited.add(id(at))
-        if _is_of_jax(at) and any(word in str(at).lower() for word in _CONSEQUENCE_WORDS):
+        # What breaks while a computation is launched, a small one for example, jaxlib raises as a
+        # plain ValueError with the text of XLA.
+        is_text = type(at) is ValueError and str(at).startswith(_STATUS)
+        is_of_jax = is_text or type(at).__name__ in _CONSEQUENCE_TYPES
+        if is_of_jax and any(word in str(at).lower() for word in _CONSEQUENCE_WORDS):
             return True
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
     return False

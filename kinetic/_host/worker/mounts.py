@@ -88,8 +88,9 @@ def enter(mounts: Sequence[Mount], *, scratch: str) -> None:
         if in_user_namespace:
             drop_capabilities()
     except OSError as error:
+        targets = ", ".join(mount.target for mount in mounts if not mount.optional)
         raise SetupFailed(
-            f"The data at {_name_targets(mounts)} cannot be mounted: {error.strerror}. {_REMEDY}"
+            f"The data at {targets} cannot be mounted: {error.strerror}. {_REMEDY}"
         ) from error
 
 
@@ -103,10 +104,6 @@ def _guard(mounts: Sequence[Mount]) -> None:
         _bind_all(mounts)
     except OSError:
         return
-
-
-def _name_targets(mounts: Sequence[Mount]) -> str:
-    return ", ".join(mount.target for mount in mounts if not mount.optional)
 
 
 # -- namespaces ------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Where a leader sits while its gangs are served: one coordinator, signals, looks into the store.
+"""The leader's event loop: its server, its signals, its periodic reads of the store.
 
-In: a coordinator, what to do on signals. Out: a wake-up whenever something has happened.
+The leader waits here between two decisions, and is woken whenever something has happened.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _Row = tuple[str, str, Callable[[Mapping[str, Any]], Awaitable[dict[str, object]
 """Where it is asked, where the answer goes, and what finds it."""
 
 
-class Desk:
-    """A coordinator, in the event loop that runs."""
+class LeaderRuntime:
+    """Serves a coordinator in the running event loop."""
 
     def __init__(self, store: Store, job_id: str, coordinator: Coordinator) -> None:
         self._store = store

@@ -10,7 +10,7 @@ import pytest
 from doubles.memory_store import MemoryStore
 
 from kinetic._core import layout
-from kinetic._host import desk
+from kinetic._host import leader_runtime
 from kinetic._host.local.supervisor import Request, Supervisor
 from kinetic._rpc.server import Coordinator
 from kinetic._store.local import LocalStore
@@ -21,7 +21,7 @@ PATIENCE_S = 100.0
 
 def test_a_store_that_hangs_or_fails_keeps_nobody_waiting(monkeypatch):
     """Heartbeats are answered by the loop that watches for the removal of the records."""
-    monkeypatch.setattr(desk, "FAR_RECORDS_S", 0.01)
+    monkeypatch.setattr(leader_runtime, "FAR_RECORDS_S", 0.01)
     is_asked, may_answer, is_removed = (threading.Event() for _ in range(3))
     looks = []
 
@@ -35,7 +35,7 @@ def test_a_store_that_hangs_or_fails_keeps_nobody_waiting(monkeypatch):
 
     async def serve() -> None:
         served: Any = None
-        seat = desk.Desk(MemoryStore(), "job-1", served)
+        seat = leader_runtime.LeaderRuntime(MemoryStore(), "job-1", served)
         seat.watch_records(has_records, is_removed.set)
         while not is_asked.is_set():
             await asyncio.sleep(0.01)
@@ -49,7 +49,7 @@ def test_a_store_that_hangs_or_fails_keeps_nobody_waiting(monkeypatch):
 
 def test_records_are_removed_when_two_checks_in_a_row_say_so(monkeypatch):
     """A file system of a network may miss a file for a moment."""
-    monkeypatch.setattr(desk, "FAR_RECORDS_S", 0.0)
+    monkeypatch.setattr(leader_runtime, "FAR_RECORDS_S", 0.0)
     answers = iter([True, False, True, False, StoreError("no answer"), False, False])
 
     def has_records() -> bool:
@@ -60,7 +60,7 @@ def test_records_are_removed_when_two_checks_in_a_row_say_so(monkeypatch):
 
     async def serve() -> None:
         is_removed, coordinator = asyncio.Event(), cast(Coordinator, None)
-        seat = desk.Desk(MemoryStore(), "job-1", coordinator)
+        seat = leader_runtime.LeaderRuntime(MemoryStore(), "job-1", coordinator)
         seat.watch_records(has_records, is_removed.set)
         await is_removed.wait()
 
