@@ -92,15 +92,15 @@ def instances(
     `pack` says why.
     """
     process = _CallerState(func, None, kind)
-    found: dict[int, object] = {}
+    objects: dict[int, object] = {}
     with process.by_value(), suppress(Exception):
         function = process.dump(_NullFile(), func, with_setup=False)
-        found |= {id(each): each for each in function.external}
+        objects |= {id(each): each for each in function.external}
         for args, kwargs in calls:
             with suppress(Exception):
                 pickler = function.dump_more((tuple(args), dict(kwargs)), _NullFile())
-                found |= {id(each): each for each in pickler.external}
-    return tuple(found.values())
+                objects |= {id(each): each for each in pickler.external}
+    return tuple(objects.values())
 
 
 class _NullFile(io.BytesIO):
@@ -195,17 +195,17 @@ class _CallerState:
 
         modules: dict[str, None] = {}
         own: list[Any] = []
-        for made in registries.list_registered():
-            module, qualname = (getattr(made, n, "") for n in ("__module__", "__qualname__"))
+        for obj in registries.list_registered():
+            module, qualname = (getattr(obj, n, "") for n in ("__module__", "__qualname__"))
             if module in self._imported:
                 modules[module] = None
             elif module in MAIN:
                 # A class may have been defined anew since; only JAX still knows the old one.
-                is_current = self._namespace.get(qualname) is made
-                own += [made] if is_current or isinstance(made, FunctionType) else []
-            elif is_by_value(module) and find_named(module, qualname) is made:
-                own.append(made)
-        return list(modules), [made for made in own if not self.attempt(made)]
+                is_current = self._namespace.get(qualname) is obj
+                own += [obj] if is_current or isinstance(obj, FunctionType) else []
+            elif is_by_value(module) and find_named(module, qualname) is obj:
+                own.append(obj)
+        return list(modules), [obj for obj in own if not self.attempt(obj)]
 
     def attempt(self, value: object) -> BaseException | None:
         """Return why the value cannot be pickled, or None."""
@@ -286,8 +286,13 @@ class BatchPickler:
         self._func, self._env_vars, self._shipped = func, env_vars, shipped
         self._external = external
         self._process = _CallerState(func, shipped, external)
+
+        def dump(file: io.BytesIO) -> CallPickler:
+            self._pickler = self._process.dump(file, func)
+            return self._pickler
+
         self.function = self._process.make_record(
-            lambda: _pack_record("function", self._dump_function, {}), (func, (), {})
+            lambda: _pack_record("function", dump, {}), (func, (), {})
         )
 
     def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:
@@ -310,10 +315,6 @@ class BatchPickler:
                 shipped=self._shipped,
                 external=self._external,
             )
-
-    def _dump_function(self, file: io.BytesIO) -> CallPickler:
-        self._pickler = self._process.dump(file, self._func)
-        return self._pickler
 
 
 def unpack(
@@ -342,13 +343,13 @@ def unpack(
         SetupFailed: this process cannot rebuild it: another Python, a missing module.
     """
     header = envelope.verify_record(data, "call")
-    here = envelope.versions_here()
-    if header.versions.python != here.python:
+    versions = envelope.versions_here()
+    if header.versions.python != versions.python:
         # Byte code of another minor version would crash the process.
+        theirs, ours = header.versions.python, versions.python
         raise SetupFailed(
-            f"The call was made with Python {header.versions.python}, and this host runs "
-            f"{here.python}. Use Python {here.python} on the calling side, or an image with "
-            f"Python {header.versions.python}."
+            f"The call was made with Python {theirs}, and this host runs {ours}. Use Python {ours} "
+            f"on the calling side, or an image with Python {theirs}."
         )
     body = memoryview(data)[header.body_offset :]
     function_body = _function_body(header, function)
@@ -368,7 +369,7 @@ def unpack(
         for state in settings:
             when_imported(state.library, state.apply)  # Imports may have added handlers.
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
-        why = envelope.why_not_rebuilt(error, header.versions, here)
+        why = envelope.why_not_rebuilt(error, header.versions, versions)
         raise SetupFailed(f"The function could not be rebuilt on this host: {why}") from error
     return func, args, kwargs
 

@@ -36,16 +36,16 @@ def find_referenced(
     pattern = re.compile(
         b"|".join(re.escape(name) for name in sorted(sources, key=len, reverse=True))
     )
-    found = {
+    names = {
         match.group()
         for data in pickles
         for match in pattern.finditer(memoryview(data)[:_LOOKED_AT_BYTES])
     }
-    cells, left = [], _MOST_BYTES
-    for name in sorted(found):
+    cells, bytes_left = [], _MOST_BYTES
+    for name in sorted(names):
         file, source = name.decode(), definitions(sources[name])
-        left -= len(source)
-        if source and left >= 0:
+        bytes_left -= len(source)
+        if source and bytes_left >= 0:
             cells.append(Cell(file, titles(file) or file, source))
     return tuple(cells)
 
@@ -59,11 +59,11 @@ def definitions(source: str) -> str:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return ""
-    kept = {number for node in tree.body for number in _lines_of(node)}
+    numbers = {number for node in tree.body for number in _lines_of(node)}
     lines = _lines(source)
     return (
-        "".join(line if number in kept else "\n" for number, line in enumerate(lines, 1))
-        if kept
+        "".join(line if number in numbers else "\n" for number, line in enumerate(lines, 1))
+        if numbers
         else ""
     )
 

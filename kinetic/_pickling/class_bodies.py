@@ -16,8 +16,8 @@ from types import MemberDescriptorType
 from typing import Any
 
 from kinetic._pickling import registries
-from kinetic._pickling.annotations import IS_LAZY, read_annotations
 from kinetic._pickling.origin import MAIN
+from kinetic._pickling.uses import HAS_LAZY_ANNOTATIONS, read_annotations
 
 _NONE = object()
 _NOT_OF_LIBRARIES = (*MAIN, "abc", "enum", "typing")
@@ -27,82 +27,82 @@ _MADE_WITH_A_CLASS = ("__dict__", "__weakref__", "__module__", "__slots__", "_ab
 
 
 def complete(
-    made: type, reduced: tuple[Any, ...], registrations: Sequence[registries.Registration]
+    cls: type, reduced: tuple[Any, ...], registrations: Sequence[registries.Registration]
 ) -> tuple[Any, ...]:
     """Return how a class is made again.
 
     Args:
-        made: the class.
+        cls: the class.
         reduced: how cloudpickle makes it.
         registrations: the registries that know it.
     """
     make, (metaclass, name, bases, body, *more), (state, slots), items, pairs, set_state = reduced
-    body = {**body, "__qualname__": made.__qualname__}
-    state = state | _list_repeated(made)
-    if typing.is_typeddict(made):
+    body = {**body, "__qualname__": cls.__qualname__}
+    state = state | _list_repeated(cls)
+    if typing.is_typeddict(cls):
         bases = (typing.TypedDict,) if bases == (dict,) else bases
-    elif _is_struct(made):
-        metaclass = _find_struct_maker(made)
-    elif "__slots__" in vars(made) and typing.NamedTuple not in bases:
+    elif _is_struct(cls):
+        metaclass = _find_struct_maker(cls)
+    elif "__slots__" in vars(cls) and typing.NamedTuple not in bases:
         # cloudpickle sets the attribute later, when it has no effect.
-        body["__slots__"] = vars(made)["__slots__"]
+        body["__slots__"] = vars(cls)["__slots__"]
         state = {
             key: value
             for key, value in state.items()
             if not isinstance(value, MemberDescriptorType)
         }
-    if registries.is_pytree(made):
-        body = _make_registered_body(made) | body
-    if IS_LAZY:
+    if registries.is_pytree(cls):
+        body = _make_registered_body(cls) | body
+    if HAS_LAZY_ANNOTATIONS:
         state.pop("__annotations_cache__", None)
-        state |= {"__annotations__": read_annotations(made)}
+        state |= {"__annotations__": read_annotations(cls)}
     parts = (metaclass, name, bases, body, *more)
     if not registrations:
         return make, parts, (state, slots), items, pairs, set_state
-    known = set_state, (state, slots), registrations
-    return make, parts, known, items, pairs, set_registered_state
+    registered_state = set_state, (state, slots), registrations
+    return make, parts, registered_state, items, pairs, set_registered_state
 
 
 def set_registered_state(
-    made: type,
-    known: tuple[Callable[[Any, Any], object], Any, Sequence[registries.Registration]],
+    cls: type,
+    registered_state: tuple[Callable[[Any, Any], object], Any, Sequence[registries.Registration]],
 ) -> None:
     """Give a class its state, and have libraries know it."""
-    set_state, state, registrations = known
-    set_state(made, state)
-    registries.register(made, registrations)
+    set_state, state, registrations = registered_state
+    set_state(cls, state)
+    registries.register(cls, registrations)
 
 
-def _list_repeated(made: type) -> dict[str, Any]:
+def _list_repeated(cls: type) -> dict[str, Any]:
     """Return the attributes that a class has set to what a base has, too: cloudpickle leaves them
     to the base."""
     return {
         name: value
-        for name, value in vars(made).items()
+        for name, value in vars(cls).items()
         if name not in _MADE_WITH_A_CLASS
-        and any(vars(base).get(name, _NONE) is value for base in made.__bases__)
+        and any(vars(base).get(name, _NONE) is value for base in cls.__bases__)
     }
 
 
-def _is_struct(made: type) -> bool:
+def _is_struct(cls: type) -> bool:
     """Whether this is a `msgspec.Struct`, which has its slots from its fields."""
-    kind = type(made)
+    kind = type(cls)
     return kind.__name__ == "StructMeta" and kind.__module__.startswith("msgspec")
 
 
-def _find_struct_maker(made: Any) -> Callable[..., type]:
+def _find_struct_maker(cls: Any) -> Callable[..., type]:
     """Return what makes a struct in place of its metaclass: with its fields and options."""
-    config = made.__struct_config__
+    config = cls.__struct_config__
     options = {name: getattr(config, name) for name in dir(config) if not name.startswith("_")}
-    names, values = made.__struct_fields__, made.__struct_defaults__
-    keys = dict(zip(names, made.__struct_encode_fields__, strict=True))
+    names, values = cls.__struct_fields__, cls.__struct_defaults__
+    keys = dict(zip(names, cls.__struct_encode_fields__, strict=True))
     defaults = dict(zip(names[len(names) - len(values) :], values, strict=True))
-    own = [name for name in names if name in read_annotations(made)]
-    options["kw_only"] = not set(own) & set(made.__match_args__)
+    own = [name for name in names if name in read_annotations(cls)]
+    options["kw_only"] = not set(own) & set(cls.__match_args__)
     fields = {
         name: {"name": keys[name]} | _describe_default(defaults.get(name, _NONE)) for name in own
     }
-    return functools.partial(make_struct, options, fields, has_hook="__post_init__" in vars(made))
+    return functools.partial(make_struct, options, fields, has_hook="__post_init__" in vars(cls))
 
 
 def _describe_default(default: Any) -> dict[str, Any]:
@@ -127,10 +127,10 @@ def make_struct(
     fields_of_struct = {key: msgspec.field(**field) for key, field in fields.items()}
     annotations = {"__annotations__": dict.fromkeys(fields, object)}
     hook = {"__post_init__": call_post_init} if has_hook else {}
-    made: type = type(msgspec.Struct)(
+    cls: type = type(msgspec.Struct)(
         name, bases, {**body, **annotations, **fields_of_struct, **hook}, **options
     )
-    return made
+    return cls
 
 
 def call_post_init(struct: Any) -> None:
@@ -138,13 +138,13 @@ def call_post_init(struct: Any) -> None:
     type(struct).__post_init__(struct)
 
 
-def _make_registered_body(made: type) -> dict[str, Any]:
+def _make_registered_body(cls: type) -> dict[str, Any]:
     """Return what a class of equinox or flax has to have when it is made again: it is registered
     then, by its fields, of which cloudpickle knows none yet. All other things are set later."""
-    bases = (base for base in made.__mro__[1:-1] if "__init_subclass__" in vars(base))
-    hooks = (*bases, *(() if type(made) is type else (type(made),)))
-    fields = vars(made).get("__dataclass_fields__", {})
-    own = [name for name in vars(made).get("__annotations__", fields) if name in fields]
+    bases = (base for base in cls.__mro__[1:-1] if "__init_subclass__" in vars(base))
+    hooks = (*bases, *(() if type(cls) is type else (type(cls),)))
+    fields = vars(cls).get("__dataclass_fields__", {})
+    own = [name for name in vars(cls).get("__annotations__", fields) if name in fields]
     kinds = {name: _annotation_of(fields[name]) for name in own}
     if all(hook.__module__ in _NOT_OF_LIBRARIES for hook in hooks) or not any(kinds.values()):
         return {}

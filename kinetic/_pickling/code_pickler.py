@@ -22,9 +22,8 @@ from typing import Any, BinaryIO, ClassVar
 import cloudpickle
 
 from kinetic._pickling import class_bodies, enums, registries, unpickler
-from kinetic._pickling.annotations import IS_LAZY, read_annotations
 from kinetic._pickling.origin import MAIN
-from kinetic._pickling.uses import list_closed_over
+from kinetic._pickling.uses import HAS_LAZY_ANNOTATIONS, list_closed_over, read_annotations
 
 _FILE = 10
 """The place of `filename` among the arguments of `CodeType`, in Python 3.11 and later."""
@@ -38,31 +37,31 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
 _CACHED = type(functools.cache(len))
 
 
-def _reduce_type_parameter(made: Any) -> Any:
-    is_of_module = made.__module__ not in MAIN
-    if is_of_module and find_named(made.__module__, made.__name__) is made:
-        return made.__name__
-    return type(made), (made.__name__,)
+def _reduce_type_parameter(obj: Any) -> Any:
+    is_of_module = obj.__module__ not in MAIN
+    if is_of_module and find_named(obj.__module__, obj.__name__) is obj:
+        return obj.__name__
+    return type(obj), (obj.__name__,)
 
 
-def _reduce_new_type(made: Any) -> Any:
-    is_ours = made.__module__ in MAIN
-    parts = made.__name__, made.__supertype__, made.__module__
-    return (unpickler.new_type, parts) if is_ours else made.__reduce__()
+def _reduce_new_type(obj: Any) -> Any:
+    is_ours = obj.__module__ in MAIN
+    parts = obj.__name__, obj.__supertype__, obj.__module__
+    return (unpickler.new_type, parts) if is_ours else obj.__reduce__()
 
 
-def _reduce_alias(made: Any) -> Any:
+def _reduce_alias(obj: Any) -> Any:
     """Of `type Name = …` (PEP 695), which may name itself: its value comes after it."""
-    if made.__module__ not in MAIN:
-        return made.__reduce__()
+    if obj.__module__ not in MAIN:
+        return obj.__reduce__()
     try:
-        value = made.__value__
+        value = obj.__value__
     except NameError:  # It is for type checkers alone.
         value = Any
-    if made.__type_params__:
-        return unpickler.generic_alias, (made.__name__, value, made.__type_params__)
+    if obj.__type_params__:
+        return unpickler.generic_alias, (obj.__name__, value, obj.__type_params__)
     holder: list[Any] = []
-    parts = made.__name__, made.__module__, holder
+    parts = obj.__name__, obj.__module__, holder
     return unpickler.type_alias, parts, (holder, value), None, None, unpickler.fill_alias
 
 
@@ -75,17 +74,17 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     # Dataclasses know these two by identity.
     type(dataclasses.MISSING): lambda _: "MISSING",
     type(dataclasses.KW_ONLY): lambda _: "KW_ONLY",
-    functools.cached_property: lambda made: (
+    functools.cached_property: lambda obj: (
         unpickler.cached_property,
-        (made.func, made.attrname),
+        (obj.func, obj.attrname),
     ),  # has a lock
-    _CACHED: lambda made: (unpickler.lru_cached, (made.__wrapped__, made.cache_parameters())),
+    _CACHED: lambda obj: (unpickler.lru_cached, (obj.__wrapped__, obj.cache_parameters())),
     typing.NewType: _reduce_new_type,
     getattr(typing, "TypeAliasType", _Absent): _reduce_alias,
     typing.ParamSpec: _reduce_type_parameter,
     typing.TypeVarTuple: _reduce_type_parameter,
-    weakref.WeakKeyDictionary: lambda made: (weakref.WeakKeyDictionary, (dict(made),)),
-    weakref.WeakValueDictionary: lambda made: (weakref.WeakValueDictionary, (dict(made),)),
+    weakref.WeakKeyDictionary: lambda obj: (weakref.WeakKeyDictionary, (dict(obj),)),
+    weakref.WeakValueDictionary: lambda obj: (weakref.WeakValueDictionary, (dict(obj),)),
 }
 
 
@@ -122,12 +121,12 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return class_bodies.complete(obj, reduced, self.list_registrations(obj))
         return reduced
 
-    def list_registrations(self, made: type) -> tuple[registries.Registration, ...]:
+    def list_registrations(self, obj: type) -> tuple[registries.Registration, ...]:
         """Return what registers a class where it arrives: the caller has those of the script and of
         modules that a host returns."""
-        if find_named(made.__module__, made.__qualname__) is made and not self.sends_functions:
+        if find_named(obj.__module__, obj.__qualname__) is obj and not self.sends_functions:
             return ()
-        return registries.describe(made, with_functions=self.sends_functions)
+        return registries.describe(obj, with_functions=self.sends_functions)
 
     def _function_getnewargs(self, func: FunctionType) -> Any:
         """Let functions share there what they share here (`nonlocal`): cloudpickle gives each its
@@ -142,7 +141,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
         """Send annotations as they are known here: cloudpickle evaluates them."""
-        if not IS_LAZY or getattr(func, "__annotate__", None) is None:
+        if not HAS_LAZY_ANNOTATIONS or getattr(func, "__annotate__", None) is None:
             return super()._dynamic_function_reduce(func)
         bare = FunctionType(
             func.__code__, func.__globals__, func.__name__, func.__defaults__, func.__closure__

@@ -109,13 +109,13 @@ def of_value(value: object, component: str, *, attempt: Attempt) -> Diagnosis:
 
 
 def _follow_parts(value: object, component: str, attempt: Attempt) -> Diagnosis:
-    path, seen = "", {id(value)}
-    while len(seen) < _DEEPEST:
+    path, visited = "", {id(value)}
+    while len(visited) < _DEEPEST:
         step = next(((name, part) for name, part in _parts(value, attempt) if attempt(part)), None)
-        if step is None or id(step[1]) in seen:
+        if step is None or id(step[1]) in visited:
             break
         path, value = path + step[0], step[1]
-        seen.add(id(value))
+        visited.add(id(value))
     inner = (
         _of_used(value, "", attempt, set())
         if isinstance(value, FunctionType | ModuleType | type)
@@ -150,19 +150,19 @@ def _bisect_items(items: Sequence[Any], attempt: Attempt) -> Iterator[tuple[str,
         yield f"[{low}]", items[low]
 
 
-def _of_used(thing: Any, component: str, attempt: Attempt, seen: set[int]) -> Diagnosis | None:
+def _of_used(thing: Any, component: str, attempt: Attempt, visited: set[int]) -> Diagnosis | None:
     """Follow the failure through functions, classes and modules to the variable that holds it; None
     for a circle."""
     thing = _find_function(thing)
-    if id(thing) in seen or len(seen) > _MOST:
+    if id(thing) in visited or len(visited) > _MOST:
         return None
-    seen.add(id(thing))
+    visited.add(id(thing))
     circle = False
     for name, part in list_parts(thing):
         if attempt(part):
-            found = _of_used(part, name, attempt, seen)
-            if found:
-                return found
+            culprit = _of_used(part, name, attempt, visited)
+            if culprit:
+                return culprit
             circle = True
     if circle or isinstance(thing, FunctionType | ModuleType | type):
         return None if circle else Diagnosis(component, type(thing).__name__)
@@ -210,26 +210,26 @@ def sizes_of_call(
 ) -> list[tuple[str, int]]:
     """Return the arguments and what the function uses, each with its size when pickled alone,
     largest first."""
-    found = [
+    parts = [
         (f"argument {number} ({type(value).__name__})", value)
         for number, value in enumerate(args, 1)
     ]
-    found += [
+    parts += [
         (f"keyword {name!r} ({type(value).__name__})", value) for name, value in kwargs.items()
     ]
-    found += _list_used(func, set())
+    parts += _list_used(func, set())
     return sorted(
-        ((name, size(value)) for name, value in found[:_MOST_PARTS]), key=lambda part: -part[1]
+        ((name, size(value)) for name, value in parts[:_MOST_PARTS]), key=lambda part: -part[1]
     )
 
 
-def _list_used(thing: Any, seen: set[int]) -> Iterator[tuple[str, object]]:
+def _list_used(thing: Any, visited: set[int]) -> Iterator[tuple[str, object]]:
     """Yield what is pickled along with a function, and with the functions that it uses."""
-    if id(thing) in seen:
+    if id(thing) in visited:
         return
-    seen.add(id(thing))
+    visited.add(id(thing))
     for name, value in list_parts(thing):
         if isinstance(value, FunctionType | MethodType | functools.partial):
-            yield from _list_used(value, seen)
+            yield from _list_used(value, visited)
         else:
             yield name, value

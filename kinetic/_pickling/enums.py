@@ -25,22 +25,22 @@ _OF_ALL_MEMBERS = ("_value_", "_name_", "__objclass__", "_sort_order_", "_invert
 _State = tuple[Callable[[Any, Any], Any], Any, type, Mapping[str, Any]]
 
 
-def reduce_class(made: Any) -> Any:
+def reduce_class(cls: Any) -> Any:
     """Return how to make an enumeration again, or NotImplemented if its module is there."""
-    if upstream.should_pickle_by_reference(made):
+    if upstream.should_pickle_by_reference(cls):
         return NotImplemented
-    members = made.__members__
-    attributes, slots = upstream.read_class_state(made)
+    members = cls.__members__
+    attributes, slots = upstream.read_class_state(cls)
     omitted = {*members, *_MADE_ANEW}
     state = {name: value for name, value in attributes.items() if name not in omitted}
     parts = {name: (_read_arguments(each), each._value_) for name, each in members.items()}
     of_members = {name: _read_attributes(each) for name, each in members.items()}
     body = {"__new__": make_member, "__init__": noop_init} | parts
-    tracker = upstream.track_class(made)
+    tracker = upstream.track_class(cls)
     return (
         upstream.make_enum,
-        (made.__bases__, made.__name__, made.__qualname__, body, made.__module__, tracker, None),
-        (upstream.set_class_state, (state, slots), type(made), of_members),
+        (cls.__bases__, cls.__name__, cls.__qualname__, body, cls.__module__, tracker, None),
+        (upstream.set_class_state, (state, slots), type(cls), of_members),
         None,
         None,
         complete,
@@ -93,15 +93,15 @@ def noop_init(*parts: object) -> None:
     """Stand for `__init__`: the attributes are set when the enumeration is there."""
 
 
-def complete(made: Any, state: _State) -> None:
+def complete(cls: Any, state: _State) -> None:
     """Give an enumeration its state, and if it is made anew, its members theirs."""
     set_state, own, metaclass, attributes = state
-    if vars(made).get("__init__") is noop_init:
+    if vars(cls).get("__init__") is noop_init:
         for name in ("__init__", "__new_member__", "_new_member_", "_use_args_"):
-            type.__delattr__(made, name)
-        if type(made) is not metaclass:
-            made.__class__ = metaclass
+            type.__delattr__(cls, name)
+        if type(cls) is not metaclass:
+            cls.__class__ = metaclass
         for name, values in attributes.items():
             for attribute, value in values.items():
-                object.__setattr__(made._member_map_[name], attribute, value)
-    set_state(made, own)
+                object.__setattr__(cls._member_map_[name], attribute, value)
+    set_state(cls, own)

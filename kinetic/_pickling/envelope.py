@@ -144,7 +144,7 @@ def verify_record(data: bytes, kind: str) -> Header:
     return header
 
 
-def why_not_rebuilt(error: BaseException, made: Versions, here: Versions) -> str:
+def why_not_rebuilt(error: BaseException, theirs: Versions, ours: Versions) -> str:
     what = f"{type(error).__name__}: {error}."
     if isinstance(error, ModuleNotFoundError):
         what += (
@@ -156,9 +156,9 @@ def why_not_rebuilt(error: BaseException, made: Versions, here: Versions) -> str
             f" The variable {error} is not set here: name it in env= or capture_env_vars= of "
             "@kinetic.run."
         )
-    elif made != here:
+    elif theirs != ours:
         what += " The versions differ: install the same ones on both sides."
-    return what if made == here else f"{what} Made with {_text(made)}; here is {_text(here)}."
+    return what if theirs == ours else f"{what} Made with {_text(theirs)}; here is {_text(ours)}."
 
 
 def _is_of_environment(error: KeyError) -> bool:

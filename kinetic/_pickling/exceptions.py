@@ -66,38 +66,38 @@ def rebuild(nodes: list[Node], *, loads: Loads) -> BaseException:
     Raises:
         UserCodeFailed: the class of the root cannot be rebuilt here.
     """
-    made: dict[int, BaseException] = {}
+    errors: dict[int, BaseException] = {}
 
     def make(number: int) -> BaseException:
-        if number not in made:
+        if number not in errors:
             node = nodes[number]
             members = (
                 None if node["members"] is None else [make(member) for member in node["members"]]
             )
-            made[number] = _make(node, members, loads, must=number == 0)
-        return made[number]
+            errors[number] = _make(node, members, loads, must=number == 0)
+        return errors[number]
 
     for number, node in enumerate(nodes):
         error = make(number).with_traceback(traceback_of(node["frames"]))
         for link in ("cause", "context"):
             _fill(error, f"__{link}__", None if node[link] is None else make(node[link]))
         _fill(error, "__suppress_context__", node["suppress"])
-    return made[0]
+    return errors[0]
 
 
 def _tree(root: BaseException) -> list[BaseException]:
-    found, seen = [root], {id(root)}
-    for error in found:  # Grows during the loop.
+    errors, ids = [root], {id(root)}
+    for error in errors:  # Grows during the loop.
         members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
         for other in (*members, error.__cause__, error.__context__):
             if (
                 other is not None
-                and id(other) not in seen
-                and (len(found) < _MOST_NODES or any(other is member for member in members))
+                and id(other) not in ids
+                and (len(errors) < _MOST_NODES or any(other is member for member in members))
             ):
-                seen.add(id(other))
-                found.append(other)
-    return found
+                ids.add(id(other))
+                errors.append(other)
+    return errors
 
 
 def _node(
@@ -253,8 +253,8 @@ def describe_frame(traceback: TracebackType, file: str) -> Frame:
     """Return what is needed to show the traceback's outermost frame, under another file name."""
     code = traceback.tb_frame.f_code
     line = max(traceback.tb_lineno or 1, 1)
-    found = next(islice(code.co_positions(), max(traceback.tb_lasti, 0) // 2, None), (None,) * 4)
-    positions = found[1:] if found[0] == line else (None, None, None)
+    place = next(islice(code.co_positions(), max(traceback.tb_lasti, 0) // 2, None), (None,) * 4)
+    positions = place[1:] if place[0] == line else (None, None, None)
     return (file, code.co_name, line, code.co_firstlineno, *positions)
 
 
@@ -262,12 +262,12 @@ def traceback_of(frames: Sequence[Frame]) -> TracebackType | None:
     """Make a traceback of frames, outermost first; each runs code that only raises. Terminals,
     notebooks and debuggers show the result like their own: the right file, function and line, with
     carets below the expression."""
-    made: TracebackType | None = None
+    traceback: TracebackType | None = None
     for frame in reversed(frames):
-        below, made = made, _raise_in(frame)
-        if made is not None:
-            made.tb_next = below
-    return made
+        below, traceback = traceback, _raise_in(frame)
+        if traceback is not None:
+            traceback.tb_next = below
+    return traceback
 
 
 def _raise_in(frame: Frame) -> TracebackType | None:

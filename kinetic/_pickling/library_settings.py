@@ -74,14 +74,14 @@ class LoggingState:
     def apply(self) -> None:
         """Set the loggers of this process. A logger that has handlers of its own keeps them."""
         while _added:
-            handler = _added.pop()
-            handler.logger.removeHandler(handler)
+            earlier = _added.pop()
+            earlier.logger.removeHandler(earlier)
         for state in self.loggers:
             logger = logging.getLogger(state.name)
             logger.setLevel(state.level)
             logger.propagate = state.propagates
-            for ahead in [h for h in logger.handlers if h.name == _IMPORTED_AHEAD]:
-                logger.removeHandler(ahead)
+            for handler in [h for h in logger.handlers if h.name == _IMPORTED_AHEAD]:
+                logger.removeHandler(handler)
             _added.extend(HostHandler(logger, each) for each in state.handlers)
 
 
@@ -162,11 +162,11 @@ def _read_logger(name: str, logger: logging.Logger) -> LoggerState | None:
     handlers = [each for each in logger.handlers if type(each) is not logging.NullHandler]
     if logger.filters or any(each.filters for each in handlers):
         return None
-    known: list[HandlerState | None] = []
+    states: list[HandlerState | None] = []
     for handler in handlers:
         with suppress(Exception):  # It is the program's code.
-            known.append(_read_handler(handler))
-    sent = tuple(each for each in known if each is not None)
+            states.append(_read_handler(handler))
+    sent = tuple(each for each in states if each is not None)
     propagates = logger.propagate or len(sent) < len(handlers)
     state = LoggerState(name, logger.level, propagates, sent)
     usual = LoggerState(name, logging.NOTSET if name else logging.WARNING)

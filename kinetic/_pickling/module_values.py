@@ -23,7 +23,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from kinetic._pickling.origin import MAIN
-from kinetic._pickling.uses import list_closed_over, walk_code
+from kinetic._pickling.uses import list_closed_over, unwrap, walk_code
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST", "LOAD_CLOSURE", "IMPORT_NAME")
@@ -38,31 +38,30 @@ def list_changes(func: object, modules: Collection[str]) -> tuple[str, ...]:
         func: the function of the call.
         modules: the modules that hosts import from files.
     """
-    found = {}
+    sentences = {}
     for module, name in _list_read(func, frozenset(modules)) if modules else ():
         literals = _read(getattr(module, "__file__", None))
         value = vars(module).get(name)
         if name in literals and type(value) in _PLAIN and value != literals[name]:
-            found[f"{module.__name__}.{name}"] = (
+            sentences[f"{module.__name__}.{name}"] = (
                 f"{module.__name__}.{name} was changed since {module.__name__} was imported: hosts "
                 f"import the file, and find {literals[name]!r} there. Pass it as an argument."
             )
-    return tuple(found.values())
+    return tuple(sentences.values())
 
 
 def _list_read(func: object, modules: frozenset[str]) -> Iterator[tuple[ModuleType, str]]:
     """List what the function, and those of the script that it calls, read of these modules."""
-    waiting, seen = [func], set[int]()
+    waiting, visited = [func], set[int]()
     imported = {name: sys.modules.get(name) for name in modules}  # by the function itself
     while waiting:
-        each = waiting.pop()
-        each = getattr(each, "__func__", getattr(each, "func", each))
-        if not isinstance(each, FunctionType) or id(each) in seen:
+        reader = unwrap(waiting.pop())
+        if not isinstance(reader, FunctionType) or id(reader) in visited:
             continue
-        seen.add(id(each))
-        own = sys.modules.get(each.__module__)
-        space = ChainMap(list_closed_over(each), each.__globals__, imported)
-        for code in walk_code(each.__code__):
+        visited.add(id(reader))
+        own = sys.modules.get(reader.__module__)
+        space = ChainMap(list_closed_over(reader), reader.__globals__, imported)
+        for code in walk_code(reader.__code__):
             steps = [(step.opname, step.argval) for step in dis.get_instructions(code)]
             stored = {name for kind, name in steps if kind == "STORE_ATTR"}
             for (kind, name), (then, inner) in itertools.pairwise(steps):
@@ -90,15 +89,15 @@ def _find_literals(source: bytes) -> dict[str, Any]:
     top, *inner = walk_code(compile(tree, "", "exec", dont_inherit=True))
     times = Counter(_list_stored(top, "STORE_NAME", "STORE_GLOBAL"))
     set_later = {name for code in inner for name in _list_stored(code, "STORE_GLOBAL")}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         value, target = getattr(node, "value", None), targets[0]
         if len(targets) == 1 and isinstance(target, ast.Name) and times[target.id] == 1:
             with suppress(ValueError):
-                found |= {} if value is None else {target.id: ast.literal_eval(value)}
-    is_known = {n: type(v) in _PLAIN and n not in set_later for n, v in found.items()}
-    return {name: value for name, value in found.items() if is_known[name]}
+                values |= {} if value is None else {target.id: ast.literal_eval(value)}
+    is_known = {n: type(v) in _PLAIN and n not in set_later for n, v in values.items()}
+    return {name: value for name, value in values.items() if is_known[name]}
 
 
 def _list_stored(code: CodeType, *kinds: str) -> list[str]:

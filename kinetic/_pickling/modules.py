@@ -248,9 +248,9 @@ def _is_edited(module: ModuleType, file: str) -> bool:
         now = os.stat(file)
     except OSError:
         return False
-    known_spec, known = _UNEDITED.get(file, (None, now))
+    known_spec, then = _UNEDITED.get(file, (None, now))
     if spec is not None and known_spec is spec:
-        return (known.st_mtime_ns, known.st_size) != (now.st_mtime_ns, now.st_size)
+        return (then.st_mtime_ns, then.st_size) != (now.st_mtime_ns, now.st_size)
     if _is_newer_than_its_code(spec, now):
         return True
     _UNEDITED[file] = spec, now

@@ -44,24 +44,24 @@ def find_namespace(func: object) -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
 
-def find_class_of(made: Any) -> type | None:
+def find_class_of(obj: Any) -> type | None:
     """Return the class that has the object in a `classmethod`. Since Python 3.13 the object is not
     told which class it is called on: https://docs.python.org/3.13/library/functions.html#classmethod
     """
-    owner: Any = sys.modules.get(made.__module__)
-    *parents, name = made.__qualname__.split(".")
+    owner: Any = sys.modules.get(obj.__module__)
+    *parents, name = obj.__qualname__.split(".")
     for parent in parents:
         owner = getattr(owner, parent, None)
     method = vars(owner).get(name) if isinstance(owner, type) else None
-    return owner if isinstance(method, classmethod) and method.__func__ is made else None
+    return owner if isinstance(method, classmethod) and method.__func__ is obj else None
 
 
-def is_found(made: Any) -> bool:
+def is_found(obj: Any) -> bool:
     """Whether the object is what its module has under its name, as pickle wants it of functions."""
-    named: Any = sys.modules.get(made.__module__)
-    for name in made.__qualname__.split("."):
+    named: Any = sys.modules.get(obj.__module__)
+    for name in obj.__qualname__.split("."):
         named = getattr(named, name, None)
-    return named is made
+    return named is obj
 
 
 def is_cloudpickle(caller: FrameType) -> bool:

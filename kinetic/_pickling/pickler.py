@@ -20,25 +20,68 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import TextIOWrapper
 from types import FunctionType, ModuleType
 from typing import Any, BinaryIO
 
 from kinetic._pickling import enums, registries, unpickler, upstream
 from kinetic._pickling.code_pickler import CodePickler, find_named, find_renamed, is_by_value
-from kinetic._pickling.namespaces import (
-    CopiedNamespace,
-    ModuleNamespace,
-    ScriptNamespace,
-    find_needed_module,
-    find_own,
-)
 from kinetic._pickling.origin import MAIN
-from kinetic._pickling.uses import MOST_DECORATORS, find_wrapped, list_globals
+from kinetic._pickling.uses import MOST_DECORATORS, find_wrapped, list_globals, sets_globals
 
 _OF_HOSTS = (("os", "environ"), ("random", "_inst"), ("numpy.random.mtrand", "_rand"))
 """Values that are the host's own, by module and name."""
+
+
+class _ScriptNamespace(dict[str, Any]):
+    """Stands for the globals of `__main__`."""
+
+    def __init__(self, namespace: Mapping[str, Any]) -> None:
+        super().__init__(__name__="__main__")
+        self._of = namespace
+
+    def __reduce__(self) -> Any:
+        return unpickler.script_namespace, (self._of.get("__package__"), self._of.get("__file__"))
+
+
+class _ModuleNamespace(dict[str, Any]):
+    """Stands for the globals of a module that the host imports."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(__name__=module)
+
+    def __reduce__(self) -> Any:
+        return unpickler.module_namespace, (self["__name__"],)
+
+
+class _EmptyCopy:
+    """Stands for a module that is sent by value, without what is in it."""
+
+    def __init__(self, module: ModuleType) -> None:
+        names = ("__package__", "__path__", "__file__")
+        self._named = {name: vars(module)[name] for name in names if name in vars(module)}
+        self._name = module.__name__
+
+    def __reduce__(self) -> Any:
+        return upstream.make_module, (self._name, self._named)
+
+
+class _CopiedNamespace(dict[str, Any]):
+    """Stands for the globals of a module that is sent by value, whether the module itself is sent
+    or functions of it alone."""
+
+    def __init__(self, module: ModuleType) -> None:
+        super().__init__(__name__=module.__name__)
+        self._copy = _EmptyCopy(module)
+
+    def __reduce__(self) -> Any:
+        return vars, (self._copy,)
+
+    def reduce_module(self, module: ModuleType) -> Any:
+        """Return how the module is pickled, with what is in it."""
+        content = {name: value for name, value in vars(module).items() if name != "__builtins__"}
+        return unpickler.identity, (self._copy,), content, None, None, unpickler.fill_module
 
 
 class CallOnLoad:
@@ -76,7 +119,7 @@ class CallPickler(CodePickler):
             if (value := getattr(sys.modules.get(module), name, None)) is not None
         }
         self.changes: tuple[str, ...] = ()
-        self.globals_ref[id(namespace)] = ScriptNamespace(namespace)
+        self.globals_ref[id(namespace)] = _ScriptNamespace(namespace)
 
     def reducer_override(self, obj: Any) -> Any:
         """Decide how an object is pickled; called for all but the simplest objects."""
@@ -91,7 +134,7 @@ class CallPickler(CodePickler):
             location = _locate(obj)
             if location is not None:
                 return unpickler.find_undecorated, location
-            if isinstance(obj, FunctionType) and (module := find_needed_module(obj)) is not None:
+            if isinstance(obj, FunctionType) and (module := _find_needed_module(obj)) is not None:
                 return self._reduce_in_module(obj, module)
             return super().reducer_override(obj)
         if issubclass(kind, ModuleType):
@@ -140,8 +183,10 @@ class CallPickler(CodePickler):
             settings: what the program has set in libraries.
             registered: classes and functions that libraries know.
         """
-        again = [CallOnLoad(registries.register, x, registries.describe(x)) for x in registered]
-        self.dump((CallOnLoad(unpickler.import_if_possible, *modules), settings, again))
+        registrations = [
+            CallOnLoad(registries.register, x, registries.describe(x)) for x in registered
+        ]
+        self.dump((CallOnLoad(unpickler.import_if_possible, *modules), settings, registrations))
 
     def dump_more(self, arguments: object, file: BinaryIO) -> CallPickler:
         """Write what the same unpickler loads after this pickle; this pickler's memo does not
@@ -162,7 +207,7 @@ class CallPickler(CodePickler):
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
         """Send globals as well that only the body of a class in the function uses: cloudpickle
         finds those that functions use."""
-        module = find_own(func)
+        module = _find_own(func)
         if module is not None and is_by_value(module.__name__):
             self._copy_namespace(module)
         make, args, (attributes, slots), *rest = super()._dynamic_function_reduce(func)
@@ -170,12 +215,12 @@ class CallPickler(CodePickler):
         return make, args, (attributes, slots), *rest
 
     def _copy_namespace(self, module: ModuleType) -> Any:
-        return self.globals_ref.setdefault(id(vars(module)), CopiedNamespace(module))
+        return self.globals_ref.setdefault(id(vars(module)), _CopiedNamespace(module))
 
     def _reduce_in_module(self, func: FunctionType, module: ModuleType) -> Any:
         # Another function of it, which needs no more than some values, may have been first.
-        if not isinstance(self.globals_ref.get(id(func.__globals__)), ModuleNamespace):
-            self.globals_ref[id(func.__globals__)] = ModuleNamespace(module.__name__)
+        if not isinstance(self.globals_ref.get(id(func.__globals__)), _ModuleNamespace):
+            self.globals_ref[id(func.__globals__)] = _ModuleNamespace(module.__name__)
         make, args, (attributes, slots), *rest = self._dynamic_function_reduce(func)
         return make, args, (attributes, slots | {"__globals__": {}}), *rest
 
@@ -264,3 +309,35 @@ def _is_made_of_arguments(kind: type) -> bool:
     return isinstance(kind.__new__, FunctionType) and all(
         getattr(kind, name) is getattr(object, name, None) for name in methods
     )
+
+
+def _find_own(func: FunctionType) -> ModuleType | None:
+    """Return the module whose globals the function has."""
+    module = sys.modules.get(str(func.__globals__.get("__name__")))
+    is_its = isinstance(module, ModuleType) and vars(module) is func.__globals__
+    return module if is_its else None
+
+
+def _find_needed_module(func: FunctionType) -> ModuleType | None:
+    """Return the module whose globals the function has, if the host can import it, and the function
+    changes globals or uses one that is more than a name for something that is found elsewhere.
+
+    Any other function is rebuilt without its module, which may take long to import on a host, or
+    need something that only the caller has.
+    """
+    module = _find_own(func)
+    # A decorator may have copied `__module__` from a function of the script. Who has set it to
+    # "__main__" by hand wants a copy.
+    is_by_hand = func.__module__ in MAIN and "__wrapped__" not in vars(func)
+    if module is None or is_by_hand or getattr(module, "__spec__", None) is None:
+        return None
+    if module.__name__ in MAIN or is_by_value(module.__name__):
+        return None
+    needs_it = sets_globals(func) or any(map(_is_state, list_globals(func).values()))
+    return module if needs_it else None
+
+
+def _is_state(value: object) -> bool:
+    return not isinstance(
+        value, ModuleType | FunctionType | type | str | bytes | int | float | complex | None
+    ) and not (callable(value) and hasattr(value, "__module__") and hasattr(value, "__qualname__"))

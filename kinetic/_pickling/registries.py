@@ -43,29 +43,29 @@ class Registry:
 def list_registered() -> list[Any]:
     """Return all that is registered in this process, each object once."""
     registries = (registry.list_objects() for registry in _REGISTRIES.values())
-    return list({id(made): made for made in itertools.chain(*registries)}.values())
+    return list({id(obj): obj for obj in itertools.chain(*registries)}.values())
 
 
-def describe(made: Any, *, with_functions: bool = True) -> tuple[Registration, ...]:
+def describe(obj: Any, *, with_functions: bool = True) -> tuple[Registration, ...]:
     """Return how a class or function is registered.
 
     Args:
-        made: the class or function.
+        obj: the class or function.
         with_functions: whether any function of the script may be part of the answer.
     """
     described = [
-        (name, registry.describe(made, with_functions))
+        (name, registry.describe(obj, with_functions))
         for name, registry in _REGISTRIES.items()
-        if any(made is other for other in registry.list_objects())
+        if any(obj is other for other in registry.list_objects())
     ]
     return tuple((name, args) for name, args in described if args is not None)
 
 
-def register(made: Any, registrations: Iterable[Registration]) -> None:
+def register(obj: Any, registrations: Iterable[Registration]) -> None:
     """Register an object here, where the library is installed and does not know it yet."""
     for name, args in registrations:
         with suppress(ImportError):
-            _REGISTRIES[name].register(made, *args)
+            _REGISTRIES[name].register(obj, *args)
 
 
 # -- JAX: `jax.tree_util` keeps what it knows in a private module ----------------------------------
@@ -74,30 +74,30 @@ _WITH_KEYS = "tree_flatten_with_keys"
 
 
 def _read_pytrees() -> dict[type, Any]:
-    known: dict[type, Any] = getattr(sys.modules.get("jax._src.tree_util"), "_registry", {})
-    return known
+    pytrees: dict[type, Any] = getattr(sys.modules.get("jax._src.tree_util"), "_registry", {})
+    return pytrees
 
 
-def is_pytree(made: type) -> bool:
+def is_pytree(obj: type) -> bool:
     """Return whether JAX takes objects of a class apart."""
-    return made in _read_pytrees()
+    return obj in _read_pytrees()
 
 
-def _describe_pytree(made: type, with_functions: bool) -> tuple[Any, ...] | None:
+def _describe_pytree(obj: type, with_functions: bool) -> tuple[Any, ...] | None:
     """Return the name of the function of JAX that registers a class as it is, and its arguments:
     names of fields, or functions; text stands for a function of the class's own."""
-    flatten, unflatten = _read_pytrees()[made]
+    flatten, unflatten = _read_pytrees()[obj]
     variables = list_closed_over(flatten) if isinstance(flatten, FunctionType) else {}
     if variables.keys() >= {"data_fields", "meta_fields"}:
         data, meta = variables["data_fields"], variables["meta_fields"]
-        known = getattr(made, "__dataclass_fields__", {})
-        dropped = {name for name, field in known.items() if field.init} - {*data, *meta}
+        fields = getattr(obj, "__dataclass_fields__", {})
+        dropped = {name for name, field in fields.items() if field.init} - {*data, *meta}
         return "register_dataclass", data, meta, *([tuple(dropped)] if dropped else [])
     with_keys = variables.get("flatten_with_keys")
     flatten = None if with_keys else flatten
-    if not with_keys and hasattr(made, _WITH_KEYS):
+    if not with_keys and hasattr(obj, _WITH_KEYS):
         with_keys = operator.methodcaller(_WITH_KEYS)
-    is_own = getattr(unflatten, "__self__", None) is made
+    is_own = getattr(unflatten, "__self__", None) is obj
     is_plain = is_own and type(with_keys or flatten) is operator.methodcaller
     if not (with_functions or is_plain):
         return None
@@ -107,17 +107,17 @@ def _describe_pytree(made: type, with_functions: bool) -> tuple[Any, ...] | None
     return "register_pytree_node", flatten, unflatten
 
 
-def _register_pytree(made: type, how: str, *args: Any) -> None:
+def _register_pytree(obj: type, how: str, *args: Any) -> None:
     add = getattr(importlib.import_module("jax.tree_util"), how)
-    if not is_pytree(made):
-        add(made, *(_call_own(made, each) if isinstance(each, str) else each for each in args))
+    if not is_pytree(obj):
+        add(obj, *(_call_own(obj, each) if isinstance(each, str) else each for each in args))
 
 
-def _call_own(made: type, name: str) -> Callable[..., Any]:
+def _call_own(obj: type, name: str) -> Callable[..., Any]:
     """Return a function that calls one of a class, which it may not have yet."""
 
     def call(*args: Any) -> Any:
-        return getattr(made, name)(*args)
+        return getattr(obj, name)(*args)
 
     return call
 
@@ -127,44 +127,46 @@ def _call_own(made: type, name: str) -> Callable[..., Any]:
 
 def _read_custom_objects() -> dict[str, Any]:
     read = getattr(sys.modules.get("keras.saving"), "get_custom_objects", dict)
-    known: dict[str, Any] = read()
-    return known
+    custom_objects: dict[str, Any] = read()
+    return custom_objects
 
 
-def _describe_custom_object(made: Any, with_functions: bool) -> tuple[Any, ...]:
-    return tuple(name for name, known in _read_custom_objects().items() if known is made)
+def _describe_custom_object(obj: Any, with_functions: bool) -> tuple[Any, ...]:
+    return tuple(
+        name for name, custom_object in _read_custom_objects().items() if custom_object is obj
+    )
 
 
-def _register_custom_object(made: Any, *names: str) -> None:
+def _register_custom_object(obj: Any, *names: str) -> None:
     keras = importlib.import_module("keras")
     for registered in names:
         package, _, name = registered.rpartition(">")
-        if _read_custom_objects().get(registered) is made:
+        if _read_custom_objects().get(registered) is obj:
             continue
         if package:
-            keras.saving.register_keras_serializable(package, name)(made)
+            keras.saving.register_keras_serializable(package, name)(obj)
         else:
-            _read_custom_objects()[name] = made
+            _read_custom_objects()[name] = obj
 
 
 # -- Flax: `flax.serialization`, for `flax.struct` and `to_state_dict` -----------------------------
 
 
 def _read_state_dicts() -> dict[type, Any]:
-    known: dict[type, Any] = getattr(
+    state_dicts: dict[type, Any] = getattr(
         sys.modules.get("flax.serialization"), "_STATE_DICT_REGISTRY", {}
     )
-    return known
+    return state_dicts
 
 
-def _describe_state_dict(made: type, with_functions: bool) -> tuple[Any, ...] | None:
-    return tuple(_read_state_dicts()[made]) if with_functions else None
+def _describe_state_dict(obj: type, with_functions: bool) -> tuple[Any, ...] | None:
+    return tuple(_read_state_dicts()[obj]) if with_functions else None
 
 
-def _register_state_dict(made: type, *functions: Any) -> None:
+def _register_state_dict(obj: type, *functions: Any) -> None:
     serialization = importlib.import_module("flax.serialization")
-    if made not in _read_state_dicts():
-        serialization.register_serialization_state(made, *functions)
+    if obj not in _read_state_dicts():
+        serialization.register_serialization_state(obj, *functions)
 
 
 _REGISTRIES = {

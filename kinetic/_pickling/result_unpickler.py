@@ -37,11 +37,13 @@ class ResultUnpickler(pickle.Unpickler):
     def __init__(self, data: bytes | memoryview, python: str = "") -> None:
         super().__init__(io.BytesIO(data))
         self._python = python
-        self._known: set[object] = set(upstream.tracked_classes)
+        self._unchanged: set[object] = set(upstream.tracked_classes)
         self._own = {
             upstream.MAKE_CLASS: self._skeleton_class,
             upstream.MAKE_ENUM: self._skeleton_enum,
-            upstream.SET_CLASS_STATE: self._set_state,
+            upstream.SET_CLASS_STATE: lambda cls, state: (
+                cls if cls in self._unchanged else upstream.set_class_state(cls, state)
+            ),
             upstream.MAKE_FUNCTION: self._make_function,
             upstream.SET_FUNCTION_STATE: self._set_function_state,
             upstream.FIND_BUILTIN_TYPE: self._builtin_type,
@@ -51,9 +53,9 @@ class ResultUnpickler(pickle.Unpickler):
         """Resolve a global of the pickle."""
         if module.startswith("cloudpickle") and name in self._own:
             return self._own[name]
-        found = super().find_class(module, name)
+        value = super().find_class(module, name)
         is_array = name == "_reconstruct_array" and module.startswith("jax.")
-        return self._keep_64_bits(found) if is_array else found
+        return self._keep_64_bits(value) if is_array else value
 
     def _keep_64_bits(self, make: Callable[..., Any]) -> Callable[..., Any]:
         """Have JAX arrays rebuilt with their own types: unless this process has enabled types of 64
@@ -86,32 +88,29 @@ class ResultUnpickler(pickle.Unpickler):
         sent: type | None = upstream.classes_by_tracker.get(tracker)
         if sent is not None:
             return sent
-        for found in _find_all(module, qualname):
-            if isinstance(found, type):
-                self._known.add(found)
-                return found
+        for cls in _find_all(module, qualname):
+            if isinstance(cls, type):
+                self._unchanged.add(cls)
+                return cls
         return None
 
     def _make_function(
         self, code: CodeType, namespace: dict[str, Any], name: str, *rest: Any
     ) -> FunctionType:
-        for found in _find_all(namespace.get("__name__"), code.co_qualname):
-            is_same = isinstance(found, FunctionType) and found.__code__ == code
-            if is_same and _has_no_state(found, set()):
-                self._known.add(found)
-                same: FunctionType = found
-                return same
-        made: FunctionType = upstream.make_function(code, namespace, name, *rest)
-        return made
+        func: FunctionType
+        for func in _find_all(namespace.get("__name__"), code.co_qualname):
+            is_same = isinstance(func, FunctionType) and func.__code__ == code
+            if is_same and _has_no_state(func, set()):
+                self._unchanged.add(func)
+                return func
+        func = upstream.make_function(code, namespace, name, *rest)
+        return func
 
     def _set_function_state(self, func: FunctionType, state: Any) -> None:
-        if func in self._known:
+        if func in self._unchanged:
             func.__dict__.update(state[0])
         else:
             upstream.set_function_state(func, state)
-
-    def _set_state(self, cls: Any, state: Any) -> Any:
-        return cls if cls in self._known else upstream.set_class_state(cls, state)
 
     def _builtin_type(self, name: str) -> Any:
         if self._python and name == "CodeType":
@@ -121,20 +120,23 @@ class ResultUnpickler(pickle.Unpickler):
         return upstream.find_builtin_type(name)
 
 
-def _has_no_state(func: FunctionType, seen: set[FunctionType]) -> bool:
+def _has_no_state(func: FunctionType, visited: set[FunctionType]) -> bool:
     """Whether a function, and those of the script that it calls, use nothing that a host may have
     changed: values of globals, of closures, or defaults that are not plain."""
-    if func in seen:
+    if func in visited:
         return True
-    seen.add(func)
+    visited.add(func)
     defaults = (*(func.__defaults__ or ()), *(func.__kwdefaults__ or {}).values())
     used = list_globals(func).values()
-    calls = [each for each in used if isinstance(each, FunctionType)]
+    functions = [value for value in used if isinstance(value, FunctionType)]
     return (
         func.__closure__ is None
-        and all(isinstance(each, _PLAIN) for each in defaults)
-        and all(isinstance(each, FunctionType | ModuleType | type) for each in used)
-        and all(each.__module__ not in origin.MAIN or _has_no_state(each, seen) for each in calls)
+        and all(isinstance(value, _PLAIN) for value in defaults)
+        and all(isinstance(value, FunctionType | ModuleType | type) for value in used)
+        and all(
+            inner.__module__ not in origin.MAIN or _has_no_state(inner, visited)
+            for inner in functions
+        )
     )
 
 
@@ -147,8 +149,8 @@ def _find_all(module: str | None, qualname: str) -> Iterator[Any]:
     first, *inner = qualname.split(".")
     spaces = origin.list_namespaces() if module in origin.MAIN else [vars(sys.modules[module])]
     for space in spaces:
-        found = space.get(first)
+        named = space.get(first)
         for name in inner:
-            found = getattr(found, name, None)
-        if getattr(found, "__module__", None) in names:
-            yield found
+            named = getattr(named, name, None)
+        if getattr(named, "__module__", None) in names:
+            yield named

@@ -28,10 +28,10 @@ def pack_value(value: object) -> bytes:
         # Pickling runs the objects' own code, which may raise anything.
         from kinetic._pickling import diagnosis
 
-        found = diagnosis.of_value(
+        culprit = diagnosis.of_value(
             value, f"the returned value ({type(value).__name__})", attempt=_attempt
         )
-        raise replace(found, returned=True).as_error(error) from error
+        raise replace(culprit, returned=True).as_error(error) from error
 
 
 def unpack_value(data: bytes) -> Any:
@@ -103,9 +103,13 @@ def _attempt(value: object) -> BaseException | None:
     return None
 
 
-def _loads(data: bytes | memoryview, made: Versions | None = None) -> Any:
+def _loads(data: bytes | memoryview, versions: Versions | None = None) -> Any:
     """Unpickle what comes back from a host, without changing the classes that are known here."""
     from kinetic._pickling.result_unpickler import ResultUnpickler
 
-    python = "" if made is None or made.python == envelope.versions_here().python else made.python
+    python = (
+        ""
+        if versions is None or versions.python == envelope.versions_here().python
+        else versions.python
+    )
     return ResultUnpickler(data, python).load()

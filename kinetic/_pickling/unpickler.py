@@ -67,9 +67,9 @@ def module_namespace(name: str) -> dict[str, Any]:
     return vars(import_module(name))
 
 
-def identity(made: Any) -> Any:
+def identity(obj: Any) -> Any:
     """Return the argument."""
-    return made
+    return obj
 
 
 def fill_module(module: ModuleType, content: Mapping[str, Any]) -> None:
@@ -91,20 +91,20 @@ def import_if_possible(*modules: str) -> None:
             import_module(name)
 
 
-def follow_path(found: Any, path: str) -> Any:
+def follow_path(obj: Any, path: str) -> Any:
     """Return the attribute that a path with dots leads to."""
     for name in path.split("."):
-        found = getattr(found, name)
-    return found
+        obj = getattr(obj, name)
+    return obj
 
 
 def cached_property(
     function: Callable[[Any], Any], name: str | None
 ) -> functools.cached_property[Any]:
     """Return a `functools.cached_property` that knows its name."""
-    made: functools.cached_property[Any] = functools.cached_property(function)
-    made.attrname = name
-    return made
+    prop: functools.cached_property[Any] = functools.cached_property(function)
+    prop.attrname = name
+    return prop
 
 
 def lru_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
@@ -115,22 +115,22 @@ def lru_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> A
 def new_type(name: str, of: Any, module: str) -> Any:
     """Return a `typing.NewType` of a script."""
     make: Any = NewType
-    made = make(name, of)
-    made.__module__ = module
-    return made
+    new = make(name, of)
+    new.__module__ = module
+    return new
 
 
-def type_alias(name: str, module: str, held: list[Any]) -> Any:
+def type_alias(name: str, module: str, holder: list[Any]) -> Any:
     """Return what `type name = …` makes; its value is what the list will hold."""
-    namespace: dict[str, Any] = {"__name__": module, "held": held}
+    namespace: dict[str, Any] = {"__name__": module, "held": holder}
     exec(f"type {name} = held[0]", namespace)
     return namespace[name]
 
 
-def fill_alias(made: object, state: tuple[list[Any], Any]) -> None:
+def fill_alias(alias: object, state: tuple[list[Any], Any]) -> None:
     """Give a type alias its value."""
-    held, value = state
-    held.append(value)
+    holder, value = state
+    holder.append(value)
 
 
 def generic_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
@@ -146,10 +146,10 @@ def make_bare(kind: type) -> Any:
 
 def find_undecorated(module: str, qualname: str, depth: int) -> Any:
     """Return a function of a module from under `depth` decorators."""
-    found = follow_path(import_module(module), qualname)
+    func = follow_path(import_module(module), qualname)
     for _ in range(depth):
-        found = found.__wrapped__
-    return found
+        func = func.__wrapped__
+    return func
 
 
 _OF_THE_CALLER = ("run_async", "run_async_map", "with_options", "plan", "aio")
@@ -160,10 +160,10 @@ def strip_decorated(pick: Callable[[Any], Any], args: tuple[Any, ...]) -> Any:
     here."""
     func = pick(*args)
     name = getattr(func, "__name__", "it")
-    here = {each: functools.partial(_refuse, each, name) for each in _OF_THE_CALLER}
-    for each, value in (here | {"local": func}).items():
+    attributes = {what: functools.partial(_refuse, what, name) for what in _OF_THE_CALLER}
+    for attribute, value in (attributes | {"local": func}).items():
         with contextlib.suppress(AttributeError, TypeError):
-            setattr(func, each, value)
+            setattr(func, attribute, value)
     return func
 
 
@@ -201,36 +201,36 @@ class CallUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Resolve a global of the pickle."""
-        found = super().find_class(module, name)
+        value = super().find_class(module, name)
         if module == __name__ and name == "script_namespace" and self._main is not None:
             return self._namespace
         if not module.startswith("cloudpickle"):
-            return found
+            return value
         if name == upstream.MAKE_CLASS:
-            return lambda *parts: self._bind_class(_without_hooks(found, *parts))
+            return lambda *parts: self._bind_class(_without_hooks(value, *parts))
         if name == upstream.MAKE_ENUM:
-            return lambda *parts: self._bind_class(found(*parts))
+            return lambda *parts: self._bind_class(value(*parts))
         if name == upstream.MAKE_FUNCTION:
-            return lambda code, *parts: self._bind_function(found(code, *parts), code)
+            return lambda code, *parts: self._bind_function(value(code, *parts), code)
         if self._source_map and name == upstream.FIND_BUILTIN_TYPE:
-            return lambda kind: self._code if kind == "CodeType" else found(kind)
-        return found
+            return lambda kind: self._make_code if kind == "CodeType" else value(kind)
+        return value
 
-    def _bind_class(self, made: type) -> type:
+    def _bind_class(self, cls: type) -> type:
         """Let the host's `__main__` have a class of the script under its name, so that what the
         function pickles can name it."""
-        if made.__module__ in MAIN:
-            self._bind_name(made.__qualname__, made)
-        return made
+        if cls.__module__ in MAIN:
+            self._bind_name(cls.__qualname__, cls)
+        return cls
 
-    def _bind_function(self, made: FunctionType, code: CodeType) -> FunctionType:
-        if made.__globals__ is self._main and made.__name__ == code.co_name:
-            self._bind_name(code.co_qualname, made)
-        return made
+    def _bind_function(self, func: FunctionType, code: CodeType) -> FunctionType:
+        if func.__globals__ is self._main and func.__name__ == code.co_name:
+            self._bind_name(code.co_qualname, func)
+        return func
 
-    def _bind_name(self, name: str, made: object) -> None:
+    def _bind_name(self, name: str, value: object) -> None:
         if self._main is not None and name.isidentifier() and not hasattr(builtins, name):
-            self._main.setdefault(name, made)
+            self._main.setdefault(name, value)
 
     def persistent_load(self, pid: Any) -> object:
         """Return what stands for an object that was left out of the pickle."""
@@ -247,6 +247,6 @@ class CallUnpickler(pickle.Unpickler):
             self._main["__file__"] = map_path(file, self._source_map)
         return self._main
 
-    def _code(self, *parts: Any) -> CodeType:
+    def _make_code(self, *parts: Any) -> CodeType:
         code = CodeType(*parts)
         return code.replace(co_filename=map_path(code.co_filename, self._source_map))

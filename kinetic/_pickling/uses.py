@@ -1,4 +1,5 @@
-"""What objects use: the code in a function, its globals, what decorators have wrapped.
+"""What objects use: the code in a function, its globals and annotations, what decorators have
+wrapped.
 
 In: live objects, whose own code is not run. Out: what is pickled along with them.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from types import (
@@ -19,8 +21,9 @@ from types import (
 )
 from typing import Any
 
-from kinetic._pickling.annotations import read_annotations
-
+HAS_LAZY_ANNOTATIONS = sys.version_info >= (3, 14)
+"""Whether annotations are code that runs when somebody asks (PEP 649). It may name what is only
+there for type checkers."""
 MOST_DECORATORS = 32
 SHELL = "the notebook's shell"
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")
@@ -58,6 +61,22 @@ def sets_globals(func: FunctionType) -> bool:
     """Return whether a function assigns to a global."""
     steps = (step for code in walk_code(func.__code__) for step in dis.get_instructions(code))
     return any(step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for step in steps)
+
+
+def read_annotations(obj: FunctionType | type) -> dict[str, Any]:
+    """Return an object's own annotations by name; as text if one of them cannot be evaluated."""
+    if not HAS_LAZY_ANNOTATIONS:
+        own = vars(obj) if isinstance(obj, type) else {"__annotations__": obj.__annotations__}
+        annotations: dict[str, Any] = own.get("__annotations__", {})
+        return annotations
+    from annotationlib import Format, get_annotations  # type: ignore[import-not-found,unused-ignore]
+
+    for form in (Format.VALUE, Format.STRING):
+        try:
+            return dict(get_annotations(obj, format=form))
+        except Exception:  # noqa: BLE001 - it is the user's code
+            continue
+    return {}
 
 
 def find_wrapped(obj: Any) -> Any:
