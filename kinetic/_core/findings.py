@@ -30,14 +30,12 @@ class Finding:
         level: how serious it is.
         detail: what was found, and what it means.
         remedy: what to do; "" if there is nothing to do.
-        fixable: whether `kinetic doctor --fix` repairs it.
     """
 
     check: str
     level: Level
     detail: str
     remedy: str = ""
-    fixable: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -49,11 +47,11 @@ def ok(check: str, detail: str) -> Finding:
     return Finding(check, Level.OK, detail)
 
 
-def warn(check: str, detail: str, remedy: str, *, fixable: bool = False) -> Finding:
+def warn(check: str, detail: str, remedy: str) -> Finding:
     """Return a warning."""
-    return Finding(check, Level.WARN, detail, remedy, fixable)
+    return Finding(check, Level.WARN, detail, remedy)
 
 
-def problem(check: str, detail: str, remedy: str = "", *, fixable: bool = False) -> Finding:
+def problem(check: str, detail: str, remedy: str = "") -> Finding:
     """Return a finding that stops something from working."""
-    return Finding(check, Level.PROBLEM, detail, remedy, fixable)
+    return Finding(check, Level.PROBLEM, detail, remedy)

@@ -1,4 +1,4 @@
-"""The doctor: findings from facts, and facts and repairs on stores that were left in a mess."""
+"""The doctor: what it says of machines and settings, and of stores that were left in a mess."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from kinetic._backends.local import launcher
-from kinetic._client.doctor import checks, examination, facts, leftovers
-from kinetic._client.doctor.checks import Machine, StoreFolder, ZygoteStart
-from kinetic._client.doctor.examination import repair
-from kinetic._client.doctor.leftovers import LocalJob, Process, Scrap, Traces
+from kinetic._client.doctor import examination, leftovers, probes
+from kinetic._client.doctor.leftovers import Process
+from kinetic._client.doctor.probes import Machine, StoreFolder
 from kinetic._compile.topologies import WITHOUT_LIBTPU, TpuCompiler
 from kinetic._config import settings
 from kinetic._core import layout
@@ -63,7 +62,12 @@ def levels(*found: Finding) -> list[str]:
 def test_whether_the_compiler_of_tpus_runs_here(
     machine: Machine, compiler: TpuCompiler | PreflightError, level: str, said: str
 ) -> None:
-    found = checks.tpu_compiler(machine, compiler)
+    def find() -> TpuCompiler:
+        if isinstance(compiler, PreflightError):
+            raise compiler
+        return compiler
+
+    found = probes.tpu_compiler(machine, find)
     assert (str(found.level), said in found.detail) == (level, True)
 
 
@@ -73,10 +77,10 @@ def test_whether_the_compiler_of_tpus_runs_here(
 def test_a_machine_in_order() -> None:
     assert set(
         levels(
-            *checks.versions(MACHINE, has_cluster=False),
-            checks.memory(MACHINE, SLICES),
-            checks.namespaces(MACHINE),
-            checks.loopback(MACHINE),
+            *probes.versions(MACHINE, has_cluster=False),
+            probes.memory(MACHINE, SLICES),
+            probes.namespaces(MACHINE),
+            probes.loopback(MACHINE),
         )
     ) == {"ok"}
 
@@ -94,11 +98,11 @@ def test_a_machine_in_order() -> None:
     ],
 )
 def test_versions(machine: Machine, expected: list[str]) -> None:
-    assert levels(*checks.versions(machine, has_cluster=False)) == expected
+    assert levels(*probes.versions(machine, has_cluster=False)) == expected
 
 
 def test_a_mac_with_a_cluster_is_in_order() -> None:
-    found = checks.versions(MAC, has_cluster=True)
+    found = probes.versions(MAC, has_cluster=True)
     assert levels(*found) == ["ok"] * 4
     assert "This is macOS" in found[1].detail
 
@@ -115,7 +119,7 @@ def test_a_mac_with_a_cluster_is_in_order() -> None:
     ],
 )
 def test_memory_says_which_slices_fit(available: int | None, level: str, words: str) -> None:
-    found = checks.memory(replace(MACHINE, available_bytes=available), SLICES)
+    found = probes.memory(replace(MACHINE, available_bytes=available), SLICES)
     assert found.level == level
     assert words in found.detail
 
@@ -133,7 +137,7 @@ def test_memory_says_which_slices_fit(available: int | None, level: str, words: 
     ],
 )
 def test_processors_say_which_slices_are_sensible(cpus: int | None, words: str) -> None:
-    found = checks.processors(replace(MACHINE, cpus=cpus), SLICES)
+    found = probes.processors(replace(MACHINE, cpus=cpus), SLICES)
     assert found.level == "ok"
     assert words in found.detail
 
@@ -149,12 +153,12 @@ def test_a_quota_leaves_fewer_processors(tmp_path: Path, quota: str, most: int |
 
 
 def test_namespaces() -> None:
-    assert checks.namespaces(replace(MACHINE, namespaces=None)).level == "ok"
-    assert checks.namespaces(replace(MACHINE, namespaces=False)).level == "warn"
+    assert probes.namespaces(replace(MACHINE, namespaces=None)).level == "ok"
+    assert probes.namespaces(replace(MACHINE, namespaces=False)).level == "warn"
 
 
 def test_a_machine_whose_programs_cannot_talk_to_each_other() -> None:
-    found = checks.loopback(replace(MACHINE, loopback_fault="Network is unreachable"))
+    found = probes.loopback(replace(MACHINE, loopback_fault="Network is unreachable"))
     assert found.level == "problem"
     assert "ip link set lo up" in found.remedy
 
@@ -175,86 +179,24 @@ def test_a_machine_whose_programs_cannot_talk_to_each_other() -> None:
     ],
 )
 def test_the_store(folder: StoreFolder, expected: list[str]) -> None:
-    found = checks.store(folder)
+    found = probes.store(folder)
     assert levels(*found) == expected
     assert all(f.remedy for f in found if f.level is not Level.OK)
 
 
 def test_a_folder_beside_the_store_of_the_settings_is_not_called_the_store() -> None:
-    (found,) = checks.store(StoreFolder("/s"), "ray+http://head:8265")
+    (found,) = probes.store(StoreFolder("/s"), "ray+http://head:8265")
     assert found.check == "local store"
     assert found.detail.endswith("jobs of your settings are kept in ray+http://head:8265.")
 
 
 def test_a_store_of_somebody_else_is_not_made_yours() -> None:
-    (found,) = checks.store(StoreFolder("/s", is_mine=False))
+    (found,) = probes.store(StoreFolder("/s", is_mine=False))
     assert found.remedy == "set KINETIC_STORE to a folder of your own."
-
-
-def test_the_zygote() -> None:
-    assert checks.zygote(None).level == "ok"
-    assert "with JAX" in checks.zygote(ZygoteStart(("numpy", "jax"), "", 0.5)).detail
-    assert (
-        checks.zygote(ZygoteStart((), "it ended with code 1:\nImportError", 0.5)).level == "problem"
-    )
 
 
 # -- leftovers -------------------------------------------------------------------------------------
 
-DONE = LocalJob("job-1", 0.0, has_verdict=True, goes_on=False, left=("/s/work",))
-RUNS = LocalJob("job-2", 0.0, has_verdict=False, goes_on=True)
-LOST = LocalJob("job-3", 0.0, has_verdict=False, goes_on=False, left=("/s/3/work", "/s/3/socket"))
-
-
-def test_what_runs_is_left_alone() -> None:
-    traces = Traces((RUNS,), (Process(7, "agent 0", "job-2", 900.0),))
-    assert (leftovers.orphans(traces), leftovers.strays(traces), leftovers.removable(traces)) == (
-        (),
-        (),
-        (),
-    )
-    assert levels(*leftovers.check(traces)) == ["ok"]
-
-
-def test_what_was_killed_is_found() -> None:
-    traces = Traces((DONE, RUNS, LOST), damaged=(("/s/refs/x.json", "garbage"),))
-    assert leftovers.orphans(traces) == ("job-3",)
-    assert [path for _, path in leftovers.removable(traces)] == [
-        "/s/work",
-        "/s/3/work",
-        "/s/3/socket",
-    ]
-    found = leftovers.check(traces)
-    assert [(f.check, str(f.level), f.fixable) for f in found] == [
-        ("records", "warn", False),
-        ("orphans", "warn", True),
-        ("leftovers", "warn", True),
-    ]
-
-
-def test_a_job_with_a_living_process_keeps_its_files() -> None:
-    traces = Traces(
-        (LOST,), (Process(7, "agent 0", "job-3", 900.0), Process(8, "agent 1", "job-3", 1.0))
-    )
-    assert leftovers.removable(traces) == ()
-    assert [p.pid for p in leftovers.strays(traces)] == [7]
-    stray = next(f for f in leftovers.check(traces) if f.check == "processes")
-    assert (stray.level, stray.remedy) == (Level.PROBLEM, "kill -9 7")
-
-
-def test_processes_of_other_stores_are_not_ours() -> None:
-    assert leftovers.strays(Traces((LOST,), (Process(7, "agent 0", "job-9", 900.0),))) == ()
-
-
-@pytest.mark.parametrize(
-    ("age_s", "is_write", "goes"),
-    [(59, False, False), (61, False, True), (61, True, False), (3601, True, True)],
-)
-def test_what_is_young_stays(age_s: float, is_write: bool, goes: bool) -> None:
-    assert bool(leftovers.removable(Traces(scraps=(Scrap("/t/x", age_s, is_write),)))) is goes
-
-
-# -- facts and repairs -----------------------------------------------------------------------------
 
 NOW = 2_000_000_000.0
 
@@ -278,45 +220,54 @@ def job(store: LocalStore, job_id: str, *, left: bool = True, age_s: float = 360
     return ref
 
 
-def test_a_submission_that_was_killed_before_its_reference_is_tidied_up(store: LocalStore) -> None:
+def probe(store: LocalStore, *processes: Process) -> dict[str, Finding]:
+    return {f.check: f for f in leftovers.probe(store, NOW, lambda: iter(processes))}
+
+
+def test_a_store_in_order(store: LocalStore) -> None:
+    assert probe(store)["leftovers"].detail == "None: 0 jobs of this machine, all in order."
+
+
+def test_a_submission_that_was_killed_before_its_reference(store: LocalStore) -> None:
     for job_id, age_s in (("job-00000001", 90.0), ("job-00000002", 9.0)):
         store.put(layout.JobKeys(job_id).plan, b"{}")
         os.utime(store.path(layout.JobKeys(job_id).prefix), (NOW - age_s, NOW - age_s))
-    traces = facts.traces(store, NOW)
-    old = store.path(layout.JobKeys("job-00000001").prefix)
-    assert leftovers.removable(traces) == (("", str(old)),)
-    assert [(found.check, found.fixable) for found in leftovers.check(traces)] == [
-        ("leftovers", True)
-    ]
-    assert repair(store, traces, lambda: NOW) == [f"{old} is removed."]
-    assert list(store.parts(layout.JOBS)) == ["job-00000002"]
+    found = probe(store)["leftovers"]
+    assert found.detail == "1 submission ended before the job began: job-00000001."
+    assert "kinetic jobs prune" in found.remedy
 
 
-def test_a_mess_is_found_and_tidied_up(store: LocalStore, tmp_path: Path) -> None:
-    job(store, "job-00000001")
-    store.put(
-        layout.HostKeys("job-00000001", 1, 0).report,
-        json.dumps(HostReport(0, Exit.RAISED, detail="no").to_json()).encode(),
-    )
+@pytest.mark.parametrize(("age_s", "is_old"), [(3599, False), (3601, True)])
+def test_a_write_that_was_never_finished(store: LocalStore, age_s: int, is_old: bool) -> None:
+    write = Path(store.uri) / ".tmp" / "1-a"
+    write.parent.mkdir(parents=True, exist_ok=True)
+    write.touch()
+    os.utime(write, (NOW - age_s, NOW - age_s))
+    assert (probe(store)["leftovers"].remedy == f"rm -r {write}") is is_old
+
+
+def test_a_job_whose_supervisor_was_killed_is_judged_by_whoever_asks_for_it(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = job(store, "job-00000001")
+    report = HostReport(0, Exit.RAISED, detail="no")
+    store.put(layout.HostKeys(ref.job_id, 1, 0).report, json.dumps(report.to_json()).encode())
     store.put(layout.JobKeys("job-00000002").ref, b"garbage")
-    (Path(store.uri) / ".tmp" / "1-a").touch()
-    os.utime(Path(store.uri) / ".tmp" / "1-a", (NOW - 9000, NOW - 9000))
-    traces = facts.traces(store, NOW)
-    assert leftovers.orphans(traces) == ("job-00000001",)
-    assert {Path(p).name for _, p in leftovers.removable(traces)} == {
-        "work",
-        "socket",
-        "supervisor.json",
-        "1-a",
+    stray = Process(7, "agent 0", ref.job_id, 900.0)
+    others = (Process(8, "agent 1", ref.job_id, 1.0), Process(9, "agent 0", "job-9", 900.0))
+    found = probe(store, stray, *others)
+    assert {check: str(f.level) for check, f in found.items()} == {
+        "records": "warn",
+        "orphans": "warn",
+        "processes": "problem",
     }
-    assert [Path(path).name for path, _ in traces.damaged] == ["job-00000002.json"]
-    done = repair(store, traces, lambda: NOW)
-    assert "job-00000001 is judged: failed." in done
-    assert len(done) == 5
-    after = facts.traces(store, NOW)
-    assert (leftovers.orphans(after), leftovers.removable(after)) == ((), ())
-    assert store.has(layout.JobKeys("job-00000001").outcome)
-    assert repair(store, after, lambda: NOW) == []
+    assert "job-00000002.json cannot be read" in found["records"].detail
+    assert found["processes"].remedy == "kill -9 7"
+    store.delete(layout.JobKeys("job-00000002").ref)
+    monkeypatch.setenv("KINETIC_STORE", store.uri)
+    call(["jobs", "wait", ref.job_id])
+    assert store.has(layout.JobKeys(ref.job_id).outcome)
+    assert [*probe(store)] == ["leftovers"]
 
 
 def test_a_job_that_runs_or_begins_is_left_alone(store: LocalStore) -> None:
@@ -335,19 +286,8 @@ def test_a_job_that_runs_or_begins_is_left_alone(store: LocalStore) -> None:
         os._exit(0)
     try:
         assert os.read(reader, 1) == b"x"
-        traces = facts.traces(store, NOW)
-        assert [j.job_id for j in traces.jobs if j.goes_on] == ["job-00000001", "job-00000002"]
-        assert leftovers.removable(traces) == ()
-        lost = replace(
-            traces,
-            jobs=tuple(
-                replace(j, goes_on=False, left=(str(lock.parent / "work"),))
-                for j in traces.jobs[1:]
-            ),
-        )
-        # it came to life between the look and the repair
-        assert repair(store, lost, lambda: NOW) == []
-        assert (lock.parent / "work").is_dir()
+        agents = (Process(n, "agent 0", f"job-0000000{n}", 900.0) for n in (1, 2))
+        assert probe(store, *agents)["leftovers"].level == "ok"
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
@@ -366,19 +306,21 @@ def test_folders_of_sockets_are_known_by_whether_somebody_listens(
     with socket.socket(socket.AF_UNIX) as live:
         live.bind(str(tmp_path / "tmp/kinetic-live/socket"))
         live.listen()
-        found = {Path(s.path).name for s in facts.traces(store, NOW).scraps}
-    assert found == {"kinetic-dead", "kinetic-empty"}
+        for folder in (tmp_path / "tmp").iterdir():
+            os.utime(folder, (NOW - 61, NOW - 61))
+        found = probe(store)["leftovers"].remedy
+    assert {Path(path).name for path in found.split()[2:]} == {"kinetic-dead", "kinetic-empty"}
 
 
 def test_a_folder_is_looked_at_before_it_exists(tmp_path: Path) -> None:
-    seen = facts.folder(tmp_path / "a" / "b")
+    seen = probes.read_folder(tmp_path / "a" / "b")
     assert seen.free_bytes
     assert seen == StoreFolder(
         str(tmp_path / "a" / "b"), exists=False, mode=0, free_bytes=seen.free_bytes
     )
     (tmp_path / "file").touch()
-    assert not facts.folder(tmp_path / "file" / "x").writable
-    assert not facts.folder(tmp_path / "file").is_folder
+    assert not probes.read_folder(tmp_path / "file" / "x").writable
+    assert not probes.read_folder(tmp_path / "file").is_folder
 
 
 def test_the_zygote_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +339,7 @@ def test_the_zygote_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the start of a zygote, and on a machine in order."""
     monkeypatch.setenv("KINETIC_PRELOAD", "off")
-    monkeypatch.setattr(facts, "machine", lambda: MACHINE)
+    monkeypatch.setattr(probes, "read_machine", lambda: MACHINE)
 
 
 @pytest.mark.usefixtures("quick")
@@ -477,22 +419,3 @@ def test_a_variable_that_looks_like_one_of_a_setting_is_a_finding(
     monkeypatch.setenv("KINETIC_BACKND", "ray")
     call(["doctor"])
     assert "Nothing reads KINETIC_BACKND." in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("quick")
-def test_fix_says_what_it_did(capsys: pytest.CaptureFixture[str], home: Path) -> None:
-    store = LocalStore(home)
-    ref = job(store, "job-00000001")
-    old = time.time() - 3600
-    store.put(
-        layout.JobKeys(ref.job_id).ref, json.dumps(replace(ref, created_at=old).to_json()).encode()
-    )
-    for path in store.path("jobs/job-00000001/local").iterdir():
-        os.utime(path, (old, old))
-    assert call(["doctor"]) == 0
-    assert "--fix" in capsys.readouterr().err
-    assert call(["doctor", "--fix"]) == 0
-    out = capsys.readouterr().out
-    assert "job-00000001 is judged: failed." in out
-    assert "work is removed." in out
-    assert "None: 1 job of this machine" in out

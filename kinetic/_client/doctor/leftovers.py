@@ -1,44 +1,42 @@
-"""What jobs left behind on this machine: from facts to findings. Pure.
+"""What jobs left behind on this machine: jobs without a verdict, processes, files, damaged records.
 
-In: facts about jobs, files and processes, as `facts` gathers them; the time. Out: `Finding`s, and
-what may be removed.
+Nothing is repaired here: whoever looks at an orphaned job judges it, and `kinetic jobs prune`
+removes records.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from kinetic._backends import registry
+from kinetic._backends.base import Processes
+from kinetic._core import layout
 from kinetic._core.findings import Finding, ok, problem, warn
+from kinetic._core.outcome import Outcome
+from kinetic._core.place import Place
+from kinetic._core.plan import Plan
+from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
-from kinetic.errors import name_some
+from kinetic._store import index
+from kinetic._store.local import LocalStore
+from kinetic._store.many import has_many
+from kinetic._system import locks, processes
+from kinetic.errors import KineticError, NotFound, UnsupportedVersion, name_some
 
 SETTLED_S = 60.0
 """Anything younger may belong to a job that is just beginning or ending."""
 UNFINISHED_S = 3600.0
 """A write that has not grown for this long is abandoned."""
+HERE = Place("local")
+"""Where jobs run on this machine."""
 _SHOWN = 3
-
-
-@dataclass(frozen=True)
-class LocalJob:
-    """One job of this machine.
-
-    Attributes:
-        job_id: its id.
-        created_at: seconds since the epoch.
-        has_verdict: whether it is judged.
-        goes_on: whether its supervisor is alive, or may be starting.
-        left: files and folders that only a running job has, if it does not run.
-    """
-
-    job_id: str
-    created_at: float
-    has_verdict: bool
-    goes_on: bool
-    left: tuple[str, ...] = ()
-
-    @property
-    def orphaned(self) -> bool:
-        """Whether no process is left to judge it."""
-        return not self.has_verdict and not self.goes_on
+_TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host (\d+))?")
 
 
 @dataclass(frozen=True)
@@ -51,134 +49,166 @@ class Process:
     age_s: float
 
 
-@dataclass(frozen=True)
-class Scrap:
-    """A temporary file or folder: where it is, how long it has been unchanged, and whether it is an
-    unfinished write of the store."""
+def probe(
+    store: LocalStore, now: float, list_processes: Callable[[], Iterator[Process]] | None = None
+) -> list[Finding]:
+    """Look for what jobs left in the store, among the processes and among temporary files.
 
-    path: str
-    age_s: float
-    is_write: bool = False
-
-
-@dataclass(frozen=True)
-class Traces:
-    """Everything that jobs left here.
-
-    Attributes:
-        jobs: of this store and this machine.
-        processes: of jobs, on this machine; also those of other stores.
-        scraps: temporary files and folders.
-        damaged: unreadable records: where they are, and what is wrong.
+    Args:
+        store: of this machine.
+        now: seconds since the epoch.
+        list_processes: those of jobs; for tests.
     """
-
-    jobs: tuple[LocalJob, ...] = ()
-    processes: tuple[Process, ...] = ()
-    scraps: tuple[Scrap, ...] = ()
-    damaged: tuple[tuple[str, str], ...] = ()
-
-
-def orphans(traces: Traces) -> tuple[str, ...]:
-    """Jobs without a supervisor and without a verdict."""
-    return tuple(job.job_id for job in traces.jobs if job.orphaned)
-
-
-def strays(traces: Traces) -> tuple[Process, ...]:
-    """Processes of jobs of this store that should have ended with their job."""
-    ended = {job.job_id for job in traces.jobs if not job.goes_on}
-    return tuple(p for p in traces.processes if p.job_id in ended and p.age_s >= SETTLED_S)
-
-
-def removable(traces: Traces) -> tuple[tuple[str, str], ...]:
-    """Files and folders that are no longer needed: the job that they belong to ("" for none), and
-    the path."""
-    busy = {process.job_id for process in traces.processes}
-    of_jobs = [
-        (job.job_id, path)
-        for job in traces.jobs
-        if not job.goes_on and job.job_id not in busy
-        for path in job.left
-    ]
-    scraps = [
-        ("", s.path)
-        for s in traces.scraps
-        if s.age_s >= (UNFINISHED_S if s.is_write else SETTLED_S)
-    ]
-    return tuple(of_jobs + scraps)
-
-
-def check(traces: Traces) -> list[Finding]:
-    """Report what was left."""
-    found = [*_report_damage(traces), *_report_orphans(traces), *_strays(traces), *_scraps(traces)]
-    return found or [
-        ok(
-            "leftovers",
-            f"None: {_count_noun(len(traces.jobs), 'job')} of this machine, all in order.",
-        )
-    ]
-
-
-def _report_damage(traces: Traces) -> list[Finding]:
-    return [
+    refs, damaged = _read_references(store)
+    damaged += [fault for ref in refs for fault in _find_damage(store, ref)]
+    findings = [
         warn(
             "records",
             f"{path} cannot be read: {fault}",
             "Remove the file if you do not need what is left in it.",
         )
-        for path, fault in traces.damaged
+        for path, fault in damaged
     ]
-
-
-def _report_orphans(traces: Traces) -> list[Finding]:
-    ids = orphans(traces)
-    if not ids:
-        return []
-    detail = (
-        f"{_count_noun(len(ids), 'job')} ended without a verdict, because the supervisor was "
-        f"killed: {name_some(ids, _SHOWN)}."
-    )
-    return [
-        warn(
-            "orphans",
-            detail,
-            "`kinetic doctor --fix` judges them by what their hosts reported.",
-            fixable=True,
+    here = [ref for ref in refs if ref.backend == HERE.backend]
+    ended, orphans = _find_ended(store, here, now)
+    if orphans:
+        text = f"{_count(len(orphans), 'job')} ended without a verdict, because the supervisor was "
+        findings.append(
+            warn(
+                "orphans",
+                f"{text}killed: {name_some(orphans, _SHOWN)}.",
+                "`kinetic jobs wait ID` judges one by what its hosts reported.",
+            )
         )
+    strays = [
+        process
+        for process in (list_processes or _list_processes)()
+        if process.job_id in ended and process.age_s >= SETTLED_S
     ]
-
-
-def _strays(traces: Traces) -> list[Finding]:
-    found = strays(traces)
-    if not found:
-        return []
-    named = [f"{p.role} of {p.job_id}, process {p.pid}" for p in found]
-    pids = " ".join(str(p.pid) for p in found)
-    return [
-        problem(
-            "processes",
-            f"Processes of jobs that have ended still run: {name_some(named, _SHOWN)}.",
-            f"kill -9 {pids}",
+    if strays:
+        named = [f"{p.role} of {p.job_id}, process {p.pid}" for p in strays]
+        findings.append(
+            problem(
+                "processes",
+                f"Processes of jobs that have ended still run: {name_some(named, _SHOWN)}.",
+                f"kill -9 {' '.join(str(p.pid) for p in strays)}",
+            )
         )
-    ]
+    if unfinished := list(_find_unfinished(store, now)):
+        text = f"{_count(len(unfinished), 'submission')} ended before the job began: "
+        remedy = "`kinetic jobs prune` removes them."
+        findings.append(warn("leftovers", f"{text}{name_some(unfinished, _SHOWN)}.", remedy))
+    if scraps := [*_find_writes(store, now), *_find_socket_folders(now)]:
+        text = f"Temporary files that nobody uses any more: {name_some(scraps, _SHOWN)}."
+        findings.append(warn("leftovers", text, f"rm -r {' '.join(scraps)}"))
+    in_order = f"None: {_count(len(here), 'job')} of this machine, all in order."
+    return findings or [ok("leftovers", in_order)]
 
 
-def _scraps(traces: Traces) -> list[Finding]:
-    paths = [path for _job, path in removable(traces)]
-    if not paths:
-        return []
-    detail = (
-        f"{_count_noun(len(paths), 'temporary file or folder', 'temporary files or folders')} "
-        "of jobs that have ended or never began: "
-    )
-    return [
-        warn(
-            "leftovers",
-            f"{detail}{name_some(paths, _SHOWN)}.",
-            "`kinetic doctor --fix` removes them.",
-            fixable=True,
-        )
-    ]
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _count_noun(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
+def _read_references(store: LocalStore) -> tuple[list[JobRef], list[tuple[str, str]]]:
+    refs, damaged = [], []
+    for job_id in index.ids(store):
+        try:
+            refs.append(index.find(store, job_id))
+        except NotFound:
+            continue  # removed since
+        except KineticError as fault:
+            damaged.append((str(store.path(layout.JobKeys(job_id).ref)), str(fault)))
+    return refs, damaged
+
+
+def _find_damage(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
+    keys = layout.JobKeys(ref.job_id)
+    for key, read in ((keys.plan, Plan.read), (keys.outcome, Outcome.read)):
+        try:
+            read(store.get(key))
+        except (NotFound, UnsupportedVersion):
+            continue
+        except (KineticError, TypeError, AttributeError) as fault:
+            yield str(store.path(key)), str(fault)
+
+
+def _find_ended(
+    store: LocalStore, refs: Sequence[JobRef], now: float
+) -> tuple[set[str], list[str]]:
+    """Return the jobs that no process runs any more, and those of them without a verdict."""
+    backend = registry.make(HERE, store)
+    outcomes = {ref.job_id: layout.JobKeys(ref.job_id).outcome for ref in refs}
+    judged = has_many(store, list(outcomes.values()))
+    open_jobs = [ref for ref in refs if outcomes[ref.job_id] not in judged]
+    statuses = backend.status(open_jobs) if open_jobs else {}
+    ended: set[str] = set()
+    for ref in refs:
+        status = statuses.get(ref.job_id)
+        has_ended = status is None or (status.phase.ended and now - ref.created_at >= SETTLED_S)
+        runs = isinstance(backend, Processes) and backend.processes(ref) is not None
+        if has_ended and not runs:
+            ended.add(ref.job_id)
+    return ended, [ref.job_id for ref in open_jobs if ref.job_id in ended]
+
+
+def _find_unfinished(store: LocalStore, now: float) -> Iterator[str]:
+    """Jobs whose submission was killed before it wrote their reference."""
+    for job_id in sorted(set(store.parts(layout.JOBS)).difference(index.ids(store))):
+        folder = store.path(layout.JobKeys(job_id).prefix)
+        with contextlib.suppress(OSError):
+            is_held = locks.is_record_held(folder / "local" / "lock")
+            if not is_held and now - folder.lstat().st_mtime >= SETTLED_S:
+                yield job_id
+
+
+def _find_writes(store: LocalStore, now: float) -> Iterator[str]:
+    """Writes of the store that were never finished."""
+    with contextlib.suppress(OSError):
+        for entry in (Path(store.uri) / ".tmp").iterdir():
+            if now - entry.lstat().st_mtime >= UNFINISHED_S:
+                yield str(entry)
+
+
+def _find_socket_folders(now: float) -> Iterator[str]:
+    """Folders that supervisors made because their job's path was too long for a socket, and in
+    which no process listens."""
+    for entry in Path(tempfile.gettempdir()).glob("kinetic-*"):
+        with contextlib.suppress(OSError):
+            facts = entry.lstat()
+            is_mine = facts.st_uid == os.geteuid() and entry.is_dir() and not entry.is_symlink()
+            if (
+                is_mine
+                and now - facts.st_mtime >= SETTLED_S
+                and {p.name for p in entry.iterdir()} <= {"socket"}
+                and not _listens(entry / "socket")
+            ):
+                yield str(entry)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(1.0)
+        try:
+            caller.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True  # unknown: assume it does
+        return True
+
+
+def _list_processes() -> Iterator[Process]:
+    """List the processes of jobs that belong to this user."""
+    for pid in processes.all_pids():
+        with contextlib.suppress(OSError):
+            if processes.owner(pid) != os.geteuid():
+                continue
+            command = processes.command_line(pid).replace(b"\0", b" ").decode(errors="replace")
+            if title := _TITLE.match(command):
+                role = title[1] if title[3] is None else f"{title[1]} {title[3]}"
+                yield Process(pid, role, title[2], processes.age_s(pid))
+                continue
+            pairs = (each.partition(b"=") for each in processes.environ(pid).split(b"\0"))
+            environ = {name: value for name, _, value in pairs}
+            if job_id := environ.get(b"KINETIC_JOB_ID", b"").decode(errors="replace"):
+                yield Process(pid, "a program of the function", job_id, processes.age_s(pid))

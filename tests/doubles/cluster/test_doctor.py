@@ -14,8 +14,8 @@ from doubles.cluster.fake import FakeCluster
 from doubles.cluster.kinds import CHECKPOINT_CONFIGURATIONS, CSI_DRIVERS, DEVICE_CLASSES
 from doubles.gcs import Double, serving
 from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, MULTI_TIER_DRIVER
-from kinetic._client.doctor import examination, facts
-from kinetic._client.doctor.checks import Machine, StoreAccess
+from kinetic._client.doctor import examination, probes
+from kinetic._client.doctor.probes import Machine
 from kinetic.cli.root import call
 
 MACHINE = Machine("linux", (3, 11, 7), {"jax": "0.7.1"}, 16 << 30, namespaces=True, cpus=2)
@@ -26,7 +26,7 @@ OF_CLUSTERS = {"cluster", "JobSet", "rights", "service account", "node pools", "
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the start of a zygote, and on a machine in order."""
     monkeypatch.setenv("KINETIC_PRELOAD", "off")
-    monkeypatch.setattr(facts, "machine", lambda: MACHINE)
+    monkeypatch.setattr(probes, "read_machine", lambda: MACHINE)
 
 
 @pytest.fixture
@@ -148,7 +148,8 @@ def test_pods_do_not_reach_a_folder(
 
 
 def test_a_bucket_is_tried_out(bucket: Double) -> None:
-    assert facts.access("gs://bucket/jobs") == StoreAccess("gs://bucket/jobs")
+    (found,) = probes.access("gs://bucket/jobs", has_cluster=True, pods_store="")
+    assert found.level == "ok"
     assert not list(bucket.buckets.names("bucket"))
 
 
@@ -161,23 +162,8 @@ def test_a_bucket_that_is_not_there(bucket: Double, monkeypatch: pytest.MonkeyPa
 
 def test_a_bucket_that_one_may_not_use(bucket: Double) -> None:
     bucket.denied.add("storage.objects.create")
-    assert "storage.objects.create" in facts.access("gs://bucket").fault
-
-
-def test_rules_of_a_bucket_that_delete_what_jobs_need(
-    bucket: Double, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    delete = {"type": "Delete"}
-    bucket.buckets.lifecycle["bucket"] = [{"action": delete, "condition": {"age": 30}}]
-    monkeypatch.setenv("KINETIC_STORE", "gs://bucket/jobs")
-    found = examined()
-    assert found["store access"][0] == "ok"
-    level, said = found["store expiry"]
-    assert (level, "objects after 30 days" in said) == ("warn", True)
-    bucket.denied.add("storage.buckets.get")
-    found = examined()
-    assert found["store access"][0] == "ok"
-    assert "store expiry" not in found
+    (found,) = probes.access("gs://bucket", has_cluster=True, pods_store="")
+    assert "storage.objects.create" in found.detail
 
 
 def test_what_settings_ask_for_in_addition(

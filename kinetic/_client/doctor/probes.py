@@ -1,12 +1,22 @@
-"""The checks of this machine: from facts to findings. Pure.
+"""What `kinetic doctor` looks at on this machine: what is installed, memory, the store, settings.
 
-In: facts, as `facts` gathers them. Out: `Finding`s.
+Each probe returns what it found; what cannot be looked up is unknown, and no probe raises. What
+several probes need is read once: `Machine`, `StoreFolder`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import field
+from pathlib import Path
 
 from kinetic._backends.local.simulation import (
     JAX_HOST_BYTES,
@@ -15,10 +25,15 @@ from kinetic._backends.local.simulation import (
     can_simulate,
     name_system,
 )
-from kinetic._compile.topologies import CONTAINER, WITHOUT_LIBTPU, TpuCompiler
+from kinetic._compile.topologies import CONTAINER, WITHOUT_LIBTPU, TpuCompiler, find_compiler
+from kinetic._core import layout
 from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.values import dataclass
-from kinetic.errors import PreflightError
+from kinetic._store import privacy
+from kinetic._store.open import open_store
+from kinetic._system.machine import available_memory_bytes, loopback_fault, usable_cpus
+from kinetic.errors import KineticError, PreflightError
+from kinetic.version import __version__
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 6)
@@ -30,6 +45,10 @@ NOTHING_BYTES = 100 << 20
 _COMMON_HOSTS = 4
 """The hosts of 16 v6e chips; a machine without room for them is small."""
 _OTHERS = 0o077
+_PACKAGES = ("jax", "keras")
+_UNSHARE = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) != 0)"
+"""CLONE_NEWUSER and CLONE_NEWNS, in a process that ends at once."""
+_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -82,29 +101,68 @@ class StoreFolder:
     refused: str = ""
 
 
-@dataclass(frozen=True)
-class StoreAccess:
-    """The store of jobs, after a test of it.
+def read_machine() -> Machine:
+    """Look at what is installed, and at processors and memory."""
+    known = {"kinetic": __version__} | {name: _version(name) for name in _PACKAGES}
+    return Machine(
+        sys.platform,
+        tuple(sys.version_info[:3]),
+        known,
+        available_memory_bytes(),
+        _namespaces(sys.platform),
+        usable_cpus(),
+        platform.machine(),
+        loopback_fault(),
+    )
 
-    Attributes:
-        uri: its address.
-        is_folder: whether it is a folder of this machine, which `StoreFolder` describes.
-        fault: why a test object could not be written, read and deleted; "" if it could.
-    """
 
-    uri: str
-    is_folder: bool = False
-    fault: str = ""
+def _version(name: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
-@dataclass(frozen=True)
-class ZygoteStart:
-    """The result of starting the process that starts hosts: what it imports, its last words if it
-    failed, how long it took."""
+def _namespaces(system: str) -> bool | None:
+    if system != "linux":
+        return None
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-ISc", _UNSHARE],
+            capture_output=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+        return tried.returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return None
 
-    modules: tuple[str, ...]
-    last_words: str
-    took_s: float
+
+def list_slices() -> dict[str, int]:
+    """Return the number of hosts of every TPU slice, by name."""
+    from kinetic._core.accelerators.catalog import catalog_rows
+
+    return {row.name: row.hosts for row in catalog_rows() if row.kind == "tpu"}
+
+
+def read_folder(path: Path) -> StoreFolder:
+    """Look at the folder of the store, or at the place for it."""
+    there = next((p for p in (path, *path.parents) if p.exists()), path)
+    free = None
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(there).free
+    writable = os.access(there, os.W_OK | os.X_OK)
+    if there != path:
+        return StoreFolder(
+            str(path), exists=False, writable=writable and there.is_dir(), mode=0, free_bytes=free
+        )
+    facts = path.stat()
+    mine, refused = facts.st_uid == os.geteuid(), privacy.fault_of(str(path), facts)
+    return StoreFolder(
+        str(path), True, path.is_dir(), writable, mine, facts.st_mode & 0o7777, free, refused
+    )
 
 
 def versions(machine: Machine, *, has_cluster: bool) -> list[Finding]:
@@ -173,8 +231,13 @@ def _keras(versions: Mapping[str, str | None]) -> Finding:
     )
 
 
-def tpu_compiler(machine: Machine, found: TpuCompiler | PreflightError) -> Finding:
-    """Check whether `kinetic.compile_for` and `compile_check` work here."""
+def tpu_compiler(machine: Machine, find: Callable[[], TpuCompiler] = find_compiler) -> Finding:
+    """Check whether `kinetic.compile_for` and `compile_check` work here; `find` is for tests."""
+    found: TpuCompiler | PreflightError
+    try:
+        found = find()
+    except PreflightError as error:
+        found = error
     check, jax = "compiler", machine.versions.get("jax")
     if (machine.system, machine.arch) != ("linux", "x86_64"):
         return ok(
@@ -320,18 +383,22 @@ def _space(folder: StoreFolder, elsewhere: str) -> list[Finding]:
     return [warn("space", shown, remedy) if free < LITTLE_BYTES else ok("space", shown)]
 
 
-def zygote(tried: ZygoteStart | None) -> Finding:
-    """Check the process that starts hosts."""
-    if tried is None:
+def zygote(machine: Machine, environ: dict[str, str], *, enabled: bool) -> Finding:
+    """Start the process that starts hosts, as a job would, and end it."""
+    if not enabled:
         return ok("zygote", "Not tried: KINETIC_PRELOAD is off.")
-    what = f"The process that starts hosts{' with JAX imported' if 'jax' in tried.modules else ''}"
-    if not tried.last_words:
-        return ok("zygote", f"{what} starts ({tried.took_s:.1f} s).")
-    return problem(
-        "zygote",
-        f"{what} does not start: {tried.last_words}",
-        "Repair this Python environment: no job can run from it.",
-    )
+    from kinetic._backends.local import launcher
+
+    modules = ("numpy", "jax") if machine.versions.get("jax") else ()
+    what = f"The process that starts hosts{' with JAX imported' if 'jax' in modules else ''}"
+    begun = time.monotonic()
+    if last_words := launcher.try_out(modules, environ):
+        return problem(
+            "zygote",
+            f"{what} does not start: {last_words}",
+            "Repair this Python environment: no job can run from it.",
+        )
+    return ok("zygote", f"{what} starts ({time.monotonic() - begun:.1f} s).")
 
 
 def configuration(settings_fault: str, profiles_fault: str, profile: str | None) -> list[Finding]:
@@ -374,27 +441,39 @@ def variables(misspelt: Mapping[str, str]) -> list[Finding]:
     ]
 
 
-def access(store: StoreAccess, *, has_cluster: bool, pods_store: str) -> list[Finding]:
-    """Check that the store of jobs can be used.
+def access(uri: str, *, has_cluster: bool, pods_store: str) -> list[Finding]:
+    """Test a store that is not a folder: write, find and delete a small object. A folder is one
+    that pods do not reach.
 
     Args:
-        store: the result of the test.
+        uri: of the store.
         has_cluster: whether jobs go to a cluster.
         pods_store: the address by which pods reach the store, if it differs; or "".
     """
-    if store.fault:
+    fault = ""
+    try:
+        store = open_store(uri)
+        if store.as_folder() is None:
+            key = f"{layout.PROBES}/{secrets.token_hex(8)}"
+            store.put(key, b"kinetic doctor\n")
+            try:
+                fault = "" if store.has(key) else "what was written is not there."
+            finally:
+                store.delete(key)
+        elif not has_cluster:
+            return []
+        elif pods_store:
+            text = f"Pods use {pods_store}, which cannot be tried from here."
+            return [ok("store access", text)]
+        else:
+            text = f"The pods of a cluster cannot reach the folder {uri}, which is the store."
+            remedy = (
+                "Name a bucket: KINETIC_STORE=gs://BUCKET, or --store of `kinetic profile create`."
+            )
+            return [problem("store access", text, remedy)]
+    except KineticError as error:
+        fault = str(error)
+    if fault:
         remedy = "Check the address and your rights: KINETIC_STORE, or `kinetic profile show`."
-        return [problem("store access", f"{store.uri} cannot be used: {store.fault}", remedy)]
-    if not store.is_folder:
-        return [ok("store access", f"{store.uri} can be written to and read.")]
-    if not has_cluster:
-        return []
-    if pods_store:
-        return [ok("store access", f"Pods use {pods_store}, which cannot be tried from here.")]
-    return [
-        problem(
-            "store access",
-            f"The pods of a cluster cannot reach the folder {store.uri}, which is the store.",
-            "Name a bucket: KINETIC_STORE=gs://BUCKET, or --store of `kinetic profile create`.",
-        )
-    ]
+        return [problem("store access", f"{uri} cannot be used: {fault}", remedy)]
+    return [ok("store access", f"{uri} can be written to and read.")]
