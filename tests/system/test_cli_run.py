@@ -242,7 +242,7 @@ def test_what_is_kept_and_what_is_not(project: Path, kind: str) -> None:
         "kinetic: 2 files that were written in the work folder (2 KiB) will not be kept: lost, "
         "sub/friend.py. " in done.stderr
     )
-    assert os.listdir(out) == ["kept"]
+    assert sorted(os.listdir(out)) == ["CACHEDIR.TAG", "kept"]
     assert (project / "sub/friend.py").read_text() != ""
     assert kn(project, "run", "-a", "cpu", "--", "ls").stdout == "pyproject.toml\nsub\n", (
         "results are not sent"
