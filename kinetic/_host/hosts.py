@@ -30,15 +30,15 @@ class NeedsNewPrograms(Exception):
 
 
 class HostsListener(Protocol):
-    """Who is told what becomes of hosts."""
+    """The leader, as its hosts call it back."""
 
     def on_death(self, index: int, why: str) -> None:
         """The agent of a host has ended."""
         ...
 
     def on_report(self, report: HostReport) -> None:
-        """A host has ended like this that does not say so itself: the only one of a gang, or one
-        that could not begin."""
+        """A host has ended that does not report itself: the only one of its gang, or one that could
+        not begin."""
         ...
 
     def on_change(self) -> None:
@@ -81,13 +81,13 @@ class Hosts(ABC):
 
     @functools.cached_property
     def waiting_room(self) -> WaitingRoom:
-        """Where they wait for their places."""
+        """The room in which agents wait for their places in the next attempt."""
         from kinetic._rpc.waiting_room import WaitingRoom
 
         return WaitingRoom(self, announced=self.announced, leave=self.come_later)
 
     def listen(self, listener: HostsListener) -> None:
-        """From now on tell this one."""
+        """Call this listener back from now on."""
         self._listener = listener
 
     # -- who is there ------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Hosts(ABC):
         """
 
     def close(self, informed: Collection[int]) -> None:
-        """The job is over; these know it already."""
+        """Tell agents that the job is over; `informed` are hosts that know it already."""
         self._informed.update(informed)
         self.waiting_room.close()
 
@@ -182,10 +182,10 @@ class Hosts(ABC):
 
     @abstractmethod
     def note_gone(self, index: int, *, is_taken_away: bool) -> None:
-        """The gang says that its agent has ended, or is about to."""
+        """Note that the gang says that the agent of a host has ended, or is about to."""
 
     def note_late(self, indices: Collection[int]) -> None:
-        """These should wait for their places by now: who does not is taken for gone."""
+        """Take those of these hosts for gone that do not wait for their places yet."""
         for index in indices:
             if not self.are_ready([index]):
                 self.note_gone(index, is_taken_away=False)
@@ -232,19 +232,20 @@ class ForkedHosts(Hosts):
         self._attempt = attempt
 
     def are_ready(self, indices: Collection[int]) -> bool:
-        """Those that do not stay: when the last ones are gone, whose ends are not theirs."""
+        """Whether all of these can take part in the next attempt. Agents that do not stay are
+        forked anew, once the last ones were reaped: their ends are not those of the next."""
         return super().are_ready(indices) if self.stay else not self._agents.pids
 
     def may_write(self, index: int) -> bool:
-        """Not once it has been reaped."""
+        """Whether this host's agent may still write to the log; not once it was reaped."""
         return index in self._agents.pids.values() and super().may_write(index)
 
     def all_gone(self) -> bool:
-        """Whether all have been reaped."""
+        """Whether all agents have been reaped."""
         return not self._agents.pids
 
     def give(self, places: Mapping[int, HostAssignment]) -> None:
-        """To agents that stay; others are forked with theirs."""
+        """Give places to agents that stay; fork those that do not, with their places."""
         if self.stay:
             super().give(places)
             return
@@ -256,13 +257,13 @@ class ForkedHosts(Hosts):
                 self._die(index, f"its agent could not be started: {error}.")
 
     def end(self, indices: Collection[int]) -> None:
-        """Kill them, and count their next start."""
+        """Kill these agents with all that is below them; their next start counts."""
         self._agents.end(indices)
         for index in indices if self.stay else ():
             self.waiting_room.expect_next(index)
 
     def restart(self, indices: Collection[int]) -> None:
-        """Fork all of them anew; those that do not stay, when they have their places."""
+        """Fork agents that stay anew; others are forked when they have their places."""
         self.end(indices)
         for index in indices:
             if self.stay:
@@ -270,14 +271,14 @@ class ForkedHosts(Hosts):
             self._dead.discard(index)
 
     def await_death(self, limit_s: float) -> bool:
-        """By SIGCHLD."""
+        """Wait for SIGCHLD or SIGTERM; return whether SIGCHLD came in time."""
         came = self._agents.await_signal(limit_s) if self.alone else None
         if came == signal.SIGTERM:
             signal.raise_signal(came)
         return came == signal.SIGCHLD
 
     def reap(self) -> None:
-        """From their wait statuses."""
+        """Tell the listener how agents have ended, by their wait statuses."""
         for index, status in self._agents.dead():
             delivered = read_delivered_code(status) is not None
             report = None
@@ -294,19 +295,19 @@ class ForkedHosts(Hosts):
         self._listener.on_change()
 
     def note_gone(self, index: int, *, is_taken_away: bool) -> None:
-        """Its wait status tells it."""
+        """Do nothing: the wait status of the agent will say so."""
 
     def take_away(self) -> None:
-        """Send SIGTERM."""
+        """Send SIGTERM to the agents."""
         self._agents.signal(signal.SIGTERM)
 
     def connect(self) -> None:
-        """Send SIGCONT."""
+        """Send SIGCONT to an agent that is alone: it connects now."""
         if self.alone:
             self._agents.signal(signal.SIGCONT)
 
     def kill(self, indices: Collection[int] | None = None) -> None:
-        """Send SIGKILL."""
+        """Send SIGKILL to the agents of these hosts."""
         self._agents.signal(signal.SIGKILL, indices)
 
 
@@ -329,17 +330,17 @@ class JoinedHosts(ForkedHosts):
         return super().all_gone() and not waiting
 
     def end(self, indices: Collection[int]) -> None:
-        """Others end with their gang."""
+        """Kill the own agent if it is one of these; the others end with their gang."""
         super().end([index for index in indices if index not in self._others])
 
     def restart(self, indices: Collection[int]) -> None:
-        """Fork the own agent anew."""
+        """Fork the own agent anew; whoever started the other programs must start them again."""
         if self._is_incomplete or not self._others.isdisjoint(self._dead):
             raise NeedsNewPrograms
         super().restart([index for index in indices if index not in self._others])
 
     def note_gone(self, index: int, *, is_taken_away: bool) -> None:
-        """Nobody starts it again alone."""
+        """Note that the hosts are incomplete: nobody starts one of them again alone."""
         self._is_incomplete |= is_taken_away or index in self._others
 
 
@@ -354,29 +355,29 @@ class RemoteHosts(Hosts):
         self._hosts = hosts
 
     def all_gone(self) -> bool:
-        """Whether all have been told, or are dead."""
+        """Whether all hosts know that nothing follows, or are dead."""
         return (self._informed | self._dead).issuperset(range(self._hosts))
 
     def end(self, indices: Collection[int]) -> None:
-        """Their gang tells them to end their workers; the agents stay."""
+        """Do nothing: the gang tells the agents to end their workers, and they stay."""
 
     def restart(self, indices: Collection[int]) -> None:
-        """The cluster starts those that are dead."""
+        """Do nothing: the cluster starts dead hosts again."""
 
     def reap(self) -> None:
-        """The coordinator sees their connections."""
+        """Do nothing: the coordinator sees the connections of the hosts."""
 
     def take_away(self) -> None:
-        """Only the head's machine is."""
+        """Do nothing: the head's machine is taken away, not those of the hosts."""
 
     def kill(self, indices: Collection[int] | None = None) -> None:
-        """They end when their leader is gone."""
+        """Do nothing: the hosts end when their leader is gone."""
 
     def note_gone(self, index: int, *, is_taken_away: bool) -> None:
-        """It comes back as another start."""
+        """Count the host as dead until it comes back as another start."""
         self._dead.add(index)
 
     def on_enter(self, index: int) -> None:
-        """Whoever waits is there."""
+        """Count a host that waits for its place as alive."""
         self._dead.discard(index)
         super().on_enter(index)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,7 @@ from kinetic._core.gang.blame import RETURNED
 from kinetic._core.gang.messages import Activity, Heartbeat, HostView
 from kinetic._core.outcome import HostReport, program_code
 from kinetic._core.plan import Plan
-from kinetic._host.agent import memory, ports, workspace
+from kinetic._host.agent import memory, workspace
 from kinetic._host.agent.exit_report import Moment, ending_of
 from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, open_tees
@@ -113,7 +114,7 @@ class Agent:
         if not self._alone:
             self._link.start()
         self._prepare()
-        self._ports, self._address = ports.reserve(self._who)
+        self._ports, self._address = _reserve_ports(self._who)
         self._link.join(self._address, lambda: self._started_at)
         self._tell(self._machine.on_prepared, failed=self._end is not None)
         try:
@@ -441,3 +442,21 @@ class Agent:
         self._selector.close()
         for port in self._ports:
             port.close()
+
+
+def _reserve_ports(who: Identity) -> tuple[list[socket.socket], str]:
+    """Return how the other hosts reach this one; the leader also reserves a port for JAX, and one
+    for other frameworks.
+
+    The sockets stay bound without listening until the end: frameworks bind the same port with
+    SO_REUSEPORT or SO_REUSEADDR, and the kernel gives it to no other process.
+    """
+    if who.host != 0:
+        return [], who.address
+    ports = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(2)]
+    for port in ports:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            port.setsockopt(socket.SOL_SOCKET, option, 1)
+        port.bind((who.address if who.simulated else "", 0))
+    numbers = ",".join(str(port.getsockname()[1]) for port in ports)
+    return ports, f"{who.address}:{numbers}"
