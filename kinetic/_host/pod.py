@@ -125,7 +125,7 @@ def _ask_leader(who: Identity, start_timeout_s: float) -> int:
 
     from kinetic._rpc.client import ControlClient
 
-    give_up_at, is_new = time.monotonic() + start_timeout_s, True
+    give_up_at, reason = time.monotonic() + start_timeout_s, ""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # Also for gRPC's threads.
     while True:
         if signal.SIGTERM in signal.sigpending():
@@ -136,6 +136,8 @@ def _ask_leader(who: Identity, start_timeout_s: float) -> int:
         except CoordinatorLost as error:
             if time.monotonic() >= give_up_at:
                 raise
-            if is_new:
-                sys.stderr.write(f"kinetic.runner: host {who.host} waits for its leader: {error}\n")
-            is_new = False
+            if str(error) != reason:
+                reason = str(error)
+                sys.stderr.write(
+                    f"kinetic.runner: host {who.host} waits for its leader: {reason}\n"
+                )
