@@ -336,11 +336,6 @@ def temporary_folders(environ: Environ | None = None) -> tuple[Path, ...]:
     return tuple(map(Path, (*named, "/tmp", "/var/tmp", "/dev/shm")))
 
 
-def environ_without(prefix: str) -> dict[str, str]:
-    """Return the environment for a program that must not see variables with this prefix."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(prefix)}
-
-
 def _first(name: str, env: Environ, flags: Mapping[str, Any], profile: _Profile) -> Setting | None:
     row = _ROWS[name]
     if flags.get(name) is not None:
