@@ -132,7 +132,8 @@ class BoardWatch:
             self._list = JobList(self._list.version + 1, tuple(self._rows.values()), trouble)
         used_s = time.thread_time() - began_s
         is_reading = any(not self._rows[ref.job_id].standing.state for ref in self._open)
-        pause_s = used_s if is_reading else max(self.every_s, SHARE * used_s)
+        # Each poll of one page reads; those of several pages share what one of them has read.
+        pause_s = used_s if is_reading else max(self.every_s / 2, SHARE * used_s)
         self._next_at = time.monotonic() + pause_s
 
     def _list_jobs(self) -> None:
