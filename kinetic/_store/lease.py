@@ -37,8 +37,6 @@ _POLL_S = 0.5
 
 _own: dict[str, Owner | None] = {}
 """What this process owns: its own record locks do not keep it out, and looking would free them."""
-_leases: set[Lease] = set()
-"""Those of this process, until they end."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,6 @@ class Lease:
             self._place.free(remove=False)
             raise
         self._is_mine = True
-        _leases.add(self)
         if self._place.counts:
             count = functools.partial(count_up, self._beat, self._ended, BEAT_S)
             threading.Thread(target=count, name="kinetic-lease", daemon=True).start()
@@ -173,12 +170,6 @@ class Lease:
                 mine = self._place.read()[0]
                 self._place.free(remove=mine is not None and mine.token == self._me.token)
 
-    def abandon(self) -> None:
-        """Unlock without a word, as the end of this process would."""
-        with self._end() as was_mine:
-            if was_mine:
-                self._place.free(remove=False)
-
     @contextlib.contextmanager
     def _end(self) -> Iterator[bool]:
         """End to count up: one that does so now would write over the next owner. Yield whether this
@@ -186,7 +177,6 @@ class Lease:
         self._ended.set()
         with self._writing:
             was_mine, self._is_mine = self._is_mine, False
-            _leases.discard(self)
             yield was_mine
 
     def _beat(self, number: int) -> bool:
@@ -318,12 +308,6 @@ class InFolder:
             os.close(self._fd)
             self._fd = -1
             _own.pop(self._name, None)
-
-
-def abandon() -> None:
-    """End all leases of this process, whose owners have ended without releasing them."""
-    for lease in list(_leases):
-        lease.abandon()
 
 
 class InStore:

@@ -266,7 +266,7 @@ def test_a_bucket_has_one_owner_until_that_is_silent():
     assert InStore(store).read()[0] is None
 
 
-def test_an_owner_that_is_abandoned_writes_nothing_over_the_next_one():
+def test_an_owner_that_has_released_writes_nothing_over_the_next_one():
     """Its thread may be about to count up."""
     renews, goes_on = threading.Event(), threading.Event()
 
@@ -283,7 +283,7 @@ def test_an_owner_that_is_abandoned_writes_nothing_over_the_next_one():
     beat.start()
     renews.wait(PATIENCE_S)
     threading.Timer(0.2, goes_on.set).start()
-    lease.abandon()
+    first.release()
     second = in_store(store, "job-1", "b")
     second.acquire()
     beat.join(PATIENCE_S)
