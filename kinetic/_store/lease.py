@@ -1,10 +1,10 @@
-"""What one process at a time may do: write a folder of checkpoints, submit a batch.
+"""The right to write a folder of checkpoints, which one process has at a time.
 
-In: a folder, its URI or a key, who asks. Out: a lease, or an error that names the owner.
-
-In a folder the record's file is locked for as long as its owner lives: the kernel frees it however
-that ends. Where other machines may write as well, a lock of one kernel says little: there, and in
-buckets, the owner counts up a number in the record, and one that does not count any more is gone.
+One record names the owner: its job, process, machine and a beat, a number that it counts up while
+it lives. An owner whose record has not changed for `SILENT_S` is gone. In a folder of this machine
+the record's file is locked, too, and no beat is needed: the kernel frees the lock however its owner
+ends. Each beat replaces the one before only: an owner that was suspended writes nothing over its
+successor's record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core.values import dataclass
-from kinetic._store.base import Store, Swaps
+from kinetic._store.base import Swaps
 from kinetic._system import locks, machine
 from kinetic.errors import CheckpointError, CheckpointInUse, KineticError, NotFound
 
@@ -231,8 +231,8 @@ class InFolder:
         counts: whether an owner that is not locked out has to count up.
     """
 
-    def __init__(self, folder: Path, name: str = RECORD) -> None:
-        self._path = folder / name
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / RECORD
         self._name = f"{os.getpid()} {os.path.realpath(self._path)}"  # A fork holds no such lock.
         self._fd = -1
         self.counts = machine.is_shared_folder(folder)
@@ -315,10 +315,8 @@ class InStore:
 
     counts = True
 
-    def __init__(self, store: Swaps, key: str = KEY) -> None:
+    def __init__(self, store: Swaps) -> None:
         self._store = store
-        self._key = key
-        self._name = f"{os.getpid()} {store.uri} {key}"
 
     def take(self) -> bool:
         """Nothing can be locked."""
@@ -327,15 +325,10 @@ class InStore:
     def read(self) -> tuple[Owner | None, Any]:
         """Return the record, and its content, which `replace` takes."""
         try:
-            content = self._store.get(self._key)
+            content = self._store.get(KEY)
         except NotFound:
             return None, None
         return _parse_owner(content), content
-
-    def is_held(self) -> bool | None:
-        """Whether an owner lives, as far as it is this process; None where only its counting
-        tells."""
-        return True if self._name in _own else None
 
     def is_there(self) -> bool:
         """The thread that counts up looks."""
@@ -344,44 +337,28 @@ class InStore:
     def replace(self, seen: Any, owner: Owner) -> bool:
         """Write if the object is still what was seen: one of several wins."""
         content = _encode_owner(owner)
-        if not (
-            self._store.put(self._key, content, if_absent=True)
-            if seen is None
-            else self._store.swap(self._key, seen, content)
-        ):
-            return False
-        _own[self._name] = owner
-        return True
+        if seen is None:
+            return self._store.put(KEY, content, if_absent=True)
+        return self._store.swap(KEY, seen, content)
 
     def renew(self, before: Owner, owner: Owner) -> bool:
         """Write if the object is what this process has written last; return whether it is: an
         owner that was suspended must not write over the next one."""
-        return self._store.swap(self._key, _encode_owner(before), _encode_owner(owner))
+        return self._store.swap(KEY, _encode_owner(before), _encode_owner(owner))
 
     def free(self, *, remove: bool) -> None:
         """With `remove`, delete the object."""
-        _own.pop(self._name, None)
         if remove:
-            self._store.delete(self._key)
+            self._store.delete(KEY)
 
 
 def place_of(directory: str) -> InFolder | InStore:
-    """Return where the record of a folder or URI lies."""
-    if "://" in directory and not directory.startswith("file://"):
-        from kinetic._store.open import open_store
+    """Return the record of a folder or URI."""
+    if "://" not in directory or directory.startswith("file://"):
+        return InFolder(Path(directory.removeprefix("file://")))
+    from kinetic._store.open import open_store
 
-        return _in_store(open_store(directory), KEY)
-    return InFolder(Path(directory.removeprefix("file://")))
-
-
-def place_in(store: Store, key: str) -> InFolder | InStore:
-    """Return the place of a record of this key."""
-    if (folder := store.as_folder()) is None:
-        return _in_store(store, key)
-    return InFolder((folder / key).parent, key.rpartition("/")[2])
-
-
-def _in_store(store: Store, key: str) -> InStore:
+    store = open_store(directory)
     if not isinstance(store, Swaps):
         raise CheckpointError(f"The store {store.uri} cannot hold a lease.")
-    return InStore(store, key)
+    return InStore(store)
