@@ -1,11 +1,9 @@
 """A store in a folder of a Ray cluster's head, reached through the cluster's dashboard alone.
 
-In: keys and bytes. Out: bytes.
-
 The folder lies below the head's logs, which the dashboard shows: reading needs nothing but the
-cluster. What changes something is sent to the keeper of the folder (`_host.ray.keeper`), a program
-on the head, which does it as `LocalStore` does; so all promises are those of a folder. It lives as
-long as the head.
+cluster. What changes something is a request to the store server (`_host.ray.store_server`), a
+program on the head, which does it as `LocalStore` does; so all promises are those of a folder. It
+lives as long as the head.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from kinetic._ray import address, keepers
+from kinetic._ray import address, store_servers
 from kinetic._ray.jobs_api import JobsApi
-from kinetic._store import files, ray_mail
+from kinetic._store import files, ray_protocol
 from kinetic._store.base import Entry, check_key
 from kinetic._store.transfer import open_stream
 from kinetic.errors import (
@@ -37,11 +35,11 @@ from kinetic.errors import (
 )
 
 PART_BYTES = 8 << 20
-"""Of larger content, one letter takes as much: each lies in the memory of the control store."""
+"""Of larger content, one request takes as much: each lies in the memory of the control store."""
 ANSWERED_WITHIN_S = 60.0
 _SEND_AGAIN_S = 1.0
 _LOOK_AFTER_S = 5.0
-"""Of silence, after which the keeper may be gone."""
+"""Of silence, after which the store server may be gone."""
 _LOOK_AGAIN_S = 25.0
 """Time for one that was started again."""
 _AT_ONCE = 8
@@ -114,19 +112,19 @@ class RayStore:
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the keys below the prefix, sorted; "" is the whole store."""
-        place = _place(prefix) if prefix else ray_mail.CONTENT
+        place = _place(prefix) if prefix else ray_protocol.CONTENT
         return iter(self._walk(place))
 
     def parts(self, prefix: str) -> Iterator[str]:
         """Yield the next part of all keys that have parts below the prefix and that one."""
         found = self._list(f"{glob.escape(_place(prefix))}/*")
         names = (PurePosixPath(each).name for each in found if each.endswith("/"))
-        yield from sorted(filter(ray_mail.is_whole_part, names))
+        yield from sorted(filter(ray_protocol.is_whole_part, names))
 
     def _walk(self, place: str) -> Sequence[str]:
         found = self._list(f"{glob.escape(place)}/**/*")
-        keys = [each.removeprefix(f"{ray_mail.CONTENT}/") for each in found if each[-1] != "/"]
-        return sorted(ray_mail.key_of(key) for key in keys if not key.startswith(".tmp/"))
+        keys = [each.removeprefix(f"{ray_protocol.CONTENT}/") for each in found if each[-1] != "/"]
+        return sorted(ray_protocol.key_of(key) for key in keys if not key.startswith(".tmp/"))
 
     def _read(self, key: str, write: Callable[[bytes], object]) -> None:
         is_there = False
@@ -162,14 +160,14 @@ class RayStore:
             self._head = max(heads, key=lambda node: node.is_alive).node_id
         return self._head
 
-    # --- what the keeper does
+    # --- what the store server does
 
     def put(
         self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
     ) -> bool:
         """Write bytes, the content of a local file, or parts from an iterator; return whether this
         call wrote."""
-        path = ray_mail.path_of(key)
+        path = ray_protocol.path_of(key)
         with open_stream(data) as stream:
             size_bytes = stream.seek(0, io.SEEK_END)
             stream.seek(0)
@@ -186,35 +184,35 @@ class RayStore:
 
     def delete(self, prefix: str) -> int:
         """Delete the key and everything below it; return how many objects were deleted."""
-        return int(self._ask({"do": "delete", "prefix": ray_mail.path_of(prefix)}))
+        return int(self._ask({"do": "delete", "prefix": ray_protocol.path_of(prefix)}))
 
     def renew(self, key: str) -> bool:
         """Return whether the key exists; it counts as written now."""
-        return bool(self._ask({"do": "renew", "key": ray_mail.path_of(key)}))
+        return bool(self._ask({"do": "renew", "key": ray_protocol.path_of(key)}))
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield what `list` yields, with sizes and times."""
-        for path, *rest in self._ask({"do": "entries", "prefix": ray_mail.path_of(prefix)}):
-            yield Entry(ray_mail.key_of(path), *rest)
+        for path, *rest in self._ask({"do": "entries", "prefix": ray_protocol.path_of(prefix)}):
+            yield Entry(ray_protocol.key_of(path), *rest)
 
     def swap(self, key: str, old: bytes, new: bytes) -> bool:
         """Write `new` if the content of the key is `old`; return whether this call wrote."""
-        request = {"do": "swap", "key": ray_mail.path_of(key), "old_bytes": len(old)}
+        request = {"do": "swap", "key": ray_protocol.path_of(key), "old_bytes": len(old)}
         return bool(self._ask(request, old + new))
 
-    def _ask(self, request: ray_mail.Request, data: bytes = b"") -> Any:
-        # By their names the keeper knows the order of one writer's letters.
-        letter = f"{time.time_ns():016x}{os.urandom(8).hex()}"
+    def _ask(self, request: ray_protocol.Request, data: bytes = b"") -> Any:
+        # By their names the store server knows the order of one writer's requests.
+        request_id = f"{time.time_ns():016x}{os.urandom(8).hex()}"
         with _translate_errors("write", self._uri):
-            package = ray_mail.pack_request(request, data)
-            self._send_package(ray_mail.package_name(letter), package)
-            answer = self._await_answer(letter)
-        if "error" in answer:
-            raise _ERRORS.get(answer["error"], StoreError)(answer["message"])
-        return answer["value"]
+            package = ray_protocol.pack_request(request, data)
+            self._send_package(ray_protocol.package_name(request_id), package)
+            response = self._await_response(request_id)
+        if "error" in response:
+            raise _ERRORS.get(response["error"], StoreError)(response["message"])
+        return response["value"]
 
     def _send_package(self, name: str, package: bytes) -> None:
-        """Send it, again while the dashboard does not answer: it is the same letter, and what a
+        """Send it, again while the dashboard does not answer: it is the same request, and what a
         function returned after days must not be lost for the trouble of a moment."""
         give_up_at = self._clock() + ANSWERED_WITHIN_S
         while True:
@@ -225,35 +223,35 @@ class RayStore:
                     raise
             self._sleep(_SEND_AGAIN_S)
 
-    def _look_for_answer(self, letter: str) -> Sequence[str] | StoreError:
-        """Return the names of its answer, of which there is one at most; why the dashboard does not
-        tell, where it does not: the keeper may have the letter all the same."""
+    def _find_response(self, request_id: str) -> Sequence[str] | StoreError:
+        """Return the names of its response, of which there is one at most; where the dashboard does
+        not answer, why: the store server may have the request all the same."""
         try:
-            return self._list(f"{ray_mail.ANSWERS}/{letter}=*")
+            return self._list(f"{ray_protocol.RESPONSES}/{request_id}=*")
         except StoreError as error:
             return error
 
-    def _await_answer(self, letter: str) -> dict[str, Any]:
+    def _await_response(self, request_id: str) -> dict[str, Any]:
         asked_at = self._clock()
         look_at = asked_at + _LOOK_AFTER_S
         died = ""
         polls = iter(_POLLS_S)
         pause_s = 0.0
         while True:
-            found = self._look_for_answer(letter)
+            found = self._find_response(request_id)
             for name in () if isinstance(found, StoreError) else found:
-                told, answer = ray_mail.read_answer_name(PurePosixPath(name).name)
+                told, response = ray_protocol.read_response_name(PurePosixPath(name).name)
                 if not told:
                     parts = self._api.read_log(self._find_head(), name)
-                    answer = json.loads(b"".join(parts))
-                return dict(answer)
+                    response = json.loads(b"".join(parts))
+                return dict(response)
             now = self._clock()
             if now > asked_at + ANSWERED_WITHIN_S:
                 silence = StoreError(_explain_silence(self._uri, died))
                 raise found if isinstance(found, StoreError) else silence
             if now > look_at:
                 with suppress(BackendUnavailable):
-                    died = keepers.revive_keeper(self._api) or died
+                    died = store_servers.revive_server(self._api) or died
                 look_at = now + (_LOOK_AGAIN_S if died else _LOOK_AFTER_S)
             pause_s = next(polls, pause_s)
             self._sleep(pause_s)
@@ -262,19 +260,19 @@ class RayStore:
 def _explain_silence(uri: str, died: str) -> str:
     if died:
         return (
-            f"The keeper of the store {uri} ended ({died}), and does not answer since it was "
+            f"The server of the store {uri} ended ({died}), and does not answer since it was "
             "started again. `ray job logs` of the job of this name says more; the next write "
             "tries again."
         )
     return (
-        f"The keeper of the store {uri} does not answer. Either the head of the Ray cluster is "
-        "overloaded: try again later; or the keeper hangs: `ray job stop` its job "
-        "(kinetic-keeper-…), and the next write starts it again."
+        f"The server of the store {uri} does not answer. Either the head of the Ray cluster is "
+        "overloaded: try again later; or the store server hangs: `ray job stop` its job "
+        "(kinetic-store-server-…), and the next write starts it again."
     )
 
 
 def _place(key: str) -> str:
-    return f"{ray_mail.CONTENT}/{ray_mail.path_of(key)}"
+    return f"{ray_protocol.CONTENT}/{ray_protocol.path_of(key)}"
 
 
 @contextmanager

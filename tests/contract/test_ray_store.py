@@ -14,13 +14,13 @@ from urllib.parse import unquote
 import pytest
 import test_store
 
-from kinetic._host.ray import keeper as keeper_module
-from kinetic._host.ray.keeper import Keeper
+from kinetic._host.ray import store_server as server_module
+from kinetic._host.ray.store_server import StoreServer
 from kinetic._ray.address import connect
 from kinetic._ray.jobs_api import RayJob, RayNode
-from kinetic._ray.keepers import MODULE, ensure_keeper
+from kinetic._ray.store_servers import MODULE, ensure_server
 from kinetic._store import ray as ray_store
-from kinetic._store import ray_mail
+from kinetic._store import ray_protocol
 from kinetic._store.base import pause_of
 from kinetic._store.local import LocalStore
 from kinetic._store.open import open_store
@@ -53,7 +53,7 @@ def many():
 def store(ray_store_turn) -> Iterator[RayStore]:
     api = connect(ray_store_turn.address)
     runs = f"{sys.executable} -m {MODULE}"
-    ensure_keeper(api, runs, {"env_vars": {"PYTHONPATH": str(ROOT)}})
+    ensure_server(api, runs, {"env_vars": {"PYTHONPATH": str(ROOT)}})
     opened = RayStore(f"ray+{ray_store_turn.address}", api=api)
     for top in {key.partition("/")[0] for key in opened.list("")}:
         opened.delete(top)
@@ -97,15 +97,15 @@ def test_it_is_looked_into_as_often_as_it_keeps_up_with(tmp_path):
     assert pause_of(LocalStore(tmp_path), 0.1, 0.5) == 0.5
 
 
-def test_one_keeper_is_enough(store):
-    assert ensure_keeper(store._api, "false", {}) is False
+def test_one_store_server_is_enough(store):
+    assert ensure_server(store._api, "false", {}) is False
 
 
-# --- the keeper itself, without a cluster
+# --- the store server itself, without a cluster
 
 
-class Letters(dict):
-    """A post box in memory."""
+class Requests(dict):
+    """A packages box in memory."""
 
     def names(self) -> list[str]:
         return sorted(self)
@@ -116,26 +116,28 @@ class Letters(dict):
     def discard(self, name: str) -> None:
         self.pop(name, None)
 
-    def send(self, letter: str, request: dict, data: bytes = b"") -> None:
-        self[ray_mail.package_name(letter)] = ray_mail.pack_request(request, data)
+    def send(self, request_id: str, request: dict, data: bytes = b"") -> None:
+        self[ray_protocol.package_name(request_id)] = ray_protocol.pack_request(request, data)
 
 
-def answers(folder: Path) -> dict[str, object]:
-    found = (folder / ray_mail.ANSWERS).iterdir()
-    return {each.name.partition("=")[0]: ray_mail.read_answer_name(each.name)[1] for each in found}
+def responses(folder: Path) -> dict[str, object]:
+    found = (folder / ray_protocol.RESPONSES).iterdir()
+    return {
+        each.name.partition("=")[0]: ray_protocol.read_response_name(each.name)[1] for each in found
+    }
 
 
-def test_a_keeper_answers_what_it_does_not_understand(tmp_path):
-    post = Letters()
-    post.send("1", {"do": "fly"})
-    post.send("2", {"do": "append", "upload": "../up"}, b"x")
-    post.send("3", {"do": "put", "key": "a/../../b", "if_absent": False})
-    post[ray_mail.package_name("4")] = b"no letter"
-    assert Keeper(tmp_path, post).work() == 4
-    assert post == {}
-    found = answers(tmp_path)
+def test_a_store_server_answers_what_it_does_not_understand(tmp_path):
+    packages = Requests()
+    packages.send("1", {"do": "fly"})
+    packages.send("2", {"do": "append", "upload": "../up"}, b"x")
+    packages.send("3", {"do": "put", "key": "a/../../b", "if_absent": False})
+    packages[ray_protocol.package_name("4")] = b"no request"
+    assert StoreServer(tmp_path, packages).work() == 4
+    assert packages == {}
+    found = responses(tmp_path)
     assert found.keys() == {"1", "2", "3", "4"}
-    assert list((tmp_path / ray_mail.CONTENT).rglob("*")) == []
+    assert list((tmp_path / ray_protocol.CONTENT).rglob("*")) == []
 
 
 @pytest.mark.parametrize(
@@ -149,43 +151,45 @@ def test_a_keeper_answers_what_it_does_not_understand(tmp_path):
         b"5",
     ],
 )
-def test_no_letter_ends_a_keeper(tmp_path, package):
-    post = Letters({ray_mail.package_name("bad"): package, "kinetic-mail-../../x.zip": package})
-    post.send("good", {"do": "put", "key": "a", "if_absent": False}, b"content")
-    assert Keeper(tmp_path, post).work() == 3
-    assert post == {}
-    assert answers(tmp_path).keys() == {"bad", "good"}
+def test_no_request_ends_a_store_server(tmp_path, package):
+    packages = Requests(
+        {ray_protocol.package_name("bad"): package, "kinetic-request-../../x.zip": package}
+    )
+    packages.send("good", {"do": "put", "key": "a", "if_absent": False}, b"content")
+    assert StoreServer(tmp_path, packages).work() == 3
+    assert packages == {}
+    assert responses(tmp_path).keys() == {"bad", "good"}
 
 
-def test_a_letter_that_comes_twice_is_answered_once(tmp_path):
-    """The dashboard is asked again if its answer was lost; and keepers are killed."""
-    post, request = Letters(), {"do": "put", "key": "a", "if_absent": True}
+def test_a_request_that_comes_twice_is_answered_once(tmp_path):
+    """The dashboard is asked again if its response was lost; and store servers are killed."""
+    packages, request = Requests(), {"do": "put", "key": "a", "if_absent": True}
     for _ in range(2):
-        post.send("1", request, b"content")
-        assert Keeper(tmp_path, post).work() == 1
-    assert answers(tmp_path) == {"1": {"value": True}}
-    for letter in ("2", "3"):
-        post.send(letter, {"do": "append", "upload": "u", "at": 0}, b"ab")
-        post.send(f"{letter}0", {"do": "append", "upload": "u", "at": 2}, b"cd")
-    Keeper(tmp_path, post).work()
-    assert (tmp_path / ray_mail.UPLOADS / "u").read_bytes() == b"abcd"
+        packages.send("1", request, b"content")
+        assert StoreServer(tmp_path, packages).work() == 1
+    assert responses(tmp_path) == {"1": {"value": True}}
+    for request_id in ("2", "3"):
+        packages.send(request_id, {"do": "append", "upload": "u", "at": 0}, b"ab")
+        packages.send(f"{request_id}0", {"do": "append", "upload": "u", "at": 2}, b"cd")
+    StoreServer(tmp_path, packages).work()
+    assert (tmp_path / ray_protocol.UPLOADS / "u").read_bytes() == b"abcd"
 
 
 def test_a_part_whose_predecessors_were_removed_is_refused(tmp_path):
     """... and leaves no hole in what is stored: whoever sends it may have slept."""
-    post = Letters()
-    post.send("1", {"do": "append", "upload": "u", "at": 2}, b"cd")
-    post.send("2", {"do": "put", "key": "a", "if_absent": True, "upload": "u"})
-    keeper = Keeper(tmp_path, post)
-    keeper.work()
-    first, second = sorted((tmp_path / ray_mail.ANSWERS).iterdir())
+    packages = Requests()
+    packages.send("1", {"do": "append", "upload": "u", "at": 2}, b"cd")
+    packages.send("2", {"do": "put", "key": "a", "if_absent": True, "upload": "u"})
+    server = StoreServer(tmp_path, packages)
+    server.work()
+    first, second = sorted((tmp_path / ray_protocol.RESPONSES).iterdir())
     assert "send it again" in (first.name + first.read_text())
     assert '"StoreError"' in unquote(second.name) + second.read_text()
-    assert not list(LocalStore(tmp_path / ray_mail.CONTENT).list(""))
+    assert not list(LocalStore(tmp_path / ray_protocol.CONTENT).list(""))
 
 
-def test_a_full_disk_is_answered_and_ends_no_keeper(tmp_path, monkeypatch):
-    """A long answer is the content of a file, for which there is no room either."""
+def test_a_full_disk_is_answered_and_ends_no_store_server(tmp_path, monkeypatch):
+    """A long response is the content of a file, for which there is no room either."""
 
     def refuse(path, content):
         if content:
@@ -196,22 +200,22 @@ def test_a_full_disk_is_answered_and_ends_no_keeper(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise StoreFull("The store is full: " + "x" * 200)
 
-    post = Letters()
-    keeper = Keeper(tmp_path, post)
+    packages = Requests()
+    server = StoreServer(tmp_path, packages)
     monkeypatch.setattr(Path, "write_bytes", refuse)
-    monkeypatch.setattr(keeper._store, "put", fail)
-    monkeypatch.setattr(keeper, "_append", lambda *_: refuse(tmp_path, b"part"))
-    post.send("1", {"do": "put", "key": "a", "if_absent": False}, b"content")
-    post.send("2", {"do": "append", "upload": "u", "at": 0}, b"part")
-    assert keeper.work() == 2
-    assert post == {}
-    assert [told["error"] for told in answers(tmp_path).values()] == ["StoreFull", "StoreFull"]
-    assert list((tmp_path / ray_mail.UPLOADS).iterdir()) == []
+    monkeypatch.setattr(server._store, "put", fail)
+    monkeypatch.setattr(server, "_append", lambda *_: refuse(tmp_path, b"part"))
+    packages.send("1", {"do": "put", "key": "a", "if_absent": False}, b"content")
+    packages.send("2", {"do": "append", "upload": "u", "at": 0}, b"part")
+    assert server.work() == 2
+    assert packages == {}
+    assert [told["error"] for told in responses(tmp_path).values()] == ["StoreFull", "StoreFull"]
+    assert list((tmp_path / ray_protocol.UPLOADS).iterdir()) == []
 
 
-def test_a_keeper_without_letters_looks_ever_more_seldom(tmp_path, monkeypatch):
-    """200 looks a second, for ten seconds after each letter, were work for the control store."""
-    keeper, looked_at = Keeper(tmp_path, Letters()), []
+def test_a_store_server_without_requests_looks_ever_more_seldom(tmp_path, monkeypatch):
+    """200 looks a second, for ten seconds after each request, were work for the control store."""
+    server, looked_at = StoreServer(tmp_path, Requests()), []
 
     class Clock:
         now = 0.0
@@ -229,39 +233,39 @@ def test_a_keeper_without_letters_looks_ever_more_seldom(tmp_path, monkeypatch):
         return clock.now < 1
 
     clock = Clock()
-    monkeypatch.setattr(keeper_module, "time", clock)
-    monkeypatch.setattr(keeper, "tidy", lambda: None)
-    monkeypatch.setattr(keeper, "work", work)
+    monkeypatch.setattr(server_module, "time", clock)
+    monkeypatch.setattr(server, "tidy", lambda: None)
+    monkeypatch.setattr(server, "work", work)
     with pytest.raises(StopIteration):
-        keeper_module._keep(keeper)
+        server_module._keep(server)
     busy = sum(at < 1 for at in looked_at)
     assert busy == pytest.approx(200, rel=0.1)
     assert len(looked_at) - busy < 150
 
 
-def test_a_keeper_takes_up_what_was_sent_while_there_was_none(tmp_path):
-    post = Letters()
-    post.send("1", {"do": "put", "key": "a", "if_absent": True}, b"content")
-    assert Keeper(tmp_path, post).work() == 1
-    assert answers(tmp_path) == {"1": {"value": True}}
-    assert (tmp_path / ray_mail.CONTENT / "a").read_bytes() == b"content"
+def test_a_store_server_takes_up_what_was_sent_while_there_was_none(tmp_path):
+    packages = Requests()
+    packages.send("1", {"do": "put", "key": "a", "if_absent": True}, b"content")
+    assert StoreServer(tmp_path, packages).work() == 1
+    assert responses(tmp_path) == {"1": {"value": True}}
+    assert (tmp_path / ray_protocol.CONTENT / "a").read_bytes() == b"content"
 
 
 def test_answers_that_nobody_reads_are_removed(tmp_path):
-    post = Letters()
-    keeper = Keeper(tmp_path, post)
-    post.send("old", {"do": "delete", "prefix": "a"})
-    keeper.work()
-    (old,) = (tmp_path / ray_mail.ANSWERS).iterdir()
+    packages = Requests()
+    server = StoreServer(tmp_path, packages)
+    packages.send("old", {"do": "delete", "prefix": "a"})
+    server.work()
+    (old,) = (tmp_path / ray_protocol.RESPONSES).iterdir()
     os.utime(old, (time.time() - 3600,) * 2)
-    post.send("new", {"do": "delete", "prefix": "a"})
-    keeper.work()
-    keeper.tidy()
-    assert answers(tmp_path).keys() == {"new"}
+    packages.send("new", {"do": "delete", "prefix": "a"})
+    server.work()
+    server.tidy()
+    assert responses(tmp_path).keys() == {"new"}
 
 
 class Silent:
-    """A dashboard behind which no keeper is."""
+    """A dashboard behind which no store server is."""
 
     address = "http://head:8265"
 
@@ -278,48 +282,48 @@ class Silent:
         return []
 
 
-def test_a_keeper_that_does_not_answer_is_said():
+def test_a_store_server_that_does_not_answer_is_said():
     now = iter(range(0, 10_000, 10))
     store = RayStore(
         "ray+http://head:8265", api=Silent(), sleep=lambda _: None, clock=lambda: next(now)
     )
-    with pytest.raises(StoreError, match=r"keeper .* does not answer.*kinetic-keeper"):
+    with pytest.raises(StoreError, match=r"server of the store .* does not answer.*kinetic-store-server"):
         store.put("a", b"")
 
 
-class Stack(Letters):
-    """... whose newest letter is found first."""
+class Stack(Requests):
+    """... whose newest request is found first."""
 
     def names(self):
         return sorted(self, reverse=True)
 
 
-def test_letters_of_one_writer_are_worked_through_in_order(tmp_path):
-    """One that was given up lies there until the keeper is back."""
+def test_requests_of_one_writer_are_worked_through_in_order(tmp_path):
+    """One that was given up lies there until the store server is back."""
     late, now = Silent(), iter(range(0, 10_000, 10))
-    late.post = Stack()
-    late.put_package = late.post.__setitem__
+    late.packages = Stack()
+    late.put_package = late.packages.__setitem__
     store = RayStore("ray+http://head:8265", api=late, sleep=lambda _: None, clock=now.__next__)
     for content in map(str, range(20)):
         with pytest.raises(StoreError, match="does not answer"):
             store.put("a", content.encode())
-    assert Keeper(tmp_path, late.post).work() == 20
-    assert LocalStore(tmp_path / ray_mail.CONTENT).get("a") == b"19"
+    assert StoreServer(tmp_path, late.packages).work() == 20
+    assert LocalStore(tmp_path / ray_protocol.CONTENT).get("a") == b"19"
 
 
 class Troubled(Silent):
-    """A dashboard that refuses every second call; the keeper behind it works."""
+    """A dashboard that refuses every second call; the store server behind it works."""
 
     def __init__(self, folder):
-        self.post = Letters()
-        self.keeper = Keeper(folder, self.post)
+        self.packages = Requests()
+        self.server = StoreServer(folder, self.packages)
         self.folder = folder
         self.calls = 0
 
     def put_package(self, name, package):
         self._refuse()
-        self.post[name] = package
-        self.keeper.work()
+        self.packages[name] = package
+        self.server.work()
 
     def list_logs(self, node_id, pattern):
         self._refuse(times=5)
@@ -336,7 +340,7 @@ def test_the_trouble_of_a_moment_costs_nothing(tmp_path):
     trouble = Troubled(tmp_path)
     store = RayStore("ray+http://head:8265", api=trouble, sleep=lambda _: None)
     assert store.put("a", b"value", if_absent=True) is True
-    assert LocalStore(tmp_path / ray_mail.CONTENT).get("a") == b"value"
+    assert LocalStore(tmp_path / ray_protocol.CONTENT).get("a") == b"value"
 
 
 def test_a_dashboard_in_lasting_trouble_is_named(tmp_path):
@@ -355,11 +359,11 @@ def test_bad_keys_are_refused_before_anything_is_sent(key):
 
 
 class Forsaken(Silent):
-    """A dashboard whose keeper has ended."""
+    """A dashboard whose store server has ended."""
 
     def __init__(self):
         self.submitted = []
-        self.jobs = [RayJob("kinetic-keeper-1-7", "FAILED", "killed", entrypoint="keep")]
+        self.jobs = [RayJob("kinetic-store-server-1-7", "FAILED", "killed", entrypoint="keep")]
 
     def list(self):
         return self.jobs
@@ -369,14 +373,14 @@ class Forsaken(Silent):
         self.submitted.append(submission)
 
 
-def test_a_keeper_that_has_ended_is_started_again_by_whoever_writes():
+def test_a_store_server_that_has_ended_is_started_again_by_whoever_writes():
     """A job in the middle of its work must not wait for the next one to be submitted."""
     now, dashboard = iter(range(0, 10_000, 10)), Forsaken()
     store = RayStore(
         "ray+http://head:8265", api=dashboard, sleep=lambda _: None, clock=lambda: next(now)
     )
-    with pytest.raises(StoreError, match=r"kinetic-keeper-1-8 FAILED: no module"):
+    with pytest.raises(StoreError, match=r"kinetic-store-server-1-8 FAILED: no module"):
         store.put("a", b"")
     first = dashboard.submitted[0]
-    assert (first.job_id, first.entrypoint) == ("kinetic-keeper-1-8", "keep")
+    assert (first.job_id, first.entrypoint) == ("kinetic-store-server-1-8", "keep")
     assert len(dashboard.jobs) <= 4

@@ -31,7 +31,7 @@ def test_a_good_cluster_has_no_problem():
     found = told(GOOD)
     assert {each.level for each in found.values()} == {Level.OK}
     assert found["ray resources"].detail == "5 nodes with 12 CPU, 16 TPU."
-    assert "keeper runs" in found["store"].detail
+    assert "store server runs" in found["store"].detail
     assert "store" not in told(GOOD, "gs://bucket")
 
 
@@ -55,7 +55,7 @@ def test_an_older_ray_than_the_tested_one_is_said():
     assert "runs Ray 2.9.0" in found.detail
 
 
-def test_a_store_without_its_keeper_is_no_problem():
+def test_a_store_without_its_store_server_is_no_problem():
     found = told(RayFacts("http://head:8265", "", "2.60.0", (HEAD,)))
     assert "starts with the first job" in found["store"].detail
     assert "ray python" not in found

@@ -25,7 +25,7 @@ from kinetic._core.log_format import LogChunk
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
-from kinetic._ray import keepers
+from kinetic._ray import store_servers
 from kinetic._ray.jobs_api import JobsApi, RayJob, secrets_package
 from kinetic._store import cancellation
 from kinetic._store.base import Store
@@ -71,15 +71,15 @@ class RayBackend:
             )
         capacity.check(plan, self._api.nodes(), grows=self._api.can_grow())
         if self._settings.has_store_on_head:
-            self._start_keeper()
+            self._start_store_server()
 
-    def _start_keeper(self) -> None:
-        """The cluster keeps the store: what is written next waits for its keeper."""
+    def _start_store_server(self) -> None:
+        """The cluster keeps the store: what is written next waits for its store server."""
         archive = self._send_kinetic()
         command = submission.entrypoint(
-            self._settings.python, installs=False, module=keepers.MODULE
+            self._settings.python, installs=False, module=store_servers.MODULE
         )
-        keepers.ensure_keeper(self._api, command, submission.environment_of(archive))
+        store_servers.ensure_server(self._api, command, submission.environment_of(archive))
 
     def _send_kinetic(self) -> str:
         blob, data = self._read_archive()

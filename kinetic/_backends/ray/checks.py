@@ -17,9 +17,9 @@ from kinetic._config.settings import Settings
 from kinetic._core.accelerators.catalog import catalog_rows
 from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.values import dataclass
-from kinetic._ray import keepers
+from kinetic._ray import store_servers
 from kinetic._ray.jobs_api import JobsApi, JobsApiLimits, RayNode
-from kinetic._store import ray_mail
+from kinetic._store import ray_protocol
 from kinetic.errors import KineticError, NotFound
 
 TESTED_RAY = (2, 60)
@@ -37,8 +37,8 @@ class RayFacts:
         fault: why it says nothing; "" if it does.
         ray: its version.
         nodes: those that are alive.
-        python: its version, as the keeper of its store has told; "" if none has run yet.
-        has_keeper: whether that runs now.
+        python: its version, as the store server of its store has told; "" if none has run yet.
+        has_server: whether that runs now.
     """
 
     address: str
@@ -46,7 +46,7 @@ class RayFacts:
     ray: str = ""
     nodes: tuple[RayNode, ...] = ()
     python: str = ""
-    has_keeper: bool = False
+    has_server: bool = False
 
 
 def gather(api: JobsApi) -> RayFacts:
@@ -54,7 +54,7 @@ def gather(api: JobsApi) -> RayFacts:
     try:
         version = api.version()
         nodes = tuple(node for node in api.nodes() if node.is_alive)
-        runs = keepers.is_running(api)
+        runs = store_servers.is_running(api)
         python = _ask_python(api, nodes)
     except KineticError as error:
         return RayFacts(api.address, str(error))
@@ -63,10 +63,10 @@ def gather(api: JobsApi) -> RayFacts:
 
 def _ask_python(api: JobsApi, nodes: Iterable[RayNode]) -> str:
     head = next((node.node_id for node in nodes if node.is_head), "")
-    if not head or ray_mail.KEEPER not in api.list_logs(head, ray_mail.KEEPER):
+    if not head or ray_protocol.SERVER not in api.list_logs(head, ray_protocol.SERVER):
         return ""
     try:
-        told = json.loads(b"".join(api.read_log(head, ray_mail.KEEPER)) or b"{}")
+        told = json.loads(b"".join(api.read_log(head, ray_protocol.SERVER)) or b"{}")
     except (NotFound, ValueError):
         return ""
     return str(told.get("python", "")) if isinstance(told, dict) else ""
@@ -148,9 +148,9 @@ def _check_python(facts: RayFacts, python: Sequence[int]) -> list[Finding]:
 def _check_store(facts: RayFacts, store: str) -> list[Finding]:
     if not store.startswith("ray+"):
         return []
-    if facts.has_keeper:
-        return [ok("store", "The cluster keeps the store; its keeper runs.")]
-    text = "The cluster keeps the store; its keeper starts with the first job."
+    if facts.has_server:
+        return [ok("store", "The cluster keeps the store; its store server runs.")]
+    text = "The cluster keeps the store; its store server starts with the first job."
     lasting = "Name a bucket by KINETIC_STORE to keep jobs longer than the cluster's head."
     if len({node.address for node in facts.nodes}) > 1 and "127.0.0.1" in facts.address:
         return [warn("store", f"{text} Its nodes must reach the dashboard.", lasting)]

@@ -100,7 +100,7 @@ def _check_remote(chosen: Settings, *, has_cluster: bool) -> list[Finding]:
 
         found += ray_checks.check(chosen)
         if chosen.store.startswith("ray+"):
-            return found  # Its keeper may not have started yet.
+            return found  # Its store server may not have started yet.
     if has_cluster or "://" in chosen.store:
         found += probes.access(chosen.store, has_cluster=has_cluster, pods_store=chosen.pod_store)
     return found

@@ -1,11 +1,11 @@
-"""The letters between a `RayStore` and the keeper of its folder.
+"""The requests between a `RayStore` and the store server of its folder.
 
 In: what is to be done. Out: bytes and names, the same on both sides.
 
 The dashboard takes packages, which lie in the memory of the cluster's control store, and shows
-files below the folder of the head's logs. So a request is a package, which the keeper fetches and
-deletes; and its answer is a file: a short one is the name of an empty file, which is found by one
-list.
+files below the folder of the head's logs. So a request is a package, which the store server fetches
+and deletes; and its response is a file: a short one is the name of an empty file, which is found by
+one list.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kinetic.errors import UsageError
 FOLDER = "kinetic"
 """In the folder of the head's logs."""
 CONTENT = f"{FOLDER}/store"
-ANSWERS = f"{FOLDER}/answers"
+RESPONSES = f"{FOLDER}/responses"
 UPLOADS = f"{FOLDER}/uploads"
-KEEPER = f"{FOLDER}/keeper.json"
-"""What the keeper tells of itself. It has the record lock of this file while it runs."""
-POST = "kinetic-mail-"
+SERVER = f"{FOLDER}/server.json"
+"""What the store server tells of itself. It has the record lock of this file while it runs."""
+PACKAGE_PREFIX = "kinetic-request-"
 LONGEST_NAME = 120
-"""Of an answer in a file's name, which has at most 255 bytes."""
+"""Of a response in a file's name, which has at most 255 bytes."""
 _IN_FILE = "@"
 _GOES_ON = "\x1f"
 _PART_LENGTH = 60
@@ -63,14 +63,14 @@ def is_whole_part(name: str) -> bool:
     return not name.endswith(_GOES_ON)
 
 
-def package_name(letter: str) -> str:
+def package_name(request_id: str) -> str:
     """Return the package that carries the request with this id."""
-    return f"{POST}{letter}.zip"
+    return f"{PACKAGE_PREFIX}{request_id}.zip"
 
 
-def package_letter(name: str) -> str:
+def request_id_of(name: str) -> str:
     """Return the id of the request that a package carries."""
-    return name.removeprefix(POST).removesuffix(".zip")
+    return name.removeprefix(PACKAGE_PREFIX).removesuffix(".zip")
 
 
 def pack_request(request: Request, data: bytes = b"") -> bytes:
@@ -84,16 +84,16 @@ def unpack_request(package: bytes) -> tuple[Request, bytes]:
     return json.loads(head), data
 
 
-def answer_name(letter: str, answer: Any) -> tuple[str, bytes]:
-    """Return the name of the file that answers a request, and its content."""
-    text = json.dumps(answer, separators=(",", ":"))
+def response_name(request_id: str, response: Any) -> tuple[str, bytes]:
+    """Return the name of the file that responses a request, and its content."""
+    text = json.dumps(response, separators=(",", ":"))
     name = quote(text, safe="")
     if len(name) > LONGEST_NAME:
-        return f"{letter}={_IN_FILE}", text.encode()
-    return f"{letter}={name}", b""
+        return f"{request_id}={_IN_FILE}", text.encode()
+    return f"{request_id}={name}", b""
 
 
-def read_answer_name(name: str) -> tuple[bool, Any]:
-    """Return whether the name tells the answer, and which."""
+def read_response_name(name: str) -> tuple[bool, Any]:
+    """Return whether the name tells the response, and which."""
     text = name.partition("=")[2]
     return (False, None) if text == _IN_FILE else (True, json.loads(unquote(text)))

@@ -1,8 +1,8 @@
-"""The keeper of a store on the head of a Ray cluster: `python -m kinetic._host.ray.keeper`.
+"""The store server on the head of a Ray cluster: `python -m kinetic._host.ray.store_server`.
 
-In: letters from `kinetic._store.ray`, as packages in the cluster's control store. Out: a folder,
-and files that answer them. It is a job of its own, runs on the head for as long as that lives, and
-needs nothing but Ray and the standard library.
+It takes requests of `kinetic._store.ray` from the cluster's control store, where they are packages,
+changes a folder, and leaves its responses as files. It is a job of its own, runs on the head for as
+long as that lives, and needs nothing but Ray and the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from kinetic._store import ray_mail
+from kinetic._store import ray_protocol
 from kinetic._store.base import pause_after
 from kinetic._store.local import LocalStore
 from kinetic._system import locks
@@ -26,18 +26,18 @@ from kinetic.errors import KineticError, StoreError
 from kinetic.version import __version__
 
 LOOK_SOON_S, LOOK_EVERY_S = 0.005, 0.1
-"""How often to look for letters: each look is work for the control store."""
-ANSWERS_LIVE_S, PARTS_LIVE_S = 120.0, 300.0
-"""An answer is read within a second or so, while a letter is sent again for a minute: all that live
-are listed at each look. The next part of a large file may take longer."""
+"""How often to look for requests: each look is work for the control store."""
+RESPONSES_LIVE_S, PARTS_LIVE_S = 120.0, 300.0
+"""How long a response and the parts of a large file are kept. A response is read within a second or
+so, while a request is sent again for a minute: all that live are listed at each look."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class PostBox(Protocol):
+class Packages(Protocol):
     """The control store of the cluster: packages by name."""
 
     def names(self) -> list[str]:
-        """Return the packages that are letters."""
+        """Return the packages that are requests."""
         ...
 
     def open(self, name: str) -> bytes | None:
@@ -49,34 +49,34 @@ class PostBox(Protocol):
         ...
 
 
-class Keeper:
-    """Does what letters ask for, one after the other.
+class StoreServer:
+    """Does what requests ask for, one after the other.
 
     Args:
         folder: of the head's logs.
-        post: where letters are.
+        packages: the requests.
     """
 
-    def __init__(self, folder: Path, post: PostBox) -> None:
+    def __init__(self, folder: Path, packages: Packages) -> None:
         self._folder = folder
-        self._post = post
-        self._store = LocalStore(folder / ray_mail.CONTENT)
-        for each in (ray_mail.ANSWERS, ray_mail.UPLOADS):
+        self._packages = packages
+        self._store = LocalStore(folder / ray_protocol.CONTENT)
+        for each in (ray_protocol.RESPONSES, ray_protocol.UPLOADS):
             (folder / each).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._answered = self._list_answered()
 
     def work(self) -> int:
-        """Answer the letters that are there, the oldest first: of one that was given up and the one
-        that was sent instead, the later one counts. Return how many."""
-        names = sorted(self._post.names())
+        """Answer all requests, the oldest first: of one that was given up and the one that was sent
+        instead, the later one counts. Return how many."""
+        names = sorted(self._packages.names())
         for name in names:
             self._answer(name)
         return len(names)
 
     def tidy(self) -> None:
-        """Remove answers that nobody has read in time, and what was never sent to its end."""
+        """Remove responses that nobody has read in time, and what was never sent to its end."""
         now = time.time()
-        lives = (ray_mail.ANSWERS, ANSWERS_LIVE_S), (ray_mail.UPLOADS, PARTS_LIVE_S)
+        lives = (ray_protocol.RESPONSES, RESPONSES_LIVE_S), (ray_protocol.UPLOADS, PARTS_LIVE_S)
         for each, live_s in lives:
             for entry in os.scandir(self._folder / each):
                 if entry.stat().st_mtime < now - live_s:
@@ -84,45 +84,47 @@ class Keeper:
         self._answered = self._list_answered()
 
     def _list_answered(self) -> set[str]:
-        return {each.partition("=")[0] for each in os.listdir(self._folder / ray_mail.ANSWERS)}
+        return {
+            each.partition("=")[0] for each in os.listdir(self._folder / ray_protocol.RESPONSES)
+        }
 
     def _answer(self, name: str) -> None:
-        package = self._post.open(name)
+        package = self._packages.open(name)
         if package is None:
             return
-        letter = ray_mail.package_letter(name)
-        # It is sent again if the dashboard's answer was lost; and it may be anybody's.
-        if letter.isalnum() and letter not in self._answered:
-            self._write_answer(letter, self._work_out(package))
-            self._answered.add(letter)
-        self._post.discard(name)
+        request_id = ray_protocol.request_id_of(name)
+        # It is sent again if the dashboard's response was lost; and it may be anybody's.
+        if request_id.isalnum() and request_id not in self._answered:
+            self._write_response(request_id, self._work_out(package))
+            self._answered.add(request_id)
+        self._packages.discard(name)
 
     def _work_out(self, package: bytes) -> dict[str, Any]:
         try:
-            return {"value": self._do(*ray_mail.unpack_request(package))}
+            return {"value": self._do(*ray_protocol.unpack_request(package))}
         except KineticError as error:
             return {"error": type(error).__name__, "message": str(error)}
-        except Exception as error:  # noqa: BLE001 - no letter may end the keeper, nor any after it
+        except Exception as error:  # noqa: BLE001 - no request may end the server
             full = isinstance(error, OSError) and error.errno in _FULL
             kind = "StoreFull" if full else "StoreError"
             return {"error": kind, "message": f"{type(error).__name__}: {error}"}
 
-    def _write_answer(self, letter: str, answer: Mapping[str, Any]) -> None:
-        file, content = ray_mail.answer_name(letter, answer)
+    def _write_response(self, request_id: str, response: Mapping[str, Any]) -> None:
+        file, content = ray_protocol.response_name(request_id, response)
         try:
             self._publish(file, content)
         except OSError as error:
             # A full disk may still have room for a name.
-            kind = answer.get("error", "StoreError")
-            told = {"error": kind, "message": error.strerror or "no answer"}
+            kind = response.get("error", "StoreError")
+            told = {"error": kind, "message": error.strerror or "no response"}
             with contextlib.suppress(OSError):
-                self._publish(*ray_mail.answer_name(letter, told))
+                self._publish(*ray_protocol.response_name(request_id, told))
 
     def _publish(self, file: str, content: bytes) -> None:
-        unfinished = self._folder / ray_mail.UPLOADS / file
+        unfinished = self._folder / ray_protocol.UPLOADS / file
         try:
             unfinished.write_bytes(content)
-            unfinished.rename(self._folder / ray_mail.ANSWERS / file)
+            unfinished.rename(self._folder / ray_protocol.RESPONSES / file)
         except OSError:
             unfinished.unlink(missing_ok=True)
             raise
@@ -141,7 +143,9 @@ class Keeper:
                 return [list(entry) for entry in self._store.entries(request["prefix"])]
             case "swap":
                 return self._swap(request["key"], data, request["old_bytes"])
-        raise ValueError(f"this keeper (kinetic {__version__}) does not know {request['do']!r}")
+        raise ValueError(
+            f"this store server (kinetic {__version__}) does not know {request['do']!r}"
+        )
 
     def _append(self, request: Mapping[str, Any], data: bytes) -> int:
         """Write a part where it belongs, however often it comes.
@@ -186,7 +190,7 @@ class Keeper:
     def _upload(self, name: str) -> Path:
         if not name.isalnum():
             raise ValueError(f"{name!r} is not the name of an upload")
-        return self._folder / ray_mail.UPLOADS / name
+        return self._folder / ray_protocol.UPLOADS / name
 
 
 class _ControlStore:
@@ -199,8 +203,8 @@ class _ControlStore:
         self._prefix = "gcs://"
 
     def names(self) -> list[str]:
-        """Return the packages that are letters."""
-        found = self._kv._internal_kv_list(f"{self._prefix}{ray_mail.POST}".encode())
+        """Return the packages that are requests."""
+        found = self._kv._internal_kv_list(f"{self._prefix}{ray_protocol.PACKAGE_PREFIX}".encode())
         return [key.decode().removeprefix(self._prefix) for key in found]
 
     def open(self, name: str) -> bytes | None:
@@ -221,13 +225,13 @@ def main() -> int:
     from ray._private import worker
 
     folder = Path(worker._global_node.get_logs_dir_path())
-    (folder / ray_mail.FOLDER).mkdir(mode=0o700, exist_ok=True)
-    sign = os.open(folder / ray_mail.KEEPER, os.O_RDWR | os.O_CREAT, 0o600)
+    (folder / ray_protocol.FOLDER).mkdir(mode=0o700, exist_ok=True)
+    sign = os.open(folder / ray_protocol.SERVER, os.O_RDWR | os.O_CREAT, 0o600)
     if not locks.try_hold_record(sign):
         return 0
     os.ftruncate(sign, 0)
     os.write(sign, json.dumps(_describe(ray.__version__)).encode())
-    _keep(Keeper(folder, _ControlStore()))
+    _keep(StoreServer(folder, _ControlStore()))
     return 1
 
 
@@ -240,16 +244,16 @@ def _describe(ray_version: str) -> dict[str, str]:
     }
 
 
-def _keep(keeper: Keeper) -> None:
+def _keep(server: StoreServer) -> None:
     worked_at = time.monotonic()
-    keeper.tidy()
+    server.tidy()
     tidied_at = worked_at
     while True:
         now = time.monotonic()
-        if keeper.work():
+        if server.work():
             worked_at = now
-        if now > tidied_at + ANSWERS_LIVE_S:
-            keeper.tidy()
+        if now > tidied_at + RESPONSES_LIVE_S:
+            server.tidy()
             tidied_at = now
         time.sleep(pause_after(now - worked_at, LOOK_SOON_S, LOOK_EVERY_S))
 

@@ -1,6 +1,6 @@
-"""The keeper of the store on a Ray cluster's head: a job that is started when it is missing.
+"""The server of the store on a Ray cluster's head: a job that is started when it is missing.
 
-In: the cluster's dashboard, how programs of kinetic start there. Out: a running keeper.
+In: the cluster's dashboard, how programs of kinetic start there. Out: a running store server.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from kinetic._ray.refusals import last_line
 from kinetic.errors import SubmitError
 from kinetic.version import __version__
 
-MODULE = "kinetic._host.ray.keeper"
+MODULE = "kinetic._host.ray.store_server"
 PROTOCOL = "1"
-"""Of the letters. Keepers of any version of kinetic serve those who speak the same."""
-_NAME = f"kinetic-keeper-{PROTOCOL}"
+"""Of the requests. Store servers of any version of kinetic serve those who speak the same."""
+_NAME = f"kinetic-store-server-{PROTOCOL}"
 
 
-def ensure_keeper(api: JobsApi, entrypoint: str, runtime_env: Mapping[str, Any]) -> bool:
-    """Start the keeper unless it runs; return whether this call did. Does not wait for it: letters
-    wait.
+def ensure_server(api: JobsApi, entrypoint: str, runtime_env: Mapping[str, Any]) -> bool:
+    """Start the store server unless it runs; return whether this call did. Requests wait for it.
 
     Args:
         api: the cluster's dashboard.
@@ -37,9 +36,10 @@ def ensure_keeper(api: JobsApi, entrypoint: str, runtime_env: Mapping[str, Any])
     return _start(api, known, entrypoint, runtime_env)
 
 
-def revive_keeper(api: JobsApi) -> str:
-    """Start the keeper again as it was started last, if it has ended: whoever writes in the middle
-    of a job has no archive at hand. Return how it had ended, "" if it runs or there never was one.
+def revive_server(api: JobsApi) -> str:
+    """Start the store server again as it was started last, if it has ended: whoever writes in the
+    middle of a job has no archive at hand. Return how it had ended, "" if it runs or there never
+    was one.
 
     Raises:
         BackendUnavailable: the cluster does not answer.
@@ -56,7 +56,7 @@ def _start(
     api: JobsApi, known: Sequence[RayJob], entrypoint: str, runtime_env: Mapping[str, Any]
 ) -> bool:
     number = 1 + max(map(_number_of, known), default=0)
-    about = {"kinetic": __version__, "name": "keeper of the store"}
+    about = {"kinetic": __version__, "name": "store server of the store"}
     try:
         api.submit(Submission(f"{_NAME}-{number}", entrypoint, runtime_env, about))
     except SubmitError as error:
@@ -67,18 +67,18 @@ def _start(
 
 
 def is_running(api: JobsApi) -> bool:
-    """Whether a keeper runs, or is about to."""
+    """Whether a store server runs, or is about to."""
     return not all(job.has_ended for job in _find_all(api))
 
 
 def _find_all(api: JobsApi) -> list[RayJob]:
-    return [job for job in api.list() if _is_keeper(job)]
+    return [job for job in api.list() if _is_server(job)]
 
 
-def _number_of(keeper: RayJob) -> int:
-    return int(keeper.job_id.rpartition("-")[2])
+def _number_of(server: RayJob) -> int:
+    return int(server.job_id.rpartition("-")[2])
 
 
-def _is_keeper(job: RayJob) -> bool:
+def _is_server(job: RayJob) -> bool:
     prefix, _, number = job.job_id.rpartition("-")
     return prefix == _NAME and number.isdigit()
