@@ -72,9 +72,9 @@ def select(
         service_account=settings.service_account if "service_account" in settings.sources else "",
     )
     if _makers.get(name) is _ray:
-        from kinetic._backends.ray import access
+        from kinetic._backends.ray import backend as ray
 
-        return replace(place, address=access.find_address(settings)), ""
+        return replace(place, address=ray.find_address(settings)), ""
     if name in _WITHOUT_CLUSTER:
         return place, ""
     if name in _makers and settings.cluster_settings:
@@ -144,9 +144,9 @@ def _settle(place: Place) -> Place:
 
 
 def _ray(place: Place, store: Store) -> Backend:
-    from kinetic._backends.ray import access
+    from kinetic._backends.ray import backend as ray
 
-    return access.make_backend(place, store)
+    return ray.make_backend(place, store)
 
 
 _makers: dict[str, Maker] = {

@@ -20,8 +20,7 @@ from backend_cases import folder, planned, read, ref_of, speak, submitted
 from test_backend import *  # noqa: F403 - the suite
 
 from kinetic._backends.base import LogRequest, phase_of
-from kinetic._backends.ray.backend import RayBackend
-from kinetic._backends.ray.submission import HostSettings
+from kinetic._backends.ray.backend import HostSettings, RayBackend
 from kinetic._core import layout
 from kinetic._core.state import JobStatus
 from kinetic._ray.jobs_api import JobsApi, secrets_package

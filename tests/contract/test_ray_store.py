@@ -287,7 +287,9 @@ def test_a_store_server_that_does_not_answer_is_said():
     store = RayStore(
         "ray+http://head:8265", api=Silent(), sleep=lambda _: None, clock=lambda: next(now)
     )
-    with pytest.raises(StoreError, match=r"server of the store .* does not answer.*kinetic-store-server"):
+    with pytest.raises(
+        StoreError, match=r"server of the store .* does not answer.*kinetic-store-server"
+    ):
         store.put("a", b"")
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-hosts = pytest.importorskip("kinetic._host.ray.hosts", exc_type=ImportError)
+hosts = pytest.importorskip("kinetic._host.ray.driver", exc_type=ImportError)
 
 
 class Told:

@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 from manifest_cases import planned
 
-from kinetic._backends.ray import capacity, states, submission
-from kinetic._backends.ray.states import DriverFacts
-from kinetic._backends.ray.submission import HostSettings
+from kinetic._backends.ray import backend
+from kinetic._backends.ray.backend import DriverFacts, HostSettings
 from kinetic._core.state import JobStatus
 from kinetic._ray.jobs_api import RayJob, RayNode
 from kinetic.errors import PreflightError
@@ -25,7 +24,7 @@ def judge(job, *, cancelled=False, begun=False, there=False, waits=""):
     facts = DriverFacts(
         job, 2, lambda: cancelled, lambda: begun, lambda: there, waits_for=lambda: waits
     )
-    return states.judge(facts)
+    return backend.judge(facts)
 
 
 @pytest.mark.parametrize(
@@ -79,20 +78,20 @@ def test_a_package_that_the_cluster_lacks_is_named():
 
 def test_a_submission_shows_no_secrets_and_travels_as_modules():
     plan = planned("tpu-v6e-16", secrets=("HF_TOKEN",))
-    document = submission.render(plan, SETTINGS)
+    document = backend.render(plan, SETTINGS)
     assert document == json.loads(json.dumps(document))
     assert document["submission_id"] == plan.job_id
     assert document["runtime_env"]["py_modules"] == [f"gcs://_ray_pkg_{'a' * 32}.zip"]
     assert "HF_TOKEN" not in str(document)
-    sent = submission.read(document, ["jax==0.9"])
+    sent = backend.read_submission(document, ["jax==0.9"])
     assert sent.runtime_env["uv"] == {"packages": ["jax==0.9"]}
-    assert "uv" not in submission.read(document).runtime_env
+    assert "uv" not in backend.read_submission(document).runtime_env
 
 
 def test_the_driver_has_more_time_to_stop_than_its_function():
     plan = planned("cpu")
     longer = replace(plan, limits=replace(plan.limits, grace_s=30.5))
-    variables = submission.render(longer, SETTINGS)["runtime_env"]["env_vars"]
+    variables = backend.render(longer, SETTINGS)["runtime_env"]["env_vars"]
     assert variables["RAY_JOB_STOP_WAIT_TIME_S"] == "41"
 
 
@@ -103,14 +102,14 @@ def test_the_interpreter_of_rays_workers_is_found(tmp_path):
     ours.chmod(0o755)
     start = "import subprocess, sys; subprocess.run(sys.argv[1], shell=True)"
     supervisor = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {start!r}, sys.argv[1]])"  # fmt: skip  # noqa: E501
-    command = submission.entrypoint("", installs=False)
+    command = backend.entrypoint("", installs=False)
     said = subprocess.run(
         [sys.executable, "-c", supervisor, command, f"--python_worker_command={ours} worker.py"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert said.stdout == f"driver: -m {submission.DRIVER}\n"
+    assert said.stdout == f"driver: -m {backend.DRIVER}\n"
 
 
 def node(resources, **labels):
@@ -133,7 +132,7 @@ def slice_of(hosts, name="s", pod_type="v6e-16", topology="4x4"):
     ],
 )
 def test_what_fits(accelerator, nodes):
-    capacity.check(planned(accelerator), nodes)
+    backend.check_capacity(planned(accelerator), nodes)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +147,7 @@ def test_what_fits(accelerator, nodes):
 )
 def test_what_does_not_fit_is_refused_with_what_there_is(accelerator, nodes, words):
     with pytest.raises(PreflightError) as refused:
-        capacity.check(planned(accelerator), nodes)
+        backend.check_capacity(planned(accelerator), nodes)
     assert words in str(refused.value)
 
 
@@ -163,14 +162,14 @@ def test_what_does_not_fit_is_refused_with_what_there_is(accelerator, nodes, wor
 def test_processors_and_memory_count_too(options, fits, words):
     nodes = [node({"CPU": 8.0, "memory": 4.0 * 2**30})]
     if fits:
-        capacity.check(planned("cpu", **options), nodes)
+        backend.check_capacity(planned("cpu", **options), nodes)
         return
     with pytest.raises(PreflightError) as refused:
-        capacity.check(planned("cpu", **options), nodes)
+        backend.check_capacity(planned("cpu", **options), nodes)
     assert words in str(refused.value)
 
 
 def test_an_elastic_job_needs_room_for_its_least_slices():
-    capacity.check(planned("tpu-v6e-16", slices=(1, 2)), slice_of(4))
+    backend.check_capacity(planned("tpu-v6e-16", slices=(1, 2)), slice_of(4))
     with pytest.raises(PreflightError, match="2 slices of tpu-v6e-16 has 8 hosts"):
-        capacity.check(planned("tpu-v6e-16", slices=2), slice_of(4))
+        backend.check_capacity(planned("tpu-v6e-16", slices=2), slice_of(4))

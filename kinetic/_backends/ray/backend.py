@@ -1,35 +1,317 @@
 """The Ray backend: a job's leader is a driver that Ray's Jobs API starts; it reserves slices, and
 has actors start the hosts.
 
-In: plans and refs, a store that all nodes reach, the Jobs API. Out: an entry of the Jobs API with
-our job id as its own; the state of jobs there. Output and verdicts are read from the store, where
-hosts leave them, so they outlive the cluster.
+An entry of the Jobs API has our job's id as its own. Output and verdicts are read from the store,
+where hosts leave them, so they outlive the cluster. Deciding functions (the state of a driver,
+whether a cluster could hold a job, what is submitted) are pure and come first.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
+import re
+import shlex
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from kinetic._backends import attempt_logs, stored
-from kinetic._backends.base import Document, LogRequest, Status
-from kinetic._backends.ray import capacity, states, submission
-from kinetic._backends.ray.states import DriverFacts
-from kinetic._backends.ray.submission import HostSettings
+from kinetic._backends.base import Document, HostStatus, LogRequest, Status
+from kinetic._config import settings as configuration
+from kinetic._config.settings import Settings
 from kinetic._core import layout, record
+from kinetic._core.accelerators.topology import Topology
+from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.log_format import LogChunk
+from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan
+from kinetic._core.quantities import amount_of, bytes_of
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
-from kinetic._ray import store_servers
-from kinetic._ray.jobs_api import JobsApi, RayJob, secrets_package
+from kinetic._core.values import dataclass
+from kinetic._ray import address, store_servers
+from kinetic._ray.jobs_api import (
+    JobsApi,
+    JobsApiLimits,
+    RayJob,
+    RayNode,
+    Submission,
+    secrets_package,
+)
 from kinetic._store import cancellation
 from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError, UsageError
+
+STARTING = "its driver is starting"
+RESERVING = "its hosts are starting"
+GONE = "Ray does not know its driver any more"
+STOPPED = "its driver was stopped in Ray"
+CANCELLED = "The job was cancelled."
+_MOST_WORDS = 300
+_SHELL_KILLED = 137
+_OF_RAY = re.compile(r"\[?\d{4}-\d\d-\d\d |Job entrypoint command failed|Running entrypoint for ")
+"""Lines of Ray's own."""
+_UNIMPORTABLE = "ModuleNotFoundError: No module named "
+
+
+@dataclass(frozen=True)
+class DriverFacts:
+    """What is known of a job. What is a function is a look into the store, made only if it decides.
+
+    Attributes:
+        job: as Ray describes it; None if it does not know it.
+        hosts: how many it has.
+        is_cancelled: whether somebody has cancelled it.
+        has_begun: whether all hosts were ever there.
+        was_there: whether it has had a leader.
+        waits_for: what its leader waits for, "" if it does not say.
+    """
+
+    job: RayJob | None
+    hosts: int
+    is_cancelled: Callable[[], bool]
+    has_begun: Callable[[], bool]
+    was_there: Callable[[], bool]
+    waits_for: Callable[[], str]
+
+
+def judge(facts: DriverFacts) -> Status:
+    """Return the state of a job without a verdict."""
+    said = "" if facts.job is None else facts.job.status
+    if said == "PENDING":
+        return Status(JobStatus.PENDING, STARTING)
+    if said == "RUNNING":
+        if facts.has_begun():
+            return Status(JobStatus.RUNNING)
+        return Status(JobStatus.PENDING, facts.waits_for() or RESERVING)
+    if facts.is_cancelled():
+        ended = (JobStatus.CANCELLED, CANCELLED, Exit.CANCELLED)
+        everywhere = tuple(HostStatus(host, *ended) for host in range(facts.hosts))
+        return Status(JobStatus.CANCELLED, CANCELLED, everywhere)
+    if facts.job is not None:
+        return _fail(STOPPED if said == "STOPPED" else _why_failed(facts.job))
+    return _fail(GONE) if facts.was_there() else Status(JobStatus.NOT_FOUND)
+
+
+def _fail(why: str) -> Status:
+    return Status(JobStatus.FAILED, why, (HostStatus(0, JobStatus.FAILED, why),))
+
+
+def _why_failed(job: RayJob) -> str:
+    """Say how a driver has ended that left no verdict: its last words are in Ray's message."""
+    lines = [line.strip() for line in job.message.splitlines() if line.strip()]
+    own = [line for line in lines if line.startswith("kinetic: ")]
+    missing = next((line for line in lines if line.startswith(_UNIMPORTABLE)), "")
+    if own:
+        return own[-1].removeprefix("kinetic: ")
+    if missing:
+        name = missing.removeprefix(_UNIMPORTABLE).strip("'")
+        return (
+            f"the driver's Python has no {name}, which kinetic needs: add it to the job's "
+            "requirements or to the cluster's image"
+        )
+    code = job.exit_code
+    if code is None:
+        return f"Ray ended its driver: {job.message[:_MOST_WORDS] or 'it does not say why'}"
+    if code < 0 or code == _SHELL_KILLED:
+        return "its driver was killed"
+    if code == ProgramCode.TAKEN_AWAY:
+        return "its driver was told to end"
+    said = next((line for line in reversed(lines) if not _OF_RAY.match(line)), "")
+    return f"its driver ended with exit code {code}" + (f": {said[:_MOST_WORDS]}" if said else "")
+
+
+_SLICE, _TYPE, _SHAPE = (f"ray.io/tpu-{name}" for name in ("slice-name", "pod-type", "topology"))
+_MEMORY = "memory"
+_UNITS = {"cpu": "CPU", "gpu": "GPU", "tpu": "TPU"}
+
+
+def check_capacity(plan: Plan, nodes: Sequence[RayNode], *, grows: bool = False) -> None:
+    """Refuse a job that does not fit into the whole cluster, unless that may grow (`grows`).
+
+    Raises:
+        PreflightError: with what was asked for, and what is there.
+    """
+    topology = plan.topology
+    least = plan.options.elastic.least if plan.options.elastic else plan.options.most_slices
+    alive = [node for node in nodes if node.is_alive]
+    needed = _list_needed(plan)
+    if grows or _count_slices(topology, needed, alive) >= least:
+        return
+    raise PreflightError(
+        f"The Ray cluster cannot hold this job: {_describe_job(topology, needed, least)}; "
+        f"{_describe_cluster(needed, alive)}. Add nodes, or ask for less."
+    )
+
+
+def _list_needed(plan: Plan) -> dict[str, float]:
+    """Return what each host takes, by Ray's names; first what the accelerator is made of."""
+    topology, cpus, memory = plan.topology, plan.options.cpu, plan.options.memory
+    unit = _UNITS[topology.kind]
+    needed = {unit: 1.0 if unit == "CPU" else float(topology.chips_per_host)}
+    if cpus:
+        needed["CPU"] = amount_of(cpus)
+    if memory:
+        needed[_MEMORY] = bytes_of(memory)
+    return needed
+
+
+def _count_slices(topology: Topology, needed: Mapping[str, float], nodes: Sequence[RayNode]) -> int:
+    """How many slices of this shape there are."""
+    able = [
+        node
+        for node in nodes
+        if all(node.resources.get(name, 0) >= amount for name, amount in needed.items())
+    ]
+    if topology.kind != "tpu":
+        return len(able) // topology.hosts
+    own = [node for node in able if _is_of_slice(topology, node)]
+    if not topology.multi_host:
+        return len(own)
+    hosts = Counter(node.labels.get(_SLICE, "") for node in own)
+    return sum(count >= topology.hosts for name, count in hosts.items() if name)
+
+
+def _is_of_slice(topology: Topology, node: RayNode) -> bool:
+    """Whether a node belongs to a slice of this shape. The number in its type may be one of
+    cores."""
+    generation = node.labels.get(_TYPE, "").partition("-")[0]
+    shape = node.labels.get(_SHAPE, topology.shape_text)
+    return generation == topology.family.replace("tpu", "v") and shape == topology.shape_text
+
+
+def _describe_job(topology: Topology, needed: Mapping[str, float], slices: int) -> str:
+    hosts = slices * topology.hosts
+    many = f"{slices} slices of " if slices > 1 else ""
+    noun = "host" if hosts == 1 else "hosts"
+    each = " and ".join(_describe_amount(name, amount) for name, amount in needed.items())
+    return f"{many}{topology.name} has {hosts} {noun} with {each} each"
+
+
+def _describe_amount(name: str, amount: float) -> str:
+    return f"{amount / 2**30:.3g} GiB" if name == _MEMORY else f"{amount:g} {name}"
+
+
+def _describe_cluster(needed: Mapping[str, float], nodes: Sequence[RayNode]) -> str:
+    unit, *others = needed
+    found = Counter(
+        f"{_name_node(node, unit)} ({_describe_node(node, unit, others)} on each)"
+        for node in nodes
+        if node.resources.get(unit)
+    )
+    if not found:
+        return f"none of its nodes ({len(nodes)}) has {unit}"
+    told = ", ".join(f"{count} of {what}" for what, count in sorted(found.items()))
+    return f"its {len(nodes)} nodes are {told}"
+
+
+def _describe_node(node: RayNode, unit: str, others: Sequence[str]) -> str:
+    more = [_describe_amount(name, node.resources.get(name, 0)) for name in others]
+    return ", ".join([f"{node.resources[unit]:g}", *more])
+
+
+def _name_node(node: RayNode, unit: str) -> str:
+    labels = node.labels
+    return f"{labels[_TYPE]} {labels.get(_SHAPE, '')}".strip() if _TYPE in labels else unit
+
+
+DRIVER = "kinetic._host.ray"
+NO_INTERPRETER = 69
+STOP_MARGIN_S = 10
+"""Time for the hosts' reports, after the function's grace."""
+_RAYLETS = r"s/^--python_worker_command=\([^ ]*\).*/\1/p"
+_HAS_RAY = 'import importlib.util as u, sys; sys.exit(not u.find_spec("ray"))'
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What a job is submitted with, besides the plan.
+
+    Attributes:
+        archive: the SHA-256 of kinetic's archive.
+        store_uri: the store, as nodes of the cluster reach it.
+        python: an interpreter that all nodes have; "" for that of Ray's own workers.
+        simulated: whether virtual devices of the processor replace chips.
+    """
+
+    archive: str
+    store_uri: str
+    python: str = ""
+    simulated: bool = False
+
+    @property
+    def has_store_on_head(self) -> bool:
+        """Whether the cluster itself keeps the store (see `_store.ray`)."""
+        return self.store_uri.startswith("ray+")
+
+
+def render(plan: Plan, settings: HostSettings) -> Document:
+    """Return the document that submits a plan."""
+    variables = {
+        "KINETIC_JOB_ID": plan.job_id,
+        "KINETIC_STORE": settings.store_uri,
+        # Ray's own limit is 3 s.
+        "RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(plan.limits.grace_s) + STOP_MARGIN_S),
+    }
+    if settings.simulated:
+        variables["KINETIC_SIMULATED"] = "1"
+    return Submission(
+        plan.job_id,
+        entrypoint(settings.python, installs=plan.requirements is not None),
+        runtime_env=environment_of(settings.archive) | {"env_vars": variables},
+        metadata={"kinetic": plan.versions.kinetic, "name": plan.name},
+    ).to_json()
+
+
+def environment_of(archive: str) -> dict[str, Any]:
+    """Return the runtime environment in which programs find kinetic."""
+    # Not working_dir: each node unpacks that anew, though nodes of one machine share the folder.
+    return {"py_modules": [f"gcs://{package_of(archive)}"]}
+
+
+def package_of(digest: str) -> str:
+    """Return the name that Ray has for the archive with this SHA-256."""
+    return f"_ray_pkg_{digest[:32]}.zip"
+
+
+def read_submission(document: Document, lines: Sequence[str] = ()) -> Submission:
+    """Return what is sent for a document, whose cluster installs these lines first."""
+    runtime_env = dict(document["runtime_env"])
+    if lines:
+        runtime_env["uv"] = {"packages": list(lines)}
+    own = (document["submission_id"], document["entrypoint"])
+    return Submission(*own, runtime_env, document["metadata"])
+
+
+def entrypoint(python: str, *, installs: bool, module: str = DRIVER) -> str:
+    """Return the command of a driver: with the interpreter of Ray's own workers, which is often
+    not the first one on the PATH. Their raylet is the parent of the shell's parent, and has it in
+    its command line; where the job installs something, Ray puts its environment on the PATH.
+    """
+    workers = (
+        "$(tr '\\0' '\\n' 2>/dev/null "
+        "</proc/$(sed -n 's/^PPid:[[:space:]]*//p' /proc/$PPID/status)/cmdline "
+        f"| sed -n {shlex.quote(_RAYLETS)})"
+    )
+    found = f'"{workers}"'
+    tried = ["python", found, "python3"] if installs else [found, "python", "python3"]
+    named = [shlex.quote(python)] if python else tried
+    said = (
+        "kinetic: no Python that has Ray was found where the driver runs (tried: "
+        f"{python or 'that of the raylet, python, python3'}). Set KINETIC_POD_PYTHON to it."
+    )
+    return (
+        f"for p in {' '.join(named)}; do "
+        f'if [ -n "$p" ] && "$p" -c {shlex.quote(_HAS_RAY)} 2>/dev/null; '
+        f'then exec "$p" -m {module}; fi; done; '
+        f"echo {shlex.quote(said)} >&2; exit {NO_INTERPRETER}"
+    )
+
 
 _LEAVING_S, _STOPPING_S = 20.0, 20.0
 """How long a driver takes to end by itself, and when it is told to."""
@@ -69,27 +351,25 @@ class RayBackend:
                 'controller="single" needs Pathways, which Ray does not have: use '
                 'backend="pathways", or leave controller= away.'
             )
-        capacity.check(plan, self._api.nodes(), grows=self._api.can_grow())
+        check_capacity(plan, self._api.nodes(), grows=self._api.can_grow())
         if self._settings.has_store_on_head:
             self._start_store_server()
 
     def _start_store_server(self) -> None:
         """The cluster keeps the store: what is written next waits for its store server."""
         archive = self._send_kinetic()
-        command = submission.entrypoint(
-            self._settings.python, installs=False, module=store_servers.MODULE
-        )
-        store_servers.ensure_server(self._api, command, submission.environment_of(archive))
+        command = entrypoint(self._settings.python, installs=False, module=store_servers.MODULE)
+        store_servers.ensure_server(self._api, command, environment_of(archive))
 
     def _send_kinetic(self) -> str:
         blob, data = self._read_archive()
-        self._api.send_package(submission.package_of(blob.digest), data)
+        self._api.send_package(package_of(blob.digest), data)
         return blob.digest
 
     def render(self, plan: Plan) -> list[Document]:
         """Return the entry of the Jobs API."""
         blob, _ = self._read_archive()
-        return [submission.render(plan, replace(self._settings, archive=blob.digest))]
+        return [render(plan, replace(self._settings, archive=blob.digest))]
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
         """Send kinetic unless the cluster has it, and secrets, and create the entry: nothing can
@@ -103,7 +383,7 @@ class RayBackend:
         if secrets:
             package = json.dumps(dict(secrets)).encode()
             self._api.lend_package(secrets_package(ref.job_id), package)
-        self._api.submit(submission.read(document, lines))
+        self._api.submit(read_submission(document, lines))
 
     # -- what becomes of jobs ----------------------------------------------------------------------
 
@@ -122,7 +402,7 @@ class RayBackend:
         return {job_id: job for job_id, job in told.items() if job is not None}
 
     def _status(self, ref: JobRef, job: RayJob | None) -> Status:
-        status = states.judge(
+        status = judge(
             DriverFacts(
                 job,
                 ref.hosts,
@@ -207,3 +487,36 @@ class RayBackend:
                 return False
             time.sleep(0.1)
         return True
+
+
+def find_address(settings: Settings) -> str:
+    """Return the address of the Jobs API."""
+    return address.resolve_address(settings.address or "", configuration.variables())
+
+
+def open_api(url: str, *, limits: JobsApiLimits | None = None) -> JobsApi:
+    """Return the dashboard with this URL, and the token of the caller's environment."""
+    return JobsApi(url, address.find_token(configuration.variables()), limits=limits)
+
+
+def make_backend(place: Place, store: Store) -> RayBackend:
+    """Return the backend of a place, with the settings of this process."""
+    chosen = configuration.load()
+
+    def read_archive() -> tuple[Blob, bytes]:
+        from kinetic._source import runtime
+
+        made = runtime.archive(chosen.cache_dir)
+        return made.blob, made.data
+
+    return RayBackend(
+        store,
+        lambda: open_api(place.address),
+        read_archive,
+        HostSettings(
+            archive="",
+            store_uri=chosen.pod_store or store.uri,
+            python=chosen.pod_python,
+            simulated=chosen.pod_simulated,
+        ),
+    )

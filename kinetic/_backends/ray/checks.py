@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from kinetic._backends.base import PoolRow
-from kinetic._backends.ray import access
+from kinetic._backends.ray import backend
 from kinetic._config.settings import Settings
 from kinetic._core.accelerators.catalog import catalog_rows
 from kinetic._core.findings import Finding, ok, problem, warn
@@ -75,7 +75,7 @@ def _ask_python(api: JobsApi, nodes: Iterable[RayNode]) -> str:
 def check(settings: Settings) -> tuple[Finding, ...]:
     """Ask the configured cluster whether it can run jobs."""
     try:
-        api = access.open_api(access.find_address(settings), limits=_LIMITS)
+        api = backend.open_api(backend.find_address(settings), limits=_LIMITS)
     except KineticError as error:
         return (problem("ray", str(error)),)
     try:
@@ -164,7 +164,7 @@ def list_resources(settings: Settings) -> tuple[PoolRow, ...]:
         UsageError, PreflightError: there is no such cluster, or it lets nobody in.
         BackendUnavailable: it does not answer.
     """
-    api = access.open_api(access.find_address(settings), limits=_LIMITS)
+    api = backend.open_api(backend.find_address(settings), limits=_LIMITS)
     try:
         return collect_resources(api.nodes())
     finally:

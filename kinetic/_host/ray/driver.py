@@ -1,34 +1,319 @@
-"""The leader of a job, as the driver that Ray's Jobs API starts.
+"""The leader of a job, as the driver that Ray's Jobs API starts, and the hosts that it starts:
+reserved slice by slice, each the program of an actor.
 
-In: `KINETIC_*` variables of the submission (see _backends.ray.submission), the job's records. Out:
-a `ProgramCode`; the job's events and verdict in the store. It runs no function: hosts are programs
-that actors start, and join over TCP with a token and a certificate that are made here. They are in
-no variable of the submission, which Ray shows to everybody.
+The driver runs no function: hosts join over TCP with a token and a certificate that are made here.
+They are in no variable of the submission, which Ray shows to everybody. Ray's calls take their
+time, so threads make them; what they find out comes back to the leader's loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import json
 import math
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
 
 from kinetic._core import layout, record
 from kinetic._core.endpoint import Endpoint
-from kinetic._core.exits import ProgramCode
+from kinetic._core.exits import Exit, ProgramCode
+from kinetic._core.gang.messages import HostAssignment
+from kinetic._core.outcome import HostReport
 from kinetic._core.plan import Plan
 from kinetic._core.quantities import amount_of, bytes_of
 from kinetic._host import identity, program
+from kinetic._host.agents import WORKER_LOST
+from kinetic._host.hosts import RemoteHosts
 from kinetic._host.ray import cluster
-from kinetic._host.ray.cluster import HostPlace, Needs
-from kinetic._host.ray.hosts import RayHosts
+from kinetic._host.ray.cluster import HostPlace, MachinesLost, Needs, NoLongerWanted, Reservation
 from kinetic._ray.jobs_api import secrets_package
 from kinetic._rpc import certificate
 from kinetic._store.base import Store
 from kinetic.errors import KineticError, SubmitError
+
+TELL_EVERY_S = 2.0
+DRAINING_EVERY_S = 1.0
+"""How often Ray is asked which nodes are about to go; it takes about a millisecond."""
+MOST_STARTS, START_AGAIN_S = 3, 2.0
+"""How often a slice may lose a machine before its hosts have started, and the pause after it: else
+what ends an actor on each machine would do so for ever."""
+Variables = Callable[[int, HostPlace], Mapping[str, str]]
+"""What the program of a host (its index among all) is started with."""
+
+
+class _SliceStart:
+    """One start of a slice: its machines, and how far it is."""
+
+    def __init__(self, which: int, reservation: Reservation) -> None:
+        self.which = which
+        self.reservation = reservation
+        self.places: list[HostPlace] = []
+        self.runs = False
+        self.is_wanted = True
+        self.leaving: set[int] = set()
+        """Hosts that know that their machine goes."""
+
+
+class RayHosts(RemoteHosts):
+    """Programs that actors start, on slices that are reserved as a whole.
+
+    Where the job needs all of its slices, no program starts before all are reserved.
+    """
+
+    takes_orders = True
+
+    def __init__(
+        self,
+        hosts: int,
+        slices: int,
+        needs: Needs,
+        variables: Variables,
+        *,
+        starts_each: bool,
+        limit_s: float,
+        tell: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """`starts_each`: whether a slice may start before the others are there; `limit_s`: how long
+        to wait for one; `tell`: called, in threads, with what is waited for, and "" at the end."""
+        super().__init__(hosts)
+        self._slices, self._each = slices, hosts // slices
+        self._needs, self._variables = needs, variables
+        self._starts_each, self._limit_s, self._tell = starts_each, limit_s, tell
+        self._starts: dict[int, _SliceStart] = {}
+        self._running: set[int] = set()
+        """Hosts whose programs run, as far as Ray says."""
+        self._has_begun = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._serves, self._is_over = threading.Event(), threading.Event()
+        self._cleaning: list[threading.Thread] = []
+
+    def give(self, places: Mapping[int, HostAssignment]) -> None:
+        """From now on who cannot begin is a loss, which others may go on from."""
+        self._has_begun = True
+        super().give(places)
+
+    # -- processes ---------------------------------------------------------------------------------
+
+    def reserve_all(self) -> None:
+        """Begin to reserve, while the leader gets ready. Programs start once it serves: they need
+        somebody to join."""
+        for which in range(self._slices):
+            self._start(which)
+
+    def reap(self) -> None:
+        """The leader serves."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._serves.set()
+            threading.Thread(target=self._watch_draining, daemon=True).start()
+
+    def all_gone(self) -> bool:
+        """Whether the programs of all that can be reached have ended."""
+        return self._running <= self._dead
+
+    def end(self, indices: Collection[int]) -> None:
+        """Free the machines of a slice of which one host is gone: Ray may still take a machine that
+        is lost for one that is alive, and the slice for whole."""
+        for which in {index // self._each for index in indices}:
+            if not self._dead.isdisjoint(self._indices(which)):
+                self._release(which)
+
+    def restart(self, indices: Collection[int]) -> None:
+        """Reserve a slice again, unless it is there."""
+        for which in {index // self._each for index in indices}:
+            if which not in self._starts:
+                self._start(which)
+
+    def kill(self, indices: Collection[int] | None = None) -> None:
+        """Free the machines of their slices, with all that runs there."""
+        if indices is None:
+            indices = range(self._slices * self._each)
+        for which in {index // self._each for index in indices}:
+            self._release(which)
+
+    def kill_programs(self, indices: Collection[int]) -> Collection[int]:
+        """Kill their actors, which take the programs along."""
+        found = {index: self._starts[index // self._each] for index in self._running & {*indices}}
+        for index, start in found.items():
+            cluster.kill_program(start.places[index % self._each])
+        return found.keys()
+
+    def release_all(self) -> None:
+        """Free everything, and wait until Ray has heard of it."""
+        self._is_over.set()
+        self.kill()
+        for thread in self._cleaning:
+            thread.join()
+
+    def on_enter(self, index: int) -> None:
+        """One whose slice has been freed may still come in before its actor ends: it is dead."""
+        start = self._starts.get(index // self._each)
+        if start is not None and start.runs:
+            super().on_enter(index)
+
+    # -- nodes that are about to go ----------------------------------------------------------------
+
+    def _watch_draining(self) -> None:
+        while not self._is_over.wait(DRAINING_EVERY_S):
+            with contextlib.suppress(Exception):  # The next look may succeed.
+                if draining := cluster.find_draining():
+                    self._soon(self._on_draining, draining)
+
+    def _on_draining(self, draining: Collection[str]) -> None:
+        """Tell hosts on these nodes, as SIGTERM tells pods; have slices whose programs do not run
+        yet elsewhere."""
+        for start in list(self._starts.values()):
+            if not start.runs and not {*draining}.isdisjoint(start.reservation.nodes):
+                self._release(start.which)
+                self._start(start.which)
+            for index, place in zip(self._indices(start.which), start.places, strict=False):
+                if start.runs and place.node in draining and index not in start.leaving:
+                    start.leaving.add(index)
+                    cluster.take_away(place)
+
+    # -- one slice ---------------------------------------------------------------------------------
+
+    def _indices(self, which: int) -> range:
+        return range(which * self._each, (which + 1) * self._each)
+
+    def _start(self, which: int) -> None:
+        start = self._starts[which] = _SliceStart(which, Reservation(self._needs))
+        self._dead.update(self._indices(which))  # Until they wait for their places.
+        bring_up = functools.partial(self._bring_up, start)
+        threading.Thread(target=bring_up, name=f"kinetic-slice-{which}", daemon=True).start()
+
+    def _bring_up(self, start: _SliceStart) -> None:
+        """In a thread: reserve the machines of a slice, and start its actors."""
+        until, done = time.monotonic() + self._limit_s, threading.Event()
+        telling = threading.Thread(target=self._keep_telling, args=(done,), daemon=True)
+        telling.start()
+        try:
+            places = self._place_hosts(start, until)
+            if not start.is_wanted:
+                raise NoLongerWanted
+            self._soon(self._on_placed, start, places)
+        except Exception as error:  # noqa: BLE001 - whatever Ray raises, the leader must hear of it
+            start.reservation.release()  # Whoever wants it no more may have freed it too early.
+            why = f"Ray could not start its hosts: {cluster.describe_death(error)}"
+            self._soon(self._on_lost, start, "" if isinstance(error, NoLongerWanted) else why)
+        finally:
+            done.set()
+            telling.join()
+
+    def _place_hosts(self, start: _SliceStart, until: float) -> list[HostPlace]:
+        """Reserve a slice and start its actors; once more where it has lost a machine meanwhile."""
+        reservation, starts = start.reservation, 0
+        while True:
+            reservation.reserve(until=until, is_wanted=lambda: start.is_wanted)
+            try:
+                return reservation.start_actors(until=until, is_wanted=lambda: start.is_wanted)
+            except MachinesLost:
+                reservation.release()
+                starts += 1
+                if starts == MOST_STARTS or self._is_over.wait(START_AGAIN_S):
+                    raise
+
+    def _keep_telling(self, done: threading.Event) -> None:
+        while not done.wait(TELL_EVERY_S):
+            with contextlib.suppress(Exception):  # The next look may succeed.
+                self._tell(self._describe_wait())
+        self._tell("")
+
+    def _describe_wait(self) -> str:
+        waiting = [start for start in list(self._starts.values()) if not start.places]
+        lacking = [start for start in waiting if not start.reservation.nodes]
+        if waiting and not lacking:
+            return "its nodes are reserved, and it waits for Ray to start its hosts there"
+        return cluster.describe_lack(self._needs, max(len(lacking), 1))
+
+    def _soon(self, act: Callable[..., None], *values: object) -> None:
+        self._serves.wait()
+        with contextlib.suppress(RuntimeError):  # The leader serves no more.
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(act, *values)
+
+    def _on_placed(self, start: _SliceStart, places: list[HostPlace]) -> None:
+        if self._starts.get(start.which) is not start:
+            return
+        start.places = places
+        begun = any(each.runs for each in self._starts.values())
+        if self._starts_each or begun or len(self._starts) < self._slices:
+            self._run_programs(start)
+        elif all(each.places for each in self._starts.values()):
+            for each in self._starts.values():
+                self._run_programs(each)
+
+    def _run_programs(self, start: _SliceStart) -> None:
+        start.runs = True
+        for index, place in zip(self._indices(start.which), start.places, strict=True):
+            self._running.add(index)
+            running = cluster.run_program(place, self._variables(index, place))
+            running.add_done_callback(
+                functools.partial(self._soon, self._on_end, start, index, place)
+            )
+
+    def _on_end(
+        self, start: _SliceStart, index: int, place: HostPlace, ended: Future[tuple[int, str]]
+    ) -> None:
+        """A program has ended, or its actor has died."""
+        if self._starts.get(start.which) is not start:
+            return
+        self._running.discard(index)
+        if (error := ended.exception()) is not None:
+            why = f"its actor on {place.address} died: {cluster.describe_death(error)}"
+            self._die(index, why)
+            return
+        code, words = ended.result()
+        if code == ProgramCode.UNUSABLE:
+            said = words.strip().splitlines()
+            where = f"On node {place.address} (Ray's {place.node[:12]}) it could not begin"
+            self._refuse(index, f"{where}: {said[-1] if said else 'no reason known'}")
+        elif code not in (ProgramCode.DELIVERED, ProgramCode.CODE_FAILED):
+            self._die(index, _describe_end(code, place.address))
+        self._listener.on_change()
+
+    def _on_lost(self, start: _SliceStart, why: str) -> None:
+        """The machines of a slice could not be had."""
+        if self._starts.get(start.which) is not start:
+            return
+        self._release(start.which)
+        if why:
+            self._refuse(self._indices(start.which)[0], why)
+        self._listener.on_change()
+
+    def _refuse(self, index: int, why: str) -> None:
+        """A host cannot begin. Before the first attempt, it need not be tried again."""
+        if self._has_begun:
+            self._die(index, why)
+        else:
+            self._listener.on_report(HostReport(index, Exit.SETUP_FAILED, why))
+
+    def _release(self, which: int) -> None:
+        start = self._starts.pop(which, None)
+        self._dead.update(self._indices(which))
+        self._running.difference_update(self._indices(which))
+        if start is not None:
+            start.is_wanted = False
+            cleaning = threading.Thread(target=start.reservation.release, daemon=True)
+            cleaning.start()
+            self._cleaning.append(cleaning)
+
+
+def _describe_end(code: int, address: str) -> str:
+    """Say how the program of a host has ended that did not deliver its report."""
+    if code == ProgramCode.WORKER_LOST:
+        return WORKER_LOST
+    told = code == ProgramCode.TAKEN_AWAY
+    how = "was told to end" if told else f"ended with exit code {code}"
+    return f"its program on {address} {how}."
+
 
 _JOIN_S = "30"
 """How long the program of a host tries to reach this one, which serves before it is started."""
