@@ -74,16 +74,17 @@ class CheckReport(Record, called="The report of the check"):
         not fit; the others in a line each."""
         own = (n for n, each in enumerate(self.reports) if not hlo.is_of_library(each.source))
         first = next(own, 0)
-        shown = [
+        texts = [
             report.text(width)
             if number == first or report.verdict in _WORTH_ALL
             else summarize(report)
             for number, report in enumerate(self.reports)
         ]
         verdicts = Counter(str(report.verdict) for report in self.reports)
-        told = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
-        head = f"{_count(len(self.reports))} compiled for {self.accelerator}: {told or 'nothing'}"
-        return "\n\n".join([head, *shown, *self._name_rest()])
+        counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
+        count = _count(len(self.reports))
+        head = f"{count} compiled for {self.accelerator}: {counts or 'nothing'}"
+        return "\n\n".join([head, *texts, *self._name_rest()])
 
     def _name_rest(self) -> Iterator[str]:
         if self.small:
@@ -102,12 +103,12 @@ def _count(programs: int) -> str:
 
 def read_programs(folder: Path) -> list[Lowered]:
     """Return what was kept in a folder, largest first."""
-    found = []
+    programs = []
     for place in sorted(folder.glob("[0-9]*.json")):
         with contextlib.suppress(OSError, CorruptRecord):
             program = LoweredProgram.read(place.read_bytes())
-            found.append(Lowered(program, place.with_suffix(".mlir").read_bytes()))
-    return sorted(found, key=lambda each: -each.program.weight)
+            programs.append(Lowered(program, place.with_suffix(".mlir").read_bytes()))
+    return sorted(programs, key=lambda lowered: -lowered.program.weight)
 
 
 class ProgramCheck:
@@ -134,9 +135,9 @@ class ProgramCheck:
         """Yield the reports as they are ready; afterwards `report` has them all."""
         chosen = self._programs[:MOST_COMPILED]
         self._reports: dict[int, CompileReport] = {}
-        for number, each in enumerate(chosen):
-            if why := self._find_refusal(each.program):
-                program, target = each.program, self._target
+        for number, lowered in enumerate(chosen):
+            if why := self._find_refusal(lowered.program):
+                program, target = lowered.program, self._target
                 refused = describe_refusal(
                     program.name, program.source, target.topology, target.slices, detail=f"{why}."
                 )
@@ -172,7 +173,7 @@ def _rename_files(report: CompileReport, tree: str, root: str) -> CompileReport:
     def rename(text: str) -> str:
         return text.replace(f"{tree.rstrip('/')}/", f"{root.rstrip('/')}/")
 
-    buffers = tuple(replace(each, source=rename(each.source)) for each in report.buffers)
+    buffers = tuple(replace(buffer, source=rename(buffer.source)) for buffer in report.buffers)
     return replace(
         report, source=rename(report.source), detail=rename(report.detail), buffers=buffers
     )

@@ -37,15 +37,15 @@ def main() -> None:
     processes.die_with_parent(int(sys.argv[2]))
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's threads spin, and have nothing to do
     gc.disable()  # much is made here, and kept to the end
-    found = TpuCompiler(*sys.argv[3:])
+    compiler = TpuCompiler(*sys.argv[3:])
     program = LoweredProgram.read((folder / PROGRAM).read_bytes())
     target = CompileTarget.read((folder / TARGET).read_bytes())
-    report = compile_program(program, target, folder, found)
+    report = compile_program(program, target, folder, compiler)
     files.save(folder / REPORT, [json.dumps(report.to_json()).encode()])
 
 
 def compile_program(
-    program: LoweredProgram, target: CompileTarget, folder: Path, found: TpuCompiler
+    program: LoweredProgram, target: CompileTarget, folder: Path, compiler: TpuCompiler
 ) -> CompileReport:
     """Compile the module in a folder, here."""
     begun = time.monotonic()
@@ -56,10 +56,10 @@ def compile_program(
         "family": target.topology.family,
         "slices": target.slices,
         "devices": len(program.positions),
-        "versions": str(found),
+        "versions": str(compiler),
     }
     try:
-        devices = topologies.describe(target, found.library)
+        devices = topologies.describe(target, compiler.library)
         own = [devices[at] for at in program.positions]
         executable = _compile(program, folder, own)
     except Exception as error:  # noqa: BLE001 - whatever the compiler raises, it is what it says
@@ -105,13 +105,13 @@ def _make_options(program: LoweredProgram, folder: Path, devices: list[Any]) -> 
     from jaxlib import xla_client
 
     own = dict(program.options)
-    made = xla_client.CompileOptions()
-    made.num_replicas, made.num_partitions = 1, len(devices)
+    options = xla_client.CompileOptions()
+    options.num_replicas, options.num_partitions = 1, len(devices)
     ids = np.array([[device.id for device in devices]])
-    made.device_assignment = xla_client.DeviceAssignment.create(ids)
-    made.parameter_is_tupled_arguments = program.tuples
-    made.profile_version = -1  # none is looked for
-    build = made.executable_build_options
+    options.device_assignment = xla_client.DeviceAssignment.create(ids)
+    options.parameter_is_tupled_arguments = program.tuples
+    options.profile_version = -1  # none is looked for
+    build = options.executable_build_options
     build.use_spmd_partitioning = True
     build.use_shardy_partitioner = program.shardy
     build.allow_spmd_sharding_propagation_to_parameters = list(program.inputs_open)
@@ -119,8 +119,8 @@ def _make_options(program: LoweredProgram, folder: Path, devices: list[Any]) -> 
     for name in EFFORTS & own.keys():
         setattr(build, name, own.pop(name))
     dumps = {"xla_dump_to": str(folder / _DUMP), "xla_dump_hlo_as_text": True}
-    made.env_option_overrides = list((own | dumps).items())
-    return made
+    options.env_option_overrides = list((own | dumps).items())
+    return options
 
 
 def _read_memory(stats: Any) -> MemoryUse:
@@ -137,16 +137,16 @@ def _read_memory(stats: Any) -> MemoryUse:
     )
 
 
-def _report_error(said: str, about: dict[str, Any]) -> CompileReport:
+def _report_error(message: str, about: dict[str, Any]) -> CompileReport:
     """What the compiler refused, and by how much a program is too large, where it says so."""
-    if "RESOURCE_EXHAUSTED" not in said:
-        return CompileReport(**about, verdict=CompileVerdict.REFUSED, detail=said)
+    if "RESOURCE_EXHAUSTED" not in message:
+        return CompileReport(**about, verdict=CompileVerdict.REFUSED, detail=message)
     return CompileReport(
         **about,
         verdict=CompileVerdict.TOO_LARGE,
-        detail=said,
-        memory=shortage.read_shortage(said),
-        buffers=shortage.read_allocations(said)[:_BUFFERS],
+        detail=message,
+        memory=shortage.read_shortage(message),
+        buffers=shortage.read_allocations(message)[:_BUFFERS],
     )
 
 

@@ -46,17 +46,17 @@ Cost = Callable[[str, Instruction], float]
 def count_runs(module: Module, cost: Cost) -> dict[str, float]:
     """Return how often each computation runs at least, fusions included. Loops whose length cannot
     be read count once; of branches the one that costs least counts, and the others 0 times."""
-    known: dict[str, dict[str, float]] = {}
+    runs_of: dict[str, dict[str, float]] = {}
 
     def count(name: str) -> dict[str, float]:
-        if name not in known:
+        if name not in runs_of:
             runs: dict[str, float] = defaultdict(float, {name: 1.0})
-            for each in module.computations.get(name, {}).values():
-                for called, repeats in _calls_of(module, name, each, weigh):
+            for instruction in module.computations.get(name, {}).values():
+                for called, repeats in _calls_of(module, name, instruction, weigh):
                     for inner, times in count(called).items():
                         runs[inner] += times * repeats
-            known[name] = dict(runs)
-        return known[name]
+            runs_of[name] = dict(runs)
+        return runs_of[name]
 
     def weigh(name: str) -> float:
         return _sum_up(module, count(name), cost)
@@ -66,40 +66,40 @@ def count_runs(module: Module, cost: Cost) -> dict[str, float]:
 
 def _sum_up(module: Module, runs: Mapping[str, float], cost: Cost) -> float:
     return sum(
-        times * cost(name, each)
+        times * cost(name, instruction)
         for name, times in runs.items()
         if times
-        for each in module.computations.get(name, {}).values()
+        for instruction in module.computations.get(name, {}).values()
     )
 
 
 def _calls_of(
-    module: Module, where: str, each: Instruction, weigh: Callable[[str], float]
+    module: Module, where: str, instruction: Instruction, weigh: Callable[[str], float]
 ) -> Iterator[tuple[str, float]]:
-    if each.opcode == "while":
-        yield each.attribute("body"), _trips(module, module.computations[where], each)
-    elif each.opcode == "conditional":
-        branches = _branches(each)
+    if instruction.opcode == "while":
+        yield instruction.attribute("body"), _trips(module, module.computations[where], instruction)
+    elif instruction.opcode == "conditional":
+        branches = _branches(instruction)
         cheapest = min(branches, key=weigh)
         yield from ((name, float(name == cheapest)) for name in branches)
-    elif each.opcode in ("fusion", "call", "async-start"):
-        yield each.attribute("calls") or each.attribute("to_apply"), 1.0
+    elif instruction.opcode in ("fusion", "call", "async-start"):
+        yield instruction.attribute("calls") or instruction.attribute("to_apply"), 1.0
 
 
-def _branches(each: Instruction) -> list[str]:
+def _branches(conditional: Instruction) -> list[str]:
     """The computations that a conditional chooses from, each once."""
-    listed = re.search(r"branch_computations=\{([^}]*)\}", each.rest)
+    listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
     two = ("true_computation", "false_computation")
-    names = listed[1].split(",") if listed else map(each.attribute, two)
+    names = listed[1].split(",") if listed else map(conditional.attribute, two)
     return list(dict.fromkeys(name.strip().lstrip("%") for name in names))
 
 
 def _trips(module: Module, where: Computation, loop: Instruction) -> float:
     """How often the loop's body runs: from its limit, where its counter begins, and what each run
     adds to it; once where one of these is not a number."""
-    known = re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest)
-    if known:
-        return float(known[1])
+    known_count = re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest)
+    if known_count:
+        return float(known_count[1])
     condition = module.computations.get(loop.attribute("condition"), {})
     test = _root(condition)
     if test is None or test.opcode != "compare" or "direction=LT" not in test.rest:
@@ -117,10 +117,10 @@ def _trips(module: Module, where: Computation, loop: Instruction) -> float:
 
 def _step(body: Computation, index: str) -> int:
     """What a run of the body adds to an element of its state; 0 if it does something else to it."""
-    made = _element(body, _root(body), index)
-    if made is None or made.opcode != "add":
+    element = _element(body, _root(body), index)
+    if element is None or element.opcode != "add":
         return 0
-    terms = [_original(body, name) for name in made.operands]
+    terms = [_original(body, name) for name in element.operands]
     has_own = any(
         term is not None and term.opcode == "get-tuple-element" and term.attribute("index") == index
         for term in terms
@@ -130,7 +130,7 @@ def _step(body: Computation, index: str) -> int:
 
 
 def _root(computation: Computation) -> Instruction | None:
-    return next((each for each in computation.values() if each.is_root), None)
+    return next((instruction for instruction in computation.values() if instruction.is_root), None)
 
 
 def _element(where: Computation, state: Instruction | None, index: str) -> Instruction | None:
@@ -141,15 +141,23 @@ def _element(where: Computation, state: Instruction | None, index: str) -> Instr
 
 def _original(where: Computation, name: str) -> Instruction | None:
     """The instruction behind copies."""
-    each = where.get(name)
-    while each is not None and each.opcode in ("copy", "bitcast") and each.operands:
-        each = where.get(each.operands[0])
-    return each
+    instruction = where.get(name)
+    while (
+        instruction is not None
+        and instruction.opcode in ("copy", "bitcast")
+        and instruction.operands
+    ):
+        instruction = where.get(instruction.operands[0])
+    return instruction
 
 
-def _constant(each: Instruction | None) -> int | None:
-    number = re.match(r"(-?\d+)", each.rest) if each is not None else None
-    return int(number[1]) if each is not None and each.opcode == "constant" and number else None
+def _constant(instruction: Instruction | None) -> int | None:
+    number = re.match(r"(-?\d+)", instruction.rest) if instruction is not None else None
+    return (
+        int(number[1])
+        if instruction is not None and instruction.opcode == "constant" and number
+        else None
+    )
 
 
 # -- operations ------------------------------------------------------------------------------------
@@ -159,38 +167,38 @@ def count_flops(module: Module) -> float:
     """Return the operations of all matrix multiplications and convolutions; what else is computed
     is small beside them, and never bounds a matrix unit."""
 
-    def cost(name: str, each: Instruction) -> float:
-        is_product = each.opcode in ("dot", "convolution")
-        return _flops_of(module.computations[name], each) if is_product else 0.0
+    def cost(name: str, instruction: Instruction) -> float:
+        is_product = instruction.opcode in ("dot", "convolution")
+        return _flops_of(module.computations[name], instruction) if is_product else 0.0
 
     return _sum_up(module, count_runs(module, cost), cost)
 
 
-def _flops_of(where: Computation, each: Instruction) -> float:
-    left, right = (_array_of(where, name) for name in each.operands[:2])
-    if left is None or right is None or not each.arrays:
+def _flops_of(where: Computation, instruction: Instruction) -> float:
+    lhs, rhs = (_array_of(where, name) for name in instruction.operands[:2])
+    if lhs is None or rhs is None or not instruction.arrays:
         return 0.0
-    made = each.arrays[0]
-    if each.opcode == "dot":
-        over = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", each.rest)
+    result = instruction.arrays[0]
+    if instruction.opcode == "dot":
+        over = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)
         axes = [int(axis) for axis in over[1].split(",") if axis] if over else []
-        return 2.0 * math.prod(made.dims) * math.prod(left.dims[axis] for axis in axes)
-    return _flops_of_window(each, left, right, made)
+        return 2.0 * math.prod(result.dims) * math.prod(lhs.dims[axis] for axis in axes)
+    return _flops_of_window(instruction, lhs, rhs, result)
 
 
-def _flops_of_window(each: Instruction, left: Array, right: Array, made: Array) -> float:
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", each.rest)
+def _flops_of_window(instruction: Instruction, lhs: Array, rhs: Array, result: Array) -> float:
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.rest)
     if not labels:
         return 0.0
     of_left, of_right, of_made = labels[1], labels[2], labels[3]
-    features = made.dims[of_made.index("f")] * made.dims[of_made.index("b")]
-    flops = 2.0 * features * right.dims[of_right.index("i")]
+    features = result.dims[of_made.index("f")] * result.dims[of_made.index("b")]
+    flops = 2.0 * features * rhs.dims[of_right.index("i")]
     for number, axis in enumerate(sorted(letter for letter in of_made if letter.isdigit())):
         flops *= _positions(
-            _Window(each.rest, number),
-            left.dims[of_left.index(axis)],
-            right.dims[of_right.index(axis)],
-            made.dims[of_made.index(axis)],
+            _Window(instruction.rest, number),
+            lhs.dims[of_left.index(axis)],
+            rhs.dims[of_right.index(axis)],
+            result.dims[of_made.index(axis)],
         )
     return flops
 
@@ -200,8 +208,8 @@ class _Window:
     gaps as wide as the window, in which nothing is multiplied."""
 
     def __init__(self, attributes: str, number: int) -> None:
-        found = re.search(r"window=\{([^}]*)\}", attributes)
-        self._fields = dict(re.findall(r"(\w+)=(\S+)", found[1])) if found else {}
+        window = re.search(r"window=\{([^}]*)\}", attributes)
+        self._fields = dict(re.findall(r"(\w+)=(\S+)", window[1])) if window else {}
         self._number = number
 
     def value(self, name: str, default: int) -> int:
@@ -227,8 +235,8 @@ def _positions(window: _Window, inputs: int, kernel: int, outputs: int) -> int:
 
 
 def _array_of(where: Computation, name: str) -> Array | None:
-    made = where.get(name)
-    return made.arrays[0] if made is not None and made.arrays else None
+    instruction = where.get(name)
+    return instruction.arrays[0] if instruction is not None and instruction.arrays else None
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -239,10 +247,10 @@ def count_bytes(module: Module) -> float:
     an instruction only takes or puts a part of, that part counts."""
     fused = _find_fused(module)
 
-    def cost(name: str, each: Instruction) -> float:
-        if name in fused or each.opcode in _FREE or each.opcode.endswith("-done"):
+    def cost(name: str, instruction: Instruction) -> float:
+        if name in fused or instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
             return 0.0
-        return _bytes_of(module, module.computations[name], each)
+        return _bytes_of(module, module.computations[name], instruction)
 
     return _sum_up(module, count_runs(module, cost), cost)
 
@@ -250,20 +258,30 @@ def count_bytes(module: Module) -> float:
 def _find_fused(module: Module) -> set[str]:
     """The computations of fusions, whose instructions have no arrays of their own."""
     return {
-        each.attribute("calls")
+        instruction.attribute("calls")
         for computation in module.computations.values()
-        for each in computation.values()
-        if each.opcode == "fusion"
+        for instruction in computation.values()
+        if instruction.opcode == "fusion"
     }
 
 
-def _bytes_of(module: Module, where: Computation, each: Instruction) -> float:
-    inner = module.computations.get(each.attribute("calls"), {}) if each.opcode == "fusion" else {}
-    taken = [_bytes_read(where, name, inner, number) for number, name in enumerate(each.operands)]
-    part = 0 if each.opcode in _PUT_PARTS else sum(made.padded_bytes for made in each.arrays)
-    for number in range(len(_wholes(each))):
-        taken[number] = min(taken[number], part)
-    return sum(taken) + _bytes_written(where, each, inner)
+def _bytes_of(module: Module, where: Computation, instruction: Instruction) -> float:
+    inner = (
+        module.computations.get(instruction.attribute("calls"), {})
+        if instruction.opcode == "fusion"
+        else {}
+    )
+    read_bytes = [
+        _bytes_read(where, name, inner, number) for number, name in enumerate(instruction.operands)
+    ]
+    part = (
+        0
+        if instruction.opcode in _PUT_PARTS
+        else sum(array.padded_bytes for array in instruction.arrays)
+    )
+    for number in range(len(_wholes(instruction))):
+        read_bytes[number] = min(read_bytes[number], part)
+    return sum(read_bytes) + _bytes_written(where, instruction, inner)
 
 
 def _bytes_read(where: Computation, name: str, inner: Computation, number: int) -> float:
@@ -271,50 +289,50 @@ def _bytes_read(where: Computation, name: str, inner: Computation, number: int) 
     if array is None or not array.in_hbm:
         return 0.0
     own = _parameter(inner, number)
-    users = [each for each in inner.values() if own is not None and own.name in each.operands]
-    if users and all(own is not None and own.name in _wholes(each) for each in users):
+    users = [user for user in inner.values() if own is not None and own.name in user.operands]
+    if users and all(own is not None and own.name in _wholes(user) for user in users):
         return float(
-            sum(each.arrays[0].padded_bytes for each in users if each.opcode in _TAKE_PARTS)
+            sum(user.arrays[0].padded_bytes for user in users if user.opcode in _TAKE_PARTS)
         )
     return float(array.padded_bytes)
 
 
-def _wholes(each: Instruction) -> Sequence[str]:
+def _wholes(instruction: Instruction) -> Sequence[str]:
     """The operands that an instruction takes a part of, or puts one in: a scatter has as many of
     them as of updates, with the indices between."""
-    if each.opcode == "scatter":
-        return each.operands[: len(each.operands) // 2]
-    return each.operands[:1] if each.opcode in _TAKE_PARTS + _PUT_PARTS else ()
+    if instruction.opcode == "scatter":
+        return instruction.operands[: len(instruction.operands) // 2]
+    return instruction.operands[:1] if instruction.opcode in _TAKE_PARTS + _PUT_PARTS else ()
 
 
 def _parameter(inner: Computation, number: int) -> Instruction | None:
     return next(
         (
-            each
-            for each in inner.values()
-            if each.opcode == "parameter" and re.match(rf"{number}\b", each.rest)
+            instruction
+            for instruction in inner.values()
+            if instruction.opcode == "parameter" and re.match(rf"{number}\b", instruction.rest)
         ),
         None,
     )
 
 
-def _bytes_written(where: Computation, each: Instruction, inner: Computation) -> float:
+def _bytes_written(where: Computation, instruction: Instruction, inner: Computation) -> float:
     updates = [of for of in inner.values() if of.opcode in _PUT_PARTS]
-    if each.opcode in _PUT_PARTS:
-        updates, inner = [each], where
+    if instruction.opcode in _PUT_PARTS:
+        updates, inner = [instruction], where
     if updates:
         return sum(_bytes_put(inner, update) for update in updates)
-    made = each.arrays[:1] if each.opcode.endswith("-start") else each.arrays
-    return float(sum(array.padded_bytes for array in made if array.in_hbm))
+    arrays = instruction.arrays[:1] if instruction.opcode.endswith("-start") else instruction.arrays
+    return float(sum(array.padded_bytes for array in arrays if array.in_hbm))
 
 
-def _bytes_put(where: Computation, each: Instruction) -> float:
+def _bytes_put(where: Computation, instruction: Instruction) -> float:
     """Of an array that has fewer bytes than what is put into it, each byte once."""
-    names = _wholes(each)
+    names = _wholes(instruction)
     wholes = [_array_of(where, name) for name in names]
-    parts = [_array_of(where, name) for name in each.operands[-len(names) :]]
-    if each.opcode == "dynamic-update-slice":
-        parts = [_array_of(where, each.operands[1])]
+    parts = [_array_of(where, name) for name in instruction.operands[-len(names) :]]
+    if instruction.opcode == "dynamic-update-slice":
+        parts = [_array_of(where, instruction.operands[1])]
     return float(
         sum(
             min(whole.padded_bytes, part.padded_bytes)
@@ -327,34 +345,40 @@ def _bytes_put(where: Computation, each: Instruction) -> float:
 def find_buffers(module: Module, most: int) -> list[Buffer]:
     """Return the largest arrays in the chip's memory, with the lines that made them; arguments by
     their names. Of equal ones from one line the first. There is room for those of all branches."""
-    found: dict[tuple[str, str], Buffer] = {}
+    buffers: dict[tuple[str, str], Buffer] = {}
     fused = _find_fused(module)
     for name in count_runs(module, lambda *_: 0.0):
-        for each in module.computations.get(name, {}).values() if name not in fused else ():
-            if _is_given(each, name == module.entry):
-                for array in each.arrays:
-                    _note_buffer(found, module, each, array)
-    return sorted(found.values(), key=lambda buffer: -buffer.bytes)[:most]
+        for instruction in module.computations.get(name, {}).values() if name not in fused else ():
+            if _is_given(instruction, name == module.entry):
+                for array in instruction.arrays:
+                    _note_buffer(buffers, module, instruction, array)
+    return sorted(buffers.values(), key=lambda buffer: -buffer.bytes)[:most]
 
 
-def _is_given(each: Instruction, in_entry: bool) -> bool:
+def _is_given(instruction: Instruction, in_entry: bool) -> bool:
     """Whether it has memory of its own."""
-    if each.opcode == "parameter":
+    if instruction.opcode == "parameter":
         return in_entry
-    return each.opcode not in _MOVES and not each.opcode.endswith(("-start", "-update", "-done"))
+    return instruction.opcode not in _MOVES and not instruction.opcode.endswith(
+        ("-start", "-update", "-done")
+    )
 
 
 def _note_buffer(
-    found: dict[tuple[str, str], Buffer], module: Module, each: Instruction, array: Array
+    buffers: dict[tuple[str, str], Buffer], module: Module, instruction: Instruction, array: Array
 ) -> None:
     if not array.in_hbm or array.padded_bytes < _LEAST_BUFFER:
         return
-    is_argument = each.opcode == "parameter"
-    source = "" if is_argument else module.source_of(each)
-    what = f"argument {each.op_name}" if is_argument else each.op_name.rpartition("/")[2]
-    found.setdefault(
+    is_argument = instruction.opcode == "parameter"
+    source = "" if is_argument else module.source_of(instruction)
+    what = (
+        f"argument {instruction.op_name}" if is_argument else instruction.op_name.rpartition("/")[2]
+    )
+    buffers.setdefault(
         (array.text, source or what),
-        Buffer(array.text, array.padded_bytes, array.data_bytes, what or each.opcode, source),
+        Buffer(
+            array.text, array.padded_bytes, array.data_bytes, what or instruction.opcode, source
+        ),
     )
 
 
@@ -365,39 +389,39 @@ def find_collectives(module: Module, layout: DeviceLayout) -> list[Collective]:
     """Return what is sent between chips and slices, the same kinds over the same axes together,
     the most bytes first."""
 
-    def cost(name: str, each: Instruction) -> float:
-        return _describe_transfer(module, name, each, layout)[2]
+    def cost(name: str, instruction: Instruction) -> float:
+        return _describe_transfer(module, name, instruction, layout)[2]
 
     sums: dict[tuple[str, str, bool], list[float]] = {}
     for name, times in count_runs(module, cost).items():
-        for each in module.computations.get(name, {}).values() if times else ():
-            kind, size, wire, axes, crosses = _describe_transfer(module, name, each, layout)
+        for instruction in module.computations.get(name, {}).values() if times else ():
+            kind, size, wire, axes, crosses = _describe_transfer(module, name, instruction, layout)
             if kind:
                 total = sums.setdefault((kind, axes, crosses), [0.0, 0.0, 0.0])
                 for index, value in enumerate((times, times * size, times * wire)):
                     total[index] += value
-    made = [
+    collectives = [
         Collective(kind, axes, crosses, round(count), round(size), round(wire))
         for (kind, axes, crosses), (count, size, wire) in sums.items()
     ]
-    return sorted(made, key=lambda one: -one.wire_bytes)
+    return sorted(collectives, key=lambda one: -one.wire_bytes)
 
 
 _NOTHING = ("", 0.0, 0.0, "", False)
 
 
 def _describe_transfer(
-    module: Module, where: str, each: Instruction, layout: DeviceLayout
+    module: Module, where: str, instruction: Instruction, layout: DeviceLayout
 ) -> tuple[str, float, float, str, bool]:
-    kind = each.opcode.removesuffix("-start")
-    if each.opcode == "send" and "xla_megascale" in each.rest:
-        return _describe_transfer_between(each, layout)
-    if kind not in _KINDS or not each.arrays:
+    kind = instruction.opcode.removesuffix("-start")
+    if instruction.opcode == "send" and "xla_megascale" in instruction.rest:
+        return _describe_transfer_between(instruction, layout)
+    if kind not in _KINDS or not instruction.arrays:
         return _NOTHING
-    group = layout.read_group(each.rest)
+    group = layout.read_group(instruction.rest)
     if len(group) < 2:
         return _NOTHING
-    size = float(max(_sizes(module.computations[where], each)))
+    size = float(max(_sizes(module.computations[where], instruction)))
     if kind == "all-reduce" and where.startswith("all-reduce-scatter"):
         kind = "reduce-scatter"  # as this compiler writes one
     wire = size * _share_sent(kind, len(group))
@@ -405,13 +429,13 @@ def _describe_transfer(
 
 
 def _describe_transfer_between(
-    each: Instruction, layout: DeviceLayout
+    instruction: Instruction, layout: DeviceLayout
 ) -> tuple[str, float, float, str, bool]:
     """What a slice sends to others: its whole operand, which is one part of what a gather makes."""
-    told = re.search(r'_xla_megascale_transfer_type="(\w+)"', each.rest)
-    kind = told[1].lower().replace("_", "-") if told else "send"
+    transfer = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)
+    kind = transfer[1].lower().replace("_", "-") if transfer else "send"
     kind = "collective-permute" if kind == "one-to-one" else kind
-    size = float(each.arrays[0].data_bytes) if each.arrays else 0.0
+    size = float(instruction.arrays[0].data_bytes) if instruction.arrays else 0.0
     if kind == "all-gather":
         size *= layout.slice_count
     wire = size * _share_sent(kind, layout.slice_count)
@@ -425,13 +449,13 @@ def _share_sent(kind: str, members: int) -> float:
     return (members - 1) / members * (2 if kind == "all-reduce" else 1)
 
 
-def _sizes(where: Computation, each: Instruction) -> Sequence[int]:
+def _sizes(where: Computation, instruction: Instruction) -> Sequence[int]:
     """The bytes of what goes in and of what comes out: the whole of a gather is its result, that
     of a scatter its operand."""
-    taken = [_array_of(where, name) for name in each.operands]
+    operands = [_array_of(where, name) for name in instruction.operands]
     return (
-        sum(array.data_bytes for array in taken if array is not None),
-        max(array.data_bytes for array in each.arrays)
-        if each.opcode.endswith("-start")
-        else sum(array.data_bytes for array in each.arrays),
+        sum(array.data_bytes for array in operands if array is not None),
+        max(array.data_bytes for array in instruction.arrays)
+        if instruction.opcode.endswith("-start")
+        else sum(array.data_bytes for array in instruction.arrays),
     )

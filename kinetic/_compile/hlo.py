@@ -97,14 +97,14 @@ class Instruction(NamedTuple):
 
     def attribute(self, name: str) -> str:
         """Return the computation or plain word that the attribute names; "" without one."""
-        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
-        return found[1] if found else ""
+        match = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
+        return match[1] if match else ""
 
     @property
     def op_name(self) -> str:
         """The path of names that JAX gave it."""
-        found = re.search(r'op_name="([^"]*)"', self.rest)
-        return found[1].replace("\\'", "'") if found else ""
+        match = re.search(r'op_name="([^"]*)"', self.rest)
+        return match[1].replace("\\'", "'") if match else ""
 
 
 Computation = dict[str, Instruction]
@@ -128,11 +128,18 @@ class Module(NamedTuple):
         frame = re.search(r"stack_frame_id=(\d+)", instruction.rest)
         if frame:
             return self._name_frame(int(frame[1]))
-        told = re.search(r'source_file="([^"]*)" source_line=(\d+)', instruction.rest)
-        if told:
-            return f"{told[1]}:{told[2]}"
+        line = re.search(r'source_file="([^"]*)" source_line=(\d+)', instruction.rest)
+        if line:
+            return f"{line[1]}:{line[2]}"
         inner = self.computations.get(instruction.attribute("calls"), {})
-        root = next((each for each in inner.values() if each.is_root), None)
+        root = next(
+            (
+                inner_instruction
+                for inner_instruction in inner.values()
+                if inner_instruction.is_root
+            ),
+            None,
+        )
         return self.source_of(root) if root is not None else ""
 
     def _name_frame(self, frame: int) -> str:
@@ -150,9 +157,9 @@ class Module(NamedTuple):
 def name_frame(places: Iterable[tuple[str, str]]) -> str:
     """Return the text of the innermost frame that is not a library's, of files and texts from the
     inside out; else the innermost; "" of none."""
-    known = list(places)
-    own = (text for file, text in known if not is_of_library(file))
-    return next(own, known[0][1] if known else "")
+    frames = list(places)
+    own = (text for file, text in frames if not is_of_library(file))
+    return next(own, frames[0][1] if frames else "")
 
 
 def is_of_library(file: str) -> bool:
@@ -173,8 +180,8 @@ def read(text: str) -> Module:
         elif line.startswith("}"):
             current = None
         elif current is not None:
-            if made := _read_instruction(line):
-                current[made.name] = made
+            if instruction := _read_instruction(line):
+                current[instruction.name] = instruction
         elif re.fullmatch(r"[A-Z]\w+", line):
             table = tables.setdefault(line, {})
         elif table is not None and (row := re.match(r"(\d+) (.*)", line)):
@@ -183,20 +190,20 @@ def read(text: str) -> Module:
 
 
 def _read_instruction(line: str) -> Instruction | None:
-    found = _INSTRUCTION.match(line)
-    if not found:
+    match = _INSTRUCTION.match(line)
+    if not match:
         return None
-    kind, rest = _split_type(found[3])
+    kind, rest = _split_type(match[3])
     opcode = _OPCODE.match(rest)
     if not opcode:
         return None
     inside, attributes = _split_parentheses(rest[opcode.end() - 1 :])
-    arrays = tuple(_read_array(*each) for each in _ARRAY.findall(kind))
+    arrays = tuple(_read_array(*array) for array in _ARRAY.findall(kind))
     operands = tuple(_NAMES.findall(inside))
     is_number = opcode[1] in ("parameter", "constant")
     return Instruction(
-        found[2], opcode[1], arrays, operands, (inside if is_number else "") + attributes,
-        bool(found[1]),
+        match[2], opcode[1], arrays, operands, (inside if is_number else "") + attributes,
+        bool(match[1]),
     )  # fmt: skip
 
 

@@ -103,14 +103,14 @@ def _lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lowe
         function, args, kwargs = _wrap(function, args, kwargs)
     elif maker == "flax":  # it gives JAX the leaves of its modules by number
         names = _name_arrays(function, args, kwargs)
-    with _lowering_for_tpus(names) as seen:
+    with _lowering_for_tpus(names) as computations:
         function.lower(*args, **kwargs)
-    if not seen:
+    if not computations:
         raise UsageError(
             f"{function!r} has a method lower() that lowers nothing of JAX: give the function that "
             "it wraps."
         )
-    return describe(seen[-1], target, source)
+    return describe(computations[-1], target, source)
 
 
 def _check_sizes(name: str, leaves: Sequence[Any]) -> None:
@@ -134,8 +134,8 @@ def _wrap(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     def call(*arrays: Any) -> list[Any]:
         filled = dict(enumerate(leaves)) | dict(zip(numbers, arrays, strict=True))
         own, named = jax.tree.unflatten(tree, [filled[at] for at in range(len(leaves))])
-        made = jax.tree.leaves(function(*own, **named))
-        return [each for each in made if isinstance(each, jax.Array)]
+        outputs = jax.tree.leaves(function(*own, **named))
+        return [output for output in outputs if isinstance(output, jax.Array)]
 
     call.__name__ = origins.name_function(function)
     call.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
@@ -158,7 +158,7 @@ def _refuse_keras(name: str, leaves: Sequence[Any]) -> None:
 
 
 def _is_of_keras(leaf: Any) -> bool:
-    return any(each.__module__.partition(".")[0] == "keras" for each in type(leaf).__mro__)
+    return any(base.__module__.partition(".")[0] == "keras" for base in type(leaf).__mro__)
 
 
 def _name_arrays(function: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
@@ -167,8 +167,12 @@ def _name_arrays(function: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]
 
     own: list[str] = []
     with contextlib.suppress(TypeError, ValueError):  # it has no signature
-        given = inspect.signature(function).parameters.values()
-        own = [each.name for each in given if each.kind in (each.POSITIONAL_ONLY, _EITHER)]
+        parameters = inspect.signature(function).parameters.values()
+        own = [
+            parameter.name
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_ONLY, _EITHER)
+        ]
     own += [f"args[{index}]" for index in range(len(own), len(args))]
     named = {**dict(zip(own, args, strict=False)), **dict(sorted(kwargs.items()))}
     return [
@@ -216,24 +220,24 @@ def _shape_of(leaf: Any) -> Any:
 def _lowering_for_tpus(names: Sequence[tuple[str, Any]]) -> Iterator[list[Any]]:
     """Lower whatever is lowered in the block for TPUs, with these names of its arguments if there
     are any; yields what was."""
-    seen: list[Any] = []
+    computations: list[Any] = []
 
-    def lower_for_tpus(original: Callable[..., Any], jaxpr: Any, *args: Any, **given: Any) -> Any:
-        seen.append(
+    def lower_for_tpus(original: Callable[..., Any], jaxpr: Any, *args: Any, **options: Any) -> Any:
+        computations.append(
             original(
-                _rename_arguments(jaxpr, names), *args, **(given | {"lowering_platforms": TPU})
+                _rename_arguments(jaxpr, names), *args, **(options | {"lowering_platforms": TPU})
             )
         )
-        return seen[-1]
+        return computations[-1]
 
     with replacing_entrance(lower_for_tpus):
-        yield seen
+        yield computations
 
 
 def _rename_arguments(closed: Any, names: Sequence[tuple[str, Any]]) -> Any:
     """With these names, if they are those of its arguments."""
-    shapes = [each.shape for _, each in names]
-    if not names or shapes != [getattr(each, "shape", None) for each in closed.in_avals]:
+    shapes = [aval.shape for _, aval in names]
+    if not names or shapes != [getattr(aval, "shape", None) for aval in closed.in_avals]:
         return closed
     debug_info = closed.jaxpr.debug_info._replace(arg_names=tuple(name for name, _ in names))
     return closed.replace(jaxpr=closed.jaxpr.replace(debug_info=debug_info))
@@ -288,10 +292,12 @@ def _install_entrance() -> None:
             return
         _hide_frames()
 
-        def enter(*args: Any, **given: Any) -> Any:
+        def enter(*args: Any, **options: Any) -> Any:
             instead = _instead_here.get() or _instead_everywhere
             return (
-                original(*args, **given) if instead is None else instead(original, *args, **given)
+                original(*args, **options)
+                if instead is None
+                else instead(original, *args, **options)
             )
 
         setattr(enter, _OURS, True)
@@ -363,9 +369,9 @@ def _read_efforts() -> dict[str, Any]:
     """How much JAX is set to have the compiler do, where that is not the default."""
     from jax._src import config
 
-    known = (name for name in sorted(EFFORTS) if hasattr(config, name))
-    told = {name: getattr(config, name).value for name in known}
-    numbers = {name: _LEVELS.get(value, value) for name, value in told.items()}
+    names = (name for name in sorted(EFFORTS) if hasattr(config, name))
+    values = {name: getattr(config, name).value for name in names}
+    numbers = {name: _LEVELS.get(value, value) for name, value in values.items()}
     return {name: number for name, number in numbers.items() if number}
 
 
@@ -382,11 +388,13 @@ def _plain_name(name: str) -> str:
 
 def _find_mesh(about: dict[str, Any]) -> Any:
     """The mesh that the arrays of a program are split by; None without one."""
-    known = (*about["in_shardings"], *about["out_shardings"], *about["intermediate_shardings"])
-    meshes = (getattr(sharding, "mesh", None) for sharding in known)
-    given = about["context_mesh"]
-    found = next((mesh for mesh in meshes if mesh is not None and not mesh.empty), given)
-    return None if found is None or found.empty else found
+    shardings = (*about["in_shardings"], *about["out_shardings"], *about["intermediate_shardings"])
+    meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
+    context_mesh = about["context_mesh"]
+    mesh_of_program = next(
+        (mesh for mesh in meshes if mesh is not None and not mesh.empty), context_mesh
+    )
+    return None if mesh_of_program is None or mesh_of_program.empty else mesh_of_program
 
 
 def size_of(aval: Any) -> int:
@@ -399,14 +407,14 @@ def find_origin(closed: Any) -> tuple[str, str]:
     """Return the name of the function whose program this is, and where it is, "file:line" or "".
     Where that is JAX's own, such as of `jax.pmap` or of a kernel that is called outside of
     `jax.jit`: those of the first function within that is nobody's library."""
-    own = (_read_origin(each) for each in _walk(closed.jaxpr))
-    found = next((each for each in own if not hlo.is_of_library(each[1])), None)
-    return found or _read_origin(closed.jaxpr)
+    own = (_read_origin(inner) for inner in _walk(closed.jaxpr))
+    origin = next((inner for inner in own if not hlo.is_of_library(inner[1])), None)
+    return origin or _read_origin(closed.jaxpr)
 
 
 def count_equations(closed: Any) -> int:
     """Return how many equations a program has, with those within it."""
-    return sum(len(each.eqns) for each in _walk(closed.jaxpr))
+    return sum(len(inner.eqns) for inner in _walk(closed.jaxpr))
 
 
 def _walk(jaxpr: Any) -> Iterator[Any]:
@@ -420,6 +428,6 @@ def _walk(jaxpr: Any) -> Iterator[Any]:
 
 
 def _read_origin(jaxpr: Any) -> tuple[str, str]:
-    told = getattr(jaxpr, "debug_info", None)
-    name = str(getattr(told, "func_name", "") or "a program")
-    return name, str(getattr(told, "func_src_info", "")).partition(" at ")[2]
+    debug_info = getattr(jaxpr, "debug_info", None)
+    name = str(getattr(debug_info, "func_name", "") or "a program")
+    return name, str(getattr(debug_info, "func_src_info", "")).partition(" at ")[2]

@@ -54,13 +54,13 @@ def _find_end(text: str) -> int:
 
 def _read_frames(table: Mapping[str, str], name: str, depth: int = 0) -> Iterator[Frame]:
     """The frames of a location, the innermost first."""
-    said = table.get(name, "")
+    location = table.get(name, "")
     if depth > _DEEPEST:
         return
-    if call := _CALL.fullmatch(said):
+    if call := _CALL.fullmatch(location):
         for inner in call.groups():
             yield from _read_frames(table, inner, depth + 1)
-    elif named := _NAMED.fullmatch(said):
+    elif named := _NAMED.fullmatch(location):
         if place := _PLACE.match(table.get(named[2], "")):
             yield place[1], place[2], named[1]
         else:
@@ -73,7 +73,7 @@ def rename_origins(
     """Return a report of the same program when its lines were others, with those of now."""
     moved = dict(zip(before, now, strict=False))
     buffers = tuple(
-        replace(each, source=moved.get(each.source, each.source)) for each in report.buffers
+        replace(buffer, source=moved.get(buffer.source, buffer.source)) for buffer in report.buffers
     )
     return replace(report, buffers=buffers)
 

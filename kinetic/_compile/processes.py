@@ -129,8 +129,8 @@ class Compilers:
         to interrupt it, ends the compilers that run."""
         waiting, running = list[int](), list[_Running]()
         for index, lowered in enumerate(programs):
-            if (known := self._read_cache(lowered.program)) is not None:
-                yield index, self._add_price(known)
+            if (report_before := self._read_cache(lowered.program)) is not None:
+                yield index, self._add_price(report_before)
             else:
                 waiting.append(index)
         waiting.reverse()
@@ -155,8 +155,8 @@ class Compilers:
                         yield ended.number, self._add_price(report)
         finally:
             self._watch(None)
-            for each in running:
-                _end(each)
+            for compiler_run in running:
+                _end(compiler_run)
 
     def _start(self, index: int, lowered: Lowered, running: list[_Running]) -> None:
         folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
@@ -198,20 +198,28 @@ class Compilers:
         until = begun + self._timeout_s
         return _Running(index, lowered.program.name, begun, process, ends, folder, lock, until)
 
-    def _wait(self, running: Sequence[_Running], left: int) -> list[_Running]:
+    def _wait(self, running: Sequence[_Running], waiting: int) -> list[_Running]:
         """Those that have ended, and those whose time is up."""
         poll = select.poll()  # select() takes no descriptor beyond 1023
-        for each in running:
-            poll.register(each.ends)
-        names = tuple(each.name for each in running)
+        for compiler_run in running:
+            poll.register(compiler_run.ends)
+        names = tuple(compiler_run.name for compiler_run in running)
         ended: list[_Running] = []
         while not ended:
             now = time.monotonic()
-            self._watch(Compiling(names, left, now - min(each.begun for each in running)))
-            patience_s = min(_SECOND, max(0.0, min(each.until for each in running) - now))
+            self._watch(
+                Compiling(names, waiting, now - min(compiler_run.begun for compiler_run in running))
+            )
+            patience_s = min(
+                _SECOND, max(0.0, min(compiler_run.until for compiler_run in running) - now)
+            )
             ready = {descriptor for descriptor, _ in poll.poll(patience_s * 1000)}
             now = time.monotonic()
-            ended = [each for each in running if each.ends in ready or each.until <= now]
+            ended = [
+                compiler_run
+                for compiler_run in running
+                if compiler_run.ends in ready or compiler_run.until <= now
+            ]
         return ended
 
     def _collect(self, ended: _Running, program: LoweredProgram) -> CompileReport:
@@ -222,16 +230,18 @@ class Compilers:
         except (OSError, CorruptRecord):
             _kill(ended.process)
             code = ended.process.returncode
-            said = _read_words(words)
+            last_words = _read_words(words)
             reason = _name_end(code, f"{self._timeout_s:g} s" if is_late else "")
-            return self._report_end(program, reason, said)
+            return self._report_end(program, reason, last_words)
         finally:
             _end(ended)
         self._write_cache(program, report)
         return report
 
-    def _report_end(self, program: LoweredProgram, reason: str, said: str = "") -> CompileReport:
-        detail = f"{reason} Its last words:\n{said}" if said else reason
+    def _report_end(
+        self, program: LoweredProgram, reason: str, last_words: str = ""
+    ) -> CompileReport:
+        detail = f"{reason} Its last words:\n{last_words}" if last_words else reason
         target, devices = self._target, len(program.positions)
         return describe_refusal(
             program.name,
@@ -262,10 +272,10 @@ class Compilers:
     def _read_cache(self, program: LoweredProgram) -> CompileReport | None:
         place = self._place(program)
         with contextlib.suppress(OSError, CorruptRecord):
-            kept = None if place is None else _Kept.read(files.content(place))
-            if kept is not None:
-                known = rename_origins(kept.report, kept.origins, program.origins)
-                return replace(known, source=program.source)
+            entry = None if place is None else _Kept.read(files.content(place))
+            if entry is not None:
+                report = rename_origins(entry.report, entry.origins, program.origins)
+                return replace(report, source=program.source)
         return None
 
     def _write_cache(self, program: LoweredProgram, report: CompileReport) -> None:
@@ -317,9 +327,9 @@ def _remove_abandoned(temporary: Path) -> None:
         with contextlib.suppress(OSError):
             held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                found = os.fstat(held)
-                is_old = time.time() - found.st_mtime > _YOUNG_S  # a new one is not locked yet
-                if is_old and found.st_uid == os.getuid() and locks.try_hold(held):
+                about = os.fstat(held)
+                is_old = time.time() - about.st_mtime > _YOUNG_S  # a new one is not locked yet
+                if is_old and about.st_uid == os.getuid() and locks.try_hold(held):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(held)

@@ -164,14 +164,14 @@ class CompileReport(Record, called="The report of the compiler"):
             crossing: sum(c.wire_bytes for c in self.collectives if c.between_slices is crossing)
             for crossing in (False, True)
         }
-        found = {
+        times = {
             "matrix units": self.flops * chip.devices / chip.flops,
             "memory": self.hbm_bytes * chip.devices / chip.hbm_bytes_s,
             "ICI": sent[False] * chip.devices / chip.ici_bytes_s,
         }
         if chip.dcn_bytes_s:
-            found["DCN"] = sent[True] * chip.devices / chip.dcn_bytes_s
-        return found
+            times["DCN"] = sent[True] * chip.devices / chip.dcn_bytes_s
+        return times
 
     @property
     def step_s(self) -> float:
@@ -262,8 +262,8 @@ def summarize(report: CompileReport) -> str:
     """Return the report in one line."""
     if report.verdict is not CompileVerdict.FITS:
         return f"{report.name}: {report.verdict}: {first_sentence(report.detail)}"
-    used, there = report.memory.total, report.hbm_bytes_there
-    fits = f"{report.name}: fits, {gib(used)} of {gib(there)} per device"
+    used, available = report.memory.total, report.hbm_bytes_there
+    fits = f"{report.name}: fits, {gib(used)} of {gib(available)} per device"
     if not _has_costs(report) or not report.step_s:
         return fits
     return f"{fits}; at least {_time(report.step_s)} a run, bound by {report.bound}"
@@ -292,17 +292,18 @@ def _explain(report: CompileReport) -> Iterator[str]:
     """What the compiler said; of a long text the first paragraph: what it lists below is shown as
     figures, and what it dumps of itself helps nobody."""
     lines = report.detail.strip().splitlines()
-    shown = lines
+    excerpt = lines
     if report.verdict is not CompileVerdict.NOT_COMPILED and len(lines) > _LINES:
-        shown = list(itertools.takewhile(str.strip, lines))[:_LINES]
-    yield from (f"  {line}" for line in shown)
-    if len(lines) > len(shown):
-        yield f"  … {len(lines) - len(shown)} more lines in the report's `detail`"
+        excerpt = list(itertools.takewhile(str.strip, lines))[:_LINES]
+    yield from (f"  {line}" for line in excerpt)
+    if len(lines) > len(excerpt):
+        yield f"  … {len(lines) - len(excerpt)} more lines in the report's `detail`"
 
 
 def _draw_memory(report: CompileReport) -> Iterator[str]:
-    memory, there = report.memory, report.hbm_bytes_there
-    yield f"Memory of each device: {gib(memory.total)} of {gib(there)} ({memory.total / there:.0%})"
+    memory, available = report.memory, report.hbm_bytes_there
+    share = f"{memory.total / available:.0%}"
+    yield f"Memory of each device: {gib(memory.total)} of {gib(available)} ({share})"
     rows = [
         ("arguments", memory.arguments),
         ("outputs", memory.outputs),
@@ -321,14 +322,14 @@ def _draw_arrays(report: CompileReport) -> Iterator[str]:
         yield from ("", "Largest arrays:")
         yield from _align(
             [
-                (f"  {gib(each.bytes)}", each.array, each.what, each.source)
-                for each in report.buffers[:_ROWS]
+                (f"  {gib(buffer.bytes)}", buffer.array, buffer.what, buffer.source)
+                for buffer in report.buffers[:_ROWS]
             ]
         )
     padded = [e for e in report.buffers if e.bytes - e.data_bytes > _PADDING_WORTH * e.bytes]
-    for each in padded[:_ROWS]:
-        share = 1 - each.data_bytes / each.bytes
-        yield f"  {share:.0%} of {each.array} ({each.what}) is padding to the chip's tiles"
+    for buffer in padded[:_ROWS]:
+        share = 1 - buffer.data_bytes / buffer.bytes
+        yield f"  {share:.0%} of {buffer.array} ({buffer.what}) is padding to the chip's tiles"
 
 
 def _draw_collectives(report: CompileReport) -> Iterator[str]:
@@ -338,12 +339,12 @@ def _draw_collectives(report: CompileReport) -> Iterator[str]:
     yield from _align(
         [
             (
-                f"  {gib(each.wire_bytes)}",
-                f"{each.count} x {each.kind}",
-                f"over {each.axes}" if each.axes else "",
-                "DCN, between slices" if each.between_slices else "ICI",
+                f"  {gib(collective.wire_bytes)}",
+                f"{collective.count} x {collective.kind}",
+                f"over {collective.axes}" if collective.axes else "",
+                "DCN, between slices" if collective.between_slices else "ICI",
             )
-            for each in report.collectives
+            for collective in report.collectives
         ]
     )
 

@@ -41,14 +41,14 @@ class DeviceLayout:
     def read_group(self, attributes: str) -> tuple[int, ...]:
         """Return the partitions of the first group in these attributes of an instruction; none if
         it is written in a way that is not known here."""
-        if found := _PAIRS.search(attributes):
-            return (int(found[1]), int(found[2]))
-        if found := _LISTED.search(attributes):
-            return _numbers(found[1])
-        if found := _IOTA.search(attributes):
-            return _first_of_iota(_numbers(found[1]), _numbers(found[2]), _numbers(found[3] or ""))
-        if found := _NAMED.search(attributes):
-            return _first_of_named(found[1], found[2])
+        if match := _PAIRS.search(attributes):
+            return (int(match[1]), int(match[2]))
+        if match := _LISTED.search(attributes):
+            return _numbers(match[1])
+        if match := _IOTA.search(attributes):
+            return _first_of_iota(_numbers(match[1]), _numbers(match[2]), _numbers(match[3] or ""))
+        if match := _NAMED.search(attributes):
+            return _first_of_named(match[1], match[2])
         if "replica_groups={}" in attributes:
             return tuple(range(len(self.members)))
         return ()
@@ -64,7 +64,7 @@ class DeviceLayout:
 
     def crosses(self, group: Sequence[int]) -> bool:
         """Return whether a group has members in several slices."""
-        return len({self.slices[each] for each in group if each < len(self.slices)}) > 1
+        return len({self.slices[member] for member in group if member < len(self.slices)}) > 1
 
 
 def name_axes_between(axes: Sequence[tuple[str, int]], slices: Sequence[int]) -> str:
@@ -110,7 +110,7 @@ def _first_of_named(mesh: str, chosen: str) -> tuple[int, ...]:
     for axis, (name, size) in enumerate(sizes):
         if name not in parts:
             continue
-        step, length = math.prod(each for _, each in sizes[axis + 1 :]), size
+        step, length = math.prod(size_of_axis for _, size_of_axis in sizes[axis + 1 :]), size
         if parts[name]:  # a part of the axis: (what is outside it)its size
             outside, length = (int(number) for number in parts[name].split(")"))
             step *= size // outside // length

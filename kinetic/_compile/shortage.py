@@ -31,33 +31,33 @@ _NAME = re.compile(r'op_name="([^"]*)"')
 _LINE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 
 
-def read_shortage(said: str) -> MemoryUse:
+def read_shortage(message: str) -> MemoryUse:
     """Return what all of it needs and what there is, where it is said."""
-    return MemoryUse(needed=_find_size(said, _NEEDED), available=_find_size(said, _AVAILABLE))
+    return MemoryUse(needed=_find_size(message, _NEEDED), available=_find_size(message, _AVAILABLE))
 
 
-def read_allocations(said: str) -> tuple[Buffer, ...]:
+def read_allocations(message: str) -> tuple[Buffer, ...]:
     """Return the arrays that it lists as the largest, in its order; some texts list none."""
-    return tuple(map(_read_allocation, _ALLOCATION.finditer(said)))
+    return tuple(map(_read_allocation, _ALLOCATION.finditer(message)))
 
 
-def _read_allocation(found: re.Match[str]) -> Buffer:
-    taken = _bytes_of(found[1], found[2])
-    data = _bytes_of(found["data"], found["unit"]) if found["data"] else taken
-    operator = found["operator"] or ""
+def _read_allocation(match: re.Match[str]) -> Buffer:
+    padded_bytes = _bytes_of(match[1], match[2])
+    data = _bytes_of(match["data"], match["unit"]) if match["data"] else padded_bytes
+    operator = match["operator"] or ""
     name, line = _NAME.search(operator), _LINE.search(operator)
     return Buffer(
-        array=found["array"],
-        bytes=taken,
+        array=match["array"],
+        bytes=padded_bytes,
         data_bytes=data,
         what=name[1].rpartition("/")[2] if name else "",
         source=f"{line[1]}:{line[2]}" if line else "",
     )
 
 
-def _find_size(said: str, patterns: tuple[str, ...]) -> int:
-    found = next(filter(None, (re.search(pattern, said) for pattern in patterns)), None)
-    return _bytes_of(found[1], found[2]) if found else 0
+def _find_size(message: str, patterns: tuple[str, ...]) -> int:
+    match = next(filter(None, (re.search(pattern, message) for pattern in patterns)), None)
+    return _bytes_of(match[1], match[2]) if match else 0
 
 
 def _bytes_of(number: str, unit: str) -> int:

@@ -170,24 +170,24 @@ def call_build(build: Callable[[], Built]) -> Built:
     Raises:
         UsageTypeError: it returns something else.
     """
-    made: object = build()
-    if not isinstance(made, tuple) or not made:
-        what = type(made).__name__ if made != () else "an empty tuple"
+    built: object = build()
+    if not isinstance(built, tuple) or not built:
+        what = type(built).__name__ if built != () else "an empty tuple"
         raise UsageTypeError(
             f"{_name_build(build)}() must return the function to compile and its arguments, as "
             f"`return step, params, batch`; it returned {what}."
         )
-    return made
+    return built
 
 
 def _name_build(build: Callable[[], Built]) -> str:
     return getattr(build, "__name__", "build")
 
 
-def _check_callable(method: str, given: object, rest: str) -> None:
-    if not callable(given):
+def _check_callable(method: str, value: object, rest: str) -> None:
+    if not callable(value):
         raise UsageTypeError(
-            f"{method}() takes a function {rest}, not {type(given).__name__} {given!r:.60}."
+            f"{method}() takes a function {rest}, not {type(value).__name__} {value!r:.60}."
         )
 
 
@@ -207,7 +207,7 @@ def _describe_skip(build: Callable[[], Built], target: CompileTarget, why: str) 
 
 def _find_sizes(target: CompileTarget) -> list[CompileTarget]:
     """The slices of a family, smallest first; each number of chips once."""
-    family = next(each for each in TPUS if each.name == target.topology.family)
+    family = next(family_row for family_row in TPUS if family_row.name == target.topology.family)
     rows = [row for row in catalog.catalog_rows() if row.family == family.name]
     if not rows:
         raise UsageError(f"There is no slice of {family.name} that could be compiled for.")

@@ -109,8 +109,8 @@ def make_target(topology: Topology, slices: int = 1) -> CompileTarget:
 
 def is_installed() -> bool:
     """Whether the compiler can be imported here."""
-    found = (importlib.util.find_spec(name) for name in ("jaxlib", "libtpu"))
-    return all(each is not None for each in found)
+    specs = (importlib.util.find_spec(name) for name in ("jaxlib", "libtpu"))
+    return all(spec is not None for spec in specs)
 
 
 @functools.cache
@@ -165,13 +165,13 @@ def _describe(
                 num_slices=slices,
                 **configured,
             )
-            found = topology._make_compile_only_devices()
+            devices = topology._make_compile_only_devices()
         except Exception as error:
             raise UsageError(
                 f"libtpu does not know {slices} x {name}: {error}. `kinetic accelerators` lists "
                 "what there is."
             ) from error
-    return tuple(sorted(found, key=lambda each: (slice_of(each), each.id)))
+    return tuple(sorted(devices, key=lambda device: (slice_of(device), device.id)))
 
 
 def _load(library: str) -> None:
