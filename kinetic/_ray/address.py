@@ -29,7 +29,7 @@ _OTHER_PORTS = (6379, 10001)
 _TOKEN_FILE = "~/.ray/auth_token"
 
 
-def resolve_address(given: str, variables: Mapping[str, str]) -> str:
+def resolve_address(address: str, variables: Mapping[str, str]) -> str:
     """Return the URL of the dashboard.
 
     Args:
@@ -40,7 +40,7 @@ def resolve_address(given: str, variables: Mapping[str, str]) -> str:
         UsageError: it is not an address.
     """
     named = [(name, variables[name]) for name in VARIABLES if variables.get(name)]
-    name, text = ("address", given) if given else next(iter(named), ("", AUTO))
+    name, text = ("address", address) if address else next(iter(named), ("", AUTO))
     if text.strip() in (AUTO, "local"):
         return HERE
     return _dashboard_of(name, text.strip())

@@ -75,7 +75,7 @@ class Submission:
     def to_json(self) -> dict[str, Any]:
         """Return what the dashboard takes."""
         rest = {name: n for name, n in self.resources.items() if name not in ("CPU", "GPU")}
-        found = {
+        document = {
             "submission_id": self.job_id,
             "entrypoint": self.entrypoint,
             "runtime_env": dict(self.runtime_env),
@@ -85,7 +85,7 @@ class Submission:
             "entrypoint_resources": rest or None,
             "entrypoint_label_selector": dict(self.labels) or None,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in document.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -165,23 +165,23 @@ class JobsApi:
     def version(self) -> str:
         """Return the version of Ray: the cheapest call that shows that a dashboard answers."""
         try:
-            found = self._ask("GET", "/api/version")
+            document = self._ask("GET", "/api/version")
         except NotFound as error:
             raise explain_stranger(self.address) from error
-        if "ray_version" not in found:
+        if "ray_version" not in document:
             raise explain_stranger(self.address)
-        return str(found["ray_version"])
+        return str(document["ray_version"])
 
     def nodes(self) -> list[RayNode]:
         """Return all nodes, dead ones too."""
-        found = self._ask_state("/api/v0/nodes", {"detail": "1", "limit": str(_NODES)})
-        return [_read_node(row) for row in found["result"]]
+        rows = self._ask_state("/api/v0/nodes", {"detail": "1", "limit": str(_NODES)})
+        return [_read_node(row) for row in rows["result"]]
 
     def can_grow(self) -> bool:
         """Whether an autoscaler may add nodes. Where there is none, each node is of a type of its
         own that is named for it."""
-        found = self._ask("GET", "/api/cluster_status?format=0").get("data") or {}
-        report = (found.get("clusterStatus") or {}).get("autoscalerReport") or {}
+        document = self._ask("GET", "/api/cluster_status?format=0").get("data") or {}
+        report = (document.get("clusterStatus") or {}).get("autoscalerReport") or {}
         kinds = {*(report.get("activeNodes") or {}), *(report.get("idleNodes") or {})}
         return any(not _OF_ONE_NODE.fullmatch(kind) for kind in kinds)
 
@@ -209,10 +209,10 @@ class JobsApi:
     def stop(self, job_id: str) -> bool:
         """Ask a job to end: SIGTERM, and SIGKILL three seconds later. Return whether it ran."""
         try:
-            found = self._ask("POST", f"/api/jobs/{quote(job_id, safe='')}/stop")
+            document = self._ask("POST", f"/api/jobs/{quote(job_id, safe='')}/stop")
         except NotFound:
             return False
-        return bool(found.get("stopped"))
+        return bool(document.get("stopped"))
 
     def logs(self, job_id: str) -> str:
         """Return what the driver has printed so far.
@@ -220,8 +220,8 @@ class JobsApi:
         Raises:
             NotFound: Ray knows no job of this name.
         """
-        found = self._ask("GET", f"/api/jobs/{quote(job_id, safe='')}/logs")
-        return str(found.get("logs") or "")
+        document = self._ask("GET", f"/api/jobs/{quote(job_id, safe='')}/logs")
+        return str(document.get("logs") or "")
 
     # --- packages
 
@@ -271,8 +271,8 @@ class JobsApi:
 
     def list_logs(self, node_id: str, pattern: str) -> Sequence[str]:
         """Return the paths of files and folders that match; folders end in "/"."""
-        found = self._ask_state("/api/v0/logs", {"node_id": node_id, "glob": pattern})
-        return [path for paths in found.values() for path in paths]
+        files = self._ask_state("/api/v0/logs", {"node_id": node_id, "glob": pattern})
+        return [path for paths in files.values() for path in paths]
 
     # --- sending
 
@@ -283,24 +283,24 @@ class JobsApi:
             pools.clear()
 
     def _ask_state(self, path: str, query: Mapping[str, str]) -> dict[str, Any]:
-        found = self._ask("GET", f"{path}?{urlencode(query)}")
-        if not found.get("result"):
+        document = self._ask("GET", f"{path}?{urlencode(query)}")
+        if not document.get("result"):
             raise BackendUnavailable(
                 f"The Ray cluster at {self.address} could not say what was asked: "
-                f"{last_line(str(found.get('msg', '')))}. Try again later."
+                f"{last_line(str(document.get('msg', '')))}. Try again later."
             )
-        return dict((found.get("data") or {}).get("result") or {})
+        return dict((document.get("data") or {}).get("result") or {})
 
     def _ask(self, method: str, path: str, body: bytes | None = None, *, kind: type = dict) -> Any:
         """Make a call whose answer is a document."""
         data = self._send(method, path, body).data
         try:
-            found = json.loads(data)
+            document = json.loads(data)
         except ValueError as error:
             raise explain_stranger(self.address) from error
-        if not isinstance(found, kind):
+        if not isinstance(document, kind):
             raise explain_stranger(self.address)
-        return found
+        return document
 
     def _send(
         self, method: str, path: str, body: bytes | None = None, *, preload: bool = True

@@ -63,7 +63,7 @@ def _is_cut_off(error: Exception) -> bool:
     import ssl
 
     cut_off = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-    return any(isinstance(each, cut_off) for each in error.args)
+    return any(isinstance(line, cut_off) for line in error.args)
 
 
 def explain_stranger(address: str) -> PreflightError:
@@ -80,7 +80,7 @@ def explain_refusal(
 ) -> KineticError:
     """Return the error for an answer that is a refusal."""
     status, is_page = response.status, _is_page(response, body)
-    said = response.reason or "" if is_page else last_line(body.decode(errors="replace"))
+    message = response.reason or "" if is_page else last_line(body.decode(errors="replace"))
     if status == 401:
         return PreflightError(
             f"The Ray cluster at {address} asks for a token. Set RAY_AUTH_TOKEN, or "
@@ -95,13 +95,13 @@ def explain_refusal(
         )
     if status < 400 or (status < 500 and is_page):
         return explain_stranger(address)
-    if status == 404 or "file is not found" in said.lower() or "no such file" in said.lower():
-        return NotFound(f"The Ray cluster at {address} has none: {said}.")
-    if 400 <= status < 500 or "already exists" in said:
-        return SubmitError(f"The Ray cluster at {address} refuses: {said}.")
+    if status == 404 or "file is not found" in message.lower() or "no such file" in message.lower():
+        return NotFound(f"The Ray cluster at {address} has none: {message}.")
+    if 400 <= status < 500 or "already exists" in message:
+        return SubmitError(f"The Ray cluster at {address} refuses: {message}.")
     return BackendUnavailable(
-        f"The Ray cluster at {address} could not do that at present (HTTP {status}): {said}. Try "
-        "again later; jobs that were submitted are not affected."
+        f"The Ray cluster at {address} could not do that at present (HTTP {status}): {message}. "
+        "Try again later; jobs that were submitted are not affected."
     )
 
 

@@ -30,10 +30,10 @@ def ensure_server(api: JobsApi, entrypoint: str, runtime_env: Mapping[str, Any])
     Raises:
         BackendUnavailable: the cluster does not answer.
     """
-    known = _find_all(api)
-    if not all(job.has_ended for job in known):
+    servers = _find_all(api)
+    if not all(job.has_ended for job in servers):
         return False
-    return _start(api, known, entrypoint, runtime_env)
+    return _start(api, servers, entrypoint, runtime_env)
 
 
 def revive_server(api: JobsApi) -> str:
@@ -44,18 +44,18 @@ def revive_server(api: JobsApi) -> str:
     Raises:
         BackendUnavailable: the cluster does not answer.
     """
-    known = _find_all(api)
-    if not known or not all(job.has_ended for job in known):
+    servers = _find_all(api)
+    if not servers or not all(job.has_ended for job in servers):
         return ""
-    last = max(known, key=_number_of)
-    _start(api, known, last.entrypoint, last.runtime_env)
+    last = max(servers, key=_number_of)
+    _start(api, servers, last.entrypoint, last.runtime_env)
     return f"{last.job_id} {last.status}: {last_line(last.message)}"
 
 
 def _start(
-    api: JobsApi, known: Sequence[RayJob], entrypoint: str, runtime_env: Mapping[str, Any]
+    api: JobsApi, servers: Sequence[RayJob], entrypoint: str, runtime_env: Mapping[str, Any]
 ) -> bool:
-    number = 1 + max(map(_number_of, known), default=0)
+    number = 1 + max(map(_number_of, servers), default=0)
     about = {"kinetic": __version__, "name": "store server of the store"}
     try:
         api.submit(Submission(f"{_NAME}-{number}", entrypoint, runtime_env, about))

@@ -35,8 +35,10 @@ def count_taken_away(store: Store, job_id: str, attempt: int) -> int:
     from kinetic._core.exits import Exit
     from kinetic._core.outcome import Outcome
 
-    found = many.get_many(store, [layout.AttemptKeys(job_id, n).outcome for n in range(1, attempt)])
-    ended = [Outcome.read(data).first for data in found.values()]
+    outcomes = many.get_many(
+        store, [layout.AttemptKeys(job_id, n).outcome for n in range(1, attempt)]
+    )
+    ended = [Outcome.read(data).first for data in outcomes.values()]
     return sum(first is not None and first.exit is Exit.EVICTED for first in ended)
 
 
@@ -67,11 +69,11 @@ def reports(store: Store, job_id: str, attempt: int, hosts: int) -> list[HostRep
     """Return what the hosts of an attempt have reported; a damaged report counts as none."""
     from kinetic._core.outcome import HostReport  # numbers of attempts do without
 
-    found = []
+    hosts_reports = []
     for host in range(hosts):
         try:
             data = store.get(layout.HostKeys(job_id, attempt, host).report)
-            found.append(HostReport.read(data))
+            hosts_reports.append(HostReport.read(data))
         except (NotFound, CorruptRecord):
             continue  # The judge counts a host without a report as lost.
-    return found
+    return hosts_reports

@@ -164,13 +164,13 @@ class Bucket:
         """Write an object whose content is `old`; return whether this call wrote."""
         stream = ProgressStream(io.BytesIO(new), lambda _: None)
         content = _Content(name, stream, len(new), _digest_of(stream.stream))
-        found = self.find(name)
+        existing = self.find(name)
         try:
-            if found is None or self.read(name, generation=found.generation) != old:
+            if existing is None or self.read(name, generation=existing.generation) != old:
                 return False
         except NotFound:  # It was replaced or deleted meanwhile.
             return False
-        return self._write(content, found.generation)
+        return self._write(content, existing.generation)
 
     def _write(self, content: _Content, generation: int | None) -> bool:
         """Write an object in place of this generation: 0 for none, None for any; return whether it
@@ -208,9 +208,9 @@ class Bucket:
         )
 
     def _has(self, content: _Content) -> bool:
-        found = self.find(content.name)
+        existing = self.find(content.name)
         about = (content.crc32c, content.size_bytes)
-        return found is not None and (found.crc32c, found.size_bytes) == about
+        return existing is not None and (existing.crc32c, existing.size_bytes) == about
 
     def find(self, name: str) -> BucketObject | None:
         """Return the metadata of an object, or None."""
@@ -227,23 +227,23 @@ class Bucket:
     def renew(self, name: str, within_s: float) -> bool:
         """Return whether there is such an object. If so it was updated within this time when the
         call returns; a `BucketObject` from before a renewal is out of date."""
-        while (found := self.find(name)) is not None:
-            if time.time() - found.updated_at < within_s or self._renew_object(found):
+        while (existing := self.find(name)) is not None:
+            if time.time() - existing.updated_at < within_s or self._renew_object(existing):
                 return True
         return False
 
-    def _renew_object(self, found: BucketObject) -> bool:
+    def _renew_object(self, existing: BucketObject) -> bool:
         """Note in the metadata that the object is in use; return whether it was unchanged."""
         with self._translate_errors(
-            f"renew gs://{self.name}/{found.name}", "storage.objects.update"
+            f"renew gs://{self.name}/{existing.name}", "storage.objects.update"
         ):
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             try:
                 # Blob.patch also asks for the access lists, which few accounts may read.
                 self._connections.client._connection.api_request(
                     method="PATCH",
-                    path=self._bucket.blob(found.name).path,
-                    query_params={"ifGenerationMatch": found.generation, "projection": "noAcl"},
+                    path=self._bucket.blob(existing.name).path,
+                    query_params={"ifGenerationMatch": existing.generation, "projection": "noAcl"},
                     data={"metadata": {_RENEWED: now}},
                     retry=self._tries().retry(),
                 )
@@ -254,20 +254,20 @@ class Bucket:
     def folders(self, prefix: str) -> Iterator[str]:
         """Yield the next part, up to a slash, of the names with this prefix, sorted."""
         with self._translate_errors(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
-            found = self._connections.client.list_blobs(
+            blobs = self._connections.client.list_blobs(
                 self._bucket,
                 prefix=prefix or None,
                 delimiter="/",
                 fields="prefixes,nextPageToken",
                 retry=self._tries().retry(),
             )
-            for page in found.pages:
+            for page in blobs.pages:
                 yield from (name.removeprefix(prefix).rstrip("/") for name in page.prefixes)
 
     def list(self, prefix: str, *, end: str = "", first: bool = False) -> Iterator[BucketObject]:
         """Yield the objects with this prefix, sorted: those before `end`, or only the first."""
         with self._translate_errors(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
-            found = self._connections.client.list_blobs(
+            blobs = self._connections.client.list_blobs(
                 self._bucket,
                 prefix=prefix or None,
                 end_offset=end or None,
@@ -275,7 +275,7 @@ class Bucket:
                 max_results=1 if first else None,
                 retry=self._tries().retry(),
             )
-            for blob in found:
+            for blob in blobs:
                 yield _blob(blob)
 
     def delete(self, name: str) -> bool:
@@ -352,11 +352,11 @@ class _Tries:
     def _may_succeed(self, error: Exception) -> bool:
         status = bucket_errors.status_of(error)
         self._connections.answers |= bool(status)
-        again = status in _MARKS if status else bucket_errors.is_broken_connection(error)
-        if again and not self._connections.answers:
-            again = time.monotonic() - self._began < _FIRST_PATIENCE_S
-        self.failed += again
-        return again
+        may_pass = status in _MARKS if status else bucket_errors.is_broken_connection(error)
+        if may_pass and not self._connections.answers:
+            may_pass = time.monotonic() - self._began < _FIRST_PATIENCE_S
+        self.failed += may_pass
+        return may_pass
 
 
 def _connect(name: str, at_once: int) -> _Connections:

@@ -75,15 +75,15 @@ def translate_error(error: BaseException, doing: str, permission: str, bucket: s
             "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to "
             "the key of a service account."
         )
-    again = " This was tried for a while." if cause is not error else ""
+    advice = " This was tried for a while." if cause is not error else ""
     if status in (429, 500, 502, 503, 504):
-        again += " This usually passes: try again later."
+        advice += " This usually passes: try again later."
     elif not status and is_broken_connection(cause):
-        again += (
+        advice += (
             " Check that this machine reaches storage.googleapis.com, directly or through the "
             "proxy in HTTPS_PROXY."
         )
-    return StoreError(f"Could not {doing}: {text}.{again}")
+    return StoreError(f"Could not {doing}: {text}.{advice}")
 
 
 def no_credentials(bucket: str) -> str:

@@ -108,11 +108,11 @@ class Step:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        known = dict(vars(self))
-        layout = known.pop("layout")
-        known["program"] = layout.program or "kinetic"
-        known["items"] = [*layout.trees, *layout.others]
-        return known | {"leaves": None if self.leaves is None else list(self.leaves)}
+        document = dict(vars(self))
+        layout = document.pop("layout")
+        document["program"] = layout.program or "kinetic"
+        document["items"] = [*layout.trees, *layout.others]
+        return document | {"leaves": None if self.leaves is None else list(self.leaves)}
 
 
 class Checkpoints:
@@ -153,7 +153,9 @@ class Checkpoints:
         too, such as one of each host."""
         layouts_here = (layout_of(name, self._files[name]) for name in self._names if name)
         return (
-            self.is_one or self.has_owner or any(each.program != ANOTHER for each in layouts_here)
+            self.is_one
+            or self.has_owner
+            or any(layout.program != ANOTHER for layout in layouts_here)
         )
 
     @property
@@ -170,9 +172,9 @@ class Checkpoints:
         if not self._names:
             return "" if self.has_owner else _name_other(self._keys)
         steps = [self._step(name) for name in self._names]
-        if not all(each.layout.program for each in steps):
+        if not all(step.layout.program for step in steps):
             return ""
-        if not any(each.is_committed for each in steps) and self.has_owner:
+        if not any(step.is_committed for step in steps) and self.has_owner:
             return ""
         return steps[-1].layout.program
 
@@ -186,12 +188,12 @@ class Checkpoints:
         item = step.layout.item if step.layout.program else None
         if item is None:
             return []
-        parts = [each for each in (step.name, item, "_METADATA") if each]
+        parts = [leaf for leaf in (step.name, item, "_METADATA") if leaf]
         leaves = self._document("/".join(parts)).get("tree_metadata") or {}
         with contextlib.suppress(AttributeError, KeyError, TypeError):
             return [
-                ".".join(str(key["key"]) for key in each["key_metadata"])
-                for each in leaves.values()
+                ".".join(str(key["key"]) for key in leaf["key_metadata"])
+                for leaf in leaves.values()
             ]
         return []
 
@@ -211,8 +213,8 @@ class Checkpoints:
                 f"There is nothing at {self.where}. Name the folder that `kinetic.Checkpointer` "
                 "wrote to, or the output folder of its job (`kinetic jobs status` shows it)."
             )
-        found = [self._step(name) for name in self._names]
-        return sorted(found, key=lambda each: (each.step, each.name))
+        steps = [self._step(name) for name in self._names]
+        return sorted(steps, key=lambda step: (step.step, step.name))
 
     def step(self, number: int | None) -> Step:
         """Return a committed step; without a number, the newest one.
@@ -220,10 +222,10 @@ class Checkpoints:
         Raises:
             NotFound: there is none.
         """
-        there = [each for each in self.steps() if each.is_committed]
-        wanted = [each for each in there if number in (None, each.step)]
+        committed = [step for step in self.steps() if step.is_committed]
+        wanted = [step for step in committed if number in (None, step.step)]
         if not wanted:
-            steps = ", ".join(str(each.step) for each in there) or "none"
+            steps = ", ".join(str(step.step) for step in committed) or "none"
             what = "no committed checkpoint" if number is None else f"no checkpoint {number}"
             raise NotFound(f"There is {what} at {self.where}; committed steps: {steps}.")
         return wanted[-1]
@@ -233,17 +235,17 @@ class Checkpoints:
         this is another training: what hosts have in their memory is of the one that was removed."""
         folder = self._store.as_folder()
         steps = list(steps)
-        newest = max((each.step for each in self.steps() if each.is_committed), default=None)
-        if any(each.is_committed and each.step == newest for each in steps):
+        newest = max((step.step for step in self.steps() if step.is_committed), default=None)
+        if any(step.is_committed and step.step == newest for step in steps):
             self._store.delete(_TRAINING)
-        for each in steps:
+        for step in steps:
             if folder is None:
-                self._store.delete(f"{each.name}/{_MARKER}")
-                self._store.delete(each.name)
+                self._store.delete(f"{step.name}/{_MARKER}")
+                self._store.delete(step.name)
                 continue
-            path = folder / each.name
-            if UNFINISHED not in each.name:
-                away = path.with_name(f"{each.name}{UNFINISHED}-removed-{os.getpid()}")
+            path = folder / step.name
+            if UNFINISHED not in step.name:
+                away = path.with_name(f"{step.name}{UNFINISHED}-removed-{os.getpid()}")
                 with contextlib.suppress(FileNotFoundError):
                     path.rename(away)
                 path = away
@@ -282,8 +284,8 @@ class Checkpoints:
 
     def _document(self, key: str) -> dict[str, Any]:
         with contextlib.suppress(LookupError, ValueError):
-            found = json.loads(self._store.get(key))
-            return found if isinstance(found, dict) else {}
+            document = json.loads(self._store.get(key))
+            return document if isinstance(document, dict) else {}
         return {}
 
 
@@ -340,13 +342,13 @@ def identify_training(where: str) -> str:
     Raises:
         OSError: it cannot be written.
     """
-    store, made = _open_existing(where), os.urandom(8).hex()
+    store, token = _open_existing(where), os.urandom(8).hex()
     folder = store.as_folder()
     if folder is None:
-        store.put(_TRAINING, made.encode(), if_absent=True)
+        store.put(_TRAINING, token.encode(), if_absent=True)
         return store.get(_TRAINING).decode()
     with contextlib.suppress(FileExistsError), (folder / _TRAINING).open("x") as file:
-        file.write(made)
+        file.write(token)
     return (folder / _TRAINING).read_text()
 
 

@@ -122,10 +122,10 @@ def write_atomically(path: Path, *, sha256: str = "") -> Iterator[Sink]:
         with _create_file(path, temporary) as file:
             sink = Sink(file.fileno(), path)
             yield sink
-        if sha256 and (found := sink.digest.hexdigest()) != sha256:
+        if sha256 and (digest := sink.digest.hexdigest()) != sha256:
             raise CorruptRecord(
-                f"What was stored for {path.name} is not what was sent: its digest is {found}, not "
-                f"{sha256}. Submit the job again."
+                f"What was stored for {path.name} is not what was sent: its digest is {digest}, "
+                f"not {sha256}. Submit the job again."
             )
         try:
             temporary.replace(path)

@@ -99,16 +99,16 @@ class GcsStore:
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the keys below the prefix, sorted; "" is the whole store."""
         below = f"{self._name(prefix)}/" if prefix else self._prefix
-        found = self._bucket.list(below)
-        return (blob.name.removeprefix(self._prefix) for blob in found)
+        blobs = self._bucket.list(below)
+        return (blob.name.removeprefix(self._prefix) for blob in blobs)
 
     def delete(self, prefix: str) -> int:
         """Delete the key and everything below it; return how many objects were deleted."""
         name = self._name(prefix)
         # "0" follows "/": from the key itself to the last one below.
-        found = self._bucket.list(name, end=f"{name}0")
-        gone = [b.name for b in found if b.name == name or b.name.startswith(f"{name}/")]
-        return sum(at_once(self._bucket.delete, gone, _DELETED_AT_ONCE))
+        blobs = self._bucket.list(name, end=f"{name}0")
+        names = [b.name for b in blobs if b.name == name or b.name.startswith(f"{name}/")]
+        return sum(at_once(self._bucket.delete, names, _DELETED_AT_ONCE))
 
     def renew(self, key: str) -> bool:
         """Return whether the key exists; if so it counts as written recently. Takes a second

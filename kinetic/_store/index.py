@@ -66,12 +66,12 @@ def read_refs(store: Store, job_ids: Collection[str]) -> dict[str, JobRef]:
     """Return the references of these jobs, by id, as far as they exist and are sound."""
     wanted = {layout.JobKeys(job_id).ref for job_id in job_ids}
     if store.as_folder() is not None:
-        found = _readable(store, [key for key in _keys(store) if key in wanted])
+        refs = _readable(store, [key for key in _keys(store) if key in wanted])
     else:
-        found = [
+        refs = [
             ref for ref in _read_listing(store).refs if layout.JobKeys(ref.job_id).ref in wanted
         ]
-    return {ref.job_id: ref for ref in found}
+    return {ref.job_id: ref for ref in refs}
 
 
 def add(store: Store, ref: JobRef) -> None:
@@ -177,14 +177,14 @@ def _find_only(wanted: str, store: Store) -> str:
     existing = ids(store)
     if wanted in existing:
         return wanted
-    found = [i for i in existing if i.startswith(wanted)] or [
+    matching = [i for i in existing if i.startswith(wanted)] or [
         i for i in existing if i.startswith(f"job-{wanted}")
     ]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
         raise UsageError(
-            f"{wanted!r} is the beginning of {len(found)} ids: {name_some(found, _SHOWN)}. "
+            f"{wanted!r} is the beginning of {len(matching)} ids: {name_some(matching, _SHOWN)}. "
             "Write one more letter."
         )
     if wanted.startswith("grp-"):
@@ -238,26 +238,26 @@ def _decode_key(key: str, kind: str) -> dict[str, Any] | None:
 def _read_listing(store: Store) -> JobListing:
     prefixes = [layout.REFS, layout.LISTED]
     keys, entries = at_once(lambda p: list(store.list(p)), prefixes, store.calls_at_once)
-    there = {_id(key): key for key in keys}
+    keys_by_id = {_id(key): key for key in keys}
     entries_of: dict[str, list[JobRef]] = {}
     endings: dict[str, Mapping[str, Any]] = {}
     for entry in entries:
         job_id = entry.split("/")[1]
         if (end := _decode_key(entry, _END)) is not None:
             endings[job_id] = end
-        elif job_id in there and (document := _decode_key(entry, _REF)) is not None:
+        elif job_id in keys_by_id and (document := _decode_key(entry, _REF)) is not None:
             with suppress(CorruptRecord):
                 if (ref := _parse_ref(document)).job_id == job_id:
                     entries_of.setdefault(job_id, []).append(ref)
     # Of two entries, one was left over by a writer that was killed.
     cached = {job_id: refs[0] for job_id, refs in entries_of.items() if len(refs) == 1}
-    uncached = [key for job_id, key in there.items() if job_id not in cached]
+    uncached = [key for job_id, key in keys_by_id.items() if job_id not in cached]
     return JobListing([*cached.values(), *_readable(store, uncached)], endings)
 
 
 def _readable(store: Store, keys: Sequence[str]) -> list[JobRef]:
-    found = at_once(lambda key: _read_if_sound(store, key), keys, store.calls_at_once)
-    return [ref for ref in found if ref is not None]
+    refs = at_once(lambda key: _read_if_sound(store, key), keys, store.calls_at_once)
+    return [ref for ref in refs if ref is not None]
 
 
 def _read_if_sound(store: Store, key: str) -> JobRef | None:

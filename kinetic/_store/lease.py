@@ -112,8 +112,8 @@ class Lease:
             self._sleep(_POLL_S)  # an attempt of this job that is being ended
             waited_s += _POLL_S
         try:
-            owner, seen = self._watch_owner()
-            if not self._place.replace(seen, self._me):
+            owner, before = self._watch_owner()
+            if not self._place.replace(before, self._me):
                 raise self._in_use(self._place.read()[0])
         except BaseException:
             self._place.free(remove=False)
@@ -126,19 +126,19 @@ class Lease:
 
     def _watch_owner(self) -> tuple[Owner | None, Any]:
         """The record of an owner that is gone."""
-        owner, seen = self._place.read()
+        owner, record = self._place.read()
         if owner is None or not self._place.counts or owner.job_id == self._me.job_id != "":
-            return owner, seen
+            return owner, record
         waited_s = 0.0
         while waited_s < SILENT_S:
             self._sleep(_POLL_S)
             waited_s += _POLL_S
-            now, seen = self._place.read()
+            now, record = self._place.read()
             if now is None:
-                return None, seen
+                return None, record
             if now != owner:
                 raise self._in_use(now)
-        return owner, seen
+        return owner, record
 
     def _in_use(self, owner: Owner | None) -> CheckpointInUse:
         who = "another process" if owner is None else str(owner)
@@ -214,9 +214,9 @@ def count_up(beat: Callable[[int], object], ended: threading.Event, every_s: flo
 
 def _parse_owner(content: bytes) -> Owner | None:
     with contextlib.suppress(ValueError, TypeError):
-        found = json.loads(content)
+        document = json.loads(content)
         names = ("job_id", "token", "process", "machine", "beat")
-        return Owner(**{name: found[name] for name in names if name in found})
+        return Owner(**{name: document[name] for name in names if name in document})
     return None
 
 
@@ -276,7 +276,7 @@ class InFolder:
             return True
         return self.counts or os.path.samestat(named, os.fstat(self._fd))
 
-    def replace(self, seen: Any, owner: Owner) -> bool:
+    def replace(self, before: Any, owner: Owner) -> bool:
         """Write; the lock keeps others out."""
         _own[self._name] = owner
         self._write(owner)
@@ -334,12 +334,12 @@ class InStore:
         """The thread that counts up looks."""
         return True
 
-    def replace(self, seen: Any, owner: Owner) -> bool:
+    def replace(self, before: Any, owner: Owner) -> bool:
         """Write if the object is still what was seen: one of several wins."""
         content = _encode_owner(owner)
-        if seen is None:
+        if before is None:
             return self._store.put(KEY, content, if_absent=True)
-        return self._store.swap(KEY, seen, content)
+        return self._store.swap(KEY, before, content)
 
     def renew(self, before: Owner, owner: Owner) -> bool:
         """Write if the object is what this process has written last; return whether it is: an

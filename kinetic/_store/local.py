@@ -177,7 +177,7 @@ class LocalStore:
         folder = self._locate(prefix)
         try:
             with _translate_errors(f"list {prefix!r}", self._text), os.scandir(folder) as entries:
-                names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         except (FileNotFoundError, NotADirectoryError):
             return
         yield from sorted(names)
@@ -247,13 +247,15 @@ class LocalStore:
     def _walk(self, folder: str, prefix: str) -> Iterator[str]:
         try:
             with _translate_errors(f"list {prefix!r}", self._text), os.scandir(folder) as entries:
-                found = [(e.name, e.is_dir(follow_symlinks=False), e.is_file()) for e in entries]
+                children = [(e.name, e.is_dir(follow_symlinks=False), e.is_file()) for e in entries]
         except (FileNotFoundError, NotADirectoryError):
             if os.path.lexists(self._text) and not os.path.isdir(self._text):
                 raise StoreError(f"The store {self._text} is not a folder. {_REMEDY}") from None
             return
         # A folder sorts as "name/", so that whole keys are sorted ("a-b" before "a/b").
-        for name, is_folder, is_file in sorted(found, key=lambda e: e[0] + "/" if e[1] else e[0]):
+        for name, is_folder, is_file in sorted(
+            children, key=lambda e: e[0] + "/" if e[1] else e[0]
+        ):
             if is_folder and (prefix or name != _TEMPORARY):
                 yield from self._walk(f"{folder}/{name}", f"{prefix}{name}/")
             elif is_file and not is_folder:
@@ -367,11 +369,11 @@ def _remove(path: str) -> int:
             names = [entry.path for entry in entries]
     except (FileNotFoundError, NotADirectoryError):
         return 0
-    gone = sum(_remove(name) for name in names)
+    count = sum(_remove(name) for name in names)
     try:
         os.rmdir(path)
     except OSError as error:
         # Not empty: another process is writing here.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
             raise
-    return gone
+    return count

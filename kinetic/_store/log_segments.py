@@ -76,15 +76,15 @@ class FileLog:
         """Return at most about `SEGMENT_BYTES`, but at least one chunk."""
         if not self._open():
             return ()
-        ahead, most = self._read_ahead(offset), offset + SEGMENT_BYTES
-        taken = [record for record in ahead if record[0] <= most] or ahead[:1]
-        end = taken[-1][0] if taken else most if to_end or self._index < 0 else offset
+        records, most = self._read_ahead(offset), offset + SEGMENT_BYTES
+        covered = [record for record in records if record[0] <= most] or records[:1]
+        end = covered[-1][0] if covered else most if to_end or self._index < 0 else offset
         data = os.pread(self._log, end - offset, offset)
         if not data:
             return ()
-        del self._ahead[: len(taken)]
+        del self._ahead[: len(covered)]
         self._offset = offset + len(data)
-        return (Segment(offset, tuple(taken), data),)
+        return (Segment(offset, tuple(covered), data),)
 
     def _read_ahead(self, offset: int) -> list[Record]:
         """Records of what follows the offset, unless one before is damaged."""
@@ -125,10 +125,10 @@ class FileLog:
         low, high = 0, os.fstat(self._index).st_size // RECORD.size
         while low < high:
             middle = (low + high) // 2
-            found = decode_records(os.pread(self._index, RECORD.size, middle * RECORD.size))
-            if not found:
+            records = decode_records(os.pread(self._index, RECORD.size, middle * RECORD.size))
+            if not records:
                 return 0
-            low, high = (low, middle) if found[0][0] > offset else (middle + 1, high)
+            low, high = (low, middle) if records[0][0] > offset else (middle + 1, high)
         return low * RECORD.size
 
     def _open(self) -> bool:
@@ -177,19 +177,19 @@ class ObjectLog:
         """Look once: for the segments that are known to be there, as many as the store reads at
         once; after the last of them for the next one, and the one before if it may have grown."""
         if self._begins is None:
-            known = list_begins(self._store, self._log_key)
-            self._begins = known[max(sum(begin <= offset for begin in known) - 1, 0) :]
+            all_begins = list_begins(self._store, self._log_key)
+            self._begins = all_begins[max(sum(begin <= offset for begin in all_begins) - 1, 0) :]
         begins = self._begins[: max(self._store.calls_at_once, 1)] or self._guess(offset, to_end)
-        found, damage = self._get(begins)
-        if found:
-            self._begins = [begin for begin in self._begins if begin > found[-1].begin]
-            self._newest = found[-1].begin if len(found[-1].data) < GROWS_BYTES else None
+        segments, damage = self._get(begins)
+        if segments:
+            self._begins = [begin for begin in self._begins if begin > segments[-1].begin]
+            self._newest = segments[-1].begin if len(segments[-1].data) < GROWS_BYTES else None
         if damage is not None:
-            known = list_begins(self._store, self._log_key)
-            self._begins = [begin for begin in known if begin > damage]
-        if new := [segment for segment in found if segment.end > offset]:
+            all_begins = list_begins(self._store, self._log_key)
+            self._begins = [begin for begin in all_begins if begin > damage]
+        if new := [segment for segment in segments if segment.end > offset]:
             self._grew_at = self._clock()
-        elif self._begins and (found or damage is not None):
+        elif self._begins and (segments or damage is not None):
             return self.read(offset)
         return new
 
@@ -206,18 +206,18 @@ class ObjectLog:
         is damaged."""
         keys = {begin: key_of(self._log_key, begin) for begin in begins}
         contents = get_many(self._store, list(keys.values()))
-        found: list[Segment] = []
+        segments: list[Segment] = []
         for begin, key in keys.items():
             if key not in contents:
                 break
             try:
-                found.append(Segment.decode(begin, contents[key]))
+                segments.append(Segment.decode(begin, contents[key]))
             except CorruptRecord as damage:
                 if begin not in self._damaged:
                     _log.warning("%s: %s It is skipped.", self._log_key, damage)
                 self._damaged.add(begin)
-                return found, begin
-        return found, None
+                return segments, begin
+        return segments, None
 
     def read_back(self) -> Iterator[Segment]:
         """Yield all segments, the last one first; damaged ones are skipped."""
@@ -351,10 +351,10 @@ class SegmentWriter:
 
     def _next(self, to_end: bool) -> Segment | None:
         """The next segment, or the newest one, grown."""
-        found, newest = self._files.read(self._read_to, to_end=to_end), self._newest
-        if not found:
+        segments, newest = self._files.read(self._read_to, to_end=to_end), self._newest
+        if not segments:
             return None
-        new = found[0].move(self._base)
+        new = segments[0].move(self._base)
         if newest is not None and self._clock() - self._newest_since < GROWS_S:
             return Segment(newest.begin, newest.records + new.records, newest.data + new.data)
         self._newest = None

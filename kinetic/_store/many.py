@@ -28,15 +28,15 @@ R = TypeVar("R")
 def has_many(store: Store, keys: Collection[str]) -> set[str]:
     """Return which of the keys exist."""
     wanted = list(keys)
-    there = at_once(store.has, wanted, store.calls_at_once)
-    return {key for key, is_there in zip(wanted, there, strict=True) if is_there}
+    answers = at_once(store.has, wanted, store.calls_at_once)
+    return {key for key, is_there in zip(wanted, answers, strict=True) if is_there}
 
 
 def renew_many(store: Store, keys: Collection[str]) -> set[str]:
     """Renew the keys; return which of them exist."""
     wanted = list(keys)
-    there = at_once(store.renew, wanted, store.calls_at_once)
-    return {key for key, is_there in zip(wanted, there, strict=True) if is_there}
+    answers = at_once(store.renew, wanted, store.calls_at_once)
+    return {key for key, is_there in zip(wanted, answers, strict=True) if is_there}
 
 
 def get_many(store: Store, keys: Collection[str]) -> dict[str, bytes]:
@@ -49,8 +49,8 @@ def get_many(store: Store, keys: Collection[str]) -> dict[str, bytes]:
             return None
 
     wanted = list(keys)
-    found = at_once(content, wanted, store.calls_at_once)
-    return {key: data for key, data in zip(wanted, found, strict=True) if data is not None}
+    contents = at_once(content, wanted, store.calls_at_once)
+    return {key: data for key, data in zip(wanted, contents, strict=True) if data is not None}
 
 
 def put_many(
@@ -92,8 +92,8 @@ def at_once(act: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
                 futures.append(pool.submit(lambda few: [act(item) for item in few], few))
         try:
             answers = [answer for future in futures for answer in future.result()]
-            left = portions[len(futures) :]
-            return [*answers, *(act(item) for few in left for item in few)]
+            rest = portions[len(futures) :]
+            return [*answers, *(act(item) for few in rest for item in few)]
         finally:
             for future in futures:
                 future.cancel()

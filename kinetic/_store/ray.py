@@ -117,13 +117,13 @@ class RayStore:
 
     def parts(self, prefix: str) -> Iterator[str]:
         """Yield the next part of all keys that have parts below the prefix and that one."""
-        found = self._list(f"{glob.escape(_place(prefix))}/*")
-        names = (PurePosixPath(each).name for each in found if each.endswith("/"))
+        paths = self._list(f"{glob.escape(_place(prefix))}/*")
+        names = (PurePosixPath(path).name for path in paths if path.endswith("/"))
         yield from sorted(filter(ray_protocol.is_whole_part, names))
 
     def _walk(self, place: str) -> Sequence[str]:
-        found = self._list(f"{glob.escape(place)}/**/*")
-        keys = [each.removeprefix(f"{ray_protocol.CONTENT}/") for each in found if each[-1] != "/"]
+        paths = self._list(f"{glob.escape(place)}/**/*")
+        keys = [path.removeprefix(f"{ray_protocol.CONTENT}/") for path in paths if path[-1] != "/"]
         return sorted(ray_protocol.key_of(key) for key in keys if not key.startswith(".tmp/"))
 
     def _read(self, key: str, write: Callable[[bytes], object]) -> None:
@@ -238,17 +238,17 @@ class RayStore:
         polls = iter(_POLLS_S)
         pause_s = 0.0
         while True:
-            found = self._find_response(request_id)
-            for name in () if isinstance(found, StoreError) else found:
-                told, response = ray_protocol.read_response_name(PurePosixPath(name).name)
-                if not told:
+            names = self._find_response(request_id)
+            for name in () if isinstance(names, StoreError) else names:
+                is_whole, response = ray_protocol.read_response_name(PurePosixPath(name).name)
+                if not is_whole:
                     parts = self._api.read_log(self._find_head(), name)
                     response = json.loads(b"".join(parts))
                 return dict(response)
             now = self._clock()
             if now > asked_at + ANSWERED_WITHIN_S:
                 silence = StoreError(_explain_silence(self._uri, died))
-                raise found if isinstance(found, StoreError) else silence
+                raise names if isinstance(names, StoreError) else silence
             if now > look_at:
                 with suppress(BackendUnavailable):
                     died = store_servers.revive_server(self._api) or died

@@ -70,8 +70,8 @@ def record_holder(path: Path) -> int:
     with _open_to_read(path) as fd:
         if fd is not None and sys.platform == "linux":
             # Asking with F_RDLCK ignores the shared lock that `is_record_held` holds for a moment.
-            asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+            request = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, request))
             holder = 0 if kind == fcntl.F_UNLCK else int(pid)
     return holder
 

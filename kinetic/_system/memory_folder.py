@@ -59,11 +59,11 @@ def _make(job_id: str, name: str) -> Path:
 
 def _make_once(job_id: str, name: str) -> Path:
     folder = of_job(job_id) / name
-    for each in (folder.parent.parent, folder.parent, folder):
-        each.mkdir(mode=0o700, exist_ok=True)
-        about = each.lstat()
+    for part in (folder.parent.parent, folder.parent, folder):
+        part.mkdir(mode=0o700, exist_ok=True)
+        about = part.lstat()
         if about.st_uid != os.getuid() or about.st_mode & 0o022:
-            raise PermissionError(errno.EPERM, "other users own it, or may write to it", str(each))
+            raise PermissionError(errno.EPERM, "other users own it, or may write to it", str(part))
     return folder
 
 

@@ -24,10 +24,10 @@ def is_own(connection: socket.socket) -> bool:
 
 def uid_of(connection: socket.socket) -> int:
     """The user at the other end of a loopback connection; -1 if unknown."""
-    here, there = _in_hex(connection.getsockname()), _in_hex(connection.getpeername())
+    own, peer = _in_hex(connection.getsockname()), _in_hex(connection.getpeername())
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
-        if (fields[1], fields[2]) == (there, here) and fields[9] != _NO_INODE:
+        if (fields[1], fields[2]) == (peer, own) and fields[9] != _NO_INODE:
             return int(fields[7])
     return -1
 

@@ -140,22 +140,22 @@ def threads(pid: int) -> int:
 
 def children(pid: int) -> list[int]:
     """Direct children of a process, of all its threads; [] if it is gone."""
-    found: list[int] = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-    return found
+                pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
     """All processes below a process, parents first."""
-    found, todo = [], [pid]
+    pids, todo = [], [pid]
     while todo:
         below = children(todo.pop())
-        found += below
+        pids += below
         todo += below
-    return found
+    return pids
 
 
 def kill(pid: int, signum: int) -> bool:
@@ -183,12 +183,12 @@ def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:
     spared = set(keep)
     deadline = time.monotonic() + limit_s
     while True:
-        left = [pid for pid in descendants(os.getpid()) if pid not in spared]
-        if not left or time.monotonic() > deadline:
-            return len(left)
-        for pid in left:
+        remaining = [pid for pid in descendants(os.getpid()) if pid not in spared]
+        if not remaining or time.monotonic() > deadline:
+            return len(remaining)
+        for pid in remaining:
             kill(pid, signal.SIGKILL)
-        _reap(left)
+        _reap(remaining)
         time.sleep(0.001)
 
 
@@ -200,9 +200,9 @@ def await_leaving(limit_s: float, keep: Iterable[int] = ()) -> list[int]:
     while True:
         below = [pid for pid in descendants(os.getpid()) if pid not in spared]
         _reap(below)
-        left = [pid for pid in below if state(pid) not in ("", "Z", "X")]
-        if not left or time.monotonic() >= deadline:
-            return left
+        remaining = [pid for pid in below if state(pid) not in ("", "Z", "X")]
+        if not remaining or time.monotonic() >= deadline:
+            return remaining
         time.sleep(0.002)
 
 

@@ -82,10 +82,10 @@ class DriverFacts:
 
 def judge(facts: DriverFacts) -> Status:
     """Return the state of a job without a verdict."""
-    said = "" if facts.job is None else facts.job.status
-    if said == "PENDING":
+    phase = "" if facts.job is None else facts.job.status
+    if phase == "PENDING":
         return Status(JobStatus.PENDING, STARTING)
-    if said == "RUNNING":
+    if phase == "RUNNING":
         if facts.has_begun():
             return Status(JobStatus.RUNNING)
         return Status(JobStatus.PENDING, facts.waits_for() or RESERVING)
@@ -94,7 +94,7 @@ def judge(facts: DriverFacts) -> Status:
         everywhere = tuple(HostStatus(host, *ended) for host in range(facts.hosts))
         return Status(JobStatus.CANCELLED, CANCELLED, everywhere)
     if facts.job is not None:
-        return _fail(STOPPED if said == "STOPPED" else _why_failed(facts.job))
+        return _fail(STOPPED if phase == "STOPPED" else _why_failed(facts.job))
     return _fail(GONE) if facts.was_there() else Status(JobStatus.NOT_FOUND)
 
 
@@ -122,8 +122,8 @@ def _why_failed(job: RayJob) -> str:
         return "its driver was killed"
     if code == ProgramCode.TAKEN_AWAY:
         return "its driver was told to end"
-    said = next((line for line in reversed(lines) if not _OF_RAY.match(line)), "")
-    return f"its driver ended with exit code {code}" + (f": {said[:_MOST_WORDS]}" if said else "")
+    last = next((line for line in reversed(lines) if not _OF_RAY.match(line)), "")
+    return f"its driver ended with exit code {code}" + (f": {last[:_MOST_WORDS]}" if last else "")
 
 
 _SLICE, _TYPE, _SHAPE = (f"ray.io/tpu-{name}" for name in ("slice-name", "pod-type", "topology"))
@@ -189,8 +189,8 @@ def _describe_job(topology: Topology, needed: Mapping[str, float], slices: int) 
     hosts = slices * topology.hosts
     many = f"{slices} slices of " if slices > 1 else ""
     noun = "host" if hosts == 1 else "hosts"
-    each = " and ".join(_describe_amount(name, amount) for name, amount in needed.items())
-    return f"{many}{topology.name} has {hosts} {noun} with {each} each"
+    share = " and ".join(_describe_amount(name, amount) for name, amount in needed.items())
+    return f"{many}{topology.name} has {hosts} {noun} with {share} each"
 
 
 def _describe_amount(name: str, amount: float) -> str:
@@ -298,10 +298,10 @@ def entrypoint(python: str, *, installs: bool, module: str = DRIVER) -> str:
         "</proc/$(sed -n 's/^PPid:[[:space:]]*//p' /proc/$PPID/status)/cmdline "
         f"| sed -n {shlex.quote(_RAYLETS)})"
     )
-    found = f'"{workers}"'
-    tried = ["python", found, "python3"] if installs else [found, "python", "python3"]
+    raylets_own = f'"{workers}"'
+    tried = ["python", raylets_own, "python3"] if installs else [raylets_own, "python", "python3"]
     named = [shlex.quote(python)] if python else tried
-    said = (
+    refusal = (
         "kinetic: no Python that has Ray was found where the driver runs (tried: "
         f"{python or 'that of the raylet, python, python3'}). Set KINETIC_POD_PYTHON to it."
     )
@@ -309,7 +309,7 @@ def entrypoint(python: str, *, installs: bool, module: str = DRIVER) -> str:
         f"for p in {' '.join(named)}; do "
         f'if [ -n "$p" ] && "$p" -c {shlex.quote(_HAS_RAY)} 2>/dev/null; '
         f'then exec "$p" -m {module}; fi; done; '
-        f"echo {shlex.quote(said)} >&2; exit {NO_INTERPRETER}"
+        f"echo {shlex.quote(refusal)} >&2; exit {NO_INTERPRETER}"
     )
 
 
@@ -390,16 +390,16 @@ class RayBackend:
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
         """From the verdicts, and for jobs without one from one question to the cluster."""
         verdicts = {ref.job_id: stored.verdict(self._store, ref) for ref in refs}
-        found = {job_id: verdict for job_id, verdict in verdicts.items() if verdict is not None}
-        open_refs = [ref for ref in refs if ref.job_id not in found]
+        statuses = {job_id: verdict for job_id, verdict in verdicts.items() if verdict is not None}
+        open_refs = [ref for ref in refs if ref.job_id not in statuses]
         jobs = self._look(open_refs)
-        return found | {ref.job_id: self._status(ref, jobs.get(ref.job_id)) for ref in open_refs}
+        return statuses | {ref.job_id: self._status(ref, jobs.get(ref.job_id)) for ref in open_refs}
 
     def _look(self, refs: Sequence[JobRef]) -> Mapping[str, RayJob]:
         if len(refs) > 1:
             return {job.job_id: job for job in self._api.list()}
-        told = {ref.job_id: self._api.find(ref.job_id) for ref in refs}
-        return {job_id: job for job_id, job in told.items() if job is not None}
+        jobs = {ref.job_id: self._api.find(ref.job_id) for ref in refs}
+        return {job_id: job for job_id, job in jobs.items() if job is not None}
 
     def _status(self, ref: JobRef, job: RayJob | None) -> Status:
         status = judge(
@@ -506,8 +506,8 @@ def make_backend(place: Place, store: Store) -> RayBackend:
     def read_archive() -> tuple[Blob, bytes]:
         from kinetic._source import runtime
 
-        made = runtime.archive(chosen.cache_dir)
-        return made.blob, made.data
+        archive = runtime.archive(chosen.cache_dir)
+        return archive.blob, archive.data
 
     return RayBackend(
         store,

@@ -66,10 +66,10 @@ def _ask_python(api: JobsApi, nodes: Iterable[RayNode]) -> str:
     if not head or ray_protocol.SERVER not in api.list_logs(head, ray_protocol.SERVER):
         return ""
     try:
-        told = json.loads(b"".join(api.read_log(head, ray_protocol.SERVER)) or b"{}")
+        answer = json.loads(b"".join(api.read_log(head, ray_protocol.SERVER)) or b"{}")
     except (NotFound, ValueError):
         return ""
-    return str(told.get("python", "")) if isinstance(told, dict) else ""
+    return str(answer.get("python", "")) if isinstance(answer, dict) else ""
 
 
 def check(settings: Settings) -> tuple[Finding, ...]:
@@ -117,7 +117,7 @@ def _check_resources(facts: RayFacts) -> Finding:
     total: Counter[str] = Counter()
     for node in facts.nodes:
         total.update({n: int(node.resources[n]) for n in _SHOWN if node.resources.get(n)})
-    told = ", ".join(f"{count} {name}" for name, count in sorted(total.items())) or "nothing"
+    amounts = ", ".join(f"{count} {name}" for name, count in sorted(total.items())) or "nothing"
     many = f"{len(facts.nodes)} node{'s' if len(facts.nodes) != 1 else ''}"
     if not total:
         return problem(
@@ -125,7 +125,7 @@ def _check_resources(facts: RayFacts) -> Finding:
             f"None of the cluster's {many} offers processors, GPUs or TPUs.",
             "Start nodes with resources, for example `ray start --num-cpus=4`.",
         )
-    return ok("ray resources", f"{many} with {told}.")
+    return ok("ray resources", f"{many} with {amounts}.")
 
 
 def _check_python(facts: RayFacts, python: Sequence[int]) -> list[Finding]:
@@ -173,11 +173,11 @@ def list_resources(settings: Settings) -> tuple[PoolRow, ...]:
 
 def collect_resources(nodes: Iterable[RayNode]) -> tuple[PoolRow, ...]:
     """Return what nodes have, by kind. Pure."""
-    found: Counter[tuple[str, str, float]] = Counter()
+    counts: Counter[tuple[str, str, float]] = Counter()
     for node in nodes:
         if node.is_alive:
-            found[_kind_of(node)] += 1
-    return tuple(_name_resource(*kind, count) for kind, count in sorted(found.items()))
+            counts[_kind_of(node)] += 1
+    return tuple(_name_resource(*kind, count) for kind, count in sorted(counts.items()))
 
 
 def _kind_of(node: RayNode) -> tuple[str, str, float]:
@@ -188,21 +188,21 @@ def _kind_of(node: RayNode) -> tuple[str, str, float]:
     return "CPU", "", node.resources.get("CPU", 0.0)
 
 
-def _name_resource(kind: str, topology: str, each: float, nodes: int) -> PoolRow:
+def _name_resource(kind: str, topology: str, amount: float, nodes: int) -> PoolRow:
     generation = kind.removeprefix("TPU ").partition("-")[0]
     if not topology:
-        name = f"cpu:{each:g}" if kind == "CPU" and each else ""
-        return PoolRow(name, kind, nodes, nodes, each, nodes)
+        name = f"cpu:{amount:g}" if kind == "CPU" and amount else ""
+        return PoolRow(name, kind, nodes, nodes, amount, nodes)
     row = next(
         (
             row
             for row in catalog_rows()
             if row.kind == "tpu"
             and row.shape_text == topology
-            and row.chips_per_host == each
+            and row.chips_per_host == amount
             and row.family.replace("tpu", "v") == generation
         ),
         None,
     )
     slices = nodes // row.hosts if row else 0
-    return PoolRow(row.name if row else "", kind, nodes, nodes, each, slices, topology=topology)
+    return PoolRow(row.name if row else "", kind, nodes, nodes, amount, slices, topology=topology)

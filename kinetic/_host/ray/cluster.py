@@ -74,14 +74,14 @@ class Needs:
 
     def for_host(self) -> dict[str, float]:
         """Return the resources of one host, by the names that Ray has for them."""
-        asked: dict[str, float] = {"CPU": self.cpus}
+        resources: dict[str, float] = {"CPU": self.cpus}
         if self.memory_bytes:
-            asked["memory"] = self.memory_bytes
+            resources["memory"] = self.memory_bytes
         if self.topology.kind == "gpu":
-            asked["GPU"] = self.topology.chips_per_host
+            resources["GPU"] = self.topology.chips_per_host
         elif self.topology.kind == "tpu":
-            asked["TPU"] = self.topology.chips_per_host
-        return asked
+            resources["TPU"] = self.topology.chips_per_host
+        return resources
 
 
 class Reservation:
@@ -114,8 +114,8 @@ class Reservation:
 
     def _reserve_once(self, until: float, is_wanted: Callable[[], bool]) -> bool:
         """Return whether it could: the slice that was chosen may have lost a machine meanwhile."""
-        topology, each = self._needs.topology, self._needs.for_host()
-        bundles = [dict(each) for _ in range(topology.hosts)]
+        topology, resources = self._needs.topology, self._needs.for_host()
+        bundles = [dict(resources) for _ in range(topology.hosts)]
         strategy = "STRICT_SPREAD" if topology.multi_host else "STRICT_PACK"
         labels = self._choose_slice(until, is_wanted) if topology.kind == "tpu" else {}
         chosen, selectors = labels.get(_SLICE_NAME), [labels] * topology.hosts if labels else None
@@ -145,7 +145,9 @@ class Reservation:
                 head = [{f"TPU-{pod_type}-head": 1.0}]
                 self._head = placement_group(head, bundle_label_selector=[selector])
         (node,) = _find_nodes(self._head, 1)
-        (labels,) = (each["Labels"] for each in ray.nodes() if each["NodeID"] == node)
+        (labels,) = (
+            node_about["Labels"] for node_about in ray.nodes() if node_about["NodeID"] == node
+        )
         return {_SLICE_NAME: labels[_SLICE_NAME]}
 
     def _count_machines(self) -> Counter[str]:
@@ -165,34 +167,34 @@ class Reservation:
             MachinesLost: one has died, or Ray knows that its machine is gone.
             RayError: one could not be started.
         """
-        each = self._needs.for_host()
+        needed = self._needs.for_host()
         kind = ray.remote(HostActor)
         for index in range(self._needs.topology.hosts):
             strategy = PlacementGroupSchedulingStrategy(self._group, index)
-            resources = {n: v for n, v in each.items() if n not in ("CPU", "GPU", "memory")}
+            resources = {n: v for n, v in needed.items() if n not in ("CPU", "GPU", "memory")}
             options: dict[str, Any] = {
-                "num_cpus": each["CPU"],
-                "num_gpus": each.get("GPU", 0),
-                "memory": each.get("memory"),
+                "num_cpus": needed["CPU"],
+                "num_gpus": needed.get("GPU", 0),
+                "memory": needed.get("memory"),
                 "resources": resources,
                 "scheduling_strategy": strategy,
                 "max_restarts": 0,
                 "max_concurrency": 2,  # It is told of what happens while it runs.
             }
             self._actors.append(kind.options(**options).remote())
-        told = [actor.describe.remote() for actor in self._actors]
-        while ray.wait(told, num_returns=len(told), timeout=_POLL_S)[1]:
+        descriptions = [actor.describe.remote() for actor in self._actors]
+        while ray.wait(descriptions, num_returns=len(descriptions), timeout=_POLL_S)[1]:
             _check(until, is_wanted)
             self._check_machines()
         try:
-            abouts: list[ActorPlace] = ray.get(told)
+            abouts: list[ActorPlace] = ray.get(descriptions)
         except (ActorDiedError, ActorUnavailableError, NodeDiedError) as error:
             raise MachinesLost(describe_death(error)) from error
-        found = [
+        places = [
             HostPlace(actor, node, _address_of(node), about)
             for actor, node, about in zip(self._actors, self.nodes, abouts, strict=True)
         ]
-        return sorted(found, key=lambda place: place.about.worker)
+        return sorted(places, key=lambda place: place.about.worker)
 
     def _check_machines(self) -> None:
         """Ray would wait for ever for the same machine to come back, and start its actor there.
@@ -266,9 +268,9 @@ def take_package(name: str) -> bytes | None:
     from ray.experimental import internal_kv
 
     key = f"gcs://{name}".encode()
-    found = internal_kv._internal_kv_get(key)
+    package = internal_kv._internal_kv_get(key)
     internal_kv._internal_kv_del(key)
-    return None if found is None else bytes(found)
+    return None if package is None else bytes(package)
 
 
 def disconnect() -> None:
@@ -301,24 +303,24 @@ def describe_death(error: BaseException) -> str:
 
 def describe_lack(needs: Needs, slices: int) -> str:
     """Say what the cluster lacks at this moment for slices that wait, and what it has."""
-    each = needs.for_host()
+    resources = needs.for_host()
     alive, draining = [node for node in ray.nodes() if node["Alive"]], find_draining()
     fitting = [
         node["Resources"]
         for node in alive
         if _is_of_shape(node, needs.topology) and node["NodeID"] not in draining
     ]
-    able = [node for node in fitting if all(node.get(n, 0) >= v for n, v in each.items())]
+    able = [node for node in fitting if all(node.get(n, 0) >= v for n, v in resources.items())]
     hosts = slices * needs.topology.hosts
-    asked = ", ".join(f"{value:g} {name}" for name, value in each.items())
-    told = f"{hosts} node{'s' if hosts > 1 else ''} with {asked} each"
+    needed = ", ".join(f"{value:g} {name}" for name, value in resources.items())
+    wanted = f"{hosts} node{'s' if hosts > 1 else ''} with {needed} each"
     free = ray.available_resources()
     have = _add_up(node["Resources"] for node in alive)
     rest = ", ".join(
-        f"{free.get(name, 0):g} of {have[name]:g} {name} free" for name in each if name in have
+        f"{free.get(name, 0):g} of {have[name]:g} {name} free" for name in resources if name in have
     )
     nodes = f"{len(able)} of {len(alive)} nodes could take a host"
-    return f"it waits for {told}; the cluster has {rest or 'none of that'}, and {nodes}"
+    return f"it waits for {wanted}; the cluster has {rest or 'none of that'}, and {nodes}"
 
 
 def _is_of_shape(node: Mapping[str, Any], topology: Topology) -> bool:

@@ -140,10 +140,10 @@ class RayHosts(RemoteHosts):
 
     def kill_programs(self, indices: Collection[int]) -> Collection[int]:
         """Kill their actors, which take the programs along."""
-        found = {index: self._starts[index // self._each] for index in self._running & {*indices}}
-        for index, start in found.items():
+        starts = {index: self._starts[index // self._each] for index in self._running & {*indices}}
+        for index, start in starts.items():
             cluster.kill_program(start.places[index % self._each])
-        return found.keys()
+        return starts.keys()
 
     def release_all(self) -> None:
         """Free everything, and wait until Ray has heard of it."""
@@ -243,12 +243,12 @@ class RayHosts(RemoteHosts):
         if self._starts.get(start.which) is not start:
             return
         start.places = places
-        begun = any(each.runs for each in self._starts.values())
+        begun = any(other.runs for other in self._starts.values())
         if self._starts_each or begun or len(self._starts) < self._slices:
             self._run_programs(start)
-        elif all(each.places for each in self._starts.values()):
-            for each in self._starts.values():
-                self._run_programs(each)
+        elif all(other.places for other in self._starts.values()):
+            for other in self._starts.values():
+                self._run_programs(other)
 
     def _run_programs(self, start: _SliceStart) -> None:
         start.runs = True
@@ -272,9 +272,9 @@ class RayHosts(RemoteHosts):
             return
         code, words = ended.result()
         if code == ProgramCode.UNUSABLE:
-            said = words.strip().splitlines()
+            lines = words.strip().splitlines()
             where = f"On node {place.address} (Ray's {place.node[:12]}) it could not begin"
-            self._refuse(index, f"{where}: {said[-1] if said else 'no reason known'}")
+            self._refuse(index, f"{where}: {lines[-1] if lines else 'no reason known'}")
         elif code not in (ProgramCode.DELIVERED, ProgramCode.CODE_FAILED):
             self._die(index, _describe_end(code, place.address))
         self._listener.on_change()
@@ -310,8 +310,8 @@ def _describe_end(code: int, address: str) -> str:
     """Say how the program of a host has ended that did not deliver its report."""
     if code == ProgramCode.WORKER_LOST:
         return WORKER_LOST
-    told = code == ProgramCode.TAKEN_AWAY
-    how = "was told to end" if told else f"ended with exit code {code}"
+    was_told = code == ProgramCode.TAKEN_AWAY
+    how = "was told to end" if was_told else f"ended with exit code {code}"
     return f"its program on {address} {how}."
 
 
@@ -322,21 +322,21 @@ _JOIN_S = "30"
 class _Driver:
     """What the programs of this job are started with."""
 
-    def __init__(self, given: Mapping[str, str], address: str, port: int) -> None:
-        endpoint = Endpoint(f"{address}:{port}", os.urandom(16).hex(), given["KINETIC_JOB_ID"])
-        made = certificate.make(endpoint.tls_name)
+    def __init__(self, variables: Mapping[str, str], address: str, port: int) -> None:
+        endpoint = Endpoint(f"{address}:{port}", os.urandom(16).hex(), variables["KINETIC_JOB_ID"])
+        credentials = certificate.make(endpoint.tls_name)
         self._gang = {
             "KINETIC_JOB_ID": endpoint.job_id,
-            "KINETIC_STORE": cluster.locate_store(given["KINETIC_STORE"]),
+            "KINETIC_STORE": cluster.locate_store(variables["KINETIC_STORE"]),
             "KINETIC_COORDINATOR": endpoint.target,
             "KINETIC_TOKEN": endpoint.token,
-            "KINETIC_TLS_CERTIFICATE": made.certificate,
+            "KINETIC_TLS_CERTIFICATE": credentials.certificate,
             "KINETIC_JOIN_TIMEOUT_S": _JOIN_S,
-            "KINETIC_SIMULATED": given.get("KINETIC_SIMULATED", ""),
+            "KINETIC_SIMULATED": variables.get("KINETIC_SIMULATED", ""),
             "KINETIC_TEE": "1",
             "RAY_ADDRESS": cluster.find_address(),  # For functions that use Ray themselves.
         }
-        self._address, self._key = address, made.key
+        self._address, self._key = address, credentials.key
         self._secrets: Mapping[str, str] = {}
         self.hosts: RayHosts | None = None
 

@@ -61,8 +61,8 @@ class StoreServer:
         self._folder = folder
         self._packages = packages
         self._store = LocalStore(folder / ray_protocol.CONTENT)
-        for each in (ray_protocol.RESPONSES, ray_protocol.UPLOADS):
-            (folder / each).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in (ray_protocol.RESPONSES, ray_protocol.UPLOADS):
+            (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._answered = self._list_answered()
 
     def work(self) -> int:
@@ -77,15 +77,15 @@ class StoreServer:
         """Remove responses that nobody has read in time, and what was never sent to its end."""
         now = time.time()
         lives = (ray_protocol.RESPONSES, RESPONSES_LIVE_S), (ray_protocol.UPLOADS, PARTS_LIVE_S)
-        for each, live_s in lives:
-            for entry in os.scandir(self._folder / each):
+        for name, live_s in lives:
+            for entry in os.scandir(self._folder / name):
                 if entry.stat().st_mtime < now - live_s:
                     Path(entry.path).unlink(missing_ok=True)
         self._answered = self._list_answered()
 
     def _list_answered(self) -> set[str]:
         return {
-            each.partition("=")[0] for each in os.listdir(self._folder / ray_protocol.RESPONSES)
+            name.partition("=")[0] for name in os.listdir(self._folder / ray_protocol.RESPONSES)
         }
 
     def _answer(self, name: str) -> None:
@@ -116,9 +116,9 @@ class StoreServer:
         except OSError as error:
             # A full disk may still have room for a name.
             kind = response.get("error", "StoreError")
-            told = {"error": kind, "message": error.strerror or "no response"}
+            failure = {"error": kind, "message": error.strerror or "no response"}
             with contextlib.suppress(OSError):
-                self._publish(*ray_protocol.response_name(request_id, told))
+                self._publish(*ray_protocol.response_name(request_id, failure))
 
     def _publish(self, file: str, content: bytes) -> None:
         unfinished = self._folder / ray_protocol.UPLOADS / file
@@ -204,13 +204,13 @@ class _ControlStore:
 
     def names(self) -> list[str]:
         """Return the packages that are requests."""
-        found = self._kv._internal_kv_list(f"{self._prefix}{ray_protocol.PACKAGE_PREFIX}".encode())
-        return [key.decode().removeprefix(self._prefix) for key in found]
+        keys = self._kv._internal_kv_list(f"{self._prefix}{ray_protocol.PACKAGE_PREFIX}".encode())
+        return [key.decode().removeprefix(self._prefix) for key in keys]
 
     def open(self, name: str) -> bytes | None:
         """Return a package, or None if it is gone."""
-        found = self._kv._internal_kv_get(f"{self._prefix}{name}".encode())
-        return None if found is None else bytes(found)
+        package = self._kv._internal_kv_get(f"{self._prefix}{name}".encode())
+        return None if package is None else bytes(package)
 
     def discard(self, name: str) -> None:
         """Delete a package."""
