@@ -12,11 +12,10 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from kinetic._in_job.checkpoint.opening import Room, check_room, measure_room
 from kinetic._in_job.checkpoint.pieces import Local, Piece, newest, overlap, transfers
 from kinetic._in_job.checkpoint.tree import Leaf
 from kinetic._system import machine
-from kinetic.errors import CheckpointError, CorruptRecord
+from kinetic.errors import CorruptRecord
 
 LEAVES = (Leaf("w", (4,), "float32"), Leaf("n", value=3))
 
@@ -131,37 +130,7 @@ def test_a_damaged_index_is_told(damage):
         Local.from_json(damage)
 
 
-# -- room ------------------------------------------------------------------------------------------
-
-
-def a_room(file_system="machine/1", part=10**6, free=3 * 10**6, used=0):
-    return Room("/memory", file_system, part, free, used)
-
-
-def test_hosts_that_share_a_memory_need_room_for_all_of_them():
-    check_room([a_room("machine/1"), a_room("machine/2")])
-    check_room([a_room(free=2 * 10**6, used=10**6)] * 2)
-    with pytest.raises(
-        CheckpointError,
-        match=r"the parts of 2 hosts of the state have 2 MB, two copies of them need 4 MB, and "
-        r"/memory has 3 MB\. Ask for at least 4.6 MB of memory there \(on a cluster: "
-        r'local_storage="3Mi"\)',
-    ):
-        check_room([a_room(), a_room("machine/2"), a_room()][::2])
-    with pytest.raises(CheckpointError, match=r"host 1's part of the state has 1 MB.* has 2 MB"):
-        check_room([a_room(), a_room("machine/2", free=2 * 10**6 - 1)])
-    check_room([])
-
-
-def test_what_lies_in_memory_takes_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "available_memory_bytes", lambda: 123)
-    monkeypatch.setattr(machine, "is_memory_folder", lambda path: True)
-    (tmp_path / "old").write_bytes(bytes(10_000))
-    found = measure_room(tmp_path, 5)
-    assert (found.free_bytes, found.part_bytes) == (123, 5)
-    assert found.used_bytes >= 10_000
-    monkeypatch.setattr(machine, "is_memory_folder", lambda path: False)
-    assert measure_room(tmp_path, 5).free_bytes > 123
+# -- file systems --------------------------------------------------------------------------------
 
 
 def test_the_type_of_a_file_system_is_read_from_the_mounts(tmp_path):

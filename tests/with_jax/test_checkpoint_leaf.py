@@ -48,21 +48,6 @@ def test_leaves_whose_names_look_alike_stay_apart(tmp_path, tier):
     assert (found[""]["c"], found[".c"]) == (1, 2)
 
 
-def test_a_step_in_which_an_earlier_version_has_mixed_them_up_is_refused(tmp_path):
-    import orbax.checkpoint as ocp
-
-    state = {"a.b": np.arange(3.0), "a": {"b": np.arange(3.0) + 10}}
-    leaves = [leaf.to_json() for leaf in tree.take_apart(state).leaves]
-    with ocp.CheckpointManager(tmp_path / "run") as manager:
-        items = {
-            persistent.STATE: ocp.args.StandardSave(state),
-            persistent.RECORD: ocp.args.JsonSave({"format": 1, "leaves": leaves}),
-        }
-        manager.save(0, args=ocp.args.Composite(**items))
-    with pytest.raises(CheckpointError, match=r"\['a'\]\['b'\] and \['a.b'\] to one place"):
-        restored(tmp_path, "persistent", state)
-
-
 def test_a_step_of_an_earlier_version_whose_names_have_dots_is_restored(tmp_path):
     import orbax.checkpoint as ocp
 

@@ -22,8 +22,9 @@ from kinetic._host.worker import worlds
 from kinetic._in_job.checkpoint import tree
 from kinetic._in_job.checkpoint.assembly import LocalRestore
 from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
-from kinetic._in_job.checkpoint.local_tier import LocalTier
+from kinetic._in_job.checkpoint.local_tier import LocalSaveFailed, LocalTier
 from kinetic._in_job.checkpoint.pieces import newest
+from kinetic._system import machine
 from kinetic.errors import CheckpointError, CheckpointMismatch
 
 
@@ -78,7 +79,7 @@ def test_the_step_before_stays_until_it_is_retired_and_then_makes_room(tmp_path)
         )
         tier.retire(number)
         assert [each.step for each in tier.list_committed()] == [number]
-        tier.clean() if number == 2 else None
+        tier.open() if number == 2 else None
     same(read(tier, state(0)), state(3))
 
 
@@ -103,7 +104,7 @@ def test_what_was_not_committed_is_not_seen(tmp_path, left):
         (tmp_path / "writing/index.json").unlink()
         os.truncate(tmp_path / "writing/data", 0 if left == "nothing" else 70)
     assert [each.step for each in tier.list_committed()] == [1]
-    tier.clean()
+    tier.open()
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
@@ -184,6 +185,16 @@ def test_a_host_without_room_costs_all_hosts_this_step_and_one_warning(tmp_path,
     assert "host 1: The local checkpoint of step 1 could not be written" in warned[0][0]
     assert "ask for at least 295 B" in warned[0][0]
     assert on_all(Crowd(3).hosts(), lambda host: run(host, [4, 5])) == [[5]] * 3
+
+
+def test_memory_that_the_machine_does_not_have_is_not_taken(tmp_path, monkeypatch):
+    """Filling it would end a process."""
+    tier = LocalTier(tmp_path)
+    monkeypatch.setattr(machine, "is_memory_folder", lambda path: True)
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: 999)
+    tier.prepare(999)
+    with pytest.raises(LocalSaveFailed, match=r'no space is left for 1 kB.*local_storage="1Mi"'):
+        tier.prepare(1000)
 
 
 def test_a_folder_that_was_removed_is_made_again(tmp_path):

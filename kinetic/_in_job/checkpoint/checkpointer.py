@@ -28,14 +28,14 @@ from kinetic._in_job.checkpoint import (
     persistent,
     positions,
     tree,
-    verifying,
 )
 from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.opening import Opened
 from kinetic._in_job.checkpoint.persistent import Persistent
 from kinetic._in_job.checkpoint.restoring import Restored, Restoring, SavedState
 from kinetic._in_job.checkpoint.sync_points import SyncPoints, SyncRequest, find_request
-from kinetic._in_job.checkpoint.tree import Leaf, TreeState
+from kinetic._in_job.checkpoint.tree import Leaf
+from kinetic._in_job.checkpoint.verifying import ShardDigests
 from kinetic._in_job.metrics import mark_step, send_now
 from kinetic._system import memory_folder
 from kinetic.errors import (
@@ -166,7 +166,7 @@ class Checkpointer:
         if self._has_iterator:
             positions.check(data)
         now = tree.take_apart(state)
-        opened, self._pattern = self._open(now), now.leaves
+        opened, self._pattern = self._open(), now.leaves
         if self._local_saves is not None:
             self._local_saves.wait()
         assert self._restoring is not None  # as soon as it is open
@@ -234,7 +234,7 @@ class Checkpointer:
         self._check_usable()
         mark_step(step)
         if self._opened is None:
-            self._open(tree.take_apart(state_of()))
+            self._open()
             self._begin_without_restore()
         opened, sync_points = self._opened, self._sync_points
         assert opened is not None
@@ -313,7 +313,7 @@ class Checkpointer:
 
     # -- beginning and end -------------------------------------------------------------------------
 
-    def _open(self, state: TreeState) -> Opened:
+    def _open(self) -> Opened:
         self._check_usable()
         if self._opened is not None:
             return self._opened
@@ -325,7 +325,6 @@ class Checkpointer:
             self._local,
             self._keep,
             self._peers,
-            state,
             verify=self._verify,
             warn=self._warn,
         )
@@ -477,14 +476,13 @@ class Checkpointer:
             "hosts": self._peers.count,
             "saved_at": time.time(),
             "leaves": [leaf.to_json() for leaf in due.state.leaves],
-            "is_by_name": bool(due.state.look_alike()),
             "data": data,
         }
         if self._sync_points is not None:
             self._sync_points.note_save()
         own = None
         if opened.verify:
-            own = verifying.digests_here(due.state, self._peers.index)
+            own = ShardDigests(due.state, self._peers.index)
             record["digests"] = self._peers.count
         return opened.persistent.save(due.step, due.state.plain(), record, due.metrics or {}, own)
 

@@ -20,11 +20,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from kinetic._core.checkpoint_size import in_gigabytes, room_for
+from kinetic._core.checkpoint_size import in_gigabytes, quantity, room_for
 from kinetic._in_job.checkpoint import digests
 from kinetic._in_job.checkpoint.digests import Digesting
 from kinetic._in_job.checkpoint.pieces import CompleteStep, Local, Piece
 from kinetic._in_job.checkpoint.tree import ArrayPart, TreeState, parts_here
+from kinetic._system import machine
 from kinetic.errors import CheckpointError, CorruptRecord
 
 _INDEX = "index.json"
@@ -75,8 +76,20 @@ class LocalTier:
         """Where the steps lie."""
         return self._folder
 
-    def clean(self) -> None:
-        """Remove what a process that was killed has left."""
+    def open(self) -> None:
+        """Make the folder, and remove what a process that was killed has left.
+
+        Raises:
+            CheckpointError: the folder cannot be used.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise CheckpointError(
+                f"The folder for local checkpoints {self._folder} cannot be used: "
+                f"{error.strerror or error}. Give local_directory= a folder that this host may "
+                "write to, or say local_every=None."
+            ) from error
         for name in (_WRITING, _REMOVING):
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
@@ -164,6 +177,10 @@ class LocalTier:
             os.ftruncate(fd, 0)
             space = np.empty(0, np.uint8)
             if size_bytes:
+                if machine.is_memory_folder(self._folder):
+                    available = machine.available_memory_bytes()
+                    if available is not None and available < size_bytes:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 _fill(fd, size_bytes)
                 space = np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8)
                 space[:: mmap.PAGESIZE] = 0
@@ -301,7 +318,8 @@ def _explain_error(
         return LocalSaveFailed(
             f"{said}: no space is left for {in_gigabytes(size_bytes)}. The local tier needs twice "
             f"that on each host: ask for at least {in_gigabytes(room_for(size_bytes))} of memory "
-            "there, or say local_every=None.",
+            f'there (on a cluster: local_storage="{quantity(room_for(size_bytes))}"), or say '
+            "local_every=None.",
             step=step,
         )
     kind = LocalSaveFailed if error.errno == errno.ENOENT else CheckpointError

@@ -1,37 +1,33 @@
 """The beginning of a checkpointer, on all hosts at once: nobody else writes the folder, all hosts
-see the same one, the local tier has room.
+see the same one.
 
 In: folders, the hosts. Out: `Opened`, or the same error on every host.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import socket
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kinetic._core.checkpoint_size import COPIES, in_gigabytes, quantity, room_for
 from kinetic._core.values import dataclass
 from kinetic._host.worker import worlds
 from kinetic._in_job import slices
 from kinetic._in_job.checkpoint import digests, foreign
 from kinetic._in_job.checkpoint.foreign import Guest
 from kinetic._in_job.checkpoint.keeping import Keep
-from kinetic._in_job.checkpoint.local_tier import LocalTier, size_of
+from kinetic._in_job.checkpoint.local_tier import LocalTier
 from kinetic._in_job.checkpoint.persistent import Persistent
 from kinetic._in_job.checkpoint.pieces import Local
-from kinetic._in_job.checkpoint.tree import TreeState
 from kinetic._in_job.peers import Peers
 from kinetic._store import checkpoints, lease
 from kinetic._store.lease import Lease, Owner
-from kinetic._system import machine
 from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch, KineticError
 
 _log = logging.getLogger(__name__)
@@ -108,7 +104,6 @@ def open_checkpoints(
     local: Path | None,
     keep: Keep,
     peers: Peers,
-    state: TreeState,
     *,
     verify: bool,
     warn: Callable[[str], None],
@@ -120,14 +115,12 @@ def open_checkpoints(
         local: of the local tier on this host; None for none.
         keep: which persistent checkpoints stay.
         peers: the hosts.
-        state: for the room that it needs.
         verify: keep and check digests.
-        warn: called where room is missing in a later attempt, which may have fewer hosts, or less
-            memory: the training goes on.
+        warn: called where digests cannot be made.
 
     Raises:
         CheckpointInUse: another job writes there.
-        CheckpointError: a folder cannot be used, or the first attempt has no room.
+        CheckpointError: a folder cannot be used.
     """
     if verify and not digests.is_available():
         verify = False
@@ -158,16 +151,10 @@ def open_checkpoints(
                 _check_shared(directory, writer.rpartition(_IN_TRAINING)[2])
             if tier is None:
                 return ""
-            tier.clean()
-            return json.dumps(vars(measure_room(tier.folder, size_of(state))))
+            tier.open()
+            return ""
 
-        rooms = [Room(**json.loads(each)) for each in agree(peers, "folders", look) if each]
-        try:
-            check_room(rooms)
-        except CheckpointError as error:
-            if slices.attempt() == 1:
-                raise
-            warn(f"{error} The training goes on; local checkpoints that do not fit are given up.")
+        agree(peers, "folders", look)
         persistent = Persistent(directory, keep, peers.index)
     except BaseException:
         for each in held:
@@ -193,16 +180,6 @@ def _identify_training(directory: str) -> str:
             f"The folder of checkpoints {directory} cannot be written to: "
             f"{error.strerror or error}."
         ) from error
-
-
-def _is_of_training(writer: str, now: str) -> bool:
-    """Whether what a run has written is of the same training as what another one writes now; of
-    older runs it is not known."""
-    (before, known, _), (training, _, _) = (
-        writer.partition(_IN_TRAINING),
-        now.partition(_IN_TRAINING),
-    )
-    return not known or before == training
 
 
 def _check_shared(directory: str, token: str) -> None:
@@ -232,7 +209,8 @@ def look(
     if opened_.local is None:
         return steps, [], {}
     there, faults = opened_.local.look()
-    there = [each for each in there if _is_of_training(each.writer, opened_.writer)]
+    training = opened_.writer.partition(_IN_TRAINING)[0]
+    there = [each for each in there if each.writer.partition(_IN_TRAINING)[0] == training]
     own = {"found": [local.to_json() for local in there], "faults": [*faults.items()]}
     packed = zlib.compress(json.dumps(own).encode(), 1)
     every = [json.loads(zlib.decompress(data)) for data in peers.gather(packed)]
@@ -242,82 +220,6 @@ def look(
         found,
         {(n, step): text for n, host in enumerate(every) for step, text in host["faults"]},
     )
-
-
-@dataclass(frozen=True)
-class Room:
-    """What one host has for local checkpoints.
-
-    Attributes:
-        folder: for them.
-        file_system: equal for hosts that share it.
-        part_bytes: of the state, on this host.
-        free_bytes: of the file system.
-        used_bytes: by earlier checkpoints in the folder, which make way.
-    """
-
-    folder: str
-    file_system: str
-    part_bytes: int
-    free_bytes: int
-    used_bytes: int
-
-
-def measure_room(folder: Path, part_bytes: int) -> Room:
-    """Return what this host has.
-
-    Raises:
-        CheckpointError: the folder cannot be used.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        usage = os.statvfs(folder)
-        device = folder.stat().st_dev
-    except OSError as error:
-        raise CheckpointError(
-            f"The folder for local checkpoints {folder} cannot be used: {error.strerror or error}. "
-            "Give local_directory= a folder that this host may write to, or say local_every=None."
-        ) from error
-    free = usage.f_bavail * usage.f_frsize
-    if machine.is_memory_folder(folder):
-        available = machine.available_memory_bytes() or free
-        free = min(free, available) if usage.f_blocks else available  # ramfs counts nothing
-    return Room(
-        str(folder), f"{machine.boot_id()}/{device}", part_bytes, free, _count_used_bytes(folder)
-    )
-
-
-def _count_used_bytes(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_blocks * 512
-    return total
-
-
-def check_room(rooms: Sequence[Room]) -> None:
-    """Check that two copies of each host's part fit; `rooms`: of all hosts, in their order. Hosts
-    may share a file system, as simulated ones share this machine's memory.
-
-    Raises:
-        CheckpointError: they do not; the same on all hosts.
-    """
-    for name in dict.fromkeys(room.file_system for room in rooms):
-        hosts = [host for host, room in enumerate(rooms) if room.file_system == name]
-        sharing = [rooms[host] for host in hosts]
-        part = sum(room.part_bytes for room in sharing)
-        has = min(room.free_bytes for room in sharing) + sum(room.used_bytes for room in sharing)
-        if has < part * COPIES:
-            one = len(hosts) == 1
-            whose = f"host {hosts[0]}'s part" if one else f"the parts of {len(hosts)} hosts"
-            each = quantity(room_for(max(room.part_bytes for room in sharing)))
-            raise CheckpointError(
-                f"The local tier does not fit: {whose} of the state {'has' if one else 'have'} "
-                f"{in_gigabytes(part)}, two copies of {'it' if one else 'them'} need "
-                f"{in_gigabytes(part * COPIES)}, and {sharing[0].folder} has {in_gigabytes(has)}. "
-                f"Ask for at least {in_gigabytes(room_for(part))} of memory there (on a cluster: "
-                f'local_storage="{each}"), or say local_every=None.'
-            )
 
 
 def _wait_for_unclosed(returned: bool) -> None:

@@ -21,6 +21,7 @@ from kinetic._in_job.checkpoint.keeping import Keep
 from kinetic._in_job.checkpoint.replicas import ArraySource
 from kinetic._in_job.checkpoint.saving_mark import SavingMark
 from kinetic._in_job.checkpoint.tree import Leaf, TreeState
+from kinetic._in_job.checkpoint.verifying import ShardDigests
 from kinetic.errors import CheckpointError, CorruptRecord, PreflightError
 
 STATE, RECORD, DIGESTS = "state", "kinetic", "digests"
@@ -161,7 +162,7 @@ class Persistent:
         state: Any,
         record: Mapping[str, Any],
         metrics: Mapping[str, float],
-        digests_here: list[Any] | None = None,
+        digests_here: ShardDigests | None = None,
     ) -> bool:
         """Begin to save; return whether this was a new step. Waits for the save before. The step
         gets its name when the digests of all processes are there."""
@@ -178,7 +179,7 @@ class Persistent:
             RECORD: ocp.args.JsonSave(digests.sign(record)),
         }
         if digests_here is not None:
-            items[DIGESTS] = ocp.args.JsonSave(digests.sign({DIGESTS: digests_here}))
+            items[DIGESTS] = ocp.args.JsonSave(digests_here)
         self.wait()
         self._saving = step
         with self._explain_writing():
@@ -358,8 +359,20 @@ def _file(process: int) -> str:
 def _registry(process: int) -> Any:
     """Where digests are written: each process has a file of its own."""
     ocp = orbax()
-    every = ocp.options.MultiprocessingOptions(primary_host=None)
-    handler = ocp.JsonCheckpointHandler(_file(process), multiprocessing_options=every)
+
+    class DigestHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc, name-defined]
+        """Makes and writes digests in the background, beside the state."""
+
+        async def async_save(self, directory: Any, item: Any = None, args: Any = None) -> list[Any]:
+            args.item.fetch()
+
+            async def write() -> None:
+                signed = digests.sign({DIGESTS: args.item.compute()})
+                (directory / _file(process)).write_text(json.dumps(signed))
+
+            return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name=DIGESTS)]
+
+    handler = DigestHandler(_file(process))
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
     registry.add(DIGESTS, ocp.args.JsonSave, handler)
     registry.add(DIGESTS, ocp.args.JsonRestore, handler)

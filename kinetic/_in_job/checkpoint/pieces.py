@@ -100,8 +100,8 @@ class Local:
                 int(data["hosts"]),
                 tuple(Leaf.from_json(leaf) for leaf in data["leaves"]),
                 tuple(
-                    Piece(int(n), tuple(start), tuple(shape), int(offset), int(size), *digest)
-                    for n, start, shape, offset, size, *digest in data["pieces"]
+                    Piece(int(n), tuple(start), tuple(shape), int(offset), int(size), str(digest))
+                    for n, start, shape, offset, size, digest in data["pieces"]
                 ),
                 data.get("data"),
                 data.get("metrics"),

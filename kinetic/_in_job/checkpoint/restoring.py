@@ -184,14 +184,6 @@ class Restoring:
                 where = f"of step {step} in {self._directory}"
                 tree.check_same(saved, now.leaves, where, cast=cast)
                 now = now.as_saved(saved)
-                if (alike := now.look_alike()) and not record.get("is_by_name"):
-                    raise CheckpointError(
-                        f"An earlier version of kinetic has written {' and '.join(alike[:2])} to "
-                        f"one place in step {step} in {self._directory}: which of them it holds is "
-                        "not known. Restore another step, or choose another folder for a new "
-                        "training.",
-                        step=step,
-                    )
             if record and isinstance(persistent, Persistent):
                 reading = persistent.read(step, now, me)
                 if self._opened.verify and (files := record.get("digests")):

@@ -1,11 +1,10 @@
-"""Whether what the persistent tier gives back is what was saved: digests of all shards.
+"""Digests of all shards in the persistent tier: made when a state is saved, compared when it is
+restored on any devices.
 
-In: a state when it is saved, and its leaves when they are restored, on any devices. Out: digests by
-leaf and region; the leaves that are not what they were.
-
-The regions are those of the saving mesh. A host checks each of them that lies within its part of
-today's arrays. Regions that no host has whole, since the state is cut otherwise now, are read once
-more, by one of the hosts.
+Each shard is digested by the process that has its first replica, in the background, from the copy
+in the host's memory that Orbax writes as well. The regions are those of the saving mesh: a host
+checks each of them that lies within its part of today's arrays. Regions that no host has whole,
+since the state is cut otherwise now, are read once more, by one of the hosts.
 """
 
 from __future__ import annotations
@@ -13,41 +12,62 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kinetic._in_job.checkpoint.digests import digest_of
 from kinetic._in_job.checkpoint.pieces import Box, Region, overlap, slices_of
 from kinetic._in_job.checkpoint.tree import Leaf, TreeState, parts_here
+from kinetic._in_job.checkpoint.tree import box as box_of
 from kinetic._in_job.peers import Peers
 
-Digests = dict[Region, set[str]]
-"""Of the saving hosts; where they have differed, the region cannot be checked."""
 _NARROW = ("int2", "int4", "uint2", "uint4", "float4", "float6")
 """Types of which not every bit in memory counts."""
-_THREADS = 4
 
 
-def digests_here(state: TreeState, process: int) -> list[list[Any]]:
-    """Return the digests of this process's shards, as JSON: leaf, start, shape, digest. What lies
-    on no devices the first process saves for all."""
-    import jax
+class ShardDigests:
+    """The digests of the shards of which this process has the first replica.
 
-    if "proxy" in (jax.config.jax_platforms or ""):
-        return []  # their content would have to come here from all machines
-    parts = [
-        (number, part)
-        for number, value in state.arrays()
-        if not state.leaves[number].is_empty and (process == 0 or hasattr(value, "sharding"))
-        for part in parts_here(value)
-    ]
-    for _, part in parts:
-        if hasattr(part.data, "copy_to_host_async"):
-            part.data.copy_to_host_async()
-    with ThreadPoolExecutor(_THREADS) as pool:  # hashing does not hold the interpreter
-        found = pool.map(_digest, (part.data for _, part in parts))
-        return [[n, part.start, part.shape, d] for (n, part), d in zip(parts, found, strict=True)]
+    Args:
+        state: that is saved.
+        process: this one. What lies on no devices the first process saves for all.
+    """
+
+    def __init__(self, state: TreeState, process: int) -> None:
+        import jax
+
+        self._rows: list[list[Any]] = []
+        self._shards: list[tuple[int, tuple[int, ...], Any, Any]] = []
+        if "proxy" in (jax.config.jax_platforms or ""):
+            return  # Their content would have to come here from all machines.
+        for number, value in state.arrays():
+            if state.leaves[number].is_empty:
+                continue
+            if hasattr(value, "sharding"):
+                self._shards += [
+                    (number, value.shape, shard.index, shard.data)
+                    for shard in value.addressable_shards
+                    if shard.replica_id == 0
+                ]
+            elif process == 0:  # Now: the function may change it in place.
+                (part,) = parts_here(value)
+                self._rows.append([number, part.start, part.shape, _digest(part.data)])
+
+    def fetch(self) -> None:
+        """Keep the copies in the host's memory, which JAX makes once for all who ask: the devices'
+        memory may be used for something else after this."""
+        import numpy as np
+
+        for *_, data in self._shards:
+            data.copy_to_host_async()
+        self._shards = [(*shard, np.asarray(data)) for *shard, data in self._shards]
+
+    def compute(self) -> list[list[Any]]:
+        """Return the digests, as JSON: leaf, start, shape, digest. Called in the background."""
+        while self._shards:
+            leaf, shape, index, data = self._shards.pop()
+            self._rows.append([leaf, *box_of(index, shape), _digest(data)])
+        return self._rows
 
 
 def _digest(content: Any) -> str:
@@ -59,14 +79,6 @@ def _digest(content: Any) -> str:
         array = array.astype(np.float32)
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     return digest_of(array.reshape(-1).view(np.uint8))
-
-
-def merge_digests(said: Sequence[Sequence[Any]]) -> Digests:
-    """Return what the files of all hosts say."""
-    found: Digests = {}
-    for leaf, start, shape, digest in said:
-        found.setdefault((leaf, (tuple(start), tuple(shape))), set()).add(digest)
-    return found
 
 
 class Verification:
@@ -102,9 +114,13 @@ class Verification:
             values: its restored leaves.
         """
         packed = zlib.compress(json.dumps(own).encode(), 1)
-        said = [json.loads(zlib.decompress(each)) for each in self._peers.gather(packed)]
-        digests = merge_digests([each for host in said for each in host])
-        regions = sorted(region for region, those in digests.items() if len(those) == 1)
+        shares = [json.loads(zlib.decompress(share)) for share in self._peers.gather(packed)]
+        digests = {
+            (leaf, (tuple(start), tuple(shape))): digest
+            for share in shares
+            for leaf, start, shape, digest in share
+        }
+        regions = sorted(digests)
         new = {leaf.name: (leaf, value) for leaf, value in zip(now.leaves, values, strict=True)}
         wrong: set[int] = set()
         open_: list[int] = []
@@ -119,7 +135,7 @@ class Verification:
                 content = cut_out(parts[region[0]], region[1])
             if content is None:
                 open_.append(number)
-            elif _digest(content) not in digests[region]:
+            elif _digest(content) != digests[region]:
                 wrong.add(region[0])
         for number, leaf in enumerate(self._saved):
             if not leaf.dtype and not _is_same(new[leaf.name][1], leaf.value):
@@ -130,7 +146,9 @@ class Verification:
         wrong |= self._differing_in_files(sorted(regions[number] for number in left), digests)
         return [self._saved[number].name for number in sorted(wrong)]
 
-    def _differing_in_files(self, regions: Sequence[Region], digests: Digests) -> set[int]:
+    def _differing_in_files(
+        self, regions: Sequence[Region], digests: Mapping[Region, str]
+    ) -> set[int]:
         """The leaves of which these regions differ; each is read by one of the hosts."""
         leaves = sorted({leaf for leaf, _ in regions})
         wrong = []
@@ -140,7 +158,7 @@ class Verification:
             whole = [] if value is None else [(((0,) * value.ndim, value.shape), value)]
             for box in those:
                 content = cut_out(whole, box)
-                if content is None or _digest(content) not in digests[leaf, box]:
+                if content is None or _digest(content) != digests[leaf, box]:
                     wrong.append(leaf)
         if not leaves:
             return set()
