@@ -75,7 +75,9 @@ def submit(
                 plan, documents = planned.plan, backend.render(planned.plan)
             guard.push(functools.partial(_undo, ref, backend, store))
             if not store.put(
-                layout.JobKeys(plan.job_id).plan, _json(plan.to_json()), if_absent=True
+                layout.JobKeys(plan.job_id).plan,
+                json.dumps(plan.to_json(), indent=1).encode() + b"\n",
+                if_absent=True,
             ):
                 guard.pop_all()  # It is another's.
                 raise SubmitError(
@@ -135,11 +137,7 @@ def with_image(plan: Plan, installed: Mapping[str, bytes], backend: Backend) -> 
     """
     if not isinstance(backend, BuildsImages):
         return plan
-    return backend.choose_image(plan, installed, _tell_user)
-
-
-def _tell_user(line: str) -> None:
-    console.notice(f"kinetic: {line}")
+    return backend.choose_image(plan, installed, lambda line: console.notice(f"kinetic: {line}"))
 
 
 def _check_distant(plan: Plan, secrets: Mapping[str, str]) -> None:
@@ -300,7 +298,3 @@ def _remove(store: Store, job_id: str) -> None:
         _log.warning(
             "the records of %s could not be removed after its creation failed: %s", job_id, error
         )
-
-
-def _json(document: Mapping[str, object]) -> bytes:
-    return json.dumps(document, indent=1).encode() + b"\n"

@@ -33,7 +33,7 @@ from kinetic._store.open import open_store
 from kinetic.errors import KineticError, NotFound, UsageError, WaitTimeout
 
 if TYPE_CHECKING:
-    from kinetic._core.outcome import Outcome
+    pass
 
 R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger("kinetic.batch")
@@ -337,7 +337,12 @@ class BatchHandle(Generic[R_co]):
         patience = math.inf if timeout is None else patience_s(timeout)
         deadline = time.monotonic() + patience
         view, yielded = self._view, 0
-        drawing = notebook.open_display(self._draw_progress, time.monotonic) if progress else None
+        drawing = None
+        if progress:
+            drawing = notebook.open_display(
+                lambda _: {"text/html": self._repr_html_(), "text/plain": progress_line(view)},
+                time.monotonic,
+            )
         bar = BatchProgress(view, stream_for(progress), time.monotonic)
         with drawing or contextlib.nullcontext(), bar, view.watch_jobs():
             while True:
@@ -367,9 +372,6 @@ class BatchHandle(Generic[R_co]):
                 view.wait_for_event(
                     min(rest_s, notebook.QUICK_S) if drawing is not None else rest_s, known_events
                 )
-
-    def _draw_progress(self, _: Outcome | None) -> dict[str, str]:
-        return {"text/html": self._repr_html_(), "text/plain": progress_line(self._view)}
 
     def _describe_ends(self) -> str:
         done = len(self._view.finished)
@@ -409,8 +411,7 @@ def attach_batch(
     poll_interval: Duration = 10,
     poll_timeout: Duration = 1800,
 ) -> BatchHandle[Any]:
-    """Find a batch again, from any process, also while another one still submits it; also on a
-    cluster that only a decorator has named.
+    """Find a batch again, from any process, also while another one still submits it.
 
     Args:
         group_id: its id.
