@@ -14,6 +14,7 @@ import kinetic
 from kinetic._client.metrics import MetricsReader
 from kinetic._core import layout
 from kinetic._core.metrics import Rows
+from kinetic._store.base import folder_of
 
 CALLS = 1_000
 STEPS = 200
@@ -87,7 +88,7 @@ def million_steps(store, at_once: int) -> tuple[kinetic.JobHandle, Path]:
     """A job whose host has logged a million steps, so many in a line."""
     handle = kinetic.run(accelerator="cpu")(int).run_async()
     handle.result()
-    path = store.as_folder() / layout.HostKeys(handle.job_id, 1, 0).metrics
+    path = folder_of(store) / layout.HostKeys(handle.job_id, 1, 0).metrics
     with path.open("ab") as file:
         for begin in range(0, 1_000_000, at_once):
             steps = range(begin, begin + at_once)

@@ -18,7 +18,7 @@ from kinetic._core import layout
 from kinetic._core.log_format import FAILURE, STDERR, STDOUT, LogChunk, Position
 from kinetic._core.ref import JobRef
 from kinetic._store import attempts
-from kinetic._store.base import Store, pause_after, pause_of
+from kinetic._store.base import Store, is_near, pause_after, pause_of
 from kinetic._store.log_segments import GROWS_BYTES, FileLog, ObjectLog, open_stored_log
 from kinetic._store.many import at_once
 from kinetic.errors import BackendUnavailable
@@ -260,7 +260,7 @@ def _poll(store: Store) -> Iterator[Pause]:
     """Look again and again: at objects less often, as each look is a call, but sooner while there
     is output."""
     soon_s, late_s, poll_s = (LOOK_SOON_S, LOOK_EVERY_S, POLL_S)
-    if store.as_folder() is not None:
+    if is_near(store):
         soon_s = late_s = poll_s = FILES_EVERY_S
     looked_at = came_at = time.monotonic()
 

@@ -30,6 +30,7 @@ from kinetic._core.accelerators.topology import Topology
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.ref import JobRef
 from kinetic._core.tracebacks import hide_frames
+from kinetic._store.base import folder_of
 from kinetic.errors import KineticError, StoreError, UsageError
 
 FOLDER = "compiled"
@@ -98,7 +99,7 @@ def check_programs(
         PreflightError: there is no compiler here.
     """
     ref.check_version()
-    plan, root = board.plan(ref), board.store.as_folder()
+    plan, root = board.plan(ref), folder_of(board.store)
     if root is None or plan is None or not plan.options.compile_check:
         raise UsageError(
             f"{ref.job_id} kept no programs: run it with compile_check=True, on a slice that is "

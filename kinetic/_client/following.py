@@ -20,7 +20,7 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._core.values import dataclass
 from kinetic._store import attempts
-from kinetic._store.base import Store
+from kinetic._store.base import Store, is_near
 from kinetic.errors import (
     BackendUnavailable,
     CorruptRecord,
@@ -175,7 +175,7 @@ def _may_pass(store: Store, error: BackendUnavailable | StoreError) -> bool:
     if isinstance(error, BackendUnavailable):
         return True
     lasting = isinstance(error, CorruptRecord | UnsupportedVersion | StoreFull)
-    return not lasting and store.as_folder() is None
+    return not lasting and not is_near(store)
 
 
 def _peek_verdict(board: JobBoard, store: Store, ref: JobRef) -> Outcome | None:

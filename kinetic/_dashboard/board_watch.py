@@ -18,6 +18,7 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import UNKNOWN, JobStanding, JobStatus
 from kinetic._dashboard.live import SHARE, SILENT_S, describe_silence
 from kinetic._store import index
+from kinetic._store.base import is_near
 from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class BoardWatch:
         self._open: list[JobRef] = []
         self._turn = 0
         self._next_at = self._began_at = 0.0
-        self.every_s = LOCAL_S if access.store.as_folder() is not None else REMOTE_S
+        self.every_s = LOCAL_S if is_near(access.store) else REMOTE_S
 
     def read(self, *, patience_s: float = 0.0) -> JobList:
         """Return the jobs as of now, or as of a moment ago; never raises.

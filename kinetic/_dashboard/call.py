@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic._client.board import text
 from kinetic._client.plan_view import describe_plan
 from kinetic._core import layout
+from kinetic._store.base import is_near
 from kinetic.errors import NotFound
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 def has_compile_report(store: Store, ref: JobRef) -> bool:
     """Return whether the compiler of the real slice was asked about a job: on this machine only."""
-    return store.as_folder() is not None and store.has(layout.JobKeys(ref.job_id).compile_report)
+    return is_near(store) and store.has(layout.JobKeys(ref.job_id).compile_report)
 
 
 def describe_compile(store: Store, ref: JobRef) -> str:

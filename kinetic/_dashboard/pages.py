@@ -39,6 +39,7 @@ from kinetic._dashboard.charts import ChartReader
 from kinetic._dashboard.live import Message, Source, format_event, run_in_thread, stream_events
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.scene import JobCamera, JobScene
+from kinetic._store.base import is_near
 from kinetic.errors import KineticError, NotFound, UsageError
 from kinetic.version import __version__
 
@@ -222,7 +223,7 @@ class Pages:
         camera = JobCamera(self._access, ref)
         charts = ChartReader(self._access.store, ref, host)
         printed = OutputReader(self._access.handle_of(ref), host)
-        least_s = _REMOTE_S if self._access.store.as_folder() is None else 0.0
+        least_s = _REMOTE_S if not is_near(self._access.store) else 0.0
         pieces: dict[str, str] = {}
         open_line = ""
 

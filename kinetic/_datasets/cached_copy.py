@@ -36,7 +36,7 @@ from kinetic._core.plan import Tree
 from kinetic._core.values import dataclass
 from kinetic._source import download, manifest
 from kinetic._store import files as store_files
-from kinetic._store.base import Store
+from kinetic._store.base import Store, folder_of
 from kinetic._store.local import LocalStore
 from kinetic._system import locks
 from kinetic.errors import StoreError, StoreFull
@@ -207,7 +207,7 @@ def _place_file(stored: download.StoredTree, file: manifest.File, dest: str) -> 
 def _link(stored: download.StoredTree, file: manifest.File, path: str) -> bool:
     """Make the file a hard link to the store's content and verify it; return False if the file
     system cannot."""
-    folder = stored.store.as_folder()
+    folder = folder_of(stored.store)
     if folder is None:
         return False
     what = f"The stored content of {file.path!r}"

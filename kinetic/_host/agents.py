@@ -28,7 +28,7 @@ from kinetic._core.plan import Plan
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.fork_server import ForkServer
 from kinetic._host.identity import Identity
-from kinetic._store.base import Store
+from kinetic._store.base import Store, folder_of
 from kinetic._system import processes
 from kinetic.errors import KineticError
 
@@ -230,7 +230,7 @@ def import_gang_modules() -> None:
 def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
     """Return the files of a host's output in an attempt: in the store if that is a folder, else
     new ones beside the workspace."""
-    if (folder := store.as_folder()) is not None:
+    if (folder := folder_of(store)) is not None:
         key = layout.HostKeys(who.job_id, who.attempt, who.host).log
         return folder / key, folder / layout.log_index(key)
     own = Path(who.scratch) / f"log-{who.index}", Path(who.scratch) / f"log-{who.index}.idx"

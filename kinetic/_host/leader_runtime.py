@@ -17,7 +17,7 @@ from kinetic._core import layout, record
 from kinetic._core.gang.machine import Gang
 from kinetic._host.hosts import Hosts
 from kinetic._rpc.server import Coordinator
-from kinetic._store.base import Store
+from kinetic._store.base import Store, is_near
 from kinetic.errors import CorruptRecord, KineticError, NotFound
 
 LOOK_S = 0.1
@@ -75,7 +75,7 @@ class LeaderRuntime:
     async def ask(self, question: Callable[[], bool]) -> bool:
         """Return what the store answers; the gang is served meanwhile, also where that takes
         minutes."""
-        is_far = self._store.as_folder() is None
+        is_far = not is_near(self._store)
         return await asyncio.to_thread(question) if is_far else question()
 
     def ask_for(self, question: Callable[[], bool], then: Callable[[bool], None]) -> None:
@@ -97,7 +97,7 @@ class LeaderRuntime:
 
     @property
     def _records_s(self) -> float:
-        return RECORDS_S if self._store.as_folder() is not None else FAR_RECORDS_S
+        return RECORDS_S if is_near(self._store) else FAR_RECORDS_S
 
     def wake(self) -> None:
         """Something has happened."""

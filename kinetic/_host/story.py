@@ -25,7 +25,7 @@ from kinetic._core.gang.policy import (
 from kinetic._host import verdicts
 from kinetic._host.agent.log_writer import open_log
 from kinetic._store import log_segments
-from kinetic._store.base import Store
+from kinetic._store.base import Store, folder_of
 from kinetic._store.event_log import EventLog
 from kinetic.errors import KineticError
 
@@ -165,7 +165,7 @@ class Story:
             return
         key, text = layout.HostKeys(self._job_id, self.attempt, 0).log, "\n".join(self._lines)
         self._lines.clear()
-        if (folder := self._store.as_folder()) is None:
+        if (folder := folder_of(self._store)) is None:
             with contextlib.suppress(KineticError):  # The events tell it as well.
                 log_segments.add_lines(self._store, key, text, time.time_ns())
             return

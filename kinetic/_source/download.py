@@ -26,7 +26,7 @@ from kinetic._core.values import dataclass
 from kinetic._source import manifest, packs
 from kinetic._source.packs import Index, TreeRecord
 from kinetic._store import files
-from kinetic._store.base import Store
+from kinetic._store.base import Store, folder_of
 from kinetic._store.many import FILE_THREADS, at_once
 from kinetic.errors import CorruptRecord, NotFound, StoreError, StoreFull
 
@@ -156,7 +156,7 @@ def _read_record(store: Store, tree: Tree) -> TreeRecord:
 
 def _packs(store: Store, tree: Tree, names: Sequence[str], stack: ExitStack) -> list[_Pack]:
     """Return packs, open until the stack is closed."""
-    if (at := store.as_folder()) is not None:
+    if (at := folder_of(store)) is not None:
         paths = [at / layout.pack(name) for name in names]
     else:
         from tempfile import TemporaryDirectory  # not needed for a store in a folder
@@ -226,7 +226,7 @@ def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
     path = os.path.join(dest, file.path)
     if file.digest in stored.packs:
         content = iter((stored.read_small(file.digest, what),))
-    elif (at := stored.store.as_folder()) is not None:
+    elif (at := folder_of(stored.store)) is not None:
         content = _read_large(stored, file, what, at)
     else:
         _fetch_large(stored, file, what, path)

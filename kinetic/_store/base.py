@@ -51,9 +51,8 @@ class Store(Protocol):
         8. `fetch` is atomic: the file has the whole content, or is unchanged.
         9. All calls are thread-safe.
 
-    `_store.many` makes many calls, `calls_at_once` at a time. Code that needs more than keys and
-    bytes (locks, appending, links, sockets) asks for `as_folder`, and does without where there is
-    none.
+    `_store.many` makes many calls, `calls_at_once` at a time. What only some stores can do has a
+    protocol of its own: `Files`, `Swaps`, `Watchable`, `Unmetered`.
     """
 
     @property
@@ -64,10 +63,6 @@ class Store(Protocol):
     @property
     def calls_at_once(self) -> int:
         """How many calls to make at the same time: 1 if calls have no latency to hide."""
-        ...
-
-    def as_folder(self) -> Path | None:
-        """Return the folder in which each key is the path of a file, or None."""
         ...
 
     def get(self, key: str) -> bytes:
@@ -121,6 +116,27 @@ class Store(Protocol):
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield what `list` yields, with sizes and times."""
         ...
+
+
+@runtime_checkable
+class Files(Protocol):
+    """A store in a folder of this machine: each key is the path of a file, which can be opened,
+    appended to, linked, locked and watched."""
+
+    def folder(self) -> Path:
+        """Return the folder, whether it exists or not."""
+        ...
+
+
+def folder_of(store: Store) -> Path | None:
+    """Return the folder in which each key is the path of a file; None where keys are no files."""
+    return store.folder() if isinstance(store, Files) else None
+
+
+def is_near(store: Store) -> bool:
+    """True if the store is a folder of this machine: its calls take microseconds and cost
+    nothing."""
+    return isinstance(store, Files)
 
 
 @runtime_checkable

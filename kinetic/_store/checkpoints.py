@@ -19,7 +19,7 @@ from typing import Any
 
 from kinetic._core.values import dataclass
 from kinetic._store import lease
-from kinetic._store.base import Store
+from kinetic._store.base import Store, folder_of, is_near
 from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound
 
@@ -207,7 +207,7 @@ class Checkpoints:
         Raises:
             NotFound: there is no such folder.
         """
-        folder = self._store.as_folder()
+        folder = folder_of(self._store)
         if not self._keys and (folder is None or not folder.is_dir()):
             raise NotFound(
                 f"There is nothing at {self.where}. Name the folder that `kinetic.Checkpointer` "
@@ -233,7 +233,7 @@ class Checkpoints:
     def remove(self, steps: Iterable[Step]) -> None:
         """Remove steps; each is not committed any more before its files go. Without its newest one
         this is another training: what hosts have in their memory is of the one that was removed."""
-        folder = self._store.as_folder()
+        folder = folder_of(self._store)
         steps = list(steps)
         newest = max((step.step for step in self.steps() if step.is_committed), default=None)
         if any(step.is_committed and step.step == newest for step in steps):
@@ -254,7 +254,7 @@ class Checkpoints:
     def _step(self, name: str) -> Step:
         number = number_of(name or os.path.basename(self.where))  # noqa: PTH119 - or a URI
         prefix = f"{name}/" if name else ""
-        in_place = self._store.as_folder() is None
+        in_place = not is_near(self._store)
         committed = UNFINISHED not in name and (not in_place or f"{prefix}{_MARKER}" in self._keys)
         size = sum(entry.size_bytes for entry in self._store.entries(name))
         step = -1 if number is None else number
@@ -343,7 +343,7 @@ def identify_training(where: str) -> str:
         OSError: it cannot be written.
     """
     store, token = _open_existing(where), os.urandom(8).hex()
-    folder = store.as_folder()
+    folder = folder_of(store)
     if folder is None:
         store.put(_TRAINING, token.encode(), if_absent=True)
         return store.get(_TRAINING).decode()

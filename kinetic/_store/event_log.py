@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 from kinetic._store import files
-from kinetic._store.base import Store
+from kinetic._store.base import Store, folder_of
 from kinetic.errors import KineticError, NotFound
 
 AGAIN_S = 1.0
@@ -29,7 +29,7 @@ class EventLog:
     def __init__(self, store: Store, key: str) -> None:
         self._store = store
         self._key = key
-        folder = store.as_folder()
+        folder = folder_of(store)
         self._path = None if folder is None else folder / key
         self._changed = threading.Condition()
         self._lines: bytes | None = None

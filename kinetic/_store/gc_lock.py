@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kinetic._store.base import FRESH_S, Store
+from kinetic._store.base import FRESH_S, Store, folder_of, is_near
 from kinetic._system import locks
 from kinetic.errors import StoreError
 
@@ -31,7 +31,7 @@ SUBMISSIONS_TAKE_S, _LOOK_S = 60.0, 0.05
 
 def content_age_s(store: Store) -> float:
     """How long content that no plan names is kept."""
-    return FRESH_S if store.as_folder() is not None else 7 * FRESH_S
+    return FRESH_S if is_near(store) else 7 * FRESH_S
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def lock_for_sweep(store: Store) -> Iterator[None]:
 
 @contextmanager
 def _hold_lock(store: Store, *, exclusive: bool) -> Iterator[None]:
-    folder = store.as_folder()
+    folder = folder_of(store)
     descriptor = None if folder is None else _open(str(folder))
     if descriptor is None:  # no folder, or none yet: nothing to sweep
         yield

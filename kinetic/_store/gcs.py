@@ -67,10 +67,6 @@ class GcsStore:
         """Many: each is a request over the network."""
         return _AT_ONCE
 
-    def as_folder(self) -> None:
-        """There is no folder."""
-        return
-
     def get(self, key: str) -> bytes:
         """Return the content of the key."""
         return self._bucket.read(self._name(key))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kinetic._core import layout, record
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
-from kinetic._store.base import Store
+from kinetic._store.base import Store, folder_of, is_near
 from kinetic._store.many import at_once, put_many
 from kinetic.errors import CorruptRecord, NotFound, UsageError, name_some
 
@@ -54,7 +54,7 @@ def refs(store: Store) -> list[JobRef]:
 
 def list_jobs(store: Store) -> JobListing:
     """Return all jobs; damaged references are skipped with a warning."""
-    if store.as_folder() is not None:
+    if is_near(store):
         listed = JobListing(_readable(store, _keys(store)), {})
     else:
         listed = _read_listing(store)
@@ -65,7 +65,7 @@ def list_jobs(store: Store) -> JobListing:
 def read_refs(store: Store, job_ids: Collection[str]) -> dict[str, JobRef]:
     """Return the references of these jobs, by id, as far as they exist and are sound."""
     wanted = {layout.JobKeys(job_id).ref for job_id in job_ids}
-    if store.as_folder() is not None:
+    if is_near(store):
         refs = _readable(store, [key for key in _keys(store) if key in wanted])
     else:
         refs = [
@@ -77,7 +77,7 @@ def read_refs(store: Store, job_ids: Collection[str]) -> dict[str, JobRef]:
 def add(store: Store, ref: JobRef) -> None:
     """Write the reference of a job."""
     data = {layout.JobKeys(ref.job_id).ref: json.dumps(ref.to_json(), indent=1).encode() + b"\n"}
-    if store.as_folder() is None and (key := _entry(ref.job_id, _REF, ref.to_json())):
+    if not is_near(store) and (key := _entry(ref.job_id, _REF, ref.to_json())):
         data[key] = b""
     put_many(store, data)
 
@@ -96,7 +96,7 @@ def write_outcome(store: Store, job_id: str, outcome: Outcome, *, if_absent: boo
     """Write the verdict on a job; return whether this call wrote."""
     data = json.dumps(outcome.to_json()).encode()
     wrote = store.put(layout.JobKeys(job_id).outcome, data, if_absent=if_absent)
-    if wrote and store.as_folder() is None:
+    if wrote and not is_near(store):
         started = [report.started_at for report in outcome.reports if report.started_at]
         excerpt = {
             "verdict": outcome.verdict,
@@ -140,7 +140,7 @@ def find_to_end(store: Store, text: str) -> JobRef:
         return find(store, text)
     except (CorruptRecord, NotFound) as error:
         wanted = _check_id(text)
-        if (folder := store.as_folder()) is None:
+        if (folder := folder_of(store)) is None:
             raise
         if isinstance(error, CorruptRecord):
             wanted = _find_only(wanted, store)
@@ -163,7 +163,7 @@ def _keys(store: Store) -> list[str]:
 
 
 def _list_misplaced(store: Store) -> list[str]:
-    if (folder := store.as_folder()) is not None:
+    if (folder := folder_of(store)) is not None:
         with suppress(OSError), os.scandir(folder / layout.REFS) as entries:
             return [
                 f"{layout.REFS}/{e.name}"
@@ -208,7 +208,7 @@ def _find_nearest(wanted: str, existing: Sequence[str]) -> list[str]:
 
 
 def _unlist(store: Store, job_id: str) -> None:
-    if store.as_folder() is None:
+    if not is_near(store):
         store.delete(layout.JobKeys(job_id).listing)
 
 

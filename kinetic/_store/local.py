@@ -85,8 +85,8 @@ class LocalStore:
             with suppress(OSError):
                 os.rmdir(f"{self._text}/{name}")
 
-    def as_folder(self) -> Path:
-        """Return the folder itself, whether it exists or not."""
+    def folder(self) -> Path:
+        """Return the folder, whether it exists or not."""
         return self._root
 
     def path(self, key: str) -> Path:

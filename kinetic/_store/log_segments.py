@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kinetic._core.log_format import RECORD, STDERR, Record, Segment, decode_records
-from kinetic._store.base import Store, is_unmetered, pause_of
+from kinetic._store.base import Store, folder_of, is_unmetered, pause_of
 from kinetic._store.many import get_many
 from kinetic.errors import CorruptRecord, NotFound, StoreError
 
@@ -55,7 +55,7 @@ def open_stored_log(store: Store, log_key: str) -> FileLog | ObjectLog:
     `read` returns segments with what follows an offset, in order: as much as is read at once, none
     if nothing does. `to_end` also finds what is there only if nothing more is written.
     """
-    if (folder := store.as_folder()) is None:
+    if (folder := folder_of(store)) is None:
         return ObjectLog(store, log_key)
     return FileLog(folder / log_key, folder / f"{log_key}.idx")
 

@@ -87,10 +87,6 @@ class RayStore:
         """The dashboard's address, marked as that of a store."""
         return self._uri
 
-    def as_folder(self) -> None:
-        """There is no folder here."""
-        return
-
     # --- what the dashboard shows
 
     def get(self, key: str) -> bytes:

@@ -22,7 +22,7 @@ from kinetic._core.values import dataclass
 from kinetic._datasets import cached_copy
 from kinetic._datasets.cached_copy import CachedCopy
 from kinetic._store import index as stored
-from kinetic._store.base import Entry, Store
+from kinetic._store.base import Entry, Store, folder_of
 from kinetic._store.gc_lock import lock_for_sweep
 from kinetic._store.many import at_once, get_many
 from kinetic.cli.context import AppContext
@@ -88,7 +88,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
         for content in (*trees, *packs, *blobs)
         if digest(content) not in used and content.written_at < older_than
     )
-    folder = store.as_folder()
+    folder = folder_of(store)
     data = tuple(
         copy
         for copy in (() if folder is None else cached_copy.copies(folder / layout.DATA))

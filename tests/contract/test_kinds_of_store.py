@@ -14,7 +14,7 @@ import pytest
 from doubles.memory_store import MemoryStore
 from store_cases import OPENERS, SHARED
 
-from kinetic._store.base import Store
+from kinetic._store.base import Store, folder_of
 from kinetic._store.local import LocalStore
 from kinetic._store.many import get_many, has_many, put_many
 from kinetic._store.open import open_store
@@ -35,7 +35,7 @@ def shared(request, tmp_path) -> Iterator[Store]:
 
 def test_a_folder_holds_each_key_as_a_file(store):
     store.put("a/b", b"one")
-    folder = store.as_folder()
+    folder = folder_of(store)
     assert (folder is None) == (not isinstance(store, LocalStore))
     assert folder is None or (folder / "a/b").read_bytes() == b"one"
 

@@ -77,10 +77,6 @@ class MemoryStore:
         """Many if there is a delay."""
         return _AT_ONCE if self._delay_s else 1
 
-    def as_folder(self) -> None:
-        """There is no folder."""
-        return
-
     def get(self, key: str) -> bytes:
         """Return the content of the key."""
         check_key(key)

@@ -33,6 +33,7 @@ from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._dashboard.server import DashboardServer
+from kinetic._store.base import folder_of
 from kinetic._store.local import LocalStore
 
 BROWSERS, DRIVER = ("chromium", "google-chrome", "chromium-browser"), "chromedriver"
@@ -161,7 +162,7 @@ class Showcase:
 
     def _write(self, key: str, document: dict[str, Any]) -> None:
         """As a store does, but quicker: thousands are written before anybody reads."""
-        path = self.store.as_folder() / key
+        path = folder_of(self.store) / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document))
 

@@ -35,6 +35,7 @@ from kinetic._core.outcome import HostReport
 from kinetic._core.place import Place
 from kinetic._core.state import JobStatus
 from kinetic._store import index
+from kinetic._store.base import folder_of
 from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound, StoreError
 
@@ -363,7 +364,7 @@ def test_a_job_that_was_removed_meanwhile_is_not_judged(moment, tmp_path, backen
 
 def test_what_was_removed_is_not_made_again_by_a_running_job(store):
     job = put_ref(store, ref())
-    running = LocalStore(store.as_folder(), existing=True)
+    running = LocalStore(folder_of(store), existing=True)
     running.put(layout.HostKeys(job.job_id, 1, 0).report, b"{}")
     index.remove(store, job.job_id)
     for key in (layout.JobKeys(job.job_id).outcome, layout.HostKeys(job.job_id, 1, 0).report):
@@ -378,5 +379,5 @@ def test_a_submitters_clock_that_is_wrong_does_not_end_its_job(store, backend, w
     made = ref("job-0000abcd", created_at=now + wrong_by_s)
     job = put_ref(store, dataclasses.replace(made, place=Place("pathways")))
     assert board(backend, store, now).look_at(job).state == JobStatus.PENDING
-    os.utime(store.as_folder() / layout.JobKeys(job.job_id).plan, (now - 3600, now - 3600))
+    os.utime(folder_of(store) / layout.JobKeys(job.job_id).plan, (now - 3600, now - 3600))
     assert board(backend, store, now).look_at(job).state == JobStatus.FAILED

@@ -19,6 +19,7 @@ from kinetic._core.metrics import RowDecoder, Rows
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._host.agent.metric_file import MetricFile
+from kinetic._store.base import is_near
 from kinetic._store.local import LocalStore
 
 JOB = "job-00000001"
@@ -90,7 +91,7 @@ def test_a_job_that_logs_nothing_has_no_file(file):
 
 
 def test_a_job_that_was_removed_does_not_come_back(file, store, tmp_path):
-    if store.as_folder() is not None:
+    if is_near(store):
         shutil.rmtree(tmp_path / "store")
         file.note(Heartbeat(0, rss_bytes=1 << 20))
         assert not (tmp_path / "store").exists()

@@ -24,7 +24,7 @@ from kinetic._core.metrics import (
 from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
-from kinetic._store.base import Store
+from kinetic._store.base import Store, folder_of
 from kinetic._store.local import LocalStore
 from kinetic._store.log_segments import SegmentWriter
 
@@ -51,7 +51,7 @@ def store(request, tmp_path) -> Store:
 def write(store: Store, tmp_path: Path, data: bytes, *, attempt: int = 1, host: int = 0) -> None:
     """As a function and its agent do."""
     key = layout.HostKeys(JOB, attempt, host).metrics
-    folder = store.as_folder()
+    folder = folder_of(store)
     path = (
         tmp_path / f"agent-{attempt}-{host}-{random.random()}" if folder is None else folder / key
     )

@@ -21,11 +21,11 @@ class RemovedStore(LocalStore):
 
     looks = 1
 
-    def as_folder(self):
+    def folder(self):
         self.looks -= 1
         if self.looks == 0:
             shutil.rmtree(self.root)
-        return super().as_folder()
+        return super().folder()
 
 
 def test_what_the_function_saves_is_read(tmp_path):

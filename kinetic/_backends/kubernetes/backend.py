@@ -47,7 +47,7 @@ from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._store import attempts, cancellation
-from kinetic._store.base import Store
+from kinetic._store.base import Store, is_near
 from kinetic._system.connection import SocketConnection
 from kinetic.errors import BackendUnavailable, PreflightError, UsageError
 
@@ -122,7 +122,7 @@ class KubernetesBackend:
 
         self._check_hosts(plan)
         api = self._api  # First, so that a caller without a cluster is not asked for a bucket.
-        if self._store.as_folder() is not None and self._pods.store_uri == self._store.uri:
+        if is_near(self._store) and self._pods.store_uri == self._store.uri:
             raise PreflightError(
                 f"The pods of a cluster cannot reach the folder {self._store.uri}, which is the "
                 "store. Name a bucket: KINETIC_STORE=gs://BUCKET, or --store of `kinetic profile "

@@ -26,6 +26,7 @@ from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._store import files
+from kinetic._store.base import folder_of
 from kinetic._system import locks, machine, memory_folder, pipes
 from kinetic.errors import CorruptRecord, PreflightError, SubmitError, UsageError
 
@@ -86,7 +87,7 @@ class LocalBackend:
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold or reach."""
         simulation.check_system(self._system, plan.place)
-        simulation.check_reach(plan, self._store.as_folder())
+        simulation.check_reach(plan, folder_of(self._store))
         simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
         simulation.check_memory(plan, self._available_memory_bytes())
         simulation.check_loopback(plan, self._loopback_fault)
@@ -306,7 +307,7 @@ class LocalBackend:
 
 
 def _folder_of(store: Store) -> Path:
-    folder = store.as_folder()
+    folder = folder_of(store)
     if folder is None:
         raise PreflightError(
             f"The local backend needs a store in a folder of this machine, not {store.uri}. Set "

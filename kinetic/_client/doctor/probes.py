@@ -30,6 +30,7 @@ from kinetic._core import layout
 from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.values import dataclass
 from kinetic._store import privacy
+from kinetic._store.base import is_near
 from kinetic._store.open import open_store
 from kinetic._system.machine import available_memory_bytes, loopback_fault, usable_cpus
 from kinetic.errors import KineticError, PreflightError
@@ -453,7 +454,7 @@ def access(uri: str, *, has_cluster: bool, pods_store: str) -> list[Finding]:
     fault = ""
     try:
         store = open_store(uri)
-        if store.as_folder() is None:
+        if not is_near(store):
             key = f"{layout.PROBES}/{secrets.token_hex(8)}"
             store.put(key, b"kinetic doctor\n")
             try:

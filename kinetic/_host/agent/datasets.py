@@ -17,7 +17,7 @@ from kinetic._datasets import cached_copy
 from kinetic._host.identity import Identity
 from kinetic._host.worker.mounts import Mount
 from kinetic._store import files
-from kinetic._store.base import Store
+from kinetic._store.base import Store, folder_of
 from kinetic.errors import NotFound, SetupFailed, StoreError
 
 
@@ -37,7 +37,7 @@ class Datasets:
 def root(identity: Identity, store: Store) -> Path:
     """Return the folder in which this host keeps data: shared by all jobs of the machine if the
     store is a folder."""
-    folder = store.as_folder()
+    folder = folder_of(store)
     return Path(identity.scratch) / "data" if folder is None else folder / layout.DATA
 
 
@@ -83,7 +83,7 @@ def _prepare_data(
 def _stand_in(data: Dataset, store: Store) -> str:
     """The folder of this machine that stands in for one of a bucket: all jobs find what others
     have left there."""
-    root = store.as_folder()
+    root = folder_of(store)
     if root is None:
         raise SetupFailed(
             f"{data.source} cannot be written to here: hosts on this machine mount no buckets."
@@ -104,7 +104,7 @@ def _copy_data(data: Dataset, identity: Identity, store: Store) -> Path:
 @contextlib.contextmanager
 def _note_fetch(source: str, identity: Identity, store: Store) -> Iterator[None]:
     """Let the list of jobs say what is being fetched, where the local backend looks for it."""
-    folder, key = store.as_folder(), layout.JobKeys(identity.job_id).fetch
+    folder, key = folder_of(store), layout.JobKeys(identity.job_id).fetch
     if folder is None or not (folder / key).parent.is_dir():
         yield
         return

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from kinetic._core import layout
 from kinetic._core.log_format import RECORD, STDERR, STDOUT, encode_record
 from kinetic._store import files
+from kinetic._store.base import folder_of
 
 if TYPE_CHECKING:
     from kinetic._store.base import Store
@@ -173,7 +174,7 @@ def open_log(
         paths: `log` and `log.idx`.
         mirrored: whether this process's standard streams get the output too.
     """
-    root = store.as_folder()
+    root = folder_of(store)
     within = None if root is None else root / layout.JobKeys(layout.job_of(key)).prefix
     log = HostLog(*paths, within=within)
     if mirrored:

@@ -15,7 +15,7 @@ from kinetic._core import layout
 from kinetic._core.gang.messages import Heartbeat
 from kinetic._core.metrics import MEMORY, NO_STEP, PROCESSORS, FigureCadence, Rows
 from kinetic._host.identity import Identity
-from kinetic._store.base import Store
+from kinetic._store.base import Store, folder_of
 from kinetic._store.log_segments import SegmentWriter
 
 
@@ -28,7 +28,7 @@ class MetricFile:
 
     def __init__(self, who: Identity, store: Store) -> None:
         key = layout.HostKeys(who.job_id, who.attempt, who.host).metrics
-        root = store.as_folder()
+        root = folder_of(store)
         self.path = root / key if root else Path(who.scratch) / f"metrics-{who.index}"
         self._segments: SegmentWriter | None = None
         if root is None:

@@ -24,7 +24,7 @@ from kinetic._host.identity import Identity
 from kinetic._host.worker.home import Home
 from kinetic._source import download, ignore, manifest
 from kinetic._store import files
-from kinetic._store.base import Store
+from kinetic._store.base import Store, folder_of
 from kinetic._system import memory_folder
 from kinetic.errors import SetupFailed, StoreError
 
@@ -193,7 +193,7 @@ def _files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
 def _file_of(store: Store, blob: Blob, target: Path) -> Path:
     """A file with the content; the worker verifies its digest before it unpickles."""
     key = layout.blob(blob.digest)
-    if (folder := store.as_folder()) is not None:
+    if (folder := folder_of(store)) is not None:
         return folder / key
     store.fetch(key, target)
     return target
@@ -204,7 +204,7 @@ def _output_dir(store: Store, plan: Plan) -> str:
         if "://" not in plan.output_dir:
             Path(plan.output_dir).mkdir(parents=True, exist_ok=True)
         return plan.output_dir
-    if (root := store.as_folder()) is None:
+    if (root := folder_of(store)) is None:
         return f"{store.uri.rstrip('/')}/{layout.JobKeys(plan.job_id).outputs}"
     folder = root / layout.JobKeys(plan.job_id).outputs
     files.make_below(folder, root)
@@ -213,7 +213,7 @@ def _output_dir(store: Store, plan: Plan) -> str:
 
 def _programs_dir(who: Identity, store: Store, plan: Plan) -> str:
     """The leader's alone, in the store's folder: only simulated hosts have one."""
-    root = store.as_folder()
+    root = folder_of(store)
     if root is None or not (plan.options.compile_check and who.simulated) or who.host:
         return ""
     return str(root / layout.AttemptKeys(plan.job_id, who.attempt).programs)
