@@ -69,9 +69,9 @@ class LogReader:
             line_ends += data.count(b"\n")
             if line_ends > lines:
                 break
-        shown = _last_lines(b"".join(reversed(pieces)), lines)
-        self._at = end - len(shown)
-        return shown.count(b"\n") + (not shown.endswith(b"\n") and bool(shown))
+        tail_lines = _last_lines(b"".join(reversed(pieces)), lines)
+        self._at = end - len(tail_lines)
+        return tail_lines.count(b"\n") + (not tail_lines.endswith(b"\n") and bool(tail_lines))
 
     def mark_position(self) -> LogChunk:
         """An empty chunk with the current position."""
@@ -146,18 +146,18 @@ def read(
         def is_over(attempt: int = attempt) -> bool:
             return _is_repeated(store, ref, attempt) or has_ended()
 
-        there = [host for host, start in starts.items() if start.attempt <= attempt]
-        readers = [reader_of(attempt, host) for host in there]
+        exists = [host for host, start in starts.items() if start.attempt <= attempt]
+        readers = [reader_of(attempt, host) for host in exists]
         for reader in readers:
             if starts[reader.host].attempt == attempt:
                 reader.start_at(starts[reader.host].offset)
         try:
             if request.follow:
-                with _poll(store) if watch is None else watch(attempt, there) as pause:
+                with _poll(store) if watch is None else watch(attempt, exists) as pause:
                     yield from _follow(readers, is_over, pause, store.calls_at_once)
             by_turns = request.follow or request.metrics
-            for each in [readers] if by_turns else [[reader] for reader in readers]:
-                yield from drain(each, store.calls_at_once)
+            for output in [readers] if by_turns else [[reader] for reader in readers]:
+                yield from drain(output, store.calls_at_once)
         finally:
             for reader in readers:
                 reader.close()

@@ -46,10 +46,10 @@ def parse_verdict(data: bytes) -> Status:
 def has_begun(store: Store, ref: JobRef, attempt: int = 0) -> bool:
     """Return whether all hosts of an attempt were ever there, as the job's leader says; of one
     attempt, whether it has a leader."""
-    told = _read_events(store, ref)
+    gang_events = _read_events(store, ref)
     if attempt:
-        return any(event.attempt == attempt for event in told)
-    return any(event.kind is events.EventKind.READY for event in told)
+        return any(event.attempt == attempt for event in gang_events)
+    return any(event.kind is events.EventKind.READY for event in gang_events)
 
 
 def _read_events(store: Store, ref: JobRef) -> list[events.GangEvent]:

@@ -152,9 +152,9 @@ class KubernetesBackend:
     def render(self, plan: Plan) -> list[Document]:
         """Return the workload, the Secret without its values, and what else the workload owns."""
         self._check_hosts(plan)
-        told = images.variables(plan) if self._pods.bootstrap else {}
+        variables = images.variables(plan) if self._pods.bootstrap else {}
         image = self._pods.image or images.of(plan)
-        pods = replace(self._pods, image=image, variables={**self._pods.variables, **told})
+        pods = replace(self._pods, image=image, variables={**self._pods.variables, **variables})
         return manifests.render(plan, pods)
 
     def choose_image(
@@ -169,32 +169,32 @@ class KubernetesBackend:
         manifests.check_values(secrets)
         workload, secret, *others = documents
         resource = BY_KIND[workload["apiVersion"], workload["kind"]]
-        made = self._api.create(resource, workload)
+        created = self._api.create(resource, workload)
         self._has_answered = True
         try:
-            for each in others:
-                kind = BY_KIND[each["apiVersion"], each["kind"]]
-                self._create_patiently(kind, manifests.add_owner(each, made))
-            self._create_patiently(SECRETS, _with_values(secret, made, ref.job_id, secrets))
+            for document in others:
+                kind = BY_KIND[document["apiVersion"], document["kind"]]
+                self._create_patiently(kind, manifests.add_owner(document, created))
+            self._create_patiently(SECRETS, _with_values(secret, created, ref.job_id, secrets))
         except BackendUnavailable:  # And it could not be deleted.
             raise
         except BaseException:
             self._api.delete(resource, workload["metadata"]["name"])
             raise
         self._seen_jobs |= {ref.job_id}
-        self._reader.note_created(ref, made)
+        self._reader.note_created(ref, created)
 
     def _create_patiently(self, resource: Resource, document: Document) -> None:
         """Create what an existing workload cannot start without."""
-        for left in reversed(range(PATIENT_TRIES)):
+        for tries in reversed(range(PATIENT_TRIES)):
             try:
                 self._api.create(resource, document)
                 return
             except BackendUnavailable:
-                if not left:
+                if not tries:
                     raise
             except Conflict:
-                if left == PATIENT_TRIES - 1:
+                if tries == PATIENT_TRIES - 1:
                     raise
                 return  # An earlier try created it, and its answer was lost.
 
@@ -291,7 +291,7 @@ class KubernetesBackend:
         if workload is None:
             is_cancelled = self._store.has(layout.JobKeys(ref.job_id).cancellation)
             is_known = not is_cancelled and self._was_removed(ref, snapshot)
-            return f"{states.GONE.capitalize()}." if is_known else ""
+            return f"{states.REMOVED_FROM_CLUSTER.capitalize()}." if is_known else ""
         finding = diagnose(snapshot.observe_job(ref, workload, waits=False), self._api.now())
         if finding is None or host not in states.select_hosts(ref, finding):
             return ""
@@ -369,13 +369,13 @@ def _with_values(
     from kinetic._rpc import certificate
 
     endpoint = Endpoint("", os.urandom(16).hex(), job_id)
-    made = certificate.make(endpoint.tls_name)
+    pair = certificate.make(endpoint.tls_name)
     return manifests.with_secrets(
         secret,
         owner,
         token=endpoint.token,
-        certificate=made.certificate,
-        key=made.key,
+        certificate=pair.certificate,
+        key=pair.key,
         values=values,
     )
 
@@ -386,21 +386,21 @@ class _LossNotes:
     how they ended."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, int], str] = {}
+        self._losses: dict[tuple[str, int], str] = {}
         self._waits: dict[str, str] = {}
 
     def note(self, job_id: str, pods: Iterable[Pod]) -> None:
         """Record why pods were lost; forget it for hosts that run again."""
         for pod in pods:
-            found = pod_failures.why_lost([pod])
-            if found is not None and found.kind in _BY_THE_CLUSTER:
-                self._seen[job_id, pod.host] = found.sentence
+            diagnosis = pod_failures.why_lost([pod])
+            if diagnosis is not None and diagnosis.kind in _BY_THE_CLUSTER:
+                self._losses[job_id, pod.host] = diagnosis.sentence
             elif pod.stage is Stage.RUNNING and pod.is_ready and not pod.is_deleting:
-                self._seen.pop((job_id, pod.host), None)
+                self._losses.pop((job_id, pod.host), None)
 
     def of(self, job_id: str, host: int) -> str:
         """Return why a host was lost, or ""."""
-        return self._seen.get((job_id, host), "")
+        return self._losses.get((job_id, host), "")
 
     def note_waiting(self, job_id: str, finding: JobDiagnosis | None) -> None:
         """Remember what a job waits for; forget it with None."""

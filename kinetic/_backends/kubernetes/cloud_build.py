@@ -131,16 +131,16 @@ class CloudBuild:
                 f"repositories create {repository} --repository-format=docker "
                 f"--location={location} --project={project}`."
             )
-        asked = urllib.parse.urlencode([("permissions", each) for each in _NEEDED])
-        url = f"{self._at.storage}/storage/v1/b/{bucket}/iam/testPermissions?{asked}"
-        code, found = self._calls.call("GET", url, allowed=(404,))
+        query = urllib.parse.urlencode([("permissions", each) for each in _NEEDED])
+        url = f"{self._at.storage}/storage/v1/b/{bucket}/iam/testPermissions?{query}"
+        code, answer = self._calls.call("GET", url, allowed=(404,))
         if code == 404:
             raise PreflightError(
                 f"The bucket {bucket}, which takes the files of builds, does not exist. Create it: "
                 f"`gcloud storage buckets create gs://{bucket} --location={self._region} "
                 f"--project={self._project}`."
             )
-        missing = [each for each in _NEEDED if each not in found.get("permissions", ())]
+        missing = [each for each in _NEEDED if each not in answer.get("permissions", ())]
         if missing:
             raise PreflightError(
                 f"You may not {' and '.join(missing)} in the bucket {bucket}, which takes the "
@@ -158,10 +158,10 @@ class CloudBuild:
 
     def newest(self, uri: str) -> Build | None:
         """Return the newest build of an image by anyone; None if there is none."""
-        asked = {"filter": f'tags="{images.build_tag(uri)}"', "pageSize": "20"}
-        _, found = self._calls.call("GET", f"{self._builds}?{urllib.parse.urlencode(asked)}")
-        of_it = [each for each in found.get("builds", ()) if uri in each.get("images", ())]
-        of_it.sort(key=lambda each: str(each.get("createTime", "")))
+        query = {"filter": f'tags="{images.build_tag(uri)}"', "pageSize": "20"}
+        _, answer = self._calls.call("GET", f"{self._builds}?{urllib.parse.urlencode(query)}")
+        of_it = [build for build in answer.get("builds", ()) if uri in build.get("images", ())]
+        of_it.sort(key=lambda build: str(build.get("createTime", "")))
         return _build(of_it[-1]) if of_it else None
 
     def begin(self, uri: str, files: Mapping[str, bytes], bucket: str) -> Build:
@@ -178,17 +178,17 @@ class CloudBuild:
         """
         packed = gzip.compress(images.context(files), mtime=0)
         source = f"source-{hashlib.sha256(packed).hexdigest()[:12]}.tar.gz"
-        asked = {"uploadType": "media", "name": source, "ifGenerationMatch": "0"}
-        url = f"{self._at.storage}/upload/storage/v1/b/{bucket}/o?{urllib.parse.urlencode(asked)}"
+        query = {"uploadType": "media", "name": source, "ifGenerationMatch": "0"}
+        url = f"{self._at.storage}/upload/storage/v1/b/{bucket}/o?{urllib.parse.urlencode(query)}"
         self._calls.call("POST", url, packed, allowed=(412,))  # 412: it is there already.
         request = images.build_request(uri, bucket, source)
         try:
             _, begun = self._calls.call("POST", self._builds, request, repeats=False)
         except BackendUnavailable:  # It may have begun all the same.
-            found = self.newest(uri)
-            if found is None or not found.is_under_way:
+            newest = self.newest(uri)
+            if newest is None or not newest.is_under_way:
                 raise
-            return found
+            return newest
         return _build(begun.get("metadata", {}).get("build", {}))
 
     def wait(self, build: Build, on_waiting: Callable[[float], object] = lambda _: None) -> Build:
@@ -235,20 +235,20 @@ class CloudBuild:
             "pageSize": LAST_LINES,
         }
         try:
-            _, found = self._calls.call("POST", f"{self._at.logs}/v2/entries:list", request)
+            _, answer = self._calls.call("POST", f"{self._at.logs}/v2/entries:list", request)
         except KineticError:
             return ()
-        lines = [each.get("textPayload", "").rstrip() for each in found.get("entries", ())]
+        lines = [each.get("textPayload", "").rstrip() for each in answer.get("entries", ())]
         return tuple(line for line in reversed(lines) if line)
 
     def failure(self, uri: str, build: Build) -> PreflightError:
         """Return the error that says why a build did not succeed."""
         detail = f", {build.detail.rstrip('.')}" if build.detail else ""
         lines = "".join(f"\n  {line}" for line in self.last_lines(build))
-        said = f" The last lines of its log:{lines}\nAll of it" if lines else " Its log"
+        text = f" The last lines of its log:{lines}\nAll of it" if lines else " Its log"
         return PreflightError(
             f"The image {uri} could not be built: {build.status}{detail}. {_advice(build.status)}"
-            f"{said}: {build.log}"
+            f"{text}: {build.log}"
         )
 
 

@@ -93,14 +93,14 @@ def make_configuration(access: Access, variables: Mapping[str, str]) -> Iterator
         "clusters": [{"name": "kinetic", "cluster": cluster}],
         "users": [{"name": "kinetic", "user": credentials.log_in(access, variables)}],
     }
-    found = client.Configuration()
-    found.proxy = None  # `_system.proxies` chooses it.
+    configuration = client.Configuration()
+    configuration.proxy = None  # `_system.proxies` chooses it.
     with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
         try:
             with _loading:
                 config.load_kube_config_from_dict(
                     entries,
-                    client_configuration=found,
+                    client_configuration=configuration,
                     persist_config=False,
                     temp_file_path=folder,
                 )
@@ -109,7 +109,7 @@ def make_configuration(access: Access, variables: Mapping[str, str]) -> Iterator
                 f"The certificates of the kubeconfig's context {access.context} cannot be used: "
                 f"{error}."
             ) from error
-        yield found
+        yield configuration
 
 
 def open_client(access: Access, variables: Mapping[str, str]) -> ApiClient:
@@ -209,23 +209,23 @@ class HttpApi:
         except Conflict as conflict:
             # An earlier try may have created it, and its answer was lost.
             unsure = conflict.was_repeated and name
-            if unsure and (there := self._find_same(resource, document, name)) is not None:
-                return there
+            if unsure and (existing := self._find_same(resource, document, name)) is not None:
+                return existing
             raise
 
     def _find_same(self, resource: Resource, document: Document, name: str) -> Document | None:
         if resource not in (JOBS, JOBSETS):
             return document  # Submitters may not read what goes with a workload; names are unique.
         try:
-            there = self.get(resource, name)
+            existing = self.get(resource, name)
         except NotFound:
             return None
         except Forbidden:
             return document
         wanted = (document.get("metadata") or {}).get("labels") or {}
-        found = (there.get("metadata") or {}).get("labels") or {}
-        ours = bool(wanted) and wanted.items() <= found.items()
-        return there if ours and "deletionTimestamp" not in there["metadata"] else None
+        labels = (existing.get("metadata") or {}).get("labels") or {}
+        ours = bool(wanted) and wanted.items() <= labels.items()
+        return existing if ours and "deletionTimestamp" not in existing["metadata"] else None
 
     def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Document:
         """As in `Api`."""
@@ -308,7 +308,7 @@ class HttpApi:
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
         """As in `Api`."""
         plural, _, subresource = resource.plural.partition("/")
-        asked = {
+        attributes = {
             "verb": verb,
             "group": resource.group,
             "resource": plural,
@@ -318,7 +318,7 @@ class HttpApi:
         body = {
             "apiVersion": ACCESS_REVIEWS.api_version,
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {k: v for k, v in asked.items() if v}},
+            "spec": {"resourceAttributes": {k: v for k, v in attributes.items() if v}},
         }
         review = self._ask(ApiCall("create", ACCESS_REVIEWS), body)
         return bool((review.get("status") or {}).get("allowed"))
@@ -327,17 +327,17 @@ class HttpApi:
         """As in `Api`."""
         path = f"/apis/{resource.group}/{resource.version}" if resource.group else "/api/v1"
         try:
-            found = self._ask(ApiCall("get", resource), path=path)
+            answer = self._ask(ApiCall("get", resource), path=path)
         except (NotInstalled, NotFound):
             return False
-        return any(r.get("name") == resource.plural for r in found.get("resources") or ())
+        return any(r.get("name") == resource.plural for r in answer.get("resources") or ())
 
     def version(self) -> Version:
         """As in `Api`."""
         call = ApiCall("get", Resource("", "v1", "version", namespaced=False))
-        found = self._ask(call, path="/version")
-        numbers = [_leading_number(str(found.get(key, ""))) for key in ("major", "minor")]
-        return Version(str(found.get("gitVersion", "")), *numbers)
+        answer = self._ask(call, path="/version")
+        numbers = [_leading_number(str(answer.get(key, ""))) for key in ("major", "minor")]
+        return Version(str(answer.get("gitVersion", "")), *numbers)
 
     def start_anew(self) -> None:
         """Forget the connections: in a process that was forked they are another's, and its threads
@@ -472,9 +472,9 @@ def share_connection(
         for api in _shared:
             if (api._access, _shared_variables(api._variables), api.namespace) == wanted:
                 return api
-        made = HttpApi(access, variables, namespace=namespace)
-        _shared.add(made)
-        return made
+        new = HttpApi(access, variables, namespace=namespace)
+        _shared.add(new)
+        return new
 
 
 def _shared_variables(variables: Mapping[str, str]) -> dict[str, str]:
@@ -492,10 +492,10 @@ os.register_at_fork(after_in_child=_start_all_anew)
 
 
 def _query(selection: Selector) -> dict[str, str]:
-    given = {"labelSelector": selection.labels, "fieldSelector": selection.fields}
-    return {name: value for name, value in given.items() if value}
+    selectors = {"labelSelector": selection.labels, "fieldSelector": selection.fields}
+    return {name: value for name, value in selectors.items() if value}
 
 
 def _leading_number(text: str) -> int:
-    found = re.match(r"\d+", text)
-    return int(found[0]) if found else 0
+    digits = re.match(r"\d+", text)
+    return int(digits[0]) if digits else 0

@@ -131,10 +131,10 @@ def _run_plugin(
     except OSError as error:
         raise PreflightError(f"Logging in with {command} failed: {error}.") from error
     if ended.returncode != 0:
-        said = " ".join((ended.stderr or b"").decode(errors="replace").split())[-500:]
+        words = " ".join((ended.stderr or b"").decode(errors="replace").split())[-500:]
         raise PreflightError(
             f"Logging in with {command} failed (exit code {ended.returncode}): "
-            f"{said or 'no output'}."
+            f"{words or 'no output'}."
         )
     try:
         status = dict(json.loads(ended.stdout)["status"])

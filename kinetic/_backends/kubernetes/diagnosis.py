@@ -102,37 +102,39 @@ class Observed:
 
 
 def diagnose(
-    seen: Observed, now: float | None = None, *, scale_up_s: float = scheduling.SCALE_UP_S
+    observed: Observed, now: float | None = None, *, scale_up_s: float = scheduling.SCALE_UP_S
 ) -> JobDiagnosis | None:
     """Return what keeps a job from running, or ended it; None if it runs or has succeeded.
 
     Args:
-        seen: what is known of the job.
+        observed: what is known of the job.
         now: seconds since the epoch by the cluster's clock. Without it nothing is hopeless merely
             because it has taken long.
         scale_up_s: how long an autoscaler may take to say whether it adds nodes.
     """
-    if condition(seen.workload, "Complete") or condition(seen.workload, "Completed"):
+    if condition(observed.workload, "Complete") or condition(observed.workload, "Completed"):
         return None
-    pods = current_pods(seen.workload, seen.pods)
-    queued = is_suspended(seen.workload) or queueing.was_evicted(seen.queue_workload)
+    pods = current_pods(observed.workload, observed.pods)
+    queued = is_suspended(observed.workload) or queueing.was_evicted(observed.queue_workload)
     if queued:
-        return queueing.why_suspended(seen.workload, seen.queue_workload, seen.queue_position)
-    jobs = [seen.workload, *seen.jobs]
+        return queueing.why_suspended(
+            observed.workload, observed.queue_workload, observed.queue_position
+        )
+    jobs = [observed.workload, *observed.jobs]
     lost = pod_failures.why_stopped(jobs) or pod_failures.why_lost(pods)
-    if lost is None and condition(seen.workload, "Failed"):
-        lost = pod_failures.why_gone(jobs, seen.events, pods)
+    if lost is None and condition(observed.workload, "Failed"):
+        lost = pod_failures.why_gone(jobs, observed.events, pods)
     if lost is not None:
-        return _make_final(seen.workload, lost)
-    if condition(seen.workload, "Failed"):
-        return _quote_failure(seen.workload)
-    finding = _find_stuck(seen, pods) or _not_created(seen, pods, now)
+        return _make_final(observed.workload, lost)
+    if condition(observed.workload, "Failed"):
+        return _quote_failure(observed.workload)
+    finding = _find_stuck(observed, pods) or _not_created(observed, pods, now)
     if finding is not None:
         return finding
     finding = scheduling.why_unscheduled(
-        seen.workload, pods, seen.events, seen.nodes, now=now, scale_up_s=scale_up_s
+        observed.workload, pods, observed.events, observed.nodes, now=now, scale_up_s=scale_up_s
     )
-    return finding or _secret_missing(seen, pods) or _find_preparing(seen, pods)
+    return finding or _secret_missing(observed, pods) or _find_preparing(observed, pods)
 
 
 def _make_final(workload: Document, finding: JobDiagnosis) -> JobDiagnosis:
@@ -144,12 +146,12 @@ def _make_final(workload: Document, finding: JobDiagnosis) -> JobDiagnosis:
 
 def _quote_failure(workload: Document) -> JobDiagnosis:
     failed = condition(workload, "Failed") or {}
-    said = failed.get("message") or failed.get("reason") or "no reason given"
-    if PATHWAYS_WORKERS in said:
-        text = f"Workers of Pathways ended too often. The cluster says: {said}."
+    message = failed.get("message") or failed.get("reason") or "no reason given"
+    if PATHWAYS_WORKERS in message:
+        text = f"Workers of Pathways ended too often. The cluster says: {message}."
         return JobDiagnosis(JobCause.HOST_FAILED, text, True)
     return JobDiagnosis(
-        JobCause.HOST_FAILED, f"The cluster says that the job failed: {said}.", True
+        JobCause.HOST_FAILED, f"The cluster says that the job failed: {message}.", True
     )
 
 
@@ -179,57 +181,59 @@ def first_event_time(event: Document) -> str:
 # --- the pod has a node, and its program does not start
 
 
-def _find_stuck(seen: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
+def _find_stuck(observed: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
     starting = [pod for pod in pods if pod.stage is Stage.STARTING]
     looks: tuple[Callable[[Observed, Pod], JobDiagnosis | None], ...] = (_image, _config, _volume)
     for look in looks:
-        found = [(pod.host, f) for pod in starting if (f := look(seen, pod)) is not None]
-        if found:
-            first = found[0][1]
-            alike = tuple(host for host, f in found if f.kind is first.kind)
+        findings = [(pod.host, f) for pod in starting if (f := look(observed, pod)) is not None]
+        if findings:
+            first = findings[0][1]
+            alike = tuple(host for host, f in findings if f.kind is first.kind)
             return JobDiagnosis(first.kind, first.sentence, first.hopeless, alike)
     return None
 
 
-def _image(_seen: Observed, pod: Pod) -> JobDiagnosis | None:
+def _image(_observed: Observed, pod: Pod) -> JobDiagnosis | None:
     if pod.waiting_reason not in IMAGE_REASONS:
         return None
-    said = _shorten_text(pod.waiting_message.rpartition("ErrImagePull: ")[2]) or pod.waiting_reason
+    message = (
+        _shorten_text(pod.waiting_message.rpartition("ErrImagePull: ")[2]) or pod.waiting_reason
+    )
     if pod.waiting_reason == "InvalidImageName":
-        text = f"{pod.image} is not the name of an image: {said}. Correct container_image=."
+        text = f"{pod.image} is not the name of an image: {message}. Correct container_image=."
         return JobDiagnosis(JobCause.IMAGE_PULL, text, hopeless=True)
     if pod.waiting_reason == "ErrImageNeverPull":
         advice = "Load it onto the nodes, or let the cluster's policy allow pulls."
         text = f"The node {pod.node} does not have the image {pod.image}, and may not pull it: "
-        return JobDiagnosis(JobCause.IMAGE_PULL, f"{text}{said}. {advice}", hopeless=True)
-    told = _NAMES.sub("", said).lower()
-    hopeless = any(words in told for words in _HOPELESS_IMAGE)
+        return JobDiagnosis(JobCause.IMAGE_PULL, f"{text}{message}. {advice}", hopeless=True)
+    text_without_names = _NAMES.sub("", message).lower()
+    hopeless = any(words in text_without_names for words in _HOPELESS_IMAGE)
     advice = "Check container_image=, and that the nodes may read the repository."
-    text = f"The image {pod.image} cannot be pulled: {said}."
+    text = f"The image {pod.image} cannot be pulled: {message}."
     return JobDiagnosis(JobCause.IMAGE_PULL, f"{text} {advice}", hopeless)
 
 
-def _config(seen: Observed, pod: Pod) -> JobDiagnosis | None:
-    reason, said = pod.waiting_reason, pod.waiting_message
+def _config(observed: Observed, pod: Pod) -> JobDiagnosis | None:
+    reason, message = pod.waiting_reason, pod.waiting_message
     if reason == "CreateContainerConfigError":
-        return _find_missing(seen, said) or JobDiagnosis(
+        return _find_missing(observed, message) or JobDiagnosis(
             JobCause.START_ERROR,
-            f"{pod.called.capitalize()} cannot be set up: {_shorten_text(said)}.",
-            any(words in said for words in _HOPELESS_CONFIG),
+            f"{pod.called.capitalize()} cannot be set up: {_shorten_text(message)}.",
+            any(words in message for words in _HOPELESS_CONFIG),
         )
     if reason in ("CreateContainerError", "RunContainerError", "CrashLoopBackOff"):
-        text = f"{pod.called.capitalize()} does not start: {reason}: {_shorten_text(said)}."
+        text = f"{pod.called.capitalize()} does not start: {reason}: {_shorten_text(message)}."
         return JobDiagnosis(JobCause.START_ERROR, text)
     return None
 
 
-def _find_missing(seen: Observed, said: str) -> JobDiagnosis | None:
+def _find_missing(observed: Observed, message: str) -> JobDiagnosis | None:
     """A Secret or ConfigMap that a pod needs and that does not exist."""
-    named = _MISSING.search(said)
+    named = _MISSING.search(message)
     if named is None:
         return None
     kind, name = named[1], named[2]
-    if kind == "secret" and name == seen.own_secret:
+    if kind == "secret" and name == observed.own_secret:
         return _explain_own_secret(name)
     if kind == "secret":
         advice = "Create it, or take it out of the pod's settings."
@@ -247,26 +251,28 @@ def _explain_own_secret(name: str) -> JobDiagnosis:
     )
 
 
-def _secret_missing(seen: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
-    wanted = seen.own_secret and seen.secrets is not None and not any(p.has_run for p in pods)
-    if not wanted or seen.own_secret in (seen.secrets or ()):
+def _secret_missing(observed: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
+    wanted = (
+        observed.own_secret and observed.secrets is not None and not any(p.has_run for p in pods)
+    )
+    if not wanted or observed.own_secret in (observed.secrets or ()):
         return None
-    return _explain_own_secret(seen.own_secret)
+    return _explain_own_secret(observed.own_secret)
 
 
-def _volume(seen: Observed, pod: Pod) -> JobDiagnosis | None:
+def _volume(observed: Observed, pod: Pod) -> JobDiagnosis | None:
     """The status says ContainerCreating, as for every starting pod: only events say more."""
     if pod.waiting_reason not in ("", "ContainerCreating", "PodInitializing"):
         return None
-    for event in reversed(events_of(seen.events, pod.name)):
+    for event in reversed(events_of(observed.events, pod.name)):
         if event.get("reason") in ("Pulling", "Pulled", "Created", "Started"):
             return None  # volumes come before images
-        said = event.get("message") or ""
+        message = event.get("message") or ""
         if event.get("reason") in ("FailedMount", "FailedAttachVolume"):
-            text = f"A volume of {pod.called} cannot be mounted: {_shorten_text(said)}."
-            return _find_missing(seen, said) or JobDiagnosis(JobCause.MISSING_VOLUME, text)
+            text = f"A volume of {pod.called} cannot be mounted: {_shorten_text(message)}."
+            return _find_missing(observed, message) or JobDiagnosis(JobCause.MISSING_VOLUME, text)
         if event.get("reason") == "FailedCreatePodSandBox":
-            text = f"The node {pod.node} cannot start pods: {_shorten_text(said)}."
+            text = f"The node {pod.node} cannot start pods: {_shorten_text(message)}."
             return JobDiagnosis(JobCause.START_ERROR, text)
     return None
 
@@ -274,16 +280,18 @@ def _volume(seen: Observed, pod: Pod) -> JobDiagnosis | None:
 # --- there is no pod
 
 
-def _not_created(seen: Observed, pods: tuple[Pod, ...], now: float | None) -> JobDiagnosis | None:
-    shape = shape_of(seen.workload)
+def _not_created(
+    observed: Observed, pods: tuple[Pod, ...], now: float | None
+) -> JobDiagnosis | None:
+    shape = shape_of(observed.workload)
     if len(pods) >= shape.hosts:
         return None
-    makers = [metadata(job) for job in (seen.workload, *seen.jobs)]
+    makers = [metadata(job) for job in (observed.workload, *observed.jobs)]
     resumed = next(
         (
-            str(found.get("lastTransitionTime"))
-            for found in (seen.workload.get("status") or {}).get("conditions") or ()
-            if found.get("type") == "Suspended" and found.get("status") == "False"
+            str(entry.get("lastTransitionTime"))
+            for entry in (observed.workload.get("status") or {}).get("conditions") or ()
+            if entry.get("type") == "Suspended" and entry.get("status") == "False"
         ),
         "",
     )
@@ -295,7 +303,7 @@ def _not_created(seen: Observed, pods: tuple[Pod, ...], now: float | None) -> Jo
 
     refused = [
         event
-        for event in sorted(seen.events, key=event_time)
+        for event in sorted(observed.events, key=event_time)
         if event.get("reason") in ("FailedCreate", "JobCreationFailed")
         and _is_of(event, makers)
         and not any(words in (event.get("message") or "") for words in _ORDINARY)
@@ -306,13 +314,13 @@ def _not_created(seen: Observed, pods: tuple[Pod, ...], now: float | None) -> Jo
     last = refused[-1]
     have = {pod.host for pod in pods}
     missing = tuple(host for host in range(shape.hosts) if host not in have)
-    said = (last.get("message") or "").removeprefix("Error creating: ")
-    quota = _QUOTA.search(said)
+    message = (last.get("message") or "").removeprefix("Error creating: ")
+    quota = _QUOTA.search(message)
     if quota is not None:
         return _over_quota(quota, shape.set_of_event(last), shape, missing)
     since = seconds_of(max(first_event_time(last), admitted_at(last)))
     stands = now is not None and since is not None and now - since >= REFUSED_S
-    return _refusal(said, missing, stands=stands)
+    return _refusal(message, missing, stands=stands)
 
 
 def _is_of(event: Document, makers: Sequence[Document]) -> bool:
@@ -332,8 +340,8 @@ def _over_quota(
     """A quota refuses the pods of a Job, or the Jobs of a JobSet. One that all of them together
     exceed lets some in, which then wait for the others."""
     counts_jobs = "jobs.batch" in quota["requested"]
-    made = sum(s.replicas for s in shape.sets) if counts_jobs else of.pods
-    least = made if not shape.is_elastic else 2 if counts_jobs else of.pods_each
+    total = sum(s.replicas for s in shape.sets) if counts_jobs else of.pods
+    least = total if not shape.is_elastic else 2 if counts_jobs else of.pods_each
     noun = "Job" if counts_jobs else "pod"
     allows = f"it allows {quota['limited']}"
     if _exceeds(quota, least):
@@ -357,29 +365,29 @@ def _exceeds(quota: re.Match[str], number: int) -> bool:
     return any(number * amount_of(needs[k]) > amount_of(limits[k]) for k in needs.keys() & limits)
 
 
-def _refusal(said: str, hosts: tuple[int, ...], *, stands: bool) -> JobDiagnosis:
-    account = _ACCOUNT.search(said)
+def _refusal(message: str, hosts: tuple[int, ...], *, stands: bool) -> JobDiagnosis:
+    account = _ACCOUNT.search(message)
     if account is not None:
         name = account[1].rpartition("/")[2]
         text = f"The service account {name} does not exist in the namespace of the job."
         return JobDiagnosis(
             JobCause.SERVICE_ACCOUNT, f"{text} Create it, or name another one.", stands, hosts
         )
-    unsure = any(words in said for words in _UNSURE)
-    final = stands and not unsure and any(words in said for words in _REFUSED)
+    unsure = any(words in message for words in _UNSURE)
+    final = stands and not unsure and any(words in message for words in _REFUSED)
     what = "refuses the pods of the job" if final else "does not admit the pods at present"
-    text = f"The cluster {what}: {_shorten_text(said)}."
+    text = f"The cluster {what}: {_shorten_text(message)}."
     return JobDiagnosis(JobCause.REFUSED, text, final, hosts)
 
 
 # --- nothing is wrong
 
 
-def _find_preparing(seen: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
+def _find_preparing(observed: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
     for pod in pods:
         if pod.stage is not Stage.STARTING:
             continue
-        last = [e.get("reason") for e in events_of(seen.events, pod.name)]
+        last = [e.get("reason") for e in events_of(observed.events, pod.name)]
         if last and last[-1] == "Pulling":
             hosts = tuple(p.host for p in pods if p.stage is Stage.STARTING)
             return JobDiagnosis(

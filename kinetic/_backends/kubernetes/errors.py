@@ -155,40 +155,40 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
         status: HTTP's, 400 or more.
         body: the answer's: a Status object, or text.
     """
-    said = message_of(body)
+    message = message_of(body)
     detail = _status(body)
-    told = f" The cluster says: {said.rstrip('.')}." if said else ""
+    quote = f" The cluster says: {message.rstrip('.')}." if message else ""
     if status == 401:
         return Unauthorized(
             f"The cluster does not accept your credentials ({call}). Log in again, for example "
             "with `gcloud auth login` or `kubectl get pods`, then try again."
         )
     if status == 403:
-        return _explain_forbidden(call, said, told)
+        return _explain_forbidden(call, message, quote)
     if status == 404:
-        return _explain_missing(call, detail, said)
+        return _explain_missing(call, detail, message)
     # What is created has not changed; a quota that it counts against may have.
     is_busy = status == 409 and call.verb == "create" and detail.get("reason") != "AlreadyExists"
     if status == 409 and not is_busy:
-        return Conflict(f"Could not {call}.{told}")
+        return Conflict(f"Could not {call}.{quote}")
     if status == 410:
-        return Expired(f"Could not go on to {call}: the server has forgotten where it was.{told}")
+        return Expired(f"Could not go on to {call}: the server has forgotten where it was.{quote}")
     if status in MAY_PASS and not may_pass(status, body):
         status = 413
     if is_busy or status in MAY_PASS:
         return Busy(
-            f"The cluster could not {call} at present (HTTP {status}).{told} Try again later."
+            f"The cluster could not {call} at present (HTTP {status}).{quote} Try again later."
         )
     if status == 413:
-        return Refused(f"The cluster could not {call}: it is too large.{told}")
-    if call.resource == JOBSETS and OLD_JOBSET in said:
+        return Refused(f"The cluster could not {call}: it is too large.{quote}")
+    if call.resource == JOBSETS and OLD_JOBSET in message:
         return Refused(
             "The cluster's JobSet is older than 0.10, and jobs of several hosts need a newer one: "
-            f"an administrator must update it.{told}"
+            f"an administrator must update it.{quote}"
         )
     if 400 <= status < 500:
-        return Refused(f"The cluster refuses to {call}.{told}")
-    return BackendUnavailable(f"The cluster answered HTTP {status} to: {call}.{told}")
+        return Refused(f"The cluster refuses to {call}.{quote}")
+    return BackendUnavailable(f"The cluster answered HTTP {status} to: {call}.{quote}")
 
 
 def explain_unreachable(call: ApiCall, server: str, error: object) -> Busy:
@@ -203,12 +203,12 @@ def explain_unreachable(call: ApiCall, server: str, error: object) -> Busy:
     )
 
 
-def _explain_forbidden(call: ApiCall, said: str, told: str) -> KineticError:
-    if "exceeded quota" in said:
-        return Refused(f"A quota of the namespace does not let it in: could not {call}.{told}")
-    user = _USER.search(said)
+def _explain_forbidden(call: ApiCall, message: str, quote: str) -> KineticError:
+    if "exceeded quota" in message:
+        return Refused(f"A quota of the namespace does not let it in: could not {call}.{quote}")
+    user = _USER.search(message)
     if user is None:
-        return Refused(f"The cluster refuses to {call}.{told}")
+        return Refused(f"The cluster refuses to {call}.{quote}")
     if user[1] == "system:anonymous":
         return Unauthorized(
             f"The cluster does not know who you are ({call}). Your kubeconfig holds no credentials "
@@ -221,13 +221,13 @@ def _explain_forbidden(call: ApiCall, said: str, told: str) -> KineticError:
     )
 
 
-def _explain_missing(call: ApiCall, detail: dict[str, Any], said: str) -> KineticError:
+def _explain_missing(call: ApiCall, detail: dict[str, Any], message: str) -> KineticError:
     if not detail:  # a path that is not a resource is answered in plain text
         return NotInstalled(not_installed(call.resource))
     about = (detail.get("details") or {}).get("kind")
     if about == "namespaces" and call.resource.plural != "namespaces":
         return Refused(no_namespace(call.namespace))
-    return NotFound(f"Could not {call}: there is none.{f' ({said})' if said else ''}")
+    return NotFound(f"Could not {call}: there is none.{f' ({message})' if message else ''}")
 
 
 def no_namespace(name: str) -> str:
@@ -252,7 +252,7 @@ def not_installed(resource: Resource) -> str:
 
 def _status(body: bytes | str) -> dict[str, Any]:
     try:
-        found = json.loads(body)
+        answer = json.loads(body)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) and found.get("kind") == "Status" else {}
+    return answer if isinstance(answer, dict) and answer.get("kind") == "Status" else {}

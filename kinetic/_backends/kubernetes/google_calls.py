@@ -130,5 +130,5 @@ def _explain_refusal(address: str, code: int, answer: Any) -> str:
         "roles/storage.objectUser.",
         404: "Does it exist, and is the service enabled in the project?",
     }
-    said = f": {str(reason).rstrip('.')}" if reason else ""
-    return f"{address} refused ({code}){said}. {advice.get(code, '')}".rstrip()
+    quote = f": {str(reason).rstrip('.')}" if reason else ""
+    return f"{address} refused ({code}){quote}. {advice.get(code, '')}".rstrip()

@@ -154,29 +154,29 @@ def files(
         "options": _uv_options(requirements.decode()),
         "runtime": hashlib.sha256(runtime).hexdigest() if runtime else "",
     }
-    made = {
+    build = {
         "Dockerfile": text or dockerfile(base, **about).encode(),
         "requirements.txt": requirements,
     }
-    return made | ({"kinetic.zip": runtime} if runtime else {})
+    return build | ({"kinetic.zip": runtime} if runtime else {})
 
 
 def _uv_options(requirements: str) -> str:
     """Return the options that uv reads on its command line alone, as _host.bootstrap does."""
-    made = " --prerelease=allow" if re.search(r"(?m)^--pre$", requirements) else ""
+    options = " --prerelease=allow" if re.search(r"(?m)^--pre$", requirements) else ""
     hosts = re.findall(r"(?m)^--trusted-host (\S+)", requirements)
-    return made + "".join(f" --allow-insecure-host={shlex.quote(host)}" for host in hosts)
+    return options + "".join(f" --allow-insecure-host={shlex.quote(host)}" for host in hosts)
 
 
 def context(files: Mapping[str, bytes]) -> bytes:
     """Return the files of a build as a .tar; the same files give the same bytes."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(files):
             about = tarfile.TarInfo(name)
             about.size, about.mode = len(files[name]), 0o644
             archive.addfile(about, io.BytesIO(files[name]))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def build_request(uri: str, bucket: str, source: str) -> Document:

@@ -61,20 +61,20 @@ class NodePool:
 
 def pools_of(nodes: Iterable[Document]) -> tuple[NodePool, ...]:
     """Return the pools of a cluster: those with accelerators first, then by name."""
-    found: dict[tuple[str, ...], list[Document]] = {}
+    members: dict[tuple[str, ...], list[Document]] = {}
     for node in nodes:
-        known = labels(node)
-        accelerator = known.get(TPU_LABEL) or known.get(GPU_LABEL) or ""
-        kind = (known.get(TOPOLOGY_LABEL, ""), known.get(MACHINE_LABEL, ""))
-        key = (known.get(POOL_LABEL, ""), accelerator, *kind, known.get(ZONE_LABEL, ""))
-        found.setdefault(key, []).append(node)
-    pools = [_pool(key, of_pool) for key, of_pool in found.items()]
+        by_name = labels(node)
+        accelerator = by_name.get(TPU_LABEL) or by_name.get(GPU_LABEL) or ""
+        kind = (by_name.get(TOPOLOGY_LABEL, ""), by_name.get(MACHINE_LABEL, ""))
+        key = (by_name.get(POOL_LABEL, ""), accelerator, *kind, by_name.get(ZONE_LABEL, ""))
+        members.setdefault(key, []).append(node)
+    pools = [_pool(key, of_pool) for key, of_pool in members.items()]
     return tuple(sorted(pools, key=lambda p: (not p.accelerator, p.name, p.zone)))
 
 
 def _pool(key: tuple[str, ...], nodes: list[Document]) -> NodePool:
     name, accelerator, topology, machine, zone = key
-    known = labels(nodes[0])
+    node_labels = labels(nodes[0])
     return NodePool(
         name=name,
         accelerator=accelerator,
@@ -84,8 +84,8 @@ def _pool(key: tuple[str, ...], nodes: list[Document]) -> NodePool:
         chips_each=max(chips_of(node) for node in nodes),
         nodes=len(nodes),
         ready=sum(takes_pods(node) for node in nodes),
-        spot=known.get(SPOT_LABEL) == "true",
-        reservation=known.get(RESERVATION_LABEL, ""),
+        spot=node_labels.get(SPOT_LABEL) == "true",
+        reservation=node_labels.get(RESERVATION_LABEL, ""),
     )
 
 
@@ -115,12 +115,12 @@ def select_nodes(nodes: Iterable[Document], selector: Mapping[str, str]) -> list
 
 def live_accelerators(nodes: Iterable[Document]) -> tuple[PoolRow, ...]:
     """Return what the node pools of a cluster offer: `kinetic accelerators --live`."""
-    known = catalog_rows()
-    return tuple(_live(pool, known) for pool in pools_of(nodes) if pool.accelerator)
+    catalog = catalog_rows()
+    return tuple(_live(pool, catalog) for pool in pools_of(nodes) if pool.accelerator)
 
 
-def _live(pool: NodePool, known: Iterable[Topology]) -> PoolRow:
-    fitting = [row for row in known if _fits(row, pool)]
+def _live(pool: NodePool, catalog: Iterable[Topology]) -> PoolRow:
+    fitting = [row for row in catalog if _fits(row, pool)]
     named = next((r for r in fitting if r.machine_type == pool.machine), None)
     row = named or next(iter(fitting), None)
     return PoolRow(

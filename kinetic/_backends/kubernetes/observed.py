@@ -42,9 +42,9 @@ NEVER_STARTED = frozenset({"StartError", "ContainerCannotRun"})
 def condition(thing: Document, kind: str) -> Document | None:
     """Return the condition of this type that holds now. Conditions that no longer hold stay in the
     list, with status False."""
-    for found in (thing.get("status") or {}).get("conditions") or ():
-        if found.get("type") == kind and found.get("status") == "True":
-            return dict(found)
+    for candidate in (thing.get("status") or {}).get("conditions") or ():
+        if candidate.get("type") == kind and candidate.get("status") == "True":
+            return dict(candidate)
     return None
 
 
@@ -124,9 +124,11 @@ class GangShape:
 
     def host_of(self, pod: Document) -> int:
         """Return the index of a pod's host."""
-        known, of = labels(pod), self.set_of(pod)
-        index = known.get(INDEX_LABEL) or (metadata(pod).get("annotations") or {}).get(INDEX_LABEL)
-        slice_index = _number(known.get(JOB_INDEX_LABEL))
+        pod_labels, of = labels(pod), self.set_of(pod)
+        index = pod_labels.get(INDEX_LABEL) or (metadata(pod).get("annotations") or {}).get(
+            INDEX_LABEL
+        )
+        slice_index = _number(pod_labels.get(JOB_INDEX_LABEL))
         return of.first_host + slice_index * of.pods_each + _number(index)
 
     def host_named(self, pod: str) -> int:
@@ -161,9 +163,9 @@ def _is_jobset(workload: Document) -> bool:
 
 def _make_set(name: str, replicas: int, job: Document, first_host: int) -> PodSet:
     parallelism = job.get("parallelism", 1)
-    each = min(parallelism, job.get("completions") or parallelism)
+    pods_each = min(parallelism, job.get("completions") or parallelism)
     noun = {PATHWAYS_WORKERS: "worker", HEAD: "head"}.get(name, "host")
-    return PodSet(name, replicas, each, first_host, job.get("template") or {}, noun)
+    return PodSet(name, replicas, pods_each, first_host, job.get("template") or {}, noun)
 
 
 class Stage(StrEnum):
@@ -304,8 +306,8 @@ def name_pods(pods: Iterable[Pod]) -> str:
     for pod in pods:
         numbers.setdefault(pod.noun, []).append(pod.number)
     return " and ".join(
-        f"{noun}{'s' if len(each) > 1 else ''} {', '.join(map(str, sorted(each)))}"
-        for noun, each in sorted(numbers.items())
+        f"{noun}{'s' if len(indices) > 1 else ''} {', '.join(map(str, sorted(indices)))}"
+        for noun, indices in sorted(numbers.items())
     )
 
 
@@ -358,8 +360,8 @@ def _stage(document: Document, state: Document) -> Stage:
 
 def _state_of(status: Document, container: str) -> tuple[Document, Document]:
     """Return the state of the container, and the one before."""
-    known: Sequence[Document] = status.get("containerStatuses") or ()
-    own = next((c for c in known if c.get("name") == container), {})
+    statuses: Sequence[Document] = status.get("containerStatuses") or ()
+    own = next((c for c in statuses if c.get("name") == container), {})
     return own.get("state") or {}, own.get("lastState") or {}
 
 

@@ -110,8 +110,8 @@ def _build_jobset(plan: Plan, settings: PodSettings) -> dict[str, Any]:
         head_pod_spec_kwargs={"node_selector": None},
     )
     workload.add_user_workload(settings.image, ["true"], name=CONTAINER)
-    made: dict[str, Any] = workload.to_dict()
-    return made
+    jobset: dict[str, Any] = workload.to_dict()
+    return jobset
 
 
 def _attempts(plan: Plan) -> int:
@@ -147,11 +147,11 @@ def _merge_documents(theirs: Document, ours: Document) -> Document:
 
 def _add_flags(pod: Document, flags: Mapping[str, list[str]]) -> None:
     """Add arguments of the user's after the builder's: of two equal flags the last one counts."""
-    by_container = {_CONTAINERS[component]: given for component, given in flags.items()}
+    by_container = {_CONTAINERS[component]: chosen for component, chosen in flags.items()}
     for kind in ("initContainers", "containers"):
         for container in pod.get(kind, ()):
-            if given := by_container.get(container["name"]):
-                container["args"] = [*container.get("args", ()), *map(escape_text, given)]
+            if chosen := by_container.get(container["name"]):
+                container["args"] = [*container.get("args", ()), *map(escape_text, chosen)]
 
 
 def _simulate(job: Document, settings: PodSettings) -> None:
@@ -160,15 +160,15 @@ def _simulate(job: Document, settings: PodSettings) -> None:
         holder["metadata"].get("annotations", {}).pop(EXCLUSIVE, None)
     pod = job["spec"]["template"]["spec"]
     pod.pop("nodeSelector", None)
-    if all(each["name"] != CONTAINER for each in pod["containers"]):
+    if all(variable["name"] != CONTAINER for variable in pod["containers"]):
         pod.pop("volumes", None)
     for kind in ("initContainers", "containers"):
         pod[kind] = [
-            each if each["name"] == CONTAINER else _idle_container(each, settings)
-            for each in pod.get(kind, ())
+            variable if variable["name"] == CONTAINER else _idle_container(variable, settings)
+            for variable in pod.get(kind, ())
         ]
 
 
 def _idle_container(container: Document, settings: PodSettings) -> Document:
-    kept = {name: container[name] for name in ("name", "restartPolicy") if name in container}
-    return kept | {"image": settings.image, "command": [settings.python, "-c", _IDLE]}
+    env = {name: container[name] for name in ("name", "restartPolicy") if name in container}
+    return env | {"image": settings.image, "command": [settings.python, "-c", _IDLE]}

@@ -113,18 +113,18 @@ def why_gone(
         pods: those that are still there, listed before the events.
     """
     shape = shape_of(jobs[0])
-    said = [
+    sources = [
         c for job in jobs for kind in ("FailureTarget", "Failed") if (c := condition(job, kind))
     ]
-    said += [event for event in events if event.get("type") == "Warning"]
-    for found in said:
-        named = _POD_IN_MESSAGE.search(found.get("message") or "")
-        if named and found.get("reason") == "PodFailurePolicy":
+    sources += [event for event in events if event.get("type") == "Warning"]
+    for source in sources:
+        named = _POD_IN_MESSAGE.search(source.get("message") or "")
+        if named and source.get("reason") == "PodFailurePolicy":
             host, code = shape.host_named(named[1]), int(named[2])
             return JobDiagnosis(
                 JobCause.HOST_FAILED, f"Host {host} failed: {_code(code)}.", True, (host,)
             )
-        ended = _POD_DISRUPTED.search(found.get("message") or "")
+        ended = _POD_DISRUPTED.search(source.get("message") or "")
         if ended:
             host = shape.host_named(ended[1])
             text = f"Host {host} was lost: the cluster ended its pod. It was evicted or preempted"
@@ -133,7 +133,7 @@ def why_gone(
 
 
 def _not_ended_by(
-    jobs: Sequence[Document], events: Iterable[Document], there: set[str]
+    jobs: Sequence[Document], events: Iterable[Document], existing: set[str]
 ) -> JobDiagnosis | None:
     """Return which hosts went first, where nothing says why, or None. A Job that fails deletes the
     pods that are left, and says so of each, if a moment later: the others had gone before, and none
@@ -141,17 +141,17 @@ def _not_ended_by(
     shape = shape_of(jobs[0])
     failed = [j for j in jobs if condition(j, "FailureTarget") or condition(j, "Failed")]
     uids = {metadata(job).get("uid") for job in failed}
-    made: set[str] = set()
+    created: set[str] = set()
     deleted: set[str] = set()
     for event in events:
         if (event.get("involvedObject") or {}).get("uid") in uids:
-            told = _POD_OF_JOB.match(event.get("message") or "")
-            if told:
-                (made if told[1] == "Created" else deleted).add(told[2])
-    gone = made - deleted - there
-    if not deleted | there or not gone:
+            match = _POD_OF_JOB.match(event.get("message") or "")
+            if match:
+                (created if match[1] == "Created" else deleted).add(match[2])
+    ended = created - deleted - existing
+    if not deleted | existing or not ended:
         return None
-    hosts = tuple(sorted(shape.host_named(pod) for pod in gone))
+    hosts = tuple(sorted(shape.host_named(pod) for pod in ended))
     whose = f"pod of host {hosts[0]} was"
     if len(hosts) > 1:
         whose = f"pods of hosts {', '.join(map(str, hosts))} were"
@@ -179,8 +179,8 @@ def why_leaderless(workload: Document, pods: Iterable[Pod]) -> JobDiagnosis | No
 def _is_lost(pod: Pod) -> bool:
     silent = pod.stage is Stage.RUNNING and pod.has_run and not pod.is_ready and not pod.is_deleting
     # a pod that was told to end did so because of another pod, or of the user
-    told = pod.is_deleting and pod.exit_code not in range(1, 128)
-    return (pod.stage is Stage.FAILED and not told) or bool(pod.disruption) or silent
+    was_stopped = pod.is_deleting and pod.exit_code not in range(1, 128)
+    return (pod.stage is Stage.FAILED and not was_stopped) or bool(pod.disruption) or silent
 
 
 def _blame(pod: Pod) -> tuple[int, str, int]:
@@ -234,22 +234,22 @@ def _explain_disruption(pod: Pod) -> tuple[JobCause, str]:
     if pod.disruption in _DISRUPTIONS:
         kind, text = _DISRUPTIONS[pod.disruption]
         return kind, text.format(node=pod.node)
-    said = (pod.disruption_message or pod.disruption).rstrip(".")
-    if "shutdown" in f"{said} {pod.exit_message}".lower():
-        return JobCause.PREEMPTED, _describe_shutdown(pod, said)
-    return JobCause.EVICTED, f"the cluster ended its pod: {said}"
+    message = (pod.disruption_message or pod.disruption).rstrip(".")
+    if "shutdown" in f"{message} {pod.exit_message}".lower():
+        return JobCause.PREEMPTED, _describe_shutdown(pod, message)
+    return JobCause.EVICTED, f"the cluster ended its pod: {message}"
 
 
-def _describe_shutdown(pod: Pod, said: str) -> str:
+def _describe_shutdown(pod: Pod, message: str) -> str:
     text = f"its node {pod.node} was shut down, as spot nodes and nodes under maintenance are"
-    return f"{text}: {said.rstrip('.')}" if said else text
+    return f"{text}: {message.rstrip('.')}" if message else text
 
 
 def _memory(pod: Pod) -> tuple[JobCause, str]:
     if pod.exit_reason == "Evicted":
-        said = pod.exit_message.rstrip(".") or "its node ran out of resources"
-        kind = JobCause.OUT_OF_MEMORY if "memory" in said else JobCause.EVICTED
-        return kind, f"its node {pod.node} evicted it: {said}"
+        message = pod.exit_message.rstrip(".") or "its node ran out of resources"
+        kind = JobCause.OUT_OF_MEMORY if "memory" in message else JobCause.EVICTED
+        return kind, f"its node {pod.node} evicted it: {message}"
     limit = f"its limit of {pod.memory_limit}" if pod.memory_limit else "the memory of its node"
     advice = "Use less memory on the host, or machines with more"
     return JobCause.OUT_OF_MEMORY, f"it used more memory than {limit}. {advice}"

@@ -281,7 +281,7 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool) -
     elif is_head or not plan.has_head:
         gang = SECRETS | KEY
     own = literals.keys() | fields.keys() | KEY.keys() | {volumes.KEY_DIR}
-    kept = {name: secret_key(name) for name in plan.secrets if name not in own} | gang
+    secret = {name: secret_key(name) for name in plan.secrets if name not in own} | gang
     return [
         *({"name": n, "value": escape_text(value)} for n, value in literals.items()),
         *(
@@ -290,7 +290,7 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool) -
         ),
         *(
             {"name": n, "valueFrom": {"secretKeyRef": {"name": workload, "key": key}}}
-            for n, key in kept.items()
+            for n, key in secret.items()
         ),
     ]
 
@@ -313,26 +313,26 @@ def _selector(plan: Plan) -> Document:
 
 
 def _tolerations(plan: Plan) -> list[Document]:
-    found: list[Document] = []
+    tolerations: list[Document] = []
     if resource := _resource(plan):
-        found.append({"key": resource, "operator": "Exists", "effect": "NoSchedule"})
+        tolerations.append({"key": resource, "operator": "Exists", "effect": "NoSchedule"})
     if plan.topology.spot:
-        found.append(
+        tolerations.append(
             {"key": SPOT_LABEL, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
         )
-    return found
+    return tolerations
 
 
 def _resources(plan: Plan, settings: PodSettings) -> Document:
     """All chips of a machine, its network devices, and what the function's part of it needs."""
-    asked = {"cpu": plan.options.cpu or "", "memory": plan.options.memory or ""}
+    amounts = {"cpu": plan.options.cpu or "", "memory": plan.options.memory or ""}
     if settings.simulated or plan.has_single_controller:
-        return _drop_empty({"requests": _drop_empty(asked)})
+        return _drop_empty({"requests": _drop_empty(amounts)})
     resource = _resource(plan)
     chips = {resource: str(plan.topology.chips_per_host)} if resource else {}
     claims = [{"name": name} for name in _claims(plan, settings)]
     requests = chips | _drop_empty(
-        asked | {"memory": asked["memory"] or volumes.folder_memory(plan)}
+        amounts | {"memory": amounts["memory"] or volumes.folder_memory(plan)}
     )
     return _drop_empty({"limits": chips, "requests": requests, "claims": claims})
 

@@ -44,7 +44,7 @@ def examine(api: Api, needs: Needs) -> tuple[Finding, ...]:
     where = f"{api.server}, namespace {api.namespace}"
     try:
         version = api.version()
-        found = at_once(lambda probe: list(probe(api, needs)), PROBES, CALLS_AT_ONCE)
+        findings_of_probes = at_once(lambda probe: list(probe(api, needs)), PROBES, CALLS_AT_ONCE)
     except KineticError as error:
         return (problem("cluster", f"{where}: {error}"),)
     text = f"{where} answers; Kubernetes {version.text or 'of an unknown version'}"
@@ -53,7 +53,7 @@ def examine(api: Api, needs: Needs) -> tuple[Finding, ...]:
         first = warn("cluster", text, f"kinetic is made for {oldest} and later.")
     else:
         first = ok("cluster", text)
-    return (first, *(finding for findings in found for finding in findings))
+    return (first, *(finding for findings in findings_of_probes for finding in findings))
 
 
 def _probe_jobset(api: Api, _needs: Needs) -> Iterable[Finding]:
@@ -143,9 +143,9 @@ def _probe_queue(api: Api, needs: Needs) -> Iterable[Finding]:
     if queue is None:
         yield ok("Kueue", f"the queue {needs.queue} may not be looked up")
     elif any(c.get("type") == "Active" for c in conditions) and not condition(queue, "Active"):
-        said = next(c.get("message") for c in conditions if c.get("type") == "Active")
+        message = next(c.get("message") for c in conditions if c.get("type") == "Active")
         remedy = "Jobs wait until an administrator has mended it, or name another queue."
-        yield warn("Kueue", f"the queue {needs.queue} admits no jobs: {said}", remedy)
+        yield warn("Kueue", f"the queue {needs.queue} admits no jobs: {message}", remedy)
     else:
         yield ok("Kueue", f"is installed; the queue {needs.queue} admits jobs")
 
@@ -163,8 +163,8 @@ def _probe_memory(api: Api, needs: Needs) -> Iterable[Finding]:
         return
     for configuration in configurations:
         name = metadata(configuration).get("name", "")
-        if said := (configuration.get("status") or {}).get("error"):
-            text = f"the CheckpointConfiguration {name} was not accepted: {said}"
+        if message := (configuration.get("status") or {}).get("error"):
+            text = f"the CheckpointConfiguration {name} was not accepted: {message}"
             advice = f"kubectl edit checkpointconfiguration {name}"
             yield problem("multi-tier", text, f"Ask an administrator to correct it: {advice}.")
         else:

@@ -76,20 +76,20 @@ def _find_deactivation(queue: str, workload: Document) -> JobDiagnosis | None:
     if (workload.get("spec") or {}).get("active", True):
         return None
     evicted = condition(workload, "Evicted") or {}
-    said = f": {_clean(evicted.get('message'))}" if evicted.get("message") else ""
+    reason = f": {_clean(evicted.get('message'))}" if evicted.get("message") else ""
     return JobDiagnosis(
         JobCause.QUEUE_REFUSED,
-        f"The queue {queue} has put the job out for good{said}.",
+        f"The queue {queue} has put the job out for good{reason}.",
         hopeless=True,
     )
 
 
 def _find_preemption(queue: str, workload: Document) -> JobDiagnosis | None:
-    found = condition(workload, "Preempted") or condition(workload, "Evicted")
-    if found is None or condition(workload, "Admitted"):
+    eviction = condition(workload, "Preempted") or condition(workload, "Evicted")
+    if eviction is None or condition(workload, "Admitted"):
         return None
-    said = _clean(found.get("message") or found.get("reason"))
-    text = f"The queue {queue} took the job's place away: {said}. It waits to get it back."
+    message = _clean(eviction.get("message") or eviction.get("reason"))
+    text = f"The queue {queue} took the job's place away: {message}. It waits to get it back."
     return JobDiagnosis(JobCause.PREEMPTED, text)
 
 
@@ -98,30 +98,30 @@ def _checks(queue: str, workload: Document) -> JobDiagnosis | None:
     if condition(workload, "QuotaReserved") is None:
         return None
     for check in (workload.get("status") or {}).get("admissionChecks") or ():
-        said = _clean(check.get("message")) or "no reason given"
+        message = _clean(check.get("message")) or "no reason given"
         if check.get("state") == "Rejected":
-            text = f"The check {check.get('name')} of the queue {queue} rejects the job: {said}."
+            text = f"The check {check.get('name')} of the queue {queue} rejects the job: {message}."
             return JobDiagnosis(JobCause.QUEUE_REFUSED, text, hopeless=True)
         if check.get("state") in ("Pending", "Retry"):
-            text = f"Nodes are being provisioned for the job ({check.get('name')}): {said}."
+            text = f"Nodes are being provisioned for the job ({check.get('name')}): {message}."
             return JobDiagnosis(JobCause.PROVISIONING, text)
     return None
 
 
 def _find_reservation(queue: str, workload: Document) -> JobDiagnosis | None:
     conditions = (workload.get("status") or {}).get("conditions") or ()
-    found = next((c for c in conditions if c.get("type") == "QuotaReserved"), None)
-    if found is None or found.get("status") == "True":
+    reservation = next((c for c in conditions if c.get("type") == "QuotaReserved"), None)
+    if reservation is None or reservation.get("status") == "True":
         return None
-    said = _clean(found.get("message"))
-    never = found.get("reason") in _NEVER or any(words in said for words in _NEVER_WORDS)
-    if never and _ANOTHER_FLAVOR_MAY not in said:
-        text = f"The queue {queue} can never admit the job: {said}."
+    message = _clean(reservation.get("message"))
+    never = reservation.get("reason") in _NEVER or any(words in message for words in _NEVER_WORDS)
+    if never and _ANOTHER_FLAVOR_MAY not in message:
+        text = f"The queue {queue} can never admit the job: {message}."
         other = "name another queue= (kubectl get localqueues)"
-        missing = "doesn't exist" in said
+        missing = "doesn't exist" in message
         advice = f"{other[0].upper()}{other[1:]}." if missing else f"Ask for less, or {other}."
         return JobDiagnosis(JobCause.QUEUE_REFUSED, f"{text} {advice}", hopeless=True)
-    return JobDiagnosis(JobCause.QUEUED, f"The job waits in the queue {queue}: {said}.")
+    return JobDiagnosis(JobCause.QUEUED, f"The job waits in the queue {queue}: {message}.")
 
 
 def _clean(text: object) -> str:

@@ -64,9 +64,9 @@ def why_unscheduled(
     if not stuck:
         return None
     hosts = tuple(pod.host for pod in stuck)
-    reason, said = _last_word(stuck, events)
+    reason, message = _last_word(stuck, events)
     if reason in ("TriggeredScaleUp", *_REQUEST):
-        return JobDiagnosis(JobCause.PROVISIONING, _describe_added_nodes(said), hosts=hosts)
+        return JobDiagnosis(JobCause.PROVISIONING, _describe_added_nodes(message), hosts=hosts)
     needed = shape_of(workload)
     of = next(s for s in reversed(needed.sets) if s.first_host <= hosts[0])
     waited = _is_over(stuck, now, scale_up_s)
@@ -74,15 +74,14 @@ def why_unscheduled(
     placed = sum(pod.stage is not Stage.UNSCHEDULED for pod in alike)
     finding = _from_nodes(of, stuck, nodes, placed=placed)
     if reason in ("FailedScaleUp", "ScaleUpTimedOut"):
-        text = (
-            f"{finding.sentence} The cluster tried to add nodes and failed: {_strip_notes(said)}."
-        )
+        why = _strip_notes(message)
+        text = f"{finding.sentence} The cluster tried to add nodes and failed: {why}."
         return JobDiagnosis(JobCause.NO_SCALE_UP, text, hosts=hosts)
     if reason == "NotTriggerScaleUp":
-        passes = any(words in said for words in _PASSING)
+        passes = any(words in message for words in _PASSING)
         impossible = finding.kind is JobCause.NO_NODE_POOL and not passes
         kind = finding.kind if impossible else JobCause.NO_SCALE_UP
-        text = f"{finding.sentence} The cluster adds no nodes for it: {_strip_notes(said)}."
+        text = f"{finding.sentence} The cluster adds no nodes for it: {_strip_notes(message)}."
         return JobDiagnosis(kind, text, impossible, hosts)
     if finding.kind is JobCause.NO_NODE_POOL and waited:
         return JobDiagnosis(finding.kind, finding.sentence, True, hosts)
@@ -92,15 +91,15 @@ def why_unscheduled(
 def _last_word(stuck: Sequence[Pod], events: Sequence[Document]) -> tuple[str, str]:
     """Return the newest event of an autoscaler about these pods: its reason and its message."""
     names = {pod.name for pod in stuck}
-    said = [
+    message = [
         event
         for event in events
         if event.get("reason") in _SCALED + _REQUEST
         and (event.get("involvedObject") or {}).get("name") in names
     ]
-    if not said:
+    if not message:
         return "", ""
-    last = max(said, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
+    last = max(message, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
     return str(last.get("reason")), str(last.get("message") or "")
 
 
@@ -114,8 +113,8 @@ def _is_over(stuck: Sequence[Pod], now: float | None, scale_up_s: float) -> bool
     return now - since.timestamp() > scale_up_s
 
 
-def _describe_added_nodes(said: str) -> str:
-    groups = [f"{name} from {old} to {new} nodes" for name, old, new in _GROUPS.findall(said)]
+def _describe_added_nodes(message: str) -> str:
+    groups = [f"{name} from {old} to {new} nodes" for name, old, new in _GROUPS.findall(message)]
     if groups:
         return f"Nodes are being added for the job: {', '.join(groups)}."
     return "Nodes are being added for the job."
@@ -131,46 +130,46 @@ def _from_nodes(
     hosts = tuple(pod.host for pod in stuck)
     selector = (of.template.get("spec") or {}).get("nodeSelector") or {}
     kind = _kind_of(selector)
-    there = None if nodes is None else pools.select_nodes(nodes, selector)
+    fitting = None if nodes is None else pools.select_nodes(nodes, selector)
     scheduler = _strip_notes(stuck[0].unschedulable)
     if placed:
         verb = "waits" if len(stuck) == 1 else "wait"
         some = f"{placed} of {of.pods} {of.noun}s have nodes; {name_pods(stuck)} {verb} for one"
-        text = f"{some}{kind and f' with {kind}'}. {_sizes(of, there)}"
+        text = f"{some}{kind and f' with {kind}'}. {_sizes(of, fitting)}"
         advice = "The job starts when all have one."
         return JobDiagnosis(
             JobCause.PARTIAL_SLICE, f"{text}{advice} {_quote_scheduler(scheduler)}", hosts=hosts
         )
-    if there == [] or (there is None and not _is_short(scheduler)):
+    if fitting == [] or (fitting is None and not _is_short(scheduler)):
         offers = _offers(nodes)
         text = f"No node of the cluster has {kind or 'what the pods ask for'}."
         return JobDiagnosis(
             JobCause.NO_NODE_POOL, f"{text} {offers}{_quote_scheduler(scheduler)}", hosts=hosts
         )
-    if there and (memory := _too_large(of, there)):
+    if fitting and (memory := _too_large(of, fitting)):
         text = f"No node{kind and f' with {kind}'} has the {memory} of memory that a pod asks for"
-        most = max(map(pools.memory_of, there), key=bytes_of)
+        most = max(map(pools.memory_of, fitting), key=bytes_of)
         advice = f"they have up to {most}. memory= and local_storage= reserve memory: ask for less."
         return JobDiagnosis(
             JobCause.NO_NODE_POOL, f"{text}; {advice} {_quote_scheduler(scheduler)}", hosts=hosts
         )
-    if there and (largest := _largest_pool(there)) < of.pods_each:
+    if fitting and (largest := _largest_pool(fitting)) < of.pods_each:
         text = f"Only {largest} of the {of.pods_each} nodes of a slice with {kind} are there."
         return JobDiagnosis(
             JobCause.PARTIAL_SLICE, f"{text} {_quote_scheduler(scheduler)}", hosts=hosts
         )
-    count = f"The {len(there)} nodes" if there else "The nodes"
+    count = f"The {len(fitting)} nodes" if fitting else "The nodes"
     text = f"{count}{kind and f' with {kind}'} are taken or not ready. The job waits for them."
     return JobDiagnosis(
         JobCause.NO_ROOM, f"{text} {_of_head(of)}{_quote_scheduler(scheduler)}", hosts=hosts
     )
 
 
-def _too_large(of: PodSet, there: Sequence[Document]) -> str:
+def _too_large(of: PodSet, fitting: Sequence[Document]) -> str:
     """The memory that a pod requests, if no node is as large; else ""."""
     container: Document = next(iter((of.template.get("spec") or {}).get("containers") or ()), {})
     memory = str(((container.get("resources") or {}).get("requests") or {}).get("memory") or "")
-    sizes = [bytes_of(pools.memory_of(node)) for node in there]
+    sizes = [bytes_of(pools.memory_of(node)) for node in fitting]
     return memory if all(sizes) and bytes_of(memory) > max(sizes) else ""
 
 
@@ -179,12 +178,12 @@ def _of_head(of: PodSet) -> str:
     if of.name != PATHWAYS_HEAD:
         return ""
     spec = of.template.get("spec") or {}
-    asked: dict[str, list[str]] = {}
+    requests: dict[str, list[str]] = {}
     for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         for name, amount in ((container.get("resources") or {}).get("limits") or {}).items():
-            asked.setdefault(name, []).append(str(amount))
-    told = ", ".join(f"{name} {' + '.join(amounts)}" for name, amounts in sorted(asked.items()))
-    return f"The pod of the controller asks for {told}. " if told else ""
+            requests.setdefault(name, []).append(str(amount))
+    text = ", ".join(f"{name} {' + '.join(amounts)}" for name, amounts in sorted(requests.items()))
+    return f"The pod of the controller asks for {text}. " if text else ""
 
 
 def _is_short(scheduler: str) -> bool:
@@ -196,21 +195,23 @@ def _kind_of(selector: Document) -> str:
     accelerator = selector.get(pools.TPU_LABEL) or selector.get(pools.GPU_LABEL) or ""
     topology = selector.get(pools.TOPOLOGY_LABEL, "")
     named = " ".join(part for part in (accelerator, topology) if part)
-    known = (pools.TPU_LABEL, pools.GPU_LABEL, pools.TOPOLOGY_LABEL)
-    rest = ", ".join(f"{k}={v}" for k, v in sorted(selector.items()) if k not in known)
+    node_selector = (pools.TPU_LABEL, pools.GPU_LABEL, pools.TOPOLOGY_LABEL)
+    rest = ", ".join(f"{k}={v}" for k, v in sorted(selector.items()) if k not in node_selector)
     return " and ".join(part for part in (named, rest) if part)
 
 
-def _largest_pool(there: Sequence[Document]) -> int:
+def _largest_pool(fitting: Sequence[Document]) -> int:
     """The nodes of the largest pool: a slice is a pool."""
-    sizes = Counter(labels(node).get(pools.POOL_LABEL, "") for node in there)
+    sizes = Counter(labels(node).get(pools.POOL_LABEL, "") for node in fitting)
     return max(sizes.values())
 
 
-def _sizes(of: PodSet, there: Sequence[Document] | None) -> str:
-    if not there or _largest_pool(there) >= of.pods_each:
+def _sizes(of: PodSet, fitting: Sequence[Document] | None) -> str:
+    if not fitting or _largest_pool(fitting) >= of.pods_each:
         return ""
-    return f"The cluster has {_largest_pool(there)} such nodes, and a slice needs {of.pods_each}. "
+    return (
+        f"The cluster has {_largest_pool(fitting)} such nodes, and a slice needs {of.pods_each}. "
+    )
 
 
 def _offers(nodes: Sequence[Document] | None) -> str:
@@ -226,7 +227,7 @@ def _quote_scheduler(scheduler: str) -> str:
     return f"The scheduler says: {scheduler}."
 
 
-def _strip_notes(said: str) -> str:
+def _strip_notes(message: str) -> str:
     """Drop the scheduler's notes on preemption and claims, which are long and do not help."""
-    text = re.split(r"\.? (?:no new claims|preemption:)", said)[0]
+    text = re.split(r"\.? (?:no new claims|preemption:)", message)[0]
     return " ".join(text.removeprefix("pod ").split()).rstrip(". ")

@@ -221,7 +221,7 @@ class SnapshotReader:
         """
         self.api = api
         self._clock = clock
-        self._asked: dict[str, tuple[JobRef, float]] = {}
+        self._followed: dict[str, tuple[JobRef, float]] = {}
         self._created: dict[str, Document] = {}
         """What this process has created since the last list."""
         self.begin_anew()
@@ -238,7 +238,7 @@ class SnapshotReader:
     def note_created(self, ref: JobRef, workload: Document) -> None:
         """Count a job that this process has created as listed."""
         with self._lock:
-            self._asked[ref.job_id] = ref, self._clock()
+            self._followed[ref.job_id] = ref, self._clock()
             self._created[ref.job_id] = workload
 
     def read(self, refs: Sequence[JobRef], *, fresh: bool = False) -> ClusterSnapshot:
@@ -254,7 +254,7 @@ class SnapshotReader:
         """
         asked_at = self._clock()
         with self._lock:
-            self._asked |= {ref.job_id: (ref, asked_at) for ref in refs}
+            self._followed |= {ref.job_id: (ref, asked_at) for ref in refs}
             if self._error is not None and self._failed_at > asked_at:
                 raise self._error
             last = self._last
@@ -273,13 +273,15 @@ class SnapshotReader:
 
     def _take(self) -> ClusterSnapshot:
         begun_at = self._clock()
-        self._asked = {
-            job: (ref, at) for job, (ref, at) in self._asked.items() if begun_at - at < FOLLOWED_S
+        self._followed = {
+            job: (ref, at)
+            for job, (ref, at) in self._followed.items()
+            if begun_at - at < FOLLOWED_S
         }
         self._error = None
         try:
             self._last = snapshot = take_snapshot(
-                self.api, [ref for ref, _ in self._asked.values()]
+                self.api, [ref for ref, _ in self._followed.values()]
             )
         except KineticError as error:
             self._error, self._failed_at = error, begun_at

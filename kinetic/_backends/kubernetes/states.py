@@ -47,7 +47,7 @@ REMOVED = "it is being removed from the cluster"
 SUSPENDED = "it is suspended"
 QUEUED = "it waits in the queue {queue}"
 
-GONE = "its workload was removed from the cluster"
+REMOVED_FROM_CLUSTER = "its workload was removed from the cluster"
 CANCELLED = "The job was cancelled."
 
 LEAST_START_TIMEOUT_S = 2.0
@@ -84,8 +84,8 @@ def _find_end(workload: Document) -> Status | None:
     failed = condition(workload, "Failed")
     if failed is None:
         return None
-    said = ": ".join(s for s in (failed.get("reason"), failed.get("message")) if s)
-    return Status(JobStatus.FAILED, said)
+    reason = ": ".join(s for s in (failed.get("reason"), failed.get("message")) if s)
+    return Status(JobStatus.FAILED, reason)
 
 
 def _mark_removed(workload: Document, status: Status) -> Status:
@@ -127,8 +127,8 @@ def _waiting_for(workload: Document, pods: tuple[Pod, ...], wanted: int) -> str:
         return f"{running} of {wanted} {'pods' if several else 'hosts'} run"
     if any(pod.unschedulable for pod in pods):
         return WAITING
-    again = status.get("restarts") or status.get("failed") or status.get("terminating")
-    return RESTARTING if again else STARTING
+    restarts = status.get("restarts") or status.get("failed") or status.get("terminating")
+    return RESTARTING if restarts else STARTING
 
 
 def _describe_failed(failed: list[Pod]) -> str:
@@ -136,8 +136,8 @@ def _describe_failed(failed: list[Pod]) -> str:
 
 
 def _hosts(pods: tuple[Pod, ...], phase: JobStatus) -> tuple[HostStatus, ...]:
-    known = [_host(pod) for pod in pods]
-    return tuple(h for h in known if h.reason or h.phase is not phase)
+    statuses = [_host(pod) for pod in pods]
+    return tuple(h for h in statuses if h.reason or h.phase is not phase)
 
 
 def _host(pod: Pod) -> HostStatus:
@@ -218,27 +218,27 @@ def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
         return _judge_absent(job), None
     # Workers of Pathways are not hosts of the job.
     hosts = tuple(host for host in job.cluster.hosts if host.host < job.ref.hosts)
-    said = replace(job.cluster, hosts=hosts)
-    if said.phase is JobStatus.SUCCEEDED:
-        return said, None
-    if said.phase is JobStatus.RUNNING:
-        return _judge_running(job, workload, said), None
-    if said.phase is JobStatus.FAILED and _is_led(job.pods):
+    status = replace(job.cluster, hosts=hosts)
+    if status.phase is JobStatus.SUCCEEDED:
+        return status, None
+    if status.phase is JobStatus.RUNNING:
+        return _judge_running(job, workload, status), None
+    if status.phase is JobStatus.FAILED and _is_led(job.pods):
         return Status(JobStatus.RUNNING, ENDING, hosts), None
-    waits = said.phase is JobStatus.PENDING
+    waits = status.phase is JobStatus.PENDING
     if waits and job.ref.has_head and job.has_begun():
         head = next((pod for pod in select_starting(job.pods) if pod.leads), None)
         if head is None or head.stage is Stage.RUNNING:
             # It does without a slice, or waits for one.
-            return Status(JobStatus.RUNNING, said.reason, hosts), None
+            return Status(JobStatus.RUNNING, status.reason, hosts), None
         job = _narrow_to(head, job)
     finding = job.explain(waits)
     if finding is None:
-        return _fail_overdue(job, workload, said), None
+        return _fail_overdue(job, workload, status), None
     waited_s = job.now - created_at(workload)
     if finding.kind is JobCause.MISSING_SECRET and waited_s < SUBMISSION_S:
-        return Status(said.phase, STARTING), None  # The Secret may still be on its way.
-    explained = _apply_finding(job, finding, said)
+        return Status(status.phase, STARTING), None  # The Secret may still be on its way.
+    explained = _apply_finding(job, finding, status)
     return _fail_overdue(job, workload, explained), finding if waits else None
 
 
@@ -266,55 +266,59 @@ def _judge_absent(job: JobFacts) -> Status:
         everywhere = tuple(HostStatus(host, *ended) for host in range(job.ref.hosts))
         return Status(JobStatus.CANCELLED, CANCELLED, everywhere)
     if job.was_there():
-        return Status(JobStatus.FAILED, GONE, (HostStatus(0, JobStatus.FAILED, GONE),))
+        return Status(
+            JobStatus.FAILED,
+            REMOVED_FROM_CLUSTER,
+            (HostStatus(0, JobStatus.FAILED, REMOVED_FROM_CLUSTER),),
+        )
     return Status(JobStatus.NOT_FOUND)
 
 
-def _judge_running(job: JobFacts, workload: Document, said: Status) -> Status:
+def _judge_running(job: JobFacts, workload: Document, status: Status) -> Status:
     """A job that has lost its leader has failed, though the cluster says so only when its other
     pods have ended, or their node was removed."""
     lost = pod_failures.why_leaderless(workload, job.pods)
     if lost is None or job.ref.has_head:  # A head is replaced, and goes on.
-        return said
+        return status
     if job.goes_on() or job.has(layout.JobKeys(job.ref.job_id).cancellation):
-        return Status(JobStatus.RUNNING, lost.sentence, said.hosts)
+        return Status(JobStatus.RUNNING, lost.sentence, status.hosts)
     leader = {0: HostStatus(0, JobStatus.FAILED, lost.sentence)}
-    return Status(JobStatus.FAILED, lost.sentence, _replace_hosts(said, leader))
+    return Status(JobStatus.FAILED, lost.sentence, _replace_hosts(status, leader))
 
 
-def _apply_finding(job: JobFacts, finding: JobDiagnosis, said: Status) -> Status:
+def _apply_finding(job: JobFacts, finding: JobDiagnosis, status: Status) -> Status:
     """Say why a job does not run; a hopeless one has failed."""
-    never_ran = said.phase is JobStatus.PENDING and finding.hopeless
-    phases = {host.host: host.phase for host in said.hosts}
-    told = {
+    never_ran = status.phase is JobStatus.PENDING and finding.hopeless
+    phases = {host.host: host.phase for host in status.hosts}
+    concerned = {
         host: HostStatus(
             host,
-            phases.get(host, said.phase),
+            phases.get(host, status.phase),
             finding.sentence,
             Exit.SETUP_FAILED if never_ran else None,
         )
         for host in select_hosts(job.ref, finding)
     }
-    phase = JobStatus.FAILED if finding.hopeless else said.phase
-    return Status(phase, finding.sentence, _replace_hosts(said, told))
+    phase = JobStatus.FAILED if finding.hopeless else status.phase
+    return Status(phase, finding.sentence, _replace_hosts(status, concerned))
 
 
-def _fail_overdue(job: JobFacts, workload: Document, said: Status) -> Status:
+def _fail_overdue(job: JobFacts, workload: Document, status: Status) -> Status:
     """A job whose hosts wait longer than its start timeout has failed, with what they waited for as
     the reason. Once host 0 runs it watches this itself."""
     begun_at = asked_at(workload, job.pods)
-    if begun_at is None or said.phase is not JobStatus.PENDING:
-        return said
+    if begun_at is None or status.phase is not JobStatus.PENDING:
+        return status
     waited_s = job.now - begun_at
     if waited_s < LEAST_START_TIMEOUT_S:
-        return said
+        return status
     limit_s = job.start_timeout_s()
     between = has_leader(job.pods) or not select_starting(job.pods)
     if waited_s < limit_s or (between and job.has(layout.JobKeys(job.ref.job_id).events)):
-        return said
-    reason = f"the job did not start within {limit_s:g} s: {said.reason or 'no reason known'}"
+        return status
+    reason = f"the job did not start within {limit_s:g} s: {status.reason or 'no reason known'}"
     idle = {host: HostStatus(host, JobStatus.PENDING) for host in range(job.ref.hosts)}
-    hosts = idle | {host.host: host for host in said.hosts}
+    hosts = idle | {host.host: host for host in status.hosts}
     return Status(JobStatus.FAILED, reason, tuple(hosts.values()))
 
 
@@ -330,13 +334,15 @@ def asked_at(workload: Document, pods: Sequence[Pod]) -> float | None:
     if is_suspended(workload):
         return None
     resumed = [
-        seconds_of(str(found.get("lastTransitionTime")))
-        for found in (workload.get("status") or {}).get("conditions") or ()
-        if found.get("type") == "Suspended" and found.get("status") == "False"
+        seconds_of(str(entry.get("lastTransitionTime")))
+        for entry in (workload.get("status") or {}).get("conditions") or ()
+        if entry.get("type") == "Suspended" and entry.get("status") == "False"
     ]
-    made = [at for pod in select_starting(pods) if (at := seconds_of(pod.created_at)) is not None]
-    known = [at for at in resumed if at is not None] + ([min(made)] if made else [])
-    return max([created_at(workload), *known])
+    creations = [
+        at for pod in select_starting(pods) if (at := seconds_of(pod.created_at)) is not None
+    ]
+    moments = [at for at in resumed if at is not None] + ([min(creations)] if creations else [])
+    return max([created_at(workload), *moments])
 
 
 def created_at(workload: Document) -> float:
@@ -362,5 +368,5 @@ def _is_led(pods: Iterable[Pod]) -> bool:
     return any(pod.leads and pod.stage is Stage.RUNNING and pod.is_ready for pod in pods)
 
 
-def _replace_hosts(said: Status, others: dict[int, HostStatus]) -> tuple[HostStatus, ...]:
-    return tuple(({host.host: host for host in said.hosts} | others).values())
+def _replace_hosts(status: Status, others: dict[int, HostStatus]) -> tuple[HostStatus, ...]:
+    return tuple(({host.host: host for host in status.hosts} | others).values())

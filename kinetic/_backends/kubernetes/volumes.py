@@ -123,11 +123,11 @@ def half_of(size: str | None) -> str:
 
 def claim_template(plan: Plan) -> Document:
     """Return the spec of the template from which each pod gets its claim of network devices."""
-    asked = plan.options.network_devices or ALL_DEVICES
+    devices = plan.options.network_devices or ALL_DEVICES
     amount: Document = (
         {"allocationMode": "All"}
-        if asked == ALL_DEVICES
-        else {"allocationMode": "ExactCount", "count": int(asked)}
+        if devices == ALL_DEVICES
+        else {"allocationMode": "ExactCount", "count": int(devices)}
     )
     request = {"name": NETWORK, "exactly": {"deviceClassName": DEVICE_CLASS} | amount}
     return {"spec": {"devices": {"requests": [request]}}}

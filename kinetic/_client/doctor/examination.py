@@ -35,33 +35,33 @@ class Report:
 
 def examine() -> Report:
     """Check everything."""
-    known, fault = _settings()
+    plain, fault = _settings()
     machine = probes.read_machine()
     simulates = simulation.can_simulate(machine.system)
     chosen = _load_settings()
     has_cluster = chosen is None or registry.has_cluster(chosen)
-    found = probes.versions(machine, has_cluster=has_cluster)
+    findings = probes.versions(machine, has_cluster=has_cluster)
     if simulates:
         slices = probes.list_slices()
-        found += [probes.processors(machine, slices), probes.memory(machine, slices)]
-        found += [probes.namespaces(machine), probes.loopback(machine)]
-    found.append(probes.tpu_compiler(machine))
-    found += probes.configuration(fault, *_profiles())
+        findings += [probes.processors(machine, slices), probes.memory(machine, slices)]
+        findings += [probes.namespaces(machine), probes.loopback(machine)]
+    findings.append(probes.tpu_compiler(machine))
+    findings += probes.configuration(fault, *_profiles())
     misspelt = environment.find_misspelt(settings.names().values(), settings.variables())
-    found += probes.variables(misspelt)
-    if known is None:
-        return Report(tuple(found))
-    folder = probes.read_folder((chosen or known).folder)
-    uri = (chosen or known).store
-    found += probes.store(folder, uri if "://" in uri and not uri.startswith("file://") else "")
+    findings += probes.variables(misspelt)
+    if plain is None:
+        return Report(tuple(findings))
+    folder = probes.read_folder((chosen or plain).folder)
+    uri = (chosen or plain).store
+    findings += probes.store(folder, uri if "://" in uri and not uri.startswith("file://") else "")
     if folder.exists and folder.is_folder and folder.is_mine and not folder.refused:
-        found += leftovers.probe(LocalStore((chosen or known).folder), time.time())
+        findings += leftovers.probe(LocalStore((chosen or plain).folder), time.time())
     if chosen is not None:
-        found += _check_remote(chosen, has_cluster=has_cluster)
+        findings += _check_remote(chosen, has_cluster=has_cluster)
     if simulates:
-        is_on = known.preload != "off"
-        found.append(probes.zygote(machine, settings.worker_environ(), enabled=is_on))
-    return Report(tuple(found))
+        is_on = plain.preload != "off"
+        findings.append(probes.zygote(machine, settings.worker_environ(), enabled=is_on))
+    return Report(tuple(findings))
 
 
 def _settings() -> tuple[Settings | None, str]:
@@ -74,10 +74,10 @@ def _settings() -> tuple[Settings | None, str]:
 def _profiles() -> tuple[str, str | None]:
     """What is wrong with the profiles, and which one is in use."""
     try:
-        kept, chosen = profiles.read(settings.profiles_file()), settings.chosen_profile()
+        saved, chosen = profiles.read(settings.profiles_file()), settings.chosen_profile()
         if chosen is not None:
-            kept.get(str(chosen.value))
-        return "", str(chosen.value) if chosen else kept.current
+            saved.get(str(chosen.value))
+        return "", str(chosen.value) if chosen else saved.current
     except KineticError as fault:
         return str(fault), None
 
@@ -94,13 +94,15 @@ def _load_settings() -> Settings | None:
 def _check_remote(chosen: Settings, *, has_cluster: bool) -> list[Finding]:
     """Findings about the configured cluster and store; none if jobs run and are kept on this
     machine."""
-    found = list(cluster.check(chosen)) if has_cluster else []
+    findings = list(cluster.check(chosen)) if has_cluster else []
     if chosen.is_for_ray:
         from kinetic._backends.ray import checks as ray_checks
 
-        found += ray_checks.check(chosen)
+        findings += ray_checks.check(chosen)
         if chosen.store.startswith("ray+"):
-            return found  # Its store server may not have started yet.
+            return findings  # Its store server may not have started yet.
     if has_cluster or "://" in chosen.store:
-        found += probes.access(chosen.store, has_cluster=has_cluster, pods_store=chosen.pod_store)
-    return found
+        findings += probes.access(
+            chosen.store, has_cluster=has_cluster, pods_store=chosen.pod_store
+        )
+    return findings

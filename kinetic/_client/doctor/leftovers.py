@@ -33,9 +33,9 @@ SETTLED_S = 60.0
 """Anything younger may belong to a job that is just beginning or ending."""
 UNFINISHED_S = 3600.0
 """A write that has not grown for this long is abandoned."""
-HERE = Place("local")
+LOCAL = Place("local")
 """Where jobs run on this machine."""
-_SHOWN = 3
+_NAMED_AT_MOST = 3
 _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host (\d+))?")
 
 
@@ -69,14 +69,14 @@ def probe(
         )
         for path, fault in damaged
     ]
-    here = [ref for ref in refs if ref.backend == HERE.backend]
-    ended, orphans = _find_ended(store, here, now)
+    local = [ref for ref in refs if ref.backend == LOCAL.backend]
+    ended, orphans = _find_ended(store, local, now)
     if orphans:
         text = f"{_count(len(orphans), 'job')} ended without a verdict, because the supervisor was "
         findings.append(
             warn(
                 "orphans",
-                f"{text}killed: {name_some(orphans, _SHOWN)}.",
+                f"{text}killed: {name_some(orphans, _NAMED_AT_MOST)}.",
                 "`kinetic jobs wait ID` judges one by what its hosts reported.",
             )
         )
@@ -90,18 +90,20 @@ def probe(
         findings.append(
             problem(
                 "processes",
-                f"Processes of jobs that have ended still run: {name_some(named, _SHOWN)}.",
+                f"Processes of jobs that have ended still run: {name_some(named, _NAMED_AT_MOST)}.",
                 f"kill -9 {' '.join(str(p.pid) for p in strays)}",
             )
         )
     if unfinished := list(_find_unfinished(store, now)):
         text = f"{_count(len(unfinished), 'submission')} ended before the job began: "
         remedy = "`kinetic jobs prune` removes them."
-        findings.append(warn("leftovers", f"{text}{name_some(unfinished, _SHOWN)}.", remedy))
+        findings.append(
+            warn("leftovers", f"{text}{name_some(unfinished, _NAMED_AT_MOST)}.", remedy)
+        )
     if scraps := [*_find_writes(store, now), *_find_socket_folders(now)]:
-        text = f"Temporary files that nobody uses any more: {name_some(scraps, _SHOWN)}."
+        text = f"Temporary files that nobody uses any more: {name_some(scraps, _NAMED_AT_MOST)}."
         findings.append(warn("leftovers", text, f"rm -r {' '.join(scraps)}"))
-    in_order = f"None: {_count(len(here), 'job')} of this machine, all in order."
+    in_order = f"None: {_count(len(local), 'job')} of this machine, all in order."
     return findings or [ok("leftovers", in_order)]
 
 
@@ -136,7 +138,7 @@ def _find_ended(
     store: LocalStore, refs: Sequence[JobRef], now: float
 ) -> tuple[set[str], list[str]]:
     """Return the jobs that no process runs any more, and those of them without a verdict."""
-    backend = registry.make(HERE, store)
+    backend = registry.make(LOCAL, store)
     outcomes = {ref.job_id: layout.JobKeys(ref.job_id).outcome for ref in refs}
     judged = has_many(store, list(outcomes.values()))
     open_jobs = [ref for ref in refs if outcomes[ref.job_id] not in judged]

@@ -104,11 +104,11 @@ class StoreFolder:
 
 def read_machine() -> Machine:
     """Look at what is installed, and at processors and memory."""
-    known = {"kinetic": __version__} | {name: _version(name) for name in _PACKAGES}
+    packages = {"kinetic": __version__} | {name: _version(name) for name in _PACKAGES}
     return Machine(
         sys.platform,
         tuple(sys.version_info[:3]),
-        known,
+        packages,
         available_memory_bytes(),
         _namespaces(sys.platform),
         usable_cpus(),
@@ -150,14 +150,18 @@ def list_slices() -> dict[str, int]:
 
 def read_folder(path: Path) -> StoreFolder:
     """Look at the folder of the store, or at the place for it."""
-    there = next((p for p in (path, *path.parents) if p.exists()), path)
+    existing = next((p for p in (path, *path.parents) if p.exists()), path)
     free = None
     with contextlib.suppress(OSError):
-        free = shutil.disk_usage(there).free
-    writable = os.access(there, os.W_OK | os.X_OK)
-    if there != path:
+        free = shutil.disk_usage(existing).free
+    writable = os.access(existing, os.W_OK | os.X_OK)
+    if existing != path:
         return StoreFolder(
-            str(path), exists=False, writable=writable and there.is_dir(), mode=0, free_bytes=free
+            str(path),
+            exists=False,
+            writable=writable and existing.is_dir(),
+            mode=0,
+            free_bytes=free,
         )
     facts = path.stat()
     mine, refused = facts.st_uid == os.geteuid(), privacy.fault_of(str(path), facts)
@@ -168,17 +172,17 @@ def read_folder(path: Path) -> StoreFolder:
 
 def versions(machine: Machine, *, has_cluster: bool) -> list[Finding]:
     """Check what is installed, and whether it can run jobs."""
-    shown = ".".join(map(str, machine.python[:3]))
+    text = ".".join(map(str, machine.python[:3]))
     if machine.python[:2] < OLDEST_PYTHON:
         python = problem(
             "python",
-            f"Python {shown} is too old.",
+            f"Python {text} is too old.",
             "Install Python 3.11 or later, and kinetic in it.",
         )
     else:
         python = ok(
             "python",
-            f"Python {shown}, kinetic {machine.versions.get('kinetic') or 'from its source'}.",
+            f"Python {text}, kinetic {machine.versions.get('kinetic') or 'from its source'}.",
         )
     simulates = can_simulate(machine.system)
     system = [] if simulates else [_system(machine.system, has_cluster=has_cluster)]
@@ -234,11 +238,11 @@ def _keras(versions: Mapping[str, str | None]) -> Finding:
 
 def tpu_compiler(machine: Machine, find: Callable[[], TpuCompiler] = find_compiler) -> Finding:
     """Check whether `kinetic.compile_for` and `compile_check` work here; `find` is for tests."""
-    found: TpuCompiler | PreflightError
+    compiler: TpuCompiler | PreflightError
     try:
-        found = find()
+        compiler = find()
     except PreflightError as error:
-        found = error
+        compiler = error
     check, jax = "compiler", machine.versions.get("jax")
     if (machine.system, machine.arch) != ("linux", "x86_64"):
         return ok(
@@ -246,15 +250,15 @@ def tpu_compiler(machine: Machine, find: Callable[[], TpuCompiler] = find_compil
             f"The TPU compiler runs on Linux on x86-64 only, and this is {machine.system} on "
             f"{machine.arch}. In a container: {CONTAINER}",
         )
-    if str(found) == WITHOUT_LIBTPU or jax is None:
+    if str(compiler) == WITHOUT_LIBTPU or jax is None:
         return ok(
             check,
             "The TPU compiler is not installed; only kinetic.compile_for and compile_check need "
             "it: pip install 'jax>=0.10' libtpu.",
         )
-    if isinstance(found, PreflightError):
-        return warn(check, str(found), "pip install --upgrade jax libtpu")
-    return ok(check, f"{found} compile for TPUs here, with JAX {jax}.")
+    if isinstance(compiler, PreflightError):
+        return warn(check, str(compiler), "pip install --upgrade jax libtpu")
+    return ok(check, f"{compiler} compile for TPUs here, with JAX {jax}.")
 
 
 def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:
@@ -289,18 +293,18 @@ def processors(machine: Machine, slices: Mapping[str, int]) -> Finding:
     """Say which slices the processors run reasonably fast; `slices` are hosts by name."""
     if machine.cpus is None:
         return ok("processors", "The number of processors is unknown here.")
-    shown = f"{machine.cpus} processor{'s' if machine.cpus > 1 else ''}"
+    text = f"{machine.cpus} processor{'s' if machine.cpus > 1 else ''}"
     well = _example(machine.cpus * HOSTS_PER_CPU, slices)
     return ok(
-        "processors", f"{shown}: good for slices of up to about {well}. Larger ones run, slowly."
+        "processors", f"{text}: good for slices of up to about {well}. Larger ones run, slowly."
     )
 
 
 def _example(hosts: int, slices: Mapping[str, int]) -> str:
     fitting = [name for name, needed in slices.items() if needed <= hosts]
     largest = max(fitting, key=lambda name: (slices[name], "v6e" in name), default=None)
-    shown = f"{hosts} host{'s' if hosts > 1 else ''}"
-    return shown if largest is None else f"{shown}, for example {largest} ({slices[largest]} hosts)"
+    text = f"{hosts} host{'s' if hosts > 1 else ''}"
+    return text if largest is None else f"{text}, for example {largest} ({slices[largest]} hosts)"
 
 
 def namespaces(machine: Machine) -> Finding:
@@ -351,26 +355,26 @@ def store(folder: StoreFolder, kept_in: str = "") -> list[Finding]:
         return [problem("store", f"{folder.path} cannot be {doing}.", f"Allow it, {elsewhere}")]
     if kept_in:
         other = f"jobs of your settings are kept in {kept_in}."
-        found = [ok("local store", f"{folder.path} is for jobs on this machine; {other}")]
+        findings = [ok("local store", f"{folder.path} is for jobs on this machine; {other}")]
     else:
-        made = "" if folder.exists else " (made by the first job)"
-        found = [ok("store", f"{folder.path}{made}.")]
+        note = "" if folder.exists else " (made by the first job)"
+        findings = [ok("store", f"{folder.path}{note}.")]
     if folder.exists and folder.mode & _OTHERS:
-        found.append(
+        findings.append(
             warn(
                 "permissions",
                 f"Others can look into {folder.path} (mode {folder.mode & 0o777:o}).",
                 f"chmod 700 {folder.path}",
             )
         )
-    return [*found, *_space(folder, elsewhere)]
+    return [*findings, *_space(folder, elsewhere)]
 
 
 def _space(folder: StoreFolder, elsewhere: str) -> list[Finding]:
     free = folder.free_bytes
     if free is None:
         return []
-    shown = f"{free / 2**30:.1f} GiB are free where jobs are stored."
+    text = f"{free / 2**30:.1f} GiB are free where jobs are stored."
     remedy = f"Free some (`kinetic jobs prune` removes old jobs), {elsewhere}"
     if free < NOTHING_BYTES:
         return [
@@ -381,7 +385,7 @@ def _space(folder: StoreFolder, elsewhere: str) -> list[Finding]:
                 remedy,
             )
         ]
-    return [warn("space", shown, remedy) if free < LITTLE_BYTES else ok("space", shown)]
+    return [warn("space", text, remedy) if free < LITTLE_BYTES else ok("space", text)]
 
 
 def zygote(machine: Machine, environ: dict[str, str], *, enabled: bool) -> Finding:
@@ -404,9 +408,9 @@ def zygote(machine: Machine, environ: dict[str, str], *, enabled: bool) -> Findi
 
 def configuration(settings_fault: str, profiles_fault: str, profile: str | None) -> list[Finding]:
     """Check settings and profiles; faults are messages, "" for none."""
-    found = []
+    findings = []
     if settings_fault:
-        found.append(
+        findings.append(
             problem(
                 "settings",
                 settings_fault,
@@ -414,22 +418,22 @@ def configuration(settings_fault: str, profiles_fault: str, profile: str | None)
             )
         )
     if profiles_fault:
-        found.append(
+        findings.append(
             problem(
                 "profiles",
                 profiles_fault,
                 "No command that needs settings works until the file is mended.",
             )
         )
-    if not found:
-        found.append(
+    if not findings:
+        findings.append(
             ok(
                 "settings",
                 "Readable; "
                 f"{f'profile {profile} is in use' if profile else 'no profile is in use'}.",
             )
         )
-    return found
+    return findings
 
 
 def variables(misspelt: Mapping[str, str]) -> list[Finding]:
