@@ -150,12 +150,13 @@ def _check_distant(plan: Plan, secrets: Mapping[str, str]) -> None:
 
             cloud.check(data.source, is_dir=data.is_dir, may_be_empty=data.writable)
         elif data.source.startswith(HUB):
-            from kinetic._config import settings
-            from kinetic._datasets import hub_check
+            token = secrets.get("HF_TOKEN", "")
+            if plan.place.is_cluster and not token and plan.place.has_complete_image:
+                continue  # The image may have a token of its own.
+            from kinetic._datasets import hub
 
-            variables = settings.variables()
-            login = hub_check.login(plan, secrets, variables)
-            hub_check.check(data.source, login, variables)
+            is_anonymous = plan.place.is_cluster and not token
+            hub.check(data.source, token=None if is_anonymous else token)
 
 
 def ref_of(plan: Plan, store_uri: str) -> JobRef:

@@ -1,6 +1,7 @@
 """Declared data of the Hugging Face hub: the only door to `huggingface_hub` and `datasets`.
 
-In: an hf:// URI, on a host. Out: a folder with its content.
+In: an hf:// URI. Out: on a host, a folder with its content; before a job is created, an error if
+the hub does not have it.
 
 Where the job's environment has the `datasets` package, the folder is what `save_to_disk` writes, to
 be read with `datasets.load_from_disk`. Otherwise it has the files of the repository as they are,
@@ -18,6 +19,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +27,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from kinetic._datasets import cached_copy
-from kinetic.errors import KineticError, NotFound, StoreError
+from kinetic.errors import KineticError, NotFound, StoreError, UsageError
 
 _REQUIRED = (
     "{source} needs the package {package} on the host. Add {name} to the requirements of the "
@@ -33,11 +35,49 @@ _REQUIRED = (
 )
 ANSWER_S = 20.0
 """How long the hub may take to accept a connection, and to send more."""
+_CHECK_S = 5.0
+_VALID_S = 60.0
+"""How long an answer is reused, for the jobs of a batch."""
+_checked: dict[tuple[str, str | None], float] = {}
 _SILENT = (
     "{} could not be read: the hub did not answer within {:g} s. Submit the job again when it "
     "does, or set HF_ENDPOINT on the hosts to a mirror that they reach."
 )
 _CHILD = "import sys; sys.path.append({!r}); from kinetic._datasets import hub; hub.main()"
+
+
+def check(source: str, *, token: str | None, answer_s: float = _CHECK_S) -> None:
+    """Refuse a data set that the hub does not have, if `huggingface_hub` is installed here. What
+    this machine cannot find out is left to the hosts.
+
+    Args:
+        source: the URI.
+        token: of the hub; "" for what this machine is logged in with, None for no login at all.
+        answer_s: how long the hub may be silent.
+
+    Raises:
+        UsageError: there is no such data set or revision, or it is private.
+    """
+    key = (source, token)
+    if find_spec("huggingface_hub") is None:
+        return
+    if time.monotonic() - _checked.get(key, -_VALID_S) < _VALID_S:
+        return
+    try:
+        request = _request(source, False if token is None else token, answer_s)
+        # Splits and configurations need `datasets`, on hosts only.
+        _run_in_child("resolve", request | {"split": "", "config_name": ""})
+    except NotFound as error:
+        raise UsageError(f"kinetic.Data({source!r}): {error}") from error
+    except StoreError:
+        return
+    _checked[key] = time.monotonic()
+
+
+def _request(source: str, token: str | bool, answer_s: float) -> dict[str, Any]:
+    name, _, query = source.removeprefix("hf://").partition("?")
+    request = {"source": source, "repo": name, "token": token, "answer_s": answer_s}
+    return request | dict(parse_qsl(query))
 
 
 def provide(
@@ -61,28 +101,26 @@ def provide(
         NotFound: there is no such data set or revision, or it is private.
         StoreError: it cannot be read, or the host's disk does not take it.
     """
-    name, _, query = source.removeprefix("hf://").partition("?")
-    asked: dict[str, Any] = {"source": source, "repo": name, "token": token}
-    asked |= {"trusts_code": trusts_code, "answer_s": answer_s, **dict(parse_qsl(query))}
-    found = _run_in_child("resolve", asked)
-    key = f"{source}\0{found['commit']}\0{found['saved']}\0{trusts_code}"
+    request = _request(source, token, answer_s) | {"trusts_code": trusts_code}
+    resolved = _run_in_child("resolve", request)
+    key = f"{source}\0{resolved['commit']}\0{resolved['saved']}\0{trusts_code}"
 
     def fill(dest: str) -> None:
         for folder, _, _ in os.walk(dest):  # of one that was cut off
             Path(folder).chmod(0o700)
-        _run_in_child("fetch", asked | found | {"dest": dest})
+        _run_in_child("fetch", request | resolved | {"dest": dest})
         _protect(dest)
 
     digest = hashlib.sha256(key.encode()).hexdigest()
     return cached_copy.provide_as(root, digest, fill, source=source)
 
 
-def _run_in_child(act: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _run_in_child(act: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Do it in another process; return its answer."""
     own = str(Path(__file__).resolve().parents[2])
     child = subprocess.run(
         [sys.executable, "-P", "-c", _CHILD.format(own)],
-        input=json.dumps({"act": act, **asked}),
+        input=json.dumps({"act": act, **request}),
         capture_output=True,
         text=True,
         check=False,
@@ -92,7 +130,7 @@ def _run_in_child(act: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(said)
     except ValueError as error:
         last = (child.stderr.strip() or f"exit code {child.returncode}").splitlines()[-1]
-        raise StoreError(f"{asked['source']} could not be read: {last}") from error
+        raise StoreError(f"{request['source']} could not be read: {last}") from error
     if "error" in answer:
         raise (NotFound if answer["missing"] else StoreError)(answer["error"])
     return answer
@@ -110,16 +148,16 @@ def _protect(dest: str) -> None:
 
 def main() -> None:
     """Read a request from stdin, do it, and write one line of JSON."""
-    asked = json.loads(sys.stdin.read())
-    _limit_waits(asked["answer_s"])
+    request = json.loads(sys.stdin.read())
+    _limit_waits(request["answer_s"])
     try:
-        answer = {"resolve": _resolve, "fetch": _fetch}[asked["act"]](asked)
+        answer = {"resolve": _resolve, "fetch": _fetch}[request["act"]](request)
     except KineticError as error:
         answer = {"error": str(error), "missing": isinstance(error, NotFound)}
     except Exception as error:  # noqa: BLE001  whatever these packages raise is shown
-        text = f"{asked['source']} could not be read: {type(error).__name__}: {error}"
+        text = f"{request['source']} could not be read: {type(error).__name__}: {error}"
         if _is_silence(error):
-            text = _SILENT.format(asked["source"], asked["answer_s"])
+            text = _SILENT.format(request["source"], request["answer_s"])
         answer = {"error": text, "missing": False}
     sys.stdout.write(f"\n{json.dumps(answer)}\n")
 
@@ -146,48 +184,48 @@ def _limit_waits(limit_s: float) -> None:
     socket.socket.settimeout = settimeout  # type: ignore[method-assign, assignment]
 
 
-def _resolve(asked: dict[str, Any]) -> dict[str, Any]:
+def _resolve(request: dict[str, Any]) -> dict[str, Any]:
     """The revision's current commit, and whether `datasets` is there to save it."""
-    source = asked["source"]
+    source = request["source"]
     if find_spec("huggingface_hub") is None:
         package, name = "huggingface_hub", "huggingface_hub"
         raise StoreError(_REQUIRED.format(source=source, package=package, name=name))
     saved = find_spec("datasets") is not None
-    if not saved and (asked.get("split") or asked.get("config_name")):
+    if not saved and (request.get("split") or request.get("config_name")):
         raise StoreError(
             _REQUIRED.format(source=source, package="datasets", name="datasets")
-            + f" Without it, hf://{asked['repo']} gives the files of the repository as they are."
+            + f" Without it, hf://{request['repo']} gives the files of the repository as they are."
         )
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    api = HfApi(token=asked["token"] or None)
+    api = HfApi(token=None if request["token"] == "" else request["token"])
     try:
-        info = api.dataset_info(asked["repo"], revision=asked.get("revision"))
+        info = api.dataset_info(request["repo"], revision=request.get("revision"))
     except RevisionNotFoundError as error:
         raise NotFound(
-            f"hf://{asked['repo']} has no revision {asked.get('revision')!r}. Check its name."
+            f"hf://{request['repo']} has no revision {request.get('revision')!r}. Check its name."
         ) from error
     except RepositoryNotFoundError as error:
         raise NotFound(
-            f"There is no data set hf://{asked['repo']}, or it is private. Check its name; for a "
+            f"There is no data set hf://{request['repo']}, or it is private. Check its name; for a "
             "private one pass your token with secrets=['HF_TOKEN']."
         ) from error
     return {"commit": info.sha, "saved": saved}
 
 
-def _fetch(asked: dict[str, Any]) -> dict[str, Any]:
-    dest = Path(asked["dest"])
-    token = asked["token"] or None
-    if asked["saved"]:
+def _fetch(request: dict[str, Any]) -> dict[str, Any]:
+    dest = Path(request["dest"])
+    token = request["token"] or None
+    if request["saved"]:
         import datasets
 
-        trust = {"trust_remote_code": True} if asked["trusts_code"] else {}
+        trust = {"trust_remote_code": True} if request["trusts_code"] else {}
         loaded = datasets.load_dataset(
-            asked["repo"],
-            asked.get("config_name"),
-            split=asked.get("split"),
-            revision=asked["commit"],
+            request["repo"],
+            request.get("config_name"),
+            split=request.get("split"),
+            revision=request["commit"],
             token=token,
             **trust,
         )
@@ -198,9 +236,9 @@ def _fetch(asked: dict[str, Any]) -> dict[str, Any]:
     from huggingface_hub import snapshot_download
 
     snapshot_download(
-        asked["repo"],
+        request["repo"],
         repo_type="dataset",
-        revision=asked["commit"],
+        revision=request["commit"],
         local_dir=dest,
         token=token,
     )

@@ -28,7 +28,6 @@ OWN = ("cryptography>=42", "grpcio>=1.80", "setproctitle>=1.3.3", "xxhash>=3.5")
 OWN_FOR_BUCKETS = ("google-cloud-storage>=3.0",)
 ORBAX, ORBAX_FOR_BUCKETS = ("orbax-checkpoint", "orbax"), "gcsfs"
 """What Orbax needs to read and write a bucket, which none of its packages brings along."""
-_PYPI = "pypi"
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,7 @@ def _list_index_options(
 ) -> Iterator[str]:
     """Yield an option for each index from which hosts may need a package.
 
-    uv and Poetry take from an explicit index only the packages that name it. Installers have no
+    uv takes from an explicit index only the packages that name it. Installers have no
     such option: if one of these packages is needed, the index is given for all of them, last.
 
     Args:
@@ -220,10 +219,7 @@ def _list_index_options(
         UsageError: an index is on this machine, or its address holds a password.
     """
     pinned = {*workspace.list_pins(names), *project.list_pins(names)}
-    found = [
-        *_list_uv(find_table(workspace.content, "tool", "uv"), pinned),
-        *_list_poetry(find_table(workspace.content, "tool", "poetry"), pinned),
-    ]
+    found = [*_list_uv(find_table(workspace.content, "tool", "uv"), pinned)]
     if project.file != workspace.file:
         own = find_table(project.content, "tool", "uv").get("index", ())
         found += [_option(each) for each in own if each.get("name") in pinned]
@@ -247,29 +243,6 @@ def _list_uv(table: Mapping[str, Any], pinned: Collection[str]) -> Iterator[str]
     yield from (
         _option(each) for each in others if each.get("explicit") and each.get("name") in pinned
     )
-
-
-def _list_poetry(table: Mapping[str, Any], pinned: Collection[str]) -> Iterator[str]:
-    """Yield the options of `[[tool.poetry.source]]`. PyPI counts unless there is another default
-    or primary source; https://python-poetry.org/docs/repositories/#package-sources."""
-    by_rank: dict[str, list[str]] = {"default": [], "primary": [], "explicit": [], "": []}
-    has_pypi = False
-    for each in table.get("source", ()):
-        rank = _find_rank(each)
-        if each["name"].lower() == _PYPI:
-            has_pypi = rank in ("default", "primary")
-        elif rank != "explicit" or each["name"] in pinned:
-            by_rank.get(rank, by_rank[""]).append(each["url"])
-    main = [*by_rank["primary"], *by_rank["default"]]
-    if main and not has_pypi:
-        yield f"--index-url {main.pop()}"
-    for url in (*main, *by_rank[""], *by_rank["explicit"]):
-        yield f"--extra-index-url {url}"
-
-
-def _find_rank(source: Mapping[str, Any]) -> str:
-    older = "default" if source.get("default") else "secondary" if source.get("secondary") else ""
-    return str(source.get("priority") or older or "primary").lower()
 
 
 def _option(index: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The requirements of a pyproject.toml: standard, from dependency groups, or of Poetry.
+"""The requirements of a pyproject.toml: standard ones, and from dependency groups.
 
 In: the file, with the choices in its `[tool.kinetic]`. Out: lines as of a requirements.txt.
 """
@@ -14,10 +14,8 @@ from typing import Any
 from kinetic._core.values import dataclass
 from kinetic._source import requirements_txt
 from kinetic._source.editable import Package
-from kinetic._source.requirements_txt import find_name, is_for_hosts, normalize_name
+from kinetic._source.requirements_txt import find_name, normalize_name
 from kinetic.errors import UsageError
-
-_PARTS = re.compile(r"\s*,\s*|(?<=[\w.*])\s+(?=[<>=!~^])")
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,10 @@ class Pyproject:
     @property
     def has_dependencies(self) -> bool:
         """Whether it says what it depends on."""
-        project, of_poetry = self._table("project"), self._table("tool", "poetry")
+        project = self._table("project")
         declared = {"dependencies", "optional-dependencies"} & project.keys()
         dynamic = "dependencies" in project.get("dynamic", ())
-        return bool(
-            declared or dynamic or of_poetry.get("dependencies") or self.extras or self.groups
-        )
+        return bool(declared or dynamic or self._is_of_poetry() or self.extras or self.groups)
 
     def read_lines(self, editable: Collection[Package]) -> Iterator[str]:
         """Yield what the project asks for.
@@ -63,16 +59,29 @@ class Pyproject:
             UsageError: hosts cannot install it.
         """
         project = self._table("project")
+        if self._is_of_poetry():
+            raise UsageError(
+                f"{self.file}: kinetic does not read what [tool.poetry] says of dependencies and "
+                "their sources. Write a requirements.txt beside it: `poetry export -o "
+                "requirements.txt`; or move them to [project], as Poetry 2 has them, and sources "
+                "to [[tool.uv.index]]."
+            )
         if "dependencies" in project:
             yield from self._check_lines(project["dependencies"], editable)
         elif "dependencies" in project.get("dynamic", ()):
             yield from self._read_dynamic(editable)
-        else:
-            yield from self._check_lines(self._list_poetry(None), editable)
         for extra in self.extras:
             yield from self._check_lines(self._list_extra(extra), editable)
         for group in self.groups:
             yield from self._check_lines(self._list_group(group), editable)
+
+    def _is_of_poetry(self) -> bool:
+        """Whether dependencies, or where they come from, are in tables that only Poetry reads."""
+        poetry = self._table("tool", "poetry")
+        named = set(poetry.get("dependencies", ())) - {"python"}
+        is_standard = "dependencies" in self._table("project")
+        sources = (source.get("name", "").lower() for source in poetry.get("source", ()))
+        return bool(named and not is_standard) or any(name != "pypi" for name in sources)
 
     def list_pins(self, names: Collection[str]) -> Iterator[str]:
         """Yield the names of the indexes from which hosts take these packages."""
@@ -80,12 +89,6 @@ class Pyproject:
             index = self._find_source(name).get("index")
             if index:
                 yield index
-        of_poetry = self._table("tool", "poetry")
-        groups = self._table("tool", "poetry", "group").values()
-        for table in (of_poetry, *groups):
-            for name, given in table.get("dependencies", {}).items():
-                if normalize_name(name) in names:
-                    yield from _list_poetry_sources(given)
 
     def _check_lines(self, texts: Iterable[str], editable: Collection[Package]) -> Iterator[str]:
         """Yield requirements with their sources of `[tool.uv.sources]`."""
@@ -122,18 +125,10 @@ class Pyproject:
         for each in [files] if isinstance(files, str) else files:
             yield from requirements_txt.read_lines(self.file.parent / each, editable)
 
-    def _list_poetry(self, names: Collection[str] | None) -> Iterator[str]:
-        where = f"{self.file}, [tool.poetry.dependencies]"
-        table = self._table("tool", "poetry", "dependencies")
-        return _list_poetry(where, table, names)
-
     def _list_extra(self, name: str, around: tuple[str, ...] = ()) -> Iterator[str]:
         """An extra, with those of the project itself that it names."""
         known = self._table("project", "optional-dependencies")
-        of_poetry = {} if known else self._table("tool", "poetry", "extras")
-        key = self._find_key(name, known or of_poetry, "extra")
-        if key in of_poetry:
-            yield from self._list_poetry(of_poetry[key])
+        key = self._find_key(name, known, "extra")
         for text in known.get(key, ()) if key not in around else ():
             if self.name and find_name(text) == self.name:
                 asked = requirements_txt.read_requirement(str(self.file), text)
@@ -144,14 +139,10 @@ class Pyproject:
 
     def _list_group(self, name: str, around: tuple[str, ...] = ()) -> Iterator[str]:
         """A dependency group, with those that it includes."""
-        known = {**self._table("tool", "poetry", "group"), **self._table("dependency-groups")}
+        known = self._table("dependency-groups")
         key = self._find_key(name, known, "group")
         if key in around:
             raise UsageError(f"{self.file}: the group {key!r} includes itself.")
-        if isinstance(known[key], dict):
-            table = known[key].get("dependencies", {})
-            yield from _list_poetry(f"{self.file}, group {key}", table, table)
-            return
         for each in known[key]:
             if isinstance(each, str):
                 yield each
@@ -214,91 +205,11 @@ def find_table(content: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     return content
 
 
-def _list_poetry(
-    where: str, table: Mapping[str, Any], names: Collection[str] | None = None
-) -> Iterator[str]:
-    """Yield the requirements of a table of Poetry's, in standard notation.
-
-    Those of these names, or else those that are not optional.
-
-    Raises:
-        UsageError: there is no standard notation for one of them.
-    """
-    wanted = None if names is None else set(map(normalize_name, names))
-    for name, given in table.items():
-        for each in given if isinstance(given, list) else [given]:
-            about = {"version": each} if isinstance(each, str) else each
-            is_wanted = (
-                normalize_name(name) in wanted if wanted is not None else not about.get("optional")
-            )
-            if is_wanted and name.lower() != "python":
-                yield _translate_requirement(where, name, about)
-
-
-def _list_poetry_sources(given: Any) -> Iterator[str]:
-    """Yield the names of the sources that a dependency has on hosts."""
-    for each in given if isinstance(given, list) else [given]:
-        if isinstance(each, dict) and "source" in each:
-            is_elsewhere = each.get("platform", "linux") != "linux"
-            if not is_elsewhere and is_for_hosts(each.get("markers", "")):
-                yield each["source"]
-
-
 def _find_source(about: Mapping[str, Any]) -> str:
-    """Return where a package comes from, as a requirement ends, if not from an index. uv's tables
-    of sources have the same keys."""
+    """Return where a package comes from, as a requirement ends, if not from an index."""
     if "git" in about:
         revision = next((about[key] for key in ("rev", "tag", "branch") if key in about), "")
         return f" @ git+{about['git']}" + (f"@{revision}" if revision else "")
     if "url" in about:
         return f" @ {about['url']}"
     return f" @ file:{about.get('path', '.')}" if {"path", "workspace"} & about.keys() else ""
-
-
-def _translate_requirement(where: str, name: str, about: Mapping[str, Any]) -> str:
-    extras = f"[{','.join(about['extras'])}]" if about.get("extras") else ""
-    versions = translate_versions(where, name, str(about.get("version", "*")))
-    text = f"{name}{extras}{_find_source(about) or versions}"
-    markers = [about["markers"]] if "markers" in about else []
-    if "python" in about:
-        wanted = translate_versions(where, "python", about["python"])
-        markers += [_python_marker(each) for each in wanted.split(",") if each]
-    if "platform" in about:
-        markers.append(f"sys_platform == '{about['platform']}'")
-    if len(markers) > 1:
-        markers = [" and ".join(f"({each})" for each in markers)]
-    return " ; ".join([text, *markers])
-
-
-def _python_marker(wanted: str) -> str:
-    operator, version = re.match(r"([<>=!~]+)(.+)", wanted).groups()  # type: ignore[union-attr]
-    variable = "python_full_version" if version.count(".") > 1 else "python_version"
-    return f"{variable} {operator} '{version}'"
-
-
-def translate_versions(where: str, name: str, text: str) -> str:
-    """Return a version constraint of Poetry as a specifier of PEP 440: "^1.2" as ">=1.2,<2".
-
-    Raises:
-        UsageError: there is no such specifier.
-    """
-    if "|" in text:
-        raise UsageError(
-            f"{where}: the versions of {name} are alternatives ({text}), which installers on hosts "
-            "do not know. Write one range."
-        )
-    return ",".join(filter(None, (_translate_clause(part) for part in _PARTS.split(text.strip()))))
-
-
-def _translate_clause(part: str) -> str:
-    operator, version = re.match(r"([\^~<>=!]*)\s*(.*)", part).groups()  # type: ignore[union-attr]
-    if version in ("*", ""):
-        return ""
-    if operator not in ("^", "~"):
-        return f"{operator or '=='}{version}"
-    release = [int(each) for each in re.match(r"v?([\d.]*\d)", version)[1].split(".")]  # type: ignore[index]
-    last = len(release) - 1
-    place = next((i for i, each in enumerate(release) if each), last)
-    if operator == "~":
-        place = min(1, last)
-    return f">={version},<{'.'.join(map(str, [*release[:place], release[place] + 1]))}"

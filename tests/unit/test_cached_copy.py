@@ -103,6 +103,21 @@ def test_without_hard_links_files_are_copied(store, tree, monkeypatch):
     assert (files / "large").stat().st_nlink == 1
 
 
+def test_of_very_many_files_the_first_are_looked_at(store, tree, monkeypatch):
+    monkeypatch.setattr(cached_copy, "_MOST_SEALED", 2)
+    cached_copy.provide(store, tree, cached_copy.root_of(store))
+    walk, seen = cached_copy._walk, []
+
+    def counting(top):
+        for item in walk(top):
+            seen.append(item)
+            yield item
+
+    monkeypatch.setattr(cached_copy, "_walk", counting)
+    assert contents(cached_copy.provide(store, tree, cached_copy.root_of(store))) == WHOLE
+    assert len(seen) == 2
+
+
 @pytest.mark.parametrize("how", ["write", "add", "remove", "replace", "retarget"])
 def test_a_changed_copy_is_made_again(store, tree, how):
     files = cached_copy.provide(store, tree, cached_copy.root_of(store))

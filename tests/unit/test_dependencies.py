@@ -10,10 +10,8 @@ import tomllib
 import dependency_cases
 import pytest
 from dependency_cases import INSTALLED, OWN, ROOT, found, options, texts, write
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
-from kinetic._source import dependencies, pyproject
+from kinetic._source import dependencies
 from kinetic._source.dependencies import Declared, find, for_hosts, of_kinetic
 from kinetic._source.editable import Package
 from kinetic.errors import UsageError
@@ -254,31 +252,6 @@ def test_every_index_of_uv_is_passed_on(project):
 
 
 @pytest.mark.parametrize(
-    ("sources", "expected"),
-    [
-        ([("corp", "")], ["--index-url https://corp/simple"]),
-        ([("corp", ""), ("PyPI", "")], ["--extra-index-url https://corp/simple"]),
-        (
-            [("corp", "supplemental"), ("named", "explicit"), ("other", "explicit")],
-            ["--extra-index-url https://corp/simple", "--extra-index-url https://named/simple"],
-        ),
-        (
-            [("one", "primary"), ("main", "default")],
-            ["--index-url https://main/simple", "--extra-index-url https://one/simple"],
-        ),
-    ],
-)
-def test_sources_of_poetry_are_passed_on(project, sources, expected):
-    table = '[tool.poetry.dependencies]\nlib = [{version = "^1", source = "named"}]\n'
-    for name, priority in sources:
-        url = "" if name == "PyPI" else f'url = "https://{name}/simple"\n'
-        rank = f'priority = "{priority}"\n' if priority else ""
-        table += f'[[tool.poetry.source]]\nname = "{name}"\n{url}{rank}'
-    write(project, "pyproject.toml", table)
-    assert options(project) == expected
-
-
-@pytest.mark.parametrize(
     ("file", "text"),
     [
         ("pyproject.toml", '[project]\ndependencies = []\n[tool.uv]\nindex-url = "{}"\n'),
@@ -307,76 +280,32 @@ def test_dynamic_dependencies(project):
 # -- Poetry ----------------------------------------------------------------------------------------
 
 
-def test_a_project_of_poetry(project):
+@pytest.mark.parametrize(
+    "table",
+    [
+        '[tool.poetry.dependencies]\npython = "^3.11"\nnumpy = "^1.26"\n',
+        '[project]\ndependencies = ["numpy"]\n'
+        '[[tool.poetry.source]]\nname = "corp"\nurl = "https://corp/simple"\n',
+    ],
+)
+def test_tables_that_only_poetry_reads_are_refused(project, table):
+    """Hosts would lack packages, or take them from another index."""
+    write(project, "pyproject.toml", table)
+    with pytest.raises(UsageError, match=r"poetry export -o requirements\.txt"):
+        found(project)
+    write(project, "requirements.txt", "numpy==1.26\n")
+    assert texts(project) == ["numpy==1.26"]
+
+
+def test_a_project_of_poetry_2(project):
     write(
         project,
         "pyproject.toml",
-        """
-[tool.poetry.dependencies]
-python = "^3.11"
-numpy = "^1.26"
-torch = {version = "~2.1", extras = ["a", "b"], python = "<3.13", platform = "linux"}
-wandb = {version = "*", optional = true}
-lib = {git = "https://github.com/a/lib.git", rev = "abc"}
-both = [{version = "1.0", markers = "os_name == 'nt'"}, {version = "2.0", python = ">=3.11,<4"}]
-[tool.poetry.extras]
-log = ["wandb"]
-[tool.poetry.group.eval.dependencies]
-tabulate = ">=0.9 <1.0"
-[tool.kinetic]
-extras = ["log"]
-groups = ["eval"]
-""",
+        '[project]\ndependencies = ["numpy (>=1.26,<2)"]\n'
+        '[tool.poetry.dependencies]\npython = "^3.11"\nnumpy = {source = "PyPI"}\n'
+        '[[tool.poetry.source]]\nname = "PyPI"\n',
     )
-    assert texts(project) == [
-        "numpy>=1.26,<2",
-        "torch[a,b]>=2.1,<2.2 ; (python_version < '3.13') and (sys_platform == 'linux')",
-        "lib @ git+https://github.com/a/lib.git@abc",
-        "both==1.0 ; os_name == 'nt'",
-        "both==2.0 ; (python_version >= '3.11') and (python_version < '4')",
-        "wandb",
-        "tabulate>=0.9,<1.0",
-    ]
-    for text in texts(project):
-        Requirement(text)
-
-
-@pytest.mark.parametrize(
-    ("poetrys", "allowed", "not_allowed"),
-    [
-        ("^1.2.3", ["1.2.3", "1.9"], ["1.2.2", "2.0"]),
-        ("^0.2.3", ["0.2.3", "0.2.9"], ["0.3.0"]),
-        ("^0.0.3", ["0.0.3"], ["0.0.4"]),
-        ("^0.0", ["0.0.9"], ["0.1"]),
-        ("^0", ["0.9"], ["1.0"]),
-        ("^1", ["1.9"], ["2.0"]),
-        ("^1.0b2", ["1.0"], ["2.0"]),
-        ("~1.2.3", ["1.2.9"], ["1.3"]),
-        ("~1.2", ["1.2.9"], ["1.3"]),
-        ("~1", ["1.9"], ["2.0"]),
-        ("~=1.2", ["1.9"], ["2.0"]),
-        ("1.2.*", ["1.2.7"], ["1.3"]),
-        ("1.2", ["1.2"], ["1.2.1"]),
-        ("*", ["9"], []),
-        (">=1.2, !=1.5 <2", ["1.4"], ["1.5", "2.0"]),
-        (">= 1.2", ["1.2"], ["1.1"]),
-    ],
-)
-def test_versions_of_poetry(poetrys, allowed, not_allowed):
-    ours = SpecifierSet(pyproject.translate_versions("here", "x", poetrys))
-    assert [v for v in allowed if v not in ours] == []
-    assert [v for v in not_allowed if v in ours] == []
-
-
-def test_what_poetry_can_say_and_hosts_cannot_install(project):
-    with pytest.raises(UsageError, match="alternatives"):
-        pyproject.translate_versions("here", "x", "^1 || ^2")
-    write(project, "pyproject.toml", '[tool.poetry.dependencies]\nlib = {path = "../lib"}\n')
-    with pytest.raises(UsageError, match=r"lib @ file:\.\./lib is on this machine"):
-        found(project)
-    table = '[tool.poetry.dependencies]\nnumpy = "*"\nlib = {path = "../lib", optional = true}\n'
-    write(project, "pyproject.toml", table)
-    assert texts(project) == ["numpy"], "nobody chose it"
+    assert texts(project) == ["numpy (>=1.26,<2)"]
 
 
 # -- what hosts get --------------------------------------------------------------------------------

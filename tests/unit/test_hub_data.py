@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -16,8 +17,14 @@ pytest.importorskip("huggingface_hub")
 
 from importlib.util import find_spec
 
+from laptop_fakes import FakeBackend, plan, planned
+
+from kinetic._client import submission
+from kinetic._core.place import Place
+from kinetic._core.plan import Blob, Dataset
 from kinetic._datasets import cached_copy, hub
-from kinetic.errors import NotFound, StoreError
+from kinetic._store.local import LocalStore
+from kinetic.errors import NotFound, StoreError, UsageError
 
 COMMIT = "ab" * 20
 FILES = {"README.md": b"# images", "data/train.csv": b"a,b\n1,2\n"}
@@ -136,6 +143,51 @@ def test_what_is_not_there_is_named(endpoint, tmp_path):
         hub.provide("hf://owner/none", root=tmp_path)
     with pytest.raises(NotFound, match="no revision 'v9'"):
         hub.provide("hf://owner/images?revision=v9", root=tmp_path)
+
+
+# Before a job is created
+
+
+def test_what_is_not_there_is_refused_before_the_job(endpoint):
+    hub._checked.clear()
+    for _ in range(3):
+        hub.check("hf://owner/images?revision=main&split=train", token="hf_mine")
+    requests = [line for line in endpoint.asked if REPO in line]
+    assert requests == [f"GET {REPO}/revision/main"], "an answer is reused"
+    assert endpoint.tokens == {"Bearer hf_mine"}
+    for source, why in {"none": "no data set", "images?revision=v9": "no revision 'v9'"}.items():
+        with pytest.raises(UsageError, match=why):
+            hub.check(f"hf://owner/{source}", token="")
+
+
+def test_hosts_without_a_login_are_stood_for_by_none(endpoint, monkeypatch):
+    hub._checked.clear()
+    monkeypatch.setenv("HF_TOKEN", "hf_of_this_machine")
+    hub.check("hf://owner/images", token=None)
+    assert endpoint.tokens == {""}
+    hub.check("hf://owner/images", token="")
+    assert endpoint.tokens == {"", "Bearer hf_of_this_machine"}
+
+
+def test_what_this_machine_cannot_find_out_is_left_to_the_hosts(endpoint, monkeypatch):
+    hub._checked.clear()
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    hub.check("hf://owner/none", token="")
+    monkeypatch.setattr(hub, "find_spec", lambda _: None)
+    monkeypatch.setattr(hub, "_run_in_child", None)
+    hub.check("hf://owner/none", token="")
+
+
+def test_nothing_is_written_for_data_that_is_not_there(endpoint, tmp_path):
+    hub._checked.clear()
+    payload = b"payload"
+    about = plan(payload=Blob("ab" * 32, len(payload)), place=Place("gke"))
+    data = (Dataset(source="hf://owner/none", is_dir=True),)
+    shipped = planned(dataclasses.replace(about, data=data), payload)
+    store = LocalStore(tmp_path / "store")
+    with pytest.raises(UsageError, match="it is private"):
+        submission.submit(shipped, FakeBackend(store), store)
+    assert not (tmp_path / "store").exists()
 
 
 @without_datasets
