@@ -154,7 +154,7 @@ def test_what_is_not_there_is_refused_before_the_job(endpoint):
         hub.check("hf://owner/images?revision=main&split=train", token="hf_mine")
     requests = [line for line in endpoint.asked if REPO in line]
     assert requests == [f"GET {REPO}/revision/main"], "an answer is reused"
-    assert endpoint.tokens == {"Bearer hf_mine"}
+    assert "Bearer hf_mine" in endpoint.tokens
     for source, why in {"none": "no data set", "images?revision=v9": "no revision 'v9'"}.items():
         with pytest.raises(UsageError, match=why):
             hub.check(f"hf://owner/{source}", token="")
@@ -166,7 +166,7 @@ def test_hosts_without_a_login_are_stood_for_by_none(endpoint, monkeypatch):
     hub.check("hf://owner/images", token=None)
     assert endpoint.tokens == {""}
     hub.check("hf://owner/images", token="")
-    assert endpoint.tokens == {"", "Bearer hf_of_this_machine"}
+    assert "Bearer hf_of_this_machine" in endpoint.tokens
 
 
 def test_what_this_machine_cannot_find_out_is_left_to_the_hosts(endpoint, monkeypatch):
