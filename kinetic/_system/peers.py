@@ -1,7 +1,5 @@
-"""Which user is at the other end of a loopback TCP connection: only the owner of a job may attach
-to its debugger.
-
-In: connected sockets. Out: whether they belong to this user.
+"""Name the user at the other end of a loopback TCP connection: only the owner of a job may attach
+to its debugger. Whoever is not known is not let in.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from typing import Any
 
 _NO_INODE = "0"
 """Of a socket that its owner has closed: the kernel then reports root as its owner."""
+_TABLES = {socket.AF_INET: "/proc/net/tcp", socket.AF_INET6: "/proc/net/tcp6"}
 
 
 def is_own(connection: socket.socket) -> bool:
@@ -24,24 +23,32 @@ def is_own(connection: socket.socket) -> bool:
 
 def uid_of(connection: socket.socket) -> int:
     """The user at the other end of a loopback connection; -1 if unknown."""
-    own, peer = _in_hex(connection.getsockname()), _in_hex(connection.getpeername())
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+    family = connection.family
+    if family not in _TABLES:
+        return -1
+    own, peer = (
+        _in_hex(address, family) for address in (connection.getsockname(), connection.getpeername())
+    )
+    for line in Path(_TABLES[family]).read_text().splitlines()[1:]:
         fields = line.split()
         if (fields[1], fields[2]) == (peer, own) and fields[9] != _NO_INODE:
             return int(fields[7])
     return -1
 
 
-def _in_hex(address: tuple[str, int]) -> str:
-    """An address as in /proc/net/tcp."""
-    return f"{int.from_bytes(socket.inet_aton(address[0]), sys.byteorder):08X}:{address[1]:04X}"
+def _in_hex(address: tuple[str, int], family: int) -> str:
+    """An address as in the kernel's table: words of 32 bits in the order of this machine."""
+    packed = socket.inet_pton(family, address[0])
+    words = (packed[at : at + 4] for at in range(0, len(packed), 4))
+    text = "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
+    return f"{text}:{address[1]:04X}"
 
 
 def accept_own_only(listener: socket.socket) -> tuple[socket.socket, Any]:
     """Accept a connection from this user or root; close all others."""
     while True:
         connection, address = _accept(listener)
-        if connection.family != socket.AF_INET or is_own(connection):
+        if connection.family == socket.AF_UNIX or is_own(connection):
             return connection, address
         connection.close()
 

@@ -27,14 +27,19 @@ def connect_as(uid, address):
     return pid
 
 
-@pytest.fixture
-def listener():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def listener(request):
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    try:
+        listening = socket.create_server((request.param, 0), family=family)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with listening:
         yield listening
 
 
 def test_ones_own_connection(listener):
-    with socket.create_connection(listener.getsockname()) as near:
+    with socket.create_connection(listener.getsockname()[:2]) as near:
         far, _ = peers.accept_own_only(listener)
         with far:
             assert peers.uid_of(far) == os.geteuid()
@@ -44,20 +49,20 @@ def test_ones_own_connection(listener):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_somebody_else_is_hung_up_on(listener):
-    stranger = connect_as(NOBODY, listener.getsockname())
+    stranger = connect_as(NOBODY, listener.getsockname()[:2])
     accepted = []
     waiting = threading.Thread(target=lambda: accepted.append(peers.accept_own_only(listener)[0]))
     waiting.start()
     _, status = os.waitpid(stranger, 0)
     assert (status, accepted) == (0, [])
-    with socket.create_connection(listener.getsockname()):
+    with socket.create_connection(listener.getsockname()[:2]):
         waiting.join()
         accepted[0].close()
 
 
 def test_who_has_hung_up_is_nobody(listener):
     """The kernel would say root, also of a stranger."""
-    socket.create_connection(listener.getsockname()).close()
+    socket.create_connection(listener.getsockname()[:2]).close()
     far, _ = listener.accept()
     with far:
         assert not peers.is_own(far)
