@@ -73,7 +73,7 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
 
 def find_price(chosen: Settings, topology: Topology) -> Price | None:
     """Return what a slice costs by these settings; None where that is not known."""
-    return price_of(topology, chosen.zone or "", chosen.prices)
+    return price_of(topology, chosen.prices)
 
 
 def find_flags() -> dict[str, str]:

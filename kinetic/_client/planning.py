@@ -393,13 +393,14 @@ def _cost(options: Options, settings: Settings, place: Place) -> Cost | None:
         UsageError: it must be known, because it is limited.
     """
     topology = options.topology
-    price = prices.price_of(topology, place.zone, settings.prices)
+    price = prices.price_of(topology, settings.prices)
     stands_in = settings.pod_simulated if place.is_cluster else topology.kind != "cpu"
     if price is None:
         if options.budget_usd is not None and place.is_cluster:
+            kind = topology.family + (prices.SPOT if topology.spot else "")
             raise UsageError(
                 f"budget= needs to know what {topology.name} costs, and no list price is known "
-                f"here: set KINETIC_PRICES={topology.family}=DOLLARS, for one chip and hour."
+                f"here: set KINETIC_PRICES={kind}=DOLLARS, for one chip and hour."
             )
         return None
     return Cost(price.usd_per_hour * options.most_slices, price.origin, stands_in)

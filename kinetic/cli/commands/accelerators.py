@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kinetic._core.accelerators.prices import Price, price_of
+from kinetic._core.accelerators.prices import SPOT, Price, price_of
 from kinetic._core.accelerators.topology import Topology
 from kinetic.cli import output
 from kinetic.cli.lazy import complete_with
@@ -41,9 +41,8 @@ _HELP = """List the accelerators that jobs can ask for.
 
 FILTER is a part of a name, or any name that `--accelerator` takes.
 
-Prices are list prices of one slice: in the region of --zone or of the profile in use, or in the
-first one that has the accelerator; see KINETIC_PRICES for your own. --json says which, and where
-each is from.
+Prices are list prices of one slice, in the first region that has the accelerator; see
+KINETIC_PRICES for your own, also of preemptible machines. --json says where each is from.
 
 With --live, list what the node pools of a cluster have now, busy or not; pools that are scaled to
 zero are not shown. Where jobs go to a Ray cluster, list what its nodes have.
@@ -65,7 +64,7 @@ Examples:
 @click.option("--live", is_flag=True, help="List what a cluster has.")
 @click.option("--cluster", help="The cluster; by default the configured one.")
 @click.option("--project", help="The project of the cluster.")
-@click.option("--zone", help="The zone of the cluster, or of the prices.")
+@click.option("--zone", help="The zone of the cluster.")
 @click.argument(
     "words", metavar="[FILTER]", required=False, shell_complete=complete_with("accelerators")
 )
@@ -83,6 +82,8 @@ def accelerators(words: str | None, as_json: bool, live: bool, **place: str | No
     else:
         cells, width = [_cells(row, chosen) for row in rows], output.width() or _WIDE
         left_out = [name for name, least in _LEFT_OUT.items() if width < least]
+        if not any(name.endswith(SPOT) for name in chosen.prices):
+            left_out.append("SPOT")
         output.table(_COLUMNS, cells, left_out=left_out, right=_NUMBERS, cut=_COLUMNS[-1])
         priced = [price for row in rows for price in _prices(row, chosen).values() if price]
         for source in dict.fromkeys(price.source for price in priced if price.source):
@@ -127,7 +128,7 @@ def _find_rows(words: str | None) -> tuple[Topology, ...]:
 
 def _prices(row: Topology, settings: Settings) -> dict[str, Price | None]:
     return {
-        name: price_of(replace(row, spot=spot), settings.zone or "", settings.prices)
+        name: price_of(replace(row, spot=spot), settings.prices)
         for name, spot in (("on_demand", False), ("spot", True))
     }
 
