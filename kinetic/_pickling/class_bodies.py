@@ -41,7 +41,7 @@ def complete(
     state = state | _list_repeated(cls)
     if typing.is_typeddict(cls):
         bases = (typing.TypedDict,) if bases == (dict,) else bases
-    elif _is_struct(cls):
+    elif type(cls).__name__ == "StructMeta" and type(cls).__module__.startswith("msgspec"):
         metaclass = _find_struct_maker(cls)
     elif "__slots__" in vars(cls) and typing.NamedTuple not in bases:
         # cloudpickle sets the attribute later, when it has no effect.
@@ -82,12 +82,6 @@ def _list_repeated(cls: type) -> dict[str, Any]:
         if name not in _MADE_WITH_A_CLASS
         and any(vars(base).get(name, _NONE) is value for base in cls.__bases__)
     }
-
-
-def _is_struct(cls: type) -> bool:
-    """Whether this is a `msgspec.Struct`, which has its slots from its fields."""
-    kind = type(cls)
-    return kind.__name__ == "StructMeta" and kind.__module__.startswith("msgspec")
 
 
 def _find_struct_maker(cls: Any) -> Callable[..., type]:

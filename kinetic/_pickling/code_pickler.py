@@ -44,12 +44,6 @@ def _reduce_type_parameter(obj: Any) -> Any:
     return type(obj), (obj.__name__,)
 
 
-def _reduce_new_type(obj: Any) -> Any:
-    is_ours = obj.__module__ in MAIN
-    parts = obj.__name__, obj.__supertype__, obj.__module__
-    return (unpickler.new_type, parts) if is_ours else obj.__reduce__()
-
-
 def _reduce_alias(obj: Any) -> Any:
     """Of `type Name = …` (PEP 695), which may name itself: its value comes after it."""
     if obj.__module__ not in MAIN:
@@ -79,7 +73,11 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
         (obj.func, obj.attrname),
     ),  # has a lock
     _CACHED: lambda obj: (unpickler.lru_cached, (obj.__wrapped__, obj.cache_parameters())),
-    typing.NewType: _reduce_new_type,
+    typing.NewType: lambda obj: (
+        (unpickler.new_type, (obj.__name__, obj.__supertype__, obj.__module__))
+        if obj.__module__ in MAIN
+        else obj.__reduce__()
+    ),
     getattr(typing, "TypeAliasType", _Absent): _reduce_alias,
     typing.ParamSpec: _reduce_type_parameter,
     typing.TypeVarTuple: _reduce_type_parameter,

@@ -69,11 +69,11 @@ class Diagnosis:
             where += f": its part {self.path} is {with_article(self.type_name)}"
         elif f"({self.type_name})" not in self.component:
             where += f": it is {with_article(self.type_name)}"
-        if _too_deep(cause):
+        if isinstance(cause, RecursionError) or "recursion" in str(cause).lower():
             advice = _FLATTEN
         elif isinstance(cause, MemoryError):
             advice = _TOO_LARGE
-        elif _is_spread(cause):
+        elif isinstance(cause, RuntimeError) and "non-addressable" in str(cause):
             advice = _GATHER if self.returned else _GATHER_FIRST
         else:
             advice = (
@@ -153,7 +153,9 @@ def _bisect_items(items: Sequence[Any], attempt: Attempt) -> Iterator[tuple[str,
 def _of_used(thing: Any, component: str, attempt: Attempt, visited: set[int]) -> Diagnosis | None:
     """Follow the failure through functions, classes and modules to the variable that holds it; None
     for a circle."""
-    thing = _find_function(thing)
+    inner = find_wrapped(thing)
+    if isinstance(inner, FunctionType) and not isinstance(thing, FunctionType | type):
+        thing = inner  # A decorator has put it into an object.
     if id(thing) in visited or len(visited) > _MOST:
         return None
     visited.add(id(thing))
@@ -167,22 +169,6 @@ def _of_used(thing: Any, component: str, attempt: Attempt, visited: set[int]) ->
     if circle or isinstance(thing, FunctionType | ModuleType | type):
         return None if circle else Diagnosis(component, type(thing).__name__)
     return of_value(thing, component, attempt=attempt)
-
-
-def _find_function(thing: Any) -> Any:
-    """Return the function that a decorator has put into an object."""
-    inner = find_wrapped(thing)
-    is_object = isinstance(inner, FunctionType) and not isinstance(thing, FunctionType | type)
-    return inner if is_object else thing
-
-
-def _is_spread(error: BaseException) -> bool:
-    """Whether it is JAX's refusal to fetch an array of which other hosts hold parts."""
-    return isinstance(error, RuntimeError) and "non-addressable" in str(error)
-
-
-def _too_deep(error: BaseException) -> bool:
-    return isinstance(error, RecursionError) or "recursion" in str(error).lower()
 
 
 def _advice(type_name: str, *, returned: bool) -> str:

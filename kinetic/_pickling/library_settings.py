@@ -153,7 +153,10 @@ def read() -> list[LoggingState | AbslState | KerasState]:
         if type(logger) in _KINDS and name.partition(".")[0] != _OURS
     )
     changed = tuple(state for state in read_all if state is not None)
-    return [LoggingState(changed), *_read_absl(), *_read_keras()]
+    absl: Any = sys.modules.get("absl.logging")
+    verbosity = _ABSL_DEFAULT if absl is None else absl.get_verbosity()
+    of_absl = [] if verbosity == _ABSL_DEFAULT else [AbslState(verbosity)]
+    return [LoggingState(changed), *of_absl, *_read_keras()]
 
 
 def _read_logger(name: str, logger: logging.Logger) -> LoggerState | None:
@@ -188,12 +191,6 @@ def _read_handler(handler: logging.Handler) -> HandlerState | None:
                 return HandlerState(name, handler.level)
             return HandlerState(name, handler.level, (formatter._fmt, formatter.datefmt, style))
     return None
-
-
-def _read_absl() -> list[AbslState]:
-    absl = sys.modules.get("absl.logging")
-    verbosity = _ABSL_DEFAULT if absl is None else absl.get_verbosity()
-    return [] if verbosity == _ABSL_DEFAULT else [AbslState(verbosity)]
 
 
 def _read_keras() -> list[KerasState]:

@@ -92,8 +92,7 @@ def classify(shipped: Shipped) -> LoadedModules:
     places = _places(shipped, uninstalled)
     in_tree = manifest.files_among(shipped.manifest, places.values()) if places else set()
     by_value, edited, imported = [], [], []
-    folders = functools.cache(lambda: _list_folders_elsewhere(shipped))
-    elsewhere = functools.cache(lambda top: _is_found_elsewhere(top, folders()))
+    elsewhere = functools.cache(lambda top: _is_found_elsewhere(top, shipped.python_path))
     for module, file in uninstalled:
         name = module.__name__
         if places.get(name) in in_tree:
@@ -193,32 +192,23 @@ def _places(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict
             if f"{real(above)}/{last}" == own:
                 # On a host, the standard library's module of this name may be loaded already.
                 if top not in sys.stdlib_module_names:
-                    places[name] = _inside(own, root) or entry + inner
+                    is_inside = own.startswith(f"{root}/")
+                    places[name] = own[len(root) + 1 :] if is_inside else entry + inner
                 break
             if _is_module(f"{root}/{entry}{top}"):
                 break  # Another module of this name comes first.
     return places
 
 
-def _inside(path: str, root: str) -> str:
-    return path[len(root) + 1 :] if path.startswith(f"{root}/") else ""
-
-
 def _is_module(stem: str) -> bool:
     return os.path.isfile(f"{stem}.py") or os.path.isfile(f"{stem}/__init__.py")
 
 
-def _list_folders_elsewhere(shipped: Shipped) -> list[str]:
-    """Return the folders from which a host's interpreter imports by itself: those of PYTHONPATH,
-    and those that `.pth` files name."""
-    named = (*shipped.python_path.split(os.pathsep), *editable.pth_entries())
-    return [os.path.realpath(folder) for folder in named if folder]
-
-
-def _is_found_elsewhere(top: str, folders: Sequence[str]) -> bool:
-    """Whether the host's interpreter finds the module by itself: in one of these folders, or by an
-    editable installation."""
-    if any(_is_module(f"{folder}/{top}") for folder in folders):
+def _is_found_elsewhere(top: str, python_path: str) -> bool:
+    """Whether the host's interpreter finds the module by itself: in a folder of PYTHONPATH, in one
+    that a `.pth` file names, or by an editable installation."""
+    folders = (*python_path.split(os.pathsep), *editable.pth_entries())
+    if any(_is_module(f"{os.path.realpath(folder)}/{top}") for folder in folders if folder):
         return True
     for finder in sys.meta_path:
         # Build backends name the finders of editable installations so.

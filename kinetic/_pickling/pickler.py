@@ -333,11 +333,12 @@ def _find_needed_module(func: FunctionType) -> ModuleType | None:
         return None
     if module.__name__ in MAIN or is_by_value(module.__name__):
         return None
-    needs_it = sets_globals(func) or any(map(_is_state, list_globals(func).values()))
-    return module if needs_it else None
-
-
-def _is_state(value: object) -> bool:
-    return not isinstance(
-        value, ModuleType | FunctionType | type | str | bytes | int | float | complex | None
-    ) and not (callable(value) and hasattr(value, "__module__") and hasattr(value, "__qualname__"))
+    plain = ModuleType | FunctionType | type | str | bytes | int | float | complex | None
+    has_state = any(
+        not isinstance(value, plain)
+        and not (
+            callable(value) and hasattr(value, "__module__") and hasattr(value, "__qualname__")
+        )
+        for value in list_globals(func).values()
+    )
+    return module if has_state or sets_globals(func) else None
