@@ -26,7 +26,8 @@ HAS_LAZY_ANNOTATIONS = sys.version_info >= (3, 14)
 there for type checkers."""
 MOST_DECORATORS = 32
 SHELL = "the notebook's shell"
-_LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")
+_LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+_STORES = ("STORE_GLOBAL", "DELETE_GLOBAL")
 
 
 def walk_code(code: CodeType) -> Iterator[CodeType]:
@@ -48,19 +49,21 @@ def list_closed_over(func: FunctionType) -> dict[str, Any]:
 
 def list_globals(func: FunctionType) -> dict[str, Any]:
     """Return the globals that a function names, also in functions and bodies of classes in it."""
-    names = {
-        step.argval
-        for code in walk_code(func.__code__)
-        for step in dis.get_instructions(code)
-        if step.opname in _LOADS
-    }
-    return {name: func.__globals__[name] for name in sorted(names & func.__globals__.keys())}
+    names, _ = _read_global_names(func.__code__)
+    return {name: func.__globals__[name] for name in names if name in func.__globals__}
 
 
 def sets_globals(func: FunctionType) -> bool:
-    """Return whether a function assigns to a global."""
-    steps = (step for code in walk_code(func.__code__) for step in dis.get_instructions(code))
-    return any(step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for step in steps)
+    """Return whether a function assigns to a global, or deletes one."""
+    return _read_global_names(func.__code__)[1]
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_global_names(code: CodeType) -> tuple[tuple[str, ...], bool]:
+    """Return the globals that code names, and whether it sets one."""
+    steps = [step for inner in walk_code(code) for step in dis.get_instructions(inner)]
+    names = {step.argval for step in steps if step.opname in (*_LOADS, *_STORES)}
+    return tuple(sorted(names)), any(step.opname in _STORES for step in steps)
 
 
 def read_annotations(obj: FunctionType | type) -> dict[str, Any]:
