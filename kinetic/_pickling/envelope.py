@@ -156,6 +156,11 @@ def why_not_rebuilt(error: BaseException, theirs: Versions, ours: Versions) -> s
             f" The variable {error} is not set here: name it in env= or capture_env_vars= of "
             "@kinetic.run."
         )
+    elif isinstance(error, TypeError) and "__init_subclass__" in str(error):
+        what += (
+            " A class of a script is made here from its parts, without the arguments of its "
+            "statement: put it into a module of the project."
+        )
     elif theirs != ours:
         what += " The versions differ: install the same ones on both sides."
     return what if theirs == ours else f"{what} Made with {_text(theirs)}; here is {_text(ours)}."

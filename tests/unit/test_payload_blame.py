@@ -6,6 +6,7 @@ import functools
 import sys
 import threading
 import types
+from typing import Any
 
 import payload_cases
 import pytest
@@ -249,6 +250,19 @@ def test_a_missing_variable_is_named_with_how_to_set_it():
     told = "variable 'KINETIC_TEST_MODEL' is not set here: name it in env= or capture_env_vars="
     with pytest.raises(SetupFailed, match=told):
         call.unpack(pack(double, ReadsVariable()).data)
+
+
+def test_a_class_that_needs_arguments_of_its_statement_is_said_to_belong_into_a_module(
+    monkeypatch,
+):
+    library: Any = types.ModuleType("blame_library")
+    text = "class Plugin:\n    def __init_subclass__(cls, kind): pass\n"
+    exec(text, vars(library))
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    space: dict[str, Any] = {"__name__": "__main__", "Plugin": library.Plugin}
+    exec("class First(Plugin, kind='first'): pass\ndef use(): return First\n", space)
+    with pytest.raises(SetupFailed, match="put it into a module of the project"):
+        call.unpack(pack(space["use"]).data)
 
 
 def test_importing_loads_no_vendor():
