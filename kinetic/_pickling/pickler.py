@@ -28,7 +28,13 @@ from typing import Any, BinaryIO
 from kinetic._pickling import enums, registries, unpickler, upstream
 from kinetic._pickling.code_pickler import CodePickler, find_named, find_renamed, is_by_value
 from kinetic._pickling.origin import MAIN
-from kinetic._pickling.uses import MOST_DECORATORS, find_wrapped, list_globals, sets_globals
+from kinetic._pickling.uses import (
+    MOST_DECORATORS,
+    find_wrapped,
+    list_annotated,
+    list_globals,
+    sets_globals,
+)
 
 _OF_HOSTS = (("os", "environ"), ("random", "_inst"), ("numpy.random.mtrand", "_rand"))
 """Values that are the host's own, by module and name."""
@@ -205,13 +211,13 @@ class CallPickler(CodePickler):
         return CallPickler(file, self._namespace)
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
-        """Send globals as well that only the body of a class in the function uses: cloudpickle
-        finds those that functions use."""
+        """Send globals as well that only the body of a class in the function uses, or annotations
+        that are text: cloudpickle finds those that functions use."""
         module = _find_own(func)
         if module is not None and is_by_value(module.__name__):
             self._copy_namespace(module)
         make, args, (attributes, slots), *rest = super()._dynamic_function_reduce(func)
-        slots["__globals__"] = list_globals(func) | slots["__globals__"]
+        slots["__globals__"] = list_annotated(func) | list_globals(func) | slots["__globals__"]
         return make, args, (attributes, slots), *rest
 
     def _copy_namespace(self, module: ModuleType) -> Any:

@@ -6,9 +6,11 @@ In: live objects, whose own code is not run. Out: what is pickled along with the
 
 from __future__ import annotations
 
+import ast
 import dis
 import functools
 import sys
+import typing
 from collections.abc import Iterator
 from contextlib import suppress
 from types import (
@@ -80,6 +82,37 @@ def read_annotations(obj: FunctionType | type) -> dict[str, Any]:
         except Exception:  # noqa: BLE001 - it is the user's code
             continue
     return {}
+
+
+def list_annotated(func: FunctionType) -> dict[str, Any]:
+    """Return the globals that annotations name which are text: modules, classes and the like. The
+    `__init__` of a dataclass has the annotations of its fields."""
+    names: set[str] = set()
+    parts = list(read_annotations(func).values())
+    for part in parts:  # Grows during the loop.
+        if isinstance(part, str):
+            new_names, texts = _parse_annotation(part)
+            names |= new_names
+            parts += texts
+        elif isinstance(part, typing.ForwardRef):
+            parts.append(part.__forward_arg__)
+        else:
+            parts += typing.get_args(part)
+    values = {name: func.__globals__.get(name) for name in sorted(names)}
+    is_sent = ModuleType | type
+    return {n: v for n, v in values.items() if isinstance(v, is_sent) or callable(v)}
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse_annotation(text: str) -> tuple[set[str], list[str]]:
+    """Return the names in an annotation, and the text in it."""
+    try:
+        nodes = list(ast.walk(ast.parse(text, mode="eval")))
+    except (SyntaxError, ValueError):
+        return set(), []
+    constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    texts = [value for value in constants if isinstance(value, str)]
+    return {node.id for node in nodes if isinstance(node, ast.Name)}, texts
 
 
 def find_wrapped(obj: Any) -> Any:

@@ -166,3 +166,39 @@ print(*[type(a) is type(b) for a, b in zip(here, there)], Base.made, there[4:])
         "['Child'] ({'lr': 2.0}, Pair(x=3, y=2), 4, <Color.R|G: 3>, Point(x=1, y=[]), {'lr': 1.0})"
     )
     assert lines(run(tmp_path, {"main.py": main})) == [f"{'True ' * 10}{known}"]
+
+
+def test_annotations_that_are_text_can_be_evaluated(tmp_path: Path) -> None:
+    main = """
+from __future__ import annotations
+import dataclasses, inspect, typing
+from typing import TYPE_CHECKING, get_type_hints
+import kinetic
+if TYPE_CHECKING:
+    from nowhere import Thing
+
+@dataclasses.dataclass
+class Inner:
+    n: typing.Tuple[int, ...] = (1,)
+
+@dataclasses.dataclass
+class Node:
+    inner: Inner
+    parent: typing.Optional[Node] = None
+    other: "Twin" = None
+    def grow(self, by: typing.Literal[2]) -> Inner: return self.inner
+
+class Twin:
+    pass
+
+def count(node: Node, *, kind: typing.Type[Inner] = Inner): pass
+
+@kinetic.run(accelerator="cpu")
+def look(thing: Thing = None):
+    hints = [get_type_hints(each) for each in (Node, Node.grow)]
+    return hints, str(inspect.signature(count, eval_str=True))
+
+here, there = look.local(), look()
+print(here == there, here[0] == there[0])
+"""
+    assert lines(run(tmp_path, {"main.py": main})) == ["True True"]
