@@ -85,7 +85,7 @@ def warn_of_spot(options: Options) -> None:
         text = (
             "debug=True on preemptible machines: the session ends when the machine is taken away."
         )
-        warnings.warn(text, UserWarning, stacklevel=3)
+        warnings.warn(text, UserWarning, stacklevel=4)
 
 
 def _topology(before: Topology | None, given: Mapping[str, Any]) -> Topology:

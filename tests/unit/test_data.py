@@ -248,7 +248,7 @@ def test_a_link_to_another_file_is_seen(folder, cache):
 
 
 def test_data_and_source_tree_of_one_folder_are_different_things(folder, cache):
-    (folder / ".gitignore").write_text("a.txt\n")
+    (folder / ".kineticignore").write_text("a.txt\n")
     assert "a.txt" in paths_in(bundle.build_data(folder, cache_dir=cache))
     assert "a.txt" not in paths_in(bundle.build(folder, cache_dir=cache))
     assert "a.txt" in paths_in(bundle.build_data(folder, cache_dir=cache))
