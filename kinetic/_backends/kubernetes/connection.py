@@ -234,7 +234,8 @@ class HttpApi:
     def list(self, resource: Resource, selection: Selector = Selector()) -> ObjectList:  # noqa: B008
         """As in `Api`."""
         call = self._call("list", resource, namespace=selection.namespace)
-        query = {**_query(selection), "limit": str(PAGE)}
+        selectors = {"labelSelector": selection.labels, "fieldSelector": selection.fields}
+        query = {name: value for name, value in selectors.items() if value} | {"limit": str(PAGE)}
         items: list[Document] = []
         more: dict[str, str] = {}
         restarts = pages = 0
@@ -427,7 +428,11 @@ class HttpApi:
                 ) from error
             except HTTPError as error:
                 raise explain_unreachable(call, self.server, error) from error
-            self._note_clock(response.headers)
+            with contextlib.suppress(
+                KeyError, TypeError, ValueError
+            ):  # Not every answer has a date.
+                date = parsedate_to_datetime(response.headers["Date"])
+                self._ahead_s = date.timestamp() - self._clock()
             if response.status < 400:
                 try:
                     return dict(json.loads(data))
@@ -452,10 +457,6 @@ class HttpApi:
                 pools = client.rest_client.pool_manager
                 weakref.finalize(self, pools.clear).atexit = False
             return self._client
-
-    def _note_clock(self, headers: Mapping[str, str]) -> None:
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # Not every answer has a date.
-            self._ahead_s = parsedate_to_datetime(headers["Date"]).timestamp() - self._clock()
 
 
 _shared: weakref.WeakSet[HttpApi] = weakref.WeakSet()
@@ -489,11 +490,6 @@ def _start_all_anew() -> None:
 
 
 os.register_at_fork(after_in_child=_start_all_anew)
-
-
-def _query(selection: Selector) -> dict[str, str]:
-    selectors = {"labelSelector": selection.labels, "fieldSelector": selection.fields}
-    return {name: value for name, value in selectors.items() if value}
 
 
 def _leading_number(text: str) -> int:

@@ -65,8 +65,12 @@ def render(plan: Plan, settings: PodSettings) -> list[Document]:
         return [_pathways_jobset(plan, settings), _secret(plan)]
     if plan.has_head:
         workload = _elastic_jobset(plan, settings)
+    elif plan.hosts > 1:
+        workload = _jobset(plan, settings)
     else:
-        workload = _jobset(plan, settings) if plan.hosts > 1 else _job(plan, settings)
+        rules, retries = [_CODE_FAILED, *_FREE], plan.options.retries
+        spec = _job_spec(plan, settings, rules, retries, in_jobset=False)
+        workload = _workload(plan, "batch/v1", "Job", spec)
     return [workload, _secret(plan), *_claim_templates(plan, settings)]
 
 
@@ -145,17 +149,12 @@ def _admission(plan: Plan) -> dict[str, str]:
     return {QUEUE_LABEL: queue} | ({PRIORITY_LABEL: priority} if priority else {})
 
 
-def _job(plan: Plan, settings: PodSettings) -> Document:
-    spec = _job_spec(plan, settings, [_CODE_FAILED, *_FREE], plan.options.retries, in_jobset=False)
-    return _workload(plan, "batch/v1", "Job", spec)
-
-
 def _workload(plan: Plan, version: str, kind: str, spec: Document) -> Document:
     return {
         "apiVersion": version,
         "kind": kind,
         "metadata": _metadata(plan, _admission(plan)),
-        "spec": spec | {"ttlSecondsAfterFinished": _ttl_s(plan)},
+        "spec": spec | {"ttlSecondsAfterFinished": KEPT_DEBUG_S if plan.options.debug else KEPT_S},
     }
 
 
@@ -255,10 +254,6 @@ def _exclusive(plan: Plan, settings: PodSettings) -> dict[str, str]:
     """A slice of several machines has its own node pool; two slices never share one."""
     shares = plan.topology.kind != "tpu" or not plan.topology.multi_host or settings.simulated
     return {} if shares else {EXCLUSIVE: POOL_LABEL}
-
-
-def _ttl_s(plan: Plan) -> int:
-    return KEPT_DEBUG_S if plan.options.debug else KEPT_S
 
 
 def _secret(plan: Plan) -> Document:

@@ -264,7 +264,8 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
         for end in (state.get("terminated"), before.get("terminated"))
     )
     waiting = _find_waiting(status, state)
-    scheduled = _condition_of_any_status(status, "PodScheduled")
+    conditions = {c.get("type"): c for c in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled", {})
     refused = scheduled if scheduled.get("status") == "False" else {}
     disruption = condition(document, "DisruptionTarget") or {}
     stage = _stage(document, state)
@@ -373,10 +374,6 @@ def _find_waiting(status: Document, state: Document) -> Document:
         if waiting and waiting.get("reason") not in ("PodInitializing", "ContainerCreating"):
             return dict(waiting)
     return state.get("waiting") or {}
-
-
-def _condition_of_any_status(status: Document, kind: str) -> Document:
-    return next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
 
 
 def _number(text: Any) -> int:

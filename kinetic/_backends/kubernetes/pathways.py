@@ -96,7 +96,8 @@ def _build_jobset(plan: Plan, settings: PodSettings) -> dict[str, Any]:
         from pathwaysutils.experimental.gke.jobset import PathwaysJobSet
     except ImportError as error:
         raise PreflightError(MISSING) from error
-    topology = plan.topology
+    topology, elastic = plan.topology, plan.elastic_controller
+    attempts = 1 + (plan.options.retries if elastic is None else elastic.max_failures)
     workload = PathwaysJobSet(
         name=plan.job_id,
         namespace=plan.place.namespace,
@@ -104,26 +105,15 @@ def _build_jobset(plan: Plan, settings: PodSettings) -> dict[str, Any]:
         tpu_type=topology.machine_type,
         topology=topology.shape_text,
         num_slices=plan.options.most_slices,
-        max_slice_restarts=_STARTS_OF_A_WORKER * _attempts(plan),
-        elastic_slices=_slices_to_lose(plan),
+        max_slice_restarts=_STARTS_OF_A_WORKER * attempts,
+        # So many may be away at a time; a job that needs all of them may still wait for one.
+        elastic_slices=0 if elastic is None else max(elastic.most - elastic.least, 1),
         pathways_version=settings.pathways_version,
         head_pod_spec_kwargs={"node_selector": None},
     )
     workload.add_user_workload(settings.image, ["true"], name=CONTAINER)
     jobset: dict[str, Any] = workload.to_dict()
     return jobset
-
-
-def _attempts(plan: Plan) -> int:
-    elastic = plan.elastic_controller
-    return 1 + (plan.options.retries if elastic is None else elastic.max_failures)
-
-
-def _slices_to_lose(plan: Plan) -> int:
-    """How many slices may be away at a time without an end to the job. A job that needs all of them
-    may still wait for one."""
-    elastic = plan.elastic_controller
-    return 0 if elastic is None else max(elastic.most - elastic.least, 1)
 
 
 def _with_function(theirs: Document, head: Document) -> Document:

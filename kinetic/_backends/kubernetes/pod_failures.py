@@ -77,7 +77,9 @@ def why_lost(pods: Sequence[Pod]) -> JobDiagnosis | None:
     Args:
         pods: one for each host; the last version seen, if it is gone.
     """
-    lost = sorted((p for p in pods if _is_lost(p)), key=_blame)
+    lost = sorted(
+        (p for p in pods if _is_lost(p)), key=lambda p: (_rank(p), p.finished_at or "9", p.host)
+    )
     if not lost:
         return None
     first = lost[0]
@@ -88,7 +90,8 @@ def why_lost(pods: Sequence[Pod]) -> JobDiagnosis | None:
         if kind in (JobCause.HOST_FAILED, JobCause.BAD_COMMAND, JobCause.START_ERROR)
         else "was lost"
     )
-    sentence = f"{first.called.capitalize()} {verb}: {text}.{_name_others(lost[1:])}"
+    others = f" {name_pods(lost[1:]).capitalize()} ended after it." if lost[1:] else ""
+    sentence = f"{first.called.capitalize()} {verb}: {text}.{others}"
     return JobDiagnosis(kind, sentence, hopeless, hosts)
 
 
@@ -183,10 +186,6 @@ def _is_lost(pod: Pod) -> bool:
     return (pod.stage is Stage.FAILED and not was_stopped) or bool(pod.disruption) or silent
 
 
-def _blame(pod: Pod) -> tuple[int, str, int]:
-    return _rank(pod), pod.finished_at or "9", pod.host
-
-
 def _rank(pod: Pod) -> int:
     """How much a host is to blame, lower is more."""
     if pod.disruption or pod.exit_reason in ("OOMKilled", "Evicted", "StartError", *_SHUT_DOWN):
@@ -272,7 +271,3 @@ def _tail(pod: Pod) -> str:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300].rstrip(".") if lines else ""
-
-
-def _name_others(pods: Sequence[Pod]) -> str:
-    return f" {name_pods(pods).capitalize()} ended after it." if pods else ""

@@ -261,15 +261,13 @@ class SnapshotReader:
             if last is not None:
                 if self._begun_at > asked_at and all(last.covers(ref) for ref in refs):
                     return last
-                may_serve = not fresh and asked_at - self._begun_at < self._lasts_s(last)
+                busy_s = self._duration_s / BUSY_SHARE
+                lasts_s = max(FRESH_S, last.context.requests * REQUEST_S, busy_s)
+                may_serve = not fresh and asked_at - self._begun_at < lasts_s
                 if may_serve and all(r.job_id in self._created or last.covers(r) for r in refs):
                     workloads = {**self._created, **last.workloads}
                     return replace(last, workloads=workloads, is_fresh=False)
             return self._take()
-
-    def _lasts_s(self, last: ClusterSnapshot) -> float:
-        busy_s = self._duration_s / BUSY_SHARE
-        return max(FRESH_S, last.context.requests * REQUEST_S, busy_s)
 
     def _take(self) -> ClusterSnapshot:
         begun_at = self._clock()

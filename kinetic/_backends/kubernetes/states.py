@@ -94,15 +94,13 @@ def _mark_removed(workload: Document, status: Status) -> Status:
     return Status(status.phase, REMOVED, status.hosts)
 
 
-def _is_ending(workload: Document) -> bool:
-    return any(condition(workload, kind) for kind in ("FailureTarget", "SuccessCriteriaMet"))
-
-
 def _from_pods(workload: Document, pods: tuple[Pod, ...]) -> Status:
     wanted = shape_of(workload).hosts
     begun = [pod for pod in pods if pod.is_up]
     ending = [pod for pod in pods if pod.stage is Stage.FAILED or pod.is_deleting]
-    over = _is_ending(workload) or "deletionTimestamp" in metadata(workload)
+    ends = ("FailureTarget", "SuccessCriteriaMet")
+    is_removed = "deletionTimestamp" in metadata(workload)
+    over = is_removed or any(condition(workload, kind) for kind in ends)
     # a gang that has begun to end: some of its pods may be gone, but none is still starting
     broken = bool(ending) and len(begun) == len(pods)
     if over or broken or len(begun) == wanted:
@@ -110,10 +108,13 @@ def _from_pods(workload: Document, pods: tuple[Pod, ...]) -> Status:
         phase = JobStatus.PENDING if never_ran else JobStatus.RUNNING
         failed = [pod for pod in ending if pod.stage is Stage.FAILED and not pod.is_deleting]
         over = over or broken or all(pod.has_ended for pod in pods)
-        reason = _describe_failed(failed) if failed else ENDING if over else ""
+        reason = ENDING if over else ""
+        if failed:
+            reason = f"{name_pods(failed)} {'have' if len(failed) > 1 else 'has'} failed"
     else:
         phase, reason = JobStatus.PENDING, _waiting_for(workload, pods, wanted)
-    return Status(phase, reason, _hosts(pods, phase))
+    hosts = [_host(pod) for pod in pods]
+    return Status(phase, reason, tuple(h for h in hosts if h.reason or h.phase is not phase))
 
 
 def _waiting_for(workload: Document, pods: tuple[Pod, ...], wanted: int) -> str:
@@ -129,15 +130,6 @@ def _waiting_for(workload: Document, pods: tuple[Pod, ...], wanted: int) -> str:
         return WAITING
     restarts = status.get("restarts") or status.get("failed") or status.get("terminating")
     return RESTARTING if restarts else STARTING
-
-
-def _describe_failed(failed: list[Pod]) -> str:
-    return f"{name_pods(failed)} {'have' if len(failed) > 1 else 'has'} failed"
-
-
-def _hosts(pods: tuple[Pod, ...], phase: JobStatus) -> tuple[HostStatus, ...]:
-    statuses = [_host(pod) for pod in pods]
-    return tuple(h for h in statuses if h.reason or h.phase is not phase)
 
 
 def _host(pod: Pod) -> HostStatus:
