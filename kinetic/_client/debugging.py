@@ -228,10 +228,9 @@ def free_port(wanted: int = DEFAULT_PORT) -> int:
     return wanted
 
 
-def follow_call(submit: Callable[[], Any]) -> Any:
+def follow_call(submit: Callable[[], Any], abandoned: threading.Event) -> Any:
     """Submit a job, bring its debugger to this machine, and wait for the value: the function starts
-    once an editor has attached."""
-    __tracebackhide__ = True
+    once an editor has attached. The wait ends once `abandoned` is set."""
     check_terminal(
         has_terminal=bool(sys.stdin and sys.stdin.isatty()), allowed=settings.load().no_tty_debug
     )
@@ -240,7 +239,7 @@ def follow_call(submit: Callable[[], Any]) -> Any:
         # It ended before it could be debugged; its result says why.
         with contextlib.suppress(NotFound):
             stack.callback(handle.debug_attach(free_port()).terminate)
-        return handle.result(stream_logs=True)
+        return handle.call_result(abandoned)
 
 
 def check_terminal(*, has_terminal: bool, allowed: bool) -> None:

@@ -162,11 +162,12 @@ class EndWatcher:
         with self._lock:
             now = self._clock()
             due = [job for job, watched in self._jobs.items() if watched.due <= now]
+            free_signals = MOST_SIGNALS - sum(each.fd >= 0 for each in self._jobs.values())
         for job, answer in zip(due, settle(due), strict=True):
             if not isinstance(answer, Outcome | NotFound):
                 if answer is not None:
                     _log.warning("%s cannot be read at present: %s", job.ref.job_id, answer)
-                self._postpone(job)
+                free_signals -= self._postpone(job, wants_signal=free_signals > 0)
                 continue
             with self._lock:
                 watched = self._jobs.pop(job, None)
@@ -175,12 +176,13 @@ class EndWatcher:
             for call in () if watched is None else watched.calls:
                 call(job, answer)
 
-    def _postpone(self, job: AwaitedJob) -> None:
+    def _postpone(self, job: AwaitedJob, *, wants_signal: bool) -> bool:
+        """Choose when to ask for a job again; return whether its end will be signalled from now
+        on."""
         with self._lock:
-            wants_signal = sum(each.fd >= 0 for each in self._jobs.values()) < MOST_SIGNALS
             watched = self._jobs.get(job)
         if watched is None:
-            return
+            return False
         fd = job.ending_fd() if wants_signal and watched.fd < 0 else None
         with self._lock:
             if fd is not None:
@@ -190,6 +192,7 @@ class EndWatcher:
             watched.pause_s = min(watched.pause_s * SLOWER, SLOWEST_POLL_S)
             least_s = SIGNALLED_POLL_S if watched.fd >= 0 else 0.0
             watched.due = self._clock() + max(watched.pause_s, least_s)
+        return fd is not None
 
     def _run(self) -> None:
         while True:

@@ -160,7 +160,7 @@ class RemoteCallable(Generic[P, R_co]):
         if self._options.debug:
             from kinetic._client import debugging
 
-            return debugging.follow_call(submit)
+            return debugging.follow_call(submit, abandoned)
         handle = submit()
         try:
             return handle.call_result(abandoned)
