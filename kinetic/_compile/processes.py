@@ -92,7 +92,7 @@ class _Running(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Kept(Record, called="The kept report"):
+class _CacheEntry(Record, called="The kept report"):
     """A report, and the lines that its program was from."""
 
     report: CompileReport
@@ -272,7 +272,7 @@ class Compilers:
     def _read_cache(self, program: LoweredProgram) -> CompileReport | None:
         place = self._place(program)
         with contextlib.suppress(OSError, CorruptRecord):
-            entry = None if place is None else _Kept.read(files.content(place))
+            entry = None if place is None else _CacheEntry.read(files.content(place))
             if entry is not None:
                 report = rename_origins(entry.report, entry.origins, program.origins)
                 return replace(report, source=program.source)
@@ -285,7 +285,7 @@ class Compilers:
         is_whole = report.verdict is CompileVerdict.TOO_LARGE or (report.fits and not report.detail)
         if place is None or not is_whole:
             return
-        text = json.dumps(_Kept(report, program.origins).to_json()).encode()
+        text = json.dumps(_CacheEntry(report, program.origins).to_json()).encode()
         with contextlib.suppress(OSError, StoreError):
             place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             files.save(place, [text])

@@ -16,12 +16,13 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from kinetic._core.values import dataclass
-from kinetic._store import bucket_errors, inherited
+from kinetic._store import bucket_errors
 from kinetic._store.files import Sink
 from kinetic._store.transfer import Memory, ProgressStream
 from kinetic._system.distribution import make_install_command
@@ -390,7 +391,7 @@ def _connect(name: str, at_once: int) -> _Connections:
     adapter = HTTPAdapter(pool_connections=2, pool_maxsize=at_once)
     for scheme in ("https://", "http://"):
         client._http.mount(scheme, adapter)
-    inherited.close_in_forks(client._http)
+    _sessions.add(client._http)
     client._http.hooks["response"].append(_read_error)
     return _Connections(client, name)
 
@@ -433,3 +434,24 @@ def _digest_of(stream: IO[bytes]) -> str:
     while part := stream.read(1 << 20):
         digest.update(part)
     return _encode_digest(digest)
+
+
+_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _close_in_fork() -> None:
+    """Close a fork's copies of connections: urllib3 would close them when its pools are collected,
+    and by then their descriptors may belong to other files."""
+    # An error would be printed into the program's output.
+    with suppress(AttributeError, OSError, RuntimeError):
+        for session in list(_sessions):
+            for adapter in session.adapters.values():
+                pools = adapter.poolmanager.pools
+                pools.lock = threading.RLock()  # It may be held by another thread.
+                for key in list(pools.keys()):
+                    for connection in filter(None, list(pools[key].pool.queue)):
+                        connection.close()
+    _sessions.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_fork)
