@@ -234,7 +234,7 @@ def test_a_function_starts_when_pathways_has_all_chips(with_chips, tmp_path):
     cluster.wait_for(lambda: handle.status() == "RUNNING")
     assert not (tmp_path / "m").exists()
     up.touch()
-    assert handle.result(timeout=120) == ("cpu", "proxy", (1, 16, 16))
+    assert handle.result(timeout=120) == ("cpu", "proxy,cpu", (1, 16, 16))
     cluster.wait_for(lambda: is_empty(cluster))
 
 
