@@ -1,5 +1,5 @@
 """What is different in a notebook: cells have titles, and a display can change while its cell runs.
-The door to IPython, which `_pickling.origin` only asks when its cells ran.
+The door to IPython.
 
 In: names of files, drawings. Out: titles of cells; a display in the running cell. IPython is used
 only if this process has already imported it.
