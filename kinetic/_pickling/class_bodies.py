@@ -23,7 +23,10 @@ _NONE = object()
 _NOT_OF_LIBRARIES = (*MAIN, "abc", "enum", "typing")
 _SIMPLE_METADATA = (bool, int, str, type(None))
 """Of a field's metadata: whether it is static, for example."""
-_MADE_WITH_A_CLASS = ("__dict__", "__weakref__", "__module__", "__slots__", "_abc_impl")
+_MADE_WITH_A_CLASS = (
+    *("__dict__", "__weakref__", "__module__", "__slots__", "_abc_impl"),
+    *("__annotate_func__", "__annotations_cache__"),  # since Python 3.14
+)
 
 
 def complete(
