@@ -340,29 +340,23 @@ print(train(outside.Config()))
     assert lines(run(tmp_path / "project", {"main.py": main})) == ["(True, 9, False)"]
 
 
-def test_modules_with_names_of_libraries_are_one(tmp_path: Path) -> None:
+def test_a_module_with_the_name_of_a_library_is_one(tmp_path: Path) -> None:
     part = "class Part: pass\ndef make(): return Part()"
     main = """
-import kinetic, secrets, click, enum
-from secrets import Part, make
+import kinetic, click
+from click import Part, make
 
 def outer():
     return type(make()) is Part
 
 @kinetic.run(accelerator="cpu")
-def look(part, other, function):
-    import click as theirs, secrets as again
-    return (
-        type(part) is again.Part is type(again.make()),
-        type(other) is theirs.Part,
-        again.make is make,
-        function(),
-    )
+def look(part, function):
+    import click as again
+    return type(part) is again.Part is type(again.make()), again.make is make, function()
 
-print(look(Part(), click.Part(), outer))
+print(look(Part(), outer))
 """
-    files = {"secrets.py": part, "click.py": part, "main.py": main}
-    assert lines(run(tmp_path, files)) == ["(True, True, True, True)"]
+    assert lines(run(tmp_path, {"click.py": part, "main.py": main})) == ["(True, True, True)"]
 
 
 def test_a_module_that_was_edited_is_imported_as_it_is_now_and_said_so(tmp_path: Path) -> None:
