@@ -65,23 +65,23 @@ def name_text(name: str, value: object) -> str:
 
 def cluster_name(name: str, value: object) -> str | None:
     """Check the optional name of something in a cluster, which becomes a label there."""
-    found = text(name, value)
-    if found is not None and not _IN_CLUSTER.fullmatch(found):
+    cluster = text(name, value)
+    if cluster is not None and not _IN_CLUSTER.fullmatch(cluster):
         raise UsageError(
             f"{name} must be a name of at most 63 letters, digits, dots, - and _, as clusters have "
-            f"them; it is {found!r:.80}."
+            f"them; it is {cluster!r:.80}."
         )
-    return found
+    return cluster
 
 
 def local_storage(name: str, value: object) -> str | None:
     """Check an optional size of memory, and return it as clusters write it; or "multi-tier"."""
-    found = text(name, value)
-    if found in (None, MULTI_TIER):
-        return found
+    storage = text(name, value)
+    if storage in (None, MULTI_TIER):
+        return storage
     return size(
         name,
-        found,
+        storage,
         f', or "{MULTI_TIER}"',
         "`kinetic checkpoint size` tells how much a model needs.",
     )
@@ -96,14 +96,14 @@ def size(name: str, value: object, other: str = "", advice: str = "") -> str | N
         other: what else the option takes.
         advice: how to find the size.
     """
-    found = text(name, value)
-    if found is None:
+    amount = text(name, value)
+    if amount is None:
         return None
-    written = _SIZE.fullmatch(found)
+    written = _SIZE.fullmatch(amount)
     if written is None or not float(written[1]):
         raise UsageError(
             f'{name} must be a size with its unit, such as "60Gi" or "60000Mi"{other}; it is '
-            f"{found!r:.80}. {advice}".rstrip()
+            f"{amount!r:.80}. {advice}".rstrip()
         )
     return written[1] + written[2]
 
@@ -190,13 +190,13 @@ def image(name: str, value: object) -> str | None:
 
 def backend(name: str, value: object) -> str | None:
     """Check the name of a backend."""
-    found = text(name, value)
-    if found is not None and found not in BACKENDS:
-        instead = ' Use "local", which simulates the same slice.' if found == "programs" else ""
+    wanted = text(name, value)
+    if wanted is not None and wanted not in BACKENDS:
+        instead = ' Use "local", which simulates the same slice.' if wanted == "programs" else ""
         raise UsageError(
-            f"There is no backend {found!r}. Backends are: {', '.join(BACKENDS)}.{instead}"
+            f"There is no backend {wanted!r}. Backends are: {', '.join(BACKENDS)}.{instead}"
         )
-    return found
+    return wanted
 
 
 def controller(name: str, value: object) -> Controller:
@@ -204,11 +204,11 @@ def controller(name: str, value: object) -> Controller:
     return _choose(name, value, CONTROLLERS)
 
 
-def _choose(name: str, value: object, known: tuple[C, ...]) -> C:
-    for each in known:
+def _choose(name: str, value: object, choices: tuple[C, ...]) -> C:
+    for each in choices:
         if value == each:
             return each
-    *others, last = (f'"{each}"' for each in known)
+    *others, last = (f'"{each}"' for each in choices)
     raise UsageError(f"{name} must be {', '.join(others)} or {last}; it is {value!r}.")
 
 
@@ -273,19 +273,19 @@ def seconds(name: str, value: object) -> float | None:
     from kinetic._core.duration import in_seconds  # not needed where plans are only read
 
     try:
-        found = in_seconds(value)
+        duration = in_seconds(value)
     except ValueError:
         raise UsageError(f"{name}: {value!r} is not a length of time. {_DURATIONS}") from None
-    if found is None:
+    if duration is None:
         raise UsageTypeError(
             f"{name} must be a number of seconds, text or a timedelta; it is {value!r}. "
             f"{_DURATIONS}"
         )
-    if not 0 < found <= sys.float_info.max:  # also of NaN, and of numbers that no float can hold
+    if not 0 < duration <= sys.float_info.max:  # also of NaN, and of numbers that no float can hold
         raise UsageError(
             f"{name} must be more than 0 seconds and finite; it is {value}. None means no limit."
         )
-    return float(found)
+    return float(duration)
 
 
 def budget(name: str, value: object) -> float | None:
@@ -295,12 +295,12 @@ def budget(name: str, value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise UsageTypeError(f"{name} must be a number or text; it is {value!r}. {_BUDGETS}")
     try:
-        found = float(value.strip().removeprefix("$") if isinstance(value, str) else value)
+        dollars = float(value.strip().removeprefix("$") if isinstance(value, str) else value)
     except (ValueError, OverflowError):
         raise UsageError(f"{name}: {value!r} is not an amount of dollars. {_BUDGETS}") from None
-    if not 0 < found <= sys.float_info.max:  # also of NaN
+    if not 0 < dollars <= sys.float_info.max:  # also of NaN
         raise UsageError(f"{name} must be more than 0 dollars and finite; it is {value!r}.")
-    return found
+    return dollars
 
 
 def switch(name: str, value: object) -> bool:

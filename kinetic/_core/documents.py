@@ -72,8 +72,8 @@ def to_document(value: Any) -> Any:
         return value
     if isinstance(value, Enum):
         return value.value
-    if (known := getattr(kind, "__dataclass_fields__", None)) is not None:
-        return {name: to_document(getattr(value, name)) for name in known}
+    if (fields := getattr(kind, "__dataclass_fields__", None)) is not None:
+        return {name: to_document(getattr(value, name)) for name in fields}
     if isinstance(value, Mapping):
         return {key: to_document(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -83,10 +83,10 @@ def to_document(value: Any) -> Any:
 
 def drop_defaults(value: Any) -> dict[str, Any]:
     """Return the document of a value without the fields that have their defaults."""
-    known: Mapping[str, Field[Any]] = type(value).__dataclass_fields__
+    fields: Mapping[str, Field[Any]] = type(value).__dataclass_fields__
     return {
         name: to_document(getattr(value, name))
-        for name, field in known.items()
+        for name, field in fields.items()
         if getattr(value, name) != default_of(field)
     }
 
@@ -103,10 +103,10 @@ def from_document(kind: type[T], document: Any, what: str) -> T:
         CorruptRecord: it describes none.
     """
     try:
-        found: T = _reader(cast("Hashable", kind))(document)
+        parsed: T = _reader(cast("Hashable", kind))(document)
     except _WrongError as error:
         raise CorruptRecord(f"{what} is damaged: {error}.") from None
-    return found
+    return parsed
 
 
 def read(kind: Any, data: bytes, what: str) -> Any:
@@ -158,8 +158,8 @@ def _read_enum(kind: type[Enum], part: Any) -> Any:
         raise _WrongError(f"is {_shorten(part)}") from None
 
 
-def _read_literal(known: tuple[Any, ...], part: Any) -> Any:
-    if part in known:
+def _read_literal(choices: tuple[Any, ...], part: Any) -> Any:
+    if part in choices:
         return part
     raise _WrongError(f"is {_shorten(part)}")
 
@@ -175,27 +175,27 @@ def _read_any(readers: tuple[_Read, ...], part: Any) -> Any:
 
 
 def _read_items(kind: Callable[[Any], Any], item: _Read, part: Any) -> Any:
-    found, made = _list(part), []
+    parts, items = _list(part), []
     try:
-        for each in found:
-            made.append(item(each))
+        for each in parts:
+            items.append(item(each))
     except _WrongError as error:
-        error.path = f"[{len(made)}]{error.path}"
+        error.path = f"[{len(items)}]{error.path}"
         raise
-    return kind(made)
+    return kind(items)
 
 
 def _read_each(items: tuple[_Read, ...], part: Any) -> Any:
-    found = _list(part)
-    if len(found) != len(items):
-        raise _WrongError(f"has {len(found)} items, not {len(items)}")
-    return tuple(_read_at(f"[{n}]", item, found[n]) for n, item in enumerate(items))
+    parts = _list(part)
+    if len(parts) != len(items):
+        raise _WrongError(f"has {len(parts)} items, not {len(items)}")
+    return tuple(_read_at(f"[{n}]", item, parts[n]) for n, item in enumerate(items))
 
 
 def _read_mapping(key: type, value: _Read, part: Any) -> Any:
-    found = _object(part)
+    parts = _object(part)
     try:
-        return {key(name): _read_at(f".{name}", value, each) for name, each in found.items()}
+        return {key(name): _read_at(f".{name}", value, each) for name, each in parts.items()}
     except ValueError:
         raise _WrongError(f"has a key that is not of type {key.__name__}") from None
 
@@ -209,22 +209,22 @@ def _read_at(where: str, read: _Read, part: Any) -> Any:
 
 
 def _fields_reader(kind: type[Any]) -> _Read:
-    known: Mapping[str, Field[Any]] = kind.__dataclass_fields__
+    fields: Mapping[str, Field[Any]] = kind.__dataclass_fields__
     readers = [
         (name, _reader(_evaluate(kind.__module__, cast("Hashable", field.type))))
-        for name, field in known.items()
+        for name, field in fields.items()
     ]
-    needed = [name for name, field in known.items() if _is_needed(field)]
+    needed = [name for name, field in fields.items() if _is_needed(field)]
 
     def read(part: Any) -> Any:
-        found = _object(part)
+        parts = _object(part)
         for name in needed:
-            if name not in found:
+            if name not in parts:
                 raise _WrongError(f"has no {name}")
         own = {}
         for name, reader in readers:
-            if name in found:
-                own[name] = _read_at(f".{name}", reader, found[name])
+            if name in parts:
+                own[name] = _read_at(f".{name}", reader, parts[name])
         return kind(**own)
 
     return read
@@ -240,8 +240,8 @@ def _evaluate(module: str, annotation: Any) -> Any:
     takes milliseconds for a plan."""
     if not isinstance(annotation, str):
         return annotation
-    if (known := _BY_NAME.get(annotation)) is not None:
-        return known
+    if (kind := _BY_NAME.get(annotation)) is not None:
+        return kind
     # To evaluate the text itself, in a thread, would have Python forget a Ctrl-C and exit with 1.
     return eval(compile(annotation, "<annotation>", "eval"), vars(sys.modules[module]))
 

@@ -55,16 +55,16 @@ def patience_s(timeout: object) -> float:
         UsageTypeError: it is not a length of time.
     """
     try:
-        found = in_seconds(timeout)
+        patience = in_seconds(timeout)
     except ValueError:
-        found = None
-    if found is None or not found <= math.inf:
+        patience = None
+    if patience is None or not patience <= math.inf:
         raise UsageTypeError(
             'timeout must be a number of seconds, text such as "90s" or "1h30m", a timedelta, or '
             "None to wait without limit; "
             f"it is {timeout!r}."
         )
-    return float(min(found, 1e300))
+    return float(min(patience, 1e300))
 
 
 def _parts(text: str) -> list[tuple[float, str]]:

@@ -118,12 +118,12 @@ class GangEvent(NamedTuple):
 
 def parse(lines: bytes) -> list[GangEvent]:
     """Read the lines of events.jsonl, skipping damaged ones and kinds of newer versions."""
-    found = []
+    events = []
     for line in lines.splitlines():
         try:
             event = GangEvent.from_json(json.loads(line))
         except (ValueError, RecursionError):
             continue
         if event is not None:
-            found.append(event)
-    return found
+            events.append(event)
+    return events

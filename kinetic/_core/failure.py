@@ -107,8 +107,8 @@ def _add_notes(original: BaseException, evidence: Evidence, first: HostReport) -
     assert first.error is not None
     where = f"Remote traceback ({_who(evidence, first)}, {evidence.job_id})"
     if original.__traceback__ is None and first.error.traceback.startswith("Traceback"):
-        told = _shorten_lines(first.error.traceback.rstrip(), _TRACEBACK_LINES)
-        _add_note(original, f"{where}:\n{told}")
+        trace = _shorten_lines(first.error.traceback.rstrip(), _TRACEBACK_LINES)
+        _add_note(original, f"{where}:\n{trace}")
     else:  # The exception has the remote frames, if there are any: they are shown with it.
         _add_note(original, f"{where}: as above{_site(first.error.traceback)}.")
     if first.error.consequence:
@@ -121,18 +121,18 @@ def _add_notes(original: BaseException, evidence: Evidence, first: HostReport) -
 
 def _echo(evidence: Evidence, error: RemoteError) -> str:
     """Explain a broken collective for which no host is to blame."""
-    gone = [report.host for report in evidence.outcome.reports if report.ok]
-    if not gone and _TOO_FAR_APART in error.message:
+    ended = [report.host for report in evidence.outcome.reports if report.ok]
+    if not ended and _TOO_FAR_APART in error.message:
         return (
             "Between processors, JAX waits for the slowest host of a collective for 30 s when it "
             "first connects them, and no host has ended: they are too far apart. Is this machine "
             "too busy for so many hosts, or does one of them compile or load for longer?"
         )
-    if not gone:
+    if not ended:
         return "This looks like the echo of another host's end; no host reported a cause."
-    have, them = ("has", "it") if len(gone) == 1 else ("have", "them")
+    have, them = ("has", "it") if len(ended) == 1 else ("have", "them")
     return (
-        f"{name_hosts(gone)} {have} returned; the other hosts probably waited for {them} there in "
+        f"{name_hosts(ended)} {have} returned; the other hosts probably waited for {them} there in "
         "a collective."
     )
 
@@ -278,16 +278,16 @@ def _shorten(line: str) -> str:
 
 
 def _tail(evidence: Evidence, first: HostReport) -> list[str]:
-    shown = "" if first.exit.kind.of_the_job else last_lines(evidence.tail, first.host)
-    return [shown] if shown else []
+    tail = "" if first.exit.kind.of_the_job else last_lines(evidence.tail, first.host)
+    return [tail] if tail else []
 
 
 def last_lines(printed: str, host: int) -> str:
     """Return the last lines that a host has printed, as they are shown with its failure; "" if none
     says anything."""
     lines = [line[:400] for line in printed.rstrip().splitlines() if not _NOISE.search(line)]
-    shown = _indent_lines("\n".join(lines[-_TAIL_LINES:]))
-    return f"Last lines of host {host}:\n{shown}" if lines else ""
+    tail = _indent_lines("\n".join(lines[-_TAIL_LINES:]))
+    return f"Last lines of host {host}:\n{tail}" if lines else ""
 
 
 def _hint(evidence: Evidence, first: HostReport) -> str:

@@ -181,21 +181,21 @@ class Series:
         value, and one that is not a number if there is any, so that no peak is lost."""
         if len(self) <= max(most, 4):
             return self
-        kept, buckets = {0, len(self) - 1}, max(most // 2 - 1, 1)
+        indices, buckets = {0, len(self) - 1}, max(most // 2 - 1, 1)
         for number in range(buckets):
             begin = number * len(self) // buckets
-            kept |= _find_extremes(self.values, begin, (number + 1) * len(self) // buckets)
-        return self.take(sorted(kept))
+            indices |= _find_extremes(self.values, begin, (number + 1) * len(self) // buckets)
+        return self.take(sorted(indices))
 
     def take(self, indices: Iterable[int]) -> Series:
         """Return it with only these points."""
-        kept = list(indices)
+        chosen = list(indices)
         return replace(
             self,
-            steps=array("q", [self.steps[i] for i in kept]),
-            times=array("d", [self.times[i] for i in kept]),
-            values=array("d", [self.values[i] for i in kept]),
-            attempts=array("q", [self.attempts[i] for i in kept]),
+            steps=array("q", [self.steps[i] for i in chosen]),
+            times=array("d", [self.times[i] for i in chosen]),
+            values=array("d", [self.values[i] for i in chosen]),
+            attempts=array("q", [self.attempts[i] for i in chosen]),
         )
 
 
@@ -265,10 +265,10 @@ class Recording:
         order = {name: place for place, name in enumerate(names)}
         keys = sorted(self._columns, key=lambda key: (order[key[0]], key[1]))
         limits = {} if repeats else self._find_limits()
-        found = [self._join(*key, limits.get(key[0], {}), repeats=repeats) for key in keys]
+        joined = [self._join(*key, limits.get(key[0], {}), repeats=repeats) for key in keys]
         return [
             each
-            for one in found
+            for one in joined
             for each in ([one, _invert(one)] if self._tells_rate(one) else [one])
         ]
 
@@ -279,25 +279,25 @@ class Recording:
         """For each metric and attempt: the first step that a later attempt has logged."""
         first: dict[str, dict[int, float]] = {}
         for (name, _), attempts in self._columns.items():
-            known = first.setdefault(name, {})
+            steps = first.setdefault(name, {})
             for attempt, columns in attempts.items():
                 least = min(columns.steps, default=math.inf)
-                known[attempt] = min(known.get(attempt, math.inf), least)
-        for known in first.values():
+                steps[attempt] = min(steps.get(attempt, math.inf), least)
+        for steps in first.values():
             limit = math.inf
-            for attempt in sorted(known, reverse=True):
-                known[attempt], limit = limit, min(limit, known[attempt])
+            for attempt in sorted(steps, reverse=True):
+                steps[attempt], limit = limit, min(limit, steps[attempt])
         return first
 
     def _join(self, name: str, host: int, limits: Mapping[int, float], *, repeats: bool) -> Series:
         joined = _Columns()
         numbers = array("q")
         for attempt, columns in sorted(self._columns[name, host].items()):
-            kept: list[int] | slice = slice(0, len(columns.steps))
+            chosen: list[int] | slice = slice(0, len(columns.steps))
             if not repeats:
-                kept = columns.find_kept(limits.get(attempt, math.inf))
+                chosen = columns.find_kept(limits.get(attempt, math.inf))
             for to, of in zip(_arrays_of(joined), _arrays_of(columns), strict=True):
-                to.extend(of[kept] if isinstance(kept, slice) else (of[i] for i in kept))
+                to.extend(of[chosen] if isinstance(chosen, slice) else (of[i] for i in chosen))
             numbers.extend([attempt] * (len(joined.steps) - len(numbers)))
         return Series(name, host, joined.steps, joined.times, joined.values, numbers)
 

@@ -115,8 +115,8 @@ class HostReport(Record, called="The report of a host"):
 
     def add_detail(self, detail: str) -> HostReport:
         """Return the same report, with this detail."""
-        known = f"{self.detail.rstrip('.')}. " if self.detail else ""
-        return replace(self, detail=f"{known}{detail}")
+        detail_before = f"{self.detail.rstrip('.')}. " if self.detail else ""
+        return replace(self, detail=f"{detail_before}{detail}")
 
 
 class Verdict(StrEnum):
@@ -291,8 +291,8 @@ def judge_leaderless(
     if unable:
         blamed = tuple(r.host for r in unable)
         rest = [HostReport(h, Exit.STOPPED) for h in range(hosts) if h not in reported | {*blamed}]
-        known = [*reports, *unable, *rest]
-        return judge(hosts, known, blamed=blamed, reason=reason, now=now, attempt=attempt)
+        reports_now = [*reports, *unable, *rest]
+        return judge(hosts, reports_now, blamed=blamed, reason=reason, now=now, attempt=attempt)
     lost = tuple(r.host for r in others if r.exit is Exit.AGENT_LOST)
     if lost and not led and not reports:
         return judge(hosts, others, blamed=lost, reason=reason, now=now, attempt=attempt)
@@ -313,11 +313,11 @@ def judge_leaderless(
         rest = [r for r in (*reports, *others) if r.host != 0]
         made = judge(hosts, [hearsay, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
         return replace(made, given_up=why)
-    seen = next((r.detail for r in others if r.host == 0 and r.detail), "")
-    detail = seen or "The program that led the gang ended without a verdict."
+    fault = next((r.detail for r in others if r.host == 0 and r.detail), "")
+    detail = fault or "The program that led the gang ended without a verdict."
     leader = HostReport(0, Exit.AGENT_LOST, detail)
     rest = [r for r in (*reports, *others) if r.host != 0]
-    why = f"{name_of((0,), hosts)}, which led the gang, was lost" + (f": {seen}" if seen else "")
+    why = f"{name_of((0,), hosts)}, which led the gang, was lost" + (f": {fault}" if fault else "")
     return judge(hosts, [leader, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
 
 

@@ -18,11 +18,11 @@ def bytes_of(quantity: str) -> int:
 def amount_of(quantity: str) -> float:
     """Return a quantity as clusters write it, such as 60Gi or 500m, as a number; 0 if it is
     none."""
-    found = _QUANTITY.fullmatch(quantity)
-    if found is None:
+    match = _QUANTITY.fullmatch(quantity)
+    if match is None:
         return 0.0
-    unit = found[2] or ""
+    unit = match[2] or ""
     if unit == "m":
-        return float(found[1]) / 1000
+        return float(match[1]) / 1000
     base = 1024 if unit.endswith("i") else 1000
-    return float(found[1]) * float(base ** " KMGTP".index(unit[:1].upper() or " "))
+    return float(match[1]) * float(base ** " KMGTP".index(unit[:1].upper() or " "))

@@ -59,17 +59,17 @@ def wrong_keyword(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> st
     parameters = signature.parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return ""
-    known = [
+    names = [
         each.name
         for each in parameters
         if each.kind not in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)
     ]
-    wrong = next((name for name in kwargs if name not in known), None)
+    wrong = next((name for name in kwargs if name not in names), None)
     if wrong is None:
         return ""
     import difflib  # Only an error needs it.
 
-    near = difflib.get_close_matches(wrong, known, n=1)
+    near = difflib.get_close_matches(wrong, names, n=1)
     return f"got an unexpected keyword argument {wrong!r}" + (
         f" (did you mean {near[0]!r}?)" if near else ""
     )

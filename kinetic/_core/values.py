@@ -42,21 +42,21 @@ def _initializer(kind: type[Any]) -> Callable[..., None]:
     """Return the `__init__` of a class: takes its fields by position and by name."""
     fields, missing = dataclasses.fields(kind), dataclasses.MISSING
     names = tuple([each.name for each in fields])
-    known, count = frozenset(names), len(names)
+    allowed, count = frozenset(names), len(names)
     defaults = {each.name: each.default for each in fields if each.default is not missing}
     call = f"{kind.__qualname__}.__init__()"
     factories = {
         each.name: each.default_factory for each in fields if each.default_factory is not missing
     }
 
-    def init(self: Any, /, *args: Any, **given: Any) -> None:
+    def init(self: Any, /, *args: Any, **named: Any) -> None:
         state = self.__dict__
         state.update(zip(names, args))  # noqa: B905 - counted below; this is called often
-        if not given and len(args) == count:
+        if not named and len(args) == count:
             return
-        state.update(given)
-        if len(state) != len(args) + len(given) or not known.issuperset(given):
-            raise TypeError(f"{call} {_misfit(names, args, given)}")
+        state.update(named)
+        if len(state) != len(args) + len(named) or not allowed.issuperset(named):
+            raise TypeError(f"{call} {_misfit(names, args, named)}")
         if len(state) == count:
             return
         for name in names:
@@ -72,26 +72,26 @@ def _initializer(kind: type[Any]) -> Callable[..., None]:
     return init
 
 
-def _misfit(names: Sequence[str], args: Sequence[Any], given: Mapping[str, Any]) -> str:
+def _misfit(names: Sequence[str], args: Sequence[Any], named: Mapping[str, Any]) -> str:
     """What is wrong with arguments that are too many."""
     if len(args) > len(names):
         return f"takes {len(names)} values, but {len(args)} were given"
-    for name in given:
+    for name in named:
         if name not in names:
             return f"got an unexpected keyword argument {name!r}"
-    twice = [name for name in names[: len(args)] if name in given]
+    twice = [name for name in names[: len(args)] if name in named]
     return f"got multiple values for argument {twice[0]!r}"
 
 
 def _key_of(value: Any) -> tuple[Any, ...]:
-    known = type(value).__dataclass_fields__.values()
-    return tuple([getattr(value, field.name) for field in known if field.compare])
+    fields = type(value).__dataclass_fields__.values()
+    return tuple([getattr(value, field.name) for field in fields if field.compare])
 
 
 def _repr(self: Any) -> str:
-    known = type(self).__dataclass_fields__.values()
-    shown = [f"{field.name}={getattr(self, field.name)!r}" for field in known if field.repr]
-    return f"{type(self).__qualname__}({', '.join(shown)})"
+    fields = type(self).__dataclass_fields__.values()
+    parts = [f"{field.name}={getattr(self, field.name)!r}" for field in fields if field.repr]
+    return f"{type(self).__qualname__}({', '.join(parts)})"
 
 
 def _eq(self: Any, other: object) -> Any:

@@ -87,10 +87,10 @@ def _meet() -> None:
         world.wait_at_barrier("all", _LIMIT_S)
     except TimeoutError:
         try:
-            here = world.get_all("here")
+            hosts = world.get_all("here")
         except Exception:  # noqa: BLE001 - the leader is lost, and the gang knows
             return
-        if missing := [host for host in range(world.count) if str(host) not in here]:
+        if missing := [host for host in range(world.count) if str(host) not in hosts]:
             have = "has" if len(missing) == 1 else "have"
             raise UsageError(
                 f"kinetic.reform() was called on host {world.index}, and {name_hosts(missing)} "

@@ -112,16 +112,18 @@ def _by_slice(devices: Sequence[Any]) -> list[list[Any]]:
     many processes, or one process has them all, in the order of slices.
     """
     count = num_slices()
-    told = {getattr(device, "slice_index", 0) for device in devices}
-    if count > 1 and len(told) == 1:
+    indices = {getattr(device, "slice_index", 0) for device in devices}
+    if count > 1 and len(indices) == 1:
         ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
-        size, left = divmod(len(ordered), count)
-        if left:
+        size, rest = divmod(len(ordered), count)
+        if rest:
             raise UsageError(
                 f"{len(ordered)} devices are no {count} equal slices: leave devices= away."
             )
         return [ordered[start : start + size] for start in range(0, len(ordered), size)]
-    slices = [[d for d in devices if getattr(d, "slice_index", 0) == each] for each in sorted(told)]
+    slices = [
+        [d for d in devices if getattr(d, "slice_index", 0) == each] for each in sorted(indices)
+    ]
     if len({len(each) for each in slices}) != 1:
         sizes = ", ".join(str(len(each)) for each in slices)
         raise UsageError(f"The slices have {sizes} devices: a mesh needs equally many of each.")
@@ -132,10 +134,12 @@ def _fill_rest(
     option: str, axes: Mapping[str, int], total: int, noun: str, where: str = ""
 ) -> dict[str, int]:
     """The sizes with `REST` filled in."""
-    known = math.prod(size for size in axes.values() if size != REST)
+    product = math.prod(size for size in axes.values() if size != REST)
     open_ = [name for name, size in axes.items() if size == REST]
     wrong = [size for size in axes.values() if size < 1 and size != REST]
-    filled = {name: total // known if name in open_ and known else n for name, n in axes.items()}
+    filled = {
+        name: total // product if name in open_ and product else n for name, n in axes.items()
+    }
     if wrong or len(open_) > 1 or math.prod(filled.values()) != total:
         are = f"are {total} {noun}s" if total > 1 else f"is 1 {noun}"
         raise UsageError(

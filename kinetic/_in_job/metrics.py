@@ -88,15 +88,15 @@ def log(*, step: SupportsIndex, **values: SupportsFloat) -> None:
         UsageError: a name is empty, too long or not printable, or the step is negative
             or has more than 63 bits.
     """
-    now, known = _monotonic(), _log or _begin()
+    now, state = _monotonic(), _log or _begin()
     try:
         waits, has_room = False, True
         if type(step) is not int or not 0 <= step < _STEPS:
             step = _check_step(step)
             waits = type(step) is not int
         for name, value in values.items():
-            if name not in known.names:
-                has_room = known.take_name(name) and has_room
+            if name not in state.names:
+                has_room = state.take_name(name) and has_room
             kind = type(value)
             if kind is not float:
                 number = (_KINDS.get(kind) or _kind_of(name, value))(name, value)
@@ -105,19 +105,19 @@ def log(*, step: SupportsIndex, **values: SupportsFloat) -> None:
     except (UsageError, UsageTypeError) as error:
         with hide_frames:
             raise error from None
-    if known.sender is None:
-        return known.tell_outside()
+    if state.sender is None:
+        return state.tell_outside()
     if not has_room:
-        values = {name: value for name, value in values.items() if name in known.names}
-    known.sender.add(MetricRow(now, step, values, waits))
+        values = {name: value for name, value in values.items() if name in state.names}
+    state.sender.add(MetricRow(now, step, values, waits))
     return None
 
 
 def mark_step(step: int) -> None:
     """Note that a step is done, for the time that steps take; nothing outside of a job."""
-    known = _log or _begin()
-    if known.sender is not None:
-        known.sender.add(MetricRow(_monotonic(), step, {}, False))
+    state = _log or _begin()
+    if state.sender is not None:
+        state.sender.add(MetricRow(_monotonic(), step, {}, False))
 
 
 def send_now() -> None:
@@ -265,8 +265,8 @@ def _make_float(name: str, value: Any) -> float:
 
 
 def _describe(value: Any) -> str:
-    shown = repr(value)
-    return f"{a_type(value)} ({shown if len(shown) <= 40 else shown[:37] + '...'})"
+    text = repr(value)
+    return f"{a_type(value)} ({text if len(text) <= 40 else text[:37] + '...'})"
 
 
 _KINDS: dict[type, _Kind] = {int: _make_float, bool: _make_float}

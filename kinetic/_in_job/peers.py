@@ -106,10 +106,10 @@ class Alone:
     def get_all(self, folder: str) -> dict[str, str]:
         """Return what is there."""
         with self._changed:
-            said = dict(self._said)
+            texts = dict(self._said)
         return {
             key.removeprefix(f"{folder}/"): value
-            for key, value in said.items()
+            for key, value in texts.items()
             if key.startswith(f"{folder}/")
         }
 
@@ -139,8 +139,8 @@ class WorldPeers:
         room = 1 << max(int(sizes.max()) - 1, 1023).bit_length()
         own = np.zeros(room, np.uint8)
         own[: len(data)] = np.frombuffer(data, np.uint8)
-        found = np.asarray(multihost_utils.process_allgather(own)).reshape(self.count, room)
-        return [found[index, : int(size)].tobytes() for index, size in enumerate(sizes.tolist())]
+        gathered = np.asarray(multihost_utils.process_allgather(own)).reshape(self.count, room)
+        return [gathered[index, : int(size)].tobytes() for index, size in enumerate(sizes.tolist())]
 
     def broadcast(self, data: np.ndarray[Any, Any], source: int) -> np.ndarray[Any, Any]:
         """Send over the devices' network."""
@@ -173,8 +173,8 @@ class WorldPeers:
     def get_all(self, folder: str) -> dict[str, str]:
         """Ask the coordination service."""
         prefix = f"{self._name}/{folder}/"
-        found = self._client.key_value_dir_get(prefix)
-        return {str(key).removeprefix(prefix): str(value) for key, value in found}
+        entries = self._client.key_value_dir_get(prefix)
+        return {str(key).removeprefix(prefix): str(value) for key, value in entries}
 
     def forget(self, key: str) -> None:
         """Delete it in the coordination service, where that is still there."""

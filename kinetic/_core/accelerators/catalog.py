@@ -53,11 +53,13 @@ def tpu_slice(
     if is_cube(family, shape):
         # The same chips; the vendor accepts the axes in ascending order only.
         shape = tuple(sorted(shape))
-    found = [m for m in _machines_of(family, shape) if chips_per_host in (None, m.chips_per_host)]
-    if not found:
+    machines = [
+        m for m in _machines_of(family, shape) if chips_per_host in (None, m.chips_per_host)
+    ]
+    if not machines:
         return None
-    name = _tpu_name(family, shape, found[0])
-    machine = found[0]
+    name = _tpu_name(family, shape, machines[0])
+    machine = machines[0]
     return Topology(
         name, "tpu", family.name, shape, machine.chips_per_host, machine.machine_type, family.label
     )
@@ -126,16 +128,16 @@ def names() -> tuple[str, ...]:
 
 
 def _rows() -> Iterator[Topology]:
-    found = [cpu_slice(1)]
+    rows = [cpu_slice(1)]
     for family in TPUS:
         slices = [
             tpu_slice(family, shape, m.chips_per_host)
             for m in family.machines
             for shape in _shapes(m.shapes)
         ]
-        found += sorted(slices, key=lambda row: row.chips if row else 0)
-    found += [gpu_slice(family, count) for family in GPUS for count in counts(family)]
-    return (row for row in found if row is not None)
+        rows += sorted(slices, key=lambda row: row.chips if row else 0)
+    rows += [gpu_slice(family, count) for family in GPUS for count in counts(family)]
+    return (row for row in rows if row is not None)
 
 
 def _tpu_name(family: TpuFamily, shape: Shape, machine: Machines) -> str:

@@ -92,10 +92,10 @@ def price_of(topology: Topology, own: Mapping[str, float] | None = None) -> Pric
 def check_family(name: str) -> str | None:
     """Return the name of a family, or of its preemptible chips, from one of its names; None if
     there is no such family."""
-    given, spot = name.lower().removesuffix(SPOT), SPOT if name.lower().endswith(SPOT) else ""
-    given = given.removeprefix("tpu-").removeprefix("gpu-")
+    family, spot = name.lower().removesuffix(SPOT), SPOT if name.lower().endswith(SPOT) else ""
+    family = family.removeprefix("tpu-").removeprefix("gpu-")
     names = {"cpu": "cpu"} | {n: each.name for each in FAMILIES for n in (each.name, *each.aliases)}
-    return names[given] + spot if given in names else None
+    return names[family] + spot if family in names else None
 
 
 def in_usd(amount: float) -> str:

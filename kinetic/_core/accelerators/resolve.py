@@ -58,10 +58,10 @@ def resolve(name: str, *, spot: bool = False) -> Topology:
         )
     text = name.strip().lower()
     plain = text.removesuffix(SPOT)
-    found = _find(plain)
-    if isinstance(found, _Refusal):
-        raise _unknown(name, found, SPOT if plain != text else "")
-    return _as_spot(found) if spot or plain != text else found
+    topology = _find(plain)
+    if isinstance(topology, _Refusal):
+        raise _unknown(name, topology, SPOT if plain != text else "")
+    return _as_spot(topology) if spot or plain != text else topology
 
 
 def _as_spot(topology: Topology) -> Topology:
@@ -69,11 +69,11 @@ def _as_spot(topology: Topology) -> Topology:
 
 
 def _unknown(name: str, refusal: _Refusal, suffix: str) -> UnknownAccelerator:
-    shown = name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "…"
+    short = name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "…"
     nearest = [near + suffix for near in dict.fromkeys(refusal.nearest)]
     hint = f" Nearest: {', '.join(nearest)}." if nearest else ""
     message = (
-        f"There is no accelerator {shown!r}: {refusal.why}.{hint} `kinetic accelerators` lists "
+        f"There is no accelerator {short!r}: {refusal.why}.{hint} `kinetic accelerators` lists "
         "them all."
     )
     return UnknownAccelerator(message, name=name, suggestions=nearest)
@@ -106,11 +106,11 @@ def _slice_of_count(kind: str, number: int) -> Topology | _Refusal:
             f"a cpu slice has 1 to {limit} devices", ("cpu", f"cpu:{limit}")
         )
     families = catalog.preferred_families(kind)
-    found = (catalog.slice_of(family, number) for family in families)
+    candidates = (catalog.slice_of(family, number) for family in families)
     available = sorted({count for family in families for count in catalog.counts(family)})
     nearest = tuple(f"{kind}:{count}" for count in _nearest_counts(available, number))
     return next(
-        (topology for topology in found if topology),
+        (topology for topology in candidates if topology),
         _Refusal(f"no {kind} slice has that count", nearest),
     )
 

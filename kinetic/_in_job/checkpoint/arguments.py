@@ -21,22 +21,22 @@ from kinetic.errors import UsageError, UsageTypeError, a_type
 _FOLDER = "checkpoints"
 
 
-def absolute(given: str | os.PathLike[str]) -> str:
+def absolute(path: str | os.PathLike[str]) -> str:
     """Return the absolute path of a folder; a URI as it is."""
-    text = os.fspath(given)
+    text = os.fspath(path)
     return text if persistent.is_bucket(text) else str(Path(text).absolute())
 
 
-def persistent_folder(given: str | os.PathLike[str] | None) -> str:
+def persistent_folder(path: str | os.PathLike[str] | None) -> str:
     """Return the path or URI of the persistent tier.
 
     Raises:
         UsageError: there is none.
     """
-    if given is not None:
-        if not os.fspath(given):
+    if path is not None:
+        if not os.fspath(path):
             raise UsageError("directory= is empty: give the path of a folder, or a URI.")
-        return absolute(given)
+        return absolute(path)
     output = slices.read_variable("KINETIC_OUTPUT_DIR")
     if not output:
         raise UsageError(
@@ -46,14 +46,14 @@ def persistent_folder(given: str | os.PathLike[str] | None) -> str:
     return persistent.join_path(output, _FOLDER)
 
 
-def folder_in_memory(given: str | os.PathLike[str] | None, directory: str) -> Path | None:
+def folder_in_memory(path: str | os.PathLike[str] | None, directory: str) -> Path | None:
     """Return this host's folder for the local checkpoints of one training; a job may have several.
     None where no memory of the machine is kept between attempts: outside of jobs, and for the only
     process of a single controller on a cluster."""
-    told = slices.read_variable("KINETIC_LOCAL_DIR") if given is None else Path(given).absolute()
-    if not told:
+    memory = slices.read_variable("KINETIC_LOCAL_DIR") if path is None else Path(path).absolute()
+    if not memory:
         return None
-    return Path(told, _FOLDER, hashlib.sha256(directory.encode()).hexdigest()[:12])
+    return Path(memory, _FOLDER, hashlib.sha256(directory.encode()).hexdigest()[:12])
 
 
 def check_keep(
@@ -80,14 +80,14 @@ def read_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     Raises:
         UsageTypeError: one is something else.
     """
-    found = {}
+    numbers = {}
     for name, value in (metrics or {}).items():
-        here = value.addressable_data(0) if hasattr(value, "addressable_data") else value
+        content = value.addressable_data(0) if hasattr(value, "addressable_data") else value
         try:
-            found[str(name)] = float(here)
+            numbers[str(name)] = float(content)
         except (TypeError, ValueError) as error:
             raise UsageTypeError(f"metrics= takes numbers; {name!r} is {a_type(value)}.") from error
-    return found
+    return numbers
 
 
 @dataclass(frozen=True)

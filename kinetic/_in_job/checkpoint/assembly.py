@@ -111,12 +111,12 @@ class LocalRestore:
         if not leaf.dtype:
             return self._leaves_here()[number].value
         if not isinstance(like, jax.Array):
-            found = self._box(number, saved, ((0,) * len(saved.shape), saved.shape))
-            return found.astype(like.dtype, copy=False)
+            content = self._box(number, saved, ((0,) * len(saved.shape), saved.shape))
+            return content.astype(like.dtype, copy=False)
 
         def part(index: tuple[slice, ...]) -> Any:
-            found = self._box(number, saved, box(index, saved.shape))
-            return found.astype(like.dtype, copy=False)
+            content = self._box(number, saved, box(index, saved.shape))
+            return content.astype(like.dtype, copy=False)
 
         return jax.make_array_from_callback(saved.shape, like.sharding, part)
 
@@ -139,13 +139,13 @@ class LocalRestore:
         return result
 
     def _pieces(self, number: int) -> list[tuple[Region, Any]]:
-        there: list[tuple[Region, Any]] = [
+        pieces: list[tuple[Region, Any]] = [
             (part, content) for part, content in self._content.items() if part[0] == number
         ]
         if self._own is not None:
-            there += [
+            pieces += [
                 (piece.part, functools.partial(self._read_piece, piece))
                 for piece in self._own.pieces
                 if piece.leaf == number
             ]
-        return there
+        return pieces

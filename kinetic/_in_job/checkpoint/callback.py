@@ -53,13 +53,13 @@ class KerasMetrics(library.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Log what comes once per epoch."""
         of_batches = "loss", *self.model.metrics_names
-        kept = {
+        values = {
             name: value
             for name, value in (logs or {}).items()
             if not (self._each_batch and name in of_batches)
         }
-        if kept:
-            log(step=self._begin + self._done, **kept)
+        if values:
+            log(step=self._begin + self._done, **values)
 
 
 class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
@@ -119,11 +119,11 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
         model = self.model
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        found, self._step = self._checkpointer.restore(self._state(epoch=0))
-        self._epoch = int(found["epoch"])
+        state, self._step = self._checkpointer.restore(self._state(epoch=0))
+        self._epoch = int(state["epoch"])
         if self._checkpointer.restored is not None:
             for name, variables in self._variables().items():
-                for variable, value in zip(variables, found[name], strict=True):
+                for variable, value in zip(variables, state[name], strict=True):
                     variable.assign(value)
             model._initial_epoch = self._epoch  # as BackupAndRestore does: there is no other way
 

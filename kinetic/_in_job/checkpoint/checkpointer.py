@@ -171,23 +171,23 @@ class Checkpointer:
             self._local_saves.wait()
         assert self._restoring is not None  # as soon as it is open
         place = None if start_from is None else arguments.absolute(start_from)
-        found = self._restoring.restore(now, cast=cast, start_from=place)
+        saved = self._restoring.restore(now, cast=cast, start_from=place)
         if opened.local is not None and self._local_saves is not None:
-            opened.local.keep_only(None if found is None else found.whole)
+            opened.local.keep_only(None if saved is None else saved.whole)
             self._local_saves.prepare(now)
-        if found is None:
+        if saved is None:
             return state, 0
-        if found.is_start:
-            self.restored = found.restored
-            self._say(f"the training starts from {found.where}.")
-            return found.state, found.restored.step + 1
+        if saved.is_start:
+            self.restored = saved.restored
+            self._say(f"the training starts from {saved.where}.")
+            return saved.state, saved.restored.step + 1
         if data is not None:
-            positions.put_back(data, found.data, self._peers.index, self._peers.count)
-        self.restored, self._last = found.restored, found.restored.step
-        self._say(f"{_name_step(self._last)} is restored from {found.where}.")
-        if found.unfinished is not None:
-            self._finish_save(opened, found, found.unfinished.metrics)
-        return found.state, self._last + 1
+            positions.put_back(data, saved.data, self._peers.index, self._peers.count)
+        self.restored, self._last = saved.restored, saved.restored.step
+        self._say(f"{_name_step(self._last)} is restored from {saved.where}.")
+        if saved.unfinished is not None:
+            self._finish_save(opened, saved, saved.unfinished.metrics)
+        return saved.state, self._last + 1
 
     def save(
         self,
@@ -247,10 +247,10 @@ class Checkpointer:
                 step=step,
             )
         self._tell_of_first_step()
-        asked = force or requested is not None
+        is_asked = force or requested is not None
         to = {
             "local": opened.local is not None and self._cadence.is_local(step),
-            "persistent": self._cadence.is_persistent(step, asked=asked),
+            "persistent": self._cadence.is_persistent(step, asked=is_asked),
         }
         opened.persistent.check()
         if any(to.values()):
@@ -453,12 +453,12 @@ class Checkpointer:
 
     # -- the tiers ---------------------------------------------------------------------------------
 
-    def _finish_save(self, opened: Opened, found: SavedState, metrics: Any) -> None:
+    def _finish_save(self, opened: Opened, saved: SavedState, metrics: Any) -> None:
         """Save a restored step for good, as it was to be: nothing may be left to do after it."""
-        state = tree.take_apart(found.state)
+        state = tree.take_apart(saved.state)
         due = Due(next(self._numbers), self._last, state, None, metrics)
         try:
-            self._finished = self._last if self._save_for_good(opened, due, found.data) else -1
+            self._finished = self._last if self._save_for_good(opened, due, saved.data) else -1
         except CheckpointInUse:
             raise
         except CheckpointError as error:

@@ -45,8 +45,8 @@ def check_signed(record: Mapping[str, Any]) -> dict[str, Any]:
         CorruptRecord: it is another one than was signed.
     """
     rest = {name: value for name, value in record.items() if name != _NAME}
-    said = record.get(_NAME)
-    if said is not None and is_available() and said != digest_of(json.dumps(rest).encode()):
+    digest = record.get(_NAME)
+    if digest is not None and is_available() and digest != digest_of(json.dumps(rest).encode()):
         raise CorruptRecord("its record is not what was written")
     return rest
 

@@ -37,8 +37,8 @@ def metric_of(keep: Keep) -> Callable[[Any], float]:
     worst = math.inf if keep.best_is == "min" else -math.inf
 
     def of(metrics: Mapping[str, float] | None) -> float:
-        found = float((metrics or {}).get(keep.best, worst))
-        return worst if math.isnan(found) else found
+        number = float((metrics or {}).get(keep.best, worst))
+        return worst if math.isnan(number) else number
 
     return of
 
@@ -89,12 +89,12 @@ class Undamaged:
         good = [each for each in checkpoints if each.step not in self._damaged]
         newest = max((each.step for each in good), default=-1)
         stays = self._policy.should_preserve(good, context=context)
-        kept = {each.step for each, stay in zip(good, stays, strict=True) if stay}
+        staying = {each.step for each, stay in zip(good, stays, strict=True) if stay}
         stays = [
-            each.step in kept
+            each.step in staying
             or (each.step in self._damaged and (each.step > newest or self._keeps_all))
             for each in checkpoints
         ]
-        if gone := [c.step for c, stay in zip(checkpoints, stays, strict=True) if not stay]:
-            self._note_removal(gone)
+        if removed := [c.step for c, stay in zip(checkpoints, stays, strict=True) if not stay]:
+            self._note_removal(removed)
         return stays

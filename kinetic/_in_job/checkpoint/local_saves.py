@@ -141,8 +141,8 @@ class LocalSaves:
         if failed:
             self._peers.set(f"{place}/{self._peers.index}", f"{number} {failed}")
         self._peers.wait_at_barrier(f"local/{number}", opening.LIMIT_S)
-        said = {host: text.split(" ", 1) for host, text in self._peers.get_all(place).items()}
-        why = {host: words for host, (save, words) in said.items() if save == str(number)}
+        answers = {host: text.split(" ", 1) for host, text in self._peers.get_all(place).items()}
+        why = {host: words for host, (save, words) in answers.items() if save == str(number)}
         if why and not self._has_warned:
             self._has_warned = True
             host, words = min(why.items())
@@ -163,8 +163,8 @@ def of_all_hosts(hosts: Peers, name: str, position: Any) -> list[Any]:
     """Return the positions of the iterators of all hosts; empty when none was given."""
     if position is None:
         return []
-    found = [json.loads(each) for each in opening.exchange(hosts, name, json.dumps(position))]
+    values = [json.loads(each) for each in opening.exchange(hosts, name, json.dumps(position))]
     hosts.wait_at_barrier(f"{name}/read", opening.LIMIT_S)
     if hosts.index == 0:
         hosts.forget(name)
-    return found
+    return values

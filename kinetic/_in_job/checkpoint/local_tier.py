@@ -99,16 +99,16 @@ class LocalTier:
 
     def look(self) -> tuple[list[Local], dict[int, str]]:
         """Return what is committed, and what is wrong with the steps that cannot be read."""
-        there, faults = [], {}
+        committed, faults = [], {}
         for path in self._steps():
             try:
-                there.append(_read_committed(path))
+                committed.append(_read_committed(path))
             except (OSError, ValueError, CorruptRecord) as error:
                 why = str(error) if isinstance(error, CorruptRecord) else "its index is no JSON"
                 if isinstance(error, OSError):
                     why = error.strerror or why
                 faults[int(path.name)] = f"the local checkpoint {path} is damaged: {why}"
-        return there, faults
+        return committed, faults
 
     def _steps(self) -> list[Path]:
         try:
@@ -155,8 +155,8 @@ class LocalTier:
                     digesting.add(raw)
                 space[piece.offset : piece.offset + piece.size_bytes] = raw
             if digesting is not None:
-                made = zip(pieces, digesting.finish(), strict=True)
-                pieces = tuple(piece._replace(digest=digest) for piece, digest in made)
+                digested = zip(pieces, digesting.finish(), strict=True)
+                pieces = tuple(piece._replace(digest=digest) for piece, digest in digested)
         return Local(step, writer, hosts, tuple(state.leaves), pieces)
 
     def _space(self, size_bytes: int) -> Any:
@@ -171,9 +171,9 @@ class LocalTier:
         try:
             about = os.fstat(fd)
             name = (about.st_dev, about.st_ino)
-            found = self._mapped.get(name)
-            if found is not None and found.size == size_bytes == about.st_size:
-                return found
+            mapped = self._mapped.get(name)
+            if mapped is not None and mapped.size == size_bytes == about.st_size:
+                return mapped
             os.ftruncate(fd, 0)
             space = np.empty(0, np.uint8)
             if size_bytes:
@@ -243,13 +243,13 @@ class LocalTier:
     def keep_only(self, whole: CompleteStep | None) -> None:
         """Remove every step but this one, for good: what a later run writes must not be mixed with
         what an earlier one had written."""
-        kept = {
+        names = {
             str(local.step)
             for local in self.list_committed()
             if whole is not None and (local.step, local.writer) == (whole.step, whole.writer)
         }
         for path in self._steps():
-            if path.name not in kept:
+            if path.name not in names:
                 self._remove(path)
 
     def read(self, local: Local, piece: Piece) -> Any:
@@ -304,23 +304,23 @@ def _read_committed(path: Path) -> Local:
 
 
 def _fill(fd: int, size_bytes: int) -> None:
-    zeros, left = memoryview(bytes(min(size_bytes, _AT_ONCE_BYTES))), size_bytes
-    while left:
-        left -= os.write(fd, zeros[:left])
+    zeros, rest = memoryview(bytes(min(size_bytes, _AT_ONCE_BYTES))), size_bytes
+    while rest:
+        rest -= os.write(fd, zeros[:rest])
 
 
 def _explain_error(
     error: OSError, step: int | None, folder: Path, size_bytes: int
 ) -> CheckpointError:
     what = "next local checkpoint" if step is None else f"local checkpoint of step {step}"
-    said = f"The {what} could not be written to {folder}"
+    failure = f"The {what} could not be written to {folder}"
     if error.errno in _FULL:
         return LocalSaveFailed(
-            f"{said}: no space is left for {in_gigabytes(size_bytes)}. The local tier needs twice "
-            f"that on each host: ask for at least {in_gigabytes(room_for(size_bytes))} of memory "
-            f'there (on a cluster: local_storage="{quantity(room_for(size_bytes))}"), or say '
-            "local_every=None.",
+            f"{failure}: no space is left for {in_gigabytes(size_bytes)}. The local tier needs "
+            f"twice that on each host: ask for at least {in_gigabytes(room_for(size_bytes))} of "
+            f'memory there (on a cluster: local_storage="{quantity(room_for(size_bytes))}"), or '
+            "say local_every=None.",
             step=step,
         )
     kind = LocalSaveFailed if error.errno == errno.ENOENT else CheckpointError
-    return kind(f"{said}: {error.strerror or error}.", step=step)
+    return kind(f"{failure}: {error.strerror or error}.", step=step)

@@ -69,8 +69,8 @@ def exchange(peers: Peers, name: str, text: str) -> list[str]:
     """Return what each host said under this name, which is used once; collective."""
     peers.set(f"{name}/{peers.index}", text)
     peers.wait_at_barrier(name, LIMIT_S)
-    said = peers.get_all(name)
-    return [said[str(index)] for index in range(peers.count)]
+    texts = peers.get_all(name)
+    return [texts[str(index)] for index in range(peers.count)]
 
 
 def agree(peers: Peers, name: str, act: Callable[[], str]) -> list[str]:
@@ -204,20 +204,20 @@ def look(
 ) -> tuple[list[int], list[list[Local]], dict[tuple[int, int], str]]:
     """Return what there is, the same on all hosts: the steps of the persistent tier, what each host
     has in its memory, and what is wrong there, by host and step."""
-    said = exchange(peers, "steps", json.dumps(opened_.persistent.steps()))
-    steps: list[int] = json.loads(said[0])
+    listings = exchange(peers, "steps", json.dumps(opened_.persistent.steps()))
+    steps: list[int] = json.loads(listings[0])
     if opened_.local is None:
         return steps, [], {}
-    there, faults = opened_.local.look()
+    committed, faults = opened_.local.look()
     training = opened_.writer.partition(_IN_TRAINING)[0]
-    there = [each for each in there if each.writer.partition(_IN_TRAINING)[0] == training]
-    own = {"found": [local.to_json() for local in there], "faults": [*faults.items()]}
+    committed = [each for each in committed if each.writer.partition(_IN_TRAINING)[0] == training]
+    own = {"found": [local.to_json() for local in committed], "faults": [*faults.items()]}
     packed = zlib.compress(json.dumps(own).encode(), 1)
     every = [json.loads(zlib.decompress(data)) for data in peers.gather(packed)]
-    found = [[Local.from_json(each) for each in host["found"]] for host in every]
+    on_hosts = [[Local.from_json(each) for each in host["found"]] for host in every]
     return (
         steps,
-        found,
+        on_hosts,
         {(n, step): text for n, host in enumerate(every) for step, text in host["faults"]},
     )
 

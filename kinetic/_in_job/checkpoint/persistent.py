@@ -64,14 +64,14 @@ class StepReading(NamedTuple):
 
     def spread(self, now: TreeState, process: int) -> list[Any]:
         """Return the values of all leaves, laid out as those of a state; collective."""
-        found = [*self.values]
+        values = [*self.values]
         likes = [now.values[n] for n in self.shared]
-        read = [found[n] if process in s.readers else None for n, s in self.shared.items()]
+        read = [values[n] if process in s.readers else None for n, s in self.shared.items()]
         for n, value in zip(
             self.shared, replicas.spread_arrays(likes, [*self.shared.values()], read), strict=True
         ):
-            found[n] = value
-        return found
+            values[n] = value
+        return values
 
 
 class Persistent:
@@ -149,12 +149,12 @@ class Persistent:
         """
         import jax
 
-        found = []
+        rows = []
         with explain_errors("read", self._directory, step):
             for number in range(self._process, files, jax.process_count()):
                 file = self._manager.directory / str(step) / DIGESTS / _file(number)
-                found += digests.check_signed(json.loads(file.read_text()))[DIGESTS]
-        return found
+                rows += digests.check_signed(json.loads(file.read_text()))[DIGESTS]
+        return rows
 
     def save(
         self,
@@ -206,8 +206,8 @@ class Persistent:
             if shared:
                 return StepReading(self._read_values(step, now, shared, process), shared)
             like = orbax().args.StandardRestore(now.plain())
-            found = orbax().StandardCheckpointHandler().restore(self._place(step), args=like)
-            return StepReading(now.values_of(found), {})
+            restored = orbax().StandardCheckpointHandler().restore(self._place(step), args=like)
+            return StepReading(now.values_of(restored), {})
 
     def read_alone(self, step: int, now: TreeState, saved: Leaf) -> Any:
         """Return one leaf as it was saved, in this process's memory; None if it is damaged."""
@@ -243,13 +243,13 @@ class Persistent:
         """The values of a step but for placeholders; Orbax's other handler reads the same files,
         and leaves those out."""
         ocp, item = orbax(), now._replace(values=wanted).plain()
-        found = ocp.PyTreeCheckpointHandler().restore(
+        restored = ocp.PyTreeCheckpointHandler().restore(
             self._place(step),
             args=ocp.args.PyTreeRestore(
                 item, restore_args=ocp.checkpoint_utils.construct_restore_args(item)
             ),
         )
-        return now.values_of(found)
+        return now.values_of(restored)
 
     def _note_removal(self, steps: list[int]) -> None:
         if self._process == 0:
@@ -303,13 +303,13 @@ def is_news(record: logging.LogRecord) -> bool:
     """Whether a record of Orbax's log says what is said nowhere else: not that a save was cut off
     because the hosts' world has ended, which the leader tells. Of an error of its own, one line is
     left of many pages: who waits for the save gets it with its traceback."""
-    error = found = record.exc_info[1] if record.exc_info else None
+    error = raised = record.exc_info[1] if record.exc_info else None
     while error is not None:
         if type(error).__name__ == _BROKEN and str(error).startswith(_ENDED):
             return False
         error = error.__cause__ or error.__context__
-    if found is not None and _ORBAX in record.pathname:
-        words, why = record.getMessage(), str(found)
+    if raised is not None and _ORBAX in record.pathname:
+        words, why = record.getMessage(), str(raised)
         record.msg, record.args = words if why in words else f"{words}: {why}", None
         record.exc_info = record.exc_text = None
     return True

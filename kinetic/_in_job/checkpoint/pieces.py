@@ -146,13 +146,13 @@ class CompleteStep(NamedTuple):
         return next(iter(self.on.values()))
 
 
-def newest(found: Sequence[Sequence[Local]]) -> CompleteStep | None:
-    """Return the newest step of which the hosts have every part; `found`: what each host has."""
-    kinds = {(local.step, local.writer) for each in found for local in each}
+def newest(on_hosts: Sequence[Sequence[Local]]) -> CompleteStep | None:
+    """Return the newest step of which the hosts have every part; `on_hosts`: what each host has."""
+    kinds = {(local.step, local.writer) for each in on_hosts for local in each}
     for step, writer in sorted(kinds, reverse=True):
         on = {
             host: local
-            for host, each in enumerate(found)
+            for host, each in enumerate(on_hosts)
             for local in each
             if (local.step, local.writer) == (step, writer)
         }
@@ -162,7 +162,9 @@ def newest(found: Sequence[Sequence[Local]]) -> CompleteStep | None:
 
 
 def without(
-    found: Sequence[Sequence[Local]], whole: CompleteStep, damaged: Collection[tuple[int, Region]]
+    on_hosts: Sequence[Sequence[Local]],
+    whole: CompleteStep,
+    damaged: Collection[tuple[int, Region]],
 ) -> list[list[Local]]:
     """Return what each host has but for these regions of a step on these hosts."""
 
@@ -173,15 +175,15 @@ def without(
             local, pieces=tuple(p for p in local.pieces if (host, p.part) not in damaged)
         )
 
-    return [[rest(host, local) for local in each] for host, each in enumerate(found)]
+    return [[rest(host, local) for local in each] for host, each in enumerate(on_hosts)]
 
 
 def _is_whole(locals_: Iterable[Local]) -> bool:
-    there = list(locals_)
-    leaves = there[0].leaves
-    if any(local.leaves != leaves and _differ(local.leaves, leaves) for local in there):
+    copies = list(locals_)
+    leaves = copies[0].leaves
+    if any(local.leaves != leaves and _differ(local.leaves, leaves) for local in copies):
         return False
-    parts = {piece.part for local in there for piece in local.pieces}
+    parts = {piece.part for local in copies for piece in local.pieces}
     sizes = [0] * len(leaves)
     for leaf, (_, shape) in parts:
         sizes[leaf] += math.prod(shape)
@@ -245,7 +247,7 @@ def transfers(
     for host, local in sorted(whole.on.items()):
         for piece in local.pieces:
             holders.setdefault(piece.part, {}).setdefault(host, piece)
-    found: list[Transfer] = []
+    sending: list[Transfer] = []
     for (leaf, part), having in sorted(holders.items()):
         for_all = needed[leaf].get(-1, set())
         wanting = frozenset(
@@ -257,6 +259,6 @@ def transfers(
         if wanting:
             # Spread over those that have it.
             sources = sorted(having)
-            source = sources[len(found) % len(sources)]
-            found.append(Transfer(source, having[source], wanting))
-    return sorted(found, key=lambda each: (each.source, each.piece.offset))
+            source = sources[len(sending) % len(sources)]
+            sending.append(Transfer(source, having[source], wanting))
+    return sorted(sending, key=lambda each: (each.source, each.piece.offset))

@@ -85,10 +85,10 @@ def spread_arrays(
         sources: where they come from.
         read: what this process has read of each; None where it is no reader.
     """
-    found: list[Any] = []
+    arrays: list[Any] = []
     for start, end in _at_once(likes, sources):
-        found += _spread_group(likes[start:end], sources[start:end], read[start:end])
-    return found
+        arrays += _spread_group(likes[start:end], sources[start:end], read[start:end])
+    return arrays
 
 
 def _at_once(likes: Sequence[Any], sources: Sequence[ArraySource]) -> Iterator[tuple[int, int]]:
@@ -139,10 +139,10 @@ def _stack_replicas(like: Any, source: ArraySource, read: Any) -> Any:
         plain.mesh, jax.sharding.PartitionSpec(source.axis, *plain.spec)
     )
     shape = (plain.mesh.shape[source.axis], *like.shape)
-    there = {} if read is None else {each.device: each.data for each in read.addressable_shards}
+    shards = {} if read is None else {each.device: each.data for each in read.addressable_shards}
     zeros = np.zeros(over.shard_shape(shape), like.dtype)
     parts = [
-        there[device][None] if device in there else jax.device_put(zeros, device)
+        shards[device][None] if device in shards else jax.device_put(zeros, device)
         for device in over.addressable_devices
     ]
     return jax.make_array_from_single_device_arrays(shape, over, parts)
@@ -163,7 +163,7 @@ def _integer_type_of(dtype: Any) -> Any:
     """The type of integers with as many bits; None for types that are not sent."""
     import numpy as np
 
-    known = {"bool": np.uint8, "8": np.uint8, "16": np.uint16, "32": np.uint32, "64": np.uint64}
+    types = {"bool": np.uint8, "8": np.uint8, "16": np.uint16, "32": np.uint32, "64": np.uint64}
     name = np.dtype(dtype).name
     size = _SIZE.search(name)
-    return None if name.startswith("complex") else known.get(size[0] if size else name)
+    return None if name.startswith("complex") else types.get(size[0] if size else name)

@@ -90,8 +90,8 @@ class Restoring:
 
     def newest_step(self) -> int | None:
         """Return the newest step that seems to be there; None if there is none."""
-        steps, found, _ = opening.look(self._opened, self._peers)
-        whole = pieces.newest(found)
+        steps, local, _ = opening.look(self._opened, self._peers)
+        whole = pieces.newest(local)
         return max([*steps, *([] if whole is None else [whole.step])], default=None)
 
     def restore(
@@ -112,20 +112,20 @@ class Restoring:
         why: list[str] = []
         while (whole := pieces.newest(local)) is not None or steps:
             if whole is not None and whole.step >= max(steps, default=-1):
-                found, damaged = self._from_memory(whole, now, cast)
-                if found is not None and _is_unfinished(whole, steps, now):
-                    found = found._replace(unfinished=whole)
+                saved, damaged = self._from_memory(whole, now, cast)
+                if saved is not None and _is_unfinished(whole, steps, now):
+                    saved = saved._replace(unfinished=whole)
                 local = pieces.without(local, whole, damaged)
-                said = _of_damage(whole, damaged, is_left=_is(whole, pieces.newest(local)))
+                reason = _of_damage(whole, damaged, is_left=_is(whole, pieces.newest(local)))
             else:
-                found, said = self._from_folder(max(steps), now, cast)
+                saved, reason = self._from_folder(max(steps), now, cast)
                 steps = [step for step in steps if step != max(steps)]
-            if found is not None:
-                self._tell_of(faults, found.restored)
-                self._opened.persistent.continue_after(found.restored.step)
-                return found
-            self._warn(said)
-            why.append(said)
+            if saved is not None:
+                self._tell_of(faults, saved.restored)
+                self._opened.persistent.continue_after(saved.restored.step)
+                return saved
+            self._warn(reason)
+            why.append(reason)
         why += [f"On host {host} {text}." for (host, _), text in faults.items()]
         if why:
             raise CheckpointError(
@@ -160,8 +160,8 @@ class Restoring:
         """What all hosts together have seen."""
         own = [[host, *region, why] for (host, region), why in damaged.items()]
         union = {}
-        for said in self._exchange(json.dumps(own)):
-            for host, leaf, (start, shape), why in json.loads(said):
+        for rows in self._exchange(json.dumps(own)):
+            for host, leaf, (start, shape), why in json.loads(rows):
                 union[host, (leaf, (tuple(start), tuple(shape)))] = why
         return union
 
@@ -191,22 +191,22 @@ class Restoring:
         except StepUnreadable as error:
             failed = str(error)
         all_said = enumerate(self._exchange(failed))
-        said = next((f"Host {host}: {why}" for host, why in all_said if why), "")
-        if of_others is not None and not said:
+        fault = next((f"Host {host}: {why}" for host, why in all_said if why), "")
+        if of_others is not None and not fault:
             return SavedState(of_others[0], [], Restored(step, "persistent"), of_others[1]), ""
-        if said or reading is None or not isinstance(persistent, Persistent):
-            return None, f"{failed or said} {_NEXT}"
-        there = reading.spread(now, me)
+        if fault or reading is None or not isinstance(persistent, Persistent):
+            return None, f"{failed or fault} {_NEXT}"
+        values = reading.spread(now, me)
         if own is not None:
-            again = functools.partial(persistent.read_alone, step, now)
-            verification = Verification(self._peers, self._exchange, saved, again)
-            if differing := verification.find_differing(own, now, there):
+            read_again = functools.partial(persistent.read_alone, step, now)
+            verification = Verification(self._peers, self._exchange, saved, read_again)
+            if differing := verification.find_differing(own, now, values):
                 more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
                 return None, (
                     f"step {step} in {self._directory} is damaged: leaf {differing[0]}{more} is "
                     f"not what was saved. {_NEXT}"
                 )
-        state = now.with_values(lambda n: now.values[n] if now.leaves[n].is_empty else there[n])
+        state = now.with_values(lambda n: now.values[n] if now.leaves[n].is_empty else values[n])
         where = self._directory
         if reading.readers:
             where += (
@@ -227,8 +227,8 @@ class Restoring:
 def _is_unfinished(whole: CompleteStep, steps: list[int], now: TreeState) -> bool:
     """Whether a step was due in the persistent tier, too, and is not there. Not where its arrays
     were cast: the numbers of today are not those that were due."""
-    here = now.as_saved(whole.leaves).leaves
-    is_cast = any(one.dtype != was.dtype for one, was in zip(here, whole.leaves, strict=True))
+    leaves = now.as_saved(whole.leaves).leaves
+    is_cast = any(one.dtype != was.dtype for one, was in zip(leaves, whole.leaves, strict=True))
     return whole.metrics is not None and whole.step not in steps and not is_cast
 
 

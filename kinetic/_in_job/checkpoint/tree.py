@@ -143,14 +143,16 @@ class TreeState(NamedTuple):
         import numpy as np
 
         saved = {leaf.name: leaf for leaf in leaves}
-        found = self._replace(leaves=[*self.leaves], values=[*self.values], placed={**self.placed})
+        laid_out = self._replace(
+            leaves=[*self.leaves], values=[*self.values], placed={**self.placed}
+        )
         for number, leaf in enumerate(self.leaves):
             was = saved.get(leaf.name, leaf)
             if bool(was.dtype) != bool(leaf.dtype) or type(was.value) is not type(leaf.value):
-                found.leaves[number] = was
-                found.values[number] = np.zeros((), was.dtype) if was.dtype else was.value
-                found.placed.pop(number, None)
-        return found
+                laid_out.leaves[number] = was
+                laid_out.values[number] = np.zeros((), was.dtype) if was.dtype else was.value
+                laid_out.placed.pop(number, None)
+        return laid_out
 
     def with_values(self, value_of: Callable[[int], Any]) -> Any:
         """Return a pytree of this structure.
@@ -184,8 +186,8 @@ def take_apart(state: Any) -> TreeState:
     import numpy as np
 
     with_paths, structure = jax.tree_util.tree_flatten_with_path(state)
-    found = [_leaf(jax.tree_util.keystr(path), value) for path, value in with_paths]
-    leaves, values = [leaf for leaf, _ in found], [behind for _, behind in found]
+    pairs = [_leaf(jax.tree_util.keystr(path), value) for path, value in with_paths]
+    leaves, values = [leaf for leaf, _ in pairs], [behind for _, behind in pairs]
     names = collections.Counter(leaf.name for leaf in leaves)
     if twice := [name for name, count in names.items() if count > 1]:
         raise CheckpointError(
@@ -268,11 +270,11 @@ def parts_here(value: Any) -> list[ArrayPart]:
 
         array = np.asarray(value)
         return [ArrayPart((0,) * array.ndim, tuple(array.shape), array)]
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], ArrayPart] = {}
+    parts: dict[tuple[tuple[int, ...], tuple[int, ...]], ArrayPart] = {}
     for shard in shards:
         start, shape = box(shard.index, value.shape)
-        found.setdefault((start, shape), ArrayPart(start, shape, shard.data))
-    return list(found.values())
+        parts.setdefault((start, shape), ArrayPart(start, shape, shard.data))
+    return list(parts.values())
 
 
 def boxes_of(value: Any) -> dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]]:
@@ -309,8 +311,8 @@ def check_same(
     """
     old, new = {leaf.name: leaf for leaf in saved}, {leaf.name: leaf for leaf in now}
     faults = []
-    if gone := [name for name in old if name not in new]:
-        faults.append(f"the state of restore() has no {name_some(gone, _NAMED)}")
+    if missing := [name for name in old if name not in new]:
+        faults.append(f"the state of restore() has no {name_some(missing, _NAMED)}")
     if added := [name for name in new if name not in old]:
         faults.append(f"the checkpoint has no {name_some(added, _NAMED)}")
     pairs = [(old[name], leaf) for name, leaf in new.items() if name in old]
@@ -336,8 +338,8 @@ def _is_lossy(was: Leaf, leaf: Leaf) -> bool:
 
 def _join_first(faults: Iterable[str]) -> list[str]:
     """The first of them, and how many there are more, as one fault or none."""
-    found = [*faults]
-    return [name_some(found, _NAMED, "; ")] if found else []
+    names = [*faults]
+    return [name_some(names, _NAMED, "; ")] if names else []
 
 
 def _shape(leaf: Leaf) -> str:

@@ -142,8 +142,8 @@ class Verification:
                 wrong.add(number)
         answers = [json.loads(each) for each in self._exchange(json.dumps([[*wrong], open_]))]
         wrong = {number for bad, _ in answers for number in bad}
-        left = set.intersection(*(set(nobody) for _, nobody in answers))
-        wrong |= self._differing_in_files(sorted(regions[number] for number in left), digests)
+        unread = set.intersection(*(set(nobody) for _, nobody in answers))
+        wrong |= self._differing_in_files(sorted(regions[number] for number in unread), digests)
         return [self._saved[number].name for number in sorted(wrong)]
 
     def _differing_in_files(
@@ -162,7 +162,7 @@ class Verification:
                     wrong.append(leaf)
         if not leaves:
             return set()
-        return {leaf for said in self._exchange(json.dumps(wrong)) for leaf in json.loads(said)}
+        return {leaf for text in self._exchange(json.dumps(wrong)) for leaf in json.loads(text)}
 
 
 def cut_out(parts: Sequence[tuple[Box, Any]], wanted: Box) -> Any:
