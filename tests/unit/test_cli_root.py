@@ -195,15 +195,17 @@ def test_run_in_a_folder_that_is_gone(
 # -- accelerators, the root, and errors ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("zone", "region"),
-    [("mars", "us-central1"), ("europe-west4-a", "europe-west4"), ("us-east5", "us-east5")],
-)
-def test_prices_are_told_with_their_region(
-    zone: str, region: str, world: World, capsys: Capture
+def test_prices_are_told_with_their_region_and_list(
+    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert world("accelerators", "v6e", "--zone", zone) == 0
-    assert capsys.readouterr().err.startswith(f"Prices in {region}: Google Cloud's price list")
+    assert world("accelerators", "v6e") == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("Prices in us-central1: Google Cloud's price list")
+    assert "SPOT" not in out.splitlines()[0]
+    monkeypatch.setenv("KINETIC_PRICES", "v6e:spot=0.5")
+    assert world("accelerators", "v6e-16") == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert dict(zip(head.split(), row.split(), strict=False))["SPOT"] == "8.00"
 
 
 def test_accelerators(world: World, capsys: Capture) -> None:
@@ -267,12 +269,12 @@ def test_on_a_terminal_reasons_stand_below_their_jobs(
 def test_a_table_that_is_too_wide_says_that_it_is_cut(
     world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("COLUMNS", "45")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert world("accelerators", "v6e") == 0
     _, *lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
-    assert all(len(line) <= 60 and line.rstrip().endswith("…") for line in lines), lines
+    assert all(len(line) <= 45 and line.rstrip().endswith("…") for line in lines), lines
 
 
 def test_help_fits_on_a_terminal_of_80_columns(
