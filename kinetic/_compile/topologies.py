@@ -214,8 +214,6 @@ def find_positions(target: CompileTarget | None, devices: Sequence[Any]) -> tupl
     or simulated ones, which have the same order."""
     real = () if target is None else describe(target)
     if devices[0] not in real:
-        real = tuple(
-            sorted(devices[0].client.devices(), key=lambda each: (each.process_index, each.id))
-        )
+        real = tuple(sorted(devices[0].client.devices(), key=lambda d: (d.process_index, d.id)))
     places = {device: at for at, device in enumerate(real)}
     return tuple(places[device] for device in devices)

@@ -47,9 +47,9 @@ def resolve_address(address: str, variables: Mapping[str, str]) -> str:
 
 
 def _dashboard_of(name: str, text: str) -> str:
-    shown = re.sub(r"(^|//)[^/]*@", r"\1***@", text)  # a password is for nobody's eyes
+    harmless = re.sub(r"(^|//)[^/]*@", r"\1***@", text)  # a password is for nobody's eyes
     problem = (
-        f"{name}={shown!r} is not the address of a Ray cluster. Write http://host:8265 "
+        f"{name}={harmless!r} is not the address of a Ray cluster. Write http://host:8265 "
         '(the address of its dashboard), ray://host:10001, host:port, or "auto".'
     )
     try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kinetic._core.outcome import Outcome
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_SHOWN = 5
+_MOST_IDS = 5
 _REF, _END = "ref-", "end-"
 _LONGEST_KEY_BYTES = 900
 """Buckets take 1024."""
@@ -184,8 +184,8 @@ def _find_only(wanted: str, store: Store) -> str:
         return matching[0]
     if matching:
         raise UsageError(
-            f"{wanted!r} is the beginning of {len(matching)} ids: {name_some(matching, _SHOWN)}. "
-            "Write one more letter."
+            f"{wanted!r} is the beginning of {len(matching)} ids: "
+            f"{name_some(matching, _MOST_IDS)}. Write one more letter."
         )
     if wanted.startswith("grp-"):
         raise NotFound(

@@ -68,7 +68,7 @@ class FileLog:
     def __init__(self, log: Path, index: Path) -> None:
         self._paths = (log, index)
         self._log = self._index = -1
-        self._ahead: list[Record] = []
+        self._buffered: list[Record] = []
         self._offset = self._index_at = 0
         self._open()
 
@@ -82,7 +82,7 @@ class FileLog:
         data = os.pread(self._log, end - offset, offset)
         if not data:
             return ()
-        del self._ahead[: len(covered)]
+        del self._buffered[: len(covered)]
         self._offset = offset + len(data)
         return (Segment(offset, tuple(covered), data),)
 
@@ -91,17 +91,17 @@ class FileLog:
         if self._index < 0:
             return []
         if offset != self._offset:
-            self._offset, self._ahead = offset, []
+            self._offset, self._buffered = offset, []
             self._index_at = self._find_record(offset)
-        while len(self._ahead) < RECORDS_AT_ONCE:
-            if self._ahead and self._ahead[-1][0] >= offset + SEGMENT_BYTES:
+        while len(self._buffered) < RECORDS_AT_ONCE:
+            if self._buffered and self._buffered[-1][0] >= offset + SEGMENT_BYTES:
                 break
             packed = os.pread(self._index, RECORDS_AT_ONCE * RECORD.size, self._index_at)
             if not (records := decode_records(packed)):
                 break
             self._index_at += len(records) * RECORD.size
-            self._ahead += [record for record in records if record[0] > offset]
-        return self._ahead
+            self._buffered += [record for record in records if record[0] > offset]
+        return self._buffered
 
     def read_back(self) -> Iterator[Segment]:
         """Yield segments of `BACK_BYTES`, cut anywhere."""

@@ -76,7 +76,7 @@ class RayStore:
         self._sleep = sleep
         self._clock = clock
         self._head = ""
-        self._seen: set[str] = set()
+        self._existing: set[str] = set()
         """Keys that were there when they were read last."""
 
     def __repr__(self) -> str:
@@ -125,8 +125,8 @@ class RayStore:
     def _read(self, key: str, write: Callable[[bytes], object]) -> None:
         is_there = False
         # Where there is no file, the dashboard logs a traceback.
-        if key in self._seen or self.has(key):
-            self._seen.discard(key)
+        if key in self._existing or self.has(key):
+            self._existing.discard(key)
             # Of a file that was deleted since, Ray sends an error or, seldom, nothing.
             with _translate_errors(f"read {key!r}", self._uri), suppress(NotFound):
                 for part in self._api.read_log(self._find_head(), _place(key)):
@@ -135,9 +135,9 @@ class RayStore:
             is_there = is_there or self.has(key)
         if not is_there:
             raise NotFound(f"The store {self._uri} has nothing under {key!r}.")
-        if len(self._seen) >= _MOST_SEEN:
-            self._seen.clear()
-        self._seen.add(key)
+        if len(self._existing) >= _MOST_SEEN:
+            self._existing.clear()
+        self._existing.add(key)
 
     def _list(self, pattern: str) -> Sequence[str]:
         with _translate_errors("list", self._uri):

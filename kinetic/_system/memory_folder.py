@@ -71,11 +71,11 @@ def remove_unused(job_id: str) -> None:
     """Remove what the job has there if the function has written nothing."""
     folder = of_job(job_id)
     with contextlib.suppress(OSError):
-        for each in os.listdir(folder):
+        for name in os.listdir(folder):
             with contextlib.suppress(OSError):
-                if os.listdir(folder / each) == [JAX_INIT_INFO]:
-                    (folder / each / JAX_INIT_INFO).unlink()
-                (folder / each).rmdir()
+                if os.listdir(folder / name) == [JAX_INIT_INFO]:
+                    (folder / name / JAX_INIT_INFO).unlink()
+                (folder / name).rmdir()
         folder.rmdir()
         folder.parent.rmdir()
 

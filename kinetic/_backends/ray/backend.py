@@ -199,15 +199,15 @@ def _describe_amount(name: str, amount: float) -> str:
 
 def _describe_cluster(needed: Mapping[str, float], nodes: Sequence[RayNode]) -> str:
     unit, *others = needed
-    found = Counter(
+    kinds = Counter(
         f"{_name_node(node, unit)} ({_describe_node(node, unit, others)} on each)"
         for node in nodes
         if node.resources.get(unit)
     )
-    if not found:
+    if not kinds:
         return f"none of its nodes ({len(nodes)}) has {unit}"
-    told = ", ".join(f"{count} of {what}" for what, count in sorted(found.items()))
-    return f"its {len(nodes)} nodes are {told}"
+    words = ", ".join(f"{count} of {what}" for what, count in sorted(kinds.items()))
+    return f"its {len(nodes)} nodes are {words}"
 
 
 def _describe_node(node: RayNode, unit: str, others: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from kinetic.errors import KineticError, NotFound
 
 TESTED_RAY = (2, 60)
 _LIMITS = JobsApiLimits(connect_s=5.0, read_s=20.0, tries=2)
-_SHOWN = ("CPU", "GPU", "TPU")
+_RESOURCES = ("CPU", "GPU", "TPU")
 _TYPE, _SHAPE = "ray.io/tpu-pod-type", "ray.io/tpu-topology"
 
 
@@ -116,7 +116,7 @@ def _check_ray(facts: RayFacts) -> Finding:
 def _check_resources(facts: RayFacts) -> Finding:
     total: Counter[str] = Counter()
     for node in facts.nodes:
-        total.update({n: int(node.resources[n]) for n in _SHOWN if node.resources.get(n)})
+        total.update({n: int(node.resources[n]) for n in _RESOURCES if node.resources.get(n)})
     amounts = ", ".join(f"{count} {name}" for name, count in sorted(total.items())) or "nothing"
     many = f"{len(facts.nodes)} node{'s' if len(facts.nodes) != 1 else ''}"
     if not total:

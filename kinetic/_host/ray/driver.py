@@ -83,7 +83,7 @@ class RayHosts(RemoteHosts):
         """`starts_each`: whether a slice may start before the others are there; `limit_s`: how long
         to wait for one; `tell`: called, in threads, with what is waited for, and "" at the end."""
         super().__init__(hosts)
-        self._slices, self._each = slices, hosts // slices
+        self._slices, self._slice_hosts = slices, hosts // slices
         self._needs, self._variables = needs, variables
         self._starts_each, self._limit_s, self._tell = starts_each, limit_s, tell
         self._starts: dict[int, _SliceStart] = {}
@@ -121,28 +121,30 @@ class RayHosts(RemoteHosts):
     def end(self, indices: Collection[int]) -> None:
         """Free the machines of a slice of which one host is gone: Ray may still take a machine that
         is lost for one that is alive, and the slice for whole."""
-        for which in {index // self._each for index in indices}:
+        for which in {index // self._slice_hosts for index in indices}:
             if not self._dead.isdisjoint(self._indices(which)):
                 self._release(which)
 
     def restart(self, indices: Collection[int]) -> None:
         """Reserve a slice again, unless it is there."""
-        for which in {index // self._each for index in indices}:
+        for which in {index // self._slice_hosts for index in indices}:
             if which not in self._starts:
                 self._start(which)
 
     def kill(self, indices: Collection[int] | None = None) -> None:
         """Free the machines of their slices, with all that runs there."""
         if indices is None:
-            indices = range(self._slices * self._each)
-        for which in {index // self._each for index in indices}:
+            indices = range(self._slices * self._slice_hosts)
+        for which in {index // self._slice_hosts for index in indices}:
             self._release(which)
 
     def kill_programs(self, indices: Collection[int]) -> Collection[int]:
         """Kill their actors, which take the programs along."""
-        starts = {index: self._starts[index // self._each] for index in self._running & {*indices}}
+        starts = {
+            index: self._starts[index // self._slice_hosts] for index in self._running & {*indices}
+        }
         for index, start in starts.items():
-            cluster.kill_program(start.places[index % self._each])
+            cluster.kill_program(start.places[index % self._slice_hosts])
         return starts.keys()
 
     def release_all(self) -> None:
@@ -154,7 +156,7 @@ class RayHosts(RemoteHosts):
 
     def on_enter(self, index: int) -> None:
         """One whose slice has been freed may still come in before its actor ends: it is dead."""
-        start = self._starts.get(index // self._each)
+        start = self._starts.get(index // self._slice_hosts)
         if start is not None and start.runs:
             super().on_enter(index)
 
@@ -181,7 +183,7 @@ class RayHosts(RemoteHosts):
     # -- one slice ---------------------------------------------------------------------------------
 
     def _indices(self, which: int) -> range:
-        return range(which * self._each, (which + 1) * self._each)
+        return range(which * self._slice_hosts, (which + 1) * self._slice_hosts)
 
     def _start(self, which: int) -> None:
         start = self._starts[which] = _SliceStart(which, Reservation(self._needs))
@@ -384,12 +386,12 @@ class _WaitingNote:
     """Leaves in the store what the job waits for."""
 
     def __init__(self, store: Store, job_id: str) -> None:
-        self._store, self._key, self._told = store, layout.JobKeys(job_id).wait_note, ""
+        self._store, self._key, self._last_reason = store, layout.JobKeys(job_id).wait_note, ""
 
     def tell(self, reason: str) -> None:
         """Write it if it has changed; "" is not worth forgetting what it was."""
-        if reason and reason != self._told:
-            self._told = reason
+        if reason and reason != self._last_reason:
+            self._last_reason = reason
             with contextlib.suppress(KineticError):
                 self._store.put(self._key, json.dumps({"reason": reason}).encode())
 
