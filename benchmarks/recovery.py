@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import measure
+import orbax.checkpoint  # noqa: F401 - as scripts do: what the caller has imported, hosts have ahead
 
 import kinetic
 from kinetic._core import layout
@@ -35,7 +36,6 @@ def train(folder: str) -> None:
 
     import jax
     import jax.numpy as jnp
-    import orbax.checkpoint  # noqa: F401 - by the Checkpointer
     from jax.experimental import multihost_utils
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
