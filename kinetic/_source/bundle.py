@@ -322,7 +322,7 @@ def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
     )
     return (
         *(text.format(_name_some(paths)) for paths, text in texts if paths),
-        *scan.without_git,
+        *dict.fromkeys(scan.without_git),
     )
 
 

@@ -33,11 +33,13 @@ class Answer:
         ignored: real paths that git ignores; what lies in them is ignored as well.
         watched: files on which that depends, besides those in the folder.
         error: why git could not say it; "" if it could.
+        is_missing: whether git is not installed.
     """
 
     ignored: frozenset[str] = frozenset()
     watched: tuple[str, ...] = ()
     error: str = ""
+    is_missing: bool = False
 
 
 def find_repository(folder: str) -> str | None:
@@ -50,12 +52,11 @@ def ask(folder: str, repository: str) -> Answer:
     """Ask git what it ignores in a folder of a repository; both are real paths."""
     try:
         listed = _run(folder, *_LIST)
-    except OSError as error:
-        return Answer(error=str(error))
+    except OSError:
+        return Answer(is_missing=True)
     if listed.returncode:
         lines = os.fsdecode(listed.stderr).strip().splitlines() or ["it ended without a word"]
-        is_missing = listed.returncode == _NOT_FOUND
-        return Answer(error="it is not installed" if is_missing else lines[0])
+        return Answer(error=lines[0], is_missing=listed.returncode == _NOT_FOUND)
     names = [os.fsdecode(name).rstrip("/") for name in listed.stdout.split(b"\0") if name]
     if "." in names:  # The repository ignores the whole project: its rules are not meant for it.
         names = []

@@ -36,6 +36,10 @@ _GONE = (FileNotFoundError, NotADirectoryError)
 """Removed since its folder was listed: ignored."""
 _SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # Some file systems have inode numbers beyond a signed word.
 
+_NO_GIT = (
+    "git is not installed, so files that it ignores are sent as well. Write what to leave out in "
+    ".kineticignore."
+)
 MOST_FILES, MOST_BYTES = 20_000, 2_000_000_000
 _PROJECT_FACTOR = 10
 _EXTENSIONS = tuple(EXTENSION_SUFFIXES)
@@ -427,7 +431,9 @@ class _Walk:
         answer = git.ask(folder, repository)
         for path in answer.watched:
             self._found.watched[path] = stamp_at(path)
-        if answer.error:
+        if answer.is_missing:
+            self._found.without_git[:] = [_NO_GIT]
+        elif answer.error:
             self._found.without_git.append(
                 f"What git ignores in {folder} is sent as well, because git cannot be asked: "
                 f"{answer.error}. Write what to leave out in .kineticignore."

@@ -261,7 +261,8 @@ def test_without_git_its_rules_are_not_read_and_a_warning_says_so(home, monkeypa
     (home / "bin").mkdir()
     (home / "bin/env").symlink_to(shutil.which("env"))
     monkeypatch.setenv("PATH", str(home / "bin"))
-    assert "because git cannot be asked: it is not installed" in warnings()
+    (home / "project/nested/.git").mkdir(parents=True)
+    assert warnings() == walk._NO_GIT, "once for all repositories"
 
 
 def test_one_more_working_tree_has_the_rules_of_its_repository(home):
