@@ -214,7 +214,11 @@ def _fields_reader(kind: type[Any]) -> _Read:
         (name, _reader(_evaluate(kind.__module__, cast("Hashable", field.type))))
         for name, field in fields.items()
     ]
-    needed = [name for name, field in fields.items() if _is_needed(field)]
+    needed = [
+        name
+        for name, field in fields.items()
+        if field.default is MISSING and field.default_factory is MISSING
+    ]
 
     def read(part: Any) -> Any:
         parts = _object(part)
@@ -228,10 +232,6 @@ def _fields_reader(kind: type[Any]) -> _Read:
         return kind(**own)
 
     return read
-
-
-def _is_needed(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 @functools.cache

@@ -266,14 +266,13 @@ class Recording:
         keys = sorted(self._columns, key=lambda key: (order[key[0]], key[1]))
         limits = {} if repeats else self._find_limits()
         joined = [self._join(*key, limits.get(key[0], {}), repeats=repeats) for key in keys]
-        return [
-            each
-            for one in joined
-            for each in ([one, _invert(one)] if self._tells_rate(one) else [one])
-        ]
-
-    def _tells_rate(self, series: Series) -> bool:
-        return series.name == STEP_TIME and (STEP_RATE, series.host) not in self._columns
+        series = list[Series]()
+        for one in joined:
+            series.append(one)
+            if one.name == STEP_TIME and (STEP_RATE, one.host) not in self._columns:
+                rates = array("d", [1.0 / value if value else math.inf for value in one.values])
+                series.append(replace(one, name=STEP_RATE, values=rates))
+        return series
 
     def _find_limits(self) -> Mapping[str, Mapping[int, float]]:
         """For each metric and attempt: the first step that a later attempt has logged."""
@@ -306,11 +305,6 @@ def _arrays_of(columns: _Columns) -> Iterator[Column]:
     yield columns.steps
     yield columns.times
     yield columns.values
-
-
-def _invert(step_time: Series) -> Series:
-    rates = array("d", [1.0 / value if value else math.inf for value in step_time.values])
-    return replace(step_time, name=STEP_RATE, values=rates)
 
 
 def _find_extremes(values: Column, begin: int, end: int) -> set[int]:

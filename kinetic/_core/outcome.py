@@ -282,7 +282,8 @@ def judge_leaderless(
     outcome = judge(hosts, reports, now=now, attempt=attempt)
     if outcome.ok:
         return outcome
-    own = next((r for r in reports if (_ends_the_job(r) if head else r.host == 0)), None)
+    ends_job = [r for r in reports if program_code(r) is ProgramCode.CODE_FAILED]
+    own = next(iter(ends_job if head else [r for r in reports if r.host == 0]), None)
     if own is not None and own.exit.kind.rank < CONSEQUENCE_RANK and not own.ok:
         return judge(hosts, reports, blamed=(own.host,), now=now, attempt=attempt)
     reported = {r.host for r in reports}
@@ -296,7 +297,7 @@ def judge_leaderless(
     lost = tuple(r.host for r in others if r.exit is Exit.AGENT_LOST)
     if lost and not led and not reports:
         return judge(hosts, others, blamed=lost, reason=reason, now=now, attempt=attempt)
-    if others and not reports and _has_nobody_joined(others):
+    if others and not reports and all(r.exit is Exit.NEVER_JOINED for r in others):
         blamed = tuple(r.host for r in others)
         rest = [HostReport(h, Exit.NEVER_JOINED) for h in range(hosts) if h not in blamed]
         return judge(
@@ -319,14 +320,6 @@ def judge_leaderless(
     rest = [r for r in (*reports, *others) if r.host != 0]
     why = f"{name_of((0,), hosts)}, which led the gang, was lost" + (f": {fault}" if fault else "")
     return judge(hosts, [leader, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
-
-
-def _ends_the_job(report: HostReport) -> bool:
-    return program_code(report) is ProgramCode.CODE_FAILED
-
-
-def _has_nobody_joined(told: Sequence[HostReport]) -> bool:
-    return all(r.exit is Exit.NEVER_JOINED for r in told)
 
 
 def _first_failures(reports: Sequence[HostReport]) -> tuple[int, ...]:

@@ -61,11 +61,9 @@ def resolve(name: str, *, spot: bool = False) -> Topology:
     topology = _find(plain)
     if isinstance(topology, _Refusal):
         raise _unknown(name, topology, SPOT if plain != text else "")
-    return _as_spot(topology) if spot or plain != text else topology
-
-
-def _as_spot(topology: Topology) -> Topology:
-    return replace(topology, name=topology.name + SPOT, spot=True)
+    if spot or plain != text:
+        return replace(topology, name=topology.name + SPOT, spot=True)
+    return topology
 
 
 def _unknown(name: str, refusal: _Refusal, suffix: str) -> UnknownAccelerator:
@@ -263,15 +261,13 @@ def _spellings(kind: str) -> list[tuple[str, str]]:
         row for row in catalog.catalog_rows() if row.family in families and kind in ("", row.kind)
     ]
     pairs = [
-        (row.name, alias + _tail(row)) for row in rows for alias in _names_of(families[row.family])
+        (row.name, alias + row.name.partition(row.family)[2])
+        for row in rows
+        for alias in _names_of(families[row.family])
     ]
     return pairs + [
         (resolve(bare).name, bare) for bare in ("cpu", "gpu", "tpu") if kind in ("", bare)
     ]
-
-
-def _tail(row: Topology) -> str:
-    return row.name.partition(row.family)[2]
 
 
 def _number(text: str) -> int | None:

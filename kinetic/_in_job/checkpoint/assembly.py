@@ -7,7 +7,7 @@ out as today's; which pieces are damaged: then that state is worth nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from kinetic._in_job.checkpoint.local_tier import LocalTier
@@ -109,7 +109,7 @@ class LocalRestore:
         number = self._numbers[leaf.name]
         saved = self._whole.leaves[number]
         if not leaf.dtype:
-            return self._leaves_here()[number].value
+            return (self._own or self._whole).leaves[number].value
         if not isinstance(like, jax.Array):
             content = self._box(number, saved, ((0,) * len(saved.shape), saved.shape))
             return content.astype(like.dtype, copy=False)
@@ -119,9 +119,6 @@ class LocalRestore:
             return content.astype(like.dtype, copy=False)
 
         return jax.make_array_from_callback(saved.shape, like.sharding, part)
-
-    def _leaves_here(self) -> Sequence[Leaf]:
-        return self._whole.leaves if self._own is None else self._own.leaves
 
     def _box(self, number: int, saved: Leaf, wanted: Box) -> Any:
         """The content of a part of a leaf, in memory of its own."""

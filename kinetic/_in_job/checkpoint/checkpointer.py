@@ -246,7 +246,9 @@ class Checkpointer:
                 "with the step that restore() returns.",
                 step=step,
             )
-        self._tell_of_first_step()
+        if not self._has_stepped and (lost_at := slices.read_variable(slices.LOST_AT)):
+            self._say(f"first step after {time.time() - float(lost_at):.1f} s.")
+        self._has_stepped = True
         is_asked = force or requested is not None
         to = {
             "local": opened.local is not None and self._cadence.is_local(step),
@@ -391,12 +393,6 @@ class Checkpointer:
         _log.info(words)
         if self._peers.index == 0 and slices.read_variable("KINETIC_JOB_ID"):
             streams.say(f"kinetic: {words}")
-
-    def _tell_of_first_step(self) -> None:
-        """Say how long an elastic job that had lost a slice did no step."""
-        if not self._has_stepped and (lost_at := slices.read_variable(slices.LOST_AT)):
-            self._say(f"first step after {time.time() - float(lost_at):.1f} s.")
-        self._has_stepped = True
 
     def _warn(self, words: str) -> None:
         """Warn those who read the job's output; called on all hosts."""

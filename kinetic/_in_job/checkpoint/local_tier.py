@@ -181,7 +181,9 @@ class LocalTier:
                     available = machine.available_memory_bytes()
                     if available is not None and available < size_bytes:
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                _fill(fd, size_bytes)
+                zeros, rest = memoryview(bytes(min(size_bytes, _AT_ONCE_BYTES))), size_bytes
+                while rest:
+                    rest -= os.write(fd, zeros[:rest])
                 space = np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8)
                 space[:: mmap.PAGESIZE] = 0
             self._mapped.pop(name, None)
@@ -301,12 +303,6 @@ def _read_committed(path: Path) -> Local:
     if size < max((piece.offset + piece.size_bytes for piece in local.pieces), default=0):
         raise CorruptRecord("its data are shorter than its index says")
     return local
-
-
-def _fill(fd: int, size_bytes: int) -> None:
-    zeros, rest = memoryview(bytes(min(size_bytes, _AT_ONCE_BYTES))), size_bytes
-    while rest:
-        rest -= os.write(fd, zeros[:rest])
 
 
 def _explain_error(

@@ -121,7 +121,9 @@ class Restoring:
                 saved, reason = self._from_folder(max(steps), now, cast)
                 steps = [step for step in steps if step != max(steps)]
             if saved is not None:
-                self._tell_of(faults, saved.restored)
+                for (host, step), text in faults.items():
+                    if step >= saved.restored.step:  # Else something newer was there.
+                        self._warn(f"host {host}: {text}. It is not used.")
                 self._opened.persistent.continue_after(saved.restored.step)
                 return saved
             self._warn(reason)
@@ -216,12 +218,6 @@ class Restoring:
 
     def _exchange(self, text: str) -> list[str]:
         return opening.exchange(self._peers, f"restoring/{next(self._numbers)}", text)
-
-    def _tell_of(self, faults: Mapping[tuple[int, int], str], restored: Restored) -> None:
-        """Tell of copies in memory that could not be used, unless something newer was there."""
-        for (host, step), text in faults.items():
-            if step >= restored.step:
-                self._warn(f"host {host}: {text}. It is not used.")
 
 
 def _is_unfinished(whole: CompleteStep, steps: list[int], now: TreeState) -> bool:

@@ -131,7 +131,7 @@ class SyncPoints:
         if self._closed.is_set():
             return
         if heard is None:
-            if self._is_due():
+            if self._every_s is not None and self._clock() - self._saved_at >= self._every_s:
                 self._tell(SyncRequest.TIME)
             return
         with self._lock:
@@ -172,6 +172,3 @@ class SyncPoints:
             return _ASKED_EVERY_S
         left_s = self._saved_at + self._every_s - self._clock()
         return min(max(left_s, 0.001), _ASKED_EVERY_S)
-
-    def _is_due(self) -> bool:
-        return self._every_s is not None and self._clock() - self._saved_at >= self._every_s

@@ -321,7 +321,11 @@ def check_same(
         for was, leaf in pairs
         if (was.key, was.shape) != (leaf.key, leaf.shape)
     )
-    loses = [] if cast else [(was, leaf) for was, leaf in pairs if _is_lossy(was, leaf)]
+    loses = [
+        (was, leaf)
+        for was, leaf in ([] if cast else pairs)
+        if was.dtype and leaf.dtype and can_lose(was.dtype, leaf.dtype)
+    ]
     faults += _join_first(f"{leaf.name} was {was.dtype} and is {leaf.dtype}" for was, leaf in loses)
     if faults:
         types = ", shapes and types" if loses else " and shapes"
@@ -330,10 +334,6 @@ def check_same(
             f"The checkpoint {where} does not fit: {'; '.join(faults)}. Give restore() a state of "
             f"the same structure{types}{allow}, or choose another folder for a new training."
         )
-
-
-def _is_lossy(was: Leaf, leaf: Leaf) -> bool:
-    return bool(was.dtype and leaf.dtype) and can_lose(was.dtype, leaf.dtype)
 
 
 def _join_first(faults: Iterable[str]) -> list[str]:
