@@ -348,7 +348,7 @@ class JobHandle(Generic[R_co]):
         hosts = None if all_hosts else (self._check_host(host),)
         request = LogRequest(hosts=hosts, follow=follow, tail=tail, attempt=attempt)
         if follow:
-            with self._interruptible():
+            with _InterruptNotice(self):
                 self._watch(request, Printer(prefixed=all_hosts))
             return None
         mark = Prefixer(hosts=all_hosts).add
@@ -400,7 +400,7 @@ class JobHandle(Generic[R_co]):
         Raises:
             WaitTimeout: `timeout` seconds have passed; the job keeps running.
         """
-        with self._interruptible():
+        with _InterruptNotice(self):
             return self._watch(LogRequest(hosts=()), timeout=timeout)
 
     @hide_frames
@@ -452,7 +452,7 @@ class JobHandle(Generic[R_co]):
             return cast("R_co", self._collected[0])
         request = LogRequest(hosts=(0,) if stream_logs else (), failures=False)
         printer = Printer() if stream_logs else None
-        with self._interruptible():
+        with _InterruptNotice(self):
             outcome = self._watch(request, printer, timeout, on_status, abandoned)
             try:
                 if not outcome.ok:
@@ -744,16 +744,6 @@ class JobHandle(Generic[R_co]):
                     raise WaitTimeout(f"{why} {console.say_it_goes_on(self.job_id, fault)}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
 
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """After Ctrl-C, say last how to come back to the job."""
-        try:
-            yield
-        except KeyboardInterrupt as interrupt:
-            if not getattr(interrupt, "__notes__", ()):
-                console.tell_last(interrupt, self._parting_words(), self._is_known_to_be_over)
-            raise
-
     def _is_known_to_be_over(self) -> bool:
         with contextlib.suppress(KineticError, OSError):
             return self._read_verdict() is not None or not self._store.has(
@@ -785,6 +775,25 @@ class JobHandle(Generic[R_co]):
 
     def _read_verdict(self) -> Outcome | None:
         return self._board.verdict(self.ref)
+
+
+class _InterruptNotice:
+    """Says last how to come back to the job where Ctrl-C ends the block.
+
+    A generator would not do: `contextlib` assigns to every exception that passes, which exceptions
+    of frozen dataclasses refuse.
+    """
+
+    def __init__(self, handle: JobHandle[Any]) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, KeyboardInterrupt) and not getattr(error, "__notes__", ()):
+            handle = self._handle
+            console.tell_last(error, handle._parting_words(), handle._is_known_to_be_over)
 
 
 def _call_back(

@@ -45,13 +45,14 @@ class _FrameHider:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        # An exception that `with` raises again gets no entry for this frame.
+        # An exception that `with` raises again gets no entry for this frame. The method of the base
+        # class also serves exceptions that refuse assignments, such as frozen dataclasses.
         if isinstance(error, KeyboardInterrupt):
-            error.__traceback__ = None
+            BaseException.with_traceback(error, None)
         elif isinstance(error, KineticError):
-            error.__traceback__ = _after_own_frames(error.__traceback__)
+            BaseException.with_traceback(error, _after_own_frames(error.__traceback__))
         elif error is not None:
-            error.__traceback__ = _after_entries(error.__traceback__)
+            BaseException.with_traceback(error, _after_entries(error.__traceback__))
 
 
 hide_frames = _FrameHider()
