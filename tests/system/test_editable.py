@@ -205,7 +205,7 @@ def test_a_package_in_another_place_and_what_pythonpath_names(repository, interp
     write(elsewhere, "lib/_version.py", "VALUE = 3\n")
     write(elsewhere, ".gitignore", "_version.py\nnotes.txt\n")
     write(elsewhere, "lib/notes.txt", "mine\n")
-    (elsewhere / ".git").mkdir()
+    subprocess.run(["git", "init", "-q", elsewhere], check=True)
     write(named, "single.py", "VALUE = 4\n")
     link(interpreter, "lib", elsewhere)
     _, shipped, found, program = show(
