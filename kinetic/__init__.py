@@ -67,7 +67,7 @@ _HOME_OF = {
     "slice_index": "_in_job.slices",
 }
 _SUBMODULES = ("collections", "credentials", "debug", "errors", "job_status", "jobs", "keras")
-_GONE = {
+_RENAMED = {
     "map": "use the decorated function's run_async_map(inputs), or kinetic.collections.map",
     "submit": "decorate with @kinetic.run(...), and call the function's run_async(...)",
 }
@@ -110,12 +110,12 @@ if not TYPE_CHECKING:  # A type checker should report misspelt names.
         if name in _SUBMODULES:
             return import_module(f"kinetic.{name}")
         if name not in _HOME_OF:
-            instead = f": {_GONE[name]}" if name in _GONE else ""
+            instead = f": {_RENAMED[name]}" if name in _RENAMED else ""
             raise AttributeError(f"module 'kinetic' has no attribute {name!r}{instead}")
-        globals()[name] = found = getattr(import_module(f"kinetic.{_HOME_OF[name]}"), name)
-        return found
+        globals()[name] = value = getattr(import_module(f"kinetic.{_HOME_OF[name]}"), name)
+        return value
 
 
 def __dir__() -> list[str]:
-    shown = {name for name in globals() if name.startswith("__")}
-    return sorted(shown.union(__all__, _SUBMODULES) - {"keras"})  # which imports Keras
+    names = {name for name in globals() if name.startswith("__")}
+    return sorted(names.union(__all__, _SUBMODULES) - {"keras"})  # which imports Keras

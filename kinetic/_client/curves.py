@@ -74,8 +74,8 @@ def draw_text(name: str, curves: Sequence[Curve], *, width: int, height: int, co
 
 def _widen(numbers: Iterable[float]) -> tuple[float, float]:
     """The range of the numbers, which must not be empty."""
-    known = list(numbers)
-    low, high = min(known), max(known)
+    values = list(numbers)
+    low, high = min(values), max(values)
     if high > low:
         return low, high
     margin = abs(low) * 0.1 or 1.0
@@ -170,11 +170,13 @@ def write_events(folder: str, groups: Sequence[tuple[str, Sequence[Series]]]) ->
         except OSError as error:
             raise UsageError(f"Event files cannot be written to {folder}: {error}") from error
         with contextlib.closing(writer):
-            for each in series:
-                begin = min(each.times, default=0.0)
-                for step, time, value in zip(each.steps, each.times, each.values, strict=True):
+            for metric in series:
+                begin = min(metric.times, default=0.0)
+                for step, time, value in zip(
+                    metric.steps, metric.times, metric.values, strict=True
+                ):
                     # Figures of hosts have no step: TensorBoard shows them by the second.
-                    at = step if each.has_steps else round(time - begin)
-                    writer.add_scalar(each.name, value, at, walltime=time)
-                count += len(each)
+                    at = step if metric.has_steps else round(time - begin)
+                    writer.add_scalar(metric.name, value, at, walltime=time)
+                count += len(metric)
     return count

@@ -31,6 +31,7 @@ from kinetic._core.duration import Duration, patience_s
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._core.tracebacks import hide_frames
+from kinetic._core.values import dataclass
 from kinetic.errors import KineticError, NotFound, UsageTypeError, WaitTimeout, a_type, name_some
 
 if TYPE_CHECKING:
@@ -316,7 +317,7 @@ class HandleWaiters:
         self._own.remove(_HandleWaiter(waiter, self._handle))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _HandleWaiter:
     waiter: Any
     handle: object

@@ -164,11 +164,11 @@ class Metrics(Mapping[str, Metric]):
         """Return a DataFrame: a row for each step, a column for each name; where several hosts have
         logged, the index has the host, too. Figures that belong to no step are left out."""
         pandas = _import_pandas()
-        stepped = [each for each in self.all if len(each) and each.steps[0] >= 0]
+        stepped = [metric for metric in self.all if len(metric) and metric.steps[0] >= 0]
         columns = {
-            host: pandas.DataFrame({each.name: _by_step(pandas, each) for each in group})
+            host: pandas.DataFrame({metric.name: _by_step(pandas, metric) for metric in group})
             for host, group in itertools.groupby(
-                sorted(stepped, key=lambda each: each.host), key=lambda each: each.host
+                sorted(stepped, key=lambda metric: metric.host), key=lambda metric: metric.host
             )
         }
         if not columns:
@@ -180,8 +180,8 @@ class Metrics(Mapping[str, Metric]):
 
 def _by_step(pandas: Any, metric: Metric) -> Any:
     """Of a step that was logged more than once, the last value."""
-    found = pandas.Series(metric.values, index=metric.steps)
-    return found[~found.index.duplicated(keep="last")]
+    column = pandas.Series(metric.values, index=metric.steps)
+    return column[~column.index.duplicated(keep="last")]
 
 
 def _as_arrays(series: Series) -> Metric:

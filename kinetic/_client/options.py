@@ -42,30 +42,30 @@ class OptionChanges(Keywords, total=False):
     debug: bool
 
 
-def check_options(before: Options | None, given: Mapping[str, Any]) -> Options:
-    """Return the options, updated with those that are given.
+def check_options(before: Options | None, arguments: Mapping[str, Any]) -> Options:
+    """Return the options, updated with the arguments.
 
     Args:
         before: the options of a decorated function; None for a function that is being decorated.
-        given: options as users write them.
+        arguments: options as users write them.
 
     Raises:
         UsageError: an option cannot work.
         UsageTypeError: ... because its value has the wrong type, or there is no such option.
     """
-    unknown = next((name for name in given if name not in TABLE), None)
+    unknown = next((name for name in arguments if name not in TABLE), None)
     if unknown is not None:
         raise UsageTypeError(_no_such_option(unknown))
-    if given.get("volumes") is not None:
+    if arguments.get("volumes") is not None:
         from kinetic._datasets import call_data
 
-        given = {**given, "volumes": call_data.volumes(given["volumes"])}
-    elif "volumes" in given:
-        given = {**given, "volumes": {}}
-    topology = _topology(None if before is None else before.topology, given)
+        arguments = {**arguments, "volumes": call_data.volumes(arguments["volumes"])}
+    elif "volumes" in arguments:
+        arguments = {**arguments, "volumes": {}}
+    topology = _topology(None if before is None else before.topology, arguments)
     values = {
         FIELD_OF[name]: TABLE[name].check(name, value)
-        for name, value in given.items()
+        for name, value in arguments.items()
         if name in FIELD_OF and name != "accelerator"
     }
     options = (
@@ -88,14 +88,14 @@ def warn_of_spot(options: Options) -> None:
         warnings.warn(text, UserWarning, stacklevel=4)
 
 
-def _topology(before: Topology | None, given: Mapping[str, Any]) -> Topology:
+def _topology(before: Topology | None, arguments: Mapping[str, Any]) -> Topology:
     from kinetic._core.accelerators.resolve import SPOT, resolve  # not needed on hosts
 
     spot = before is not None and before.spot
-    if "spot" in given:
-        spot = TABLE["spot"].check("spot", given["spot"])
-    if "accelerator" in given:
-        return resolve(given["accelerator"], spot=spot)
+    if "spot" in arguments:
+        spot = TABLE["spot"].check("spot", arguments["spot"])
+    if "accelerator" in arguments:
+        return resolve(arguments["accelerator"], spot=spot)
     name = TABLE["accelerator"].default if before is None else before.name.removesuffix(SPOT)
     return resolve(name, spot=spot)
 

@@ -205,10 +205,10 @@ def controller(name: str, value: object) -> Controller:
 
 
 def _choose(name: str, value: object, choices: tuple[C, ...]) -> C:
-    for each in choices:
-        if value == each:
-            return each
-    *others, last = (f'"{each}"' for each in choices)
+    for choice in choices:
+        if value == choice:
+            return choice
+    *others, last = (f'"{choice}"' for choice in choices)
     raise UsageError(f"{name} must be {', '.join(others)} or {last}; it is {value!r}.")
 
 
@@ -242,15 +242,15 @@ def slices(name: str, value: object) -> int | tuple[int, int]:
         )
     least, most = (count(f"{name}[{index}]", each, least=1) for index, each in enumerate(value))
     is_flag = name.startswith("--")
-    given, turned = (
+    written, turned = (
         f"{one}:{other}" if is_flag else f"({one}, {other})"
         for one, other in ((least, most), (most, least))
     )
     if least > most:
-        raise UsageError(f"{name} names the least first: write {turned}, not {given}.")
+        raise UsageError(f"{name} names the least first: write {turned}, not {written}.")
     if most == 1:
         raise UsageError(
-            f"{name}={given} has no slice to lose: an elastic job needs two or more. Write "
+            f"{name}={written} has no slice to lose: an elastic job needs two or more. Write "
             f"{name}=1 with {'--retries' if is_flag else 'retries='}, or a larger second number."
         )
     return least, most
@@ -344,19 +344,19 @@ def variables(name: str, value: object) -> dict[str, str]:
         return {}
     if not isinstance(value, Mapping):
         raise UsageTypeError(f'{name} must be a dict such as {{"SEED": "1"}}; it is {value!r}.')
-    for each, content in value.items():
-        if variable(name, each) in OF_THE_JOB:
+    for key, content in value.items():
+        if variable(name, key) in OF_THE_JOB:
             option = "--output-dir" if name.startswith("--") else "output_dir="
-            way = f"Use {option}." if each == "KINETIC_OUTPUT_DIR" else "Choose another name."
-            raise UsageError(f"{name}: each host sets {each} itself. {way}")
+            way = f"Use {option}." if key == "KINETIC_OUTPUT_DIR" else "Choose another name."
+            raise UsageError(f"{name}: each host sets {key} itself. {way}")
         if not isinstance(content, str):
             raise UsageTypeError(
-                f"{name}[{each!r}] must be a string; it is {content!r}. Write {str(content)!r}."
+                f"{name}[{key!r}] must be a string; it is {content!r}. Write {str(content)!r}."
             )
         if not _is_system_text(content):
             raise UsageError(
-                f"{name}[{each!r}] contains a NUL or an unpaired surrogate, which no environment "
-                f"can hold: {content!r:.80}."
+                f"{name}[{key!r}] contains a NUL or an unpaired surrogate, which no "
+                f"environment can hold: {content!r:.80}."
             )
     return dict(value)
 

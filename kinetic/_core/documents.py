@@ -166,19 +166,19 @@ def _read_literal(choices: tuple[Any, ...], part: Any) -> Any:
 
 def _read_any(readers: tuple[_Read, ...], part: Any) -> Any:
     wrong = []
-    for each in readers:
+    for reader in readers:
         try:
-            return each(part)
+            return reader(part)
         except _WrongError as error:
             wrong.append(error)
     raise wrong[0]
 
 
 def _read_items(kind: Callable[[Any], Any], item: _Read, part: Any) -> Any:
-    parts, items = _list(part), []
+    members, items = _list(part), []
     try:
-        for each in parts:
-            items.append(item(each))
+        for member in members:
+            items.append(item(member))
     except _WrongError as error:
         error.path = f"[{len(items)}]{error.path}"
         raise

@@ -119,7 +119,9 @@ def _join_rows(documents: Sequence[Any]) -> list[Rows]:
     """
     joined: list[Rows] = []
     try:
-        for names, group in itertools.groupby(documents, lambda each: tuple(each["values"])):
+        for names, group in itertools.groupby(
+            documents, lambda document: tuple(document["values"])
+        ):
             times, steps = list[float](), list[int]()
             columns = [list[float]() for _ in names]
             for document in group:

@@ -254,7 +254,7 @@ def judge_leaderless(
     hosts: int,
     reports: Sequence[HostReport],
     *,
-    told: Sequence[HostReport] = (),
+    backend_reports: Sequence[HostReport] = (),
     reason: str = "",
     led: bool = True,
     head: bool = False,
@@ -266,7 +266,7 @@ def judge_leaderless(
     Args:
         hosts: the size of the gang.
         reports: by the hosts themselves.
-        told: what the backend says of the hosts; used where a host has not reported.
+        backend_reports: what the backend says of the hosts; used where a host has not reported.
         reason: why, as far as the backend knows; "" if it does not.
         led: whether the gang was ever led, as far as its events say.
         head: whether a program that is no host led it.
@@ -287,7 +287,7 @@ def judge_leaderless(
     if own is not None and own.exit.kind.rank < CONSEQUENCE_RANK and not own.ok:
         return judge(hosts, reports, blamed=(own.host,), now=now, attempt=attempt)
     reported = {r.host for r in reports}
-    others = [r for r in told if r.host not in reported]
+    others = [r for r in backend_reports if r.host not in reported]
     unable = [r for r in others if r.exit is Exit.SETUP_FAILED]
     if unable:
         blamed = tuple(r.host for r in unable)
@@ -304,7 +304,9 @@ def judge_leaderless(
             hosts, [*others, *rest], blamed=blamed, reason=reason, now=now, attempt=attempt
         )
     stopped = {r.host for r in reports if r.exit in (Exit.STOPPED, Exit.LEFT)}
-    cancelled = [r for r in told if r.exit is Exit.CANCELLED and r.host not in reported - stopped]
+    cancelled = [
+        r for r in backend_reports if r.exit is Exit.CANCELLED and r.host not in reported - stopped
+    ]
     if cancelled:
         all_of_them = [*reports, *others, *cancelled]
         return judge(hosts, all_of_them, reason=reason, now=now, attempt=attempt)
@@ -312,8 +314,8 @@ def judge_leaderless(
         why = "the head, which led the job, was lost" + (f": {reason}" if reason else "")
         hearsay = HostReport(0, Exit.AGENT_LOST, why)
         rest = [r for r in (*reports, *others) if r.host != 0]
-        made = judge(hosts, [hearsay, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
-        return replace(made, given_up=why)
+        verdict = judge(hosts, [hearsay, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
+        return replace(verdict, given_up=why)
     fault = next((r.detail for r in others if r.host == 0 and r.detail), "")
     detail = fault or "The program that led the gang ended without a verdict."
     leader = HostReport(0, Exit.AGENT_LOST, detail)

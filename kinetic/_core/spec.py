@@ -57,12 +57,12 @@ def wrong_keyword(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> st
     """Say which keyword the function does not take, as Python does, which `bind` only does once no
     argument is missing; "" if it takes them all."""
     parameters = signature.parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return ""
     names = [
-        each.name
-        for each in parameters
-        if each.kind not in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)
+        parameter.name
+        for parameter in parameters
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL)
     ]
     wrong = next((name for name in kwargs if name not in names), None)
     if wrong is None:

@@ -41,12 +41,14 @@ def _make_dataclass(*, frozen: bool, repr: bool = True) -> Callable[[type[T]], t
 def _initializer(kind: type[Any]) -> Callable[..., None]:
     """Return the `__init__` of a class: takes its fields by position and by name."""
     fields, missing = dataclasses.fields(kind), dataclasses.MISSING
-    names = tuple([each.name for each in fields])
+    names = tuple([field.name for field in fields])
     allowed, count = frozenset(names), len(names)
-    defaults = {each.name: each.default for each in fields if each.default is not missing}
+    defaults = {field.name: field.default for field in fields if field.default is not missing}
     call = f"{kind.__qualname__}.__init__()"
     factories = {
-        each.name: each.default_factory for each in fields if each.default_factory is not missing
+        field.name: field.default_factory
+        for field in fields
+        if field.default_factory is not missing
     }
 
     def init(self: Any, /, *args: Any, **named: Any) -> None:

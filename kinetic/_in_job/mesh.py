@@ -54,9 +54,13 @@ def make_mesh(
     with hide_frames:
         slices = _by_slice(_find_devices() if devices is None else devices)
         between = _fill_rest("dcn", {"data": REST} if dcn is None else dcn, len(slices), "slice")
-        each = len(slices[0])
+        devices_per_slice = len(slices[0])
         within = _fill_rest(
-            "ici", {"fsdp": REST} if ici is None else ici, each, "device", " in each slice"
+            "ici",
+            {"fsdp": REST} if ici is None else ici,
+            devices_per_slice,
+            "device",
+            " in each slice",
         )
     names = list(dict.fromkeys([*between, *within]))
     return jax.sharding.Mesh(_lay_out_devices(slices, names, between, within), tuple(names))
@@ -122,10 +126,10 @@ def _by_slice(devices: Sequence[Any]) -> list[list[Any]]:
             )
         return [ordered[start : start + size] for start in range(0, len(ordered), size)]
     slices = [
-        [d for d in devices if getattr(d, "slice_index", 0) == each] for each in sorted(indices)
+        [d for d in devices if getattr(d, "slice_index", 0) == index] for index in sorted(indices)
     ]
-    if len({len(each) for each in slices}) != 1:
-        sizes = ", ".join(str(len(each)) for each in slices)
+    if len({len(index) for index in slices}) != 1:
+        sizes = ", ".join(str(len(index)) for index in slices)
         raise UsageError(f"The slices have {sizes} devices: a mesh needs equally many of each.")
     return slices
 

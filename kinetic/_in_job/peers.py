@@ -77,7 +77,7 @@ class Alone:
     count = 1
 
     def __init__(self) -> None:
-        self._said: dict[str, str] = {}
+        self._messages: dict[str, str] = {}
         self._changed = threading.Condition()
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -94,19 +94,19 @@ class Alone:
     def set(self, key: str, value: str) -> None:
         """Keep it."""
         with self._changed:
-            self._said[key] = value
+            self._messages[key] = value
             self._changed.notify_all()
 
     def get(self, key: str, limit_s: float) -> str | None:
         """Return it, or None after the time."""
         with self._changed:
-            self._changed.wait_for(lambda: key in self._said, limit_s)
-            return self._said.get(key)
+            self._changed.wait_for(lambda: key in self._messages, limit_s)
+            return self._messages.get(key)
 
     def get_all(self, folder: str) -> dict[str, str]:
         """Return what is there."""
         with self._changed:
-            texts = dict(self._said)
+            texts = dict(self._messages)
         return {
             key.removeprefix(f"{folder}/"): value
             for key, value in texts.items()
@@ -116,8 +116,8 @@ class Alone:
     def forget(self, key: str) -> None:
         """Delete it."""
         with self._changed:
-            for each in [k for k in self._said if k == key or k.startswith(f"{key}/")]:
-                del self._said[each]
+            for stored_key in [k for k in self._messages if k == key or k.startswith(f"{key}/")]:
+                del self._messages[stored_key]
 
 
 class WorldPeers:

@@ -446,8 +446,12 @@ def test_what_has_no_position_is_refused(bad):
 
 def test_when_steps_are_saved():
     found = check_cadence(100, "10m", 10)
-    assert [s for s in range(0, 250, 5) if found.is_persistent(s, asked=False)] == [0, 100, 200]
-    assert found.is_persistent(7, asked=True)
+    assert [s for s in range(0, 250, 5) if found.is_persistent(s, is_requested=False)] == [
+        0,
+        100,
+        200,
+    ]
+    assert found.is_persistent(7, is_requested=True)
     assert [s for s in range(25) if found.is_local(s)] == [0, 10, 20]
     assert found.every_s == 600.0
     by_time = check_cadence("90s", None, None)

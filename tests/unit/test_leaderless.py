@@ -50,14 +50,14 @@ def test_a_gang_that_never_ran_ended_as_the_backend_says():
         HostReport(0, Exit.NEVER_JOINED),
         HostReport(1, Exit.NEVER_JOINED, "no node takes it"),
     ]
-    outcome = judge_leaderless(2, [], told=told, reason="no node pool has 4x4", now=9.0)
+    outcome = judge_leaderless(2, [], backend_reports=told, reason="no node pool has 4x4", now=9.0)
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "no node pool has 4x4")
     assert [r.exit for r in outcome.reports] == [Exit.NEVER_JOINED, Exit.NEVER_JOINED]
 
 
 def test_hosts_of_which_the_backend_says_nothing_never_joined_when_none_did():
     told = [HostReport(1, Exit.NEVER_JOINED, "no node takes it")]
-    outcome = judge_leaderless(4, [], told=told, reason="no node pool has 4x4", now=9.0)
+    outcome = judge_leaderless(4, [], backend_reports=told, reason="no node pool has 4x4", now=9.0)
     assert (outcome.verdict, outcome.blamed) == (Verdict.FAILED, (1,))
     assert {r.exit for r in outcome.reports} == {Exit.NEVER_JOINED}
     assert [r.detail for r in outcome.reports] == ["", "no node takes it", "", ""]
@@ -66,7 +66,7 @@ def test_hosts_of_which_the_backend_says_nothing_never_joined_when_none_did():
 def test_a_host_that_can_never_start_is_to_blame_and_not_those_that_wait_for_it():
     told = [HostReport(host, Exit.AGENT_LOST) for host in (0, 1)]
     told.append(HostReport(2, Exit.SETUP_FAILED, "The image x cannot be pulled."))
-    outcome = judge_leaderless(3, [], told=told, reason="no image", now=9.0)
+    outcome = judge_leaderless(3, [], backend_reports=told, reason="no image", now=9.0)
     assert (outcome.blamed, outcome.reason) == ((2,), "no image")
     assert [r.exit for r in outcome.reports] == [Exit.STOPPED, Exit.STOPPED, Exit.SETUP_FAILED]
 
@@ -78,14 +78,16 @@ def test_a_gang_that_was_cancelled_is_cancelled(hosts, head, end):
     told = [HostReport(host, Exit.CANCELLED) for host in range(2)]
     stopped = [HostReport(host, end) for host in hosts]
     outcome = judge_leaderless(
-        2, stopped, told=told, reason="The job was cancelled.", head=head, now=9.0
+        2, stopped, backend_reports=told, reason="The job was cancelled.", head=head, now=9.0
     )
     assert (outcome.verdict, outcome.reason) == (Verdict.CANCELLED, "The job was cancelled.")
 
 
 def test_what_the_backend_says_of_host_0_is_told():
     told = [HostReport(0, Exit.AGENT_LOST, "its pod was evicted"), HostReport(1, Exit.AGENT_LOST)]
-    outcome = judge_leaderless(2, [HostReport(1, Exit.STOPPED, "mine")], told=told, now=9.0)
+    outcome = judge_leaderless(
+        2, [HostReport(1, Exit.STOPPED, "mine")], backend_reports=told, now=9.0
+    )
     assert outcome.reason == "host 0 of 2, which led the gang, was lost: its pod was evicted"
     assert outcome.reports[1].detail == "mine"
 
@@ -93,7 +95,9 @@ def test_what_the_backend_says_of_host_0_is_told():
 def test_of_a_gang_that_was_never_led_the_host_that_the_backend_names_is_to_blame():
     told = [HostReport(1, Exit.AGENT_LOST, "its pod was killed")]
     for led, blamed in ((False, (1,)), (True, (0,))):
-        outcome = judge_leaderless(2, [], told=told, reason="its pod failed", led=led, now=9.0)
+        outcome = judge_leaderless(
+            2, [], backend_reports=told, reason="its pod failed", led=led, now=9.0
+        )
         assert outcome.blamed == blamed
         assert not outcome.ok
 

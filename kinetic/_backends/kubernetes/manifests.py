@@ -53,9 +53,9 @@ _RESTARTS_OF_A_HOST = 1000
 """How often each pod of an elastic job's slice may fail: a Job that has failed is not started
 again, and its JobSet fails with it. `max_failures=` ends the job long before; what is taken away
 does not count."""
-_FREE = [{"action": "Ignore"} | taken for taken in _TAKEN_AWAY]
+_FREE = [{"action": "Ignore"} | condition for condition in _TAKEN_AWAY]
 """Pods that the cluster took away are replaced at once, and without counting."""
-_GANG_RULES = [_CODE_FAILED, *({"action": "FailJob"} | taken for taken in _TAKEN_AWAY)]
+_GANG_RULES = [_CODE_FAILED, *({"action": "FailJob"} | condition for condition in _TAKEN_AWAY)]
 
 
 def render(plan: Plan, settings: PodSettings) -> list[Document]:

@@ -118,7 +118,9 @@ def _orphan_verdict(
         return judge_leaderless(
             ref.hosts,
             reports,
-            told=[host.as_report() for host in status.hosts if host.phase is not JobStatus.RUNNING],
+            backend_reports=[
+                host.as_report() for host in status.hosts if host.phase is not JobStatus.RUNNING
+            ],
             reason=status.reason,
             led=store.has(layout.JobKeys(ref.job_id).events),
             head=ref.has_head,

@@ -78,15 +78,15 @@ def price_of(topology: Topology, own: Mapping[str, float] | None = None) -> Pric
     if own and key in own:
         return Price(own[key] * topology.chips, "your price")
     machine = topology.machine_type
-    each, units = _CHIPS.get(topology.family), topology.chips
-    if each is None:
-        each, units = _MACHINES.get(machine), topology.hosts
-    if each is None or topology.spot:
+    unit_price, units = _CHIPS.get(topology.family), topology.chips
+    if unit_price is None:
+        unit_price, units = _MACHINES.get(machine), topology.hosts
+    if unit_price is None or topology.spot:
         return None
     kind = topology.family if topology.family in _CHIPS else machine.rpartition("-")[0]
     region = _REGIONS.get(kind, _USUAL_REGION)
     source = BILLING if machine in _IN_BILLING else LIST
-    return Price(round(each * units, 5), f"list price, {region}", source, region)
+    return Price(round(unit_price * units, 5), f"list price, {region}", source, region)
 
 
 def check_family(name: str) -> str | None:

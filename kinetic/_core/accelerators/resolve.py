@@ -191,8 +191,10 @@ def _similar_families(candidates: Sequence[Family], text: str) -> tuple[str, ...
     called = {alias: family for family in candidates for alias in _names_of(family)}
     begin = [alias for alias in called if alias.startswith(text)]
     near = begin or difflib.get_close_matches(text, called, n=3, cutoff=0.5)
-    found = (catalog.slice_of(called[alias], catalog.counts(called[alias])[0]) for alias in near)
-    return tuple(dict.fromkeys(topology.name for topology in found if topology))[:3]
+    topologies = (
+        catalog.slice_of(called[alias], catalog.counts(called[alias])[0]) for alias in near
+    )
+    return tuple(dict.fromkeys(topology.name for topology in topologies if topology))[:3]
 
 
 def _no_such_count(family: Family, number: int) -> _Refusal:

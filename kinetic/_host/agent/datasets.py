@@ -50,13 +50,13 @@ def prepare(identity: Identity, plan: Plan, store: Store, folder: Path) -> Datas
     """
     mounts = plan.cluster_mounts()
     sources = [
-        _by_cluster(each, mounts[n])
+        _by_cluster(data, mounts[n])
         if n in mounts
-        else _prepare_data(each, identity, store, folder / "data" / str(n))
-        for n, each in enumerate(plan.data)
+        else _prepare_data(data, identity, store, folder / "data" / str(n))
+        for n, data in enumerate(plan.data)
     ]
     return Datasets(
-        tuple(place for each, (place, _) in zip(plan.data, sources, strict=True) if not each.mount),
+        tuple(place for data, (place, _) in zip(plan.data, sources, strict=True) if not data.mount),
         tuple(dict.fromkeys(m for _, mounts in sources for m in mounts)),
     )
 

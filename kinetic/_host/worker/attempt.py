@@ -255,10 +255,10 @@ def make_import_path(start: Start, inherited: list[str]) -> list[str]:
     root = start.client_root.rstrip("/")
     on_this_host = {root + place[len(start.tree) :]: place for place in start.editable}
     entries = [
-        on_this_host.pop(os.path.realpath(each), each) if on_this_host and each else each
-        for each in inherited
+        on_this_host.pop(os.path.realpath(entry), entry) if on_this_host and entry else entry
+        for entry in inherited
     ]
-    installed = (number for number, each in enumerate(entries) if each.endswith(_INSTALLED))
+    installed = (number for number, entry in enumerate(entries) if entry.endswith(_INSTALLED))
     before = next(installed, len(entries))
     entries[before:before] = on_this_host.values()
     return [*(place for place in start.sys_path if place not in entries), *entries]

@@ -72,7 +72,7 @@ class Sender:
         self._runs = self._is_stuck = self._is_cut = False
         self._steps = StepTimes()
         self._devices = FigureCadence(time.monotonic())
-        self._told: set[str] = set()
+        self._warnings: set[str] = set()
 
     def add(self, row: MetricRow) -> None:
         """Take a row."""
@@ -190,8 +190,8 @@ class Sender:
 
     def say(self, text: str, *, key: str = "") -> None:
         """Say this on stderr, once."""
-        if (key or text) not in self._told:
-            self._told.add(key or text)
+        if (key or text) not in self._warnings:
+            self._warnings.add(key or text)
             streams.say(f"kinetic.log: {text}")
 
 
@@ -268,9 +268,9 @@ def _sample_devices(now: float) -> list[MetricRow]:
             return []
         stats = [device.memory_stats() or {} for device in sys.modules["jax"].local_devices()]
         used = [
-            (each["bytes_in_use"], each.get("bytes_limit", math.nan))
-            for each in stats
-            if "bytes_in_use" in each
+            (stats["bytes_in_use"], stats.get("bytes_limit", math.nan))
+            for stats in stats
+            if "bytes_in_use" in stats
         ]
         if used:
             most, limit = max(used)

@@ -104,9 +104,9 @@ class Cadence:
     every_s: float | None
     local_every: int | None
 
-    def is_persistent(self, step: int, *, asked: bool) -> bool:
+    def is_persistent(self, step: int, *, is_requested: bool) -> bool:
         """Whether a step goes to the persistent tier."""
-        return asked or (self.every is not None and step % self.every == 0)
+        return is_requested or (self.every is not None and step % self.every == 0)
 
     def is_local(self, step: int) -> bool:
         """Whether a step goes to the local tier."""

@@ -59,8 +59,8 @@ class LocalRestore:
         needed: list[Mapping[int, set[Box]]] = [{} for _ in self._whole.leaves]
         for number, value in state.arrays():
             needed[self._numbers[state.leaves[number].name]] = boxes_of(value)
-        for each in transfers(self._whole, needed, self._peers.count):
-            self._carry_out(each)
+        for transfer in transfers(self._whole, needed, self._peers.count):
+            self._carry_out(transfer)
 
     def _carry_out(self, transfer: Transfer) -> None:
         import numpy as np

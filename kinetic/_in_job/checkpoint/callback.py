@@ -97,7 +97,7 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._each_epoch = each_epoch
-        self._made: Any = lambda: Checkpointer(
+        self._make_checkpointer: Any = lambda: Checkpointer(
             directory,
             every=every,
             at_least_every=at_least_every,
@@ -115,7 +115,7 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
         """Bring back the newest checkpoint."""
         if self._checkpointer is not None:
             self._checkpointer._give_up(waits=True)  # the fit before this one has raised
-        self._checkpointer = self._made().__enter__()
+        self._checkpointer = self._make_checkpointer().__enter__()
         model = self.model
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)

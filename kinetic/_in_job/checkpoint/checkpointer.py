@@ -252,7 +252,7 @@ class Checkpointer:
         is_asked = force or requested is not None
         to = {
             "local": opened.local is not None and self._cadence.is_local(step),
-            "persistent": self._cadence.is_persistent(step, asked=is_asked),
+            "persistent": self._cadence.is_persistent(step, is_requested=is_asked),
         }
         opened.persistent.check()
         if any(to.values()):

@@ -56,19 +56,19 @@ class Digesting:
     after `finish`."""
 
     def __init__(self) -> None:
-        self._given: SimpleQueue[Any] = SimpleQueue()
-        self._found: list[str] = []
+        self._contents: SimpleQueue[Any] = SimpleQueue()
+        self._digests: list[str] = []
         self._thread = threading.Thread(target=self._run, name="kinetic-digests", daemon=True)
 
     def add(self, content: Any) -> None:
         """Digest this, too."""
-        self._given.put(content)
+        self._contents.put(content)
 
     def finish(self) -> list[str]:
         """Return the digests, in the order of the contents."""
-        self._given.put(None)
+        self._contents.put(None)
         self._thread.join()
-        return self._found
+        return self._digests
 
     def __enter__(self) -> Digesting:
         self._thread.start()
@@ -78,5 +78,5 @@ class Digesting:
         self.finish()
 
     def _run(self) -> None:
-        while (content := self._given.get()) is not None:
-            self._found.append(digest_of(content))
+        while (content := self._contents.get()) is not None:
+            self._digests.append(digest_of(content))

@@ -28,7 +28,7 @@ class Guest:
     """
 
     def __init__(self, directory: str) -> None:
-        self._there = Checkpoints(directory)
+        self._checkpoints = Checkpoints(directory)
         self._directory = directory
 
     def steps(self) -> list[int]:
@@ -38,16 +38,16 @@ class Guest:
             CheckpointError: nothing that is there can be read.
         """
         try:
-            found = [each.step for each in self._there.steps() if each.is_committed]
+            steps = [each.step for each in self._checkpoints.steps() if each.is_committed]
         except NotFound as error:
             raise CheckpointError(str(error)) from error
-        if not found and self._there.program:
+        if not steps and self._checkpoints.program:
             raise CheckpointError(
-                f"{self._directory} has checkpoints of {self._there.program}, which are not in the "
-                "format of Orbax: kinetic leaves them alone. Read them with that program, and give "
-                "this training a folder of its own, with directory= or output_dir=."
+                f"{self._directory} has checkpoints of {self._checkpoints.program}, which are not "
+                "in the format of Orbax: kinetic leaves them alone. Read them with that program, "
+                "and give this training a folder of its own, with directory= or output_dir=."
             )
-        return found
+        return steps
 
     def record(self, step: int) -> dict[str, Any]:
         """Nothing is known of what others have written."""
@@ -65,22 +65,22 @@ class Guest:
             CheckpointError: it cannot be read, or it is not clear what of it is the state.
             CheckpointMismatch: it does not fit.
         """
-        found = self._there.step(step)
-        path = self._there.path(found)
-        where = f"of {found.layout.program or 'kinetic'} in {path}"
+        guest_step = self._checkpoints.step(step)
+        path = self._checkpoints.path(guest_step)
+        where = f"of {guest_step.layout.program or 'kinetic'} in {path}"
         content: _OrbaxTree
-        if not found.layout.program:
-            content = _OwnTree(f"{path}/{found.layout.item}", step, found)
-        elif found.layout.item is None:
-            raise CheckpointError(self._is_unclear(found, path))
+        if not guest_step.layout.program:
+            content = _OwnTree(f"{path}/{guest_step.layout.item}", step, guest_step)
+        elif guest_step.layout.item is None:
+            raise CheckpointError(self._is_unclear(guest_step, path))
         else:
-            content = _OrbaxTree(f"{path}/{found.layout.item}".rstrip("/"), step)
+            content = _OrbaxTree(f"{path}/{guest_step.layout.item}".rstrip("/"), step)
         saved = content.leaves(now)
         tree.check_same(saved, now.leaves, where, cast=cast)
         now = now.as_saved(saved)
         values = content.values(now)
         return now.with_values(lambda n: now.values[n] if now.leaves[n].is_empty else values[n]), (
-            f"{path}, a checkpoint of {found.layout.program or 'kinetic'}"
+            f"{path}, a checkpoint of {guest_step.layout.program or 'kinetic'}"
         )
 
     def _is_unclear(self, step: Step, path: str) -> str:
@@ -101,10 +101,11 @@ class Guest:
         Raises:
             CheckpointError: always.
         """
+        program = self._checkpoints.program or "another training"
         raise CheckpointError(
-            f"{self._directory} has checkpoints of {self._there.program or 'another training'}: "
-            "they are read, and nothing is written beside them. Give this training a folder of its "
-            "own, with directory= or output_dir=, and let it begin with them: "
+            f"{self._directory} has checkpoints of {program}: they are read, and nothing is "
+            "written beside them. Give this training a folder of its own, with directory= or "
+            "output_dir=, and let it begin with them: "
             f"restore(state, start_from={self._directory!r})."
         )
 
@@ -150,8 +151,8 @@ class _OrbaxTree:
 
         wanted = dict(zip(now.joined, now.values, strict=True))
         item = jax.tree_util.tree_unflatten(self._structure, [wanted[n] for n in self._names])
-        found = jax.tree_util.tree_leaves(_read_tree(self._path, self._number, item))
-        by_name = dict(zip(self._names, found, strict=True))
+        leaves = jax.tree_util.tree_leaves(_read_tree(self._path, self._number, item))
+        by_name = dict(zip(self._names, leaves, strict=True))
         return [by_name[name] for name in now.joined]
 
 
@@ -191,8 +192,8 @@ def _describe_tree(path: str, step: int) -> Any:
 
     ocp = orbax()
     with explain_errors("read", path, step):
-        found = ocp.PyTreeCheckpointHandler().metadata(epath.Path(path))
-        return getattr(found, "tree", found)
+        metadata = ocp.PyTreeCheckpointHandler().metadata(epath.Path(path))
+        return getattr(metadata, "tree", metadata)
 
 
 def _read_tree(path: str, step: int, like: Any) -> Any:

@@ -86,14 +86,14 @@ class Undamaged:
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Decide as Orbax asks for it."""
-        good = [each for each in checkpoints if each.step not in self._damaged]
-        newest = max((each.step for each in good), default=-1)
+        good = [checkpoint for checkpoint in checkpoints if checkpoint.step not in self._damaged]
+        newest = max((checkpoint.step for checkpoint in good), default=-1)
         stays = self._policy.should_preserve(good, context=context)
-        staying = {each.step for each, stay in zip(good, stays, strict=True) if stay}
+        staying = {checkpoint.step for checkpoint, stay in zip(good, stays, strict=True) if stay}
         stays = [
-            each.step in staying
-            or (each.step in self._damaged and (each.step > newest or self._keeps_all))
-            for each in checkpoints
+            checkpoint.step in staying
+            or (checkpoint.step in self._damaged and (checkpoint.step > newest or self._keeps_all))
+            for checkpoint in checkpoints
         ]
         if removed := [c.step for c, stay in zip(checkpoints, stays, strict=True) if not stay]:
             self._note_removal(removed)

@@ -86,17 +86,17 @@ def agree(peers: Peers, name: str, act: Callable[[], str]) -> list[str]:
         failed = error
         about = {name: value for name, value in vars(error).items() if name in _ATTRIBUTES}
         answer = {"failed": type(error).__name__, "why": str(error), "about": about}
-    answers = [json.loads(each) for each in exchange(peers, name, json.dumps(answer))]
-    for host, each in enumerate(answers):
-        if "failed" not in each:
+    answers = [json.loads(reply) for reply in exchange(peers, name, json.dumps(answer))]
+    for host, reply in enumerate(answers):
+        if "failed" not in reply:
             continue
         if failed is not None and host == peers.index:
             raise failed
-        kind = _KINDS.get(each["failed"], CheckpointError)
-        raised = kind(f"Host {host}: {each['why']}")
-        vars(raised).update(each["about"])
+        kind = _KINDS.get(reply["failed"], CheckpointError)
+        raised = kind(f"Host {host}: {reply['why']}")
+        vars(raised).update(reply["about"])
         raise raised
-    return [each["said"] for each in answers]
+    return [reply["said"] for reply in answers]
 
 
 def open_checkpoints(
@@ -157,8 +157,8 @@ def open_checkpoints(
         agree(peers, "folders", look)
         persistent = Persistent(directory, keep, peers.index)
     except BaseException:
-        for each in held:
-            each.release()
+        for lease in held:
+            lease.release()
         raise
     return Opened(held[0] if held else None, writer, persistent, tier, verify)
 

@@ -148,12 +148,12 @@ class CompleteStep(NamedTuple):
 
 def newest(on_hosts: Sequence[Sequence[Local]]) -> CompleteStep | None:
     """Return the newest step of which the hosts have every part; `on_hosts`: what each host has."""
-    kinds = {(local.step, local.writer) for each in on_hosts for local in each}
+    kinds = {(local.step, local.writer) for local_steps in on_hosts for local in local_steps}
     for step, writer in sorted(kinds, reverse=True):
         on = {
             host: local
-            for host, each in enumerate(on_hosts)
-            for local in each
+            for host, local_steps in enumerate(on_hosts)
+            for local in local_steps
             if (local.step, local.writer) == (step, writer)
         }
         if _is_whole(on.values()):
@@ -254,11 +254,11 @@ def transfers(
             host
             for host in range(hosts)
             if host not in having
-            and any(overlap(part, each) for each in needed[leaf].get(host, set()) | for_all)
+            and any(overlap(part, transfer) for transfer in needed[leaf].get(host, set()) | for_all)
         )
         if wanting:
             # Spread over those that have it.
             sources = sorted(having)
             source = sources[len(sending) % len(sources)]
             sending.append(Transfer(source, having[source], wanting))
-    return sorted(sending, key=lambda each: (each.source, each.piece.offset))
+    return sorted(sending, key=lambda transfer: (transfer.source, transfer.piece.offset))

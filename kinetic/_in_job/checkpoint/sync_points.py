@@ -74,8 +74,8 @@ class SyncPoints:
         self._saved_at = clock()
         self._fulfilled = threading.Event()
         self._closed = threading.Event()
-        self._left: set[SyncRequest] = set()
-        self._told: tuple[SyncRequest, int] | None = None
+        self._past_requests: set[SyncRequest] = set()
+        self._announcement: tuple[SyncRequest, int] | None = None
         self._thread = threading.Thread(
             target=self._watch, name="kinetic-checkpoint-sync", daemon=True
         )
@@ -84,9 +84,9 @@ class SyncPoints:
     def call(self) -> SyncRequest | None:
         """Count a call of `save`; return what all hosts do at this one."""
         wanted = self._find_request()
-        if wanted is not None and wanted not in self._left:
+        if wanted is not None and wanted not in self._past_requests:
             if self._peers.count == 1:
-                self._left.add(wanted)
+                self._past_requests.add(wanted)
                 return wanted
             self._tell(wanted)
         with self._lock:
@@ -96,16 +96,16 @@ class SyncPoints:
             what = self._agreed[1]
             self._agreed = None
             if what is not SyncRequest.TIME:
-                self._left.add(what)
+                self._past_requests.add(what)
             self._fulfilled.set()
             return what
 
     def _tell(self, what: SyncRequest) -> None:
         """Tell the others, once in each round: one request may come too late for it."""
         round_ = self._round
-        if self._told != (what, round_):
+        if self._announcement != (what, round_):
             self._peers.set(f"request/{round_}", what)
-            self._told = (what, round_)
+            self._announcement = (what, round_)
 
     def note_save(self) -> None:
         """A persistent checkpoint was made: the time counts from now."""

@@ -74,8 +74,8 @@ class _ShownJob(NamedTuple):
 
     def series(self, choice: _Choice) -> list[Series]:
         """What was chosen of what was read."""
-        found = self.reader.recording.series(repeats=choice.repeats)
-        return [each for each in found if not choice.names or each.name in choice.names]
+        everything = self.reader.recording.series(repeats=choice.repeats)
+        return [each for each in everything if not choice.names or each.name in choice.names]
 
 
 @click.command("metrics", help=_HELP, short_help="Show what jobs have logged with kinetic.log.")
@@ -128,8 +128,8 @@ def metrics(
     if follow:
         _print_rows(app, watched, choice, as_json=as_json, as_csv=as_csv)
     else:
-        for each in watched:
-            each.reader.look()
+        for job in watched:
+            job.reader.look()
     if picture is not None:
         _draw_picture(picture, watched, choice)
     if tensorboard is not None:
@@ -137,7 +137,7 @@ def metrics(
     if follow:
         return None
     if as_json:
-        return output.json_document([_document(each, choice) for each in watched])
+        return output.json_document([_document(job, choice) for job in watched])
     if as_csv:
         return _print_csv(watched, choice)
     if picture is None and tensorboard is None:
@@ -180,9 +180,9 @@ def _print_table(watched: Sequence[_ShownJob], choice: _Choice, *, chart: bool) 
 
 def _explain_absence(watched: Sequence[_ShownJob], choice: _Choice) -> str:
     everything = (series for each in watched for series in each.reader.recording.series())
-    known = dict.fromkeys(series.name for series in everything)
-    if choice.names and known:
-        return f"No such metric was logged; there are: {', '.join(known)}."
+    names = dict.fromkeys(series.name for series in everything)
+    if choice.names and names:
+        return f"No such metric was logged; there are: {', '.join(names)}."
     who = "The job has" if len(watched) == 1 else "The jobs have"
     of = "" if choice.hosts is None else " on the hosts that were asked for (see --all-hosts)"
     return f"{who} logged nothing{of}. A function logs with kinetic.log(step=step, loss=loss)."
@@ -283,9 +283,9 @@ def _write_events(folder: str, watched: Sequence[_ShownJob], choice: _Choice) ->
 # -- for programs ----------------------------------------------------------------------------------
 
 
-def _document(each: _ShownJob, choice: _Choice) -> dict[str, Any]:
+def _document(job: _ShownJob, choice: _Choice) -> dict[str, Any]:
     return {
-        "job_id": each.ref.job_id,
+        "job_id": job.ref.job_id,
         "metrics": [
             {
                 "name": series.name,
@@ -295,17 +295,17 @@ def _document(each: _ShownJob, choice: _Choice) -> dict[str, Any]:
                 "values": [output.json_number(value) for value in series.values],
                 "attempts": list(series.attempts),
             }
-            for series in each.series(choice)
+            for series in job.series(choice)
         ],
     }
 
 
 def _print_csv(watched: Sequence[_ShownJob], choice: _Choice) -> None:
     output.line(_CSV)
-    for each in watched:
-        for series in each.series(choice):
+    for job in watched:
+        for series in job.series(choice):
             for index in range(len(series)):
-                output.line(_csv_line(each.ref, series, index))
+                output.line(_csv_line(job.ref, series, index))
 
 
 def _csv_line(ref: JobRef, series: Series, index: int) -> str:
@@ -335,15 +335,15 @@ def _print_rows(
 
     if as_csv:
         output.line(_CSV)
-    for each, series in _new_series(app, watched, choice):
+    for job, series in _new_series(app, watched, choice):
         for index in range(len(series)):
             if as_csv:
-                output.line(_csv_line(each.ref, series, index))
+                output.line(_csv_line(job.ref, series, index))
                 continue
             step, value = series.steps[index], series.values[index]
             if as_json:
                 row = {
-                    "job_id": each.ref.job_id,
+                    "job_id": job.ref.job_id,
                     "host": series.host,
                     "attempt": series.attempts[index],
                     "step": None if step < 0 else step,
@@ -353,7 +353,7 @@ def _print_rows(
                 }
                 output.line(json.dumps(row, allow_nan=False))
             else:
-                where = [each.ref.job_id] if len(watched) > 1 else []
+                where = [job.ref.job_id] if len(watched) > 1 else []
                 where += [] if choice.hosts == (0,) else [f"host {series.host}"]
                 at = "-" if step < 0 else f"step {step}"
                 words = f"{text.printable(series.name)} {_word(series.name, value)}"
@@ -367,15 +367,15 @@ def _new_series(
     """Yield what each job logs, once, in the order in which it arrives."""
     from kinetic._core.metrics import Recording
 
-    for each, chunk in _chunks(app, watched):
+    for job, chunk in _chunks(app, watched):
         if chunk is None:
             continue
         new = Recording()
-        for rows in each.reader.take(chunk):
+        for rows in job.reader.take(chunk):
             new.add(chunk.host, chunk.end.attempt, rows)
         for series in new.series(repeats=True):
             if not choice.names or series.name in choice.names:
-                yield each, series
+                yield job, series
 
 
 def _chunks(
@@ -383,12 +383,12 @@ def _chunks(
 ) -> Iterator[tuple[_ShownJob, LogChunk | None]]:
     """Yield what each job logs, by turns; None at least every 0.1 s."""
     streams = [
-        (each, app.handle_of(each.ref).chunks(replace(each.reader.request, follow=True)))
-        for each in watched
+        (job, app.handle_of(job.ref).chunks(replace(job.reader.request, follow=True)))
+        for job in watched
     ]
     while streams:
         for stream in list(streams):
-            each, chunks = stream
+            job, chunks = stream
             chunk = next(chunks, _END)
             if chunk is _END:
                 streams.remove(stream)
@@ -396,7 +396,7 @@ def _chunks(
                 # A job that logs much must not keep the others waiting.
                 more = itertools.takewhile(lambda c: c is not None, itertools.islice(chunks, 100))
                 for one in itertools.chain([chunk], more):
-                    yield each, one
+                    yield job, one
 
 
 _END: Any = object()
