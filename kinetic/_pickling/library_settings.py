@@ -64,6 +64,11 @@ class LoggerState:
     handlers: tuple[HandlerState, ...] = ()
 
 
+_SET_BY_LIBRARIES = LoggerState("google", logging.NOTSET, propagates=False)
+"""What Google's clients make of their logger with their first request, which may be kinetic's own:
+the next call of the program would ship otherwise. They do it on a host as well."""
+
+
 @dataclass(frozen=True)
 class LoggingState:
     """The loggers that the program has changed."""
@@ -173,7 +178,7 @@ def _read_logger(name: str, logger: logging.Logger) -> LoggerState | None:
     propagates = logger.propagate or len(sent) < len(handlers)
     state = LoggerState(name, logger.level, propagates, sent)
     usual = LoggerState(name, logging.NOTSET if name else logging.WARNING)
-    return None if state == usual else state
+    return None if state in (usual, _SET_BY_LIBRARIES) else state
 
 
 def _read_handler(handler: logging.Handler) -> HandlerState | None:

@@ -75,6 +75,18 @@ def test_a_logger_keeps_its_level_and_handlers(
     assert capsys.readouterr() == ("10 level 10\n20 level 20\n30 level 30\n", "30 level 30\n")
 
 
+def test_a_call_ships_the_same_after_googles_client_has_set_its_logger(log: logging.Logger) -> None:
+    def packed() -> bytes:
+        return call.pack(work, (), {}, env_vars={}).data
+
+    before = packed()
+    google = logging.getLogger("google")
+    google.propagate = False
+    assert packed() == before
+    google.setLevel(logging.DEBUG)  # by the program
+    assert packed() != before
+
+
 @pytest.mark.parametrize("on_handler", [False, True])
 def test_a_logger_with_a_filter_stays_as_it_is_there(
     on_handler: bool, log: logging.Logger, capsys: pytest.CaptureFixture[str]
