@@ -21,8 +21,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
 DISK_RESERVE = "reserve"
 """File in the scratch folder of a job on this machine. When the function has filled the disk, it is
-freed by halves for small values, reports and outcomes of attempts; removed with the folder, it
-makes room for the verdict."""
+freed by halves for small values, reports and outcomes of attempts; its removal makes room for the
+verdict."""
 RESERVED_BYTES = 1 << 19
 _EXEC_POLL_S, _EXEC_POLLS = 0.002, 2000
 

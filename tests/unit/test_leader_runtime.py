@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from typing import Any, cast
 
@@ -10,10 +11,13 @@ import pytest
 from doubles.memory_store import MemoryStore
 
 from kinetic._core import layout
-from kinetic._host import leader_runtime
+from kinetic._core.outcome import Outcome, Verdict
+from kinetic._host import leader_runtime, verdicts
 from kinetic._host.local.supervisor import Request, Supervisor
+from kinetic._host.verdicts import Attempt
 from kinetic._rpc.server import Coordinator
 from kinetic._store.local import LocalStore
+from kinetic._system import processes
 from kinetic.errors import StoreError
 
 PATIENCE_S = 100.0
@@ -86,3 +90,30 @@ def test_a_lock_that_cannot_be_read_is_not_a_removal(tmp_path):
         own.mkdir()
         (own / "lock").touch()
         assert not supervisor._holds_the_lock()  # another file
+
+
+def test_the_verdict_does_not_wait_until_the_source_tree_is_removed(tmp_path, monkeypatch):
+    store = LocalStore(tmp_path)
+    store.put(layout.JobKeys("job-1").plan, b"{}")
+    scratch = store.path(layout.JobKeys("job-1").prefix) / "local" / "work"
+    (scratch / "host-0" / "tree").mkdir(parents=True)
+    (scratch / processes.DISK_RESERVE).touch()
+    seen = []
+
+    class Ended(Supervisor):
+        def _init_process(self):
+            pass
+
+        def _lock(self):
+            return os.getpid()
+
+        def _lead_to_end(self):
+            return None, Attempt(Outcome(Verdict.FAILED, (), "", ended_at=0.0))
+
+    monkeypatch.setattr(processes, "kill_descendants", lambda: None)
+    monkeypatch.setattr(
+        verdicts, "conclude", lambda *_: seen.extend(each.name for each in scratch.iterdir())
+    )
+    Ended(Request(str(tmp_path), "job-1")).run(-1)
+    assert seen == ["host-0"]
+    assert not scratch.exists()

@@ -118,13 +118,16 @@ class Supervisor:
             return 0
         plan, ended = self._lead_to_end()
         processes.kill_descendants()
-        _remove(self._scratch)
+        with contextlib.suppress(OSError):  # It makes room for the verdict.
+            (self._scratch / processes.DISK_RESERVE).unlink()
         from kinetic._host import verdicts
 
         job_id = self._request.job_id
         try:
             verdicts.conclude(self._store, job_id, ended, plan)
         finally:  # Also where the store is gone.
+            # The caller need not wait until copies of its source tree are removed.
+            _remove(self._scratch)
             self._sweep_up()
         return 0
 
