@@ -221,11 +221,11 @@ def change(path: str | Path, how: Callable[[Profiles], Profiles]) -> Profiles:
     """
     # Keep a symbolic link to the file (dotfiles) as it is.
     place = Path(os.path.realpath(path))
-    temporary = place.with_name(f"{place.name}.new")
+    # A name of its own: who writes at the same moment must not move half of this.
+    temporary = place.with_name(f"{place.name}.{os.urandom(8).hex()}.new")
     profiles = how(read(place))
     try:
         place.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-        temporary.unlink(missing_ok=True)
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(render(profiles))
         temporary.replace(place)

@@ -179,6 +179,24 @@ def test_what_a_killed_writer_left_is_in_nobodys_way(place: Path) -> None:
     place.parent.mkdir(parents=True)
     (place.parent / "profiles.json.new").write_text("{")
     profiles.change(place, lambda before: before.with_profile("dev", DEV))
+    assert set(profiles.read(place).by_name) == {"dev"}
+
+
+def test_two_that_write_at_once_do_not_move_each_others_halves(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one writes all of it while the first one has begun."""
+    render = profiles.render
+
+    def render_late(before: Profiles) -> bytes:
+        monkeypatch.setattr(profiles, "render", render)
+        profiles.change(place, lambda before: before.with_profile("ops", DEV))
+        assert set(profiles.read(place).by_name) == {"ops"}
+        return render(before)
+
+    monkeypatch.setattr(profiles, "render", render_late)
+    profiles.change(place, lambda before: before.with_profile("dev", DEV))
+    assert set(profiles.read(place).by_name) == {"dev"}
     assert [p.name for p in place.parent.iterdir()] == ["profiles.json"]
 
 
