@@ -87,10 +87,9 @@ def read_batch(
             raise NotFound(f"There is no batch {group_id!r}.") from None
         return BatchGrid(group_id, group_id, rows[-1].ref.created_at, _cells(rows), cost=cost)
     cells = {cell.number: cell for cell in _cells(rows)}
-    reading, total = records.read(cells), records.batch.total
-    is_left = reading.end is None and SubmitterWatch().is_gone(reading.stamp)
+    reading, total = records.read(SubmitterWatch(), cells), records.batch.total
     states = inputs_of(
-        total, {*cells, *reading.refs}, reading.refusals, reading.end, is_left=is_left
+        total, {*cells, *reading.refs}, reading.refusals, reading.end, is_left=reading.is_left
     )
     for index, state in enumerate(states):
         why = reading.refusals.get(index, SUBMITTER_ENDED) if state is InputState.REFUSED else ""

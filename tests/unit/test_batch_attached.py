@@ -138,6 +138,22 @@ def test_a_process_elsewhere_that_stamps_no_more_was_killed():
     assert "ended before" in str(view.errors[1])
 
 
+def test_a_process_that_submits_the_rest_and_ends_during_a_look_left_nothing(store, monkeypatch):
+    source, left = dead(store, 2, 1)
+    is_gone = records.SubmitterWatch.is_gone
+
+    def end_first(watch, stamp):
+        if 1 not in source.order:
+            source.submit(left.batch.group_id, 1)
+            left.note_end(BatchEnd())
+        return is_gone(watch, stamp)
+
+    monkeypatch.setattr(records.SubmitterWatch, "is_gone", end_first)
+    with registry.substitute_backend("local", lambda _, store: source):
+        view = AttachedView(left)
+    assert view.states == [InputState.LIVE, InputState.LIVE]
+
+
 @pytest.mark.parametrize("make_store", [MemoryStore, None])
 def test_the_process_that_submits_stamps_the_batch_on_every_store(store, make_store, monkeypatch):
     monkeypatch.setattr(records, "STAMP_EVERY_S", 0.01)

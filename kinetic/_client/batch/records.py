@@ -89,13 +89,13 @@ class BatchReading(NamedTuple):
         refs: of jobs, by input.
         refusals: why inputs could not be submitted.
         end: None while inputs may be submitted.
-        stamp: of the process that submits; None if there is none.
+        is_left: whether the process that submitted ended without recording the end.
     """
 
     refs: Mapping[int, JobRef]
     refusals: Mapping[int, str]
     end: BatchEnd | None
-    stamp: Stamp | None
+    is_left: bool
 
 
 @dataclass(frozen=True)
@@ -219,11 +219,11 @@ class BatchRecords:
 
     # -- read by other processes -------------------------------------------------------------------
 
-    def read(self, entered: Collection[int] = ()) -> BatchReading:
+    def read(self, submitter: SubmitterWatch, entered: Collection[int] = ()) -> BatchReading:
         """Read where the inputs stand, but for those that are `entered`: references of jobs, why
-        inputs were refused, the end. That is read first: jobs that were submitted before it are
-        all read."""
-        stamp, end = self.read_stamp(), self._read_end()
+        inputs were refused, the end. First comes whether the process that submits is gone, then the
+        end: what was written before either is all read."""
+        is_gone, end = submitter.is_gone(self.read_stamp()), self._read_end()
         wanted = {
             self.batch.job_id(index): index
             for index in range(self.batch.total)
@@ -234,7 +234,7 @@ class BatchRecords:
             {wanted[job_id]: ref for job_id, ref in refs.items()},
             dict(self._read_refusals(entered)),
             end,
-            stamp,
+            is_gone and end is None,
         )
 
     def read_stamp(self) -> Stamp | None:

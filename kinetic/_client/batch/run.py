@@ -290,7 +290,7 @@ class AttachedView(BatchView):
         if not self._has_waiting or (not now and self._clock() < self._due):
             return
         entered = [index for index, own in enumerate(self.states) if own is not InputState.WAITING]
-        reading = self.records.read(set(entered))
+        reading = self.records.read(self._submitter, set(entered))
         if reading.refs or reading.refusals:
             self._pause_s = min(FIRST_PAUSE_S, self._slowest_s)
         self._pause_s = min(self._pause_s * SLOWER, self._slowest_s)
@@ -299,13 +299,12 @@ class AttachedView(BatchView):
 
     def _enter(self, reading: BatchReading) -> None:
         batch = self.records.batch
-        is_left = reading.end is None and self._submitter.is_gone(reading.stamp)
         states = inputs_of(
-            batch.total, reading.refs, reading.refusals, reading.end, is_left=is_left
+            batch.total, reading.refs, reading.refusals, reading.end, is_left=reading.is_left
         )
         with self.changes:
             self._enter_states(states, reading)
-            if reading.end is not None or is_left:
+            if reading.end is not None or reading.is_left:
                 stopped = reading.end.stopped if reading.end else ""
                 self.stopped = stopped or "nothing more is submitted"
 
