@@ -142,18 +142,18 @@ def _source(place: Path) -> str:
         return ""
 
 
-def remove(found: CachedCopy) -> None:
+def remove(copy: CachedCopy) -> None:
     """Remove a copy, and leftovers of building it. The caller knows that no job uses it."""
-    with hold_lock(found.path.parent, found.digest):
+    with hold_lock(copy.path.parent, copy.digest):
         for suffix in (_BUILDING, _GOING):
-            _discard(Path(f"{found.path}{suffix}"))
-        _retire(found.path)
+            _discard(Path(f"{copy.path}{suffix}"))
+        _retire(copy.path)
 
 
-def size_bytes(found: CachedCopy) -> int:
+def size_bytes(copy: CachedCopy) -> int:
     """Return the size of the files, without links to the store's contents: removing those frees
     nothing."""
-    files = found.path / "files"
+    files = copy.path / "files"
     if not files.is_dir():
         return 0
     return sum(
@@ -287,14 +287,10 @@ def _discard(folder: Path) -> None:
     """Remove a read-only folder."""
     if not os.path.lexists(folder):
         return
-    for rel, info in [("", os.lstat(folder)), *_folders(str(folder))]:
-        if stat.S_ISDIR(info.st_mode):
-            os.chmod(os.path.join(folder, rel), 0o700)
+    folders = [rel for rel, info in _walk(str(folder)) if stat.S_ISDIR(info.st_mode)]
+    for rel in ("", *folders):
+        os.chmod(os.path.join(folder, rel), 0o700)
     shutil.rmtree(folder)
-
-
-def _folders(top: str) -> Iterator[tuple[str, os.stat_result]]:
-    yield from ((rel, info) for rel, info in _walk(top) if stat.S_ISDIR(info.st_mode))
 
 
 @contextmanager

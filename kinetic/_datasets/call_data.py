@@ -76,7 +76,9 @@ def _mount_path(place: object) -> str:
     if not isinstance(place, str) or not place.startswith("/") or "\0" in place:
         raise UsageError(f"volumes: {place!r} is not an absolute path.")
     path = "/" + posixpath.normpath(place).lstrip("/")
-    if path == "/" or any(path == taken or path.startswith(f"{taken}/") for taken in _RESERVED):
+    if path == "/" or any(
+        path == reserved or path.startswith(f"{reserved}/") for reserved in _RESERVED
+    ):
         raise UsageError(
             f"volumes: data cannot be mounted at {place!r}: the system needs that path. Choose "
             "another one, such as /data."
@@ -130,28 +132,25 @@ def _bundle(data: Data, cache_dir: Path, exclude: Sequence[Path]) -> Bundle | No
 def _dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
     tree = None if bundle is None else bundle.tree
     trusts_code, writable = data.hf_trust_remote_code, data.writable
-    place = _place_file(data.path, mount) if mount and not data.is_dir else mount
-    return Dataset(data.path, data.is_dir, tree, place, data.fuse, trusts_code, writable)
-
-
-def _place_file(source: str, mount: str) -> str:
-    """Return where a file appears: in a folder, unless the path's name is one for this file."""
-    (name, kind), (_, asked) = (posixpath.splitext(posixpath.basename(p)) for p in (source, mount))
-    is_for_file = posixpath.basename(mount) == name + kind or asked
-    return mount if is_for_file else f"{mount}/{name}{kind}"
+    if mount and not data.is_dir:
+        # A file appears in a folder, unless the path's name is one for this file.
+        file, last = posixpath.basename(data.path), posixpath.basename(mount)
+        if last != file and not posixpath.splitext(last)[1]:
+            mount = f"{mount}/{file}"
+    return Dataset(data.path, data.is_dir, tree, mount, data.fuse, trusts_code, writable)
 
 
 def find_data(value: object) -> Iterator[Data]:
     """Yield the data in lists, tuples, dicts and sets, at any depth."""
-    waiting, seen = [value], set[int]()
+    waiting, visited = [value], set[int]()
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, Data):
-            yield each
-        elif type(each) in (list, tuple, set, frozenset, dict) and id(each) not in seen:
-            seen.add(id(each))
-            waiting += cast("Iterable[object]", each)
-            waiting += each.values() if isinstance(each, dict) else ()
+        item = waiting.pop()
+        if isinstance(item, Data):
+            yield item
+        elif type(item) in (list, tuple, set, frozenset, dict) and id(item) not in visited:
+            visited.add(id(item))
+            waiting += cast("Iterable[object]", item)
+            waiting += item.values() if isinstance(item, dict) else ()
 
 
 def localize(value: Any) -> Any:

@@ -50,12 +50,12 @@ def check(
     try:
         name, path = split(source)
         bucket = Bucket(name, patience_s=patience_s)
-        there = _exists(bucket, source, path, is_dir=is_dir)
+        exists = _exists(bucket, source, path, is_dir=is_dir)
     except StoreError as error:
         if "there is no bucket" in str(error):
             raise UsageError(f"kinetic.Data({source!r}): {error}") from error
         return
-    if not there and not may_be_empty:
+    if not exists and not may_be_empty:
         raise UsageError(
             f"kinetic.Data({source!r}): {_explain_missing(bucket, source, path, is_dir)}"
         )
@@ -104,13 +104,13 @@ class _FolderListing:
 def _provide_copy(bucket: Bucket, source: str, path: str, *, is_dir: bool, root: Path) -> Path:
     if is_dir:
         prefix = f"{path}/" if path else ""
-        found = {blob.name.removeprefix(prefix): blob for blob in bucket.list(prefix)}
+        blobs = {blob.name.removeprefix(prefix): blob for blob in bucket.list(prefix)}
     else:
         blob = bucket.find(path)
-        found = {posixpath.basename(path): blob} if blob is not None else {}
-    if not found:
+        blobs = {posixpath.basename(path): blob} if blob is not None else {}
+    if not blobs:
         raise NotFound(_explain_missing(bucket, source, path, is_dir))
-    listing = _sort_listing(source, found)
+    listing = _sort_listing(source, blobs)
     return cached_copy.provide_as(
         root, listing.digest(source), lambda dest: _fill(bucket, listing, dest), source=source
     )
@@ -131,14 +131,14 @@ def _explain_missing(bucket: Bucket, source: str, path: str, is_dir: bool) -> st
     return f"there is no object {source}. Check the name, and upload it first."
 
 
-def _sort_listing(source: str, found: dict[str, BucketObject]) -> _FolderListing:
+def _sort_listing(source: str, blobs: dict[str, BucketObject]) -> _FolderListing:
     """Tell files from folders.
 
     Raises:
         StoreError: the names of the objects cannot be those of files.
     """
-    contents = {rel: blob for rel, blob in found.items() if rel and not rel.endswith("/")}
-    marked = [rel.removesuffix("/") for rel in found if rel.endswith("/")]
+    contents = {rel: blob for rel, blob in blobs.items() if rel and not rel.endswith("/")}
+    marked = [rel.removesuffix("/") for rel in blobs if rel.endswith("/")]
     for rel in (*contents, *marked):
         if "\0" in rel or any(part in ("", ".", "..") for part in rel.split("/")):
             raise StoreError(

@@ -215,11 +215,11 @@ class Data(_Path):
 def _rebuilt(
     path: str, is_dir: bool, fuse: bool, hf_trust_remote_code: bool, writable: bool = False
 ) -> Data:
-    made: Data = object.__new__(Data)
-    made._path, made._is_dir, made._fuse = path, is_dir, fuse
-    made._hf_trust_remote_code, made._writable = hf_trust_remote_code, writable
-    made._forget()
-    return made
+    data: Data = object.__new__(Data)
+    data._path, data._is_dir, data._fuse = path, is_dir, fuse
+    data._hf_trust_remote_code, data._writable = hf_trust_remote_code, writable
+    data._forget()
+    return data
 
 
 def _check_path(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:

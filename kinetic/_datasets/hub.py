@@ -125,9 +125,9 @@ def _run_in_child(act: str, request: Mapping[str, Any]) -> dict[str, Any]:
         text=True,
         check=False,
     )
-    said = child.stdout.strip().rpartition("\n")[2]
+    line = child.stdout.strip().rpartition("\n")[2]
     try:
-        answer: dict[str, Any] = json.loads(said)
+        answer: dict[str, Any] = json.loads(line)
     except ValueError as error:
         last = (child.stderr.strip() or f"exit code {child.returncode}").splitlines()[-1]
         raise StoreError(f"{request['source']} could not be read: {last}") from error

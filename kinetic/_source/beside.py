@@ -24,7 +24,7 @@ _LISTS = ("broken", "unreadable", "loops", "special", "secrets", "kept_back")
 
 
 @dataclass(frozen=True)
-class Beside:
+class Companions:
     """What is shipped with a project.
 
     Attributes:
@@ -48,7 +48,9 @@ def find_top(root: str, places: Iterable[ImportFolder]) -> str:
     return os.path.commonpath([root, *(place.folder for place in places)])
 
 
-def scan(root: str, own: Scan, beside: Beside, options: ScanOptions) -> Scan:
+def scan_with_companions(
+    root: str, own: Scan, companions: Companions, options: ScanOptions
+) -> Scan:
     """Return the project's scan with what lies beside it.
 
     Args:
@@ -57,44 +59,42 @@ def scan(root: str, own: Scan, beside: Beside, options: ScanOptions) -> Scan:
         beside: what else is shipped.
         options: of the project's scan.
     """
-    around = find_top(root, beside.places)
-    found = Scan(without_git=own.without_git)
-    _add(found, own, root, around)
+    top = find_top(root, companions.places)
+    merged = Scan(without_git=own.without_git)
+    _add(merged, own, root, top)
     missing = [
         place
-        for place in beside.places
+        for place in companions.places
         if options.only or not (_is_inside(place.folder, root) and _is_decided(place, root, own))
     ]
-    options = dataclasses.replace(options, exclude=options.exclude.union(beside.exclude))
-    for part in editable.parts(missing, beside.never):
-        _add_part(found, part, root, around, options)
-    _add_descriptions(found, beside, around)
-    return found
+    options = dataclasses.replace(options, exclude=options.exclude.union(companions.exclude))
+    for part in editable.parts(missing, companions.never):
+        _add_part(merged, part, root, top, options)
+    _add_descriptions(merged, companions, top)
+    return merged
 
 
-def _add_descriptions(found: Scan, beside: Beside, around: str) -> None:
+def _add_descriptions(merged: Scan, companions: Companions, top: str) -> None:
     """Add what a package asks for about itself, such as its version, to the folder that it is
     imported from."""
     shipped = [
         folder
-        for folder in beside.imported
-        if folder == around or _rebase_path("", folder, around) in found.folders
+        for folder in companions.imported
+        if folder == top or _rebase_path("", folder, top) in merged.folders
     ]
     for folder, path in editable.descriptions(shipped):
         info = os.stat(path)
         above, name = path.rsplit("/", 2)[1:]
-        rel = _rebase_path(f"{above}/{name}", folder, around)
-        found.folders.setdefault(rel.rpartition("/")[0], 0o755)
-        found.files.setdefault(
+        rel = _rebase_path(f"{above}/{name}", folder, top)
+        merged.folders.setdefault(rel.rpartition("/")[0], 0o755)
+        merged.files.setdefault(
             rel, FoundFile(path, info.st_mode & 0o777, info.st_size, walk.stamp_of(info))
         )
-        found.watched[path] = walk.stamp_of(info)
-        found.beside.add(rel)
+        merged.watched[path] = walk.stamp_of(info)
+        merged.foreign.add(rel)
 
 
-def _add_part(
-    found: Scan, part: EditablePart, root: str, around: str, options: ScanOptions
-) -> None:
+def _add_part(merged: Scan, part: EditablePart, root: str, top: str, options: ScanOptions) -> None:
     others = {root} if not _is_inside(part.root, root) else set()
     theirs = dataclasses.replace(
         options,
@@ -108,50 +108,48 @@ def _add_part(
     try:
         scanned = walk.scan(part.root, theirs)
     except walk.TooMuch as error:
-        found.watched |= error.watched
-        found.too_large.append(part.root)
+        merged.watched |= error.watched
+        merged.too_large.append(part.root)
         return
-    before = set(found.files)
-    _add(found, scanned, part.root, around)
-    found.without_git += scanned.without_git
-    found.beside |= found.files.keys() - before
+    before = set(merged.files)
+    _add(merged, scanned, part.root, top)
+    merged.without_git += scanned.without_git
+    merged.foreign |= merged.files.keys() - before
 
 
-def _add(found: Scan, scanned: Scan, root: str, around: str) -> None:
+def _add(merged: Scan, scanned: Scan, root: str, top: str) -> None:
     """Add a scan; what is there already stays, also if it was taken as another kind: one scan
     follows a link that stays one for another."""
-    folders = {_rebase_path(rel, root, around): rel for rel in ("", *scanned.folders)}
-    known = tuple(f"{path}/" for path in folders if path in found.files or path in found.links)
+    folders = {_rebase_path(rel, root, top): rel for rel in ("", *scanned.folders)}
+    occupied = tuple(f"{path}/" for path in folders if path in merged.files or path in merged.links)
 
     def is_free(path: str, *kinds: Mapping[str, object]) -> bool:
-        return not f"{path}/".startswith(known) and not any(path in kind for kind in kinds)
+        return not f"{path}/".startswith(occupied) and not any(path in kind for kind in kinds)
 
     for path, rel in folders.items():
-        if path and is_free(path, found.folders):
+        if path and is_free(path, merged.folders):
             for depth in range(path.count("/")):
-                found.folders.setdefault("/".join(path.split("/")[: depth + 1]), 0o755)
-            found.folders[path] = scanned.folders.get(rel, 0o755)
+                merged.folders.setdefault("/".join(path.split("/")[: depth + 1]), 0o755)
+            merged.folders[path] = scanned.folders.get(rel, 0o755)
     for rel, file in scanned.files.items():
-        path = _rebase_path(rel, root, around)
-        if is_free(path, found.folders, found.links):
-            found.files.setdefault(path, file)
+        path = _rebase_path(rel, root, top)
+        if is_free(path, merged.folders, merged.links):
+            merged.files.setdefault(path, file)
     for rel, target in scanned.links.items():
-        path = _rebase_path(rel, root, around)
-        if is_free(path, found.folders, found.files):
-            found.links.setdefault(path, target)
-    found.watched |= scanned.watched
-    found.targets |= scanned.targets
+        path = _rebase_path(rel, root, top)
+        if is_free(path, merged.folders, merged.files):
+            merged.links.setdefault(path, target)
+    merged.watched |= scanned.watched
+    merged.targets |= scanned.targets
     for name in _LISTS:
-        getattr(found, name).extend(
-            _rebase_path(rel, root, around) for rel in getattr(scanned, name)
-        )
+        getattr(merged, name).extend(_rebase_path(rel, root, top) for rel in getattr(scanned, name))
 
 
-def _rebase_path(rel: str, root: str, around: str) -> str:
+def _rebase_path(rel: str, root: str, top: str) -> str:
     """Return a path that is relative to the root as one that is relative to the folder around it;
     "" for what lies above."""
     path = os.path.normpath(os.path.join(root, rel))
-    return os.path.relpath(path, around) if path != around and _is_inside(path, around) else ""
+    return os.path.relpath(path, top) if path != top and _is_inside(path, top) else ""
 
 
 def _is_inside(path: str, folder: str) -> bool:
@@ -173,5 +171,5 @@ def _is_decided(place: ImportFolder, root: str, own: Scan) -> bool:
     parts = rel.split("/")
     above: Sequence[str] = ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
     return any(
-        rules.decide(each, each.rpartition("/")[2], is_folder=True) is True for each in above
+        rules.decide(folder, folder.rpartition("/")[2], is_folder=True) is True for folder in above
     )

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from kinetic._core.plan import Blob, Tree
 from kinetic._core.values import dataclass
-from kinetic._source import beside, cache, hashing, manifest, walk
-from kinetic._source.beside import Beside
+from kinetic._source import cache, hashing, manifest, walk
+from kinetic._source.beside import Companions, find_top, scan_with_companions
 from kinetic._source.manifest import Entry
 from kinetic.errors import UsageError, name_some
 
-NOTHING = Beside()
+NOTHING = Companions()
 _LARGEST = 5
 _NAMED = 10
 MANY_FILES = 10_000
@@ -95,7 +95,7 @@ def build(
     outputs: Iterable[Path] = (),
     default_excludes: bool = True,
     sparing: bool = False,
-    also: Beside = NOTHING,
+    also: Companions = NOTHING,
     script: tuple[str, ...] | None = None,
     whole: bool = True,
     cache_dir: Path,
@@ -110,7 +110,7 @@ def build(
             keeps them.
         default_excludes: whether virtual environments, caches and the like are left out.
         sparing: whether hidden folders, and what looks like keys, are left out.
-        also: what is packed with it; the paths of the tree are then relative to `beside.top`.
+        also: what is packed with it; the paths of the tree are then relative to `find_top`.
         script: what is known to belong to a script, if nothing marks its folder as a project: then
             the folder is packed if it is small, else these paths, and never keys.
         whole: whether such a folder may be packed whole.
@@ -147,7 +147,7 @@ def _list_left_out(top: str, exclude: Iterable[Path], cache_dir: Path) -> frozen
 def _build_by_walk(
     top: str,
     options: walk.ScanOptions,
-    also: Beside,
+    also: Companions,
     cache_dir: Path,
     clock_ns: Callable[[], int],
 ) -> Bundle:
@@ -161,10 +161,10 @@ def _build_by_walk(
 
     def scan() -> walk.Scan:
         own = walk.scan(top, dataclasses.replace(options, imported=also.imported))
-        return beside.scan(top, own, also, options) if also.places else own
+        return scan_with_companions(top, own, also, options) if also.places else own
 
     return _pack_if_changed(
-        beside.find_top(top, also.places),
+        find_top(top, also.places),
         note,
         clock_ns,
         scan,
@@ -208,8 +208,8 @@ def _scan_file(path: Path) -> walk.Scan:
     except OSError as error:
         raise UsageError(f"The data {path} cannot be read: {error.strerror}.") from error
     stamp = walk.stamp_of(info)
-    found = walk.FoundFile(os.path.realpath(path), info.st_mode & 0o777, info.st_size, stamp)
-    return walk.Scan(files={path.name: found}, watched={found.path: stamp})
+    file = walk.FoundFile(os.path.realpath(path), info.st_mode & 0o777, info.st_size, stamp)
+    return walk.Scan(files={path.name: file}, watched={file.path: stamp})
 
 
 def _pack_if_changed(
@@ -253,18 +253,18 @@ def _pack(
     inside = root.rstrip("/") + "/"
     watched = dict(scan.watched)
     contents = hashing.contents(scan.files.values(), hashing.known_contents(root, old))
-    for path, found in scan.files.items():
-        content = contents.get(found.path)
+    for path, file in scan.files.items():
+        content = contents.get(file.path)
         if content is None:
             # Otherwise it was removed since the walk, and is ignored.
-            if os.path.lexists(found.path):
+            if os.path.lexists(file.path):
                 scan.unreadable.append(path)
             continue
-        watched[found.path] = content.stamp
-        files.append(manifest.File(path, found.mode, content.size_bytes, content.digest))
+        watched[file.path] = content.stamp
+        files.append(manifest.File(path, file.mode, content.size_bytes, content.digest))
     data = manifest.encode(manifest.drop_broken_links([*entries, *files]))
     largest = sorted(
-        ((file.path, file.size_bytes) for file in files), key=lambda each: (-each[1], each[0])
+        ((file.path, file.size_bytes) for file in files), key=lambda row: (-row[1], row[0])
     )[:_LARGEST]
     return cache.Snapshot(
         manifest=data,
@@ -272,7 +272,7 @@ def _pack(
         warnings=warnings_of(scan),
         largest=tuple(largest),
         followed={
-            path: found.path for path, found in scan.files.items() if found.path != inside + path
+            path: file.path for path, file in scan.files.items() if file.path != inside + path
         },
         watched=watched,
         targets=tuple(sorted(scan.targets)),
@@ -298,7 +298,7 @@ def _data_warnings(scan: walk.Scan) -> tuple[str, ...]:
         (scan.loops, "Links in the data to a folder that contains them are left out: {}."),
         (scan.special, "Left out of the data, because they are neither files nor folders: {}."),
     )
-    return tuple(text.format(_name_some(found)) for found, text in texts if found)
+    return tuple(text.format(_name_some(paths)) for paths, text in texts if paths)
 
 
 def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
@@ -327,7 +327,7 @@ def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
 
 
 def _script_warnings(root: str, scan: walk.Scan) -> tuple[str, ...]:
-    sent = sorted(scan.files.keys() - scan.beside)
+    sent = sorted(scan.files.keys() - scan.foreign)
     return (
         f"{root} is not a project, so only the script and its modules are sent: "
         f"{_name_some(sent) or 'nothing'}. To send more, give it a folder of its own with a "
@@ -336,5 +336,5 @@ def _script_warnings(root: str, scan: walk.Scan) -> tuple[str, ...]:
     )
 
 
-def _name_some(found: Sequence[str]) -> str:
-    return name_some([name.encode("utf-8", "replace").decode() for name in sorted(found)], _NAMED)
+def _name_some(paths: Sequence[str]) -> str:
+    return name_some([name.encode("utf-8", "replace").decode() for name in sorted(paths)], _NAMED)

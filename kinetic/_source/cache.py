@@ -183,5 +183,5 @@ def _sweep(folder: Path) -> None:
     if len(entries) <= _MOST_SNAPSHOTS:
         return
     with suppress(OSError):
-        for entry in sorted(entries, key=lambda each: each.stat().st_mtime_ns)[:-_MOST_SNAPSHOTS]:
+        for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime_ns)[:-_MOST_SNAPSHOTS]:
             os.unlink(entry.path)

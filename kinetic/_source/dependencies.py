@@ -19,7 +19,7 @@ from kinetic._core.values import dataclass
 from kinetic._source import pyproject, requirements_txt, uv_lock
 from kinetic._source.editable import Package
 from kinetic._source.pyproject import Pyproject, find_table
-from kinetic._source.requirements_txt import KEPT, find_name
+from kinetic._source.requirements_txt import KEEP_MARK, find_name
 
 OF_THE_ACCELERATOR = ("jax", "jaxlib", "libtpu", "libtpu-nightly")
 _EXTRA = {"tpu": "[tpu]", "gpu": "[cuda12]", "cpu": "", "proxy": ""}
@@ -126,25 +126,29 @@ def for_hosts(
     travelling = {each.name for each in declared.editable}
     own = {"cloudpickle"} & installed.keys()
     options = [line for line in declared.lines if line.startswith("-")]
-    dropped = [line for line in declared.lines if _is_of_the_accelerator(line)]
+    dropped = [
+        line
+        for line in declared.lines
+        if find_name(line) in OF_THE_ACCELERATOR and not line.endswith(KEEP_MARK)
+    ]
     lines = [
-        line.removesuffix(KEPT)
+        line.removesuffix(KEEP_MARK)
         for line in declared.lines
         if line not in {*options, *dropped} and find_name(line) not in own
     ]
-    there = _list_met(lines)
-    others = there.union(travelling, OF_THE_ACCELERATOR, ["cloudpickle"])
+    required = _list_met(lines)
+    others = required.union(travelling, OF_THE_ACCELERATOR, ["cloudpickle"])
     more = [text for each in declared.editable for text in each.requires]
     more = [text for text in more if find_name(text) not in others]
     lines += more
-    there |= _list_met(more)
-    if "jax" not in there:
+    required |= _list_met(more)
+    if "jax" not in required:
         lines.append(f"jax{_EXTRA[kind]}{_jax_version(dropped, installed)}")
-    if kind == "proxy" and "pathwaysutils" not in there:
+    if kind == "proxy" and "pathwaysutils" not in required:
         lines.append(_as_here("pathwaysutils", installed))
-    if "keras" in installed and "keras" not in there:
+    if "keras" in installed and "keras" not in required:
         lines.append(f"keras=={installed['keras']}")
-    if bucket and not there.isdisjoint(ORBAX) and ORBAX_FOR_BUCKETS not in there:
+    if bucket and not required.isdisjoint(ORBAX) and ORBAX_FOR_BUCKETS not in required:
         lines.append(ORBAX_FOR_BUCKETS)
     unique = dict.fromkeys((*options, *lines, *_own(installed, bucket), *also))
     return Requirements(tuple(unique), declared.source)
@@ -163,7 +167,7 @@ def _list_met(lines: Collection[str]) -> set[str]:
 
 
 def _is_met(line: str) -> bool:
-    return requirements_txt.is_for_hosts(line.partition(";")[2].removesuffix(KEPT).strip())
+    return requirements_txt.is_for_hosts(line.partition(";")[2].removesuffix(KEEP_MARK).strip())
 
 
 def _own(installed: Mapping[str, str], bucket: bool) -> tuple[str, ...]:
@@ -181,15 +185,11 @@ def _jax_version(dropped: Collection[str], installed: Mapping[str, str]) -> str:
     version = installed.get("jax", "").partition("+")[0]
     if version and "dev" not in version:
         return f"=={version}"
-    asked = (
+    lines = (
         line for line in dropped if find_name(line) == "jax" and "://" not in line and _is_met(line)
     )
-    found = next((requirements_txt.read_requirement("jax", line) for line in asked), None)
-    return str(found.specifier) if found else ""
-
-
-def _is_of_the_accelerator(line: str) -> bool:
-    return find_name(line) in OF_THE_ACCELERATOR and not line.endswith(KEPT)
+    requirement = next((requirements_txt.read_requirement("jax", line) for line in lines), None)
+    return str(requirement.specifier) if requirement else ""
 
 
 def _upward(start: Path, home: Path) -> Iterator[Path]:
@@ -219,11 +219,11 @@ def _list_index_options(
         UsageError: an index is on this machine, or its address holds a password.
     """
     pinned = {*workspace.list_pins(names), *project.list_pins(names)}
-    found = [*_list_uv(find_table(workspace.content, "tool", "uv"), pinned)]
+    options = [*_list_uv(find_table(workspace.content, "tool", "uv"), pinned)]
     if project.file != workspace.file:
         own = find_table(project.content, "tool", "uv").get("index", ())
-        found += [_option(each) for each in own if each.get("name") in pinned]
-    for option in dict.fromkeys(found):
+        options += [_option(each) for each in own if each.get("name") in pinned]
+    for option in dict.fromkeys(options):
         yield from requirements_txt.check_option(str(workspace.file), option)
 
 
@@ -235,14 +235,13 @@ def _list_uv(table: Mapping[str, Any], pinned: Collection[str]) -> Iterator[str]
     yield from (f"--index-url {url}" for url in defaults[:1])
     others = [each for each in indexes if not each.get("default")]
     yield from (_option(each) for each in others if not each.get("explicit"))
-    for each in tables:
-        yield from (f"--extra-index-url {url}" for url in each.get("extra-index-url", ()))
+    for section in tables:
+        yield from (f"--extra-index-url {url}" for url in section.get("extra-index-url", ()))
         # A folder of this machine only spares a download: the versions are the same.
-        links = (place for place in each.get("find-links", ()) if "://" in place)
+        links = (place for place in section.get("find-links", ()) if "://" in place)
         yield from (f"--find-links {place}" for place in links)
-    yield from (
-        _option(each) for each in others if each.get("explicit") and each.get("name") in pinned
-    )
+    explicit = [each for each in others if each.get("explicit")]
+    yield from (_option(each) for each in explicit if each.get("name") in pinned)
 
 
 def _option(index: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ from kinetic._store.many import FILE_THREADS, at_once
 from kinetic.errors import CorruptRecord, NotFound, StoreError, StoreFull
 
 _WORTH_THREADS_BYTES = 8 << 20
-_AGAIN = "The damaged copy was removed from the store: submit the job again."
+_RESUBMIT = "The damaged copy was removed from the store: submit the job again."
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class StoredTree:
         """Return the error for a damaged content, given the name of its object; the next submission
         sends it again."""
         _forget(self.store, self.tree, name)
-        return CorruptRecord(f"{what} is not what was sent. {_AGAIN}")
+        return CorruptRecord(f"{what} is not what was sent. {_RESUBMIT}")
 
 
 def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
@@ -130,7 +130,7 @@ def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
                 raise CorruptRecord("The list of the source tree is not what was sent.")
         except CorruptRecord as error:
             _forget(store, tree)
-            raise CorruptRecord(f"{error} {_AGAIN}") from error
+            raise CorruptRecord(f"{error} {_RESUBMIT}") from error
         stored.entries.extend(manifest.decode(data))
         sizes = [entry.size_bytes for entry in manifest.list_files(data)]
         if (len(sizes), sum(sizes)) != (tree.files, tree.size_bytes):
@@ -151,7 +151,7 @@ def _read_record(store: Store, tree: Tree) -> TreeRecord:
         raise CorruptRecord(f"{_LIST} is missing from the store: submit the job again.") from error
     except CorruptRecord as error:
         _forget(store, tree)
-        raise CorruptRecord(f"{error} {_AGAIN}") from error
+        raise CorruptRecord(f"{error} {_RESUBMIT}") from error
 
 
 def _packs(store: Store, tree: Tree, names: Sequence[str], stack: ExitStack) -> list[_Pack]:
@@ -191,7 +191,7 @@ def _open(store: Store, tree: Tree, name: str, path: Path, stack: ExitStack) -> 
             raise CorruptRecord("The index of a pack is damaged.")
     except CorruptRecord as error:
         _forget(store, tree, name)
-        raise CorruptRecord(f"{error} {_AGAIN}") from error
+        raise CorruptRecord(f"{error} {_RESUBMIT}") from error
     return _Pack(index, file)
 
 

@@ -85,12 +85,12 @@ def packages(folders: Collection[str]) -> list[Package]:
     """Return the packages that are imported from these folders, which are real paths."""
     from importlib import metadata  # not needed for slices on this machine
 
-    found = []
-    for each in metadata.distributions():
-        project = _editable_project(each.read_text("direct_url.json"))
+    imported = []
+    for distribution in metadata.distributions():
+        project = _editable_project(distribution.read_text("direct_url.json"))
         if not project:
-            beside = os.path.realpath(str(each.locate_file("")))
-            project = beside if beside in folders else ""
+            location = os.path.realpath(str(distribution.locate_file("")))
+            project = location if location in folders else ""
         if (
             project
             and not _is_kinetic(project)
@@ -99,12 +99,12 @@ def packages(folders: Collection[str]) -> list[Package]:
             # Some build backends add what their finder needs.
             requires = (
                 text
-                for text in each.requires or ()
+                for text in distribution.requires or ()
                 if "extra ==" not in text and not text.startswith("editables")
             )
-            name = re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower()
-            found.append(Package(name, project, tuple(requires)))
-    return found
+            name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
+            imported.append(Package(name, project, tuple(requires)))
+    return imported
 
 
 def _editable_project(text: str | None) -> str:
@@ -157,23 +157,23 @@ def _editable() -> Iterator[tuple[Path, str]]:
 
 
 def _site_folders() -> list[str]:
-    found = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    return sorted(found | ({site.getusersitepackages()} if site.ENABLE_USER_SITE else set()))
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    return sorted(folders | ({site.getusersitepackages()} if site.ENABLE_USER_SITE else set()))
 
 
 def pth_entries() -> tuple[str, ...]:
     """Return the folders that `.pth` files of this interpreter add to the import path."""
-    found: list[str] = []
+    folders: list[str] = []
     for folder in _site_folders():
         with suppress(OSError):
             for pth in sorted(Path(folder).glob("*.pth")):
                 lines = pth.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-                found += [
+                folders += [
                     os.path.join(folder, line.rstrip())
                     for line in lines
                     if line.strip() and not line.startswith(("#", "import ", "import\t"))
                 ]
-    return tuple(found)
+    return tuple(folders)
 
 
 def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> list[ImportFolder]:
@@ -187,18 +187,21 @@ def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> li
     named = [os.path.realpath(entry) for entry in python_path.split(os.pathsep) if entry]
     linked = [os.path.realpath(entry) for entry in pth_entries()]
     active = {os.path.realpath(entry) for entry in search if entry} if linked or named else set()
-    found: dict[str, set[str]] = {}
+    by_folder: dict[str, set[str]] = {}
     for folder in linked:
         if folder in active and _is_source(folder, never):
-            found[folder] = set()
+            by_folder[folder] = set()
     for folder in named:
-        if folder in active and _is_source(folder, never) and _is_own(folder):
-            found[folder] = set()
-    whole = set(found)
+        # What a system or an editor adds is not the caller's work.
+        is_hidden = any(part.startswith(".") for part in folder.split(os.sep))
+        is_own = not is_hidden and os.access(folder, os.W_OK)
+        if folder in active and is_own and _is_source(folder, never):
+            by_folder[folder] = set()
+    whole = set(by_folder)
     for folder, name in _find_redirections():
         if folder not in whole and name not in _OF_HOSTS and _is_source(folder, never):
-            found.setdefault(folder, set()).add(name)
-    return [ImportFolder(folder, tuple(sorted(names))) for folder, names in found.items()]
+            by_folder.setdefault(folder, set()).add(name)
+    return [ImportFolder(folder, tuple(sorted(names))) for folder, names in by_folder.items()]
 
 
 def parts(places: Sequence[ImportFolder], never: Collection[Path]) -> list[EditablePart]:
@@ -207,15 +210,15 @@ def parts(places: Sequence[ImportFolder], never: Collection[Path]) -> list[Edita
     by_root: dict[str, list[ImportFolder]] = {}
     for place in places:
         by_root.setdefault(_project_of(place.folder, never), []).append(place)
-    made = []
+    editable_parts = []
     for root, inside in by_root.items():
         only: set[str] = set()
         for place in inside:
             rel = os.path.relpath(place.folder, root)
             only |= {os.path.normpath(os.path.join(rel, name)) for name in place.names or ("",)}
         shipped = () if "." in only else tuple(sorted(only))
-        made.append(EditablePart(root, shipped, tuple(place.folder for place in inside)))
-    return made
+        editable_parts.append(EditablePart(root, shipped, tuple(place.folder for place in inside)))
+    return editable_parts
 
 
 def _find_redirections() -> Iterator[tuple[str, str]]:
@@ -223,7 +226,7 @@ def _find_redirections() -> Iterator[tuple[str, str]]:
     imported."""
     for finder in list(sys.meta_path):
         module = sys.modules.get(str(getattr(finder, "__module__", "")))
-        known: dict[str, str] = {}
+        paths: dict[str, str] = {}
         for owner, name in (
             (module, "MAPPING"),
             (module, "_redirections"),
@@ -231,8 +234,8 @@ def _find_redirections() -> Iterator[tuple[str, str]]:
         ):
             table = getattr(owner, name, None)
             if isinstance(table, Mapping):
-                known |= {str(key): str(value) for key, value in table.items()}
-        for name, path in known.items():
+                paths |= {str(key): str(value) for key, value in table.items()}
+        for name, path in paths.items():
             stem = path.removesuffix(f"{os.sep}__init__.py").removesuffix(".py")
             folder, tail = stem, name.split(".")
             for part in reversed(tail):
@@ -259,17 +262,11 @@ def _is_source(folder: str, never: Collection[Path]) -> bool:
     )
 
 
-def _is_own(folder: str) -> bool:
-    """Whether a folder of PYTHONPATH is the caller's work: not a system's or an editor's."""
-    hidden = any(part.startswith(".") for part in folder.split(os.sep))
-    return not hidden and os.access(folder, os.W_OK)
-
-
 def _project_of(folder: str, never: Collection[Path]) -> str:
     """Return the nearest folder that something marks as a project, or else the folder itself."""
-    for each in (Path(folder), *Path(folder).parents):
-        if each in never:
+    for candidate in (Path(folder), *Path(folder).parents):
+        if candidate in never:
             break
-        if any((each / marker).exists() for marker in (*MARKERS, OWN_MARKER)):
-            return str(each)
+        if any((candidate / marker).exists() for marker in (*MARKERS, OWN_MARKER)):
+            return str(candidate)
     return folder

@@ -40,12 +40,12 @@ def known_contents(root: str, old: Snapshot | None) -> Mapping[str, FileDigest]:
     """Return the contents in a snapshot, by the path that was read."""
     if old is None:
         return {}
-    known: dict[str, FileDigest] = {}
+    digests: dict[str, FileDigest] = {}
     inside = root.rstrip("/") + "/"
     for file in manifest.list_files(old.manifest):
         path = old.followed.get(file.path) or inside + file.path
-        known[path] = FileDigest(file.digest, file.size_bytes, old.watched.get(path, ()))
-    return known
+        digests[path] = FileDigest(file.digest, file.size_bytes, old.watched.get(path, ()))
+    return digests
 
 
 def contents(files: Iterable[FoundFile], before: Mapping[str, FileDigest]) -> dict[str, FileDigest]:
@@ -54,13 +54,13 @@ def contents(files: Iterable[FoundFile], before: Mapping[str, FileDigest]) -> di
     held: dict[str, FileDigest] = {}
     new: list[str] = []
     new_bytes = 0
-    for found in files:
-        old = before.get(found.path)
-        if old is not None and old.stamp == found.stamp:
-            held[found.path] = old
+    for file in files:
+        old = before.get(file.path)
+        if old is not None and old.stamp == file.stamp:
+            held[file.path] = old
         else:
-            new.append(found.path)
-            new_bytes += found.size_bytes
+            new.append(file.path)
+            new_bytes += file.size_bytes
     threads = FILE_THREADS if is_worth_threads(len(new), new_bytes) else 1
     fresh = at_once(_read_if_possible, new, threads)
     return held | {

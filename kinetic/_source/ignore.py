@@ -117,10 +117,10 @@ def kinetic_rules(data: bytes) -> IgnoreRules:
     """Read a `.kineticignore`."""
     text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     lines = [line.strip() for line in text.splitlines()]
-    kept = [_bare_pattern(line).removeprefix("/") for line in lines if line.startswith("!")]
+    exceptions = [_bare_pattern(line).removeprefix("/") for line in lines if line.startswith("!")]
     return IgnoreRules(
         (rule for line in lines for rule in _kinetic_line(line)),
-        kept_paths=[path for path in kept if not re.search(r"[*?\[]", path)],
+        kept_paths=[path for path in exceptions if not re.search(r"[*?\[]", path)],
     )
 
 

@@ -58,12 +58,14 @@ def of(
     else:
         # The project's own requirements are those that its nearest file names.
         packages = [
-            each
-            for each in editable.packages(imported)
-            if not f"{start}/".startswith(f"{each.folder}/")
+            package
+            for package in editable.packages(imported)
+            if not f"{start}/".startswith(f"{package.folder}/")
         ]
-        found = dependencies.find(start, home=Path("~").expanduser(), editable=packages)
-        wanted = dependencies.for_hosts(found, plan.platform, installed, bucket=bucket, also=also)
+        declared = dependencies.find(start, home=Path("~").expanduser(), editable=packages)
+        wanted = dependencies.for_hosts(
+            declared, plan.platform, installed, bucket=bucket, also=also
+        )
     return _make_installation(wanted, cache_dir)
 
 
@@ -80,10 +82,10 @@ def _make_installation(wanted: Requirements, cache_dir: Path) -> Installation:
 
 
 def _find_versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in _MATTER:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

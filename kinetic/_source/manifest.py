@@ -164,9 +164,11 @@ def compare(base: bytes, data: bytes) -> tuple[list[str], list[str]]:
     old, new = base.split(b"\n"), data.split(b"\n")
     old_rows, new_rows = frozenset(old), frozenset(new)
     changed = [row for row in new if row and row not in old_rows]
-    kept = {row[1] for row in _parse_rows(changed)}
+    changed_paths = {row[1] for row in _parse_rows(changed)}
     removed = [row[1] for row in _parse_rows(row for row in old if row not in new_rows)]
-    return [path for path in removed if path not in kept], [row.decode() for row in changed]
+    return [path for path in removed if path not in changed_paths], [
+        row.decode() for row in changed
+    ]
 
 
 def amend(base: bytes, removed: Collection[str], changed: Iterable[str]) -> bytes:

@@ -155,7 +155,12 @@ class TreeRecord:
             document = json.loads(data)
             if document["schema"] != _SCHEMA:
                 raise ValueError(f"it has schema {document['schema']!r}, not {_SCHEMA}")
-            texts = {name: _check_texts(document[name]) for name in _TEXTS}
+            texts: dict[str, tuple[str, ...]] = {}
+            for name in _TEXTS:
+                value = document[name]
+                if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+                    raise ValueError(f"{value!r} is not a list of texts")
+                texts[name] = tuple(value)
             (base_list,) = _check_digests((document["base_list"],))
             packs, blobs = _check_digests(texts["packs"]), _check_digests(texts["blobs"])
             return cls(packs, blobs, base_list, texts["removed"], texts["changed"])
@@ -164,12 +169,6 @@ class TreeRecord:
 
 
 _TEXTS = ("packs", "blobs", "removed", "changed")
-
-
-def _check_texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f"{value!r} is not a list of texts")
-    return tuple(value)
 
 
 def _check_digests(texts: tuple[str, ...]) -> tuple[str, ...]:

@@ -109,7 +109,9 @@ def find_project(
     Raises:
         UsageError: `package_root` does not exist or does not contain the entry.
     """
-    cwd, start = Path(os.path.realpath(cwd)), _folder(entry or cwd)
+    cwd = Path(os.path.realpath(cwd))
+    place = Path(os.path.realpath(entry or cwd))
+    start = place.parent if place.is_file() else place
     shared = {Path(os.path.realpath(each)) for each in (home, Path(home.anchor), *temporary)}
     root, marked = (
         (_from_setting(package_root, cwd, home, start), True)
@@ -125,11 +127,6 @@ def find_project(
         marked,
         not package_root and root in shared,
     )
-
-
-def _folder(entry: Path) -> Path:
-    entry = Path(os.path.realpath(entry))
-    return entry.parent if entry.is_file() else entry
 
 
 def _from_setting(package_root: str, cwd: Path, home: Path, start: Path) -> Path:
@@ -180,7 +177,7 @@ def _relative(path: Path, root: Path) -> str | None:
 
 
 def _search_path(sys_path: Sequence[str], cwd: Path, root: Path) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+    folders: dict[str, None] = {}
     for entry in sys_path:
         place = Path(os.path.realpath(cwd / entry))
         relative = _relative(place, root)
@@ -189,8 +186,8 @@ def _search_path(sys_path: Sequence[str], cwd: Path, root: Path) -> tuple[str, .
             and not _INSTALLED & set(relative.split("/"))
             and (place.is_dir() or _is_archive(place))
         ):
-            found[relative] = None
-    return tuple(found)
+            folders[relative] = None
+    return tuple(folders)
 
 
 def _is_archive(place: Path) -> bool:

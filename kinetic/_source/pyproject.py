@@ -101,9 +101,9 @@ class Pyproject:
 
     def _find_source(self, name: str) -> Mapping[str, Any]:
         """Return what `[tool.uv.sources]` says of a package, for hosts and what is chosen."""
-        for key, given in self._table("tool", "uv", "sources").items():
+        for key, value in self._table("tool", "uv", "sources").items():
             if normalize_name(key) == name:
-                sources = [given] if isinstance(given, dict) else given
+                sources = [value] if isinstance(value, dict) else value
                 return next((each for each in sources if self._is_met(each)), {})
         return {}
 
@@ -122,35 +122,35 @@ class Pyproject:
                 f"{self.file}: its dependencies are dynamic, which only its build backend "
                 "understands. Write a requirements.txt beside it."
             )
-        for each in [files] if isinstance(files, str) else files:
-            yield from requirements_txt.read_lines(self.file.parent / each, editable)
+        for name in [files] if isinstance(files, str) else files:
+            yield from requirements_txt.read_lines(self.file.parent / name, editable)
 
-    def _list_extra(self, name: str, around: tuple[str, ...] = ()) -> Iterator[str]:
+    def _list_extra(self, name: str, including: tuple[str, ...] = ()) -> Iterator[str]:
         """An extra, with those of the project itself that it names."""
-        known = self._table("project", "optional-dependencies")
-        key = self._find_key(name, known, "extra")
-        for text in known.get(key, ()) if key not in around else ():
+        table = self._table("project", "optional-dependencies")
+        key = self._find_key(name, table, "extra")
+        for text in table.get(key, ()) if key not in including else ():
             if self.name and find_name(text) == self.name:
-                asked = requirements_txt.read_requirement(str(self.file), text)
-                for other in sorted(asked.extras):
-                    yield from self._list_extra(other, (*around, key))
+                requirement = requirements_txt.read_requirement(str(self.file), text)
+                for other in sorted(requirement.extras):
+                    yield from self._list_extra(other, (*including, key))
             else:
                 yield text
 
-    def _list_group(self, name: str, around: tuple[str, ...] = ()) -> Iterator[str]:
+    def _list_group(self, name: str, including: tuple[str, ...] = ()) -> Iterator[str]:
         """A dependency group, with those that it includes."""
-        known = self._table("dependency-groups")
-        key = self._find_key(name, known, "group")
-        if key in around:
+        table = self._table("dependency-groups")
+        key = self._find_key(name, table, "group")
+        if key in including:
             raise UsageError(f"{self.file}: the group {key!r} includes itself.")
-        for each in known[key]:
-            if isinstance(each, str):
-                yield each
-            elif isinstance(each, dict) and set(each) == {"include-group"}:
-                yield from self._list_group(each["include-group"], (*around, key))
+        for entry in table[key]:
+            if isinstance(entry, str):
+                yield entry
+            elif isinstance(entry, dict) and set(entry) == {"include-group"}:
+                yield from self._list_group(entry["include-group"], (*including, key))
             else:
                 raise UsageError(
-                    f"{self.file}: the group {key!r} holds {each!r}, which is neither a "
+                    f"{self.file}: the group {key!r} holds {entry!r}, which is neither a "
                     "requirement nor {include-group = ...}."
                 )
 
@@ -191,8 +191,8 @@ def read_project(file: Path) -> Pyproject:
 def _add_source(text: str, source: str) -> str:
     if not source:
         return text
-    asked, _, marker = text.partition(";")
-    name = re.split(r"[<>=!~(]", asked)[0].strip()
+    requirement, _, marker = text.partition(";")
+    name = re.split(r"[<>=!~(]", requirement)[0].strip()
     return f"{name}{source} ;{marker}" if marker else name + source
 
 

@@ -21,7 +21,7 @@ from kinetic.errors import UsageError
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-KEPT = "  # kn:keep"
+KEEP_MARK = "  # kn:keep"
 """Ends a line that is kept where it would be left out (see dependencies.OF_THE_ACCELERATOR)."""
 _COMMENT = re.compile(r"(^|\s)#\s*(?P<text>.*)$")
 _INCLUDE = re.compile(r"(-r|--requirement)(\s+|=)(?P<path>.+)|-r(?P<glued>\S.*)")
@@ -69,14 +69,14 @@ def read_file(file: Path) -> str:
 
 
 def read_lines(
-    file: Path, editable: Collection[Package], around: tuple[Path, ...] = ()
+    file: Path, editable: Collection[Package], including: tuple[Path, ...] = ()
 ) -> Iterator[str]:
     """Yield the lines of the file and of those that it includes.
 
     Raises:
         UsageError: it names what hosts cannot install, or cannot be read.
     """
-    if file in around:
+    if file in including:
         raise UsageError(f"{file} includes itself. Take that line out.")
     for number, text, comment in _logical(read_file(file)):
         where = f"{file}, line {number}"
@@ -85,11 +85,11 @@ def read_lines(
             path = (include["path"] or include["glued"]).strip().strip("'\"")
             if "://" in path:
                 raise UsageError(f"{where}: {path} is not on this machine. Download it.")
-            yield from read_lines(file.parent / path, editable, (*around, file))
+            yield from read_lines(file.parent / path, editable, (*including, file))
         else:
-            kept = KEPT if comment.startswith(KEPT.strip(" #")) else ""
+            mark = KEEP_MARK if comment.startswith(KEEP_MARK.strip(" #")) else ""
             for checked in _check_line(where, text, file.parent, editable):
-                yield f"{checked}{kept}"
+                yield f"{checked}{mark}"
 
 
 def _logical(content: str) -> Iterator[tuple[int, str, str]]:

@@ -66,17 +66,17 @@ def archive(cache_dir: Path, package: Path = _PACKAGE) -> Archive:
     note = cache_dir / "runtime" / hashlib.sha256(os.fsencode(package)).hexdigest()[:32]
     try:
         stamps, racy = _stamps(package, began_ns)
-        known = _read_note(note, stamps)
-        if known is not None:
-            return known
-        made = _pack(package)
+        cached = _read_note(note, stamps)
+        if cached is not None:
+            return cached
+        packed = _pack(package)
     except (OSError, zipfile.BadZipFile) as error:
         raise UsageError(
             f"kinetic's own files in {package} cannot be read: {error}. Install it again."
         ) from error
     if not racy:
-        _remember(note, stamps, made)
-    return made
+        _remember(note, stamps, packed)
+    return packed
 
 
 def bootstrap(package: Path = _PACKAGE) -> str:
@@ -114,7 +114,7 @@ def _names(package: Path) -> Iterator[str]:
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
     with os.scandir(folder) as listing:
-        for entry in filter(lambda each: _is_ours(each.name), listing):
+        for entry in filter(lambda entry: _is_ours(entry.name), listing):
             if entry.is_dir():
                 yield from _entries(entry.path)
             else:
@@ -140,15 +140,15 @@ def _zip_around(package: Path) -> Path | None:
 def _stamps(package: Path, began_ns: int) -> tuple[str, bool]:
     """What changes when a file does, as text; and whether a later change might not show in it."""
     zipped = _zip_around(package)
-    found = (
+    stamps = (
         {entry.path: stamp_of(entry.stat()) for entry in _entries(str(package))}
         if zipped is None
         else {str(zipped): stamp_of(zipped.stat())}
     )
-    if not found:
+    if not stamps:
         raise FileNotFoundError(f"there is nothing in {package}")
-    text = json.dumps([_SCHEMA, sorted(found.items())])
-    racy = not all(cache.is_trusted(stamp, began_ns) for stamp in found.values())
+    text = json.dumps([_SCHEMA, sorted(stamps.items())])
+    racy = not all(cache.is_trusted(stamp, began_ns) for stamp in stamps.values())
     return hashlib.sha256(text.encode()).hexdigest(), racy
 
 
@@ -163,9 +163,9 @@ def _read_note(note: Path, stamps: str) -> Archive | None:
         return None
 
 
-def _remember(note: Path, stamps: str, made: Archive) -> None:
-    head = {"stamps": stamps, "digest": made.blob.digest}
+def _remember(note: Path, stamps: str, packed: Archive) -> None:
+    head = {"stamps": stamps, "digest": packed.blob.digest}
     try:
-        cache.write(note, json.dumps(head).encode() + b"\n" + made.data)
+        cache.write(note, json.dumps(head).encode() + b"\n" + packed.data)
     except (OSError, StoreError) as error:
         _log.debug("the archive of kinetic could not be remembered in %s: %s", note, error)

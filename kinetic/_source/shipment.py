@@ -17,7 +17,7 @@ from typing import Any
 
 from kinetic._core.values import dataclass
 from kinetic._source import bundle, editable, outputs, project, standalone
-from kinetic._source.beside import Beside
+from kinetic._source.beside import Companions
 from kinetic._source.bundle import Bundle
 from kinetic._source.project import MODULES, WORDS, Project
 
@@ -63,56 +63,62 @@ def of(
     Raises:
         UsageError: the tree cannot be shipped.
     """
-    cwd, home = project.current_folder(), _home()
-    found = project.find_project(
+    cwd = project.current_folder()
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is none
+    own = _interpreter_folders()
+    tree = project.find_project(
         entry_dir(func, cwd),
         cwd=cwd,
         home=home,
-        sys_path=_own_search_path(),
+        sys_path=[
+            entry for entry in sys.path if not f"{os.path.realpath(entry or '.')}/".startswith(own)
+        ],
         package_root=settings.package_root,
         temporary=settings.temporary,
     )
-    if found.root is None:
-        return found, None
+    if tree.root is None:
+        return tree, None
     output_dirs = [] if output_dir is None or "://" in output_dir else [output_dir]
-    exclude = _without_code(found, [settings.store, settings.cache_dir, *data])
+    exclude = _without_code(tree, [settings.store, settings.cache_dir, *data])
     also = _find_beside(
-        found, settings, home, [settings.store, settings.cache_dir, *data, *output_dirs]
+        tree, settings, home, [settings.store, settings.cache_dir, *data, *output_dirs]
     )
-    is_project = found.marked and not found.shared
+    is_project = tree.marked and not tree.shared
     packed = bundle.build(
-        found.root,
+        tree.root,
         exclude=exclude,
-        outputs=_without_code(found, output_dirs),
+        outputs=_without_code(tree, output_dirs),
         default_excludes=settings.default_excludes,
-        sparing=Path(os.path.realpath(home)).is_relative_to(found.root),
+        sparing=Path(os.path.realpath(home)).is_relative_to(tree.root),
         also=also,
-        script=None if is_project else _find_script(func, found, cwd),
-        whole=not found.shared,
+        script=None if is_project else _find_script(func, tree, cwd),
+        whole=not tree.shared,
         cache_dir=settings.cache_dir,
     )
     for folder in output_dirs:
-        mixed = _warn_of_output(folder, found)
+        mixed = _warn_of_output(folder, tree)
         packed = dataclasses.replace(packed, warnings=(*packed.warnings, *mixed))
-    return found.rebase_below(packed.root, also.imported), packed
+    return tree.rebase_below(packed.root, also.imported), packed
 
 
 def _find_beside(
-    found: Project, settings: SourceSettings, home: Path, own: Sequence[str | Path]
-) -> Beside:
+    tree: Project, settings: SourceSettings, home: Path, own: Sequence[str | Path]
+) -> Companions:
     """Return what the caller imports besides the project; `own` are places of kinetic's and of
     data, which are not source."""
-    assert found.root is not None
-    shared = (home, Path(found.root.anchor), *settings.temporary)
-    never = tuple(dict.fromkeys(Path(os.path.realpath(each)) for each in shared))
+    assert tree.root is not None
+    shared = (home, Path(tree.root.anchor), *settings.temporary)
+    never = tuple(dict.fromkeys(Path(os.path.realpath(folder)) for folder in shared))
     places = editable.find(sys.path, settings.python_path, never)
     if not places:
         return bundle.NOTHING
-    around = {
-        str(each) for place in places for each in (Path(place.folder), *Path(place.folder).parents)
+    ancestors = {
+        str(folder)
+        for place in places
+        for folder in (Path(place.folder), *Path(place.folder).parents)
     }
-    exclude = sorted({os.path.realpath(each) for each in own} - around)
-    return Beside(tuple(places), never, tuple(exclude))
+    exclude = sorted({os.path.realpath(folder) for folder in own} - ancestors)
+    return Companions(tuple(places), never, tuple(exclude))
 
 
 def _interpreter_folders() -> tuple[str, ...]:
@@ -121,35 +127,35 @@ def _interpreter_folders() -> tuple[str, ...]:
     return tuple(f"{os.path.realpath(prefix)}/lib/" for prefix in prefixes)
 
 
-def _own_search_path() -> list[str]:
-    """Return sys.path without the interpreter's own folders."""
-    own = _interpreter_folders()
-    return [entry for entry in sys.path if not f"{os.path.realpath(entry or '.')}/".startswith(own)]
-
-
-def _find_script(func: Callable[..., Any], found: Project, cwd: Path) -> tuple[str, ...]:
+def _find_script(func: Callable[..., Any], tree: Project, cwd: Path) -> tuple[str, ...]:
     """Return what belongs to a function outside any project: its file, modules of its folder, files
     that its program's command line names."""
-    assert found.root is not None
+    assert tree.root is not None
     module = sys.modules.get(_module_of(func))
     words = (part for word in getattr(module, WORDS, ()) for part in (word, word.partition("=")[2]))
     named = filter(os.path.isfile, (str(cwd / word) for word in words if word))
     files = [getattr(module, "__file__", None), *named, *_list_loaded_files()]
-    inside = f"{str(found.root).rstrip('/')}/"
+    inside = f"{str(tree.root).rstrip('/')}/"
     real = dict.fromkeys(os.path.realpath(file) for file in files if isinstance(file, str))
     own = [path.removeprefix(inside) for path in real if path.startswith(inside)]
+    folders = {path: path.split("/")[:-1] for path in own}
     return standalone.list_paths(
-        found.root,
-        [path for path in own if not _is_foreign(path)],
+        tree.root,
+        # Not what is installed, or in a hidden folder.
+        [
+            path
+            for path, parts in folders.items()
+            if not any(part in _INSTALLED or part.startswith(".") for part in parts)
+        ],
         getattr(module, MODULES, ()),
-        dict.fromkeys((found.entry_rel, *found.sys_path_rel)),
+        dict.fromkeys((tree.entry_rel, *tree.sys_path_rel)),
     )
 
 
 def _list_loaded_files() -> list[str]:
     """Return the files of all loaded modules, without those of the interpreter and of kinetic."""
     own = _interpreter_folders()
-    found: list[str] = []
+    files: list[str] = []
     for name, module in list(sys.modules.items()):
         # An attribute access would load a lazy module.
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
@@ -158,24 +164,19 @@ def _list_loaded_files() -> list[str]:
             and not file.startswith(own)
             and name.partition(".")[0] != "kinetic"
         ):
-            found.append(file)
-    return found
+            files.append(file)
+    return files
 
 
-def _is_foreign(rel: str) -> bool:
-    """Whether a file is installed, or in a hidden folder."""
-    return any(part in _INSTALLED or part.startswith(".") for part in rel.split("/")[:-1])
-
-
-def _warn_of_output(folder: str, found: Project) -> tuple[str, ...]:
+def _warn_of_output(folder: str, tree: Project) -> tuple[str, ...]:
     """Say that what jobs leave in a folder is sent with later calls, or that what is there is not
     sent."""
-    assert found.root is not None
+    assert tree.root is not None
     real = Path(os.path.realpath(folder))
-    if real in _holding_code(found):
+    if real in _holding_code(tree):
         why = "holds code as well, so later calls send what is left there. Choose another one."
         return (f"The output folder {folder} {why}",)
-    if not real.is_relative_to(found.root) or not outputs.holds_files(folder):
+    if not real.is_relative_to(tree.root) or not outputs.holds_files(folder):
         return ()
     return (
         f"The output folder {folder} holds files that jobs may not have left. Calls that leave "
@@ -185,29 +186,25 @@ def _warn_of_output(folder: str, found: Project) -> tuple[str, ...]:
     )
 
 
-def _without_code(found: Project, places: Sequence[str | Path]) -> list[Path]:
+def _without_code(tree: Project, places: Sequence[str | Path]) -> list[Path]:
     """Return the places that contain none of the project's code; a link in the project may lead
     to one outside."""
     # The store reports loops of links.
     real = dict.fromkeys(Path(os.path.realpath(place)) for place in places)
-    code = _holding_code(found)
+    code = _holding_code(tree)
     return [each for each in real if each not in code]
 
 
-def _holding_code(found: Project) -> set[Path]:
+def _holding_code(tree: Project) -> set[Path]:
     """Return the project's folders on the way to the function's file and to entries of sys.path."""
-    assert found.root is not None
-    code = [found.root / rel for rel in (found.entry_rel, *found.sys_path_rel)]
+    assert tree.root is not None
+    code = [tree.root / rel for rel in (tree.entry_rel, *tree.sys_path_rel)]
     return {
         folder
-        for each in code
-        for folder in (each, *each.parents)
-        if folder.is_relative_to(found.root)
+        for path in code
+        for folder in (path, *path.parents)
+        if folder.is_relative_to(tree.root)
     }
-
-
-def _home() -> Path:
-    return Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is none
 
 
 def entry_dir(func: Callable[..., Any], cwd: Path) -> Path:

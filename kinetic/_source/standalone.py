@@ -35,8 +35,8 @@ def list_paths(
             origin = spec and spec.origin
         if origin:
             scripts.append(origin)
-    found = {*files, *_list_imports(scripts, root, search)}
-    return tuple(sorted({_find_package(root, path) for path in found}))
+    paths = {*files, *_list_imports(scripts, root, search)}
+    return tuple(sorted({_find_package(root, path) for path in paths}))
 
 
 class _Finder(modulefinder.ModuleFinder):

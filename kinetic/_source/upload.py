@@ -228,14 +228,14 @@ class _Upload:
     def _read_small(self, contents: Iterable[Sequence[File]]) -> dict[str, bytes]:
         """Read each content from one of the files that had it; what has changed is taken as it is
         now."""
-        found: dict[str, bytes] = {}
+        by_digest: dict[str, bytes] = {}
         for same in contents:
             for file in same:
                 try:
                     with open_regular(self._bundle.place_of(file.path)) as source:
                         data = b"".join(hashing.chunks(source, file.size_bytes))
                         if hashlib.sha256(data).hexdigest() == file.digest:
-                            found[file.digest] = data
+                            by_digest[file.digest] = data
                             break  # The others of the same content need not be read.
                         source.seek(0)
                         size_bytes = os.fstat(source.fileno()).st_size
@@ -245,8 +245,8 @@ class _Upload:
                     continue
                 digest = hashlib.sha256(data).hexdigest()
                 self.changes[file.path] = file._replace(digest=digest, size_bytes=len(data))
-                found[digest] = data
-        return found
+                by_digest[digest] = data
+        return by_digest
 
     def _note_unreadable(self, file: File, error: OSError) -> None:
         path = self._bundle.place_of(file.path)

@@ -80,8 +80,8 @@ def read_lines(
         text=True,
     )
     if ended.returncode:
-        said = " ".join(ended.stderr.split())
-        raise UsageError(f"{lock} cannot be read by {uv}: {said.removeprefix('error: ')}")
+        message = " ".join(ended.stderr.split())
+        raise UsageError(f"{lock} cannot be read by {uv}: {message.removeprefix('error: ')}")
     for line in ended.stdout.splitlines():
         if line and not line.lstrip().startswith(("#", "-e ")):
             yield from requirements_txt.check_requirement(str(lock), line, lock.parent, editable)

@@ -32,7 +32,7 @@ Stamp = tuple[int, ...]
 """Changes whenever a file or folder does: times of content and inode, size, inode, mode, device.
 Empty if there was nothing."""
 
-_GONE = (FileNotFoundError, NotADirectoryError)
+_VANISHED = (FileNotFoundError, NotADirectoryError)
 """Removed since its folder was listed: ignored."""
 _SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # Some file systems have inode numbers beyond a signed word.
 
@@ -74,7 +74,7 @@ class Scan:
         watched: stamp of everything that the result depends on, by absolute path.
         broken, unreadable, loops, special, secrets, kept_back: paths to warn about.
         without_git: sentences about ignore files of git that were not read.
-        beside: files of other folders than the project.
+        foreign: files of other folders than the project.
         too_large: folders that were left out for their size.
         targets: real paths outside the root to which links in it lead.
     """
@@ -90,7 +90,7 @@ class Scan:
     secrets: list[str] = field(default_factory=list)
     kept_back: list[str] = field(default_factory=list)
     without_git: list[str] = field(default_factory=list)
-    beside: set[str] = field(default_factory=set)
+    foreign: set[str] = field(default_factory=set)
     too_large: list[str] = field(default_factory=list)
     targets: set[str] = field(default_factory=set)
 
@@ -199,7 +199,7 @@ class _Walk:
         self._imported = tuple(f"{folder}/" for folder in options.imported)
         self._default_excludes = options.default_excludes and not options.everything
         self._names = ignore.ALWAYS | ignore.DEFAULTS if self._default_excludes else ignore.ALWAYS
-        self._found = Scan()
+        self._scan = Scan()
         self._size_bytes = 0
         self._todo: list[_Visit] = []
         self._links: list[tuple[str, str, bool, _Visit]] = []
@@ -218,20 +218,20 @@ class _Walk:
             links, self._links = self._links, []
             for rel, target, is_folder, visit in links:
                 self._take_link(rel, target, is_folder, visit)
-        return self._found
+        return self._scan
 
     def _visit_folder(self, visit: _Visit) -> None:
         try:
             info = os.stat(visit.path)
-            self._found.watched[visit.path] = stamp_of(info)
+            self._scan.watched[visit.path] = stamp_of(info)
             with os.scandir(visit.path) as listing:
                 entries = sorted(listing, key=lambda entry: entry.name)
         except OSError as error:
-            self._found.watched.setdefault(visit.path, ())
-            if isinstance(error, _GONE) and visit.rel:
-                del self._found.folders[visit.rel]
+            self._scan.watched.setdefault(visit.path, ())
+            if isinstance(error, _VANISHED) and visit.rel:
+                del self._scan.folders[visit.rel]
             else:
-                self._found.unreadable.append(visit.rel or ".")
+                self._scan.unreadable.append(visit.rel or ".")
             return
         names = {entry.name for entry in entries}
         if (
@@ -240,12 +240,12 @@ class _Walk:
             and ignore.is_not_source(names, default_excludes=self._default_excludes)
             and self._decide(visit.rel, is_folder=True) is not False
         ):
-            del self._found.folders[visit.rel]
+            del self._scan.folders[visit.rel]
             return
         if self._default_excludes and not visit.rel and "pyvenv.cfg" in names:
             entries = [entry for entry in entries if entry.name not in ignore.OF_ENVIRONMENT]
         if ".gitignore" in names:  # It need not be sent, but counts.
-            self._found.watched[f"{visit.path}/.gitignore"] = stamp_at(f"{visit.path}/.gitignore")
+            self._scan.watched[f"{visit.path}/.gitignore"] = stamp_at(f"{visit.path}/.gitignore")
         ignored = self._ask_git(visit.path) if visit.rel and ".git" in names else visit.ignored
         ancestors = (*visit.ancestors, (info.st_dev, info.st_ino))
         inside = _Visit(visit.path, visit.rel, ignored, ancestors, visit.kept_only)
@@ -319,20 +319,20 @@ class _Walk:
         if not path.startswith(self._imported):
             return False
         if is_folder:  # It is not entered otherwise, and would not be watched.
-            stamp = self._found.watched[f"{path}/__init__.py"] = stamp_at(f"{path}/__init__.py")
+            stamp = self._scan.watched[f"{path}/__init__.py"] = stamp_at(f"{path}/__init__.py")
             return bool(stamp) and stat.S_ISREG(stamp[4])
         in_package = os.path.isfile(f"{path[: -len(name)]}__init__.py")
         return name.endswith(_EXTENSIONS) or (name.endswith(".py") and in_package)
 
     def _meet_link(self, path: str, rel: str, is_folder: bool, visit: _Visit) -> None:
-        self._found.watched[path] = stamp_at(path)
+        self._scan.watched[path] = stamp_at(path)
         try:
             target = os.path.realpath(path, strict=True)
         except OSError:
-            self._found.broken.append(rel)
+            self._scan.broken.append(rel)
             return
         if not target.startswith(self._inside):
-            self._found.targets.add(target)
+            self._scan.targets.add(target)
         if target in self._options.exclude or (
             target in self._options.outputs and not self._everything
         ):
@@ -347,10 +347,10 @@ class _Walk:
             if target == self._root
             else None
         )
-        if inside == "" or inside in self._found.folders or inside in self._found.files:
-            self._found.links[rel] = os.path.relpath(f"/{inside}", f"/{rel.rpartition('/')[0]}")
+        if inside == "" or inside in self._scan.folders or inside in self._scan.files:
+            self._scan.links[rel] = os.path.relpath(f"/{inside}", f"/{rel.rpartition('/')[0]}")
         elif self._options.sparing and leads_to_hidden(self._root, target):
-            self._found.kept_back.append(rel)
+            self._scan.kept_back.append(rel)
         elif is_folder:
             outside = inside is None and not target.startswith(self._inside)
             ignored = self._ask_git(target) if outside else visit.ignored
@@ -362,13 +362,13 @@ class _Walk:
         try:
             info = os.stat(path)
         except OSError as error:
-            if not isinstance(error, _GONE):
-                self._found.unreadable.append(rel)
+            if not isinstance(error, _VANISHED):
+                self._scan.unreadable.append(rel)
             return
         if (info.st_dev, info.st_ino) in visit.ancestors:
-            self._found.loops.append(rel)
+            self._scan.loops.append(rel)
             return
-        self._found.folders[rel] = stat.S_IMODE(info.st_mode) & 0o777
+        self._scan.folders[rel] = stat.S_IMODE(info.st_mode) & 0o777
         self._todo.append(_Visit(path, rel, visit.ignored, visit.ancestors, kept_only))
 
     def _take_file(self, path: str, rel: str) -> None:
@@ -377,16 +377,16 @@ class _Walk:
         except OSError:  # Removed since the folder was listed; the folder's stamp will show it.
             return
         stamp = stamp_of(info)
-        self._found.watched[path] = stamp
+        self._scan.watched[path] = stamp
         if not stat.S_ISREG(info.st_mode):
-            self._found.special.append(rel)
+            self._scan.special.append(rel)
             return
         if looks_secret(rel.rpartition("/")[2]):
             if self._options.sparing:
-                self._found.kept_back.append(rel)
+                self._scan.kept_back.append(rel)
                 return
-            self._found.secrets.append(rel)
-        self._found.files[rel] = FoundFile(
+            self._scan.secrets.append(rel)
+        self._scan.files[rel] = FoundFile(
             path, stat.S_IMODE(info.st_mode) & 0o777, info.st_size, stamp
         )
         self._count(info.st_size)
@@ -395,17 +395,17 @@ class _Walk:
         if self._everything:
             return
         self._size_bytes += size_bytes
-        count = len(self._found.files)
+        count = len(self._scan.files)
         most = self._options.most
         if most is not None and (count > most[0] or self._size_bytes > most[1]):
-            raise TooMuch(self._found.watched)
+            raise TooMuch(self._scan.watched)
         check_size(self._root, count, self._size_bytes, self._factor)
 
     def _read_rules(self) -> ignore.IgnoreRules:
         """Read the project's `.kineticignore`; one that is missing, a link, not a regular file or
         unreadable has no rules."""
         path = f"{self._inside}.kineticignore"
-        self._found.watched[path] = stamp_at(path)
+        self._scan.watched[path] = stamp_at(path)
         try:
             text = b"" if Path(path).is_symlink() else files.content(path)
         except OSError:
@@ -418,23 +418,23 @@ class _Walk:
             return frozenset()
         repository = git.find_repository(folder)
         for path in (folder, *map(str, Path(folder).parents)):
-            self._found.watched[f"{path}/.git/HEAD"] = stamp_at(f"{path}/.git/HEAD")
+            self._scan.watched[f"{path}/.git/HEAD"] = stamp_at(f"{path}/.git/HEAD")
             if path == repository:
                 break
         if repository is None:
             if os.path.lexists(f"{folder}/.gitignore"):
-                self._found.without_git.append(
+                self._scan.without_git.append(
                     f"{folder} has a .gitignore, which is not read because it lies in no git "
                     "repository: run `git init`, or write what to leave out in .kineticignore."
                 )
             return frozenset()
         answer = git.ask(folder, repository)
         for path in answer.watched:
-            self._found.watched[path] = stamp_at(path)
+            self._scan.watched[path] = stamp_at(path)
         if answer.is_missing:
-            self._found.without_git[:] = [_NO_GIT]
+            self._scan.without_git[:] = [_NO_GIT]
         elif answer.error:
-            self._found.without_git.append(
+            self._scan.without_git.append(
                 f"What git ignores in {folder} is sent as well, because git cannot be asked: "
                 f"{answer.error}. Write what to leave out in .kineticignore."
             )

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from kinetic._source import beside, bundle, editable, walk
-from kinetic._source.beside import Beside
+from kinetic._source.beside import Companions
 from kinetic._source.dependencies import find, for_hosts
 from kinetic._source.download import unpack
 from kinetic._source.editable import ImportFolder
@@ -46,7 +46,7 @@ def pth(place: Path, *lines: object) -> list[str]:
 
 
 def built(root: Path, *places: ImportFolder, clock=later, **given) -> bundle.Bundle:
-    also = Beside(places, (Path("/"),))
+    also = Companions(places, (Path("/"),))
     return bundle.build(root, also=also, cache_dir=root.parent / "cache", clock_ns=clock, **given)
 
 
