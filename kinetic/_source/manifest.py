@@ -77,7 +77,7 @@ def decode(data: bytes) -> tuple[Entry, ...]:
         CorruptRecord: the list is malformed, or unpacking it could write outside its folder.
     """
     try:
-        entries = [_parse_row(*row) for row in _parse_rows(data.split(b"\n"))]
+        entries = [_parse_row(*row) for row in _parse_rows(data.split(b"\n") if data else ())]
         _verify(entries)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptRecord(f"The list of the source tree is damaged: {error!r}.") from error
@@ -86,7 +86,10 @@ def decode(data: bytes) -> tuple[Entry, ...]:
 
 def _parse_rows(lines: Iterable[bytes]) -> list[Any]:
     """Parse lines in one go, which is several times faster than line by line."""
-    rows: list[Any] = json.loads(b"[" + b",".join(filter(None, lines)) + b"]")
+    lines = list(lines)
+    rows: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
+    if len(rows) != len(lines):
+        raise ValueError(f"{len(lines)} lines hold {len(rows)} entries")
     return rows
 
 
@@ -165,7 +168,7 @@ def compare(base: bytes, data: bytes) -> tuple[list[str], list[str]]:
     old_rows, new_rows = frozenset(old), frozenset(new)
     changed = [row for row in new if row and row not in old_rows]
     changed_paths = {row[1] for row in _parse_rows(changed)}
-    removed = [row[1] for row in _parse_rows(row for row in old if row not in new_rows)]
+    removed = [row[1] for row in _parse_rows(row for row in old if row and row not in new_rows)]
     return [path for path in removed if path not in changed_paths], [
         row.decode() for row in changed
     ]

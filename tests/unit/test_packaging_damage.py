@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from bundle_cases import FOREVER, build, index_of, later, sent, shape, whole, write
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kinetic._core import layout
@@ -261,6 +261,8 @@ def test_a_harmless_list_written_by_hand_is_unpacked(place):
 
 
 @given(st.binary(min_size=1) | st.sampled_from([b"[]", b"{}", b"[" * 5000]))
+@example(b"\t")
+@example(b"\n")
 def test_garbage_is_no_list(data):
     with pytest.raises(CorruptRecord):
         manifest.decode(data)
