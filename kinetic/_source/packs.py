@@ -3,9 +3,9 @@
 In: contents by digest. Out: packs; from a pack's index, where each content lies in it; the record
 of a tree, which says where all its contents are.
 
-A tree is a base and a delta. The packs of the base hold the small files of the tree that was sent
-when the base was made, and the list of that tree. The delta holds what has changed since: rows of
-the list in the record, contents in a pack. Larger files are objects of their own.
+A tree is a base and deltas. The packs of the base hold the small files of the tree that was sent
+when the base was made, and the list of that tree. What has changed since: rows of the list are in
+the record, contents in a few packs. Larger files are objects of their own.
 
 A pack is its index, then its contents one after the other. It is named by its index's SHA-256, and
 each content is verified by its own digest, so the whole pack is.
@@ -39,7 +39,7 @@ HEAD_BYTES = _HEAD.size
 
 @dataclass(frozen=True)
 class Index:
-    """What a pack holds.
+    """The content of a pack.
 
     Attributes:
         name: of the pack: the SHA-256 of the index.
@@ -123,7 +123,7 @@ def inflate_list(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class TreeRecord:
-    """Where everything in a tree lies.
+    """The places of everything in a tree.
 
     Attributes:
         packs: names of the packs: those of the base, and of what has changed since.

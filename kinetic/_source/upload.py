@@ -4,9 +4,9 @@ In: a `Bundle`, a store. Out: `Sent`.
 
 Small files travel in packs, large ones one by one. Last comes the record of the tree, which names
 them all: if it exists, everything that the tree needs is there, and a submission asks no further. A
-note in the user's cache says which packs the store got as the base of this tree; a changed tree is
-sent as a delta against them (see `packs`). What is there and will be used is renewed, so that no
-sweep takes it before a plan names it.
+note in the user's cache says which packs the store got as the base of this tree, and for changes
+since; of a changed tree, only contents in none of them are sent (see `packs`). What is there and
+will be used is renewed, so that no sweep takes it before a plan names it.
 
 Files may change during the upload. Each is sent as it is read, under the digest of what was read,
 and the list is written after that. So every list in the store is true, and no writer can make a
@@ -15,7 +15,9 @@ submission fail. Of a file that only grows, the part that was packed is sent.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -41,6 +43,8 @@ _log = logging.getLogger("kinetic.packaging")
 
 _WHOLE_BYTES = 64 << 20
 _NAMED = 5
+_MOST_DELTAS = 8
+"""Packs of changes that a tree may have beside its base: each is a call more for a host."""
 
 Changes = Mapping[str, File | None]
 """Files that changed since they were packed, by path: what was sent instead, or None for one
@@ -49,7 +53,7 @@ that could not be read."""
 
 @dataclass(frozen=True)
 class Sent:
-    """What an upload wrote: files that the store did not have, their total size, and that of the
+    """The result of an upload: files that the store did not have, their total size, and that of the
     lists, indexes and records which name them.
 
     Attributes:
@@ -64,21 +68,27 @@ class Sent:
 
 @dataclass(frozen=True)
 class _Base:
-    """What the store was sent as the base of a tree.
+    """The packs that the store was sent for a tree.
 
     Attributes:
         packs: names of the packs.
         digest: that of the list as it lies in one of them.
         manifest: the list.
+        deltas: packs of what has changed since, by name: the sizes of their contents, by digest.
     """
 
     packs: tuple[str, ...]
     digest: str
     manifest: bytes
+    deltas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def small_sizes(self) -> dict[str, int]:
-        """Return the sizes of the contents that lie in the packs, by digest."""
+        """Return the sizes of the contents that lie in the packs of the base, by digest."""
         return _small_sizes(_by_content(self.manifest))
+
+    def list_stored(self) -> set[str]:
+        """Return the digests of the contents that lie in any of the packs."""
+        return {*self.small_sizes(), *itertools.chain.from_iterable(self.deltas.values())}
 
 
 class _Differs(Exception):
@@ -109,7 +119,8 @@ class _Upload:
 
     Attributes:
         changes: files that changed since they were packed.
-        packs: names of packs that were written, or were in the store with the same content.
+        packs: the packs that were written, or were in the store with the same content, by name: the
+            sizes of their files, by digest.
         file_sizes, list_sizes: of what was written; lists, because several threads write.
     """
 
@@ -118,7 +129,7 @@ class _Upload:
         self._store = store
         self._note = None if bundle.note is None else cache.note_of_sent(bundle.note, store.uri)
         self.changes: dict[str, File | None] = {}
-        self.packs: list[str] = []
+        self.packs: dict[str, dict[str, int]] = {}
         self.file_sizes: list[int] = []
         self.list_sizes: list[int] = []
 
@@ -126,7 +137,7 @@ class _Upload:
         sources = _by_content(self._bundle.manifest)
         sizes = _small_sizes(sources)
         base = self._find_base(sizes)
-        stored = base.small_sizes() if base is not None else {}
+        stored = base.list_stored() if base is not None else set()
         missing = {digest: size for digest, size in sizes.items() if digest not in stored}
         *groups, last = packs.groups(missing)
         shrunk = self._send_large([same for digest, same in sources.items() if digest not in sizes])
@@ -141,6 +152,9 @@ class _Upload:
         bundle = self._amend_tree() if self.changes else self._bundle
         if base is not None:
             self._send_pack(contents)
+            if self.packs:
+                base = dataclasses.replace(base, deltas={**base.deltas, **self.packs})
+                self._remember(base)
         else:
             data = packs.deflate_list(bundle.manifest)
             self._send_pack(contents, data)
@@ -170,8 +184,12 @@ class _Upload:
             return None
         if len(removed) + len(changed) > half_rows:
             return None
-        names = [layout.pack(name) for name in base.packs]
-        return base if len(renew_many(self._store, names)) == len(names) else None
+        base = dataclasses.replace(base, deltas=_choose_deltas(base, sizes, half_bytes))
+        renewed = renew_many(self._store, [layout.pack(name) for name in _list_packs(base)])
+        if not renewed.issuperset(map(layout.pack, base.packs)):
+            return None
+        deltas = {name: pack for name, pack in base.deltas.items() if layout.pack(name) in renewed}
+        return dataclasses.replace(base, deltas=deltas)
 
     def _send_large(self, contents: Sequence[Sequence[File]]) -> dict[str, bytes]:
         """Send contents as objects of their own; return those that are small by now."""
@@ -259,7 +277,7 @@ class _Upload:
         if not contents:
             return
         index = packs.build(contents)
-        self.packs.append(index.name)
+        self.packs[index.name] = {digest: len(data) for digest, data in files.items()}
         if put_content(self._store, layout.pack(index.name), [index.data, *contents.values()]):
             self.file_sizes.extend(map(len, files.values()))
             self.list_sizes += [len(index.data), *map(len, lists)]
@@ -283,7 +301,7 @@ class _Upload:
         sources = _by_content(bundle.manifest)
         removed, changed = manifest.compare(base.manifest, bundle.manifest)
         record = packs.TreeRecord(
-            tuple(dict.fromkeys((*base.packs, *self.packs))),
+            _list_packs(base),
             tuple(sorted(sources.keys() - _small_sizes(sources).keys())),
             base.digest,
             tuple(removed),
@@ -296,7 +314,7 @@ class _Upload:
         """Note the base; failure to do so is ignored."""
         if self._note is None:
             return
-        head = json.dumps({"packs": base.packs, "digest": base.digest})
+        head = json.dumps({"packs": base.packs, "digest": base.digest, "deltas": base.deltas})
         try:
             cache.write(self._note, head.encode() + b"\n" + base.manifest)
         except (OSError, StoreError) as error:
@@ -309,9 +327,34 @@ class _Upload:
             head, _, data = cache.read(self._note).partition(b"\n")
             about = json.loads(head)
             manifest.decode(data)
-            return _Base(tuple(about["packs"]), about["digest"], data)
+            return _Base(tuple(about["packs"]), about["digest"], data, dict(about["deltas"]))
         except (OSError, ValueError, LookupError, TypeError, CorruptRecord):
             return None
+
+
+def _list_packs(base: _Base) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*base.packs, *base.deltas)))
+
+
+def _choose_deltas(
+    base: _Base, sizes: Mapping[str, int], most_bytes: int
+) -> dict[str, Mapping[str, int]]:
+    """Return the packs of changes that a tree needs; none if they are too many or too large, so
+    that what has changed goes into one.
+
+    Args:
+        base: with the packs.
+        sizes: those of the tree's small contents, by digest.
+        most_bytes: how much a host may fetch beside the base.
+    """
+    needed = sizes.keys() - base.small_sizes().keys()
+    deltas = {
+        name: pack for name, pack in base.deltas.items() if not needed.isdisjoint(pack.keys())
+    }
+    held = {digest: size for pack in deltas.values() for digest, size in pack.items()}
+    size_bytes = sum(size for pack in deltas.values() for size in pack.values())
+    size_bytes += sum(sizes[digest] for digest in needed - held.keys())
+    return deltas if len(deltas) < _MOST_DELTAS and size_bytes <= most_bytes else {}
 
 
 def _make_folder(folder: Path) -> Path | None:
