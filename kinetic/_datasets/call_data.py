@@ -39,7 +39,7 @@ class CallData:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the caller should know before the data leaves the machine."""
+        """Facts that the caller should know before the data leaves the machine."""
         return tuple(
             f"{data!r}: {warning}" for data, bundle in self.bundles for warning in bundle.warnings
         )

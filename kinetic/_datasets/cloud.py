@@ -117,7 +117,7 @@ def _provide_copy(bucket: Bucket, source: str, path: str, *, is_dir: bool, root:
 
 
 def _exists(bucket: Bucket, source: str, path: str, *, is_dir: bool) -> bool:
-    """Whether the object, or anything below the folder, exists."""
+    """Return whether the object, or anything below the folder, exists."""
     if is_dir:
         return any(True for _ in bucket.list(f"{path}/" if path else "", first=True))
     return bucket.find(path) is not None

@@ -116,37 +116,37 @@ class Data(_Path):
 
     @property
     def fuse(self) -> bool:
-        """Whether the data is mounted instead of copied."""
+        """Return whether the data is mounted instead of copied."""
         return self._fuse
 
     @property
     def writable(self) -> bool:
-        """Whether the function can write to it."""
+        """Return whether the function can write to it."""
         return self._writable
 
     @property
     def hf_trust_remote_code(self) -> bool:
-        """Whether a data set of Hugging Face may run its own code."""
+        """Return whether a data set of Hugging Face may run its own code."""
         return self._hf_trust_remote_code
 
     @property
     def is_gcs(self) -> bool:
-        """Whether it lies in Google Cloud Storage."""
+        """Return whether it lies in Google Cloud Storage."""
         return self._path.startswith("gs://")
 
     @property
     def is_hf(self) -> bool:
-        """Whether it is a data set of Hugging Face."""
+        """Return whether it is a data set of Hugging Face."""
         return self._path.startswith("hf://")
 
     @property
     def is_dir(self) -> bool:
-        """Whether the function finds a folder; else it finds a file."""
+        """Return whether the function finds a folder; else it finds a file."""
         return self._is_dir
 
     @property
     def is_local(self) -> bool:
-        """Whether it lies on the caller's machine."""
+        """Return whether it lies on the caller's machine."""
         return not (self.is_gcs or self.is_hf)
 
     def __repr__(self) -> str:
@@ -203,7 +203,7 @@ class Data(_Path):
 
     @property
     def was_sent(self) -> bool:
-        """Whether it was sent to a job: from then on the instance stands for that content."""
+        """Return whether it was sent to a job; since then the instance stands for that content."""
         return self._was_sent
 
     def note_sent(self, changed: Bundle | None) -> None:

@@ -163,8 +163,8 @@ def main() -> None:
 
 
 def _is_silence(error: BaseException | None) -> bool:
-    """Whether no answer came in time, by the names of what was raised: the hub's package has
-    changed its HTTP library twice."""
+    """Return whether no answer came in time, by the names of what was raised: the hub's package
+    has changed its HTTP library twice."""
     while error is not None:
         if "Timeout" in type(error).__name__:
             return True

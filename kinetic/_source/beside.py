@@ -25,7 +25,7 @@ _LISTS = ("broken", "unreadable", "loops", "special", "secrets", "kept_back")
 
 @dataclass(frozen=True)
 class Companions:
-    """What is shipped with a project.
+    """The folders that are shipped beside a project.
 
     Attributes:
         places: where modules are imported from besides the project.
@@ -157,8 +157,8 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _is_decided(place: ImportFolder, root: str, own: Scan) -> bool:
-    """Whether the project's scan has the folder, or the project's `.kineticignore` leaves it
-    out."""
+    """Return whether the project's scan has the folder, or the project's `.kineticignore` leaves
+    it out."""
     if place.folder == root:
         return True
     rel = os.path.relpath(place.folder, root)

@@ -1,4 +1,4 @@
-"""What a source tree held when it was last packed, so that an unchanged one need not be read again.
+"""Notes of what source trees held when they were packed, so that unchanged ones are not read again.
 
 In: the user's cache folder. Out: `Snapshot`, or None.
 

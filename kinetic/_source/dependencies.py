@@ -1,4 +1,4 @@
-"""What hosts must install: the project's requirements, those of its accelerator, kinetic's own.
+"""Requirements that hosts must install: the project's, those of its accelerator, kinetic's own.
 
 In: the folder of the function's file, the versions that the caller has. Out: `Requirements`.
 
@@ -24,10 +24,10 @@ from kinetic._source.requirements_txt import KEEP_MARK, find_name
 OF_THE_ACCELERATOR = ("jax", "jaxlib", "libtpu", "libtpu-nightly")
 _EXTRA = {"tpu": "[tpu]", "gpu": "[cuda12]", "cpu": "", "proxy": ""}
 OWN = ("cryptography>=42", "grpcio>=1.80", "setproctitle>=1.3.3", "xxhash>=3.5")
-"""What kinetic itself needs on a host, besides cloudpickle, which must match the caller's."""
+"""Requirements of kinetic itself on a host, besides cloudpickle, which must match the caller's."""
 OWN_FOR_BUCKETS = ("google-cloud-storage>=3.0",)
 ORBAX, ORBAX_FOR_BUCKETS = ("orbax-checkpoint", "orbax"), "gcsfs"
-"""What Orbax needs to read and write a bucket, which none of its packages brings along."""
+"""A package that Orbax needs to read and write a bucket, and does not bring along."""
 
 
 @dataclass(frozen=True)

@@ -248,8 +248,8 @@ def _find_redirections() -> Iterator[tuple[str, str]]:
 
 
 def _is_source(folder: str, never: Collection[Path]) -> bool:
-    """Whether a folder may hold modules of the caller's own; not where packages are installed, and
-    not what hosts have by themselves."""
+    """Return whether a folder may hold modules of the caller's own; not where packages are
+    installed, and not what hosts have by themselves."""
     parts_of = folder.split(os.sep)
     own = (os.path.realpath(f"{prefix}/lib") for prefix in (sys.prefix, sys.base_prefix))
     return (

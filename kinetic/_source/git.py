@@ -1,4 +1,4 @@
-"""What git leaves out of a folder: the only door to git.
+"""Files that git leaves out of a folder: the only door to git.
 
 git itself says which files belong to a project, so its rules hold as they do for `git add`: nested
 `.gitignore` files, `.git/info/exclude`, what the user ignores everywhere. A file that git tracks
@@ -27,7 +27,7 @@ _NOT_FOUND = 127
 
 @dataclass(frozen=True)
 class Answer:
-    """What git says of a folder.
+    """An answer of git about a folder.
 
     Attributes:
         ignored: real paths that git ignores; what lies in them is ignored as well.

@@ -1,4 +1,4 @@
-"""What is left out of the source tree.
+"""Rules for what is left out of the source tree.
 
 In: the text of ignore files, names. Out: for a file or folder, whether a rule leaves it out or
 keeps it; whether it is likely to hold keys or passwords.
@@ -102,8 +102,8 @@ class IgnoreRules:
 
 
 def is_not_source(names: Set[str], *, default_excludes: bool) -> bool:
-    """Whether a folder with these names in it is not source: a kinetic store, an environment,
-    or a cache.
+    """Return whether a folder with these names in it is not source: a kinetic store, an
+    environment, or a cache.
 
     Environments are recognised by the files of venv and conda, caches by the tag of
     https://bford.info/cachedir/.
@@ -143,7 +143,8 @@ def _shell(pattern: str) -> str:
 
 
 def leads_to_hidden(root: str, target: str) -> bool:
-    """Whether a link's target looks secret, or lies in a hidden folder, as keys below a home do."""
+    """Return whether a link's target looks secret, or lies in a hidden folder, as keys below a home
+    do."""
     below = target[len(root) :] if target.startswith(f"{root.rstrip('/')}/") else target
     return looks_secret(target.rpartition("/")[2]) or any(
         part.startswith(".") for part in below.split("/")
@@ -157,5 +158,5 @@ def _secret() -> re.Pattern[str]:
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a file of this name is likely to hold a key or a password."""
+    """Return whether a file of this name is likely to hold a key or a password."""
     return _secret().match(name) is not None and not name.endswith(".pub")

@@ -1,4 +1,4 @@
-"""What pods of a cluster install: kinetic itself, and a list of requirements.
+"""The installation in pods of a cluster: kinetic itself, and a list of requirements.
 
 In: the plan, the folder of the function's file, the caller's packages. Out: `Installation`, and its
 content for the store.
@@ -23,7 +23,7 @@ _DEBUGGER = ("debugpy>=1.8.1",)
 
 @dataclass(frozen=True)
 class Installation:
-    """What pods install.
+    """The content that pods install.
 
     Attributes:
         runtime: kinetic's archive.

@@ -33,8 +33,8 @@ def mark(output_dir: str) -> None:
 
 
 def holds_files(output_dir: str) -> bool:
-    """Whether a folder holds files that may be source: it is not marked, and has some whose names
-    do not begin with a dot."""
+    """Return whether a folder holds files that may be source: it is not marked, and has some whose
+    names do not begin with a dot."""
     for _, folders, names in os.walk(output_dir):
         if CACHE_TAG in names:
             folders.clear()

@@ -191,7 +191,7 @@ def _search_path(sys_path: Sequence[str], cwd: Path, root: Path) -> tuple[str, .
 
 
 def _is_archive(place: Path) -> bool:
-    """Whether Python imports from a file, such as a .zip."""
+    """Return whether Python imports from a file, such as a .zip."""
     try:
         return place.is_file() and bool(zipimport.zipimporter(str(place)))
     except zipimport.ZipImportError:

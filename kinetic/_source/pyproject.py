@@ -41,12 +41,12 @@ class Pyproject:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether it says that it counts, and not a requirements.txt beside it."""
+        """Return whether it says that it counts, and not a requirements.txt beside it."""
         return "kinetic" in self._table("tool")
 
     @property
     def has_dependencies(self) -> bool:
-        """Whether it says what it depends on."""
+        """Return whether it says what it depends on."""
         project = self._table("project")
         declared = {"dependencies", "optional-dependencies"} & project.keys()
         dynamic = "dependencies" in project.get("dynamic", ())
@@ -76,7 +76,7 @@ class Pyproject:
             yield from self._check_lines(self._list_group(group), editable)
 
     def _is_of_poetry(self) -> bool:
-        """Whether dependencies, or where they come from, are in tables that only Poetry reads."""
+        """Return whether dependencies, or their sources, are in tables that only Poetry reads."""
         poetry = self._table("tool", "poetry")
         named = set(poetry.get("dependencies", ())) - {"python"}
         is_standard = "dependencies" in self._table("project")

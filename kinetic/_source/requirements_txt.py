@@ -150,7 +150,8 @@ def check_requirement(
 
 
 def _is_editable(text: str, folder: Path, editable: Collection[Package]) -> bool:
-    """Whether a line names what is installed editable: by name, or "-e ../lib[extra]", "./lib"."""
+    """Return whether a line names what is installed editable: by name, or "-e ../lib[extra]",
+    "./lib"."""
     name, place = find_name(text), ""
     if editable and (text.startswith(("-", ".")) or "/" in text):
         path = re.sub(r"^(-e|--editable)[\s=]*|\[.*$", "", text).strip().strip("'\"")
@@ -209,8 +210,8 @@ def _hide_login(text: str) -> str:
 
 
 def is_for_hosts(marker: str) -> bool:
-    """Whether hosts, which run Linux, meet the condition of a requirement; of what else it may ask,
-    such as Python's version, hosts have what is here. One that cannot be read is met."""
+    """Return whether hosts, which run Linux, meet the condition of a requirement; of what else it
+    may ask, such as Python's version, hosts have what is here. One that cannot be read is met."""
     from packaging.markers import InvalidMarker, Marker, UndefinedEnvironmentName
 
     try:

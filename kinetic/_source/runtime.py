@@ -138,7 +138,8 @@ def _zip_around(package: Path) -> Path | None:
 
 
 def _stamps(package: Path, began_ns: int) -> tuple[str, bool]:
-    """What changes when a file does, as text; and whether a later change might not show in it."""
+    """Return a text that changes when a file does, and whether a later change might not show in
+    it."""
     zipped = _zip_around(package)
     stamps = (
         {entry.path: stamp_of(entry.stat()) for entry in _entries(str(package))}

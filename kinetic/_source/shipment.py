@@ -1,4 +1,4 @@
-"""What a call ships of the caller's files: which folder, and which parts of it.
+"""The caller's files that a call ships: which folder, and which parts of it.
 
 In: the function, and what the process knows (cwd, home, sys.path, sys.modules). Out: `Project`,
 `Bundle`.

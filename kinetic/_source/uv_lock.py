@@ -33,7 +33,7 @@ def find_uv() -> str:
 
 
 def has_project(lock: Path, name: str) -> bool:
-    """Whether a lock was made for the project of this name, or for a workspace that has it."""
+    """Return whether a lock was made for the project of this name, or a workspace that has it."""
     content = requirements_txt.read_file(lock)
     members = _MEMBERS.search(content)
     return name in (re.findall(r'"(.+)"', members[1]) if members else _ROOT.findall(content))

@@ -141,7 +141,7 @@ def stamp_at(path: str) -> Stamp:
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """What is left out of a walk.
+    """Settings for what is left out of a walk.
 
     Attributes:
         exclude: real paths, always left out.
@@ -305,7 +305,7 @@ class _Walk:
         return self._own.decide(rel, rel.rpartition("/")[2], is_folder=is_folder)
 
     def _holds_kept(self, rel: str) -> bool:
-        """Whether `.kineticignore` keeps a path in a folder that others leave out."""
+        """Return whether `.kineticignore` keeps a path in a folder that others leave out."""
         return (
             any(each.startswith(f"{rel}/") for each in self._own.kept_paths)
             and self._decide(rel, is_folder=True) is None
@@ -313,7 +313,8 @@ class _Walk:
         )
 
     def _is_imported(self, path: str, name: str, *, is_folder: bool) -> bool:
-        """Whether Python imports this from an editable installation, in whose folder it lies."""
+        """Return whether Python imports this from an editable installation, in whose folder
+        it lies."""
         if self._only and any(folder.startswith(f"{path}/") for folder in self._imported):
             return True
         if not path.startswith(self._imported):
@@ -442,5 +443,5 @@ class _Walk:
 
 
 def _is_on_the_way(rel: str, wanted: str) -> bool:
-    """Whether a path lies below another one, or above it."""
+    """Return whether a path lies below another one, or above it."""
     return f"{rel}/".startswith(f"{wanted}/") or wanted.startswith(f"{rel}/")

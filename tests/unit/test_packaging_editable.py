@@ -216,7 +216,7 @@ def test_an_unchanged_package_is_not_walked_again(place, monkeypatch):
     write(place, {"lib/x.py": "22"})
     second = built(place / "app", lib)
     assert first.tree != second.tree
-    monkeypatch.setattr(beside, "scan", None)
+    monkeypatch.setattr(bundle, "scan_with_companions", None)
     assert built(place / "app", lib).tree == second.tree
 
 
