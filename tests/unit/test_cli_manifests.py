@@ -80,7 +80,8 @@ def test_what_pods_get_is_shown(dry_run):
 
 
 def test_without_the_package_yaml_is_json(dry_run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "yaml", None)
+    for name in ("kubernetes", "yaml"):  # The one brings the other.
+        monkeypatch.setitem(sys.modules, name, None)
     _, told = dry_run("--dry-run", "-o", "yaml")
     monkeypatch.undo()
     assert kinds(yaml.safe_load_all(told.out)) == KINDS

@@ -21,8 +21,7 @@ def stopped(*_):
 
 worker._init_process = lambda *_, **__: None
 worker._import_ahead = lambda: None
-worker.Start.from_json = lambda _: None
-worker._serve = stopped
+worker.Start.from_json = stopped
 worker.main(Channel(), 1, 2, 3, 0)
 """
 
