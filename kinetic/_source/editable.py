@@ -14,6 +14,7 @@ so their packages are imported from where they are.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -156,15 +157,28 @@ def _editable() -> Iterator[tuple[Path, str]]:
                     yield about, project
 
 
+@functools.cache
 def _site_folders() -> list[str]:
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     return sorted(folders | ({site.getusersitepackages()} if site.ENABLE_USER_SITE else set()))
 
 
 def pth_entries() -> tuple[str, ...]:
-    """Return the folders that `.pth` files of this interpreter add to the import path."""
-    folders: list[str] = []
+    """Return the folders that `.pth` files of this interpreter add to the import path.
+
+    Reads the files once, until one comes or goes: the interpreter itself reads them at its start.
+    """
+    stamps: list[tuple[str, int]] = []
     for folder in _site_folders():
+        with suppress(OSError):
+            stamps.append((folder, Path(folder).stat().st_mtime_ns))
+    return _read_pth_files(tuple(stamps))
+
+
+@functools.lru_cache(maxsize=8)
+def _read_pth_files(stamps: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
+    folders: list[str] = []
+    for folder, _ in stamps:
         with suppress(OSError):
             for pth in sorted(Path(folder).glob("*.pth")):
                 lines = pth.read_text(encoding="utf-8-sig", errors="replace").splitlines()

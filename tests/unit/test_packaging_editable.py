@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -33,9 +34,8 @@ def place(tmp_path, monkeypatch) -> Path:
     """An interpreter whose packages lie in `site-packages` of this folder."""
     folder = tmp_path.resolve()
     (folder / "site-packages").mkdir()
-    paths = {"purelib": str(folder / "site-packages"), "platlib": str(folder / "site-packages")}
-    monkeypatch.setattr(editable.sysconfig, "get_path", paths.__getitem__)
-    monkeypatch.setattr(editable.site, "getusersitepackages", lambda: str(folder / "nobody"))
+    folders = [str(folder / "nobody"), str(folder / "site-packages")]
+    monkeypatch.setattr(editable, "_site_folders", lambda: folders)
     return folder
 
 
@@ -59,6 +59,21 @@ def test_path_lines_are_places_and_what_is_installed_is_not(place):
         "neither installed packages, home, what is gone, nor kinetic itself"
     )
     assert editable.find(search[:1], "", []) == [], "this interpreter does not import from there"
+
+
+def test_path_files_are_read_again_only_when_one_comes_or_goes(place, monkeypatch):
+    pth(place, "/a")
+    assert editable.pth_entries() == ("/a",)
+    site_folder = place / "site-packages"
+    before = site_folder.stat()
+    read = []
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: read.append(path.name) or "/b\n")
+    assert editable.pth_entries() == ("/a",)
+    assert not read, "every call would read them several times"
+    (site_folder / "more.pth").touch()
+    os.utime(site_folder, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert editable.pth_entries() == ("/b", "/b")
+    assert read == ["more.pth", "them.pth"]
 
 
 def test_folders_of_pythonpath_are_places_unless_an_editor_made_them(place):
