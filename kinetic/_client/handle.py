@@ -422,7 +422,8 @@ class JobHandle(Generic[R_co]):
             cleanup: None frees what the backend holds and keeps the records; True also removes the
                 records of a job that succeeded; False leaves everything. Records of a job that
                 failed always stay.
-            cleanup_timeout, cleanup_poll_interval: accepted for older scripts and ignored.
+            cleanup_timeout: accepted for older scripts and ignored.
+            cleanup_poll_interval: accepted for older scripts and ignored.
             stream_logs: print the leader's output while waiting.
             on_status_change: called with each new status.
 
